@@ -1,0 +1,31 @@
+"""Waits for the first import of Theano, then has ``synkhronos/_compat.py`` mend it.
+
+A ``.pth`` line imports this module when Python starts, in every program of the environment: it
+must stay tiny, and must not import the package, which would import Theano.
+"""
+
+import sys
+
+
+class Watcher:
+    """A ``sys.meta_path`` finder that ``synkhronos._compat.install`` replaces by a `Mender`."""
+
+    synkhronos_role = "watch"
+
+    def find_spec(self, name, path=None, target=None):
+        """Return None but for ``theano``, whose spec the `Mender` makes."""
+        if name != "theano":
+            return None
+        import os
+        from importlib.util import module_from_spec, spec_from_file_location
+
+        here = os.path.dirname(os.path.abspath(__file__))
+        spec = spec_from_file_location(
+            "_synkhronos_compat", os.path.join(here, "synkhronos", "_compat.py")
+        )
+        compat = module_from_spec(spec)
+        spec.loader.exec_module(compat)
+        return compat.install().find_spec(name, path, target)
+
+
+sys.meta_path.insert(0, Watcher())
