@@ -1,4 +1,4 @@
-"""Waits for the first import of Theano, then has ``synkhronos/_compat.py`` mend it.
+"""Waits for the first import of Theano or Lasagne, then has ``synkhronos/_compat.py`` mend them.
 
 A ``.pth`` line imports this module when Python starts, in every program of the environment: it
 must stay tiny, and must not import the package, which would import Theano.
@@ -13,8 +13,8 @@ class Watcher:
     synkhronos_role = "watch"
 
     def find_spec(self, name, path=None, target=None):
-        """Return None but for ``theano``, whose spec the `Mender` makes."""
-        if name != "theano":
+        """Return None but for ``theano`` and ``lasagne``, whose specs the `Mender` makes."""
+        if name not in ("theano", "lasagne"):
             return None
         import os
         from importlib.util import module_from_spec, spec_from_file_location

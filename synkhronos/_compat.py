@@ -154,7 +154,7 @@ def quieten(package: str) -> None:
     ``numpy.bool``). Warnings that blame the user's code stay.
     """
     module = rf"(.*[/\\])?{package}([./\\]|$)"
-    for category in (DeprecationWarning, SyntaxWarning):
+    for category in (DeprecationWarning, ResourceWarning, SyntaxWarning):
         warnings.filterwarnings("ignore", category=category, module=module)
     warnings.filterwarnings("ignore", message="pkg_resources is deprecated", module=module)
 
