@@ -151,12 +151,13 @@ def quieten(package: str) -> None:
     """Ignore the deprecation warnings and those of the byte-compiler that blame `package`.
 
     There are dozens, on names that Theano and Lasagne will use for ever (``imp``, ``distutils``,
-    ``numpy.bool``). Warnings that blame the user's code stay.
+    ``numpy.bool``, ``image_shape``). Warnings that blame the user's code stay.
     """
     module = rf"(.*[/\\])?{package}([./\\]|$)"
     for category in (DeprecationWarning, ResourceWarning, SyntaxWarning):
         warnings.filterwarnings("ignore", category=category, module=module)
-    warnings.filterwarnings("ignore", message="pkg_resources is deprecated", module=module)
+    for message in ("pkg_resources is deprecated", "The `image_shape` keyword argument"):
+        warnings.filterwarnings("ignore", message=message, module=module)
 
 
 def offer_blas(configdefaults: Any) -> None:

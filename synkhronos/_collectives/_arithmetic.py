@@ -1,0 +1,140 @@
+"""Reductions of NumPy arrays over ranks and over slices.
+
+``avg`` is the weighted mean ``sum(w_k x_k) / sum(w_k)``, where ``w_k`` is the number of data points behind ``x_k``; with
+a mean over the data points as ``x_k`` it is the mean over all of them. An operand of weight 0 is left out altogether, NaNs
+in it too. If all weights are 0 they count as equal.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Optional, Sequence
+
+import numpy as np
+
+__all__ = ["OPS", "Accumulator", "as_stored", "combine", "normalized", "reduce_into", "result_dtype"]
+
+#: What combines two arrays, for each op that reduces.
+OPS: Dict[str, Callable[..., Any]] = {
+    "avg": np.add,
+    "sum": np.add,
+    "prod": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+}
+
+
+def normalized(weights: Sequence[float]) -> np.ndarray:
+    """Weights that sum to one; equal ones if all are 0."""
+    weights = np.asarray(weights, dtype=np.float64)
+    total = weights.sum()
+    return weights / total if total > 0 else np.full(len(weights), 1.0 / len(weights))
+
+
+def result_dtype(dtype: np.dtype, op: str) -> np.dtype:
+    """The dtype of a reduction that is returned: NumPy's, so integers and booleans average to float64."""
+    if op == "avg":
+        return np.dtype(np.float64) if dtype.kind in "iub" else dtype
+    if op in ("sum", "prod") and dtype.kind in "iub":
+        return np.add.reduce(np.zeros(1, dtype)).dtype
+    return dtype
+
+
+def reduce_into(out: np.ndarray, operands: List[np.ndarray], op: str) -> None:
+    """Combine arrays, in their order, into ``out``, which may be the first of them."""
+    ufunc = OPS[op]
+    if len(operands) == 1:
+        if out is not operands[0]:
+            np.copyto(out, operands[0])
+        return
+    ufunc(operands[0], operands[1], out=out)
+    for operand in operands[2:]:
+        ufunc(out, operand, out=out)
+
+
+def combine(arrays: Sequence[Any], op: str, weights: Sequence[float], what: str) -> np.ndarray:
+    """Reduce or gather arrays into a new one.
+
+    Parameters
+    ----------
+    arrays : sequence of array
+        One for each rank (or slice), in order.
+    op : str
+        A key of `OPS`, or ``"gather"`` (concatenate on axis 0; 0-d arrays count as length 1).
+    weights : sequence of float
+        As many; used by ``"avg"`` alone.
+    what : str
+        What the arrays are, for messages.
+
+    Raises
+    ------
+    ValueError
+        If the shapes do not allow it.
+    """
+    arrays = [np.asarray(array) for array in arrays]
+    shapes = [array.shape for array in arrays]
+    if op == "gather":
+        if len({shape[1:] for shape in shapes}) > 1:
+            raise ValueError(f"{what}: cannot gather shapes that differ beyond axis 0: {shapes}")
+        return np.concatenate([np.atleast_1d(array) for array in arrays])
+    if len(set(shapes)) > 1:
+        raise ValueError(f'{what}: op "{op}" needs equal shapes on all ranks and slices; got {shapes}. Use "gather" for results with one row for each data point')
+    dtype = result_dtype(arrays[0].dtype, op)
+    if op != "avg":
+        out = np.array(arrays[0], dtype=dtype)
+        for array in arrays[1:]:
+            OPS[op](out, array, out=out)
+        return out
+    shares = normalized(weights)
+    present = [(array, share) for array, share in zip(arrays, shares) if share > 0]
+    if len(present) == 1:
+        return np.array(present[0][0], dtype=dtype)
+    out = np.zeros(shapes[0], dtype=dtype)
+    for array, share in present:
+        out += array * dtype.type(share)
+    return out
+
+
+class Accumulator:
+    """Reduces the results of a rank's slices one after the other, holding no more than one of them.
+
+    Parameters
+    ----------
+    op : str
+        A key of `OPS`, or ``"gather"``.
+    total : int
+        Number of data points in all slices together.
+    what : str
+        What is accumulated, for messages.
+    """
+
+    def __init__(self, op: str, total: int, what: str) -> None:
+        self._op = op
+        self._total = total
+        self._what = what
+        self._parts: List[np.ndarray] = []
+        self._dtype: Optional[np.dtype] = None
+
+    def add(self, value: Any, count: int) -> None:
+        """Add the result of one slice of ``count`` data points."""
+        value = np.asarray(value)
+        if self._dtype is None:
+            self._dtype = value.dtype
+        if self._op == "avg":
+            share = count / self._total if self._total else 1.0
+            value = value * result_dtype(value.dtype, "avg").type(share)
+        if self._op == "gather" or not self._parts:
+            self._parts.append(value)
+        else:
+            op = "sum" if self._op == "avg" else self._op
+            self._parts = [combine([self._parts[0], value], op, (), self._what)]
+
+    def result(self) -> np.ndarray:
+        """The reduction (for ``"avg"``, over values weighted by their counts)."""
+        return combine(self._parts, "gather", (), self._what) if self._op == "gather" else self._parts[0]
+
+
+def as_stored(value: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """A reduction result in the dtype of the variable that will hold it; averages of integers round to the nearest."""
+    if value.dtype == dtype:
+        return value
+    return np.rint(value).astype(dtype) if value.dtype.kind == "f" and dtype.kind in "iub" else value.astype(dtype)

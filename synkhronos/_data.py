@@ -1,0 +1,307 @@
+"""`synk.data`: function inputs in shared memory, written once and read by every rank where they lie."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Any, Optional, Sequence, Tuple
+
+import numpy as np
+
+from synkhronos import _graphs
+from synkhronos._files import file_of
+from synkhronos._lifecycle import current, drop_segment
+from synkhronos._segments import ArrayRef, FileRef, Segment, dtype_spec
+
+__all__ = ["Data", "data"]
+
+
+def data(
+    value: Any = None,
+    var: Any = None,
+    dtype: Any = None,
+    ndim: Optional[int] = None,
+    shape: Optional[Sequence[int]] = None,
+    minibatch: bool = False,
+    force_cast: bool = False,
+    oversize: float = 1,
+    name: Optional[str] = None,
+) -> Data:
+    """Make an array in shared memory, to be given to functions as input.
+
+    Parameters
+    ----------
+    value : array_like, optional
+        Initial contents, copied; a `numpy.memmap` of a whole or part of a file (C-contiguous, not of mode ``"c"``) is
+        shared as the file that it is, and not copied.
+    var : Theano variable, optional
+        The input that this is for: gives dtype and ndim.
+    dtype, ndim : optional
+        Given explicitly. dtype and ndim never change later.
+    shape : tuple of int, optional
+        Shape to allocate, filled with zeros, if there is no value.
+    minibatch : bool
+        Whether this will hold just the current batch, so that ``batch`` indexes count from the lowest one asked for.
+    force_cast : bool
+        Convert the value even if that loses precision.
+    oversize : float
+        From 1 to 2: allocate this many times the memory needed, so that it can grow in place.
+    name : str, optional
+
+    Returns
+    -------
+    Data
+
+    Raises
+    ------
+    SessionError
+        A `RuntimeError`: before ``fork``.
+    TypeError, ValueError
+        If dtype or ndim stay unknown, or the value does not fit them.
+    MemoryError
+        If shared memory is too small.
+    """
+    current("data")
+    if var is not None:
+        var = getattr(var, "variable", var)
+        if not _graphs.is_tensor_variable(var):
+            raise TypeError(f"var must be a Theano tensor variable; got {var!r}")
+        for what, given, expected in (("dtype", dtype, np.dtype(var.dtype)), ("ndim", ndim, var.ndim)):
+            if given is not None and (np.dtype(given) if what == "dtype" else given) != expected:
+                raise TypeError(f"{what}={given!r} contradicts var, whose {what} is {expected}")
+        dtype, ndim, name = var.dtype, var.ndim, name or var.name
+    if value is not None and (dtype is None or ndim is None):
+        array = np.asarray(value)
+        dtype = array.dtype if dtype is None else dtype
+        ndim = array.ndim if ndim is None else ndim
+    if shape is not None:
+        shape = _check_shape(shape, len(shape) if ndim is None else ndim)
+        ndim = len(shape)
+    if dtype is None or ndim is None:
+        raise TypeError("data needs a dtype and a number of dimensions: give var, or value, or dtype with ndim or shape")
+    made = Data(np.dtype(dtype), ndim, bool(minibatch), name)
+    if value is not None:
+        made.set_value(value, force_cast=force_cast, oversize=oversize)
+        if shape is not None and made.shape != shape:
+            raise ValueError(f"shape={shape}, but the value has shape {made.shape}")
+    elif shape is not None:
+        made.set_shape(shape, oversize=oversize)
+    return made
+
+
+class Data:
+    """An array in shared memory; made by `data`. Reads and writes like a NumPy array.
+
+    Attributes
+    ----------
+    data : numpy.ndarray
+        A view of the memory. Processes forked later read and write the same memory through it.
+    dtype, ndim, shape, size
+        As NumPy's.
+    alloc_size : int
+        Number of elements that there is memory for.
+    minibatch : bool
+    name : str or None
+    """
+
+    def __init__(self, dtype: np.dtype, ndim: int, minibatch: bool, name: Optional[str]) -> None:
+        if dtype.hasobject:
+            raise TypeError(f"dtype {dtype} holds Python objects, which cannot lie in shared memory")
+        if isinstance(ndim, bool) or not isinstance(ndim, (int, np.integer)) or ndim < 0:
+            raise TypeError(f"ndim must be an int of at least 0; got {ndim!r}")
+        self.minibatch = minibatch
+        self.name = name
+        self._array = np.zeros((0,) * ndim if ndim else (), dtype)
+        self._key: Optional[str] = None
+        self._buffer = np.zeros(0, np.uint8)
+        self._finalizer: Any = None
+
+    dtype = property(lambda self: self._array.dtype)
+    ndim = property(lambda self: self._array.ndim)
+    shape = property(lambda self: self._array.shape)
+    size = property(lambda self: self._array.size)
+    data = property(lambda self: self._array)
+    alloc_size = property(lambda self: self._buffer.nbytes // max(1, self.dtype.itemsize))
+
+    @property
+    def ref(self) -> ArrayRef:
+        """Where the array lies, for the other ranks."""
+        if self._key is None:
+            raise ValueError(f"{self!r} has no memory: set its value or shape first")
+        offset = self._array.ctypes.data - self._buffer.ctypes.data if self._array.size else 0
+        return ArrayRef(self._key, offset, self.shape, dtype_spec(self.dtype))
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._array[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._array[key] = value
+
+    def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> np.ndarray:
+        return self._array.astype(dtype if dtype is not None else self.dtype, copy=bool(copy))
+
+    def __repr__(self) -> str:
+        name = f"{self.name!r}, " if self.name else ""
+        return f"<synkhronos.Data {name}shape {self.shape}, {self.dtype}>"
+
+    def condition_data(self, value: Any, force_cast: bool = False) -> np.ndarray:
+        """What `set_value` would store: ``value`` as an array of this dtype and ndim.
+
+        Raises
+        ------
+        TypeError
+            If the ndim differs, or the dtype cannot hold every value of ``value``'s dtype and ``force_cast`` is false.
+        """
+        return condition(value, self.dtype, self.ndim, force_cast)
+
+    def set_value(self, value: Any, force_cast: bool = False, oversize: float = 1) -> None:
+        """Store a value of any shape; memory is allocated anew only if it does not fit.
+
+        Raises
+        ------
+        TypeError, ValueError
+        MemoryError
+            If shared memory is too small; the old contents stand.
+        """
+        _check_oversize(oversize)
+        array = self.condition_data(value, force_cast)
+        file = file_of(array)
+        if file is not None:
+            self._adopt_file(file, array)
+            return
+        fresh = self._allocate(array.shape, oversize)
+        np.copyto(fresh, array)
+        self._array = fresh
+
+    def set_shape(self, shape: Sequence[int], oversize: float = 1) -> None:
+        """Change the shape. What lies inside both the old and the new shape stays; new memory holds zeros."""
+        _check_oversize(oversize)
+        shape = _check_shape(shape, self.ndim)
+        if shape == self.shape and self._key is not None:
+            return
+        old = self._array
+        if shape[1:] == old.shape[1:] and self._fits(shape):
+            self._array = self._view(shape)
+            return
+        common = tuple(slice(min(one, two)) for one, two in zip(old.shape, shape))
+        kept = old[common].copy() if self._fits(shape) else old[common]
+        fresh = self._allocate(shape, oversize)
+        if self._key is not None and old.size:
+            if np.may_share_memory(fresh, old):
+                fresh[...] = np.zeros((), self.dtype)
+            fresh[common] = kept
+        self._array = fresh
+
+    def set_length(self, length: int, oversize: float = 1) -> None:
+        """Change the length of axis 0; the rows that remain are kept. Shrinking never re-allocates."""
+        if self.ndim == 0:
+            raise TypeError("0-dimensional data has no length")
+        self.set_shape((length, *self.shape[1:]), oversize)
+
+    def free_memory(self) -> None:
+        """Give the memory back; the shape becomes all zeros."""
+        self._release()
+        self._buffer = np.zeros(0, np.uint8)
+        self._array = np.zeros((0,) * self.ndim if self.ndim else (), self.dtype)
+
+    # -- memory
+
+    def _view(self, shape: Tuple[int, ...]) -> np.ndarray:
+        return np.ndarray(shape, self.dtype, self._buffer)
+
+    def _fits(self, shape: Tuple[int, ...]) -> bool:
+        return self._key is not None and _n_bytes(shape, self.dtype) <= self._buffer.nbytes and self._buffer.flags.writeable
+
+    def _allocate(self, shape: Tuple[int, ...], oversize: float) -> np.ndarray:
+        """A view of the given shape, in new memory unless the present memory is enough."""
+        if not self._fits(shape):
+            session = current("Data")
+            n_bytes = max(1, int(_n_bytes(shape, self.dtype) * oversize))
+            segment = Segment.create(n_bytes)
+            self._release()
+            self._keep(segment.ref.key, segment.array((n_bytes,), np.uint8))
+            session.share(segment)
+        return self._view(shape)
+
+    def _adopt_file(self, file: FileRef, array: np.ndarray) -> None:
+        session = current("Data")
+        self._release()
+        self._keep(file.key, array.reshape(-1).view(np.uint8))
+        session.share(file)
+        self._array = array.view(np.ndarray)
+
+    def _keep(self, key: str, buffer: np.ndarray) -> None:
+        self._key, self._buffer = key, buffer
+        self._finalizer = weakref.finalize(self, drop_segment, key, os.getpid())
+        self._finalizer.atexit = False
+
+    def _release(self) -> None:
+        if self._finalizer is not None:
+            self._finalizer()
+        self._key, self._finalizer = None, None
+
+
+def condition(value: Any, dtype: np.dtype, ndim: int, force_cast: bool) -> np.ndarray:
+    """``value`` as an array of the given dtype and ndim, by Theano's rules for what may be cast without being asked.
+
+    An array is cast if its dtype's values all fit into ``dtype``; other values (numbers, lists) if they come out equal;
+    a Python float always becomes any floating dtype.
+    """
+    if isinstance(value, Data):
+        value = value.data
+    array = np.asanyarray(value) if isinstance(value, np.memmap) else np.asarray(value)
+    if array.ndim != ndim:
+        raise TypeError(f"expected {ndim} dimensions; got {array.ndim} (shape {array.shape})")
+    if array.dtype == dtype:
+        return array
+    if not force_cast:
+        if isinstance(value, (np.ndarray, np.generic)):
+            fits = np.can_cast(array.dtype, dtype, "safe")
+        else:
+            is_float = type(value) is float and dtype.kind == "f"
+            fits = is_float or (array.dtype.kind in "biufc" and _same_values(array, dtype))
+        if not fits:
+            raise TypeError(f"{array.dtype} values cannot be stored as {dtype} without loss; pass force_cast=True to do it")
+    try:
+        return array.astype(dtype)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{array.dtype} values cannot be stored as {dtype}: {error}") from None
+
+
+def _same_values(array: np.ndarray, dtype: np.dtype) -> bool:
+    if dtype.kind not in "biufc":
+        return False
+    with np.errstate(all="ignore"):
+        cast = array.astype(dtype)
+    return bool(np.array_equal(cast, array, equal_nan=array.dtype.kind in "fc"))
+
+
+def _n_bytes(shape: Tuple[int, ...], dtype: np.dtype) -> int:
+    n_bytes = dtype.itemsize
+    for length in shape:
+        n_bytes *= length
+    return n_bytes
+
+
+def _check_shape(shape: Any, ndim: int) -> Tuple[int, ...]:
+    if isinstance(shape, (int, np.integer)):
+        shape = (shape,)
+    try:
+        checked = tuple(int(length.__index__()) for length in shape)
+    except (AttributeError, TypeError):
+        raise TypeError(f"a shape must be a tuple of ints; got {shape!r}") from None
+    if len(checked) != ndim:
+        raise TypeError(f"expected a shape of {ndim} dimensions; got {shape!r}")
+    if any(length < 0 for length in checked):
+        raise ValueError(f"a shape cannot be negative; got {shape!r}")
+    return checked
+
+
+def _check_oversize(oversize: Any) -> None:
+    if isinstance(oversize, bool) or not isinstance(oversize, (int, float, np.number)):
+        raise TypeError(f"oversize must be a number from 1 to 2; got {oversize!r}")
+    if not 1 <= oversize <= 2:
+        raise ValueError(f"oversize must be from 1 to 2; got {oversize}")

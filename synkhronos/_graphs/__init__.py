@@ -1,0 +1,30 @@
+"""The graph engine: the only package that knows Theano's insides; everything else sees functions and arrays."""
+
+from __future__ import annotations
+
+from synkhronos._graphs._functions import Graph, Variant
+from synkhronos._graphs._pickling import Bundle, dump, load
+from synkhronos._graphs._shared import (
+    VariableTable,
+    get_array,
+    is_shared_variable,
+    is_tensor_variable,
+    set_array,
+    shared_variables_of,
+    start_worker,
+)
+
+__all__ = [
+    "Bundle",
+    "Graph",
+    "VariableTable",
+    "Variant",
+    "dump",
+    "get_array",
+    "is_shared_variable",
+    "is_tensor_variable",
+    "load",
+    "set_array",
+    "shared_variables_of",
+    "start_worker",
+]

@@ -1,0 +1,174 @@
+"""What a user asked `synk.function` for, and the Theano functions compiled from it, each when first needed.
+
+Invariants
+----------
+* The plain function is compiled by Theano from the user's own arguments, untouched.
+* A variant computes the same expressions. "Accumulating" ones return the new values of the updated variables instead of
+  storing them (random states excepted: they advance at every call); "range" and "index" ones use only the given rows of
+  the sliceable shared variables, wherever these appear in the graph, in givens and in default updates too.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+
+import theano
+import theano.tensor as T
+from theano.compile.pfunc import rebuild_collect_shared
+
+from synkhronos._graphs._shared import is_random_state, is_shared_variable, is_tensor_variable, shared_variables_of
+
+__all__ = ["Graph", "Variant"]
+
+
+class Variant(NamedTuple):
+    """Which of the functions compiled from one graph."""
+
+    accumulate: bool = False  # return the new values of updated variables instead of storing them
+    rows: str = "all"  # of the sliceable shared variables: "all", "range" (start, stop), or "index" (a vector)
+
+
+class Graph:
+    """Inputs, outputs, updates and givens of one function, checked.
+
+    Parameters
+    ----------
+    inputs, bcast_inputs : list of Theano variables or theano.In
+    outputs : list of Theano variables or theano.Out
+    updates : list of (shared variable, expression)
+    givens : dict, list of pairs, or None
+    sliceable_shareds : list of shared variables
+    kwargs : dict
+        Further arguments of `theano.function`.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[Any],
+        bcast_inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        updates: List[Tuple[Any, Any]],
+        givens: Any,
+        sliceable_shareds: Sequence[Any],
+        kwargs: Dict[str, Any],
+    ) -> None:
+        self._ins = [_as_in(item, kwargs.get("allow_input_downcast")) for item in (*inputs, *bcast_inputs)]
+        self.n_scattered = len(inputs)
+        self.outputs = list(outputs)
+        self.updates = updates
+        self.sliceable_shareds = list(sliceable_shareds)
+        self._givens = givens
+        self._kwargs = dict(kwargs)
+        self._plain: Optional[Any] = None
+        self._cloned: Optional[Tuple[List[Any], List[Tuple[Any, Any]]]] = None
+        self._check()
+
+    def _check(self) -> None:
+        for position, spec in enumerate(self._ins):
+            if not is_tensor_variable(spec.variable):
+                raise TypeError(f"input {position} ({spec.variable}) must be a Theano tensor variable; got type {spec.variable.type}")
+            if spec.update is not None:
+                raise TypeError(f"input {position} ({spec.variable}): theano.In(update=…) is not supported; use a shared variable")
+        for position, spec in enumerate(self._ins[: self.n_scattered]):
+            if spec.variable.ndim == 0:
+                raise TypeError(
+                    f"input {position} ({spec.variable}) is 0-dimensional and cannot be scattered along axis 0; "
+                    "pass it in bcast_inputs"
+                )
+        for var in self.sliceable_shareds:
+            if not is_shared_variable(var) or not is_tensor_variable(var) or var.ndim == 0:
+                raise TypeError(f"sliceable_shareds must hold shared variables of at least 1 dimension; got {var!r}")
+
+    def compile(self, variant: Variant = Variant()) -> Any:
+        """Compile one variant; its inputs are the graph's, then ``start, stop`` or ``index`` where it takes rows."""
+        if variant == Variant():
+            if self._plain is None:
+                self._plain = self._compile_plain()
+            return self._plain
+        outputs, updates = self._rebuilt()
+        extra: List[Any] = []
+        if variant.rows != "all":
+            extra = [T.lscalar("start"), T.lscalar("stop")] if variant.rows == "range" else [T.lvector("index")]
+            picked = slice(*extra) if variant.rows == "range" else extra[0]
+            replace = {var: _same_pattern(var[picked], var) for var in self.sliceable_shareds}
+            cloned = theano.clone(outputs + [new for _, new in updates], replace=replace)
+            outputs, updates = cloned[: len(outputs)], list(zip([var for var, _ in updates], cloned[len(outputs) :]))
+        if variant.accumulate:
+            outputs = outputs + [new for var, new in updates if not is_random_state(var)]
+            updates = [(var, new) for var, new in updates if is_random_state(var)]
+        kwargs = {**self._kwargs, "no_default_updates": True, "on_unused_input": "ignore"}
+        if kwargs.get("name"):
+            kwargs["name"] = f"{kwargs['name']} ({variant})"
+        return theano.function([*self._copied_ins(), *extra], outputs, updates=updates, **kwargs)
+
+    def _compile_plain(self) -> Any:
+        function = theano.function(
+            self._copied_ins(), self.outputs, updates=self.updates, givens=self._givens, **self._kwargs
+        )
+        used = shared_variables_of(function)
+        for var in self.sliceable_shareds:
+            if not any(var is other for other in used):
+                raise ValueError(f"sliceable_shareds: the function does not use {var}")
+        return function
+
+    def _copied_ins(self) -> List[Any]:
+        # Theano writes into the In objects that it is given; and Data must never be destroyed by a function
+        return [
+            theano.In(spec.variable, name=spec.name, value=spec.value, strict=spec.strict, allow_downcast=spec.allow_downcast)
+            for spec in self._ins
+        ]
+
+    def _rebuilt(self) -> Tuple[List[Any], List[Tuple[Any, Any]]]:
+        """Outputs and all updates (default ones too) as Theano itself sees them, with the givens worked in."""
+        if self._cloned is None:
+            _, outputs, (_, update_of, _, _) = rebuild_collect_shared(
+                [getattr(output, "variable", output) for output in self.outputs],
+                [spec.variable for spec in self._ins],
+                replace=self._givens,
+                updates=self.updates,
+                rebuild_strict=self._kwargs.get("rebuild_strict", True),
+                copy_inputs_over=True,
+                no_default_updates=self._kwargs.get("no_default_updates", False),
+            )
+            self._cloned = list(outputs), list(update_of.items())
+        return self._cloned
+
+    @property
+    def accumulated(self) -> List[Any]:
+        """The shared variables whose new values an accumulating variant returns, in its order."""
+        return [var for var, _ in self._rebuilt()[1] if not is_random_state(var)]
+
+    @property
+    def input_names(self) -> List[Optional[str]]:
+        return [spec.name or spec.variable.name for spec in self._ins]
+
+    @property
+    def input_variables(self) -> List[Any]:
+        return [spec.variable for spec in self._ins]
+
+    @property
+    def input_defaults(self) -> List[Any]:
+        """The default value of each input, ``None`` where there is none."""
+        return [getattr(spec.value, "data", spec.value) for spec in self._ins]
+
+    def filter_input(self, position: int, value: Any) -> Any:
+        """Cast a value as Theano would for this input; `TypeError` where Theano would refuse."""
+        spec = self._ins[position]
+        return spec.variable.type.filter(value, allow_downcast=spec.allow_downcast)
+
+
+def _as_in(item: Any, allow_downcast: Optional[bool]) -> Any:
+    if isinstance(item, theano.In):
+        return item
+    if not isinstance(item, theano.Variable):
+        raise TypeError(f"inputs must be Theano variables or theano.In; got {item!r}")
+    return theano.In(item, allow_downcast=allow_downcast)
+
+
+def _same_pattern(rows: Any, var: Any) -> Any:
+    return T.patternbroadcast(rows, var.broadcastable) if rows.broadcastable != var.broadcastable else rows
+
+
+def normalize_pairs(pairs: Any) -> Iterable[Any]:
+    """The items of a dict, or an iterable of pairs as it is."""
+    return pairs.items() if hasattr(pairs, "items") else pairs

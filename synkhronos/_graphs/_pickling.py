@@ -1,0 +1,140 @@
+"""Compiled functions as bytes, so that every rank gets a replica.
+
+What travels of a function is its maker (the optimised graph; nothing is optimised again) and which storage cell feeds
+which input. A shared variable lives in three objects: the variable, its container, and the container's storage list;
+each is replaced by a persistent id, so that functions that arrive one after the other share what they shared in the
+master. A variable new to the ranks travels as type, name and value; values go out of band, beside the pickle, uncopied.
+Graphs are deep, and pickling recurses: it runs in a thread with a stack of its own.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+import threading
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
+
+import numpy as np
+
+from synkhronos._graphs._random import other_stream
+from synkhronos._graphs._shared import VariableTable, get_array, is_random_state, shared_variables_of
+
+__all__ = ["Bundle", "dump", "load"]
+
+_Result = TypeVar("_Result")
+_STACK_BYTES = 512 * 1024 * 1024  # address space only; pages are used as the recursion needs them
+_RECURSION_LIMIT = 1_000_000
+
+
+class Bundle(NamedTuple):
+    """Pickled functions: the pickle, and the arrays that it refers to, each as flat bytes."""
+
+    pickled: bytes
+    buffers: List[np.ndarray]
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: Any, ids: Dict[int, Tuple[str, int]], buffer_callback: Callable[[Any], Any]) -> None:
+        super().__init__(file, protocol=5, buffer_callback=buffer_callback)
+        self._ids = ids
+
+    def persistent_id(self, obj: Any) -> Optional[Tuple[str, int]]:
+        return self._ids.get(id(obj))
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: Any, variables: VariableTable, buffers: Sequence[Any]) -> None:
+        super().__init__(file, buffers=buffers)
+        self._variables = variables
+
+    def persistent_load(self, pid: Any) -> Any:
+        kind, key = pid
+        var = self._variables[key]
+        return {"variable": var, "container": var.container, "storage": var.container.storage}[kind]
+
+
+def dump(functions: Dict[int, Any], variables: VariableTable) -> Bundle:
+    """Pickle compiled functions, by key; shared variables that are not in ``variables`` yet are added and travel along."""
+    new: Dict[int, Tuple[Any, ...]] = {}
+    for function in functions.values():
+        for var in shared_variables_of(function):
+            if variables.key(var) is None:
+                key = variables.register(var)
+                new[key] = (type(var), var.type, var.name, is_random_state(var), get_array(var))
+    ids: Dict[int, Tuple[str, int]] = {}
+    known = variables.items()  # held until the end: an id means something only while its object lives
+    for key, var in known.items():
+        ids[id(var)] = ("variable", key)
+        ids[id(var.container)] = ("container", key)
+        ids[id(var.container.storage)] = ("storage", key)
+    parts = {key: (function.maker, _cells(function), function.trust_input) for key, function in functions.items()}
+    file, buffers = io.BytesIO(), []
+
+    def keep(buffer: pickle.PickleBuffer) -> None:
+        buffers.append(np.frombuffer(buffer.raw(), dtype=np.uint8))
+
+    def pickle_both() -> None:
+        _Pickler(file, {}, keep).dump(new)
+        _Pickler(file, ids, keep).dump(parts)
+
+    _with_deep_stack(pickle_both)
+    del known
+    return Bundle(file.getvalue(), buffers)
+
+
+def _cells(function: Any) -> List[Any]:
+    # a container stands for "use this storage"; other inputs start with their default value, or with nothing
+    return [
+        container if spec.shared or spec.implicit else default
+        for spec, container, (_, _, default) in zip(function.maker.inputs, function.input_storage, function.defaults)
+    ]
+
+
+def load(bundle: Bundle, variables: VariableTable, stream: int) -> Dict[int, Any]:
+    """Unpickle functions on another rank; their new shared variables are added to ``variables``.
+
+    Parameters
+    ----------
+    bundle : Bundle
+        Its arrays are copied.
+    variables : VariableTable
+    stream : int
+        Random states that arrive are moved to this stream of their own; 0 leaves them as they are.
+    """
+    file = io.BytesIO(bundle.pickled)
+    buffers = iter([bytearray(buffer) for buffer in bundle.buffers])
+    for key, (cls, type_, name, is_random, value) in _Unpickler(file, variables, buffers).load().items():
+        if is_random and stream:
+            value = other_stream(value, stream)
+        variables.put(key, cls(name=name, type=type_, value=value, strict=None))
+    functions = {}
+    parts = _with_deep_stack(_Unpickler(file, variables, buffers).load)
+    for key, (maker, cells, trust_input) in parts.items():
+        functions[key] = maker.create(cells, trustme=True)
+        functions[key].trust_input = trust_input
+    return functions
+
+
+def _with_deep_stack(work: Callable[[], _Result]) -> _Result:
+    """Run ``work`` where deep recursion overflows neither Python's limit nor the C stack."""
+    outcome: Dict[str, Any] = {}
+
+    def run() -> None:
+        try:
+            outcome["result"] = work()
+        except BaseException as error:
+            outcome["error"] = error
+
+    limit, stack = sys.getrecursionlimit(), threading.stack_size(_STACK_BYTES)
+    sys.setrecursionlimit(max(limit, _RECURSION_LIMIT))
+    try:
+        thread = threading.Thread(target=run, name="synkhronos-pickle")
+        thread.start()
+        thread.join()
+    finally:
+        threading.stack_size(stack)
+        sys.setrecursionlimit(limit)
+    if "error" in outcome:
+        raise outcome["error"]
+    return outcome["result"]

@@ -1,0 +1,109 @@
+"""Shared variables: telling them apart, reading and writing their device arrays, naming them across ranks."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import Any, Callable, Dict, List, Optional
+
+import numpy as np
+import theano
+from theano.compile.sharedvalue import SharedVariable
+from theano.sandbox.rng_mrg import mrg_uniform_base
+from theano.tensor.raw_random import RandomStateType
+
+__all__ = [
+    "VariableTable",
+    "get_array",
+    "is_random_state",
+    "is_shared_variable",
+    "is_tensor_variable",
+    "set_array",
+    "shared_variables_of",
+    "start_worker",
+]
+
+
+def is_shared_variable(obj: Any) -> bool:
+    """Whether ``obj`` is a Theano shared variable."""
+    return isinstance(obj, SharedVariable)
+
+
+def is_tensor_variable(obj: Any) -> bool:
+    """Whether ``obj`` is a Theano variable whose values are dense arrays."""
+    return isinstance(getattr(obj, "type", None), theano.tensor.TensorType)
+
+
+def is_random_state(var: Any) -> bool:
+    """Whether a shared variable is the state of a random stream (`RandomStreams` or `MRG_RandomStreams`)."""
+    return isinstance(var.type, RandomStateType) or is_mrg_state(var)
+
+
+def is_mrg_state(var: Any) -> bool:
+    """Whether a shared variable holds states of the MRG31k3p generator: int32, shape ``(n_streams, 6)``."""
+    update = getattr(var, "default_update", None)
+    return update is not None and update.owner is not None and isinstance(update.owner.op, mrg_uniform_base)
+
+
+def shared_variables_of(function: Any) -> List[Any]:
+    """The shared variables that a compiled function reads or updates."""
+    return [spec.variable for spec in function.maker.inputs if spec.implicit or spec.shared]
+
+
+def get_array(var: Any) -> Any:
+    """The value of a shared variable, without a copy: writing to it writes to the variable."""
+    return var.container.storage[0]
+
+
+def set_array(var: Any, value: np.ndarray) -> None:
+    """Make ``value`` (of the variable's own dtype and ndim, owned by nobody else) the variable's value, without a copy."""
+    var.container.storage[0] = var.type.filter(value, strict=True)
+
+
+def start_worker(print_profiles: bool) -> Callable[[], None]:
+    """Prepare Theano in a process that was just forked; returns what to call before the process exits."""
+
+    def finish() -> None:
+        if print_profiles:
+            theano.compile.profiling._atexit_print_fn()
+
+    return finish
+
+
+class VariableTable:
+    """Shared variables by key: the same key names the replicas of one variable on every rank.
+
+    The master's table holds its variables weakly: when the user's program drops one, ``on_drop(key)`` is called.
+    A worker's table holds them until told to `drop` them.
+    """
+
+    def __init__(self, on_drop: Optional[Callable[[int], None]] = None) -> None:
+        self._by_key: Any = {} if on_drop is None else weakref.WeakValueDictionary()
+        self._key_of: Any = weakref.WeakKeyDictionary()
+        self._on_drop = on_drop
+        self._counter = itertools.count()
+
+    def register(self, var: Any) -> int:
+        """Give a variable of the master its key."""
+        key = next(self._counter)
+        self.put(key, var)
+        if self._on_drop is not None:
+            weakref.finalize(var, self._on_drop, key).atexit = False
+        return key
+
+    def put(self, key: int, var: Any) -> None:
+        self._by_key[key] = var
+        self._key_of[var] = key
+
+    def drop(self, key: int) -> None:
+        self._by_key.pop(key, None)
+
+    def key(self, var: Any) -> Optional[int]:
+        """The key of a variable, ``None`` if it is not in the table."""
+        return self._key_of.get(var)
+
+    def __getitem__(self, key: int) -> Any:
+        return self._by_key[key]
+
+    def items(self) -> Dict[int, Any]:
+        return dict(self._by_key)

@@ -1,0 +1,132 @@
+"""The life of a session: `fork`, `close`, and finding the one that there is."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import warnings
+from typing import Optional, Sequence, Union
+
+from synkhronos import _devices
+from synkhronos._segments import remove_stale
+from synkhronos._session import Session, segments
+from synkhronos.errors import SessionError
+
+__all__ = ["close", "current", "distribute", "drop_segment", "fork", "get_n_gpu"]
+
+_logger = logging.getLogger("synkhronos")
+_session: Optional[Session] = None
+
+
+def current(function: str = "this") -> Session:
+    """The session; without one a `SessionError`, which says that ``fork`` comes first."""
+    if _session is None:
+        raise SessionError(f"synkhronos.{function}: there is no session; call synkhronos.fork() first")
+    return _session
+
+
+def fork(
+    n_parallel: Optional[int] = None,
+    use_gpu: Optional[bool] = None,
+    master_rank: int = 0,
+    profile_workers: bool = False,
+    max_n_var: int = 1000,
+    max_dim: int = 16,
+    *,
+    devices: Union[None, str, Sequence[str]] = None,
+    replicate_rng: bool = False,
+) -> int:
+    """Start one worker process for each further device; this process becomes one of the ranks, the master.
+
+    Parameters
+    ----------
+    n_parallel : int, optional
+        Number of ranks, this process included. Default: one for each device.
+    use_gpu : bool, optional
+        ``False``: CPU cores. ``None``: the same in this release. ``True``: a `DeviceError`, see there.
+    master_rank : int
+        The rank of this process.
+    profile_workers : bool
+        Print the workers' Theano profiles when they stop (functions must be built with ``profile=True``, or Theano's
+        flag ``profile`` be set).
+    max_n_var, max_dim : int
+        Accepted for scripts of 2017; they limit nothing.
+    devices : str or list of str, optional
+        Name the devices: ``"cpu"``, or one name for each rank.
+    replicate_rng : bool
+        ``False`` gives the random states that are distributed a stream of their own on each rank; ``True`` keeps them equal.
+
+    Returns
+    -------
+    int
+        The number of ranks.
+
+    Raises
+    ------
+    SessionError
+        A `RuntimeError`: if there is a session already.
+    DeviceError
+        If a device that was asked for cannot be used.
+    """
+    global _session
+    if _session is not None and _session.pid == os.getpid():
+        raise SessionError("synkhronos.fork was called already; call synkhronos.close() first")
+    names = _devices.find_devices(n_parallel, use_gpu, devices)
+    if isinstance(master_rank, bool) or not hasattr(master_rank, "__index__"):
+        raise TypeError(f"master_rank must be an int; got {master_rank!r}")
+    if not 0 <= master_rank < len(names):
+        raise ValueError(f"master_rank={master_rank}: expected a rank from 0 to {len(names) - 1}")
+    remove_stale()
+    _session = Session(names, int(master_rank), bool(profile_workers), bool(replicate_rng))
+    atexit.unregister(_close_at_exit)
+    atexit.register(_close_at_exit)
+    _logger.info("forked %d ranks on %s", len(names), ", ".join(sorted(set(names))))
+    return len(names)
+
+
+def close() -> None:
+    """Stop the workers and join them. Runs by itself at exit; without a session it warns and does nothing."""
+    global _session
+    if _session is None or _session.pid != os.getpid():
+        warnings.warn("synkhronos.close: there is no session to close", RuntimeWarning, stacklevel=2)
+        return
+    session, _session = _session, None
+    session.stop()
+
+
+def _close_at_exit() -> None:
+    if _session is not None and _session.pid == os.getpid():
+        close()
+
+
+def get_n_gpu() -> int:
+    """The number of CUDA devices visible, counted in a subprocess, so that this process stays fit to fork.
+
+    0 without pygpu or without a driver.
+    """
+    return _devices.count_gpus()
+
+
+def distribute() -> None:
+    """Replicate on every rank all functions built so far, with their shared variables.
+
+    What several functions share in the master they share on every rank, whenever they were distributed. May be called
+    again after further functions are built; the first call of a function that is not yet distributed does it too.
+
+    Raises
+    ------
+    SessionError
+        Before ``fork`` or after ``close``.
+    """
+    current("distribute").distribute()
+
+
+def drop_segment(key: str, pid: int) -> None:
+    """Have every rank forget a segment that process ``pid`` made: other processes that inherited it keep it."""
+    if pid != os.getpid():
+        return
+    if _session is not None:
+        _session.drop_segment(key)
+    else:
+        segments.release(key)

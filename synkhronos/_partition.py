@@ -1,0 +1,170 @@
+"""Index arithmetic: which data points does each rank compute on?
+
+Pure functions of integers and arrays; no Theano, no processes. Everything that `batch`, `batch_s`, `num_slices` and
+scattering mean is decided here, once, and in the master, so that every rank is told the same thing.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, List, NamedTuple, Sequence, Tuple, Union
+
+import numpy as np
+
+__all__ = ["Rows", "Selection", "pieces", "select", "select_per_rank", "shares", "shift", "take"]
+
+
+class Rows(NamedTuple):
+    """The rows ``start, start + 1, …, stop - 1`` of an array."""
+
+    start: int
+    stop: int
+
+    def __len__(self) -> int:  # type: ignore[override]
+        return self.stop - self.start
+
+
+#: Rows of a data set: a contiguous range, or a 1-d int64 array of non-negative row numbers.
+Selection = Union[Rows, np.ndarray]
+
+
+def shares(n: int, n_ranks: int) -> List[Rows]:
+    """Split ``n`` data points as evenly as possible: the first ``n % n_ranks`` ranks get one more."""
+    quotient, rest = divmod(n, n_ranks)
+    bounds = [rank * quotient + min(rank, rest) for rank in range(n_ranks + 1)]
+    return [Rows(bounds[rank], bounds[rank + 1]) for rank in range(n_ranks)]
+
+
+def pieces(n: int, num_slices: int) -> List[Rows]:
+    """Split one rank's ``n`` data points into at most ``num_slices`` pieces, none of them empty (one, if ``n`` is 0)."""
+    return shares(n, max(1, min(n, num_slices)))
+
+
+def select(batch: Any, length: int, name: str = "batch") -> Selection:
+    """Turn what a user may give as ``batch`` into rows of a data set of ``length`` rows.
+
+    Parameters
+    ----------
+    batch : None, int, slice, or list / 1-d array of integers or booleans
+        ``None`` takes all rows, an int ``n`` the first ``n``.
+    length : int
+        Number of rows there are.
+    name : str
+        How to call the argument in messages.
+
+    Raises
+    ------
+    TypeError, ValueError, IndexError
+        If `batch` is of another kind, of another shape, or out of range.
+    """
+    if batch is None:
+        return Rows(0, length)
+    if isinstance(batch, slice):
+        return _select_slice(batch, length, name)
+    if isinstance(batch, (bool, np.bool_)):
+        raise TypeError(f"{name} must be an int, a slice, or a list or 1-d array of indexes; got the bool {batch}")
+    if not isinstance(batch, (np.ndarray, list, tuple, range)):
+        try:
+            count = operator.index(batch)
+        except TypeError:
+            batch = np.asarray(batch)
+        else:
+            if not 0 <= count <= length:
+                raise ValueError(f"{name}={count}: expected a number of data points between 0 and {length}")
+            return Rows(0, count)
+    return _select_indexes(batch, length, name)
+
+
+def _select_slice(batch: slice, length: int, name: str) -> Selection:
+    try:
+        start, stop, step = batch.indices(length)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}={batch}: {error}") from None
+    for bound in (batch.start, batch.stop):
+        if bound is not None and not -length <= operator.index(bound) <= length:
+            raise IndexError(f"{name}={batch} is out of range for {length} data points")
+    if step == 1:
+        return Rows(start, max(start, stop))
+    return np.arange(start, stop, step, dtype=np.int64)
+
+
+def _select_indexes(batch: Any, length: int, name: str) -> np.ndarray:
+    try:
+        indexes = np.asarray(batch)
+    except ValueError as error:
+        raise ValueError(f"{name}: expected one flat list of indexes; got lists of different lengths") from error
+    if indexes.ndim == 0 and indexes.dtype.kind in "iu":
+        raise TypeError(f"{name} must be a Python int, a slice, or a list or 1-d array of indexes; got a 0-d array")
+    if indexes.ndim != 1:
+        raise ValueError(f"{name} must be 1-dimensional; got an array of shape {indexes.shape}")
+    if indexes.dtype.kind == "b":
+        if len(indexes) != length:
+            raise IndexError(f"{name} is a boolean mask of length {len(indexes)}, but there are {length} data points")
+        return np.flatnonzero(indexes).astype(np.int64, copy=False)
+    if not len(indexes):
+        return np.zeros(0, dtype=np.int64)
+    if indexes.dtype.kind not in "iu":
+        raise TypeError(f"{name} must hold integers or booleans; got dtype {indexes.dtype}")
+    lowest, highest = int(indexes.min()), int(indexes.max())
+    if lowest < -length or highest >= length:
+        wrong = lowest if lowest < -length else highest
+        raise IndexError(f"{name}: index {wrong} is out of range for {length} data points")
+    indexes = indexes.astype(np.int64, copy=False)
+    return np.where(indexes < 0, indexes + length, indexes) if lowest < 0 else indexes
+
+
+def shift(batch: Any, name: str = "batch") -> Tuple[Any, int]:
+    """Shift ``batch`` so that the lowest row asked for becomes row 0, for data that is the minibatch already.
+
+    Returns
+    -------
+    (batch, length) : tuple
+        The shifted rows as a `Rows` or index array, and the number of rows that the data must have.
+    """
+    if isinstance(batch, slice):
+        start, stop, step = batch.start or 0, batch.stop, 1 if batch.step is None else batch.step
+        if stop is None or start < 0 or stop < 0 or step < 1:
+            raise ValueError(f"{name}={batch}: with minibatch data a slice needs a stop, bounds of at least 0, and a positive step")
+        rows: Any = np.arange(start, stop, step, dtype=np.int64)
+    elif isinstance(batch, (int, np.integer)) and not isinstance(batch, bool):
+        return Rows(0, int(batch)), int(batch)
+    else:
+        rows = np.asarray(batch)
+        if rows.ndim == 1 and rows.dtype.kind == "b":
+            rows = np.flatnonzero(rows)
+        elif len(rows) and rows.dtype.kind in "iu" and rows.min() < 0:
+            raise IndexError(f"{name}: negative indexes have no meaning for minibatch data; got {int(rows.min())}")
+    if len(rows) == 0:
+        return Rows(0, 0), 0
+    if rows.ndim != 1 or rows.dtype.kind not in "iu":
+        raise TypeError(f"{name} must be an int, a slice, or a 1-d list of integers or booleans; got {batch!r}")
+    rows = rows.astype(np.int64) - int(rows.min())
+    length = int(rows.max()) + 1
+    if len(rows) == length and bool((np.diff(rows) == 1).all()):
+        return Rows(0, length), length
+    return rows, length
+
+
+def select_per_rank(batch_s: Any, lengths: Sequence[int]) -> List[Selection]:
+    """Turn what a user may give as ``batch_s`` into one selection for each rank.
+
+    ``batch_s`` is one selection for all ranks (slice, list of ints, index array, boolean mask), or a list with one
+    slice or one list of ints for each rank. ``lengths`` holds the number of rows on each rank.
+    """
+    n_ranks = len(lengths)
+    if isinstance(batch_s, (list, tuple)) and any(isinstance(item, (slice, list, tuple, np.ndarray)) for item in batch_s):
+        if len(batch_s) != n_ranks:
+            raise ValueError(f"batch_s: expected one selection for each of {n_ranks} ranks; got a list of {len(batch_s)}")
+        each = list(batch_s)
+    elif batch_s is None or isinstance(batch_s, slice) or np.ndim(batch_s) == 1:
+        each = [batch_s] * n_ranks
+    else:
+        raise TypeError(f"batch_s must be a slice, a list of ints, an index array, or a list of these, one for each rank; got {batch_s!r}")
+    return [select(one, length, f"batch_s on rank {rank}") for rank, (one, length) in enumerate(zip(each, lengths))]
+
+
+def take(selection: Selection, rows: Rows) -> Selection:
+    """Rows ``rows`` of a selection: a selection of a selection."""
+    if isinstance(selection, Rows):
+        return Rows(selection.start + rows.start, selection.start + rows.stop)
+    return selection[rows.start : rows.stop]

@@ -1,0 +1,257 @@
+"""POSIX shared memory: how bytes get from one process of a session to another.
+
+Invariants
+----------
+* A segment's name exists only between two consecutive system calls of its creator: it is unlinked before any memory is
+  reserved. Other processes open it through the creator's file descriptor (``/proc/<pid>/fd/<fd>``), so that whatever
+  ends a process, at whatever moment, leaves nothing in ``/dev/shm``; `remove_stale` sweeps even the gap between the two.
+* All of a segment's pages are reserved when it is made: a full ``/dev/shm`` is a `MemoryError` then, never a SIGBUS later.
+* Mode 0600 and 128 random bits in the name.
+* A mapping lives as long as any array that views it.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import mmap
+import os
+import secrets
+from typing import Any, Dict, NamedTuple, Optional, Tuple, Union
+
+import numpy as np
+import posix_ipc
+
+__all__ = ["ALIGNMENT", "Arena", "ArrayRef", "FileRef", "Segment", "SegmentRef", "SegmentTable", "aligned", "dtype_spec", "private_name", "remove_stale"]
+
+#: Arrays in a segment start at multiples of this many bytes: a cache line, and enough for every vector instruction.
+ALIGNMENT = 64
+
+_PREFIX = "synkhronos-"
+_counter = itertools.count()
+
+
+class SegmentRef(NamedTuple):
+    """How another process finds a segment: unique key, creator's pid, its file descriptor there, size in bytes."""
+
+    key: str
+    pid: int
+    fd: int
+    size: int
+
+
+class FileRef(NamedTuple):
+    """A range of an ordinary file, mapped by every process for itself (what a `numpy.memmap` stands for)."""
+
+    key: str
+    path: str
+    offset: int
+    size: int
+    writable: bool
+
+
+class ArrayRef(NamedTuple):
+    """Where an array lies: key of the segment, offset in bytes, shape, and dtype (as `numpy.dtype.str` or descr)."""
+
+    key: str
+    offset: int
+    shape: Tuple[int, ...]
+    dtype: Any
+
+
+def aligned(n_bytes: int) -> int:
+    """``n_bytes`` rounded up to a multiple of `ALIGNMENT`."""
+    return -(-n_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def private_name() -> str:
+    """A name for a POSIX shared memory object or semaphore: unguessable, and telling `remove_stale` whose it was."""
+    return f"/{_PREFIX}{os.getpid()}-{secrets.token_hex(16)}"
+
+
+def new_key() -> str:
+    """A key that no other segment of any process has."""
+    return f"{os.getpid()}-{next(_counter)}-{secrets.token_hex(4)}"
+
+
+class Segment:
+    """One allocation of shared memory, mapped into this process.
+
+    Attributes
+    ----------
+    buffer : mmap.mmap
+        The bytes, readable and writable.
+    ref : SegmentRef
+        What another process needs to `attach` it, as long as the creator has not called `close_fd`.
+    """
+
+    def __init__(self, ref: SegmentRef, buffer: mmap.mmap) -> None:
+        self.ref = ref
+        self.buffer = buffer
+
+    @classmethod
+    def create(cls, size: int) -> Segment:
+        """Reserve ``size`` bytes (at least one page), filled with zeros.
+
+        Raises
+        ------
+        MemoryError
+            If shared memory has no room; the message gives bytes wanted and free.
+        """
+        size = max(int(size), mmap.PAGESIZE)
+        try:
+            memory = posix_ipc.SharedMemory(private_name(), posix_ipc.O_CREX, mode=0o600, size=0)
+            memory.unlink()
+        except OSError as error:
+            raise MemoryError(f"cannot create shared memory: {error}") from error
+        try:
+            _reserve(memory.fd, size)
+            buffer = mmap.mmap(memory.fd, size)
+        except BaseException:
+            os.close(memory.fd)
+            raise
+        return cls(SegmentRef(new_key(), os.getpid(), memory.fd, size), buffer)
+
+    @classmethod
+    def attach(cls, ref: SegmentRef) -> Segment:
+        """Map a segment that another process of the session made."""
+        fd = os.open(f"/proc/{ref.pid}/fd/{ref.fd}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            return cls(ref, mmap.mmap(fd, ref.size))
+        finally:
+            os.close(fd)
+
+    def close_fd(self) -> None:
+        """Give the descriptor back, in the creator, once everybody who needs the segment has attached it."""
+        if self.ref.fd >= 0 and self.ref.pid == os.getpid():
+            os.close(self.ref.fd)
+        self.ref = self.ref._replace(fd=-1)
+
+    def array(self, shape: Tuple[int, ...], dtype: Any, offset: int = 0) -> np.ndarray:
+        """A view of the bytes from ``offset`` on as an array; it keeps the mapping alive."""
+        return np.ndarray(shape, dtype=dtype, buffer=self.buffer, offset=offset)
+
+
+def _reserve(fd: int, size: int) -> None:
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG):
+            raise
+        room = os.statvfs(f"/proc/self/fd/{fd}")
+        free = room.f_bavail * room.f_frsize
+        raise MemoryError(
+            f"shared memory is too small: {size:,} bytes wanted, {free:,} bytes free in /dev/shm. "
+            "Free some Data (Data.free_memory), enlarge /dev/shm (mount -o remount,size=…; docker run --shm-size=…), "
+            "or share the data as a numpy.memmap of a file, which needs no /dev/shm."
+        ) from None
+
+
+def map_file(ref: FileRef) -> np.ndarray:
+    """Map the bytes of a file that `ref` names, as a uint8 array of shape ``(size,)``."""
+    return np.memmap(ref.path, dtype=np.uint8, mode="r+" if ref.writable else "r", offset=ref.offset, shape=(ref.size,))
+
+
+class SegmentTable:
+    """The segments that this process has mapped, by key; one table for each process, inherited by forked workers."""
+
+    def __init__(self) -> None:
+        self._bytes: Dict[str, np.ndarray] = {}
+
+    def add(self, segment: Segment) -> None:
+        self._bytes[segment.ref.key] = segment.array((segment.ref.size,), np.uint8)
+
+    def attach(self, ref: Union[SegmentRef, FileRef]) -> None:
+        """Map what `ref` names, unless this process has it already (its creator, or a child forked later)."""
+        if ref.key in self._bytes:
+            return
+        if isinstance(ref, FileRef):
+            self._bytes[ref.key] = map_file(ref)
+        else:
+            self.add(Segment.attach(ref))
+
+    def release(self, key: str) -> None:
+        """Forget a segment; its memory is unmapped with the last array that views it."""
+        self._bytes.pop(key, None)
+
+    def view(self, ref: ArrayRef) -> np.ndarray:
+        """The array that `ref` names, without a copy."""
+        return np.ndarray(ref.shape, dtype=ref.dtype, buffer=self._bytes[ref.key], offset=ref.offset)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._bytes
+
+    def __len__(self) -> int:
+        return len(self._bytes)
+
+
+def dtype_spec(dtype: np.dtype) -> Any:
+    """A description of ``dtype`` that pickles small and quickly and that `numpy.dtype` reads back."""
+    return dtype.str if dtype.names is None and dtype.subdtype is None else dtype
+
+
+class Arena:
+    """A segment that one rank fills anew for each command, and that grows when it has to.
+
+    Attributes
+    ----------
+    ref : SegmentRef or None
+        What another rank must `SegmentTable.attach` before it can see what was placed; ``None`` before the first `reserve`.
+    """
+
+    def __init__(self, table: SegmentTable) -> None:
+        self._table = table
+        self._segment: Optional[Segment] = None
+        self._used = 0
+
+    @property
+    def ref(self) -> Optional[SegmentRef]:
+        return self._segment.ref if self._segment is not None else None
+
+    def reserve(self, n_bytes: int) -> None:
+        """Forget what was placed, and make room for ``n_bytes`` (the sum of `aligned` sizes)."""
+        self._used = 0
+        if self._segment is None or self._segment.ref.size < n_bytes:
+            self.free()
+            self._segment = Segment.create(max(n_bytes, 64 * 1024))
+            self._table.add(self._segment)
+
+    def empty(self, shape: Tuple[int, ...], dtype: np.dtype) -> Tuple[ArrayRef, np.ndarray]:
+        """Place an array with arbitrary contents; returns where it lies, and a view to fill."""
+        assert self._segment is not None
+        view = self._segment.array(shape, dtype, self._used)
+        ref = ArrayRef(self._segment.ref.key, self._used, shape, dtype_spec(view.dtype))
+        self._used += aligned(view.nbytes)
+        return ref, view
+
+    def place(self, array: np.ndarray) -> ArrayRef:
+        """Place a copy of an array."""
+        ref, view = self.empty(array.shape, array.dtype)
+        np.copyto(view, array)
+        return ref
+
+    def free(self) -> None:
+        """Give the memory back (each rank that attached it releases its own mapping)."""
+        if self._segment is not None:
+            self._table.release(self._segment.ref.key)
+            self._segment.close_fd()
+            self._segment = None
+
+
+def remove_stale(folder: str = "/dev/shm") -> Optional[int]:
+    """Unlink segments and semaphores of this user whose creator was killed between making and unlinking them; return how many."""
+    removed = 0
+    try:
+        names = [name for name in os.listdir(folder) if name.startswith((_PREFIX, f"sem.{_PREFIX}"))]
+    except OSError:
+        return None
+    for name in names:
+        pid = name.split("-")[1]
+        path = os.path.join(folder, name)
+        try:
+            if pid.isdigit() and not os.path.exists(f"/proc/{pid}") and os.stat(path).st_uid == os.getuid():
+                os.unlink(path)
+                removed += 1
+        except OSError:
+            continue
+    return removed

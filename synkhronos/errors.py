@@ -1,0 +1,72 @@
+"""The errors that Synkhronos raises, in one tree under `SynkhronosError`.
+
+Bad arguments raise Python's own `TypeError`, `ValueError`, `IndexError` and `MemoryError`, in the master, before
+anything is sent to a worker. The classes here tell of what happens on the ranks.
+"""
+
+from __future__ import annotations
+
+__all__ = ["CollectiveAborted", "DeviceError", "RemoteError", "SessionError", "SynkhronosError", "WorkerDied", "WorkerError"]
+
+
+class SynkhronosError(Exception):
+    """Base class of every error that is particular to Synkhronos."""
+
+
+class SessionError(SynkhronosError, RuntimeError):
+    """A call came out of order (before ``fork``, after ``close``) or the session is broken; the message says what to do."""
+
+
+class DeviceError(SynkhronosError, RuntimeError):
+    """A device that was asked for does not exist or could not be initialised; the message names the device and the cause."""
+
+
+class WorkerError(SynkhronosError, RuntimeError):
+    """An exception was raised on a rank while it executed a command.
+
+    The exception itself is the ``__cause__``: the original object for the master's own rank, a `RemoteError` that carries
+    the remote traceback as text for a worker. The session stays usable.
+
+    Attributes
+    ----------
+    rank : int
+        The rank that failed first.
+    device : str
+        That rank's device.
+    """
+
+    def __init__(self, message: str, rank: int, device: str) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.device = device
+
+
+class WorkerDied(SynkhronosError, RuntimeError):
+    """A worker process ended without being told to; the session is broken and can only be closed.
+
+    Attributes
+    ----------
+    rank, pid, exitcode : int
+        Which worker, its process id, and its exit code (negative: the signal that ended it).
+    """
+
+    def __init__(self, message: str, rank: int, pid: int, exitcode: int | None) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.pid = pid
+        self.exitcode = exitcode
+
+
+class RemoteError(SynkhronosError):
+    """The traceback of an exception on a worker, as text: the cause of a `WorkerError`."""
+
+    def __init__(self, traceback_text: str) -> None:
+        super().__init__(traceback_text)
+        self.traceback_text = traceback_text
+
+    def __str__(self) -> str:
+        return "\n" + self.traceback_text
+
+
+class CollectiveAborted(SynkhronosError):
+    """Raised on a rank that waits in a collective when another rank has failed; users see the other rank's error."""
