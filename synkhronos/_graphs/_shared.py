@@ -18,6 +18,7 @@ __all__ = [
     "is_random_state",
     "is_shared_variable",
     "is_tensor_variable",
+    "prepare_fork",
     "set_array",
     "shared_variables_of",
     "start_worker",
@@ -58,6 +59,18 @@ def get_array(var: Any) -> Any:
 def set_array(var: Any, value: np.ndarray) -> None:
     """Make ``value`` (of the variable's own dtype and ndim, owned by nobody else) the variable's value, without a copy."""
     var.container.storage[0] = var.type.filter(value, strict=True)
+
+
+def prepare_fork() -> None:
+    """Have Theano find out now what every process would find out for itself on its first compilation.
+
+    That is: the compiler's flags for this processor and a quirk of the BLAS (both by running the compiler), and what lies in
+    the cache of compiled modules. Forked workers inherit the answers.
+    """
+    if theano.config.cxx:
+        theano.gof.cmodule.GCC_compiler.compile_args()
+        theano.tensor.blas_c.check_force_gemv_init()
+        theano.gof.cc.get_module_cache()
 
 
 def start_worker(print_profiles: bool) -> Callable[[], None]:
