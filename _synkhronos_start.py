@@ -1,7 +1,7 @@
-"""Waits for the first import of Theano or Lasagne, then has ``synkhronos/_compat.py`` mend them.
+"""Waits for the first import of Theano or Lasagne, then has ``synkhronos._compat`` mend them.
 
-A ``.pth`` line imports this module when Python starts, in every program of the environment: it
-must stay tiny, and must not import the package, which would import Theano.
+A ``.pth`` line imports this module when Python starts, in every program of the environment: it must stay tiny, and must
+not import the package, which would import Theano.
 """
 
 import sys
@@ -19,11 +19,10 @@ class Watcher:
         import os
         from importlib.util import module_from_spec, spec_from_file_location
 
-        here = os.path.dirname(os.path.abspath(__file__))
-        spec = spec_from_file_location(
-            "_synkhronos_compat", os.path.join(here, "synkhronos", "_compat.py")
-        )
-        compat = module_from_spec(spec)
+        # Under a name of its own: as synkhronos._compat it would bring the package along.
+        file = os.path.join(os.path.dirname(os.path.abspath(__file__)), "synkhronos", "_compat", "__init__.py")
+        spec = spec_from_file_location("_synkhronos_compat", file)
+        compat = sys.modules[spec.name] = module_from_spec(spec)
         spec.loader.exec_module(compat)
         return compat.install().find_spec(name, path, target)
 

@@ -1,0 +1,185 @@
+"""The Theano stack (Theano 1.0.5, Lasagne 0.1) on today's Python and NumPy.
+
+`install` puts a finder on ``sys.meta_path`` that mends Theano and Lasagne at the moment they are first imported, and
+costs nothing before.
+
+Invariants: this package imports only the standard library and nothing of synkhronos, because ``_synkhronos_start``
+loads it by itself while ``theano`` is being imported; a choice that the user made in ``THEANO_FLAGS``, ``.theanorc`` or
+``theano.config`` is never overruled; nothing is written to disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import sys
+import types
+import warnings
+from collections.abc import Iterator
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from typing import Any
+
+from ._blas import find_blas
+
+MENDED = ("theano", "theano.configdefaults", "lasagne")
+DOWNSAMPLE = "theano.tensor.signal.downsample"
+
+
+def install() -> Mender:
+    """Mend Theano and Lasagne: now, if they are imported already, else when they are.
+
+    Calling it again does nothing. It takes microseconds unless Theano is imported already.
+
+    Returns
+    -------
+    Mender
+        The finder on ``sys.meta_path`` that does it.
+    """
+    for finder in list(sys.meta_path):
+        role = getattr(finder, "synkhronos_role", None)
+        if role == "mend":
+            return finder  # type: ignore[return-value]
+        if role == "watch":
+            sys.meta_path.remove(finder)
+    mender = Mender()
+    sys.meta_path.insert(0, mender)
+    if "theano" in sys.modules:
+        prepare_theano()
+        offer_blas(importlib.import_module("theano.configdefaults"))
+    return mender
+
+
+class Mender:
+    """A ``sys.meta_path`` finder that wraps the import of the modules that need mending."""
+
+    synkhronos_role = "mend"  # how a second copy of this module knows that the work is done
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Return the spec of a module to be mended; None leaves the others to other finders."""
+        if name == DOWNSAMPLE:
+            found = self._others_spec(name, path, target)
+            return found or ModuleSpec(name, DownsampleLoader())
+        if name not in MENDED:
+            return None
+        spec = self._others_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: types.ModuleType) -> None:
+                with mended(module):
+                    execute(module)
+
+            # On the instance, so that the loader keeps all its other abilities.
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+    def _others_spec(self, name: str, path: Any, target: Any) -> ModuleSpec | None:
+        for finder in list(sys.meta_path):
+            if finder is not self and hasattr(finder, "find_spec"):
+                spec = finder.find_spec(name, path, target)
+                if spec is not None:
+                    return spec
+        return None
+
+
+@contextlib.contextmanager
+def mended(module: types.ModuleType) -> Iterator[None]:
+    """Mend what a module of `MENDED` needs, around its execution."""
+    if module.__name__ == "theano":
+        prepare_theano()
+        yield
+    elif module.__name__ == "theano.configdefaults":
+        yield
+        offer_blas(module)
+    else:
+        quieten("lasagne")
+        with pkg_resources_lent():
+            yield
+
+
+@contextlib.contextmanager
+def pkg_resources_lent() -> Iterator[None]:
+    """Stand in for pkg_resources where there is none: Lasagne asks it for its own version.
+
+    Setuptools 82 dropped it, and an environment may be without setuptools. Afterwards it is gone again: others must
+    go on finding out that it is not there.
+    """
+    if importlib.util.find_spec("pkg_resources") is not None:
+        yield
+        return
+    from importlib.metadata import distribution
+
+    stand_in: Any = types.ModuleType("pkg_resources")
+    stand_in.get_distribution = distribution
+    sys.modules["pkg_resources"] = stand_in
+    try:
+        yield
+    finally:
+        del sys.modules["pkg_resources"]
+
+
+def prepare_theano() -> None:
+    """Do what has to be done before Theano's own code runs."""
+    quieten("theano")
+    importlib.import_module("numpy")  # outside of catch_warnings, which would undo the filters that it sets
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        config: Any = importlib.import_module("numpy.distutils.__config__")
+    # Theano reads this when it looks for a BLAS, and NumPy >= 1.22 no longer has it. Empty means "none known";
+    # `find_blas` is asked before it comes to that.
+    if not hasattr(config, "blas_opt_info"):
+        config.blas_opt_info = {}
+    # Scan's C extension reads structures of the interpreter that are private since Python 3.11. None makes its import
+    # an ImportError, upon which Theano runs Scan's loop in Python.
+    if sys.version_info >= (3, 11):
+        modules: dict[str, Any] = sys.modules
+        modules.setdefault("theano.scan_module.scan_perform_ext", None)
+
+
+def quieten(package: str) -> None:
+    """Ignore the deprecation warnings and those of the byte-compiler that blame `package`.
+
+    There are dozens, on names that Theano and Lasagne will use for ever (``imp``, ``distutils``, ``numpy.bool``,
+    ``image_shape``). Warnings that blame the user's code stay.
+    """
+    module = rf"(.*[/\\])?{package}([./\\]|$)"
+    for category in (DeprecationWarning, ResourceWarning, SyntaxWarning):
+        warnings.filterwarnings("ignore", category=category, module=module)
+    for message in ("pkg_resources is deprecated", "The `image_shape` keyword argument"):
+        warnings.filterwarnings("ignore", message=message, module=module)
+
+
+def offer_blas(configdefaults: Any) -> None:
+    """Make `find_blas` the default of ``theano.config.blas.ldflags``, Theano's own its fallback.
+
+    Being the default, it yields to whatever the user chose in any of Theano's ways.
+
+    Parameters
+    ----------
+    configdefaults : module
+        ``theano.configdefaults``, executed.
+    """
+    config = configdefaults.config
+    parameter = type(config.blas).__dict__["ldflags"]
+    theanos_own = parameter.default
+    parameter.default = lambda: find_blas(config.cxx) or theanos_own()
+    if parameter.is_default and getattr(parameter, "val", None) == "":
+        # Theano has looked already, and found none.
+        config.blas.ldflags = find_blas(config.cxx)
+
+
+class DownsampleLoader(Loader):
+    """Makes ``theano.tensor.signal.downsample``, gone from Theano 1.0 and used by Lasagne 0.1."""
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Define ``max_pool_2d`` in the empty module."""
+        from theano.tensor.signal.pool import pool_2d
+
+        def max_pool_2d(input, ds, ignore_border=False, st=None, padding=(0, 0), mode="max"):  # type: ignore[no-untyped-def]
+            """Call ``theano.tensor.signal.pool.pool_2d``, whose parameters had these names in Theano 0.8."""
+            return pool_2d(input, ws=ds, ignore_border=ignore_border, stride=st, pad=padding, mode=mode)
+
+        namespace: Any = module
+        namespace.max_pool_2d = max_pool_2d
