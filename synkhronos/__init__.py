@@ -1,7 +1,7 @@
 """Synkhronos: every device of the machine works on a serial Theano program.
 
-A master process forks one worker for each further device, replicates Theano functions and shared variables on each, feeds
-them shares of the inputs from shared memory, and combines results and variables with collectives.
+A master process forks one worker for each further device, replicates Theano functions and shared variables on each,
+feeds them shares of the inputs from shared memory, and combines results and variables with collectives.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from synkhronos._compat import install as _install
 
 _install()
 
-from synkhronos import extensions  # noqa: E402
+from synkhronos import errors, extensions  # noqa: E402
+from synkhronos._building import function  # noqa: E402
 from synkhronos._data import Data, data  # noqa: E402
-from synkhronos._function import Function, function  # noqa: E402
+from synkhronos._function import Function  # noqa: E402
 from synkhronos._lifecycle import close, distribute, fork, get_n_gpu  # noqa: E402
 from synkhronos._variables import (  # noqa: E402
     all_gather,
@@ -50,6 +51,8 @@ __all__ = [
     "close",
     "data",
     "distribute",
+    "errors",
+    "extensions",
     "fork",
     "function",
     "gather",

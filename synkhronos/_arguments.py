@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,8 +17,8 @@ from synkhronos._session import Session
 __all__ = ["Selector", "arrange"]
 
 
-def arrange(graph: Graph, args: Sequence[Any], kwargs: Dict[str, Any]) -> List[Any]:
-    """The value given for each input, in the order of the inputs; `TypeError` for too few, too many, or unknown ones."""
+def arrange(graph: Graph, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """The value given for each input, in the order of the inputs; `TypeError` for missing and surplus ones."""
     names, defaults = graph.input_names, graph.input_defaults
     if len(args) > len(names):
         raise TypeError(f"the function takes {len(names)} inputs {names}; got {len(args)}")
@@ -58,14 +59,15 @@ class Selector:
         self._session = session
         self._graph = graph
         self._values = [self._check(position, value) for position, value in enumerate(values)]
-        self._rows: List[Selection] = []
-        self.shares: Optional[Tuple[Rows, ...]] = None
+        self._rows: list[Selection] = []
+        self.shares: tuple[Rows, ...] | None = None
         if graph.n_scattered:
             self._rows = [self._choose(position, batch) for position in range(graph.n_scattered)]
             sizes = [len(rows) for rows in self._rows]
             if len(set(sizes)) > 1:
                 raise ValueError(
-                    f"scattered inputs must have as many data points as each other; got {dict(zip(graph.input_names, sizes))}"
+                    "scattered inputs must all have the same number of data points; got "
+                    + ", ".join(f"{name}: {size}" for name, size in zip(graph.input_names, sizes))
                 )
             self.shares = tuple(shares(sizes[0], session.n_ranks))
         elif batch is not None:
@@ -87,7 +89,9 @@ class Selector:
             raise TypeError(f"input {name}: expected Data of {var.ndim} dimensions; got {value.ndim}")
         for axis, fixed in enumerate(var.broadcastable):
             if fixed and value.shape[axis] != 1:
-                raise TypeError(f"input {name}: axis {axis} is broadcastable and must have length 1; got shape {value.shape}")
+                raise TypeError(
+                    f"input {name}: axis {axis} is broadcastable and must have length 1; got shape {value.shape}"
+                )
         return value
 
     def _choose(self, position: int, batch: Any) -> Selection:
@@ -100,7 +104,7 @@ class Selector:
             raise IndexError(f"batch spans {length} rows, but the minibatch data of input {name} has {len(value)}")
         return rows
 
-    def stage(self, sliceable_rows: Optional[Sequence[Selection]]) -> Tuple[Tuple[Source, ...], Tuple[RowsRef, ...]]:
+    def stage(self, sliceable_rows: Sequence[Selection] | None) -> tuple[tuple[Source, ...], tuple[RowsRef, ...]]:
         """Put into shared memory what is not there yet: NumPy inputs (the chosen rows alone) and index arrays.
 
         Returns
@@ -108,7 +112,7 @@ class Selector:
         (sources, rows) : tuple
             Where each input lies, and where the rows of the sliceable shared variables are listed for each rank.
         """
-        indexes: Dict[int, np.ndarray] = {}
+        indexes: dict[int, np.ndarray] = {}
         n_bytes = 0
         for position, value in enumerate(self._values):
             rows = self._rows[position] if position < len(self._rows) else None

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import weakref
-from typing import Any, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from synkhronos import _graphs
+from synkhronos._conversion import check_oversize, check_shape, condition, size_in_bytes
 from synkhronos._files import file_of
 from synkhronos._lifecycle import current, drop_segment
 from synkhronos._segments import ArrayRef, FileRef, Segment, dtype_spec
@@ -20,12 +22,12 @@ def data(
     value: Any = None,
     var: Any = None,
     dtype: Any = None,
-    ndim: Optional[int] = None,
-    shape: Optional[Sequence[int]] = None,
+    ndim: int | None = None,
+    shape: Sequence[int] | None = None,
     minibatch: bool = False,
     force_cast: bool = False,
     oversize: float = 1,
-    name: Optional[str] = None,
+    name: str | None = None,
 ) -> Data:
     """Make an array in shared memory, to be given to functions as input.
 
@@ -66,19 +68,22 @@ def data(
         var = getattr(var, "variable", var)
         if not _graphs.is_tensor_variable(var):
             raise TypeError(f"var must be a Theano tensor variable; got {var!r}")
-        for what, given, expected in (("dtype", dtype, np.dtype(var.dtype)), ("ndim", ndim, var.ndim)):
-            if given is not None and (np.dtype(given) if what == "dtype" else given) != expected:
-                raise TypeError(f"{what}={given!r} contradicts var, whose {what} is {expected}")
+        if dtype is not None and np.dtype(dtype) != np.dtype(var.dtype):
+            raise TypeError(f"dtype={dtype!r} contradicts var, whose dtype is {var.dtype}")
+        if ndim is not None and ndim != var.ndim:
+            raise TypeError(f"ndim={ndim!r} contradicts var, whose ndim is {var.ndim}")
         dtype, ndim, name = var.dtype, var.ndim, name or var.name
     if value is not None and (dtype is None or ndim is None):
         array = np.asarray(value)
         dtype = array.dtype if dtype is None else dtype
         ndim = array.ndim if ndim is None else ndim
     if shape is not None:
-        shape = _check_shape(shape, len(shape) if ndim is None else ndim)
+        shape = check_shape(shape, len(shape) if ndim is None else ndim)
         ndim = len(shape)
     if dtype is None or ndim is None:
-        raise TypeError("data needs a dtype and a number of dimensions: give var, or value, or dtype with ndim or shape")
+        raise TypeError(
+            "data needs a dtype and a number of dimensions: give var, or value, or dtype with ndim or shape"
+        )
     made = Data(np.dtype(dtype), ndim, bool(minibatch), name)
     if value is not None:
         made.set_value(value, force_cast=force_cast, oversize=oversize)
@@ -104,7 +109,7 @@ class Data:
     name : str or None
     """
 
-    def __init__(self, dtype: np.dtype, ndim: int, minibatch: bool, name: Optional[str]) -> None:
+    def __init__(self, dtype: np.dtype, ndim: int, minibatch: bool, name: str | None) -> None:
         if dtype.hasobject:
             raise TypeError(f"dtype {dtype} holds Python objects, which cannot lie in shared memory")
         if isinstance(ndim, bool) or not isinstance(ndim, (int, np.integer)) or ndim < 0:
@@ -112,7 +117,7 @@ class Data:
         self.minibatch = minibatch
         self.name = name
         self._array = np.zeros((0,) * ndim if ndim else (), dtype)
-        self._key: Optional[str] = None
+        self._key: str | None = None
         self._buffer = np.zeros(0, np.uint8)
         self._finalizer: Any = None
 
@@ -140,7 +145,7 @@ class Data:
     def __setitem__(self, key: Any, value: Any) -> None:
         self._array[key] = value
 
-    def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> np.ndarray:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return self._array.astype(dtype if dtype is not None else self.dtype, copy=bool(copy))
 
     def __repr__(self) -> str:
@@ -155,7 +160,7 @@ class Data:
         TypeError
             If the ndim differs, or the dtype cannot hold every value of ``value``'s dtype and ``force_cast`` is false.
         """
-        return condition(value, self.dtype, self.ndim, force_cast)
+        return condition(value.data if isinstance(value, Data) else value, self.dtype, self.ndim, force_cast)
 
     def set_value(self, value: Any, force_cast: bool = False, oversize: float = 1) -> None:
         """Store a value of any shape; memory is allocated anew only if it does not fit.
@@ -166,7 +171,7 @@ class Data:
         MemoryError
             If shared memory is too small; the old contents stand.
         """
-        _check_oversize(oversize)
+        check_oversize(oversize)
         array = self.condition_data(value, force_cast)
         file = file_of(array)
         if file is not None:
@@ -178,8 +183,8 @@ class Data:
 
     def set_shape(self, shape: Sequence[int], oversize: float = 1) -> None:
         """Change the shape. What lies inside both the old and the new shape stays; new memory holds zeros."""
-        _check_oversize(oversize)
-        shape = _check_shape(shape, self.ndim)
+        check_oversize(oversize)
+        shape = check_shape(shape, self.ndim)
         if shape == self.shape and self._key is not None:
             return
         old = self._array
@@ -209,17 +214,21 @@ class Data:
 
     # -- memory
 
-    def _view(self, shape: Tuple[int, ...]) -> np.ndarray:
+    def _view(self, shape: tuple[int, ...]) -> np.ndarray:
         return np.ndarray(shape, self.dtype, self._buffer)
 
-    def _fits(self, shape: Tuple[int, ...]) -> bool:
-        return self._key is not None and _n_bytes(shape, self.dtype) <= self._buffer.nbytes and self._buffer.flags.writeable
+    def _fits(self, shape: tuple[int, ...]) -> bool:
+        return (
+            self._key is not None
+            and size_in_bytes(shape, self.dtype) <= self._buffer.nbytes
+            and self._buffer.flags.writeable
+        )
 
-    def _allocate(self, shape: Tuple[int, ...], oversize: float) -> np.ndarray:
+    def _allocate(self, shape: tuple[int, ...], oversize: float) -> np.ndarray:
         """A view of the given shape, in new memory unless the present memory is enough."""
         if not self._fits(shape):
             session = current("Data")
-            n_bytes = max(1, int(_n_bytes(shape, self.dtype) * oversize))
+            n_bytes = max(1, int(size_in_bytes(shape, self.dtype) * oversize))
             segment = Segment.create(n_bytes)
             self._release()
             self._keep(segment.ref.key, segment.array((n_bytes,), np.uint8))
@@ -242,66 +251,3 @@ class Data:
         if self._finalizer is not None:
             self._finalizer()
         self._key, self._finalizer = None, None
-
-
-def condition(value: Any, dtype: np.dtype, ndim: int, force_cast: bool) -> np.ndarray:
-    """``value`` as an array of the given dtype and ndim, by Theano's rules for what may be cast without being asked.
-
-    An array is cast if its dtype's values all fit into ``dtype``; other values (numbers, lists) if they come out equal;
-    a Python float always becomes any floating dtype.
-    """
-    if isinstance(value, Data):
-        value = value.data
-    array = np.asanyarray(value) if isinstance(value, np.memmap) else np.asarray(value)
-    if array.ndim != ndim:
-        raise TypeError(f"expected {ndim} dimensions; got {array.ndim} (shape {array.shape})")
-    if array.dtype == dtype:
-        return array
-    if not force_cast:
-        if isinstance(value, (np.ndarray, np.generic)):
-            fits = np.can_cast(array.dtype, dtype, "safe")
-        else:
-            is_float = type(value) is float and dtype.kind == "f"
-            fits = is_float or (array.dtype.kind in "biufc" and _same_values(array, dtype))
-        if not fits:
-            raise TypeError(f"{array.dtype} values cannot be stored as {dtype} without loss; pass force_cast=True to do it")
-    try:
-        return array.astype(dtype)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{array.dtype} values cannot be stored as {dtype}: {error}") from None
-
-
-def _same_values(array: np.ndarray, dtype: np.dtype) -> bool:
-    if dtype.kind not in "biufc":
-        return False
-    with np.errstate(all="ignore"):
-        cast = array.astype(dtype)
-    return bool(np.array_equal(cast, array, equal_nan=array.dtype.kind in "fc"))
-
-
-def _n_bytes(shape: Tuple[int, ...], dtype: np.dtype) -> int:
-    n_bytes = dtype.itemsize
-    for length in shape:
-        n_bytes *= length
-    return n_bytes
-
-
-def _check_shape(shape: Any, ndim: int) -> Tuple[int, ...]:
-    if isinstance(shape, (int, np.integer)):
-        shape = (shape,)
-    try:
-        checked = tuple(int(length.__index__()) for length in shape)
-    except (AttributeError, TypeError):
-        raise TypeError(f"a shape must be a tuple of ints; got {shape!r}") from None
-    if len(checked) != ndim:
-        raise TypeError(f"expected a shape of {ndim} dimensions; got {shape!r}")
-    if any(length < 0 for length in checked):
-        raise ValueError(f"a shape cannot be negative; got {shape!r}")
-    return checked
-
-
-def _check_oversize(oversize: Any) -> None:
-    if isinstance(oversize, bool) or not isinstance(oversize, (int, float, np.number)):
-        raise TypeError(f"oversize must be a number from 1 to 2; got {oversize!r}")
-    if not 1 <= oversize <= 2:
-        raise ValueError(f"oversize must be from 1 to 2; got {oversize}")

@@ -10,7 +10,8 @@ import logging
 import os
 import subprocess
 import sys
-from typing import Any, List, Optional, Sequence, Union
+from collections.abc import Sequence
+from typing import Any
 
 from threadpoolctl import threadpool_limits
 
@@ -42,7 +43,9 @@ def count_cores() -> int:
 def count_gpus() -> int:
     """The number of CUDA devices that pygpu can see, counted in a subprocess; 0 without pygpu or without a driver."""
     try:
-        done = subprocess.run([sys.executable, "-c", _COUNT_GPUS], capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", _COUNT_GPUS], capture_output=True, text=True, timeout=60, check=True
+        )
     except (OSError, subprocess.SubprocessError) as error:
         _logger.debug("counting GPUs failed: %s", error)
         return 0
@@ -51,9 +54,7 @@ def count_gpus() -> int:
     return int(done.stdout.split()[-1])
 
 
-def find_devices(
-    n_parallel: Optional[int], use_gpu: Optional[bool], devices: Union[None, str, Sequence[str]]
-) -> List[str]:
+def find_devices(n_parallel: int | None, use_gpu: bool | None, devices: str | Sequence[str] | None) -> list[str]:
     """Name the device of each rank.
 
     Parameters
@@ -88,7 +89,7 @@ def find_devices(
     return ["cpu"] * (count_cores() if n_parallel is None else int(n_parallel))
 
 
-def _named(devices: Any, n_parallel: Optional[int], use_gpu: Optional[bool]) -> List[str]:
+def _named(devices: Any, n_parallel: int | None, use_gpu: bool | None) -> list[str]:
     names = [devices] if isinstance(devices, str) else list(devices)
     if not names or not all(isinstance(name, str) for name in names):
         raise TypeError(f'devices must be a device name such as "cpu", or a list of them; got {devices!r}')

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from synkhronos._segments import FileRef, new_key
 __all__ = ["file_of"]
 
 
-def file_of(array: Any) -> Optional[FileRef]:
+def file_of(array: Any) -> FileRef | None:
     """The part of a file that ``array`` maps, or ``None`` if it is no contiguous, shared mapping of a named file.
 
     A mapping of mode ``"c"`` is none: what is written to it is seen by its own process alone.

@@ -6,7 +6,7 @@ import atexit
 import logging
 import os
 import warnings
-from typing import Optional, Sequence, Union
+from collections.abc import Sequence
 
 from synkhronos import _devices
 from synkhronos._segments import remove_stale
@@ -16,7 +16,7 @@ from synkhronos.errors import SessionError
 __all__ = ["close", "current", "distribute", "drop_segment", "fork", "get_n_gpu"]
 
 _logger = logging.getLogger("synkhronos")
-_session: Optional[Session] = None
+_session: Session | None = None
 
 
 def current(function: str = "this") -> Session:
@@ -27,14 +27,14 @@ def current(function: str = "this") -> Session:
 
 
 def fork(
-    n_parallel: Optional[int] = None,
-    use_gpu: Optional[bool] = None,
+    n_parallel: int | None = None,
+    use_gpu: bool | None = None,
     master_rank: int = 0,
     profile_workers: bool = False,
     max_n_var: int = 1000,
     max_dim: int = 16,
     *,
-    devices: Union[None, str, Sequence[str]] = None,
+    devices: str | Sequence[str] | None = None,
     replicate_rng: bool = False,
 ) -> int:
     """Start one worker process for each further device; this process becomes one of the ranks, the master.
@@ -55,7 +55,8 @@ def fork(
     devices : str or list of str, optional
         Name the devices: ``"cpu"``, or one name for each rank.
     replicate_rng : bool
-        ``False`` gives the random states that are distributed a stream of their own on each rank; ``True`` keeps them equal.
+        ``False`` gives the random states that are distributed a stream of their own on each rank; ``True`` keeps them
+        equal.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Index arithmetic: which data points does each rank compute on?
+"""Index arithmetic: which data points each rank computes on.
 
 Pure functions of integers and arrays; no Theano, no processes. Everything that `batch`, `batch_s`, `num_slices` and
 scattering mean is decided here, once, and in the master, so that every rank is told the same thing.
@@ -7,7 +7,8 @@ scattering mean is decided here, once, and in the master, so that every rank is 
 from __future__ import annotations
 
 import operator
-from typing import Any, List, NamedTuple, Sequence, Tuple, Union
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Union
 
 import numpy as np
 
@@ -20,7 +21,7 @@ class Rows(NamedTuple):
     start: int
     stop: int
 
-    def __len__(self) -> int:  # type: ignore[override]
+    def __len__(self) -> int:
         return self.stop - self.start
 
 
@@ -28,15 +29,15 @@ class Rows(NamedTuple):
 Selection = Union[Rows, np.ndarray]
 
 
-def shares(n: int, n_ranks: int) -> List[Rows]:
+def shares(n: int, n_ranks: int) -> list[Rows]:
     """Split ``n`` data points as evenly as possible: the first ``n % n_ranks`` ranks get one more."""
     quotient, rest = divmod(n, n_ranks)
     bounds = [rank * quotient + min(rank, rest) for rank in range(n_ranks + 1)]
     return [Rows(bounds[rank], bounds[rank + 1]) for rank in range(n_ranks)]
 
 
-def pieces(n: int, num_slices: int) -> List[Rows]:
-    """Split one rank's ``n`` data points into at most ``num_slices`` pieces, none of them empty (one, if ``n`` is 0)."""
+def pieces(n: int, num_slices: int) -> list[Rows]:
+    """Split ``n`` data points into at most ``num_slices`` pieces, none of them empty (one, if ``n`` is 0)."""
     return shares(n, max(1, min(n, num_slices)))
 
 
@@ -113,7 +114,7 @@ def _select_indexes(batch: Any, length: int, name: str) -> np.ndarray:
     return np.where(indexes < 0, indexes + length, indexes) if lowest < 0 else indexes
 
 
-def shift(batch: Any, name: str = "batch") -> Tuple[Any, int]:
+def shift(batch: Any, name: str = "batch") -> tuple[Any, int]:
     """Shift ``batch`` so that the lowest row asked for becomes row 0, for data that is the minibatch already.
 
     Returns
@@ -124,7 +125,9 @@ def shift(batch: Any, name: str = "batch") -> Tuple[Any, int]:
     if isinstance(batch, slice):
         start, stop, step = batch.start or 0, batch.stop, 1 if batch.step is None else batch.step
         if stop is None or start < 0 or stop < 0 or step < 1:
-            raise ValueError(f"{name}={batch}: with minibatch data a slice needs a stop, bounds of at least 0, and a positive step")
+            raise ValueError(
+                f"{name}={batch}: with minibatch data a slice needs a stop, bounds of at least 0, and a positive step"
+            )
         rows: Any = np.arange(start, stop, step, dtype=np.int64)
     elif isinstance(batch, (int, np.integer)) and not isinstance(batch, bool):
         return Rows(0, int(batch)), int(batch)
@@ -145,21 +148,28 @@ def shift(batch: Any, name: str = "batch") -> Tuple[Any, int]:
     return rows, length
 
 
-def select_per_rank(batch_s: Any, lengths: Sequence[int]) -> List[Selection]:
+def select_per_rank(batch_s: Any, lengths: Sequence[int]) -> list[Selection]:
     """Turn what a user may give as ``batch_s`` into one selection for each rank.
 
     ``batch_s`` is one selection for all ranks (slice, list of ints, index array, boolean mask), or a list with one
     slice or one list of ints for each rank. ``lengths`` holds the number of rows on each rank.
     """
     n_ranks = len(lengths)
-    if isinstance(batch_s, (list, tuple)) and any(isinstance(item, (slice, list, tuple, np.ndarray)) for item in batch_s):
+    if isinstance(batch_s, (list, tuple)) and any(
+        isinstance(item, (slice, list, tuple, np.ndarray)) for item in batch_s
+    ):
         if len(batch_s) != n_ranks:
-            raise ValueError(f"batch_s: expected one selection for each of {n_ranks} ranks; got a list of {len(batch_s)}")
+            raise ValueError(
+                f"batch_s: expected one selection for each of {n_ranks} ranks; got a list of {len(batch_s)}"
+            )
         each = list(batch_s)
     elif batch_s is None or isinstance(batch_s, slice) or np.ndim(batch_s) == 1:
         each = [batch_s] * n_ranks
     else:
-        raise TypeError(f"batch_s must be a slice, a list of ints, an index array, or a list of these, one for each rank; got {batch_s!r}")
+        raise TypeError(
+            "batch_s must be a slice, a list of ints, an index array, or a list of these, one for each rank; "
+            f"got {batch_s!r}"
+        )
     return [select(one, length, f"batch_s on rank {rank}") for rank, (one, length) in enumerate(zip(each, lengths))]
 
 

@@ -1,10 +1,12 @@
-"""The commands that the master gives and every rank executes. Arrays never travel inside one: an `ArrayRef` says where
-in shared memory they lie."""
+"""The commands that the master gives and every rank executes.
+
+Arrays never travel inside one: an `ArrayRef` says where in shared memory they lie.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import List, NamedTuple, Optional, Tuple, Union
+from typing import NamedTuple, Union
 
 from synkhronos._partition import Rows
 from synkhronos._segments import ArrayRef, FileRef, SegmentRef
@@ -32,18 +34,18 @@ RowsRef = Union[Rows, ArrayRef]
 
 
 class Source(NamedTuple):
-    """An array in shared memory, and which of its rows are meant (``None`` for the whole array, as for broadcast inputs)."""
+    """An array in shared memory, and which of its rows are meant (``None``: the whole array)."""
 
     array: ArrayRef
-    rows: Optional[RowsRef]
+    rows: RowsRef | None
 
 
 class Release(NamedTuple):
     """What the master has dropped since the last command."""
 
-    segments: Tuple[str, ...] = ()
-    functions: Tuple[int, ...] = ()
-    variables: Tuple[int, ...] = ()
+    segments: tuple[str, ...] = ()
+    functions: tuple[int, ...] = ()
+    variables: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Load:
     """Unpickle functions and their new shared variables."""
 
     pickled: ArrayRef
-    buffers: Tuple[ArrayRef, ...]
+    buffers: tuple[ArrayRef, ...]
     replicate_rng: bool
 
 
@@ -68,61 +70,61 @@ class Call:
     """
 
     function: int
-    inputs: Tuple[Source, ...]
+    inputs: tuple[Source, ...]
     n_scattered: int
-    shares: Optional[Tuple[Rows, ...]]  # of the scattered inputs, one for each rank
-    rows: Tuple[RowsRef, ...]  # of the sliceable shared variables, one for each rank; empty: all of them, as they are
-    counts: Tuple[int, ...]  # data points on each rank; a rank with 0 sits out, unless `everybody`
+    shares: tuple[Rows, ...] | None  # of the scattered inputs, one for each rank
+    rows: tuple[RowsRef, ...]  # of the sliceable shared variables, one for each rank; empty: all of them, as they are
+    counts: tuple[int, ...]  # data points on each rank; a rank with 0 sits out, unless `everybody`
     everybody: bool
     num_slices: int
-    output_modes: Tuple[Optional[str], ...]  # of the outputs that are wanted
-    output_subset: Optional[Tuple[int, ...]]
-    updated: Tuple[int, ...]
-    update_modes: Tuple[str, ...]
+    output_modes: tuple[str | None, ...]  # of the outputs that are wanted
+    output_subset: tuple[int, ...] | None
+    updated: tuple[int, ...]
+    update_modes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Get:
-    """Return the values of variables, on some ranks (``None``: on all); `publish` puts the master's into shared memory too."""
+    """Return the values of variables, on some ranks (``None``: all); `publish` shares the master's as well."""
 
-    variables: Tuple[int, ...]
-    ranks: Optional[Tuple[int, ...]] = None
+    variables: tuple[int, ...]
+    ranks: tuple[int, ...] | None = None
     publish: bool = False
 
 
 @dataclass(frozen=True)
 class Put:
-    """Set variables to (rows of) arrays, on some ranks; ``shares`` gives each rank's part of the rows, if they differ."""
+    """Set variables to (rows of) arrays, on some ranks; `shares` gives each rank's part of the rows."""
 
-    variables: Tuple[int, ...]
-    sources: Tuple[Source, ...]
-    shares: Optional[Tuple[Tuple[Rows, ...], ...]] = None
-    ranks: Optional[Tuple[int, ...]] = None
+    variables: tuple[int, ...]
+    sources: tuple[Source, ...]
+    shares: tuple[tuple[Rows, ...], ...] | None = None
+    ranks: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
 class AllReduce:
     """Reduce variables over all ranks, in place on every rank."""
 
-    variables: Tuple[int, ...]
+    variables: tuple[int, ...]
     op: str
-    weights: Optional[Tuple[float, ...]]
+    weights: tuple[float, ...] | None
 
 
 @dataclass(frozen=True)
 class AllGather:
     """Set each variable to the concatenation of arrays in shared memory: ``arrays[i][rank]`` for variable ``i``."""
 
-    variables: Tuple[int, ...]
-    segments: Tuple[SegmentRef, ...]  # where the arrays lie: attached for this command alone
-    arrays: Tuple[Tuple[ArrayRef, ...], ...]
+    variables: tuple[int, ...]
+    segments: tuple[SegmentRef, ...]  # where the arrays lie: attached for this command alone
+    arrays: tuple[tuple[ArrayRef, ...], ...]
 
 
 @dataclass(frozen=True)
 class Shapes:
     """Return the shapes of variables."""
 
-    variables: Tuple[int, ...]
+    variables: tuple[int, ...]
 
 
 Command = Union[Settle, Load, Call, Get, Put, AllReduce, AllGather, Shapes]
@@ -131,9 +133,9 @@ Command = Union[Settle, Load, Call, Get, Put, AllReduce, AllGather, Shapes]
 class Envelope(NamedTuple):
     """What travels from the master to a worker: a command (``None``: stop), and what to map and to forget first."""
 
-    attach: Tuple[Union[SegmentRef, FileRef], ...]
+    attach: tuple[SegmentRef | FileRef, ...]
     release: Release
-    command: Optional[Command]
+    command: Command | None
 
 
 class Failure(NamedTuple):
@@ -148,5 +150,5 @@ class Failure(NamedTuple):
 class Arrays(NamedTuple):
     """What a worker answers when a command gave arrays: where they lie (``None`` entries: not wanted by the master)."""
 
-    segment: Optional[SegmentRef]
-    refs: List[Optional[ArrayRef]]
+    segment: SegmentRef | None
+    refs: list[ArrayRef | None]

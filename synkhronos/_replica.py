@@ -1,19 +1,18 @@
 """What one rank holds (functions, shared variables, data), and how it executes a command on them.
 
-The same code runs on every rank, the master included; only the master's functions are compiled rather than unpickled, and
-its results are used where they are instead of being published.
+The same code runs on every rank, the master included; only the master's functions are compiled rather than unpickled,
+and its results are used where they are instead of being published.
 """
 
 from __future__ import annotations
 
-import pickle
-import time
-import traceback
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any, Callable, Optional
 
 import numpy as np
 
 from synkhronos import _graphs
+from synkhronos._arena import Arena
 from synkhronos._collectives import Accumulator, SharedMemoryTransport, as_stored
 from synkhronos._devices import limit_threads
 from synkhronos._partition import Rows, Selection, pieces, take
@@ -23,8 +22,6 @@ from synkhronos._protocol import (
     Arrays,
     Call,
     Command,
-    Envelope,
-    Failure,
     Get,
     Load,
     Put,
@@ -33,13 +30,11 @@ from synkhronos._protocol import (
     Shapes,
     Source,
 )
-from synkhronos._segments import Arena, SegmentTable, aligned
-from synkhronos._team import Team
-from synkhronos.errors import CollectiveAborted
+from synkhronos._segments import SegmentTable, aligned
 
-__all__ = ["Replica", "serve"]
+__all__ = ["Replica"]
 
-Values = List[Optional[np.ndarray]]
+Values = list[Optional[np.ndarray]]
 
 
 class Replica:
@@ -70,12 +65,12 @@ class Replica:
         self.is_master = stream == 0
         self.segments = segments
         self.variables = variables
-        self.functions: Dict[int, Any] = {}
+        self.functions: dict[int, Any] = {}
         self.outbox = Arena(segments)
-        self._thread_limits: List[Any] = []
+        self._thread_limits: list[Any] = []
         self._transport = transport
-        self._excerpts: Dict[Tuple[int, int], np.ndarray] = {}
-        self._handlers: Dict[type, Callable[[Any], Any]] = {
+        self._excerpts: dict[tuple[int, int], np.ndarray] = {}
+        self._handlers: dict[type, Callable[[Any], Any]] = {
             Settle: lambda command: None,
             Load: self._load,
             Call: self._call,
@@ -87,7 +82,7 @@ class Replica:
         }
 
     def execute(self, command: Command) -> Any:
-        """Carry out one command; returns this rank's result (arrays for `Call` and `Get`, else metadata or ``None``)."""
+        """Carry out one command; returns arrays for `Call` and `Get`, else metadata or ``None``."""
         self._transport.restart()
         return self._handlers[type(command)](command)
 
@@ -128,7 +123,7 @@ class Replica:
             self.functions.update(_graphs.load(bundle, self.variables, stream))
         self.limit_threads()  # compiled functions may have brought a BLAS library with them
 
-    def _call(self, command: Call) -> Optional[Values]:
+    def _call(self, command: Call) -> Values | None:
         if not command.counts[self.rank] and not command.everybody:
             return None
         function = self.functions[command.function]
@@ -137,31 +132,33 @@ class Replica:
         n_scattered = command.n_scattered
         whole = [self.segments.view(source.array) for source in command.inputs[n_scattered:]]
 
-        def run(part: Rows, sliced: Optional[Selection]) -> List[Any]:
-            inputs = [self._excerpt(source, part, (command.function, i)) for i, source in enumerate(command.inputs[:n_scattered])]
-            extra: Tuple[Any, ...] = () if sliced is None else tuple(sliced) if isinstance(sliced, Rows) else (sliced,)
+        def run(part: Rows, sliced: Selection | None) -> list[Any]:
+            inputs = [
+                self._excerpt(source, part, (command.function, i))
+                for i, source in enumerate(command.inputs[:n_scattered])
+            ]
+            extra: tuple[Any, ...] = () if sliced is None else tuple(sliced) if isinstance(sliced, Rows) else (sliced,)
             subset = None if command.output_subset is None else list(command.output_subset)
             return function(*inputs, *whole, *extra, output_subset=subset)
 
-        if command.num_slices == 1:
-            outputs = run(share, rows)
-        else:
-            outputs = self._call_sliced(command, run, share, rows)
+        outputs = run(share, rows) if command.num_slices == 1 else self._call_sliced(command, run, share, rows)
         return [
             np.asarray(output) if self.is_master or mode is not None else None
             for output, mode in zip(outputs, command.output_modes)
         ]
 
     def _call_sliced(
-        self, command: Call, run: Callable[..., List[Any]], share: Rows, rows: Optional[Selection]
-    ) -> List[Any]:
+        self, command: Call, run: Callable[..., list[Any]], share: Rows, rows: Selection | None
+    ) -> list[Any]:
         """Compute in pieces from the values before the call, accumulate, and apply the updates once."""
         total = command.counts[self.rank]
         n_points = len(share) if command.shares else total
         parts = pieces(n_points, command.num_slices)
         sliced = [None] * len(parts) if rows is None else [take(rows, part) for part in pieces(len(rows), len(parts))]
         modes = [mode or "avg" for mode in command.output_modes]
-        names = [f"output {i}" for i in range(len(modes))] + [f"the update of {self.variables[key]}" for key in command.updated]
+        names = [f"output {i}" for i in range(len(modes))] + [
+            f"the update of {self.variables[key]}" for key in command.updated
+        ]
         accumulators = [Accumulator(mode, n_points, name) for mode, name in zip([*modes, *command.update_modes], names)]
         for part, some in zip(parts, sliced):
             results = run(Rows(share.start + part.start, share.start + part.stop), some)
@@ -176,7 +173,7 @@ class Replica:
     def _rows(self, rows: RowsRef) -> Selection:
         return rows if isinstance(rows, Rows) else self.segments.view(rows)
 
-    def _excerpt(self, source: Source, part: Rows, key: Optional[Tuple[int, int]] = None) -> np.ndarray:
+    def _excerpt(self, source: Source, part: Rows, key: tuple[int, int] | None = None) -> np.ndarray:
         """Rows ``part`` of what ``source`` selects: a view where they are contiguous, else copied.
 
         With a ``key`` the copy goes to a buffer that the next excerpt of that key overwrites.
@@ -190,14 +187,19 @@ class Replica:
         if key is None:
             return data.take(rows, axis=0, mode="clip")
         buffer = self._excerpts.get(key)
-        if buffer is None or len(buffer) < len(rows) or buffer.shape[1:] != data.shape[1:] or buffer.dtype != data.dtype:
+        if (
+            buffer is None
+            or len(buffer) < len(rows)
+            or buffer.shape[1:] != data.shape[1:]
+            or buffer.dtype != data.dtype
+        ):
             buffer = self._excerpts[key] = np.empty((len(rows), *data.shape[1:]), data.dtype)
         # the indexes were checked by the master; mode="raise" would make take() copy twice
         return np.take(data, rows, axis=0, out=buffer[: len(rows)], mode="clip")
 
     # -- shared variables
 
-    def _get(self, command: Get) -> Optional[Any]:
+    def _get(self, command: Get) -> Any | None:
         if command.ranks is not None and self.rank not in command.ranks:
             return None
         values = [_graphs.get_array(self.variables[key]) for key in command.variables]
@@ -242,28 +244,5 @@ class Replica:
             if not self.is_master and (own is None or segment.key != own.key):
                 self.segments.release(segment.key)
 
-    def _shapes(self, command: Shapes) -> List[Tuple[int, ...]]:
+    def _shapes(self, command: Shapes) -> list[tuple[int, ...]]:
         return [_graphs.get_array(self.variables[key]).shape for key in command.variables]
-
-
-def serve(team: Team, replica: Replica) -> None:
-    """A worker's life: execute what the master says until it says stop."""
-    while True:
-        envelope: Envelope = pickle.loads(team.receive())
-        if envelope.command is None:
-            return
-        reply: Any
-        try:
-            team.signals.restart()
-            for ref in envelope.attach:
-                replica.segments.attach(ref)
-            replica.forget(*envelope.release)
-            reply = replica.execute(envelope.command)
-            if isinstance(envelope.command, (Call, Get)) and reply is not None:
-                reply = replica.publish(reply)
-        except Exception as error:
-            aborted = isinstance(error, CollectiveAborted)
-            reply = Failure(time.monotonic(), f"{type(error).__name__}: {error}", traceback.format_exc(), aborted)
-            if not aborted:
-                team.signals.abort()
-        team.answer(pickle.dumps(reply, protocol=pickle.HIGHEST_PROTOCOL))

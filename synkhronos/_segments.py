@@ -4,8 +4,9 @@ Invariants
 ----------
 * A segment's name exists only between two consecutive system calls of its creator: it is unlinked before any memory is
   reserved. Other processes open it through the creator's file descriptor (``/proc/<pid>/fd/<fd>``), so that whatever
-  ends a process, at whatever moment, leaves nothing in ``/dev/shm``; `remove_stale` sweeps even the gap between the two.
-* All of a segment's pages are reserved when it is made: a full ``/dev/shm`` is a `MemoryError` then, never a SIGBUS later.
+  ends a process, at whatever moment, leaves nothing in ``/dev/shm``; `remove_stale` sweeps even the gap between the
+  two.
+* A segment's pages are all reserved when it is made: a full ``/dev/shm`` is a `MemoryError`, never a SIGBUS later.
 * Mode 0600 and 128 random bits in the name.
 * A mapping lives as long as any array that views it.
 """
@@ -17,12 +18,23 @@ import itertools
 import mmap
 import os
 import secrets
-from typing import Any, Dict, NamedTuple, Optional, Tuple, Union
+from typing import Any, NamedTuple
 
 import numpy as np
 import posix_ipc
 
-__all__ = ["ALIGNMENT", "Arena", "ArrayRef", "FileRef", "Segment", "SegmentRef", "SegmentTable", "aligned", "dtype_spec", "private_name", "remove_stale"]
+__all__ = [
+    "ALIGNMENT",
+    "ArrayRef",
+    "FileRef",
+    "Segment",
+    "SegmentRef",
+    "SegmentTable",
+    "aligned",
+    "dtype_spec",
+    "private_name",
+    "remove_stale",
+]
 
 #: Arrays in a segment start at multiples of this many bytes: a cache line, and enough for every vector instruction.
 ALIGNMENT = 64
@@ -55,7 +67,7 @@ class ArrayRef(NamedTuple):
 
     key: str
     offset: int
-    shape: Tuple[int, ...]
+    shape: tuple[int, ...]
     dtype: Any
 
 
@@ -127,7 +139,7 @@ class Segment:
             os.close(self.ref.fd)
         self.ref = self.ref._replace(fd=-1)
 
-    def array(self, shape: Tuple[int, ...], dtype: Any, offset: int = 0) -> np.ndarray:
+    def array(self, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> np.ndarray:
         """A view of the bytes from ``offset`` on as an array; it keeps the mapping alive."""
         return np.ndarray(shape, dtype=dtype, buffer=self.buffer, offset=offset)
 
@@ -156,12 +168,12 @@ class SegmentTable:
     """The segments that this process has mapped, by key; one table for each process, inherited by forked workers."""
 
     def __init__(self) -> None:
-        self._bytes: Dict[str, np.ndarray] = {}
+        self._bytes: dict[str, np.ndarray] = {}
 
     def add(self, segment: Segment) -> None:
         self._bytes[segment.ref.key] = segment.array((segment.ref.size,), np.uint8)
 
-    def attach(self, ref: Union[SegmentRef, FileRef]) -> None:
+    def attach(self, ref: SegmentRef | FileRef) -> None:
         """Map what `ref` names, unless this process has it already (its creator, or a child forked later)."""
         if ref.key in self._bytes:
             return
@@ -190,56 +202,8 @@ def dtype_spec(dtype: np.dtype) -> Any:
     return dtype.str if dtype.names is None and dtype.subdtype is None else dtype
 
 
-class Arena:
-    """A segment that one rank fills anew for each command, and that grows when it has to.
-
-    Attributes
-    ----------
-    ref : SegmentRef or None
-        What another rank must `SegmentTable.attach` before it can see what was placed; ``None`` before the first `reserve`.
-    """
-
-    def __init__(self, table: SegmentTable) -> None:
-        self._table = table
-        self._segment: Optional[Segment] = None
-        self._used = 0
-
-    @property
-    def ref(self) -> Optional[SegmentRef]:
-        return self._segment.ref if self._segment is not None else None
-
-    def reserve(self, n_bytes: int) -> None:
-        """Forget what was placed, and make room for ``n_bytes`` (the sum of `aligned` sizes)."""
-        self._used = 0
-        if self._segment is None or self._segment.ref.size < n_bytes:
-            self.free()
-            self._segment = Segment.create(max(n_bytes, 64 * 1024))
-            self._table.add(self._segment)
-
-    def empty(self, shape: Tuple[int, ...], dtype: np.dtype) -> Tuple[ArrayRef, np.ndarray]:
-        """Place an array with arbitrary contents; returns where it lies, and a view to fill."""
-        assert self._segment is not None
-        view = self._segment.array(shape, dtype, self._used)
-        ref = ArrayRef(self._segment.ref.key, self._used, shape, dtype_spec(view.dtype))
-        self._used += aligned(view.nbytes)
-        return ref, view
-
-    def place(self, array: np.ndarray) -> ArrayRef:
-        """Place a copy of an array."""
-        ref, view = self.empty(array.shape, array.dtype)
-        np.copyto(view, array)
-        return ref
-
-    def free(self) -> None:
-        """Give the memory back (each rank that attached it releases its own mapping)."""
-        if self._segment is not None:
-            self._table.release(self._segment.ref.key)
-            self._segment.close_fd()
-            self._segment = None
-
-
-def remove_stale(folder: str = "/dev/shm") -> Optional[int]:
-    """Unlink segments and semaphores of this user whose creator was killed between making and unlinking them; return how many."""
+def remove_stale(folder: str = "/dev/shm") -> int | None:
+    """Unlink what this user's killed processes made and had no time to unlink; return how many names."""
     removed = 0
     try:
         names = [name for name in os.listdir(folder) if name.startswith((_PREFIX, f"sem.{_PREFIX}"))]

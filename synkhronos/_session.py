@@ -1,8 +1,8 @@
 """The session: the single owner of mutable state between `fork` and `close`; public functions delegate to it.
 
-`Session.run` is the one way in which anything happens on the ranks: the workers are told, the master does the same on its
-own replica, and the results of all ranks come back in rank order. Results of other ranks are views of shared memory, good
-until the next command, so callers combine them while they hold `Session.lock`.
+`Session.run` is the one way in which anything happens on the ranks: the workers are told, the master does the same on
+its own replica, and the results of all ranks come back in rank order. Results of other ranks are views of shared
+memory, good until the next command, so callers combine them while they hold `Session.lock`.
 """
 
 from __future__ import annotations
@@ -12,17 +12,20 @@ import os
 import pickle
 import threading
 import time
-from collections import deque
-from typing import Any, Deque, Dict, List, Optional, Sequence, Union
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from synkhronos import _devices, _graphs
+from synkhronos._arena import Arena
 from synkhronos._collectives import LANE_BYTES, SharedMemoryTransport
-from synkhronos._protocol import Arrays, Command, Envelope, Failure, Load, Release, Settle
-from synkhronos._replica import Replica, serve
-from synkhronos._segments import Arena, ArrayRef, FileRef, Segment, SegmentRef, SegmentTable, aligned
+from synkhronos._ledger import Ledger
+from synkhronos._protocol import Arrays, Command, Failure, Load, Settle
+from synkhronos._replica import Replica
+from synkhronos._segments import ArrayRef, FileRef, Segment, SegmentTable, aligned
 from synkhronos._team import Team
+from synkhronos._worker import serve
 from synkhronos.errors import CollectiveAborted, RemoteError, SessionError, WorkerDied, WorkerError
 
 __all__ = ["Session", "segments"]
@@ -51,20 +54,17 @@ class Session:
         Leave all ranks the same random streams.
     """
 
-    def __init__(self, devices: List[str], master_rank: int, profile_workers: bool, replicate_rng: bool) -> None:
+    def __init__(self, devices: list[str], master_rank: int, profile_workers: bool, replicate_rng: bool) -> None:
         self.n_ranks = len(devices)
         self.master_rank = master_rank
         self.devices = devices
         self.lock = threading.RLock()
-        self.broken: Optional[BaseException] = None
+        self.broken: BaseException | None = None
         self.pid = os.getpid()
         self._replicate_rng = replicate_rng
-        self._functions: Dict[int, Any] = {}  # compiled, not yet distributed
+        self._functions: dict[int, Any] = {}  # compiled, not yet distributed
         self._next_function = 0
-        self._attach: List[Union[SegmentRef, FileRef]] = []
-        self._made: Dict[str, Segment] = {}  # segments whose descriptor is open until the workers have attached them
-        self._dropped: Dict[str, Deque[Any]] = {"segments": deque(), "functions": deque(), "variables": deque()}
-        self._outboxes: Dict[int, SegmentRef] = {}
+        self._ledger = Ledger(segments)
         spin = _SPIN_SECONDS if self.n_ranks <= _devices.count_cores() else 0.0
         self._team = Team(devices, master_rank, spin)
         shared = Segment.create(2 * self.n_ranks * LANE_BYTES + 8 * self.n_ranks)
@@ -73,7 +73,7 @@ class Session:
         signatures = shared.array((self.n_ranks,), np.int64, offset=lanes.nbytes)
 
         def make_replica(rank: int) -> Replica:
-            table = _graphs.VariableTable(self._dropped["variables"].append if rank == master_rank else None)
+            table = _graphs.VariableTable(self._ledger.variables.append if rank == master_rank else None)
             stream = (rank - master_rank) % self.n_ranks
             transport = SharedMemoryTransport(lanes, signatures, rank, self._team.barrier)
             return Replica(rank, self.n_ranks, stream, segments, table, transport)
@@ -89,11 +89,10 @@ class Session:
         self._team.start(work)
         self.replica = make_replica(master_rank)
         self.replica.limit_threads()
-        self._staging = Arena(segments)
 
     # -- commands
 
-    def run(self, command: Command) -> List[Any]:
+    def run(self, command: Command) -> list[Any]:
         """Have every rank execute a command; returns their results in rank order, arrays as arrays.
 
         Raises
@@ -110,18 +109,17 @@ class Session:
                 for one in results
             ]
 
-    def publish(self, command: Command) -> List[Any]:
+    def publish(self, command: Command) -> list[Any]:
         """The same, but with the workers' arrays as `Arrays`, which other ranks can be told of."""
         with self.lock:
             self.check_usable()
-            envelope = self._envelope(command)
-            self._team.signals.restart()
-            self.replica.forget(*envelope.release)
-            self._team.send(pickle.dumps(envelope, protocol=pickle.HIGHEST_PROTOCOL))
-            own_error: Optional[Exception] = None
+            own_error: Exception | None = None
             own_time = 0.0
             result: Any = None
             try:
+                envelope = self._ledger.envelope(command)
+                self._team.send(pickle.dumps(envelope, protocol=pickle.HIGHEST_PROTOCOL))
+                self.replica.forget(*envelope.release)
                 try:
                     result = self.replica.execute(command)
                 except WorkerDied:
@@ -134,38 +132,14 @@ class Session:
                 self._interrupted(error)
                 raise
             results = [None if reply is None else pickle.loads(reply) for reply in replies]
-            self._attached()
+            self._ledger.delivered()
             self._raise_first_failure(command, results, own_error, own_time)
             results[self.master_rank] = result
-            for rank in self._team.workers:
-                if isinstance(results[rank], Arrays):
-                    self._see_outbox(rank, results[rank].segment)
+            self._ledger.see_outboxes(results, self._team.workers)
             return results
 
-    def _envelope(self, command: Optional[Command]) -> Envelope:
-        attach = list(self._attach)
-        if self._staging.ref is not None:
-            attach.append(self._staging.ref)
-        return Envelope(tuple(attach), Release(*(_take_all(queue) for queue in self._dropped.values())), command)
-
-    def _attached(self) -> None:
-        self._attach.clear()
-        for segment in self._made.values():
-            segment.close_fd()
-        self._made.clear()
-
-    def _see_outbox(self, rank: int, segment: Optional[SegmentRef]) -> None:
-        """Map the segment in which a worker publishes, if it is a new one."""
-        known = self._outboxes.get(rank)
-        if segment is None or (known is not None and known.key == segment.key):
-            return
-        if known is not None:
-            segments.release(known.key)
-        segments.attach(segment)
-        self._outboxes[rank] = segment
-
     def _raise_first_failure(
-        self, command: Command, results: Sequence[Any], own_error: Optional[Exception], own_time: float
+        self, command: Command, results: Sequence[Any], own_error: Exception | None, own_time: float
     ) -> None:
         failures = {rank: result for rank, result in enumerate(results) if isinstance(result, Failure)}
         if own_error is not None:
@@ -193,7 +167,7 @@ class Session:
             try:
                 self._team.collect(time.monotonic() + _INTERRUPT_SECONDS)
                 self._team.signals.reset()
-                self._attached()
+                self._ledger.delivered()
                 _logger.warning("interrupted; the session is usable, but replicas may differ now")
                 return
             except BaseException as second:
@@ -214,34 +188,23 @@ class Session:
 
     # -- shared memory
 
-    def stage(self, arrays: Sequence[np.ndarray]) -> List[ArrayRef]:
+    def stage(self, arrays: Sequence[np.ndarray]) -> list[ArrayRef]:
         """Copy arrays to where every rank can read them, until the next call of `stage` or `reserve`."""
-        self.reserve(sum(aligned(array.nbytes) for array in arrays))
-        return [self._staging.place(array) for array in arrays]
+        arena = self.reserve(sum(aligned(array.nbytes) for array in arrays))
+        return [arena.place(array) for array in arrays]
 
     def reserve(self, n_bytes: int) -> Arena:
         """The staging arena, emptied and with room for ``n_bytes``."""
-        old = self._staging.ref
-        self._staging.reserve(n_bytes)
-        if old is not None and self._staging.ref != old:
-            self._dropped["segments"].append(old.key)
-        return self._staging
+        return self._ledger.reserve(n_bytes)
 
-    def share(self, made: Union[Segment, FileRef]) -> None:
+    def share(self, made: Segment | FileRef) -> None:
         """Make a segment or file known here at once, and to every worker before its next command."""
-        if isinstance(made, FileRef):
-            segments.attach(made)
-            self._attach.append(made)
-        else:
-            segments.add(made)
-            self._attach.append(made.ref)
-            self._made[made.ref.key] = made
-        if len(self._attach) >= _MAX_PENDING_SEGMENTS:
+        if self._ledger.add(made) >= _MAX_PENDING_SEGMENTS:
             self.run(Settle())
 
     def drop_segment(self, key: str) -> None:
         """Have every rank forget a segment, with the next command."""
-        self._dropped["segments"].append(key)
+        self._ledger.segments.append(key)
 
     # -- functions
 
@@ -256,7 +219,7 @@ class Session:
     def drop_function(self, key: int) -> None:
         """Have every rank forget a function, with the next command."""
         self._functions.pop(key, None)
-        self._dropped["functions"].append(key)
+        self._ledger.functions.append(key)
 
     def distribute(self) -> None:
         """Replicate all functions that are not yet on every rank."""
@@ -278,15 +241,8 @@ class Session:
         if os.getpid() != self.pid:
             return
         if self.broken is None:
-            self._team.send(pickle.dumps(self._envelope(None)))
+            self._team.send(pickle.dumps(self._ledger.envelope(None)))
             self._team.stop()
-        self._attached()
         self.replica.restore_threads()
-        self._staging.free()
         self.replica.outbox.free()
-        for ref in self._outboxes.values():
-            segments.release(ref.key)
-
-
-def _take_all(queue: Deque[Any]) -> tuple:
-    return tuple(queue.popleft() for _ in range(len(queue)))
+        self._ledger.close()

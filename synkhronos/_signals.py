@@ -2,9 +2,9 @@
 
 Invariants
 ----------
-* No wait without a way out: a parked wait wakes every `POLL` seconds and calls ``check``, which raises if the peers that
-  could end the wait are dead, or if the abort flag is up.
-* A wait spins briefly first, and only if every rank has a core to itself, since spinning may not steal a computing core.
+* No wait without a way out: a parked wait wakes every `POLL` seconds and calls ``check``, which raises if the peers
+  that could end the wait are dead, or if the abort flag is up.
+* A wait spins briefly first, but only if every rank has a core to itself: spinning must not steal a computing core.
 * Semaphores are unlinked as soon as they exist; workers inherit them through the fork.
 """
 

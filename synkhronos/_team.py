@@ -8,8 +8,8 @@
 Invariants
 ----------
 * One message is outstanding at a time, and every worker answers it once.
-* Every wait wakes `POLL` seconds after it parked, at the latest: the master to see whether a worker has died, a worker to
-  see whether the master has. A worker is also killed by the kernel when the master's thread that forked it ends.
+* Every wait wakes `POLL` seconds after it parked, at the latest: the master to see whether a worker has died, a worker
+  to see whether the master has. A worker is also killed by the kernel when the master's main thread ends.
 * Workers ignore SIGINT: Ctrl-C is the master's to handle.
 """
 
@@ -24,7 +24,7 @@ import signal
 import sys
 import threading
 import time
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable
 
 import numpy as np
 
@@ -52,7 +52,7 @@ class _Box:
         segment.close_fd()
         self._bytes = segment.buffer
         self._lengths = segment.array((2,), np.int64)
-        self._overflow: Optional[Segment] = None
+        self._overflow: Segment | None = None
 
     def put(self, message: bytes) -> None:
         if self._overflow is not None:
@@ -88,7 +88,7 @@ class Team:
         Seconds that a wait spins before it parks.
     """
 
-    def __init__(self, devices: List[str], master_rank: int, spin: float) -> None:
+    def __init__(self, devices: list[str], master_rank: int, spin: float) -> None:
         self.devices = devices
         self.n_ranks = len(devices)
         self.master_rank = master_rank
@@ -100,7 +100,8 @@ class Team:
         self.signals = Signals(self.n_ranks, spin, self._flags_segment.array((1,), np.int64))
         self._mailbox = _Box()
         self._answers = [_Box() for _ in range(self.n_ranks)]
-        self._processes: List[Any] = [None] * self.n_ranks
+        self._processes: list[Any] = [None] * self.n_ranks
+        self._unanswered = 0
 
     # -- the master's side
 
@@ -118,11 +119,13 @@ class Team:
     def send(self, message: bytes) -> None:
         """Hand every worker the same message."""
         self._mailbox.put(message)
+        self.signals.restart()
+        self._unanswered = len(self.workers)
         for rank in self.workers:
             self.signals.start[rank].release()
 
-    def collect(self, deadline: Optional[float] = None) -> List[Optional[bytes]]:
-        """Wait for the answers of all workers; a list by rank, ``None`` at the master's.
+    def collect(self, deadline: float | None = None) -> list[bytes | None]:
+        """Wait for the answers of all workers, by rank; ``None`` at the master's. May be called again if interrupted.
 
         Raises
         ------
@@ -137,8 +140,9 @@ class Team:
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError("workers did not answer in time")
 
-        for _ in self.workers:
+        while self._unanswered:
             wait(self.signals.done, self.signals.spin, check)
+            self._unanswered -= 1
         return [self._answers[rank].get() if rank in self.workers else None for rank in range(self.n_ranks)]
 
     def check_workers(self) -> None:
@@ -147,8 +151,8 @@ class Team:
             process = self._processes[rank]
             if process is not None and process.exitcode is not None:
                 raise WorkerDied(
-                    f"the worker of rank {rank} ({self.devices[rank]}, pid {process.pid}) {describe_exit(process.exitcode)}; "
-                    "the session is broken: call synkhronos.close(), then synkhronos.fork() again",
+                    f"the worker of rank {rank} ({self.devices[rank]}, pid {process.pid}) "
+                    f"{describe_exit(process.exitcode)}; the session is broken: call synkhronos.close(), then synkhronos.fork() again",
                     rank=rank,
                     pid=process.pid,
                     exitcode=process.exitcode,
@@ -198,6 +202,7 @@ class Team:
     def receive(self) -> bytes:
         """Wait for the master's next message."""
         wait(self.signals.start[self.rank], self.signals.spin, self.check_master)
+        self.signals.restart()
         return self._mailbox.get()
 
     def answer(self, message: bytes) -> None:
@@ -221,5 +226,9 @@ def describe_exit(exitcode: int) -> str:
         name = signal.Signals(-exitcode).name
     except ValueError:
         name = f"signal {-exitcode}"
-    hint = {"SIGKILL": " (out of memory?)", "SIGSEGV": " (a crash in compiled code)", "SIGBUS": " (out of shared memory?)"}
+    hint = {
+        "SIGKILL": " (out of memory?)",
+        "SIGSEGV": " (a crash in compiled code)",
+        "SIGBUS": " (out of shared memory?)",
+    }
     return f"was killed by {name}{hint.get(name, '')}"

@@ -1,23 +1,32 @@
 """Collectives on Theano shared variables: moving and combining the replicas of a variable across ranks.
 
-Every function here takes one shared variable or a list of them, and, where it takes or returns values, one value or a list
-to match. A variable must be used by a function of the session; a function that is not yet distributed is distributed first.
+Every function here takes one shared variable or a list of them, and, where it takes or returns values, one value or a
+list to match. A variable must be used by a function of the session; a function that is not yet distributed is
+distributed first.
 """
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from synkhronos import _graphs
-from synkhronos._collectives import OPS, ShapesDiffer, as_stored, combine
-from synkhronos._data import Data, condition
-from synkhronos._lifecycle import current
-from synkhronos._partition import Rows, Selection, select, shares
-from synkhronos._protocol import AllGather, AllReduce, Get, Put, Shapes, Source
-from synkhronos._segments import aligned
-from synkhronos._session import Session
+from synkhronos._collectives import ShapesDiffer, as_stored, combine
+from synkhronos._protocol import AllGather, AllReduce, Get
+from synkhronos._replicated import (
+    check_op,
+    check_rank,
+    check_shapes,
+    check_weights,
+    keys,
+    like,
+    match,
+    put,
+    shapes_on_ranks,
+    start,
+)
 from synkhronos.errors import WorkerError
 
 __all__ = [
@@ -45,14 +54,14 @@ def broadcast(shared_vars: Any, values: Any = None, nccl: bool = True) -> None:
     nccl : bool
         Use NCCL where the variable lives on a CUDA GPU; on CPU cores it changes nothing.
     """
-    session, variables = _start("broadcast", shared_vars)
+    session, variables = start("broadcast", shared_vars)
     with session.lock:
         if values is None:
             values = [_graphs.get_array(var) for var in variables]
             ranks: Any = tuple(rank for rank in range(session.n_ranks) if rank != session.master_rank)
         else:
-            values, ranks = _match(shared_vars, variables, values), None
-        _put(session, variables, values, ranks=ranks)
+            values, ranks = match(shared_vars, variables, values), None
+        put(session, variables, values, ranks=ranks)
 
 
 def scatter(shared_vars: Any, values: Any, batch: Any = None) -> None:
@@ -66,13 +75,13 @@ def scatter(shared_vars: Any, values: Any, batch: Any = None) -> None:
     batch : int, slice, list or array, optional
         Which rows of the values to use, as in a function call.
     """
-    session, variables = _start("scatter", shared_vars)
+    session, variables = start("scatter", shared_vars)
     with session.lock:
-        values = _match(shared_vars, variables, values)
+        values = match(shared_vars, variables, values)
         for var in variables:
             if var.ndim == 0:
                 raise ValueError(f"scatter: {var} is 0-dimensional")
-        _put(session, variables, values, batch=batch, split=True)
+        put(session, variables, values, batch=batch, split=True)
 
 
 def set_value(rank: int, shared_vars: Any, values: Any, batch: Any = None) -> None:
@@ -86,19 +95,19 @@ def set_value(rank: int, shared_vars: Any, values: Any, batch: Any = None) -> No
     batch : int, slice, list or array, optional
         Which rows of the values to use.
     """
-    session, variables = _start("set_value", shared_vars)
+    session, variables = start("set_value", shared_vars)
     with session.lock:
-        values = _match(shared_vars, variables, values)
-        _put(session, variables, values, ranks=(_check_rank(session, rank),), batch=batch)
+        values = match(shared_vars, variables, values)
+        put(session, variables, values, ranks=(check_rank(session, rank),), batch=batch)
 
 
 def get_value(rank: int, shared_vars: Any) -> Any:
     """One rank's value of each variable, copied."""
-    session, variables = _start("get_value", shared_vars)
-    rank = _check_rank(session, rank)
+    session, variables = start("get_value", shared_vars)
+    rank = check_rank(session, rank)
     with session.lock:
-        values = session.run(Get(_keys(session, variables), ranks=(rank,)))[rank]
-        return _like(shared_vars, [np.array(value) for value in values])
+        values = session.run(Get(keys(session, variables), ranks=(rank,)))[rank]
+        return like(shared_vars, [np.array(value) for value in values])
 
 
 def gather(shared_vars: Any, nd_up: int = 1, nccl: bool = True) -> Any:
@@ -117,16 +126,16 @@ def gather(shared_vars: Any, nd_up: int = 1, nccl: bool = True) -> Any:
     ValueError
         If the shapes do not allow it.
     """
-    session, variables = _start("gather", shared_vars)
+    session, variables = start("gather", shared_vars)
     if isinstance(nd_up, bool) or nd_up not in (0, 1):
         raise ValueError(f"nd_up must be 1 (stack) or 0 (concatenate); got {nd_up!r}")
     with session.lock:
-        results = session.run(Get(_keys(session, variables)))
+        results = session.run(Get(keys(session, variables)))
         gathered = []
         for var, values in zip(variables, zip(*results)):
-            _check_shapes("gather", var, [value.shape for value in values], concatenate=nd_up == 0)
+            check_shapes("gather", var, [value.shape for value in values], concatenate=nd_up == 0)
             gathered.append(np.concatenate(values) if nd_up == 0 else np.stack(values))
-    return _like(shared_vars, gathered)
+    return like(shared_vars, gathered)
 
 
 def all_gather(shared_vars: Any, nccl: bool = True) -> None:
@@ -137,14 +146,14 @@ def all_gather(shared_vars: Any, nccl: bool = True) -> None:
     ValueError
         If the shapes differ beyond axis 0, or a variable is 0-dimensional; then nothing changes.
     """
-    session, variables = _start("all_gather", shared_vars)
+    session, variables = start("all_gather", shared_vars)
     with session.lock:
         for var, shapes in zip(variables, zip(*shapes_on_ranks(session, variables))):
-            _check_shapes("all_gather", var, shapes, concatenate=True)
-        keys = _keys(session, variables)
-        published = session.publish(Get(keys, publish=True))
+            check_shapes("all_gather", var, shapes, concatenate=True)
+        names = keys(session, variables)
+        published = session.publish(Get(names, publish=True))
         segments = tuple(one.segment for one in published if one.segment is not None)
-        session.run(AllGather(keys, segments, tuple(zip(*(one.refs for one in published)))))
+        session.run(AllGather(names, segments, tuple(zip(*(one.refs for one in published)))))
 
 
 def reduce(shared_vars: Any, op: str = "avg", in_place: bool = True, nccl: bool = True) -> Any:
@@ -161,29 +170,30 @@ def reduce(shared_vars: Any, op: str = "avg", in_place: bool = True, nccl: bool 
     nccl : bool
         On CPU cores it changes nothing.
     """
-    session, variables = _start("reduce", shared_vars)
-    op = _check_op("reduce", op)
+    session, variables = start("reduce", shared_vars)
+    op = check_op("reduce", op)
     with session.lock:
-        results = session.run(Get(_keys(session, variables)))
+        results = session.run(Get(keys(session, variables)))
         reduced = []
         for var, values in zip(variables, zip(*results)):
-            _check_shapes("reduce", var, [value.shape for value in values])
+            check_shapes("reduce", var, [value.shape for value in values])
             reduced.append(combine(values, op, (1,) * session.n_ranks, str(var)))
         if not in_place:
-            return _like(shared_vars, reduced)
+            return like(shared_vars, reduced)
         for var, value in zip(variables, reduced):
             _graphs.set_array(var, as_stored(value, np.dtype(var.dtype)))
     return None
 
 
-def all_reduce(shared_vars: Any, op: str = "avg", nccl: bool = True, weights: Optional[Sequence[float]] = None) -> None:
-    """Reduce all ranks' values of each variable, into every rank's variable; the result is the same to the bit everywhere.
+def all_reduce(shared_vars: Any, op: str = "avg", nccl: bool = True, weights: Sequence[float] | None = None) -> None:
+    """Reduce all ranks' values of each variable into every rank's variable, the same to the bit everywhere.
 
     Parameters
     ----------
     shared_vars : shared variable or list
     op : str
-        ``"avg"``, ``"sum"``, ``"min"``, ``"max"`` or ``"prod"``. Integers keep their dtype: averages round to the nearest.
+        ``"avg"``, ``"sum"``, ``"min"``, ``"max"`` or ``"prod"``. Integers keep their dtype: averages round to the
+        nearest.
     nccl : bool
         On CPU cores it changes nothing.
     weights : sequence of float, optional
@@ -195,147 +205,30 @@ def all_reduce(shared_vars: Any, op: str = "avg", nccl: bool = True, weights: Op
     ValueError
         If a variable's shape is not the same on all ranks; then nothing changes.
     """
-    session, variables = _start("all_reduce", shared_vars)
-    op = _check_op("all_reduce", op)
-    checked = _check_weights(session, op, weights)
+    session, variables = start("all_reduce", shared_vars)
+    op = check_op("all_reduce", op)
+    checked = check_weights(session, op, weights)
     with session.lock:
         try:
-            session.run(AllReduce(_keys(session, variables), op, checked))
+            session.run(AllReduce(keys(session, variables), op, checked))
         except WorkerError as error:
             if not isinstance(error.__cause__, ShapesDiffer):
                 raise
             for var, shapes in zip(variables, zip(*shapes_on_ranks(session, variables))):
-                _check_shapes("all_reduce", var, shapes)
+                check_shapes("all_reduce", var, shapes)
             raise
 
 
-def get_shapes(shared_vars: Any) -> List[Any]:
-    """The shape of each variable on each rank: a list with one entry for each rank (for a list of variables, a list of these)."""
-    session, variables = _start("get_shapes", shared_vars)
-    return _like(shared_vars, [list(shapes) for shapes in zip(*shapes_on_ranks(session, variables))])
+def get_shapes(shared_vars: Any) -> list[Any]:
+    """The shape of each variable on each rank: a list with one entry for each rank; for a list, a list of these."""
+    session, variables = start("get_shapes", shared_vars)
+    return like(shared_vars, [list(shapes) for shapes in zip(*shapes_on_ranks(session, variables))])
 
 
-def get_lengths(shared_vars: Any) -> List[Any]:
+def get_lengths(shared_vars: Any) -> list[Any]:
     """The length of axis 0 of each variable on each rank, as in `get_shapes`; `ValueError` for a 0-dimensional one."""
-    session, variables = _start("get_lengths", shared_vars)
+    session, variables = start("get_lengths", shared_vars)
     for var in variables:
         if var.ndim == 0:
             raise ValueError(f"get_lengths: {var} is 0-dimensional")
-    return _like(shared_vars, [[shape[0] for shape in shapes] for shapes in zip(*shapes_on_ranks(session, variables))])
-
-
-def shapes_on_ranks(session: Session, variables: Sequence[Any]) -> List[List[Tuple[int, ...]]]:
-    """For each rank, the shapes of the variables there."""
-    return session.run(Shapes(_keys(session, variables)))
-
-
-def _start(function: str, shared_vars: Any) -> Tuple[Session, List[Any]]:
-    """The session and the variables, checked to be replicated."""
-    session = current(function)
-    variables = list(shared_vars) if isinstance(shared_vars, (list, tuple)) else [shared_vars]
-    if not variables:
-        raise ValueError(f"{function}: shared_vars is empty")
-    session.distribute()
-    for var in variables:
-        if not _graphs.is_shared_variable(var) or not _graphs.is_tensor_variable(var):
-            raise TypeError(f"{function}: expected Theano shared variables that hold arrays; got {var!r}")
-        if session.replica.variables.key(var) is None:
-            raise ValueError(
-                f"{function}: no function of this session uses the shared variable {var}; build one with "
-                "synkhronos.function first, so that the variable exists on every rank"
-            )
-    if len(set(variables)) < len(variables):
-        raise ValueError(f"{function}: a variable is named twice in {variables}")
-    return session, variables
-
-
-def _keys(session: Session, variables: Sequence[Any]) -> Tuple[int, ...]:
-    return tuple(session.replica.variables.key(var) for var in variables)
-
-
-def _like(shared_vars: Any, results: List[Any]) -> Any:
-    return results if isinstance(shared_vars, (list, tuple)) else results[0]
-
-
-def _match(shared_vars: Any, variables: Sequence[Any], values: Any) -> List[Any]:
-    """One value for each variable, as Data or as an array of the variable's dtype."""
-    if not isinstance(shared_vars, (list, tuple)):
-        values = [values]
-    elif not isinstance(values, (list, tuple)) or len(values) != len(variables):
-        got = f"{len(values)}" if isinstance(values, (list, tuple)) else repr(values)
-        raise ValueError(f"expected a list of {len(variables)} values, one for each variable; got {got}")
-    matched = []
-    for var, value in zip(variables, values):
-        if isinstance(value, Data) and (value.dtype != np.dtype(var.dtype) or value.ndim != var.ndim):
-            raise TypeError(f"{var} holds {var.dtype} arrays of {var.ndim} dimensions; got {value!r}")
-        try:
-            matched.append(value if isinstance(value, Data) else condition(value, np.dtype(var.dtype), var.ndim, False))
-        except TypeError as error:
-            raise TypeError(f"{var}: {error}") from None
-    return matched
-
-
-def _put(
-    session: Session,
-    variables: Sequence[Any],
-    values: Sequence[Any],
-    ranks: Optional[Tuple[int, ...]] = None,
-    batch: Any = None,
-    split: bool = False,
-) -> None:
-    """Set variables on some ranks to (rows of) values; ``split`` gives each rank its share of the rows."""
-    if batch is not None and any(value.ndim == 0 for value in values):
-        raise ValueError("batch picks rows, but a value is 0-dimensional")
-    rows: List[Optional[Selection]] = [
-        select(batch, len(value)) if split or batch is not None else None for value in values
-    ]
-    for var, value, chosen in zip(variables, values, rows):
-        for axis, fixed in enumerate(var.broadcastable):
-            if fixed and ((value.shape[axis] if axis or chosen is None else len(chosen)) != 1 or (split and not axis)):
-                raise ValueError(f"{var}: axis {axis} is broadcastable and must have length 1 on every rank")
-    staged = [value for value in values if not isinstance(value, Data)] + [one for one in rows if isinstance(one, np.ndarray)]
-    arena = session.reserve(sum(aligned(array.nbytes) for array in staged))
-    sources = []
-    for value, chosen in zip(values, rows):
-        ref = value.ref if isinstance(value, Data) else arena.place(value)
-        sources.append(Source(ref, arena.place(chosen) if isinstance(chosen, np.ndarray) else chosen))
-    split_rows: Optional[Tuple[Tuple[Rows, ...], ...]] = None
-    if split:
-        split_rows = tuple(tuple(shares(len(chosen), session.n_ranks)) for chosen in rows if chosen is not None)
-    session.run(Put(_keys(session, variables), tuple(sources), split_rows, ranks))
-
-
-def _check_rank(session: Session, rank: Any) -> int:
-    if isinstance(rank, bool) or not isinstance(rank, (int, np.integer)):
-        raise TypeError(f"rank must be an int; got {rank!r}")
-    if not 0 <= rank < session.n_ranks:
-        raise ValueError(f"rank {rank} does not exist; ranks are 0 to {session.n_ranks - 1}")
-    return int(rank)
-
-
-def _check_op(function: str, op: Any) -> str:
-    plain = op[2:] if isinstance(op, str) and op.startswith("c_") else op
-    if plain not in OPS:
-        raise ValueError(f"{function}: unknown op {op!r}; expected one of {', '.join(map(repr, OPS))}")
-    return plain
-
-
-def _check_weights(session: Session, op: str, weights: Any) -> Optional[Tuple[float, ...]]:
-    if weights is None:
-        return None
-    if op != "avg":
-        raise ValueError(f'weights are for op "avg"; got op {op!r}')
-    checked = np.asarray(weights, dtype=np.float64)
-    if checked.shape != (session.n_ranks,):
-        raise ValueError(f"weights: expected {session.n_ranks} numbers, one for each rank; got shape {checked.shape}")
-    if not np.isfinite(checked).all() or (checked < 0).any() or not checked.any():
-        raise ValueError(f"weights must be finite, not negative, and not all 0; got {weights!r}")
-    return tuple(checked.tolist())
-
-
-def _check_shapes(function: str, var: Any, shapes: Sequence[Tuple[int, ...]], concatenate: bool = False) -> None:
-    if concatenate and any(len(shape) == 0 for shape in shapes):
-        raise ValueError(f"{function}: {var} is 0-dimensional and cannot be concatenated")
-    if len({shape[1:] if concatenate else shape for shape in shapes}) > 1:
-        beyond = " beyond axis 0" if concatenate else ""
-        raise ValueError(f"{function}: the shapes of {var} differ between ranks{beyond}: {list(shapes)}")
+    return like(shared_vars, [[shape[0] for shape in shapes] for shapes in zip(*shapes_on_ranks(session, variables))])

@@ -6,7 +6,15 @@ anything is sent to a worker. The classes here tell of what happens on the ranks
 
 from __future__ import annotations
 
-__all__ = ["CollectiveAborted", "DeviceError", "RemoteError", "SessionError", "SynkhronosError", "WorkerDied", "WorkerError"]
+__all__ = [
+    "CollectiveAborted",
+    "DeviceError",
+    "RemoteError",
+    "SessionError",
+    "SynkhronosError",
+    "WorkerDied",
+    "WorkerError",
+]
 
 
 class SynkhronosError(Exception):
@@ -14,18 +22,18 @@ class SynkhronosError(Exception):
 
 
 class SessionError(SynkhronosError, RuntimeError):
-    """A call came out of order (before ``fork``, after ``close``) or the session is broken; the message says what to do."""
+    """A call came out of order, or the session is broken; the message says what to call first."""
 
 
 class DeviceError(SynkhronosError, RuntimeError):
-    """A device that was asked for does not exist or could not be initialised; the message names the device and the cause."""
+    """A device cannot be used; the message names the device and the cause."""
 
 
 class WorkerError(SynkhronosError, RuntimeError):
     """An exception was raised on a rank while it executed a command.
 
-    The exception itself is the ``__cause__``: the original object for the master's own rank, a `RemoteError` that carries
-    the remote traceback as text for a worker. The session stays usable.
+    The exception itself is the ``__cause__``: the original object for the master's own rank, a `RemoteError` that
+    carries the remote traceback as text for a worker. The session stays usable.
 
     Attributes
     ----------
@@ -65,6 +73,7 @@ class RemoteError(SynkhronosError):
         self.traceback_text = traceback_text
 
     def __str__(self) -> str:
+        """Start on a line of its own."""
         return "\n" + self.traceback_text
 
 

@@ -1,20 +1,21 @@
 """Reductions of NumPy arrays over ranks and over slices.
 
-``avg`` is the weighted mean ``sum(w_k x_k) / sum(w_k)``, where ``w_k`` is the number of data points behind ``x_k``; with
-a mean over the data points as ``x_k`` it is the mean over all of them. An operand of weight 0 is left out altogether, NaNs
-in it too. If all weights are 0 they count as equal.
+``avg`` is the weighted mean ``sum(w_k x_k) / sum(w_k)``, where ``w_k`` is the number of data points behind ``x_k``;
+with a mean over the data points as ``x_k`` it is the mean over all of them. An operand of weight 0 is left out
+altogether, NaNs in it too. If all weights are 0 they count as equal.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any, Callable
 
 import numpy as np
 
 __all__ = ["OPS", "Accumulator", "as_stored", "combine", "normalized", "reduce_into", "result_dtype"]
 
 #: What combines two arrays, for each op that reduces.
-OPS: Dict[str, Callable[..., Any]] = {
+OPS: dict[str, Callable[..., Any]] = {
     "avg": np.add,
     "sum": np.add,
     "prod": np.multiply,
@@ -23,11 +24,10 @@ OPS: Dict[str, Callable[..., Any]] = {
 }
 
 
-def normalized(weights: Sequence[float]) -> np.ndarray:
+def normalized(weights: Sequence[float]) -> list[float]:
     """Weights that sum to one; equal ones if all are 0."""
-    weights = np.asarray(weights, dtype=np.float64)
-    total = weights.sum()
-    return weights / total if total > 0 else np.full(len(weights), 1.0 / len(weights))
+    total = float(sum(weights))
+    return [weight / total if total > 0 else 1.0 / len(weights) for weight in weights]
 
 
 def result_dtype(dtype: np.dtype, op: str) -> np.dtype:
@@ -39,7 +39,7 @@ def result_dtype(dtype: np.dtype, op: str) -> np.dtype:
     return dtype
 
 
-def reduce_into(out: np.ndarray, operands: List[np.ndarray], op: str) -> None:
+def reduce_into(out: np.ndarray, operands: list[np.ndarray], op: str) -> None:
     """Combine arrays, in their order, into ``out``, which may be the first of them."""
     ufunc = OPS[op]
     if len(operands) == 1:
@@ -77,7 +77,10 @@ def combine(arrays: Sequence[Any], op: str, weights: Sequence[float], what: str)
             raise ValueError(f"{what}: cannot gather shapes that differ beyond axis 0: {shapes}")
         return np.concatenate([np.atleast_1d(array) for array in arrays])
     if len(set(shapes)) > 1:
-        raise ValueError(f'{what}: op "{op}" needs equal shapes on all ranks and slices; got {shapes}. Use "gather" for results with one row for each data point')
+        raise ValueError(
+            f'{what}: op "{op}" needs equal shapes on all ranks and slices; got {shapes}. '
+            'Use "gather" for results with one row for each data point'
+        )
     dtype = result_dtype(arrays[0].dtype, op)
     if op != "avg":
         out = np.array(arrays[0], dtype=dtype)
@@ -111,8 +114,8 @@ class Accumulator:
         self._op = op
         self._total = total
         self._what = what
-        self._parts: List[np.ndarray] = []
-        self._dtype: Optional[np.dtype] = None
+        self._parts: list[np.ndarray] = []
+        self._dtype: np.dtype | None = None
 
     def add(self, value: Any, count: int) -> None:
         """Add the result of one slice of ``count`` data points."""

@@ -1,16 +1,18 @@
 """All-reduce over shared memory: cache-sized blocks through lanes that every rank can read.
 
-Each rank has two lanes, which take turns. For a block, every rank copies its part into its lane and meets the others at a
-barrier. Then, with few ranks or little data, every rank reduces the whole block straight into its own array (one barrier a
-block); otherwise each rank reduces one chunk of the block, back into its lane, and after a second barrier collects the
-chunks of all (reduce-scatter and all-gather). Either way each element is combined in the order of the ranks, so the result
-is the same to the bit on every rank. A rank writes to a lane again only after a barrier that others enter once they have
-read it, which is why two lanes suffice. Beyond the lanes no memory is used, whatever the size of the arrays.
+Each rank has two lanes, which take turns. For a block, every rank copies its part into its lane and meets the others
+at a barrier. Then, with few ranks or little data, every rank reduces the whole block straight into its own array (one
+barrier a block); otherwise each rank reduces one chunk of the block, back into its lane, and after a second barrier
+collects the chunks of all (reduce-scatter and all-gather). Either way each element is combined in the order of the
+ranks, so the result is the same to the bit on every rank. A rank writes to a lane again only after a barrier that
+others enter once they have read it, which is why two lanes suffice. Beyond the lanes no memory is used, whatever the
+size of the arrays.
 """
 
 from __future__ import annotations
 
-from typing import Callable, List, Optional, Sequence
+from collections.abc import Sequence
+from typing import Callable
 
 import numpy as np
 
@@ -59,7 +61,7 @@ class SharedMemoryTransport:
         self._turn = 0
         self._checked = False
 
-    def all_reduce(self, arrays: Sequence[np.ndarray], op: str, weights: Optional[Sequence[float]]) -> None:
+    def all_reduce(self, arrays: Sequence[np.ndarray], op: str, weights: Sequence[float] | None) -> None:
         """Reduce arrays over the ranks, in place.
 
         Parameters
@@ -77,8 +79,8 @@ class SharedMemoryTransport:
             On every rank, before anything is changed, if the shapes are not the same on all.
         """
         self._signatures[self._rank] = hash(tuple(array.shape for array in arrays))
-        factors = normalized(weights if weights is not None else np.ones(self._n_ranks)) if op == "avg" else None
-        pending: List[np.ndarray] = []
+        factors = normalized(weights if weights is not None else (1.0,) * self._n_ranks) if op == "avg" else None
+        pending: list[np.ndarray] = []
         room = LANE_BYTES
         for array in arrays:
             flat = array.reshape(-1)
@@ -95,7 +97,7 @@ class SharedMemoryTransport:
         if pending or not self._checked:
             self._reduce_blocks(pending, op, factors)
 
-    def _reduce_blocks(self, blocks: List[np.ndarray], op: str, factors: Optional[np.ndarray]) -> None:
+    def _reduce_blocks(self, blocks: list[np.ndarray], op: str, factors: list[float] | None) -> None:
         """Reduce blocks that fit into one lane together."""
         lanes = self._lanes[self._turn]
         self._turn ^= 1
@@ -132,7 +134,7 @@ class SharedMemoryTransport:
                 _store(block[rows.start : rows.stop], view[rank][rows.start : rows.stop])
 
     @staticmethod
-    def _reduce(out: np.ndarray, operands: List[np.ndarray], op: str, aliased: bool = False) -> None:
+    def _reduce(out: np.ndarray, operands: list[np.ndarray], op: str, aliased: bool = False) -> None:
         if out.dtype == operands[0].dtype and not aliased:
             reduce_into(out, operands, op)
         else:

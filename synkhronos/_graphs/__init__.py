@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from synkhronos._graphs._functions import Graph, Variant
+from synkhronos._graphs._functions import PLAIN, Graph, Variant
 from synkhronos._graphs._pickling import Bundle, dump, load
 from synkhronos._graphs._shared import (
     VariableTable,
@@ -16,6 +16,7 @@ from synkhronos._graphs._shared import (
 )
 
 __all__ = [
+    "PLAIN",
     "Bundle",
     "Graph",
     "VariableTable",

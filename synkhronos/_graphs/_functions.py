@@ -4,13 +4,14 @@ Invariants
 ----------
 * The plain function is compiled by Theano from the user's own arguments, untouched.
 * A variant computes the same expressions. "Accumulating" ones return the new values of the updated variables instead of
-  storing them (random states excepted: they advance at every call); "range" and "index" ones use only the given rows of
-  the sliceable shared variables, wherever these appear in the graph, in givens and in default updates too.
+  storing them (random states excepted: they advance at every call); "range" and "index" ones use only the given rows
+  of the sliceable shared variables, wherever these appear in the graph, in givens and in default updates too.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import theano
 import theano.tensor as T
@@ -18,7 +19,7 @@ from theano.compile.pfunc import rebuild_collect_shared
 
 from synkhronos._graphs._shared import is_random_state, is_shared_variable, is_tensor_variable, shared_variables_of
 
-__all__ = ["Graph", "Variant"]
+__all__ = ["PLAIN", "Graph", "Variant"]
 
 
 class Variant(NamedTuple):
@@ -26,6 +27,10 @@ class Variant(NamedTuple):
 
     accumulate: bool = False  # return the new values of updated variables instead of storing them
     rows: str = "all"  # of the sliceable shared variables: "all", "range" (start, stop), or "index" (a vector)
+
+
+#: The function as the user asked for it.
+PLAIN = Variant()
 
 
 class Graph:
@@ -47,10 +52,10 @@ class Graph:
         inputs: Sequence[Any],
         bcast_inputs: Sequence[Any],
         outputs: Sequence[Any],
-        updates: List[Tuple[Any, Any]],
+        updates: list[tuple[Any, Any]],
         givens: Any,
         sliceable_shareds: Sequence[Any],
-        kwargs: Dict[str, Any],
+        kwargs: dict[str, Any],
     ) -> None:
         self._ins = [_as_in(item, kwargs.get("allow_input_downcast")) for item in (*inputs, *bcast_inputs)]
         self.n_scattered = len(inputs)
@@ -59,16 +64,20 @@ class Graph:
         self.sliceable_shareds = list(sliceable_shareds)
         self._givens = givens
         self._kwargs = dict(kwargs)
-        self._plain: Optional[Any] = None
-        self._cloned: Optional[Tuple[List[Any], List[Tuple[Any, Any]]]] = None
+        self._plain: Any | None = None
+        self._cloned: tuple[list[Any], list[tuple[Any, Any]]] | None = None
         self._check()
 
     def _check(self) -> None:
         for position, spec in enumerate(self._ins):
             if not is_tensor_variable(spec.variable):
-                raise TypeError(f"input {position} ({spec.variable}) must be a Theano tensor variable; got type {spec.variable.type}")
+                raise TypeError(
+                    f"input {position} ({spec.variable}) must be a tensor variable; got type {spec.variable.type}"
+                )
             if spec.update is not None:
-                raise TypeError(f"input {position} ({spec.variable}): theano.In(update=…) is not supported; use a shared variable")
+                raise TypeError(
+                    f"input {position} ({spec.variable}): theano.In(update=…) is not supported; use a shared variable"
+                )
         for position, spec in enumerate(self._ins[: self.n_scattered]):
             if spec.variable.ndim == 0:
                 raise TypeError(
@@ -79,14 +88,14 @@ class Graph:
             if not is_shared_variable(var) or not is_tensor_variable(var) or var.ndim == 0:
                 raise TypeError(f"sliceable_shareds must hold shared variables of at least 1 dimension; got {var!r}")
 
-    def compile(self, variant: Variant = Variant()) -> Any:
+    def compile(self, variant: Variant = PLAIN) -> Any:
         """Compile one variant; its inputs are the graph's, then ``start, stop`` or ``index`` where it takes rows."""
-        if variant == Variant():
+        if variant == PLAIN:
             if self._plain is None:
                 self._plain = self._compile_plain()
             return self._plain
         outputs, updates = self._rebuilt()
-        extra: List[Any] = []
+        extra: list[Any] = []
         if variant.rows != "all":
             extra = [T.lscalar("start"), T.lscalar("stop")] if variant.rows == "range" else [T.lvector("index")]
             picked = slice(*extra) if variant.rows == "range" else extra[0]
@@ -111,14 +120,16 @@ class Graph:
                 raise ValueError(f"sliceable_shareds: the function does not use {var}")
         return function
 
-    def _copied_ins(self) -> List[Any]:
+    def _copied_ins(self) -> list[Any]:
         # Theano writes into the In objects that it is given; and Data must never be destroyed by a function
         return [
-            theano.In(spec.variable, name=spec.name, value=spec.value, strict=spec.strict, allow_downcast=spec.allow_downcast)
+            theano.In(
+                spec.variable, name=spec.name, value=spec.value, strict=spec.strict, allow_downcast=spec.allow_downcast
+            )
             for spec in self._ins
         ]
 
-    def _rebuilt(self) -> Tuple[List[Any], List[Tuple[Any, Any]]]:
+    def _rebuilt(self) -> tuple[list[Any], list[tuple[Any, Any]]]:
         """Outputs and all updates (default ones too) as Theano itself sees them, with the givens worked in."""
         if self._cloned is None:
             _, outputs, (_, update_of, _, _) = rebuild_collect_shared(
@@ -134,20 +145,20 @@ class Graph:
         return self._cloned
 
     @property
-    def accumulated(self) -> List[Any]:
+    def accumulated(self) -> list[Any]:
         """The shared variables whose new values an accumulating variant returns, in its order."""
         return [var for var, _ in self._rebuilt()[1] if not is_random_state(var)]
 
     @property
-    def input_names(self) -> List[Optional[str]]:
+    def input_names(self) -> list[str | None]:
         return [spec.name or spec.variable.name for spec in self._ins]
 
     @property
-    def input_variables(self) -> List[Any]:
+    def input_variables(self) -> list[Any]:
         return [spec.variable for spec in self._ins]
 
     @property
-    def input_defaults(self) -> List[Any]:
+    def input_defaults(self) -> list[Any]:
         """The default value of each input, ``None`` where there is none."""
         return [getattr(spec.value, "data", spec.value) for spec in self._ins]
 
@@ -157,7 +168,7 @@ class Graph:
         return spec.variable.type.filter(value, allow_downcast=spec.allow_downcast)
 
 
-def _as_in(item: Any, allow_downcast: Optional[bool]) -> Any:
+def _as_in(item: Any, allow_downcast: bool | None) -> Any:
     if isinstance(item, theano.In):
         return item
     if not isinstance(item, theano.Variable):
@@ -167,8 +178,3 @@ def _as_in(item: Any, allow_downcast: Optional[bool]) -> Any:
 
 def _same_pattern(rows: Any, var: Any) -> Any:
     return T.patternbroadcast(rows, var.broadcastable) if rows.broadcastable != var.broadcastable else rows
-
-
-def normalize_pairs(pairs: Any) -> Iterable[Any]:
-    """The items of a dict, or an iterable of pairs as it is."""
-    return pairs.items() if hasattr(pairs, "items") else pairs

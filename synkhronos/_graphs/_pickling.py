@@ -3,8 +3,8 @@
 What travels of a function is its maker (the optimised graph; nothing is optimised again) and which storage cell feeds
 which input. A shared variable lives in three objects: the variable, its container, and the container's storage list;
 each is replaced by a persistent id, so that functions that arrive one after the other share what they shared in the
-master. A variable new to the ranks travels as type, name and value; values go out of band, beside the pickle, uncopied.
-Graphs are deep, and pickling recurses: it runs in a thread with a stack of its own.
+master. A variable new to the ranks travels as type, name and value; values go out of band, beside the pickle,
+uncopied. Graphs are deep, and pickling recurses: it runs in a thread with a stack of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import io
 import pickle
 import sys
 import threading
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
+from collections.abc import Iterator
+from typing import Any, Callable, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -31,20 +32,20 @@ class Bundle(NamedTuple):
     """Pickled functions: the pickle, and the arrays that it refers to, each as flat bytes."""
 
     pickled: bytes
-    buffers: List[np.ndarray]
+    buffers: list[np.ndarray]
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, file: Any, ids: Dict[int, Tuple[str, int]], buffer_callback: Callable[[Any], Any]) -> None:
+    def __init__(self, file: Any, ids: dict[int, tuple[str, int]], buffer_callback: Callable[[Any], Any]) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffer_callback)
         self._ids = ids
 
-    def persistent_id(self, obj: Any) -> Optional[Tuple[str, int]]:
+    def persistent_id(self, obj: Any) -> tuple[str, int] | None:
         return self._ids.get(id(obj))
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: Any, variables: VariableTable, buffers: Sequence[Any]) -> None:
+    def __init__(self, file: Any, variables: VariableTable, buffers: Iterator[Any]) -> None:
         super().__init__(file, buffers=buffers)
         self._variables = variables
 
@@ -54,15 +55,15 @@ class _Unpickler(pickle.Unpickler):
         return {"variable": var, "container": var.container, "storage": var.container.storage}[kind]
 
 
-def dump(functions: Dict[int, Any], variables: VariableTable) -> Bundle:
-    """Pickle compiled functions, by key; shared variables that are not in ``variables`` yet are added and travel along."""
-    new: Dict[int, Tuple[Any, ...]] = {}
+def dump(functions: dict[int, Any], variables: VariableTable) -> Bundle:
+    """Pickle compiled functions, by key; shared variables not yet in ``variables`` are added and travel along."""
+    new: dict[int, tuple[Any, ...]] = {}
     for function in functions.values():
         for var in shared_variables_of(function):
             if variables.key(var) is None:
                 key = variables.register(var)
                 new[key] = (type(var), var.type, var.name, is_random_state(var), get_array(var))
-    ids: Dict[int, Tuple[str, int]] = {}
+    ids: dict[int, tuple[str, int]] = {}
     known = variables.items()  # held until the end: an id means something only while its object lives
     for key, var in known.items():
         ids[id(var)] = ("variable", key)
@@ -83,7 +84,7 @@ def dump(functions: Dict[int, Any], variables: VariableTable) -> Bundle:
     return Bundle(file.getvalue(), buffers)
 
 
-def _cells(function: Any) -> List[Any]:
+def _cells(function: Any) -> list[Any]:
     # a container stands for "use this storage"; other inputs start with their default value, or with nothing
     return [
         container if spec.shared or spec.implicit else default
@@ -91,7 +92,7 @@ def _cells(function: Any) -> List[Any]:
     ]
 
 
-def load(bundle: Bundle, variables: VariableTable, stream: int) -> Dict[int, Any]:
+def load(bundle: Bundle, variables: VariableTable, stream: int) -> dict[int, Any]:
     """Unpickle functions on another rank; their new shared variables are added to ``variables``.
 
     Parameters
@@ -118,7 +119,7 @@ def load(bundle: Bundle, variables: VariableTable, stream: int) -> Dict[int, Any
 
 def _with_deep_stack(work: Callable[[], _Result]) -> _Result:
     """Run ``work`` where deep recursion overflows neither Python's limit nor the C stack."""
-    outcome: Dict[str, Any] = {}
+    outcome: dict[str, Any] = {}
 
     def run() -> None:
         try:

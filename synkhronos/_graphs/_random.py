@@ -1,9 +1,9 @@
 """Random streams of their own for every rank, so that replicated dropout draws different masks.
 
-MRG31k3p (L'Ecuyer and Touzin, "Fast combined multiple recursive generators with multipliers of the form a = ±2^q ± 2^r",
-2000) has a period of about 2^185. `MRG_RandomStreams` spaces its variables 2^134 and its substreams 2^72 steps apart; rank
-``k`` jumps ahead by k · 2^160 steps, so that no variable of one rank meets another of any rank. `RandomStreams` holds
-Mersenne twisters, which jump by k · 2^128 steps of a period of 2^19937 - 1.
+MRG31k3p (L'Ecuyer and Touzin, "Fast combined multiple recursive generators with multipliers of the form a = ±2^q ±
+2^r", 2000) has a period of about 2^185. `MRG_RandomStreams` spaces its variables 2^134 and its substreams 2^72 steps
+apart; rank ``k`` jumps ahead by k · 2^160 steps, so that no variable of one rank meets another of any rank.
+`RandomStreams` holds Mersenne twisters, which jump by k · 2^128 steps of a period of 2^19937 - 1.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def other_stream(state: Any, stream: int) -> Any:
     stream : int
     """
     if isinstance(state, np.random.RandomState):
-        twister = np.random.MT19937()
+        twister: Any = np.random.MT19937()
         twister.state = state.get_state(legacy=False)
         return np.random.RandomState(twister.jumped(stream))
     moved = np.array(state)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable
 
 import numpy as np
 import theano
@@ -46,7 +46,7 @@ def is_mrg_state(var: Any) -> bool:
     return update is not None and update.owner is not None and isinstance(update.owner.op, mrg_uniform_base)
 
 
-def shared_variables_of(function: Any) -> List[Any]:
+def shared_variables_of(function: Any) -> list[Any]:
     """The shared variables that a compiled function reads or updates."""
     return [spec.variable for spec in function.maker.inputs if spec.implicit or spec.shared]
 
@@ -57,15 +57,15 @@ def get_array(var: Any) -> Any:
 
 
 def set_array(var: Any, value: np.ndarray) -> None:
-    """Make ``value`` (of the variable's own dtype and ndim, owned by nobody else) the variable's value, without a copy."""
+    """Make ``value``, which nobody else may own, the variable's value, without a copy."""
     var.container.storage[0] = var.type.filter(value, strict=True)
 
 
 def prepare_fork() -> None:
     """Have Theano find out now what every process would find out for itself on its first compilation.
 
-    That is: the compiler's flags for this processor and a quirk of the BLAS (both by running the compiler), and what lies in
-    the cache of compiled modules. Forked workers inherit the answers.
+    That is: the compiler's flags for this processor and a quirk of the BLAS (both by running the compiler), and what
+    lies in the cache of compiled modules. Forked workers inherit the answers.
     """
     if theano.config.cxx:
         theano.gof.cmodule.GCC_compiler.compile_args()
@@ -90,7 +90,7 @@ class VariableTable:
     A worker's table holds them until told to `drop` them.
     """
 
-    def __init__(self, on_drop: Optional[Callable[[int], None]] = None) -> None:
+    def __init__(self, on_drop: Callable[[int], None] | None = None) -> None:
         self._by_key: Any = {} if on_drop is None else weakref.WeakValueDictionary()
         self._key_of: Any = weakref.WeakKeyDictionary()
         self._on_drop = on_drop
@@ -111,12 +111,12 @@ class VariableTable:
     def drop(self, key: int) -> None:
         self._by_key.pop(key, None)
 
-    def key(self, var: Any) -> Optional[int]:
+    def key(self, var: Any) -> int | None:
         """The key of a variable, ``None`` if it is not in the table."""
         return self._key_of.get(var)
 
     def __getitem__(self, key: int) -> Any:
         return self._by_key[key]
 
-    def items(self) -> Dict[int, Any]:
+    def items(self) -> dict[int, Any]:
         return dict(self._by_key)

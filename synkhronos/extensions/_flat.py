@@ -107,8 +107,7 @@ class FlatGradient:
         for param, grad in zip(self.params, grads):
             if grad.dtype != self.dtype:
                 raise TypeError(
-                    f"the gradient of {param} is {grad.dtype}, the parameter is {self.dtype}: "
-                    "cast the gradient"
+                    f"the gradient of {param} is {grad.dtype}, the parameter is {self.dtype}: cast the gradient"
                 )
         self.shapes = [param.get_value(borrow=True).shape for param in self.params]
         self.vector = self.zeros("grad_shared")

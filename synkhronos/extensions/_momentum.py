@@ -45,9 +45,7 @@ def apply_momentum(updates: Updates, params: Optional[Any] = None, momentum: Any
     return result
 
 
-def apply_nesterov_momentum(
-    updates: Updates, params: Optional[Any] = None, momentum: Any = 0.9
-) -> Updates:
+def apply_nesterov_momentum(updates: Updates, params: Optional[Any] = None, momentum: Any = 0.9) -> Updates:
     """Add Nesterov's momentum to a rule: ``v := momentum * v + u - p``, ``p := momentum * v + u``.
 
     Parameters, returns and errors as in `apply_momentum`. Sources as in
@@ -60,9 +58,7 @@ def apply_nesterov_momentum(
     return result
 
 
-def _velocities(
-    updates: Updates, params: Optional[Any], momentum: Any
-) -> Iterator[tuple[Any, Any, Any, Any]]:
+def _velocities(updates: Updates, params: Optional[Any], momentum: Any) -> Iterator[tuple[Any, Any, Any, Any]]:
     """Give each parameter, its velocity, the velocity's new value and the part that is kept."""
     for param in shared_list(updates if params is None else params):
         if param not in updates:

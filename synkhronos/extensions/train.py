@@ -96,9 +96,7 @@ def make_train_function(
     """
     grad_updates, param_updates, grad_shared = update_rule(loss, params, *args, **kwargs)
     inputs = _flatten((x, y), (x, y))
-    gradient = synk.function(
-        inputs, outputs=loss, updates=grad_updates, givens=givens, mode=mode, name="gradient"
-    )
+    gradient = synk.function(inputs, outputs=loss, updates=grad_updates, givens=givens, mode=mode, name="gradient")
     update = synk.function([], updates=param_updates, mode=mode, name="update")
     return TrainFunction(gradient, update, grad_shared, (x, y))
 
@@ -128,9 +126,7 @@ def make_train_function_theano(
     # The gradients need no variable between two functions here: the rule reads the expressions.
     replaced = [*dict(givens or ()).items(), *grad_updates.items()]
     inputs = _flatten((x, y), (x, y))
-    step = theano.function(
-        inputs, loss, updates=param_updates, givens=replaced, mode=mode, name="train"
-    )
+    step = theano.function(inputs, loss, updates=param_updates, givens=replaced, mode=mode, name="train")
 
     def train(x_data: Any, y_data: Any, batch: Any = None) -> Any:
         arrays = _flatten((x_data, y_data), (x, y))

@@ -75,8 +75,7 @@ def sgd_nonflat(loss_or_grads: Any, params: Any, learning_rate: Any) -> Divided:
     params = shared_list(params)
     grad_shared = [zeros_like(param, "grad_shared") for param in params]
     updates = OrderedDict(
-        (param, param - number(learning_rate, param.dtype) * g)
-        for param, g in zip(params, grad_shared)
+        (param, param - number(learning_rate, param.dtype) * g) for param, g in zip(params, grad_shared)
     )
     return OrderedDict(zip(grad_shared, gradients(loss_or_grads, params))), updates, grad_shared
 
@@ -95,9 +94,7 @@ def momentum(loss_or_grads: Any, params: Any, learning_rate: Any, momentum: Any 
     return flat.updates, OrderedDict([(velocity, new), *flat.descend(-new).items()]), flat.vector
 
 
-def nesterov_momentum(
-    loss_or_grads: Any, params: Any, learning_rate: Any, momentum: Any = 0.9
-) -> Divided:
+def nesterov_momentum(loss_or_grads: Any, params: Any, learning_rate: Any, momentum: Any = 0.9) -> Divided:
     """Gradient descent with Nesterov's momentum, evaluated at the present parameters.
 
     ``v := momentum * v - learning_rate * g``, ``p := p + momentum * v - learning_rate * g``.
@@ -114,9 +111,7 @@ def nesterov_momentum(
     return flat.updates, updates, flat.vector
 
 
-def adagrad(
-    loss_or_grads: Any, params: Any, learning_rate: Any = 1.0, epsilon: Any = 1e-6
-) -> Divided:
+def adagrad(loss_or_grads: Any, params: Any, learning_rate: Any = 1.0, epsilon: Any = 1e-6) -> Divided:
     """Adagrad: ``a := a + g**2``, ``p := p - learning_rate * g / sqrt(a + epsilon)``.
 
     Parameters and returns as in `sgd`, and `epsilon`, which keeps the quotient finite. Source:

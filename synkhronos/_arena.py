@@ -1,0 +1,58 @@
+"""Scratch memory that the ranks share: filled anew for each command, growing when it has to."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from synkhronos._segments import ArrayRef, Segment, SegmentRef, SegmentTable, aligned, dtype_spec
+
+__all__ = ["Arena"]
+
+
+class Arena:
+    """A segment that one rank fills anew for each command, and that grows when it has to.
+
+    Attributes
+    ----------
+    ref : SegmentRef or None
+        What another rank must `SegmentTable.attach` before it can see what was placed; ``None`` before the first
+        `reserve`.
+    """
+
+    def __init__(self, table: SegmentTable) -> None:
+        self._table = table
+        self._segment: Segment | None = None
+        self._used = 0
+
+    @property
+    def ref(self) -> SegmentRef | None:
+        return self._segment.ref if self._segment is not None else None
+
+    def reserve(self, n_bytes: int) -> None:
+        """Forget what was placed, and make room for ``n_bytes`` (the sum of `aligned` sizes)."""
+        self._used = 0
+        if self._segment is None or self._segment.ref.size < n_bytes:
+            self.free()
+            self._segment = Segment.create(max(n_bytes, 64 * 1024))
+            self._table.add(self._segment)
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> tuple[ArrayRef, np.ndarray]:
+        """Place an array with arbitrary contents; returns where it lies, and a view to fill."""
+        assert self._segment is not None
+        view = self._segment.array(shape, dtype, self._used)
+        ref = ArrayRef(self._segment.ref.key, self._used, shape, dtype_spec(view.dtype))
+        self._used += aligned(view.nbytes)
+        return ref, view
+
+    def place(self, array: np.ndarray) -> ArrayRef:
+        """Place a copy of an array."""
+        ref, view = self.empty(array.shape, array.dtype)
+        np.copyto(view, array)
+        return ref
+
+    def free(self) -> None:
+        """Give the memory back (each rank that attached it releases its own mapping)."""
+        if self._segment is not None:
+            self._table.release(self._segment.ref.key)
+            self._segment.close_fd()
+            self._segment = None

@@ -1,0 +1,99 @@
+"""`synk.function`: reading what the user wants computed, and how the ranks' values become one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from synkhronos import _graphs
+from synkhronos._collectives import OPS
+from synkhronos._function import Function
+from synkhronos._lifecycle import current
+
+__all__ = ["function"]
+
+OUTPUT_MODES = (*OPS, "gather", None)
+
+
+def function(
+    inputs: Sequence[Any],
+    outputs: Any = None,
+    bcast_inputs: Sequence[Any] | None = None,
+    updates: Any = None,
+    givens: Any = None,
+    sliceable_shareds: Sequence[Any] | None = None,
+    **kwargs: Any,
+) -> Function:
+    """Build a function that runs on every rank; replaces `theano.function`.
+
+    Parameters
+    ----------
+    inputs : list of Theano variables or theano.In
+        Scattered over the ranks along axis 0, as evenly as possible.
+    outputs : variable, (variable, op), or a list of these, optional
+        ``op`` says how the ranks' values become one: ``"avg"`` (default; weighted by data points), ``"sum"``,
+        ``"prod"``, ``"max"``, ``"min"``, ``"gather"`` (concatenated on axis 0 in rank order), or ``None`` (the
+        master's own value). ``"c_avg"``, ``"c_sum"``, … ask for the CPU path.
+    bcast_inputs : list of Theano variables, optional
+        Inputs that every rank uses whole.
+    updates : dict, or list of (shared, expression) or (shared, expression, op), optional
+        They act locally on each rank. ``op`` (default ``"avg"``) says how a call with ``num_slices`` accumulates.
+    givens : dict or list of pairs, optional
+        As in Theano.
+    sliceable_shareds : list of shared variables, optional
+        Those that hold data, subject to ``batch_s`` and ``num_slices``.
+    **kwargs
+        For `theano.function`.
+
+    Returns
+    -------
+    Function
+
+    Raises
+    ------
+    SessionError
+        A `RuntimeError`: before ``fork``.
+    TypeError, ValueError
+        For arguments that make no sense, and whatever Theano raises.
+    """
+    session = current("function")
+    for name, value in (("inputs", inputs), ("bcast_inputs", bcast_inputs), ("sliceable_shareds", sliceable_shareds)):
+        if value is not None and not isinstance(value, (list, tuple)):
+            raise TypeError(f"{name} must be a list; got {value!r}")
+    pairs, update_modes = _read_updates(updates)
+    many = isinstance(outputs, (list, tuple)) and not _is_pair(outputs)
+    items = [] if outputs is None else list(outputs) if many else [outputs]
+    variables, output_modes = [], []
+    for position, item in enumerate(items):
+        var, op = item if _is_pair(item) else (item, "avg")
+        variables.append(var)
+        output_modes.append(_check_op(op, f"output {position}", OUTPUT_MODES))
+        if output_modes[-1] is not None and not _graphs.is_tensor_variable(getattr(var, "variable", var)):
+            raise TypeError(f"output {position} must be a Theano tensor variable, or have the op None; got {var!r}")
+    graph = _graphs.Graph(inputs, bcast_inputs or (), variables, pairs, givens, sliceable_shareds or (), kwargs)
+    return Function(session, graph, output_modes, update_modes, single=not many, name=kwargs.get("name"))
+
+
+def _is_pair(item: Any) -> bool:
+    """Whether ``item`` is ``(variable, op)`` rather than a list of outputs."""
+    return isinstance(item, tuple) and len(item) == 2 and (item[1] is None or isinstance(item[1], str))
+
+
+def _check_op(op: Any, what: str, modes: Sequence[Any]) -> Any:
+    plain = op[2:] if isinstance(op, str) and op.startswith("c_") else op
+    if plain not in modes:
+        raise ValueError(f"{what}: unknown op {op!r}; expected one of {', '.join(map(repr, modes))}")
+    return plain
+
+
+def _read_updates(updates: Any) -> tuple[list[tuple[Any, Any]], dict[Any, str]]:
+    pairs: list[tuple[Any, Any]] = []
+    modes: dict[Any, str] = {}
+    if updates is None:
+        return pairs, modes
+    for item in updates.items() if hasattr(updates, "items") else updates:
+        if not isinstance(item, (tuple, list)) or len(item) not in (2, 3):
+            raise TypeError(f"updates must be (shared, expression) or (shared, expression, op); got {item!r}")
+        pairs.append((item[0], item[1]))
+        modes[item[0]] = _check_op(item[2] if len(item) == 3 else "avg", f"the update of {item[0]}", tuple(OPS))
+    return pairs, modes

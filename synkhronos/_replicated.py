@@ -1,0 +1,151 @@
+"""What the collectives share: finding replicated variables, matching values to them, checking, and writing them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from synkhronos import _graphs
+from synkhronos._collectives import OPS
+from synkhronos._conversion import condition
+from synkhronos._data import Data
+from synkhronos._lifecycle import current
+from synkhronos._partition import Rows, Selection, select, shares
+from synkhronos._protocol import Put, Shapes, Source
+from synkhronos._segments import aligned
+from synkhronos._session import Session
+
+__all__ = [
+    "check_op",
+    "check_rank",
+    "check_shapes",
+    "check_weights",
+    "keys",
+    "like",
+    "match",
+    "put",
+    "shapes_on_ranks",
+    "start",
+]
+
+
+def shapes_on_ranks(session: Session, variables: Sequence[Any]) -> list[list[tuple[int, ...]]]:
+    """For each rank, the shapes of the variables there."""
+    return session.run(Shapes(keys(session, variables)))
+
+
+def start(function: str, shared_vars: Any) -> tuple[Session, list[Any]]:
+    """The session and the variables, checked to be replicated."""
+    session = current(function)
+    variables = list(shared_vars) if isinstance(shared_vars, (list, tuple)) else [shared_vars]
+    if not variables:
+        raise ValueError(f"{function}: shared_vars is empty")
+    session.distribute()
+    for var in variables:
+        if not _graphs.is_shared_variable(var) or not _graphs.is_tensor_variable(var):
+            raise TypeError(f"{function}: expected Theano shared variables that hold arrays; got {var!r}")
+        if session.replica.variables.key(var) is None:
+            raise ValueError(
+                f"{function}: no function of this session uses the shared variable {var}; build one with "
+                "synkhronos.function first, so that the variable exists on every rank"
+            )
+    if len(set(variables)) < len(variables):
+        raise ValueError(f"{function}: a variable is named twice in {variables}")
+    return session, variables
+
+
+def keys(session: Session, variables: Sequence[Any]) -> tuple[int, ...]:
+    found = [session.replica.variables.key(var) for var in variables]
+    return tuple(key for key in found if key is not None)
+
+
+def like(shared_vars: Any, results: list[Any]) -> Any:
+    return results if isinstance(shared_vars, (list, tuple)) else results[0]
+
+
+def match(shared_vars: Any, variables: Sequence[Any], values: Any) -> list[Any]:
+    """One value for each variable, as Data or as an array of the variable's dtype."""
+    if not isinstance(shared_vars, (list, tuple)):
+        values = [values]
+    elif not isinstance(values, (list, tuple)) or len(values) != len(variables):
+        got = f"{len(values)}" if isinstance(values, (list, tuple)) else repr(values)
+        raise ValueError(f"expected a list of {len(variables)} values, one for each variable; got {got}")
+    matched = []
+    for var, value in zip(variables, values):
+        if isinstance(value, Data) and (value.dtype != np.dtype(var.dtype) or value.ndim != var.ndim):
+            raise TypeError(f"{var} holds {var.dtype} arrays of {var.ndim} dimensions; got {value!r}")
+        try:
+            matched.append(value if isinstance(value, Data) else condition(value, np.dtype(var.dtype), var.ndim, False))
+        except TypeError as error:
+            raise TypeError(f"{var}: {error}") from None
+    return matched
+
+
+def put(
+    session: Session,
+    variables: Sequence[Any],
+    values: Sequence[Any],
+    ranks: tuple[int, ...] | None = None,
+    batch: Any = None,
+    split: bool = False,
+) -> None:
+    """Set variables on some ranks to (rows of) values; ``split`` gives each rank its share of the rows."""
+    if batch is not None and any(value.ndim == 0 for value in values):
+        raise ValueError("batch picks rows, but a value is 0-dimensional")
+    rows: list[Selection | None] = [
+        select(batch, len(value)) if split or batch is not None else None for value in values
+    ]
+    for var, value, chosen in zip(variables, values, rows):
+        for axis, fixed in enumerate(var.broadcastable):
+            if fixed and ((value.shape[axis] if axis or chosen is None else len(chosen)) != 1 or (split and not axis)):
+                raise ValueError(f"{var}: axis {axis} is broadcastable and must have length 1 on every rank")
+    staged = [value for value in values if not isinstance(value, Data)] + [
+        one for one in rows if isinstance(one, np.ndarray)
+    ]
+    arena = session.reserve(sum(aligned(array.nbytes) for array in staged))
+    sources = []
+    for value, chosen in zip(values, rows):
+        ref = value.ref if isinstance(value, Data) else arena.place(value)
+        sources.append(Source(ref, arena.place(chosen) if isinstance(chosen, np.ndarray) else chosen))
+    split_rows: tuple[tuple[Rows, ...], ...] | None = None
+    if split:
+        split_rows = tuple(tuple(shares(len(chosen), session.n_ranks)) for chosen in rows if chosen is not None)
+    session.run(Put(keys(session, variables), tuple(sources), split_rows, ranks))
+
+
+def check_rank(session: Session, rank: Any) -> int:
+    if isinstance(rank, bool) or not isinstance(rank, (int, np.integer)):
+        raise TypeError(f"rank must be an int; got {rank!r}")
+    if not 0 <= rank < session.n_ranks:
+        raise ValueError(f"rank {rank} does not exist; ranks are 0 to {session.n_ranks - 1}")
+    return int(rank)
+
+
+def check_op(function: str, op: Any) -> str:
+    plain = op[2:] if isinstance(op, str) and op.startswith("c_") else op
+    if plain not in OPS:
+        raise ValueError(f"{function}: unknown op {op!r}; expected one of {', '.join(map(repr, OPS))}")
+    return plain
+
+
+def check_weights(session: Session, op: str, weights: Any) -> tuple[float, ...] | None:
+    if weights is None:
+        return None
+    if op != "avg":
+        raise ValueError(f'weights are for op "avg"; got op {op!r}')
+    checked = np.asarray(weights, dtype=np.float64)
+    if checked.shape != (session.n_ranks,):
+        raise ValueError(f"weights: expected {session.n_ranks} numbers, one for each rank; got shape {checked.shape}")
+    if not np.isfinite(checked).all() or (checked < 0).any() or not checked.any():
+        raise ValueError(f"weights must be finite, not negative, and not all 0; got {weights!r}")
+    return tuple(checked.tolist())
+
+
+def check_shapes(function: str, var: Any, shapes: Sequence[tuple[int, ...]], concatenate: bool = False) -> None:
+    if concatenate and any(len(shape) == 0 for shape in shapes):
+        raise ValueError(f"{function}: {var} is 0-dimensional and cannot be concatenated")
+    if len({shape[1:] if concatenate else shape for shape in shapes}) > 1:
+        beyond = " beyond axis 0" if concatenate else ""
+        raise ValueError(f"{function}: the shapes of {var} differ between ranks{beyond}: {list(shapes)}")
