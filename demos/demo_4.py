@@ -1,0 +1,65 @@
+"""Demo 4: minibatches of inputs with `batch`, before the data is scattered.
+
+A call picks rows of the whole data set; each rank then excerpts its own share of them, so that
+shuffled minibatches cost the master nothing. All results are checked against plain Theano.
+"""
+
+import argparse
+
+import numpy as np
+import theano
+import theano.tensor as T
+
+import synkhronos as synk
+
+
+def check(what, got, expected):
+    np.testing.assert_allclose(got, expected, rtol=1e-6, err_msg=what)
+    print(f"{what:50} {np.array2string(np.asarray(got), precision=4, threshold=6)}")
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, help="processes (default: one for each device)")
+    ranks = synk.fork(parser.parse_args(argv).ranks)
+    print(f"{ranks} rank(s)")
+
+    rng = np.random.RandomState(0)
+    x_data, y_data = rng.rand(50, 3), rng.rand(50)
+    x, y = T.dmatrix("x"), T.dvector("y")
+    error = T.sqr(x.sum(axis=1) - y)
+    f = synk.function([x, y], [error.mean(), (error, "gather")])
+    f_theano = theano.function([x, y], [error.mean(), error])
+    synk.distribute()
+    x_synk, y_synk = synk.data(x_data), synk.data(y_data)
+
+    batches = {
+        "the first 20": (20, slice(20)),
+        "a slice": (slice(10, 31), slice(10, 31)),
+        "every second of the last 30": (slice(-30, None, 2), slice(-30, None, 2)),
+        "a list, with a repetition": ([3, 1, 4, 1, 5], [3, 1, 4, 1, 5]),
+        "a boolean mask": (y_data > 0.5, y_data > 0.5),
+    }
+    for what, (batch, index) in batches.items():
+        mean, all_errors = f(x_synk, y_synk, batch=batch)
+        expected_mean, expected_errors = f_theano(x_data[index], y_data[index])
+        check(f"{what}, mean", mean, expected_mean)
+        check(f"{what}, gathered in order", all_errors, expected_errors)
+
+    # An epoch of shuffled minibatches; the last is smaller, and its mean is still exact.
+    order = rng.permutation(50)
+    for start in range(0, 50, 16):
+        batch = order[start : start + 16]
+        got = f(x_synk, y_synk, batch=batch, output_subset=[0])[0]
+        check(f"shuffled, {len(batch)} rows as {list(f.counts)}", got, f_theano(x_data[batch], y_data[batch])[0])
+
+    # Data that already is the minibatch: here y was made for the rows 16 to 31 only.
+    y_part = synk.data(y_data[16:32], minibatch=True)
+    got = f(x_synk, y_part, batch=slice(16, 32))[0]
+    check("x by batch, y is the batch", got, f_theano(x_data[16:32], y_data[16:32])[0])
+    synk.close()
+    print("demo 4: all results agree with Theano")
+
+
+if __name__ == "__main__":
+    main()

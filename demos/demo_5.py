@@ -1,0 +1,76 @@
+"""Demo 5: minibatches of shared variables with `batch_s`, after the data has been scattered.
+
+Data that is used many times can lie in shared variables, on the devices: each rank keeps its part,
+and a call names rows of the parts. All results are checked against plain Theano.
+"""
+
+import argparse
+
+import numpy as np
+import theano
+import theano.tensor as T
+
+import synkhronos as synk
+
+
+def check(what, got, expected):
+    np.testing.assert_allclose(got, expected, rtol=1e-6, err_msg=what)
+    print(f"{what:50} {np.array2string(np.asarray(got), precision=4, threshold=6)}")
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, help="processes (default: one for each device)")
+    ranks = synk.fork(parser.parse_args(argv).ranks)
+    print(f"{ranks} rank(s)")
+
+    rng = np.random.RandomState(0)
+    x_data, y_data = rng.rand(10 * ranks + 3, 4), rng.rand(10 * ranks + 3)
+    x, y = T.dmatrix("x"), T.dvector("y")
+    error = T.sqr(x.mean(axis=1) - y)
+    x_shared = theano.shared(np.zeros((1, 4)), "x_shared")
+    y_shared = theano.shared(np.zeros(1), "y_shared")
+    f = synk.function(
+        [],
+        [error.mean(), (error, "gather")],
+        givens={x: x_shared, y: y_shared},
+        sliceable_shareds=[x_shared, y_shared],
+    )
+    f_theano = theano.function([x, y], [error.mean(), error])
+    synk.distribute()
+
+    synk.scatter([x_shared, y_shared], [x_data, y_data])
+    lengths = synk.get_lengths(y_shared)
+    starts = np.cumsum([0, *lengths[:-1]])
+    print(f"rows of each rank: {lengths}")
+
+    def compare(what, batch_s, rows, **arguments):
+        """Compare a call with one of plain Theano on the same rows of the whole data."""
+        mean, all_errors = f(batch_s=batch_s, **arguments)
+        expected_mean, expected_errors = f_theano(x_data[rows], y_data[rows])
+        check(f"{what}, mean", mean, expected_mean)
+        check(f"{what}, gathered", all_errors, expected_errors)
+
+    every = np.arange(len(x_data))
+    compare("everything", None, every)
+    compare("everything, in three slices", None, every, num_slices=3)
+
+    # The same rows of each part.
+    compare("a slice for all ranks", slice(2, 7), [s + k for s in starts for k in range(2, 7)])
+    compare("a list for all ranks", [5, 0, 9], [s + k for s in starts for k in (5, 0, 9)])
+
+    # Rows of its own for each rank: slices, or lists of different lengths.
+    slices = [slice(rank, rank + 4) for rank in range(ranks)]
+    rows = [s + rank + k for rank, s in enumerate(starts) for k in range(4)]
+    compare("a slice for each rank", slices, rows)
+    lists = [rng.permutation(length)[: 3 + rank] for rank, length in enumerate(lengths)]
+    rows = np.concatenate([s + chosen for s, chosen in zip(starts, lists)])
+    compare("a list for each rank", lists, rows)
+    compare("a list for each rank, in two slices", lists, rows, num_slices=2)
+    print(f"data points of each rank: {list(f.counts)}")
+    synk.close()
+    print("demo 5: all results agree with Theano")
+
+
+if __name__ == "__main__":
+    main()
