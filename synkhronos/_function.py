@@ -126,6 +126,7 @@ class Function:
         subset = self._check_subset(output_subset)
         with session.lock:
             session.check_usable()
+            self._key(session, PLAIN)
             selector = Selector(session, self._graph, values, batch)
             rows = self._rows(session, batch_s, num_slices)
             accumulate = num_slices > 1 and bool(self._graph.accumulated)

@@ -71,7 +71,7 @@ def select(batch: Any, length: int, name: str = "batch") -> Selection:
             batch = np.asarray(batch)
         else:
             if not 0 <= count <= length:
-                raise ValueError(f"{name}={count}: expected a number of data points between 0 and {length}")
+                raise ValueError(f"{name}: {count}; expected a number of data points between 0 and {length}")
             return Rows(0, count)
     return _select_indexes(batch, length, name)
 
@@ -80,10 +80,10 @@ def _select_slice(batch: slice, length: int, name: str) -> Selection:
     try:
         start, stop, step = batch.indices(length)
     except (TypeError, ValueError) as error:
-        raise type(error)(f"{name}={batch}: {error}") from None
+        raise type(error)(f"{name}: {batch}: {error}") from None
     for bound in (batch.start, batch.stop):
         if bound is not None and not -length <= operator.index(bound) <= length:
-            raise IndexError(f"{name}={batch} is out of range for {length} data points")
+            raise IndexError(f"{name}: {batch} is out of range for {length} data points")
     if step == 1:
         return Rows(start, max(start, stop))
     return np.arange(start, stop, step, dtype=np.int64)

@@ -57,8 +57,8 @@ def start(function: str, shared_vars: Any) -> tuple[Session, list[Any]]:
 
 
 def keys(session: Session, variables: Sequence[Any]) -> tuple[int, ...]:
-    found = [session.replica.variables.key(var) for var in variables]
-    return tuple(key for key in found if key is not None)
+    """The keys of variables, which must be replicated."""
+    return tuple(session.replica.variables.key_of(var) for var in variables)
 
 
 def like(shared_vars: Any, results: list[Any]) -> Any:

@@ -152,7 +152,8 @@ class Team:
             if process is not None and process.exitcode is not None:
                 raise WorkerDied(
                     f"the worker of rank {rank} ({self.devices[rank]}, pid {process.pid}) "
-                    f"{describe_exit(process.exitcode)}; the session is broken: call synkhronos.close(), then synkhronos.fork() again",
+                    f"{describe_exit(process.exitcode)}; the session is broken: call synkhronos.close(), "
+                    "then synkhronos.fork() again",
                     rank=rank,
                     pid=process.pid,
                     exitcode=process.exitcode,

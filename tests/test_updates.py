@@ -26,7 +26,7 @@ NEEDS_RATE = {"sgd", "sgd_nonflat", "momentum", "nesterov_momentum"}
 
 
 def make_params(dtype):
-    """Make a matrix, a row whose first axis broadcasts, a 3-d array with an axis of 1, and a scalar."""
+    """Make a matrix, a row that broadcasts, an array with an axis of length 1, and a scalar."""
     rng = np.random.RandomState(1)
     return [
         theano.shared(rng.randn(4, 3).astype(dtype), "W"),
@@ -115,9 +115,7 @@ def test_rule_has_lasagnes_numbers(name, defaults, dtype):
     if defaults:
         arguments = {k: v for k, v in arguments.items() if name in NEEDS_RATE and k[0] == "l"}
     serial, ours = make_params(dtype), make_params(dtype)
-    expected = train_serially(
-        reference(name)(make_loss(serial, dtype), serial, **arguments), serial
-    )
+    expected = train_serially(reference(name)(make_loss(serial, dtype), serial, **arguments), serial)
     got = train(getattr(updates, name)(make_loss(ours, dtype), ours, **arguments), ours)
     assert_equal_histories(got, expected, dtype)
 

@@ -115,6 +115,10 @@ class VariableTable:
         """The key of a variable, ``None`` if it is not in the table."""
         return self._key_of.get(var)
 
+    def key_of(self, var: Any) -> int:
+        """The key of a variable; `KeyError` if it is not in the table."""
+        return self._key_of[var]
+
     def __getitem__(self, key: int) -> Any:
         return self._by_key[key]
 
