@@ -1,0 +1,162 @@
+"""A training step on any number of ranks against the serial step, parameter by parameter."""
+
+import functools
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+
+import synkhronos as synk
+from synkhronos.extensions import updates
+from synkhronos.extensions.train import make_train_function, make_train_function_theano
+
+N, SIZE, EPOCHS = 23, 6, 2  # the last of the four minibatches of an epoch has 5 points
+RULES = {
+    "sgd": (0.3,),
+    "sgd_nonflat": (0.3,),
+    "nesterov_momentum": (0.1, 0.8),
+    "adam": (0.01,),
+}
+TOLERANCES = {"float64": 1e-10, "float32": 1e-4}
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3, 5])
+def ranks(request):
+    count = synk.fork(request.param, use_gpu=False)
+    yield count
+    synk.close()
+
+
+def make_problem(dtype):
+    """Make a small network with weight decay, and the data that it is trained on."""
+    rng = np.random.RandomState(0)
+    x, y = T.matrix("x", dtype), T.ivector("y")
+    w = theano.shared(rng.randn(4, 7).astype(dtype), "w")
+    b = theano.shared(np.zeros(7, dtype), "b")
+    v = theano.shared(rng.randn(7, 3).astype(dtype), "v")
+    output = T.nnet.softmax(T.dot(T.tanh(T.dot(x, w) + b), v))
+    decay = np.asarray(0.01, dtype) * ((w**2).sum() + (v**2).sum())
+    loss = T.nnet.categorical_crossentropy(output, y).mean() + decay
+    data = rng.randn(N, 4).astype(dtype), rng.randint(0, 3, N).astype("int32")
+    return loss, [w, b, v], x, y, data
+
+
+def batches():
+    """Draw the same minibatches each time: index lists, then a slice and a number."""
+    rng = np.random.RandomState(1)
+    for _ in range(EPOCHS):
+        order = rng.permutation(N)
+        yield from (order[start : start + SIZE] for start in range(0, N, SIZE))
+    yield slice(3, 17, 2)
+    yield 4
+    yield [7]  # fewer points than ranks
+
+
+def values(params):
+    return [p.get_value() for p in params]
+
+
+@functools.lru_cache(maxsize=None)
+def serial_history(dtype, rule):
+    loss, params, x, y, data = make_problem(dtype)
+    train = make_train_function_theano(loss, params, x, y, getattr(updates, rule), *RULES[rule])
+    return [(train(*data, batch=batch), values(params)) for batch in batches()]
+
+
+def assert_close(got, expected, dtype, what):
+    tolerance = TOLERANCES[dtype]
+    np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance, err_msg=what)
+
+
+def test_before_fork_it_says_so():
+    loss, params, x, y, _ = make_problem("float64")
+    with pytest.raises(RuntimeError, match=r"call synkhronos\.fork\(\) first"):
+        make_train_function(loss, params, x, y, updates.sgd, 0.1)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_training_follows_the_serial_run(ranks, rule, dtype):
+    expected = serial_history(dtype, rule)
+    loss, params, x, y, data = make_problem(dtype)
+    train = make_train_function(loss, params, x, y, getattr(updates, rule), *RULES[rule])
+    synk.distribute()
+    shared_data = [synk.data(array) for array in data]
+    for step, (batch, (serial_loss, serial_params)) in enumerate(zip(batches(), expected)):
+        got = train(*shared_data, batch=batch)
+        assert_close(got, serial_loss, dtype, f"the loss of step {step}")
+        for param, value in zip(params, serial_params):
+            assert_close(param.get_value(), value, dtype, f"{param} after step {step}")
+    # The other ranks had no part in these comparisons: their parameters must be the master's.
+    for param in params:
+        copies = synk.gather(param)
+        assert all(np.array_equal(copy, copies[0]) for copy in copies)
+
+
+@pytest.mark.parametrize("num_slices", [2, 4])
+def test_slicing_changes_nothing(ranks, num_slices):
+    expected = serial_history("float64", "adam")
+    loss, params, x, y, data = make_problem("float64")
+    train = make_train_function(loss, params, x, y, updates.adam, *RULES["adam"])
+    for batch, (serial_loss, serial_params) in zip(batches(), expected):
+        got = train(*data, batch=batch, num_slices=num_slices)
+        assert_close(got, serial_loss, "float64", "loss")
+        for param, value in zip(params, serial_params):
+            assert_close(param.get_value(), value, "float64", param.name)
+
+
+def test_data_in_shared_variables(ranks):
+    """Follow the serial run with ``batch_s``, each rank choosing among its own part of the data."""
+    loss, params, x, y, data = make_problem("float64")
+    serial_loss, serial_params, serial_x, serial_y, _ = make_problem("float64")
+    serial = make_train_function_theano(serial_loss, serial_params, serial_x, serial_y, updates.adam)
+
+    grad_updates, param_updates, grad_shared = updates.adam(loss, params)
+    parts = [theano.shared(array[:1], name) for array, name in zip(data, ["x_part", "y_part"])]
+    gradient = synk.function([], loss, updates=grad_updates, givens=list(zip([x, y], parts)), sliceable_shareds=parts)
+    update = synk.function([], updates=param_updates)
+    synk.distribute()
+    synk.scatter(parts, list(data))
+    lengths = synk.get_lengths(parts[1])
+    starts = np.cumsum([0, *lengths[:-1]])
+    rng = np.random.RandomState(3)
+    orders = [rng.permutation(length) for length in lengths]
+    for step in range(-(-max(lengths) // 3)):  # at last some ranks have fewer points, or none
+        chosen = [order[3 * step : 3 * step + 3] for order in orders]
+        rows = np.concatenate([start + part for start, part in zip(starts, chosen)])
+        got = gradient(batch_s=chosen)
+        synk.all_reduce(grad_shared, weights=gradient.counts)
+        update()
+        assert_close(got, serial(*data, batch=rows), "float64", "loss")
+        for param, serial_param in zip(params, serial_params):
+            assert_close(param.get_value(), serial_param.get_value(), "float64", param.name)
+
+
+def test_lists_of_inputs_and_givens(ranks):
+    x1, x2, y = T.dmatrix("x1"), T.dvector("x2"), T.dvector("y")
+    factor = T.dscalar("factor")
+    rng = np.random.RandomState(4)
+    data = [rng.randn(7, 3), rng.randn(7)], rng.randn(7)
+    results = []
+    for make in (make_train_function_theano, make_train_function):
+        w = theano.shared(np.ones(3), "w")
+        loss = T.sqr(factor * T.dot(x1, w) + x2 - y).mean()
+        two = theano.shared(np.asarray(2.0), "two")
+        train = make(loss, [w], [x1, x2], y, updates.sgd, learning_rate=0.1, givens={factor: two})
+        results.append([train(*data), train(*data, batch=5), w.get_value()])
+        with pytest.raises(TypeError, match="x_data must be a list of 2, one for each variable"):
+            train(data[0][0], data[1])
+    for got, expected in zip(results[1], results[0]):
+        np.testing.assert_allclose(got, expected, rtol=1e-12)
+
+
+def test_bad_batch_leaves_the_parameters_alone(ranks):
+    loss, params, x, y, data = make_problem("float64")
+    train = make_train_function(loss, params, x, y, updates.sgd, 0.1)
+    before = values(params)
+    with pytest.raises((IndexError, ValueError)):
+        train(*data, batch=[0, N])
+    assert all(np.array_equal(a, b) for a, b in zip(before, values(params)))
+    train(*data)
+    assert not np.array_equal(before[0], params[0].get_value())
