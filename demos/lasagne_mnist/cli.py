@@ -1,0 +1,52 @@
+"""The command line that the MNIST scripts share."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+# The rules of synkhronos.extensions.updates, with a learning rate that suits these networks.
+LEARNING_RATES = {
+    "sgd": 0.1,
+    "sgd_nonflat": 0.1,
+    "momentum": 0.02,
+    "nesterov_momentum": 0.02,
+    "adagrad": 0.01,
+    "rmsprop": 0.001,
+    "adadelta": 1.0,
+    "adam": 0.001,
+    "adamax": 0.002,
+}
+
+
+def make_parser(description: str, ranks: bool = True) -> argparse.ArgumentParser:
+    """Make the parser; a script of one process has no ``--ranks`` to choose."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--model", default="cnn", help="cnn, mlp or custom_mlp:DEPTH,WIDTH,DROP_IN,DROP_HID")
+    parser.add_argument("--dropout", type=float, default=0.0, help="drop probability of cnn's and mlp's dense layers")
+    parser.add_argument("--data", help="folder of MNIST's IDX files, or 'digits' (default: a cache)")
+    parser.add_argument("--batch-size", type=positive, default=100, help="images in a minibatch, all ranks together")
+    parser.add_argument("--epochs", type=positive, default=10, help="passes over the training set")
+    parser.add_argument("--update-rule", default="adam", choices=sorted(LEARNING_RATES))
+    parser.add_argument("--learning-rate", type=float, help="(default: one that suits the rule)")
+    parser.add_argument("--seed", type=int, default=1, help="of weights, order of images, dropout")
+    parser.add_argument("--json", metavar="FILE", help="write the results to FILE")
+    if ranks:
+        parser.add_argument("--ranks", type=positive, help="processes (default: one for each device)")
+    return parser
+
+
+def parse_arguments(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None):
+    """Parse the arguments and fill in the learning rate that suits the rule."""
+    args = parser.parse_args(argv)
+    if args.learning_rate is None:
+        args.learning_rate = LEARNING_RATES[args.update_rule]
+    return args
+
+
+def positive(text: str) -> int:
+    """Read a whole number of at least 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is less than 1")
+    return number

@@ -1,0 +1,68 @@
+"""Train on MNIST on all ranks, with the data divided over the devices' own memories.
+
+The training set is scattered once into shared variables, where each rank keeps its part. A step
+names rows of those parts with ``batch_s`` and moves no data but gradients. The parts need not be
+equally long, nor the last minibatches equally large: gradients are weighted by what each rank
+computed.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import theano
+
+import synkhronos as synk
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # when run as a script
+
+from demos.lasagne_mnist.cli import make_parser, parse_arguments
+from demos.lasagne_mnist.data import load
+from demos.lasagne_mnist.models import build
+from demos.lasagne_mnist.training import rank_minibatches, run, slices_for
+from synkhronos.extensions import updates
+
+
+def main(argv=None):
+    args = parse_arguments(make_parser(__doc__), argv)
+    sets = load(args.data)
+    ranks = synk.fork(args.ranks)
+    graph = build(args.model, args.dropout, args.seed)
+
+    # What `synkhronos.extensions.train` does for inputs, written out for shared variables.
+    rule = getattr(updates, args.update_rule)
+    grad_updates, param_updates, grad_shared = rule(graph.loss, graph.params, args.learning_rate)
+    x_data = theano.shared(np.zeros((1, 1, 28, 28), graph.x.dtype), "x_data")
+    y_data = theano.shared(np.zeros(1, graph.y.dtype), "y_data")
+    gradient = synk.function(
+        [],
+        graph.loss,
+        updates=grad_updates,
+        givens=[(graph.x, x_data), (graph.y, y_data)],
+        sliceable_shareds=[x_data, y_data],
+    )
+    update = synk.function([], updates=param_updates)
+    test = synk.function([graph.x, graph.y], [graph.test_loss, graph.test_accuracy])
+    synk.distribute()
+    synk.scatter([x_data, y_data], [sets.x_train, sets.y_train])
+    lengths = synk.get_lengths(y_data)
+
+    def step(batch):
+        loss = gradient(batch_s=batch)
+        synk.all_reduce(grad_shared, weights=gradient.counts)
+        update()
+        return loss
+
+    return run(
+        args,
+        "train_mnist_gpu_data",
+        ranks,
+        sets,
+        draw=lambda rng: rank_minibatches(lengths, args.batch_size, rng),
+        step=step,
+        evaluate=lambda x, y: test(x, y, num_slices=slices_for(len(y), ranks)),
+    )
+
+
+if __name__ == "__main__":
+    main()

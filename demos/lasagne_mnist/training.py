@@ -1,0 +1,145 @@
+"""The training loop that the MNIST scripts share, and its report.
+
+A script brings three callables: one gives an epoch's minibatches, one makes a training step on a
+minibatch, one evaluates. An epoch's order depends on the seed and the epoch alone, so that scripts
+can be compared, and a run can be taken up at any epoch.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Callable
+
+import numpy as np
+from tqdm import tqdm
+
+from demos.lasagne_mnist.data import DigitSets
+
+EVALUATION_SIZE = 500  # images that one rank computes on at a time
+
+
+def minibatches(n: int, size: int, rng: np.random.RandomState) -> Iterator[np.ndarray]:
+    """Draw minibatches of indexes without repetition; the last one may be smaller."""
+    order = rng.permutation(n)
+    for start in range(0, n, size):
+        yield order[start : start + size]
+
+
+def rank_minibatches(lengths: Sequence[int], size: int, rng: np.random.RandomState) -> Iterator[list[np.ndarray]]:
+    """Draw minibatches from data that is divided over ranks already.
+
+    Parameters
+    ----------
+    lengths : list of int
+        How many data points each rank has.
+    size : int
+        Data points in a minibatch, all ranks together.
+    rng : numpy.random.RandomState
+        Shuffles within each rank.
+
+    Yields
+    ------
+    list of numpy.ndarray
+        Each rank's indexes. Towards the end some have fewer than others, or none.
+    """
+    shares = [(size + rank) // len(lengths) for rank in range(len(lengths))]
+    shares = [max(1, share) for share in shares]
+    orders = [rng.permutation(length) for length in lengths]
+    steps = max(-(-length // share) for length, share in zip(lengths, shares))
+    for step in range(steps):
+        yield [order[step * n : (step + 1) * n] for order, n in zip(orders, shares)]
+
+
+def count(batch: Any) -> int:
+    """Count the data points of a minibatch of either kind."""
+    return sum(map(len, batch)) if isinstance(batch, list) else len(batch)
+
+
+def slices_for(n: int, ranks: int) -> int:
+    """Give the number of slices in which ranks evaluate `n` images."""
+    return max(1, -(-n // (ranks * EVALUATION_SIZE)))
+
+
+def evaluate_in_pieces(function: Callable[..., Sequence[Any]], x: Any, y: Any) -> np.ndarray:
+    """Average a plain Theano function's outputs over pieces of the data, as ``num_slices`` does."""
+    pieces = slices_for(len(y), 1)
+    parts = list(zip(np.array_split(x, pieces), np.array_split(y, pieces)))
+    return np.average([function(*part) for part in parts], axis=0, weights=[len(b) for _, b in parts])
+
+
+def run(
+    args: Any,
+    name: str,
+    ranks: int,
+    sets: DigitSets,
+    draw: Callable[[np.random.RandomState], Iterable[Any]],
+    step: Callable[[Any], Any],
+    evaluate: Callable[[Any, Any], Sequence[Any]],
+) -> dict[str, Any]:
+    """Train, with a validation after each epoch and a test at the end.
+
+    Parameters
+    ----------
+    args : argparse.Namespace
+        What `cli.parse_arguments` gave.
+    name, ranks : str, int
+        What runs, on how many ranks: for the report.
+    sets : DigitSets
+        The data; here only the validation and test sets are used.
+    draw : callable
+        Gives an epoch's minibatches for a random state.
+    step : callable
+        Trains on one minibatch and returns the loss.
+    evaluate : callable
+        Gives the loss and the accuracy for images and labels.
+
+    Returns
+    -------
+    dict
+        The results; they are printed, and written as JSON where the arguments say so.
+    """
+    n = len(sets.y_train)
+    print(f"{name}: {args.model} on {sets.source}; {n} training images, {ranks} rank(s)")
+    print(f"{args.update_rule}, learning rate {args.learning_rate}, batch size {args.batch_size}")
+    report: dict[str, Any] = {"name": name, "ranks": ranks, "data": sets.source, "images": n}
+    report.update(arguments=vars(args), epochs=[])
+    for epoch in range(args.epochs):
+        entry = train_epoch(epoch, args, n, draw, step)
+        valid_loss, valid_accuracy = map(float, evaluate(sets.x_valid, sets.y_valid))
+        entry.update(valid_loss=valid_loss, valid_accuracy=valid_accuracy)
+        report["epochs"].append(entry)
+        print(
+            f"epoch {epoch + 1:3d}: {entry['seconds']:7.2f} s {n / entry['seconds']:7.0f} images/s  "
+            f"training loss {entry['train_loss']:.4f}  validation loss {valid_loss:.4f}  "
+            f"accuracy {100 * valid_accuracy:.2f} %",
+            flush=True,
+        )
+    _, test_accuracy = evaluate(sets.x_test, sets.y_test)
+    report["test_accuracy"] = float(test_accuracy)
+    # Some functions are built when first needed: the first epoch is no measure if there are more.
+    report["epoch_seconds"] = np.median([e["seconds"] for e in report["epochs"]][1:] or entry["seconds"])
+    print(f"time per epoch: {report['epoch_seconds']:.3f} s")
+    print(f"test accuracy: {100 * report['test_accuracy']:.2f} %", flush=True)
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump(report, file, indent=1)
+    return report
+
+
+def train_epoch(
+    epoch: int,
+    args: Any,
+    n: int,
+    draw: Callable[[np.random.RandomState], Iterable[Any]],
+    step: Callable[[Any], Any],
+) -> dict[str, float]:
+    """Train for one epoch; the seconds that it took, and the mean loss over the images."""
+    total, start = 0.0, time.perf_counter()
+    # disable=None: no bar where the output is no terminal
+    with tqdm(total=n, desc=f"epoch {epoch + 1}", unit="img", leave=False, disable=None) as bar:
+        for batch in draw(np.random.RandomState([args.seed, epoch])):
+            total += float(step(batch)) * count(batch)
+            bar.update(count(batch))
+    return {"seconds": time.perf_counter() - start, "train_loss": total / n}
