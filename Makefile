@@ -1,0 +1,80 @@
+# make demo    train the MNIST CNN on all cores          (ARGS="--epochs 3" and the like are passed on)
+# make test    run all tests                             (ARGS="-k data -x" is passed on to pytest)
+# make lint    check style and types                     make format    bring the code into that style
+# make wheel   build wheel and sdist into dist/          make clean     remove all that was made here
+#
+# Each sets up what it needs in .venv first. PYTHON=/path/to/python chooses the interpreter.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format wheel clean
+.NOTPARALLEL:
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+# Theano 1.0.5 runs on Python 3.9 to 3.11.
+SUITABLE := import sys; sys.exit(not (3, 9) <= sys.version_info[:2] <= (3, 11))
+ifndef PYTHON
+PYTHON := $(shell for p in python3 python3.11 python3.10 python3.9 /usr/bin/python3 \
+    ~/.pyenv/versions/3.11.*/bin/python ~/.pyenv/versions/3.10.*/bin/python ~/.pyenv/versions/3.9.*/bin/python; \
+    do "$$p" -c '$(SUITABLE)' 2>/dev/null && command -v "$$p" && break; done)
+endif
+
+help:
+	@sed -n '/^#/!q; s/^# \?//p' $(firstword $(MAKEFILE_LIST))
+
+demo: $(VENV)/with-demos
+	$(BIN)/python demos/lasagne_mnist/train_mnist_cpu_data.py --model cnn $(ARGS)
+
+test: $(VENV)/with-test
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/with-lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/with-lint
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+wheel: $(VENV)/with-test
+	$(BIN)/python -m build
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The project itself, editable, with one of the extras of pyproject.toml.
+$(VENV)/with-%: pyproject.toml setup.py synkhronos-start.pth | $(BIN)/pip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@touch $@
+
+# A recent pip builds Theano's and Lasagne's wheels in isolation, whatever this Python came with.
+$(BIN)/pip:
+	@$(check-system)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+
+# What pip cannot bring: Theano compiles C++ code that includes Python.h.
+define check-system
+if [ -z "$(PYTHON)" ]; then \
+    echo "No Python 3.9, 3.10 or 3.11 was found; name one: make PYTHON=/path/to/python" >&2; exit 1; \
+fi; \
+version=$$("$(PYTHON)" -c 'import sys; v = sys.version_info[:2]; (3, 9) <= v <= (3, 11) and print("%d.%d" % v)'); \
+if [ -z "$$version" ]; then echo "$(PYTHON) is not Python 3.9, 3.10 or 3.11" >&2; exit 1; fi; \
+missing=; \
+command -v g++ >/dev/null || missing="g++"; \
+"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || missing="$$missing python$$version-venv"; \
+[ -e "$$("$(PYTHON)" -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ] \
+    || missing="$$missing python$$version-dev"; \
+if [ -n "$$missing" ]; then \
+    if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+        export DEBIAN_FRONTEND=noninteractive; \
+        apt-get update -q && apt-get install -q -y --no-install-recommends $$missing; \
+    else \
+        echo "Missing on this machine; please run: sudo apt-get install $$missing" >&2; exit 1; \
+    fi; \
+fi
+endef

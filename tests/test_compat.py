@@ -1,0 +1,252 @@
+"""Theano and Lasagne work on this Python, whatever is imported first; each case is a process of its own."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from synkhronos._compat import _blas
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def python(source, *options, timeout=110, directory=None, **environment):
+    """Run a program that begins as every program does where synkhronos is installed; returns both outputs."""
+    surroundings = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    program = "import _synkhronos_start\n" + textwrap.dedent(source)
+    done = subprocess.run(
+        [sys.executable, *options, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={name: value for name, value in surroundings.items() if value is not None},
+        cwd=directory,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.strip(), done.stderr.strip()
+
+
+ORDERS = [
+    "theano, lasagne, synkhronos",
+    "lasagne, theano, synkhronos",
+    "synkhronos, theano, lasagne",
+    "scipy.linalg, theano.tensor.signal.downsample, lasagne.layers, synkhronos",
+]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_any_order_of_imports_works_in_silence(order, tmp_path):
+    out, err = python(
+        f"""
+        import {order}
+        import sys, theano, lasagne
+        from theano.tensor.signal.downsample import max_pool_2d
+        import synkhronos._compat
+        roles = [finder.synkhronos_role for finder in sys.meta_path if hasattr(finder, "synkhronos_role")]
+        assert roles == ["mend"], roles
+        first = synkhronos._compat.install()
+        assert synkhronos._compat.install() is first
+        print(theano.config.blas.ldflags)
+        """,
+        "-W",
+        "default::DeprecationWarning",
+        directory=tmp_path,
+        THEANO_FLAGS=None,
+        THEANORC="/dev/null",
+    )
+    assert "-l" in out  # scipy brings a BLAS if the system has none
+    assert err == ""
+
+
+def test_the_hook_imports_nothing_and_leaves_other_programs_alone():
+    out, _ = python(
+        """
+        import sys
+        before = set(sys.modules)
+        sys.modules.pop("_synkhronos_start")
+        import _synkhronos_start
+        assert set(sys.modules) == before
+        import json, concurrent.futures
+        print([name for name in sys.modules if "theano" in name or "synkhronos" in name or "numpy" in name])
+        """,
+        "-S",
+    )
+    assert out == "['_synkhronos_start']"
+
+
+def test_warnings_that_blame_the_user_stay():
+    _, err = python("import theano, warnings; warnings.warn('of my own', DeprecationWarning)", "-W", "default")
+    assert "DeprecationWarning: of my own" in err
+    assert err.count("Warning") == 1, err
+
+
+@pytest.mark.parametrize("flags", ["-lm", ""])
+def test_a_blas_chosen_in_theano_flags_wins(flags):
+    out, _ = python("import theano; print([theano.config.blas.ldflags])", THEANO_FLAGS=f"blas.ldflags={flags}")
+    assert out == str([flags])
+
+
+def test_a_blas_chosen_in_theanorc_wins(tmp_path):
+    (tmp_path / "rc").write_text("[blas]\nldflags = -lm -lc\n")
+    out, _ = python(
+        "import theano; print(theano.config.blas.ldflags)", THEANORC=str(tmp_path / "rc"), THEANO_FLAGS=None
+    )
+    assert out == "-lm -lc"
+
+
+def test_theano_imported_without_the_hook_is_mended_afterwards():
+    out, _ = python(
+        """
+        import sys
+        sys.meta_path[:] = [finder for finder in sys.meta_path if not hasattr(finder, "synkhronos_role")]
+        import numpy.distutils.__config__ as config
+        if not hasattr(config, "blas_opt_info"):
+            config.blas_opt_info = {"libraries": ["none-of-this-name"]}
+        import theano
+        import synkhronos
+        import lasagne
+        print(theano.config.blas.ldflags, sys.modules.get("theano.scan_module.scan_perform_ext", "real"))
+        """,
+        THEANO_FLAGS=None,
+        THEANORC="/dev/null",
+    )
+    assert out.startswith(("-l", "-L"))
+    assert out.endswith(" None" if sys.version_info >= (3, 11) else " real")
+
+
+def test_lasagne_needs_no_pkg_resources():
+    out, _ = python(
+        """
+        import sys
+        sys.modules["pkg_resources"] = None
+        import lasagne
+        print(lasagne.__version__, "pkg_resources" in sys.modules)
+        """
+    )
+    assert out == "0.1 False"
+
+
+LINKED = """
+    import numpy as np, theano, theano.tensor as T, threadpoolctl
+    before = {library["filepath"] for library in threadpoolctl.threadpool_info()}
+    x = T.fmatrix("x")
+    product = theano.function([x], T.dot(x, x))
+    value = np.arange(9, dtype="float32").reshape(3, 3)
+    assert (product(value) == value.dot(value)).all()
+    (node,) = product.maker.fgraph.toposort()
+    name, = node.op.c_libraries()
+    after = {library["filepath"] for library in threadpoolctl.threadpool_info()}
+    assert after == before, (before, after)  # so that limits set before the first call hold
+    assert any("blas" in path for path in after)
+    modules = {line.split()[-1] for line in open("/proc/self/maps") if theano.config.compiledir in line}
+    linked = [path for path in modules if f"lib{name}".encode() in open(path, "rb").read()]
+    print(type(node.op).__name__, name, len(linked))
+"""
+
+
+def test_compiled_code_is_linked_and_finds_its_blas_in_the_next_process():
+    for _ in range(2):
+        out, _ = python(LINKED, THEANO_FLAGS=os.environ.get("THEANO_FLAGS"))
+        op, _, linked = out.split()
+        assert (op, linked) == ("Dot22", "1")
+
+
+def test_scan_runs():
+    python(
+        """
+        import numpy as np, theano, theano.tensor as T
+        x, n = T.dvector("x"), T.iscalar("n")
+        powers, updates = theano.scan(lambda p, x: p * x, outputs_info=T.ones_like(x), non_sequences=x, n_steps=n)
+        power = theano.function([x, n], powers[-1], updates=updates)
+        assert (power([1.0, 2.0, 3.0], 3) == [1.0, 8.0, 27.0]).all()
+        """
+    )
+
+
+@pytest.mark.timeout(300)  # with nothing compiled yet
+def test_lasagne_trains_a_convolutional_network():
+    _, err = python(
+        """
+        import lasagne, numpy as np, theano, theano.tensor as T
+        from lasagne.layers import Conv2DLayer, DenseLayer, DropoutLayer, InputLayer, MaxPool2DLayer
+        lasagne.random.set_rng(np.random.RandomState(1))
+        x, y = T.ftensor4("x"), T.ivector("y")
+        net = MaxPool2DLayer(Conv2DLayer(InputLayer((None, 1, 12, 12), x), 4, 3), 2)
+        net = DenseLayer(DropoutLayer(net), 3, nonlinearity=lasagne.nonlinearities.softmax)
+        loss = lasagne.objectives.categorical_crossentropy(lasagne.layers.get_output(net), y).mean()
+        parameters = lasagne.layers.get_all_params(net)
+        step = theano.function([x, y], loss, updates=lasagne.updates.nesterov_momentum(loss, parameters, 0.1))
+        rng = np.random.RandomState(0)
+        labels = rng.randint(0, 3, 60).astype("int32")
+        images = rng.rand(60, 1, 12, 12).astype("float32")
+        images[np.arange(60), 0, 4 * labels] += 2
+        losses = [float(step(images, labels)) for _ in range(30)]
+        assert losses[-1] < 0.5 * losses[0], losses
+        """,
+        timeout=290,
+        THEANO_FLAGS=",".join(filter(None, [os.environ.get("THEANO_FLAGS"), "floatX=float32"])),
+    )
+    assert err == ""
+
+
+def test_a_blas_of_the_system_comes_before_the_one_of_scipy(tmp_path):
+    bundled = [library for flags, library in _blas.candidates("/nonexistent") if "scipy.libs" in library]
+    if not bundled:
+        pytest.skip("this scipy bundles no BLAS")
+    (tmp_path / "libopenblas.so").symlink_to(bundled[0])
+    paths = {"LIBRARY_PATH": str(tmp_path), "LD_LIBRARY_PATH": f"{tmp_path}:{Path(bundled[0]).parent}"}
+    source = "import theano; print(theano.config.blas.ldflags)"
+    unset = {"THEANO_FLAGS": None, "THEANORC": "/dev/null"}
+    assert python(source, **paths, **unset)[0] == "-lopenblas"
+    # What only the linker finds would not load later.
+    assert python(source, LIBRARY_PATH=paths["LIBRARY_PATH"], **unset)[0] != "-lopenblas" or system_has_openblas()
+
+
+def system_has_openblas():
+    return any(flags == "-lopenblas" for flags, _ in _blas.candidates("g++"))
+
+
+def test_no_compiler_means_no_blas():
+    assert _blas.find_blas("") == ""
+    assert not [flags for flags, _ in _blas.candidates("/nonexistent/g++") if flags == "-lopenblas"]
+
+
+def test_white_space_in_a_path_cannot_be_passed_to_theano():
+    assert _blas.link_flags("/a/b/libc.so") == "-L/a/b -lc"
+    assert _blas.link_flags("/a b/libc.so") == ""
+
+
+def library_of(directory, gemv):
+    """Compile a "BLAS" whose dgemv runs the given statement for each element of y; the other routines are empty."""
+    others = "".join(f"void {name}(void) {{}}\n" for name in _blas.SYMBOLS if name != "dgemv_")
+    (directory / "blas.c").write_text(
+        others + "void dgemv_(char *t, int *m, int *n, double *alpha, double *a, int *lda, double *x, int *incx,\n"
+        "            double *beta, double *y, int *incy) {\n"
+        "    for (int i = 0; i < *m; i++) {\n"
+        "        double sum = 0;\n"
+        "        for (int j = 0; j < *n; j++) sum += *alpha * a[i + j * *lda] * x[j];\n"
+        f"        {gemv};\n"
+        "    }\n}\n"
+    )
+    subprocess.run(["gcc", "-shared", "-fPIC", "blas.c", "-o", "blas.so"], check=True, cwd=directory, timeout=60)
+    return str(directory / "blas.so")
+
+
+@pytest.mark.parametrize(
+    ("gemv", "usable"),
+    [
+        ("y[i] = sum + (*beta == 0 ? 0 : *beta * y[i])", True),
+        ("y[i] = sum + *beta * y[i]", False),  # keeps the NaN of memory that was never written
+        ("y[i] = 0", False),
+    ],
+)
+def test_a_blas_is_tried_before_it_is_used(gemv, usable, tmp_path):
+    assert _blas.is_usable(library_of(tmp_path, gemv)) is usable
+
+
+def test_a_library_that_is_no_blas_is_not_used(tmp_path):
+    assert not _blas.is_usable("libc.so.6")
+    assert not _blas.is_usable(str(tmp_path / "missing.so"))
