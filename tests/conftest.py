@@ -1,0 +1,115 @@
+"""What the tests share: sessions that tests of a module use one after the other, and the proof that nothing is left.
+
+`synchronize(n)` (and `session`, with the parameter `ranks`) gives a test a session of ``n`` ranks, re-using the one
+that there is if it fits and is intact, so that a module forks a few times only; tests may run in any order and alone.
+"""
+
+import gc
+import os
+import time
+import warnings
+
+import psutil
+import pytest
+from hypothesis import HealthCheck, settings
+from support import Machine
+
+import synkhronos as synk
+
+RANKS = (1, 2, 3, 5)
+
+_suppressed = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
+_common = {"deadline": None, "database": None, "suppress_health_check": _suppressed}
+settings.register_profile("repeatable", derandomize=True, max_examples=40, **_common)
+settings.register_profile("explore", max_examples=400, **_common)
+settings.load_profile(os.environ.get("SYNKHRONOS_HYPOTHESIS", "repeatable"))
+
+
+class Sessions:
+    """The session of the test module that runs now."""
+
+    def __init__(self):
+        self.key = None
+
+    def get(self, n_ranks, **options):
+        """Have a session of these ranks and options; returns the number of ranks."""
+        key = (n_ranks, *sorted(options.items()))
+        if key != self.key or not self.intact():
+            self.close()
+            assert synk.fork(n_ranks, use_gpu=False, **options) == n_ranks
+            self.key = key
+        return n_ranks
+
+    def close(self):
+        """Have none."""
+        self.key = None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            synk.close()
+
+    def intact(self):
+        """Whether the session is the one that `get` made, and can still carry out commands."""
+        try:
+            synk.distribute()
+        except synk.SynkhronosError:
+            return False
+        return True
+
+
+_sessions = Sessions()
+
+
+@pytest.fixture
+def synchronize():
+    """A function of the number of ranks, and of options of `fork`, that makes or re-uses a session."""
+    return _sessions.get
+
+
+@pytest.fixture(params=RANKS, ids="{}-ranks".format, scope="module")
+def ranks(request):
+    """Each number of ranks in turn."""
+    return request.param
+
+
+@pytest.fixture
+def session(ranks):
+    """A session of `ranks` ranks."""
+    return _sessions.get(ranks)
+
+
+@pytest.fixture
+def no_session():
+    """No session, before the test and after it."""
+    _sessions.close()
+    yield
+    _sessions.close()
+
+
+@pytest.fixture(params=["float32", "float64"])
+def dtype(request):
+    """Both floating dtypes of CPU cores."""
+    return request.param
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_left():
+    """After each module: no child process, nothing in /dev/shm, no descriptor and no thread more than before."""
+    gc.collect()
+    before = Machine()
+    yield
+    _sessions.close()
+    after = Machine()
+    for _ in range(40):
+        gc.collect()
+        after = Machine()
+        if not after.beyond(before):
+            break
+        time.sleep(0.05)
+    assert not after.beyond(before)
+
+
+def pytest_sessionfinish():
+    """End what a failing test may have left, lest it outlives the run."""
+    for child in psutil.Process().children(recursive=True):
+        if child.name().startswith(("python", "synkhronos")):
+            child.kill()

@@ -1,0 +1,172 @@
+"""Helpers of the tests: scripts in processes of their own, an op that fails when told to, and what is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+import synkhronos  # it mends Theano, which therefore comes after it
+
+import theano  # isort: skip
+
+ROOT = Path(synkhronos.__file__).resolve().parent.parent
+
+#: What `Fault` does: the values of its second input.
+NOTHING, RAISE, SLEEP, KILL, SEGFAULT, EXIT, LEAVE, LONG_SLEEP, RAISE_LATE = range(9)
+
+
+class Fault(theano.Op):
+    """The identity, but for a scalar that says what should go wrong; give it a shared variable to fail on one rank."""
+
+    __props__ = ()
+
+    def make_node(self, x, fault):
+        return theano.Apply(self, [x, theano.tensor.as_tensor_variable(fault)], [x.type()])
+
+    def perform(self, node, inputs, outputs):
+        x, fault = inputs
+        if fault in (RAISE, RAISE_LATE):
+            time.sleep(0.2 * (fault == RAISE_LATE))
+            raise ZeroDivisionError(f"the fault that the test ordered, fault {int(fault)}")
+        if fault in (SLEEP, LONG_SLEEP):
+            time.sleep(1.0 if fault == SLEEP else 20.0)
+        elif fault in (KILL, SEGFAULT):
+            os.kill(os.getpid(), signal.SIGKILL if fault == KILL else signal.SIGSEGV)
+        elif fault == EXIT:
+            raise SystemExit(3)
+        elif fault == LEAVE:
+            os._exit(4)
+        outputs[0][0] = x.copy()
+
+    def infer_shape(self, node, shapes):
+        return [shapes[0]]
+
+    def grad(self, inputs, gradients):
+        return [gradients[0], theano.gradient.disconnected_type()]
+
+
+class Machine:
+    """What this process has now: children, shared memory, descriptors, threads."""
+
+    def __init__(self):
+        self.children = {child.pid for child in psutil.Process().children(recursive=True)}
+        self.shared = shared_memory_names()
+        self.threads = threading.active_count()
+        self.descriptors = {}
+        for name in os.listdir("/proc/self/fd"):
+            try:
+                self.descriptors[name] = os.readlink(f"/proc/self/fd/{name}")
+            except OSError:
+                continue
+
+    def beyond(self, before):
+        """What is here that was not there `before`: a list of descriptions."""
+        extra = [f"child process {pid}" for pid in sorted(self.children - before.children)]
+        extra += [f"/dev/shm/{name}" for name in sorted(self.shared - before.shared)]
+        if self.threads > before.threads:
+            extra.append(f"{self.threads - before.threads} threads")
+        fresh = [target for name, target in self.descriptors.items() if before.descriptors.get(name) != target]
+        extra += [f"descriptor of {target}" for target in fresh if "/dev/shm" in target]
+        if len(self.descriptors) > len(before.descriptors) + 3:
+            extra.append(f"descriptors of {fresh}")
+        return extra
+
+
+def shared_memory_names():
+    """The names that sessions of this process, or of processes that are gone, have left in /dev/shm."""
+    names = set()
+    for name in os.listdir("/dev/shm"):
+        if name.startswith(("synkhronos-", "sem.synkhronos-")):
+            pid = int(name.split("-")[1])
+            if pid == os.getpid() or not psutil.pid_exists(pid) or os.getpid() in _ancestors(pid):
+                names.add(name)
+    return names
+
+
+def _ancestors(pid):
+    try:
+        return {parent.pid for parent in psutil.Process(pid).parents()}
+    except psutil.NoSuchProcess:
+        return set()
+
+
+def start_script(source, *arguments, **options):
+    """Start a Python script, given as its source, with what tests need imported; returns the `subprocess.Popen`."""
+    prelude = """
+        import os, signal, sys, threading, time
+        import numpy as np
+        import synkhronos as synk
+        import theano, theano.tensor as T
+        import support
+        from support import *
+    """
+    environment = dict(os.environ)
+    paths = [str(ROOT), str(ROOT / "tests"), environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    environment.update(options.pop("environment", {}))
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(prelude) + textwrap.dedent(source), *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        **options,
+    )
+
+
+def run_script(source, *arguments, timeout=90, returncode=0, **options):
+    """Run a script to its end; returns what it printed, on standard output and on standard error."""
+    process = start_script(source, *arguments, **options)
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        for one in [*psutil.Process(process.pid).children(recursive=True), process]:
+            one.kill()
+        out, err = process.communicate()
+        raise AssertionError(f"the script did not end in {timeout} s\n{out}\n{err}") from None
+    assert process.returncode == returncode, f"exit code {process.returncode}\n{out}\n{err}"
+    return out, err
+
+
+def wait_until(condition, seconds):
+    """Wait until ``condition()`` holds; whether it did within so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def is_running(pid):
+    """Whether a process is there and is no zombie."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def worker_pids():
+    """The process ids of the workers of this process's session, in the order of their ranks."""
+    return sorted(child.pid for child in psutil.Process().children() if is_running(child.pid))
+
+
+def shares(n, n_ranks):
+    """Each rank's rows, by another way than the library's."""
+    return [
+        (int(part[0]), int(part[-1]) + 1) if len(part) else (0, 0) for part in np.array_split(np.arange(n), n_ranks)
+    ]
+
+
+def assert_close(actual, expected, rtol=2e-5, atol=1e-6):
+    """Arrays equal within tolerance, and of equal shape."""
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    assert actual.shape == expected.shape
+    np.testing.assert_allclose(actual, expected, rtol=rtol, atol=atol, equal_nan=True)

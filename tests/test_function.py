@@ -1,0 +1,758 @@
+"""`synk.function`: on any split, batch, slices and number of ranks a call gives what one serial Theano call gives."""
+
+import functools
+import itertools
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from hypothesis import given
+from hypothesis import strategies as st
+from support import assert_close, shares
+from test_partition import batches
+from theano.sandbox.rng_mrg import MRG_RandomStreams
+
+import synkhronos as synk
+
+WIDTH = 3
+
+
+def draw_points(n, seed=0):
+    """Data of ``n`` points: inputs, targets."""
+    rng = np.random.RandomState(seed + n)
+    return rng.randn(n, WIDTH).astype("float32"), rng.randn(n).astype("float32")
+
+
+class Reductions:
+    """A function with every kind of output; built once, used in every session."""
+
+    MODES = ("avg", "avg", "sum", "sum", "max", "min", "prod", "gather", "gather", "gather", None)
+    NEED_POINTS = (4, 5)  # a maximum of nothing is an error in Theano
+
+    def __init__(self):
+        x, y, scale = T.fmatrix("x"), T.fvector("y"), T.fscalar("scale")
+        self.w = theano.shared(np.arange(1, WIDTH + 1, dtype="float32"), "w")
+        predicted = T.dot(x, self.w) * scale
+        variables = [
+            T.sqr(predicted - y).mean(),
+            x.mean(axis=0),
+            x.sum(axis=0),
+            T.sqr(y).sum(),
+            x.max(axis=0),
+            y.min(),
+            (1 + y / 10).prod(),
+            predicted,
+            x.dimshuffle(0, 1, "x") * y.dimshuffle(0, "x", "x"),
+            x,
+            y.sum(),
+        ]
+        outputs = [(variables[0]), *zip(variables[1:], self.MODES[1:])]
+        self.call = synk.function([x, y], outputs, bcast_inputs=[scale], name="reductions")
+
+
+@functools.cache
+def reductions():
+    return Reductions()
+
+
+def rows_of(batch_index, n):
+    return np.arange(n)[batch_index]
+
+
+# ---------------------------------------------------------------- outputs
+
+
+@given(
+    data=st.data(),
+    n=st.integers(0, 40),
+    num_slices=st.integers(1, 6),
+    kinds=st.tuples(*[st.sampled_from(["array", "data", "fortran"])] * 2),
+)
+def test_outputs_are_those_of_one_serial_call(session, data, n, num_slices, kinds):
+    function = reductions().call
+    x, y = draw_points(n)
+    batch, index = data.draw(batches(n))
+    subset = None
+    rows = rows_of(index, n)
+    if not len(rows):
+        subset = [i for i in range(len(function.output_modes)) if i not in Reductions.NEED_POINTS]
+    elif data.draw(st.booleans()):
+        subset = data.draw(st.lists(st.integers(0, len(function.output_modes) - 1), unique=True, min_size=1))
+    given_x, given_y = (
+        {"array": value, "fortran": np.asfortranarray(value), "data": None}[kind] for value, kind in zip((x, y), kinds)
+    )
+    given_x = synk.data(x) if given_x is None else given_x
+    given_y = synk.data(y) if given_y is None else given_y
+    actual = function(given_x, given_y, np.float32(2), batch=batch, num_slices=num_slices, output_subset=subset)
+
+    expected = function.as_theano(x[rows], y[rows], np.float32(2), output_subset=subset)
+    counts = [stop - start for start, stop in shares(len(rows), session)]
+    assert list(function.counts) == counts
+    wanted = range(len(function.output_modes)) if subset is None else subset
+    assert len(actual) == len(wanted)
+    for i, one, other in zip(wanted, actual, expected):
+        if Reductions.MODES[i] is None:
+            if num_slices == 1:  # the master's own share is the first
+                assert_close(one, y[rows[: counts[0]]].sum(dtype="float32"), rtol=1e-4, atol=1e-5)
+        else:
+            assert one.dtype == other.dtype
+            assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_single_output_comes_without_a_list(session):
+    x = T.dvector("x")
+    function = synk.function([x], (x.sum(), "sum"))
+    total = function([1.0, 2.0, 4.0])
+    assert isinstance(total, np.ndarray)
+    assert total == 7.0
+    assert function(np.ones(3), output_subset=[0]) == [3.0]
+    assert function.as_theano(np.ones(3)) == 3.0
+
+
+def test_a_list_of_one_output_gives_a_list(session):
+    x = T.dvector("x")
+    (mean,) = synk.function([x], [x.mean()])([1.0, 2.0, 6.0])
+    assert mean == pytest.approx(3.0)
+
+
+def test_no_outputs_give_an_empty_list_as_in_theano(session):
+    x = T.dvector("x")
+    seen = theano.shared(0.0, "seen")
+    function = synk.function([x], updates=[(seen, seen + x.sum())])
+    assert function(np.ones(10)) == []
+    assert synk.gather(seen).sum() == 10
+
+
+def test_ops_of_2017_that_ask_for_the_cpu(session):
+    x = T.dvector("x")
+    function = synk.function([x], [(x.mean(), "c_avg"), (x.sum(), "c_sum"), (x.max(), "c_max"), (x, "c_gather")])
+    mean, total, largest, whole = function([4.0, 1.0, 1.0])
+    assert (mean, total, largest) == (pytest.approx(2.0), pytest.approx(6.0), 4.0)
+    assert whole.tolist() == [4.0, 1.0, 1.0]
+
+
+@functools.cache
+def integers():
+    x, flags = T.lvector("x"), T.vector("flags", dtype="bool")
+    outputs = list(itertools.product([x.sum(), T.cast(x.sum(), "int8"), x.max()], ["avg", "sum", "max", "min"]))
+    outputs += [(flags, "gather"), (T.any(flags), "max"), (T.all(flags), "min"), (T.any(flags), "sum")]
+    return synk.function([x, flags], outputs)
+
+
+@pytest.mark.parametrize("num_slices", [1, 2])
+def test_integer_and_boolean_outputs(session, num_slices):
+    n = 7
+    x, flags = np.arange(n), np.arange(n) % 3 == 0
+    outputs = integers()(x, flags, num_slices=num_slices)
+    pieces, weights = [], []
+    for start, stop in shares(n, session):
+        for part in np.array_split(np.arange(start, stop), max(1, min(stop - start, num_slices))):
+            pieces.append(part)
+            weights.append(len(part))
+    sums, largest = [part.sum() for part in pieces], [part.max() for part in pieces]
+    for group, values, dtype in ((0, sums, "int64"), (4, sums, "int8"), (8, largest, "int64")):
+        assert outputs[group].dtype == np.float64
+        assert outputs[group] == pytest.approx(np.average(values, weights=weights))
+        assert outputs[group + 1].dtype == np.int64
+        assert outputs[group + 1] == sum(values)
+        assert outputs[group + 2].dtype == dtype
+        assert outputs[group + 2] == max(values)
+        assert outputs[group + 3] == min(values)
+    assert outputs[12].dtype == np.bool_
+    assert outputs[12].tolist() == flags.tolist()
+    assert outputs[13].dtype == np.bool_
+    assert outputs[13]
+    assert not outputs[14]
+    assert outputs[15].dtype == np.int64
+    assert outputs[15] == sum(bool(flags[part].any()) for part in pieces)
+
+
+def test_an_output_without_a_reduction_may_be_of_any_type(session):
+    sparse = pytest.importorskip("theano.sparse")
+    x = T.dmatrix("x")
+    matrix, total = synk.function([x], [(sparse.csr_from_dense(x), None), (x.sum(), "sum")])(np.eye(6))
+    assert matrix.format == "csr"
+    assert matrix.shape[1] == 6
+    assert total == 6
+
+
+def test_results_do_not_change_with_the_next_call(session):
+    x, y = draw_points(9)
+    function = reductions().call
+    first = function(x, y, 1.0)
+    copies = [np.array(one) for one in first]
+    function(x + 1, y + 1, 2.0)
+    for one, copy in zip(first, copies):
+        np.testing.assert_array_equal(one, copy)
+
+
+def test_shapes_that_cannot_be_reduced_are_named(synchronize):
+    synchronize(2)
+    x = T.dmatrix("x")
+    function = synk.function([x], [x.sum(axis=1)])
+    assert_close(function(np.ones((4, 2))), [np.full(2, 2.0)])
+    with pytest.raises(ValueError, match=r"output 0.*\(2,\).*\(1,\).*gather"):
+        function(np.ones((3, 2)))
+    assert_close(function(np.ones((2, 2))), [[2.0]])
+
+
+# ---------------------------------------------------------------- updates
+
+
+class Updates:
+    """A function with updates of every op."""
+
+    def __init__(self):
+        x = T.fmatrix("x")
+        self.start = {
+            "avg": np.zeros(WIDTH, "float32"),
+            "sum": np.full(WIDTH, 0.5, "float32"),
+            "max": np.full(WIDTH, -np.inf, "float32"),
+            "min": np.float32(np.inf),
+            "prod": np.float64(1.0),
+            "count": np.int64(10),
+            "default": np.float32(0),
+        }
+        self.vars = {name: theano.shared(value, name) for name, value in self.start.items()}
+        v = self.vars
+        v["default"].default_update = v["default"] + v["avg"].sum() + x.sum()
+        updates = [
+            (v["avg"], v["avg"] * 2 + x.mean(axis=0)),
+            (v["sum"], x.sum(axis=0) + v["avg"], "sum"),
+            (v["max"], T.maximum(v["max"], x.max(axis=0)), "max"),
+            (v["min"], T.minimum(v["min"], x.min()), "min"),
+            (v["prod"], T.cast((1 + x[:, 0] / 10).prod(), "float64") * v["prod"] ** 0, "prod"),
+            (v["count"], v["count"] + 1),
+        ]
+        self.call = synk.function([x], [(x.sum() + v["default"], None), (x.sum(), "sum")], updates=updates)
+
+    def new_values(self, old, x):
+        """What the expressions give for one piece of the data, in NumPy."""
+        return {
+            "avg": old["avg"] * 2 + x.mean(axis=0),
+            "sum": x.sum(axis=0) + old["avg"],
+            "max": np.maximum(old["max"], x.max(axis=0)),
+            "min": min(old["min"], x.min()),
+            "prod": (1 + x[:, 0].astype("float64") / 10).prod(),
+            "count": old["count"] + 1,
+            "default": old["default"] + old["avg"].sum() + x.sum(),
+        }
+
+    def emulate(self, old, x, num_slices):
+        """One rank's values after a call on its share ``x``."""
+        if not len(x):
+            return old
+        parts = [part for part in np.array_split(x, num_slices) if len(part)]
+        each = [self.new_values(old, part) for part in parts]
+        weights = [len(part) for part in parts]
+        combined = {}
+        for name in old:
+            values = [one[name] for one in each]
+            if name in ("sum", "max", "min", "prod"):
+                combined[name] = getattr(np, name)(values, axis=0)
+            else:
+                combined[name] = np.average(values, axis=0, weights=weights)
+        return combined
+
+
+@functools.cache
+def updating():
+    return Updates()
+
+
+@given(calls=st.lists(st.tuples(st.integers(1, 12), st.integers(1, 5)), min_size=1, max_size=3))
+def test_updates_are_local_and_accumulate_over_slices(session, calls):
+    function = updating()
+    function.call(draw_points(1)[0])
+    for name, var in function.vars.items():
+        synk.broadcast(var, function.start[name])
+    expected = [dict(function.start) for _ in range(session)]
+    for n, num_slices in calls:
+        x = draw_points(n)[0]
+        total = function.call(x, num_slices=num_slices)[1]
+        assert_close(total, x.sum(), rtol=1e-4, atol=1e-4)
+        parts = shares(n, session)
+        expected = [function.emulate(old, x[slice(*part)], num_slices) for old, part in zip(expected, parts)]
+    for name, var in function.vars.items():
+        assert var.dtype == np.asarray(function.start[name]).dtype
+        for rank, values in enumerate(synk.gather(var)):
+            np.testing.assert_allclose(values, expected[rank][name], rtol=1e-4, atol=1e-4, err_msg=f"{name}, {rank}")
+
+
+def test_an_update_that_is_the_input_itself_is_copied(session):
+    y = T.fvector("y")
+    kept = theano.shared(np.zeros(4, "float32"), "kept")
+    store = synk.function([], updates=[(kept, y)], bcast_inputs=[y])
+    data = synk.data(np.ones(4, "float32"))
+    store(data)
+    data[:] = 2
+    np.testing.assert_array_equal(synk.gather(kept), np.ones((session, 4)))
+    store(np.full(4, 3, "float32"))
+    store(np.full(4, 4, "float32"))
+    np.testing.assert_array_equal(synk.gather(kept), np.full((session, 4), 4))
+
+
+def test_update_forms(session):
+    x = T.dvector("x")
+    a, b = theano.shared(0.0, "a"), theano.shared(0.0, "b")
+    by_dict = synk.function([x], updates={a: a + x.sum()})
+    by_lists = synk.function([x], updates=[[a, a + x.sum()], (b, b + 2 * x.sum(), "sum")])
+    assert by_dict.update_modes == ["avg"]
+    assert by_lists.update_modes == ["avg", "sum"]
+    by_dict(np.ones(10))
+    by_lists(np.ones(10))
+    assert synk.gather(a).sum() == 20
+    assert synk.gather(b).sum() == 20
+
+
+# ---------------------------------------------------------------- sliceable shared variables
+
+
+class Sliceable:
+    """A function whose data lies in shared variables, used directly, through givens, and in a default update."""
+
+    def __init__(self):
+        x, scale = T.fmatrix("x"), T.fscalar("scale")
+        self.direct = theano.shared(np.zeros((1, WIDTH), "float32"), "direct")
+        self.given = theano.shared(np.zeros((1, WIDTH), "float32"), "given")
+        self.seen = theano.shared(np.float32(0), "seen")
+        self.seen.default_update = self.seen + self.direct.sum() + self.given.sum()
+        both = self.direct + x * scale
+        self.call = synk.function(
+            [],
+            [both.mean(), (both, "gather"), (x.sum(axis=0), "sum"), (self.seen * 1, None)],
+            bcast_inputs=[scale],
+            givens={x: self.given},
+            sliceable_shareds=[self.direct, self.given],
+        )
+
+
+@functools.cache
+def sliceable():
+    return Sliceable()
+
+
+@st.composite
+def batches_s(draw, lengths):
+    """A `batch_s`, and the NumPy index that it means on each rank."""
+    shortest = min(lengths)
+    kind = draw(st.sampled_from(["none", "slice", "list", "array", "mask", "slices", "lists", "arrays"]))
+    if kind == "none":
+        return None, [slice(None)] * len(lengths)
+
+    def a_slice(length):
+        bound = st.none() | st.integers(-length, length)
+        return slice(draw(bound), draw(bound), draw(st.none() | st.integers(-3, 3).filter(bool)))
+
+    def a_list(length):
+        return draw(st.lists(st.integers(-length, length - 1), max_size=12)) if length else []
+
+    if kind == "slice":
+        one = a_slice(shortest)
+        return one, [one] * len(lengths)
+    if kind in ("list", "array"):
+        one = a_list(shortest)
+        return (one if kind == "list" else np.array(one, int)), [np.array(one, int)] * len(lengths)
+    if kind == "mask":
+        if len(set(lengths)) > 1:
+            return None, [slice(None)] * len(lengths)
+        mask = np.array(draw(st.lists(st.booleans(), min_size=shortest, max_size=shortest)), bool)
+        return mask, [mask] * len(lengths)
+    if kind == "slices":
+        each = [a_slice(length) for length in lengths]
+        return each, each
+    each = [a_list(length) for length in lengths]
+    indexes = [np.array(one, int) for one in each]
+    return (each if kind == "lists" else indexes), indexes
+
+
+@given(data=st.data(), n=st.integers(1, 30), num_slices=st.integers(1, 4))
+def test_batch_s_picks_on_each_rank(session, data, n, num_slices):
+    function = sliceable()
+    direct, x = draw_points(n)[0], draw_points(n, seed=1)[0]
+    function.call(1.0)
+    synk.scatter([function.direct, function.given], [direct, x])
+    synk.broadcast(function.seen, np.float32(0))
+    parts = shares(n, session)
+    batch_s, indexes = data.draw(batches_s([stop - start for start, stop in parts]))
+    rows = [np.arange(*part)[index] for part, index in zip(parts, indexes)]
+    selected = np.concatenate(rows)
+    mean, both, total, _ = function.call(np.float32(2), batch_s=batch_s, num_slices=num_slices)
+    expected = direct[selected] + 2 * x[selected]
+    assert list(function.call.counts) == [len(one) for one in rows]
+    assert_close(mean, expected.mean(dtype="float64") if len(selected) else np.nan, rtol=1e-4, atol=1e-5)
+    assert_close(both, expected, rtol=1e-5)
+    assert_close(total, x[selected].sum(axis=0), rtol=1e-4, atol=1e-5)
+    for rank, seen in enumerate(synk.gather(function.seen)):
+        mine = rows[rank]
+        slices = min(num_slices, len(mine)) or 1
+        sums = [direct[part].sum() + x[part].sum() for part in np.array_split(mine, slices)]
+        sizes = [len(part) for part in np.array_split(mine, slices)]
+        average = np.average(sums, weights=sizes) if len(mine) else 0
+        np.testing.assert_allclose(seen, average, rtol=1e-4, atol=1e-4)
+
+
+def test_sliceable_shareds_beside_scattered_inputs(session):
+    x = T.fmatrix("x")
+    stored = theano.shared(np.zeros((1, WIDTH), "float32"), "stored")
+    function = synk.function([x], [(x * stored, "gather")], sliceable_shareds=[stored])
+    n = 4 * session + 1
+    left, right = draw_points(n)[0], draw_points(n, seed=3)[0]
+    function.as_theano(left[:1])
+    synk.distribute()
+    synk.scatter(stored, right)
+    for num_slices in (1, 3):
+        assert_close(function(left, num_slices=num_slices)[0], left * right)
+    taken = [3, 0]
+    picked = np.concatenate([np.arange(*part)[taken] for part in shares(n, session)])
+    other = draw_points(2 * session, seed=5)[0]
+    for num_slices in (1, 2):
+        assert_close(function(other, batch_s=taken, num_slices=num_slices)[0], other * right[picked])
+    if session > 1:
+        with pytest.raises(ValueError, match="num_slices"):
+            function(left, batch_s=[0], num_slices=2)
+
+
+def test_a_sliceable_shared_that_is_itself_an_output(session):
+    stored = theano.shared(np.arange(6.0).reshape(3, 2), "stored")
+    function = synk.function([], [(stored, "gather")], sliceable_shareds=[stored])
+    assert_close(function(batch_s=[2, 0])[0], np.tile([[4.0, 5.0], [0.0, 1.0]], (session, 1)))
+    assert_close(function(num_slices=2)[0], np.tile(stored.get_value(), (session, 1)))
+
+
+def test_sliceable_shareds_must_be_used_and_be_data(session):
+    x = T.dvector("x")
+    unused, scalar = theano.shared(np.zeros(3), "unused"), theano.shared(0.0, "scalar")
+    with pytest.raises(ValueError, match="unused"):
+        synk.function([x], x.sum(), sliceable_shareds=[unused])
+    with pytest.raises(TypeError, match="sliceable_shareds"):
+        synk.function([x], x.sum() + scalar, sliceable_shareds=[scalar])
+    with pytest.raises(TypeError, match="sliceable_shareds"):
+        synk.function([x], x.sum(), sliceable_shareds=[x])
+
+
+# ---------------------------------------------------------------- random streams
+
+
+@functools.cache
+def drawing():
+    x = T.fvector("x")
+    streams = MRG_RandomStreams(7)
+    drawn = theano.shared(np.float32(0), "drawn")
+    noise = streams.uniform(x.shape, dtype="float32")
+    function = synk.function([x], [(noise, "gather"), (x, "gather")], updates=[(drawn, noise.mean())])
+    return function, drawn
+
+
+@pytest.mark.parametrize("num_slices", [1, 3])
+def test_random_states_advance_under_slicing(session, num_slices):
+    function, drawn = drawing()
+    x = np.arange(6 * session, dtype="float32")
+    draws = [function(x, num_slices=num_slices)[0] for _ in range(3)]
+    both = np.concatenate(draws)
+    assert len(both) == 3 * len(x)
+    assert len(np.unique(both)) == len(both)  # no draw comes twice, on no rank and in no slice
+    assert ((both > 0) & (both < 1)).all()
+    for rank, (start, stop) in enumerate(shares(len(x), session)):
+        assert_close(synk.get_value(rank, drawn), draws[-1][start:stop].mean(), rtol=1e-5)
+
+
+# ---------------------------------------------------------------- arguments
+
+
+def test_inputs_by_name_and_default(session):
+    x, y = T.fvector("x"), T.fvector("y")
+    a, b = T.fscalar("a"), T.fvector("b")
+    function = synk.function(
+        [x, theano.In(y, name="other")],
+        [((x + y) * a + b.sum(), "gather")],
+        bcast_inputs=[
+            theano.In(a, value=np.float32(3)),
+            theano.In(b, value=np.arange(3, dtype="float32"), name="bias"),
+        ],
+    )
+    one, two = draw_points(7)[1], draw_points(7, seed=1)[1]
+    expected = (one + two) * 3 + 3
+    assert_close(function(one, two)[0], expected)
+    assert_close(function(one, other=two)[0], expected)
+    assert_close(function(other=two, x=one)[0], expected)
+    assert_close(function.as_theano(one, other=two)[0], expected)
+    assert_close(function(one, two, bias=np.ones(5, "float32"), a=1.0)[0], one + two + 5)
+    assert_close(function(one, two)[0], expected)  # the defaults stand
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "words"),
+    [
+        ((), {}, r"missing.*x"),
+        ((np.zeros(3),), {}, r"missing.*y"),
+        ((np.zeros(3),) * 3, {}, "2 inputs.*got 3"),
+        ((np.zeros(3),) * 2, {"y": np.zeros(3)}, "'y'.*twice"),
+        ((np.zeros(3),), {"z": np.zeros(3)}, "'z'"),
+        ((np.zeros((3, 1)), np.zeros(3)), {}, "input x"),
+        ((np.zeros(3), np.zeros(3, complex)), {}, "input y"),
+        ((np.zeros(3), "text"), {}, "input y"),
+        ((np.zeros(3), object()), {}, "input y"),
+        ((np.zeros(3), np.zeros(3)), {"num_slices": 1.5}, "num_slices"),
+        ((np.zeros(3), np.zeros(3)), {"num_slices": True}, "num_slices"),
+        ((np.zeros(3), np.zeros(3)), {"output_subset": 0}, "output_subset"),
+    ],
+)
+def test_wrong_arguments_are_named_and_nothing_is_sent(synchronize, args, kwargs, words):
+    synchronize(2)
+    function = adding()
+    with pytest.raises(TypeError, match=words):
+        function(*args, **kwargs)
+    assert_close(function(np.ones(3), np.ones(3))[0], np.full(3, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kwargs", "error", "words"),
+    [
+        ((3, 4), {}, ValueError, "number of data points.*3.*4"),
+        ((3, 3), {"batch": 1.5}, (TypeError, ValueError), "batch"),
+        ((3, 3), {"num_slices": 0}, ValueError, "num_slices"),
+        ((3, 3), {"batch": 4}, ValueError, "batch"),
+        ((3, 3), {"batch": [3]}, IndexError, "batch"),
+        ((3, 3), {"batch": [[0]]}, ValueError, "batch"),
+        ((3, 3), {"batch": slice(0, 4)}, IndexError, "batch"),
+        ((3, 3), {"batch_s": slice(0, 1)}, ValueError, "batch_s.*sliceable_shareds"),
+        ((3, 3), {"output_subset": [1]}, IndexError, "output_subset"),
+    ],
+)
+def test_values_out_of_range_are_named_and_nothing_is_sent(synchronize, sizes, kwargs, error, words):
+    synchronize(2)
+    function = adding()
+    with pytest.raises(error, match=words):
+        function(*map(np.ones, sizes), **kwargs)
+    assert_close(function(np.ones(3), np.ones(3))[0], np.full(3, 2.0))
+
+
+@functools.cache
+def adding():
+    x, y = T.dvector("x"), T.dvector("y")
+    return synk.function([x, y], [(x + y, "gather")])
+
+
+def test_numpy_inputs_are_cast_where_theano_would_cast(synchronize):
+    synchronize(2)
+    x, allow, n = T.fvector("x"), T.fvector("allow"), T.ivector("n")
+    function = synk.function([x, theano.In(allow, allow_downcast=True), n], [(x + allow + n, "gather")])
+    good = [
+        ([1, 2], [0.1, 0.2], [1, 2]),
+        (np.array([1, 2], "int8"), np.array([0.1, 0.2]), np.array([3, 4], "int16")),
+        (np.array([1, 2], "float16"), np.array([1, 2]), np.array([3, 4], "uint8")),
+        (np.array([1, 2], ">f4"), np.array([1, 2], ">f8"), np.array([1, 2], ">i4")),
+        ((0.5, 1.5), (1, 2), (3, 4)),
+    ]
+    for values in good:
+        assert_close(function(*values)[0], function.as_theano(*values)[0])
+        assert function(*values)[0].dtype == function.as_theano(*values)[0].dtype
+    fine = np.zeros(2, "float32"), np.zeros(2, "float32"), np.zeros(2, "int32")
+    bad = [
+        (0, np.zeros(2)),
+        (0, [0.1, 0.2]),
+        (0, np.zeros(2, "int64")),
+        (2, np.zeros(2)),
+        (2, [2**40, 0]),
+        (2, [1.5, 0]),
+    ]
+    for position, value in bad:
+        values = [*fine[:position], value, *fine[position + 1 :]]
+        with pytest.raises(TypeError):
+            function.as_theano(*values)
+        with pytest.raises(TypeError, match=("x", "allow", "n")[position]):
+            function(*values)
+    assert_close(function(*fine)[0], np.zeros(2))
+
+
+def test_strict_inputs_are_strict(synchronize):
+    synchronize(2)
+    x = T.dvector("x")
+    function = synk.function([theano.In(x, strict=True)], x.sum())
+    with pytest.raises(TypeError):
+        function.as_theano([1.0, 2.0])
+    with pytest.raises(TypeError, match="x"):
+        function([1.0, 2.0])
+    assert function(np.ones(2)) == 1.0
+
+
+def test_data_must_have_the_dtype_and_the_dimensions_of_the_variable(synchronize):
+    synchronize(2)
+    x, row = T.fmatrix("x"), T.row("row", dtype="float32")
+    function = synk.function([x], x.sum(), bcast_inputs=[row], on_unused_input="ignore")
+    good = synk.data(np.ones((4, 2), "float32")), synk.data(np.ones((1, 2), "float32"))
+    for position, wrong in [
+        (0, synk.data(np.ones((4, 2)))),
+        (0, synk.data(np.ones(4, "float32"))),
+        (0, synk.data(np.ones((4, 2), ">f4"))),
+        (1, synk.data(np.ones((2, 2), "float32"))),
+    ]:
+        values = [wrong if i == position else one for i, one in enumerate(good)]
+        with pytest.raises(TypeError, match=("input x", "input row")[position]):
+            function(*values)
+    assert function(*good) == 4.0
+    with pytest.raises(ValueError, match="memory"):
+        function(synk.data(var=x), good[1])
+
+
+def test_batch_needs_scattered_inputs(synchronize):
+    synchronize(2)
+    x = T.fvector("x")
+    function = synk.function([], x.sum(), bcast_inputs=[x])
+    with pytest.raises(ValueError, match="batch"):
+        function(np.ones(3, "float32"), batch=2)
+    assert function(np.ones(3, "float32")) == 3.0
+    assert function.counts == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"inputs": T.dvector("x")}, TypeError, "inputs"),
+        ({"inputs": ["x"]}, TypeError, "inputs"),
+        ({"inputs": [T.dscalar("point")]}, TypeError, "point.*bcast_inputs"),
+        ({"inputs": [], "bcast_inputs": T.dvector()}, TypeError, "bcast_inputs"),
+        ({"inputs": [], "outputs": [(T.constant(1.0), "mean")]}, ValueError, "'mean'"),
+        ({"inputs": [], "outputs": [(T.constant(1.0), "c_median")]}, ValueError, "median"),
+        ({"inputs": [], "outputs": "text"}, TypeError, "output"),
+        ({"inputs": [], "updates": [(1, 2, 3, 4)]}, TypeError, "updates"),
+        ({"inputs": [], "updates": [(theano.shared(0.0), T.constant(1.0), "gather")]}, ValueError, "gather"),
+        ({"inputs": [], "sliceable_shareds": theano.shared(np.zeros(2))}, TypeError, "sliceable_shareds"),
+    ],
+)
+def test_functions_that_make_no_sense_are_refused(synchronize, arguments, error, words):
+    synchronize(2)
+    with pytest.raises(error, match=words):
+        synk.function(**arguments)
+
+
+def test_build_inputs(session):
+    x, y, scale = T.fmatrix("x"), T.fvector("y"), T.fscalar("scale")
+    function = synk.function([x, y], [(T.dot(x, T.ones(WIDTH, "float32")) * y * scale, "gather")], bcast_inputs=[scale])
+    points, targets = draw_points(11)
+    inputs = function.build_inputs(points, scale=np.float32(2), y=targets, oversize=1.5)
+    assert [one.name for one in inputs] == ["x", "y", "scale"]
+    assert [one.dtype for one in inputs] == ["float32"] * 3
+    assert inputs[0].alloc_size == 1.5 * 11 * WIDTH // 1
+    assert_close(function(*inputs)[0], points.sum(1) * targets * 2)
+    with pytest.raises(TypeError, match="float32"):
+        function.build_inputs(points.astype("float64"), targets, 1.0)
+    cast = function.build_inputs(points.astype("float64"), targets, 2.0, force_cast=True, minibatch=True)
+    assert all(one.minibatch for one in cast)
+    assert_close(function(*cast)[0], points.sum(1) * targets * 2)
+    only = synk.function([y], y.sum()).build_inputs(targets)
+    assert isinstance(only, synk.Data)
+
+
+def test_minibatch_data_are_the_batch_already(session):
+    x, y = T.fmatrix("x"), T.fvector("y")
+    function = synk.function([x, y], [(x * y.dimshuffle(0, "x"), "gather")])
+    points, targets = draw_points(30)
+    whole = synk.data(targets)
+    for batch in (slice(10, 20), [14, 12, 12, 19], np.arange(30) % 7 == 4, slice(3, 20, 4), 6):
+        rows = np.arange(30)[:batch] if isinstance(batch, int) else np.arange(30)[batch]
+        small = synk.data(points[rows.min() : rows.max() + 1], minibatch=True)
+        assert_close(function(small, whole, batch=batch)[0], points[rows] * targets[rows][:, None])
+    short = synk.data(points[:5], minibatch=True)
+    with pytest.raises(IndexError, match="minibatch"):
+        function(short, whole, batch=slice(10, 20))
+
+
+def test_counts_tell_the_points_of_each_rank(session):
+    function = adding()
+    function(np.ones(2 * session + 1), np.ones(2 * session + 1))
+    assert sum(function.counts) == 2 * session + 1
+    assert max(function.counts) - min(function.counts) <= 1
+    function(np.ones(9), np.ones(9), batch=[1, 1, 1])
+    assert sum(function.counts) == 3
+    function(np.ones(0), np.ones(0))
+    assert function.counts == (0,) * session
+
+
+def test_a_rank_without_points_computes_nothing(synchronize):
+    synchronize(5)
+    x = T.dvector("x")
+    calls = theano.shared(0, "calls")
+    function = synk.function([x], [(x.mean(), "avg"), (T.ones(1) * calls, "gather")], updates=[(calls, calls + 1)])
+    mean, gathered = function([4.0, 6.0])
+    assert mean == 5.0
+    assert len(gathered) == 2
+    assert synk.gather(calls).tolist() == [1, 1, 0, 0, 0]
+
+
+def test_the_master_may_be_without_points(synchronize):
+    synchronize(3, master_rank=2)
+    x = T.dvector("x")
+    function = synk.function([x], [x.mean(), (x.sum(), None), (x, "gather")])
+    mean, own, whole = function([4.0, 6.0])
+    assert mean == 5.0
+    assert own is None
+    assert whole.tolist() == [4.0, 6.0]
+    assert function([1.0, 2.0, 4.0])[1] == 4.0
+
+
+def test_description(synchronize):
+    synchronize(2)
+    function = reductions().call
+    assert function.name == "reductions"
+    assert tuple(function.output_modes) == Reductions.MODES
+    assert function.update_modes == []
+    assert "reductions" in repr(function)
+
+
+def test_keywords_go_to_theano(synchronize):
+    synchronize(2)
+    x, unused = T.dvector("x"), T.dvector("unused")
+    with pytest.raises(theano.compile.UnusedInputError):
+        synk.function([x, unused], x.sum())
+    function = synk.function(
+        [x, unused], (x.sum(), "sum"), on_unused_input="ignore", mode="FAST_COMPILE", profile=False
+    )
+    assert function(np.ones(3), np.ones(3), num_slices=2) == 3.0
+    downcasting = synk.function([T.fvector("y")], [], on_unused_input="ignore", allow_input_downcast=True)
+    assert downcasting(np.ones(3)) == []
+
+
+def test_givens_replace_inputs_and_shared_variables(session):
+    x, factor = T.dvector("x"), T.dscalar("factor")
+    stored, other = theano.shared(2.0, "stored"), theano.shared(5.0, "other")
+    function = synk.function(
+        [x],
+        [(x * factor + stored, "gather")],
+        givens=[(factor, other * 10), (stored, other)],
+        updates=[(other, other + 1)],
+    )
+    values = np.arange(7.0)
+    for num_slices, added in ((1, 5), (3, 6)):
+        synk.broadcast(other, float(added))
+        assert_close(function(values, num_slices=num_slices)[0], values * 10 * added + added)
+        assert synk.gather(other).tolist() == pytest.approx(
+            [added + (stop > start) for start, stop in shares(7, session)]
+        )
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 23])
+def test_gradients_weighted_by_counts_are_those_of_the_whole_batch(session, n):
+    w, step = linear_step()
+    points, targets = draw_points(n)
+    points, targets = points.astype("float64"), targets.astype("float64")
+    step.as_theano(points, targets)
+    synk.distribute()
+    start = np.array([0.3, -0.2, 0.5])
+    synk.broadcast(w["w"], start)
+    step(points, targets)
+    synk.all_reduce(w["gradient"], weights=step.counts)
+    expected = 2 * points.T @ (points @ start - targets) / n
+    for gradient in synk.gather(w["gradient"]):
+        assert_close(gradient, expected, rtol=1e-10)
+
+
+@functools.cache
+def linear_step():
+    x, y = T.dmatrix("x"), T.dvector("y")
+    variables = {name: theano.shared(np.zeros(WIDTH), name) for name in ("w", "gradient")}
+    loss = T.sqr(T.dot(x, variables["w"]) - y).mean()
+    step = synk.function([x, y], loss, updates=[(variables["gradient"], T.grad(loss, variables["w"]))])
+    return variables, step

@@ -1,0 +1,178 @@
+"""`_partition`: index arithmetic against NumPy's own indexing."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from synkhronos._partition import Rows, pieces, select, select_per_rank, shares, shift, take
+
+LENGTHS = st.integers(0, 60)
+
+
+def expand(selection):
+    """The row numbers of a selection as a list."""
+    return list(range(*selection)) if isinstance(selection, Rows) else list(selection)
+
+
+@st.composite
+def batches(draw, length):
+    """Something that picks rows of ``length``, and the NumPy index that means the same."""
+    kind = draw(st.sampled_from(["none", "int", "slice", "list", "array", "mask"]))
+    if kind == "none":
+        return None, slice(None)
+    if kind == "int":
+        count = draw(st.integers(0, length))
+        return draw(st.sampled_from([count, np.int64(count), np.uint8(count)])), slice(count)
+    bound = st.none() | st.integers(-length, length)
+    if kind == "slice":
+        step = st.none() | st.integers(-7, 7).filter(bool)
+        picked = slice(draw(bound), draw(bound), draw(step))
+        return picked, picked
+    if kind == "mask":
+        mask = draw(st.lists(st.booleans(), min_size=length, max_size=length))
+        index = np.array(mask, dtype=bool)
+        return (mask if draw(st.booleans()) and mask else index), index
+    indexes = draw(st.lists(st.integers(-length, length - 1), max_size=80)) if length else []
+    index = np.array(indexes, dtype=np.int64)
+    if kind == "list":
+        return draw(st.sampled_from([list, tuple]))(indexes), index
+    dtypes = ["int8", "int16", "int32", "int64"] + (["uint8", "uint64"] if not index.size or index.min() >= 0 else [])
+    return index.astype(draw(st.sampled_from(dtypes))), index
+
+
+@given(LENGTHS, st.integers(1, 12))
+def test_shares_are_those_of_array_split(n, n_ranks):
+    assert [expand(one) for one in shares(n, n_ranks)] == [list(one) for one in np.array_split(np.arange(n), n_ranks)]
+
+
+@given(LENGTHS, st.integers(1, 80))
+def test_pieces_cover_all_rows_and_are_not_empty(n, num_slices):
+    parts = pieces(n, num_slices)
+    assert [row for part in parts for row in expand(part)] == list(range(n))
+    assert len(parts) == max(1, min(n, num_slices))
+    sizes = [len(part) for part in parts]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@given(st.data(), LENGTHS)
+def test_select_means_what_numpy_means(data, length):
+    batch, index = data.draw(batches(length))
+    assert expand(select(batch, length)) == list(np.arange(length)[index])
+
+
+@given(st.data(), LENGTHS)
+def test_selections_are_contiguous_ranges_or_int64(data, length):
+    selection = select(data.draw(batches(length))[0], length)
+    if isinstance(selection, Rows):
+        assert 0 <= selection.start <= selection.stop <= length
+    else:
+        assert selection.dtype == np.int64
+        assert selection.ndim == 1
+        assert not len(selection) or (selection.min() >= 0 and selection.max() < length)
+
+
+@given(st.data(), LENGTHS, st.integers(1, 6))
+def test_shares_of_a_selection_put_together_are_the_selection(data, length, n_ranks):
+    selection = select(data.draw(batches(length))[0], length)
+    parts = [expand(take(selection, share)) for share in shares(len(selection), n_ranks)]
+    assert [row for part in parts for row in part] == expand(selection)
+
+
+@pytest.mark.parametrize(
+    ("batch", "error"),
+    [
+        (11, ValueError),
+        (-1, ValueError),
+        (slice(0, 11), IndexError),
+        (slice(-11, None), IndexError),
+        (slice(0, 5, 0), ValueError),
+        (slice("a", None), TypeError),
+        ([0, 10], IndexError),
+        ([-11], IndexError),
+        ([0.5], TypeError),
+        ([[0, 1]], ValueError),
+        ([[0], [1, 2]], (TypeError, ValueError)),
+        ([True] * 9, IndexError),
+        (np.ones((10, 1), bool), ValueError),
+        (True, TypeError),
+        (np.bool_(True), TypeError),
+        (2.0, (TypeError, ValueError)),
+        ("ab", (TypeError, ValueError)),
+        (np.array(3), TypeError),
+        ([None], (TypeError, ValueError)),
+        ({1, 2}, (TypeError, ValueError)),
+        (np.array([2**63], dtype="uint64"), IndexError),
+    ],
+)
+def test_what_picks_no_rows_is_refused_by_name(batch, error):
+    with pytest.raises(error, match="batch"):
+        select(batch, 10)
+
+
+@given(st.data(), st.integers(1, 40))
+def test_shift_moves_the_lowest_row_to_0(data, length):
+    picks = st.lists(st.integers(0, length - 1), min_size=1)
+    mask = st.lists(st.booleans(), min_size=length, max_size=length).filter(any)
+    start, stop = data.draw(st.integers(0, length - 1)), data.draw(st.integers(1, length))
+    step = data.draw(st.none() | st.integers(1, 4))
+    batch = data.draw(st.sampled_from(["list", "mask", "slice"]))
+    batch = {"list": picks, "mask": mask, "slice": st.just(slice(start, stop, step))}[batch]
+    batch = data.draw(batch)
+    rows = np.arange(length)[np.asarray(batch) if isinstance(batch, list) else batch]
+    shifted, needed = shift(batch)
+    assert expand(shifted) == list(rows - rows.min() if len(rows) else rows)
+    assert needed == (rows.max() - rows.min() + 1 if len(rows) else 0)
+
+
+def test_shift_leaves_a_number_of_rows_alone():
+    assert shift(7) == (Rows(0, 7), 7)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [slice(-3, None), slice(0, None), slice(5, 0, -1), [-1, 0], [0.5], [[1, 2]], -3, True, "ab", 1.5, slice(0, 5, 0)],
+)
+def test_shift_refuses_what_has_no_meaning_for_minibatch_data(batch):
+    with pytest.raises((TypeError, ValueError, IndexError), match="batch"):
+        shift(batch)
+
+
+LENGTHS_OF_RANKS = (5, 4, 0)
+
+
+@pytest.mark.parametrize(
+    ("batch_s", "expected"),
+    [
+        (None, [[0, 1, 2, 3, 4], [0, 1, 2, 3], []]),
+        ([slice(0, 2), slice(None), slice(None)], [[0, 1], [0, 1, 2, 3], []]),
+        ([[4, 0], [1], []], [[4, 0], [1], []]),
+        ([np.array([4, 4]), slice(-1, None), []], [[4, 4], [3], []]),
+        (([4], [-1], []), [[4], [3], []]),
+        (slice(None, None, 2), [[0, 2, 4], [0, 2], []]),
+        ([], [[], [], []]),
+    ],
+)
+def test_batch_s_picks_for_each_rank(batch_s, expected):
+    assert [expand(one) for one in select_per_rank(batch_s, LENGTHS_OF_RANKS)] == expected
+
+
+@pytest.mark.parametrize("batch_s", [[0, 1], np.array([0, 1]), (0, 1), range(2)])
+def test_one_batch_s_for_all_ranks(batch_s):
+    assert [expand(one) for one in select_per_rank(batch_s, (2, 3))] == [[0, 1], [0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("batch_s", "error", "words"),
+    [
+        ([slice(1), slice(1)], ValueError, "3 ranks"),
+        ([0], IndexError, "rank 2"),
+        ([[0], [4], []], IndexError, "rank 1"),
+        (3, TypeError, "batch_s"),
+        ("abc", TypeError, "batch_s"),
+        (np.zeros((3, 1), int), TypeError, "batch_s"),
+    ],
+)
+def test_a_wrong_batch_s_is_refused_by_name_and_rank(batch_s, error, words):
+    with pytest.raises(error, match=words):
+        select_per_rank(batch_s, LENGTHS_OF_RANKS)
