@@ -33,6 +33,8 @@ from synkhronos.errors import (  # noqa: E402
     SynkhronosError,
     WorkerDied,
     WorkerError,
+    WorkerRestarted,
+    WorkerTimeout,
 )
 
 __version__ = "0.1.0"
@@ -45,6 +47,8 @@ __all__ = [
     "SynkhronosError",
     "WorkerDied",
     "WorkerError",
+    "WorkerRestarted",
+    "WorkerTimeout",
     "all_gather",
     "all_reduce",
     "broadcast",

@@ -34,7 +34,7 @@ class Arena:
         if self._segment is None or self._segment.ref.size < n_bytes:
             self.free()
             self._segment = Segment.create(max(n_bytes, 64 * 1024))
-            self._table.add(self._segment)
+            self._table.add(self._segment.ref.key, self._segment.bytes)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> tuple[ArrayRef, np.ndarray]:
         """Place an array with arbitrary contents; returns where it lies, and a view to fill."""

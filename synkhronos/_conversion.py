@@ -51,14 +51,15 @@ def size_in_bytes(shape: tuple[int, ...], dtype: np.dtype) -> int:
     return n_bytes
 
 
-def check_shape(shape: Any, ndim: int) -> tuple[int, ...]:
+def check_shape(shape: Any, ndim: int | None) -> tuple[int, ...]:
+    """``shape`` (an int counts as one dimension) as a tuple, of ``ndim`` dimensions if that is not ``None``."""
     if isinstance(shape, (int, np.integer)):
         shape = (shape,)
     try:
         checked = tuple(int(length.__index__()) for length in shape)
     except (AttributeError, TypeError):
         raise TypeError(f"a shape must be a tuple of ints; got {shape!r}") from None
-    if len(checked) != ndim:
+    if ndim is not None and len(checked) != ndim:
         raise TypeError(f"expected a shape of {ndim} dimensions; got {shape!r}")
     if any(length < 0 for length in checked):
         raise ValueError(f"a shape cannot be negative; got {shape!r}")

@@ -11,9 +11,9 @@ import numpy as np
 
 from synkhronos import _graphs
 from synkhronos._conversion import check_oversize, check_shape, condition, size_in_bytes
-from synkhronos._files import file_of
-from synkhronos._lifecycle import current, drop_segment
-from synkhronos._segments import ArrayRef, FileRef, Segment, dtype_spec
+from synkhronos._files import OpenFile
+from synkhronos._lifecycle import current, drop_segment, settle
+from synkhronos._segments import ArrayRef, dtype_spec
 
 __all__ = ["Data", "data"]
 
@@ -78,7 +78,7 @@ def data(
         dtype = array.dtype if dtype is None else dtype
         ndim = array.ndim if ndim is None else ndim
     if shape is not None:
-        shape = check_shape(shape, len(shape) if ndim is None else ndim)
+        shape = check_shape(shape, ndim)
         ndim = len(shape)
     if dtype is None or ndim is None:
         raise TypeError(
@@ -116,9 +116,10 @@ class Data:
             raise TypeError(f"ndim must be an int of at least 0; got {ndim!r}")
         self.minibatch = minibatch
         self.name = name
-        self._array = np.zeros((0,) * ndim if ndim else (), dtype)
-        self._key: str | None = None
+        self._array = np.zeros((0,) * ndim, dtype)
         self._buffer = np.zeros(0, np.uint8)
+        self._key: str | None = None
+        self._is_file = False
         self._finalizer: Any = None
 
     dtype = property(lambda self: self._array.dtype)
@@ -173,30 +174,43 @@ class Data:
         """
         check_oversize(oversize)
         array = self.condition_data(value, force_cast)
-        file = file_of(array)
+        file = OpenFile.of(array)
         if file is not None:
-            self._adopt_file(file, array)
+            session = current("Data")
+            self._release()
+            self._keep(file.ref.key, file.bytes, is_file=True)
+            session.share(file)
+            self._array = array.view(np.ndarray)
             return
-        fresh = self._allocate(array.shape, oversize)
+        if self._is_file or not self._fits(array.shape):
+            fresh = self._allocate(array.shape, oversize)
+        else:
+            fresh = self._view(array.shape)
         np.copyto(fresh, array)
         self._array = fresh
 
     def set_shape(self, shape: Sequence[int], oversize: float = 1) -> None:
-        """Change the shape. What lies inside both the old and the new shape stays; new memory holds zeros."""
+        """Change the shape: what lies inside both the old and the new shape stays, the rest becomes zeros.
+
+        (Rows that were cut off data that is a file come back as they are in the file.)
+        """
         check_oversize(oversize)
         shape = check_shape(shape, self.ndim)
         if shape == self.shape and self._key is not None:
             return
         old = self._array
-        if shape[1:] == old.shape[1:] and self._fits(shape):
+        if shape[1:] == old.shape[1:] and self._fits(shape):  # only the length changes, in place
             self._array = self._view(shape)
+            if self.ndim and not self._is_file:
+                self._array[len(old) :] = np.zeros((), self.dtype)
             return
         common = tuple(slice(min(one, two)) for one, two in zip(old.shape, shape))
-        kept = old[common].copy() if self._fits(shape) else old[common]
-        fresh = self._allocate(shape, oversize)
-        if self._key is not None and old.size:
-            if np.may_share_memory(fresh, old):
-                fresh[...] = np.zeros((), self.dtype)
+        kept = old[common].copy()
+        in_place = self._fits(shape) and not self._is_file
+        fresh = self._view(shape) if in_place else self._allocate(shape, oversize)
+        if in_place:
+            fresh[...] = np.zeros((), self.dtype)
+        if old.size:
             fresh[common] = kept
         self._array = fresh
 
@@ -207,10 +221,11 @@ class Data:
         self.set_shape((length, *self.shape[1:]), oversize)
 
     def free_memory(self) -> None:
-        """Give the memory back; the shape becomes all zeros."""
+        """Give the memory back, on all ranks, now; the shape becomes all zeros."""
+        held = self._key is not None
         self._release()
-        self._buffer = np.zeros(0, np.uint8)
-        self._array = np.zeros((0,) * self.ndim if self.ndim else (), self.dtype)
+        if held:
+            settle()
 
     # -- memory
 
@@ -218,36 +233,24 @@ class Data:
         return np.ndarray(shape, self.dtype, self._buffer)
 
     def _fits(self, shape: tuple[int, ...]) -> bool:
-        return (
-            self._key is not None
-            and size_in_bytes(shape, self.dtype) <= self._buffer.nbytes
-            and self._buffer.flags.writeable
-        )
+        return self._key is not None and size_in_bytes(shape, self.dtype) <= self._buffer.nbytes
 
     def _allocate(self, shape: tuple[int, ...], oversize: float) -> np.ndarray:
-        """A view of the given shape, in new memory unless the present memory is enough."""
-        if not self._fits(shape):
-            session = current("Data")
-            n_bytes = max(1, int(size_in_bytes(shape, self.dtype) * oversize))
-            segment = Segment.create(n_bytes)
-            self._release()
-            self._keep(segment.ref.key, segment.array((n_bytes,), np.uint8))
-            session.share(segment)
+        """A view of the given shape, in new memory."""
+        n_bytes = max(1, int(size_in_bytes(shape, self.dtype) * oversize))
+        segment = current("Data").allocate(n_bytes)
+        self._release()
+        self._keep(segment.ref.key, segment.array((n_bytes,), np.uint8), is_file=False)
         return self._view(shape)
 
-    def _adopt_file(self, file: FileRef, array: np.ndarray) -> None:
-        session = current("Data")
-        self._release()
-        self._keep(file.key, array.reshape(-1).view(np.uint8))
-        session.share(file)
-        self._array = array.view(np.ndarray)
-
-    def _keep(self, key: str, buffer: np.ndarray) -> None:
-        self._key, self._buffer = key, buffer
+    def _keep(self, key: str, buffer: np.ndarray, is_file: bool) -> None:
+        self._key, self._buffer, self._is_file = key, buffer, is_file
         self._finalizer = weakref.finalize(self, drop_segment, key, os.getpid())
         self._finalizer.atexit = False
 
     def _release(self) -> None:
         if self._finalizer is not None:
             self._finalizer()
-        self._key, self._finalizer = None, None
+        self._key, self._is_file, self._finalizer = None, False, None
+        self._buffer = np.zeros(0, np.uint8)
+        self._array = np.zeros((0,) * self.ndim, self.dtype)

@@ -13,7 +13,7 @@ from synkhronos._arguments import Selector, arrange
 from synkhronos._collectives import combine
 from synkhronos._data import Data, data
 from synkhronos._graphs import PLAIN, Variant
-from synkhronos._lifecycle import current
+from synkhronos._lifecycle import current, functions
 from synkhronos._partition import Rows, Selection, select_per_rank
 from synkhronos._protocol import Call
 from synkhronos._replicated import keys, shapes_on_ranks
@@ -56,7 +56,8 @@ class Function:
         self._theano = graph.compile()
         self._keys: dict[Variant, int] = {}
         self._session: Session | None = None
-        self._key(session, PLAIN)
+        functions.add(self)
+        self.join(session)
 
     def __repr__(self) -> str:
         return f"<synkhronos.Function {self.name or ''} of {self._graph.input_variables}>"
@@ -126,13 +127,13 @@ class Function:
         subset = self._check_subset(output_subset)
         with session.lock:
             session.check_usable()
-            self._key(session, PLAIN)
+            self.join(session)
             selector = Selector(session, self._graph, values, batch)
             rows = self._rows(session, batch_s, num_slices)
             accumulate = num_slices > 1 and bool(self._graph.accumulated)
             variant = Variant(accumulate, "all" if rows is None else "range" if isinstance(rows[0], Rows) else "index")
             key = self._key(session, variant)
-            session.distribute()
+            session.distribute((self._keys[PLAIN], key))
             counts, everybody = self._count(session, selector, rows, num_slices)
             sources, row_refs = selector.stage(rows)
             wanted = self.output_modes if subset is None else [self.output_modes[i] for i in subset]
@@ -175,13 +176,17 @@ class Function:
                 )
         return outputs
 
-    def _key(self, session: Session, variant: Variant) -> int:
-        """The key of a variant in the session; compiles it and hands it in where it is new."""
+    def join(self, session: Session) -> None:
+        """Become a function of a session, to be distributed there."""
         if self._session is not session:
             self._session, self._keys = session, {}
+            self._key(session, PLAIN)
+
+    def _key(self, session: Session, variant: Variant) -> int:
+        """The key of a variant in the session; compiles it and hands it in where it is new."""
         if variant not in self._keys:
             key = self._keys[variant] = session.add_function(self._graph.compile(variant))
-            weakref.finalize(self, session.drop_function, key).atexit = False
+            weakref.finalize(self, _drop, weakref.ref(session), key).atexit = False
         return self._keys[variant]
 
     def _rows(self, session: Session, batch_s: Any, num_slices: int) -> list[Selection] | None:
@@ -201,7 +206,7 @@ class Function:
 
     def _lengths(self, session: Session) -> list[int]:
         """The number of rows of the sliceable shared variables on each rank, which must agree between them."""
-        session.distribute()
+        session.distribute((self._keys[PLAIN],))
         shapes = shapes_on_ranks(session, self._graph.sliceable_shareds)
         for rank, on_rank in enumerate(shapes):
             if len({shape[0] for shape in on_rank}) > 1:
@@ -238,6 +243,12 @@ class Function:
             if not 0 <= i < len(self.output_modes):
                 raise IndexError(f"output_subset: there is no output {i}; the function has {len(self.output_modes)}")
         return [int(i) for i in subset]
+
+
+def _drop(session: weakref.ref[Session], key: int) -> None:
+    alive = session()
+    if alive is not None:
+        alive.drop_function(key)
 
 
 def _check_num_slices(num_slices: Any) -> int:

@@ -7,10 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from synkhronos._arena import Arena
+from synkhronos._files import OpenFile
 from synkhronos._protocol import Arrays, Command, Envelope, Release
 from synkhronos._segments import FileRef, Segment, SegmentRef, SegmentTable
 
 __all__ = ["Ledger"]
+
+
+#: Descriptors that may be open, and bytes that may wait to be unmapped, before the workers are told.
+_MAX_WAITING = 64
+_MAX_DROPPED_BYTES = 64 * 1024 * 1024
 
 
 class Ledger:
@@ -33,20 +39,26 @@ class Ledger:
         self.variables: deque[int] = deque()
         self._table = table
         self._attach: list[SegmentRef | FileRef] = []
-        self._open: list[Segment] = []  # their descriptors are needed until the workers have attached them
+        self._open: list[Segment | OpenFile] = []  # their descriptors are needed until the workers have attached them
         self._staging = Arena(table)
         self._outboxes: dict[int, SegmentRef] = {}
+        self._dropped_bytes = 0
 
-    def add(self, made: Segment | FileRef) -> int:
-        """Take in new memory; returns how much is waiting for the workers."""
-        if isinstance(made, FileRef):
-            self._table.attach(made)
-            self._attach.append(made)
-        else:
-            self._table.add(made)
-            self._attach.append(made.ref)
-            self._open.append(made)
-        return len(self._attach)
+    def add(self, made: Segment | OpenFile) -> None:
+        """Take in new memory."""
+        self._table.add(made.ref.key, made.bytes)
+        self._attach.append(made.ref)
+        self._open.append(made)
+
+    def drop(self, key: str) -> None:
+        """Forget memory, which the workers hold until their next command."""
+        self._dropped_bytes += self._table.release(key)
+        self.segments.append(key)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much has gathered that the workers should be told without waiting for the next command."""
+        return len(self._attach) >= _MAX_WAITING or self._dropped_bytes > _MAX_DROPPED_BYTES
 
     def reserve(self, n_bytes: int) -> Arena:
         """The staging arena, emptied and with room for ``n_bytes``."""
@@ -59,6 +71,7 @@ class Ledger:
     def envelope(self, command: Command | None) -> Envelope:
         """A command, with what the workers must map and may forget first."""
         staging = () if self._staging.ref is None else (self._staging.ref,)
+        self._dropped_bytes = 0
         release = Release(_take_all(self.segments), _take_all(self.functions), _take_all(self.variables))
         return Envelope((*self._attach, *staging), release, command)
 
@@ -80,14 +93,18 @@ class Ledger:
             self._table.attach(segment)
             self._outboxes[rank] = segment
 
+    def forget_outboxes(self, ranks: Sequence[int]) -> None:
+        """Unmap the segments in which workers published that are gone."""
+        for rank in ranks:
+            known = self._outboxes.pop(rank, None)
+            if known is not None:
+                self._table.release(known.key)
+
     def close(self) -> None:
         """Free what only the session needed."""
         self.delivered()
         self._staging.free()
-        for ref in self._outboxes.values():
-            self._table.release(ref.key)
-        for key in self.segments:
-            self._table.release(key)
+        self.forget_outboxes(list(self._outboxes))
 
 
 def _take_all(queue: deque[Any]) -> tuple[Any, ...]:

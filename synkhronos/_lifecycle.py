@@ -6,17 +6,22 @@ import atexit
 import logging
 import os
 import warnings
+import weakref
 from collections.abc import Sequence
+from typing import Any
 
 from synkhronos import _devices
 from synkhronos._segments import remove_stale
 from synkhronos._session import Session, segments
 from synkhronos.errors import SessionError
 
-__all__ = ["close", "current", "distribute", "drop_segment", "fork", "get_n_gpu"]
+__all__ = ["close", "current", "distribute", "drop_segment", "fork", "functions", "get_n_gpu", "settle"]
 
 _logger = logging.getLogger("synkhronos")
 _session: Session | None = None
+
+#: Every `Function` there is: a new session takes in those of sessions before it.
+functions: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def current(function: str = "this") -> Session:
@@ -36,6 +41,8 @@ def fork(
     *,
     devices: str | Sequence[str] | None = None,
     replicate_rng: bool = False,
+    timeout: float | None = None,
+    restart_workers: bool = False,
 ) -> int:
     """Start one worker process for each further device; this process becomes one of the ranks, the master.
 
@@ -57,6 +64,11 @@ def fork(
     replicate_rng : bool
         ``False`` gives the random states that are distributed a stream of their own on each rank; ``True`` keeps them
         equal.
+    timeout : float, optional
+        Seconds that a rank may take for one command; if it takes longer, `WorkerTimeout` names it. Default: no limit.
+    restart_workers : bool
+        Replace a worker that dies: it gets the functions, the data, and the master's values of the shared variables;
+        the interrupted call raises `WorkerRestarted`, and the next one works.
 
     Returns
     -------
@@ -78,8 +90,14 @@ def fork(
         raise TypeError(f"master_rank must be an int; got {master_rank!r}")
     if not 0 <= master_rank < len(names):
         raise ValueError(f"master_rank={master_rank}: expected a rank from 0 to {len(names) - 1}")
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0):
+        raise ValueError(f"timeout must be a positive number of seconds, or None; got {timeout!r}")
     remove_stale()
-    _session = Session(names, int(master_rank), bool(profile_workers), bool(replicate_rng))
+    _session = Session(
+        names, int(master_rank), bool(profile_workers), bool(replicate_rng), timeout, bool(restart_workers)
+    )
+    for function in list(functions):
+        function.join(_session)
     atexit.unregister(_close_at_exit)
     atexit.register(_close_at_exit)
     _logger.info("forked %d ranks on %s", len(names), ", ".join(sorted(set(names))))
@@ -131,3 +149,9 @@ def drop_segment(key: str, pid: int) -> None:
         _session.drop_segment(key)
     else:
         segments.release(key)
+
+
+def settle() -> None:
+    """Have every rank forget at once what was dropped, if there is a session that can be told."""
+    if _session is not None and _session.pid == os.getpid() and not _session.broken:
+        _session.settle()

@@ -124,24 +124,24 @@ def shift(batch: Any, name: str = "batch") -> tuple[Any, int]:
     """
     if isinstance(batch, slice):
         start, stop, step = batch.start or 0, batch.stop, 1 if batch.step is None else batch.step
-        if stop is None or start < 0 or stop < 0 or step < 1:
+        if not all(isinstance(bound, (int, np.integer)) for bound in (start, stop, step)):
+            raise TypeError(f"{name}: {batch}: with minibatch data a slice needs integer bounds, and a stop")
+        if start < 0 or stop < 0 or step < 1:
             raise ValueError(
-                f"{name}={batch}: with minibatch data a slice needs a stop, bounds of at least 0, and a positive step"
+                f"{name}: {batch}: with minibatch data a slice needs bounds of at least 0 and a positive step"
             )
-        rows: Any = np.arange(start, stop, step, dtype=np.int64)
-    elif isinstance(batch, (int, np.integer)) and not isinstance(batch, bool):
-        return Rows(0, int(batch)), int(batch)
-    else:
-        rows = np.asarray(batch)
-        if rows.ndim == 1 and rows.dtype.kind == "b":
-            rows = np.flatnonzero(rows)
-        elif len(rows) and rows.dtype.kind in "iu" and rows.min() < 0:
-            raise IndexError(f"{name}: negative indexes have no meaning for minibatch data; got {int(rows.min())}")
+        batch = np.arange(start, stop, step, dtype=np.int64)
+    elif isinstance(batch, (list, tuple, np.ndarray)) and np.asarray(batch).dtype.kind == "b":
+        batch = np.flatnonzero(batch)
+    beyond = np.iinfo(np.int64).max
+    rows = select(batch, beyond, name)
+    if isinstance(rows, Rows):
+        return rows, rows.stop
+    if np.less(batch, 0).any():
+        raise IndexError(f"{name}: negative indexes have no meaning for minibatch data; got {int(np.min(batch))}")
     if len(rows) == 0:
         return Rows(0, 0), 0
-    if rows.ndim != 1 or rows.dtype.kind not in "iu":
-        raise TypeError(f"{name} must be an int, a slice, or a 1-d list of integers or booleans; got {batch!r}")
-    rows = rows.astype(np.int64) - int(rows.min())
+    rows = rows - int(rows.min())
     length = int(rows.max()) + 1
     if len(rows) == length and bool((np.diff(rows) == 1).all()):
         return Rows(0, length), length

@@ -60,6 +60,7 @@ class Load:
     pickled: ArrayRef
     buffers: tuple[ArrayRef, ...]
     replicate_rng: bool
+    ranks: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

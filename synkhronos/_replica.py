@@ -13,7 +13,7 @@ import numpy as np
 
 from synkhronos import _graphs
 from synkhronos._arena import Arena
-from synkhronos._collectives import Accumulator, SharedMemoryTransport, as_stored
+from synkhronos._collectives import Accumulator, SharedMemoryTransport
 from synkhronos._devices import limit_threads
 from synkhronos._partition import Rows, Selection, pieces, take
 from synkhronos._protocol import (
@@ -115,9 +115,9 @@ class Replica:
     # -- functions
 
     def _load(self, command: Load) -> None:
-        if not self.is_master:
+        if not self.is_master and (command.ranks is None or self.rank in command.ranks):
             bundle = _graphs.Bundle(
-                self.segments.view(command.pickled).tobytes(), [self.segments.view(ref) for ref in command.buffers]
+                self.segments.view(command.pickled).tobytes(), [self.segments.view(ref) for ref in command.buffers], []
             )
             stream = 0 if command.replicate_rng else self.stream
             self.functions.update(_graphs.load(bundle, self.variables, stream))
@@ -143,7 +143,7 @@ class Replica:
 
         outputs = run(share, rows) if command.num_slices == 1 else self._call_sliced(command, run, share, rows)
         return [
-            np.asarray(output) if self.is_master or mode is not None else None
+            None if mode is None and not self.is_master else output if mode is None else np.asarray(output)
             for output, mode in zip(outputs, command.output_modes)
         ]
 
@@ -159,15 +159,19 @@ class Replica:
         names = [f"output {i}" for i in range(len(modes))] + [
             f"the update of {self.variables[key]}" for key in command.updated
         ]
-        accumulators = [Accumulator(mode, n_points, name) for mode, name in zip([*modes, *command.update_modes], names)]
+        updated = [self.variables[key] for key in command.updated]
+        dtypes = [None] * len(modes) + [np.dtype(var.dtype) for var in updated]
+        accumulators = [
+            Accumulator(mode, n_points, name, dtype)
+            for mode, name, dtype in zip([*modes, *command.update_modes], names, dtypes)
+        ]
         for part, some in zip(parts, sliced):
             results = run(Rows(share.start + part.start, share.start + part.stop), some)
             for accumulator, result in zip(accumulators, results):
                 accumulator.add(result, len(part))
         results = [accumulator.result() for accumulator in accumulators]
-        for key, value in zip(command.updated, results[len(modes) :]):
-            var = self.variables[key]
-            _graphs.set_array(var, as_stored(np.asarray(value), np.dtype(var.dtype)))
+        for var, value in zip(updated, results[len(modes) :]):
+            _graphs.set_array(var, value)
         return results[: len(modes)]
 
     def _rows(self, rows: RowsRef) -> Selection:

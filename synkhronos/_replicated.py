@@ -42,10 +42,11 @@ def start(function: str, shared_vars: Any) -> tuple[Session, list[Any]]:
     variables = list(shared_vars) if isinstance(shared_vars, (list, tuple)) else [shared_vars]
     if not variables:
         raise ValueError(f"{function}: shared_vars is empty")
-    session.distribute()
     for var in variables:
         if not _graphs.is_shared_variable(var) or not _graphs.is_tensor_variable(var):
             raise TypeError(f"{function}: expected Theano shared variables that hold arrays; got {var!r}")
+        if session.replica.variables.key(var) is None:
+            session.distribute()
         if session.replica.variables.key(var) is None:
             raise ValueError(
                 f"{function}: no function of this session uses the shared variable {var}; build one with "

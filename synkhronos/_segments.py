@@ -53,10 +53,11 @@ class SegmentRef(NamedTuple):
 
 
 class FileRef(NamedTuple):
-    """A range of an ordinary file, mapped by every process for itself (what a `numpy.memmap` stands for)."""
+    """A range of an ordinary file, found in the same way; every process maps it for itself."""
 
     key: str
-    path: str
+    pid: int
+    fd: int
     offset: int
     size: int
     writable: bool
@@ -139,6 +140,11 @@ class Segment:
             os.close(self.ref.fd)
         self.ref = self.ref._replace(fd=-1)
 
+    @property
+    def bytes(self) -> np.ndarray:
+        """All of it, as a uint8 array that keeps the mapping alive."""
+        return self.array((self.ref.size,), np.uint8)
+
     def array(self, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> np.ndarray:
         """A view of the bytes from ``offset`` on as an array; it keeps the mapping alive."""
         return np.ndarray(shape, dtype=dtype, buffer=self.buffer, offset=offset)
@@ -160,8 +166,9 @@ def _reserve(fd: int, size: int) -> None:
 
 
 def map_file(ref: FileRef) -> np.ndarray:
-    """Map the bytes of a file that `ref` names, as a uint8 array of shape ``(size,)``."""
-    return np.memmap(ref.path, dtype=np.uint8, mode="r+" if ref.writable else "r", offset=ref.offset, shape=(ref.size,))
+    """Map the bytes of a file that another process has open, as a uint8 array of shape ``(size,)``."""
+    with open(f"/proc/{ref.pid}/fd/{ref.fd}", "r+b" if ref.writable else "rb") as file:
+        return np.memmap(file, np.uint8, "r+" if ref.writable else "r", ref.offset, (ref.size,)).view(np.ndarray)
 
 
 class SegmentTable:
@@ -170,8 +177,9 @@ class SegmentTable:
     def __init__(self) -> None:
         self._bytes: dict[str, np.ndarray] = {}
 
-    def add(self, segment: Segment) -> None:
-        self._bytes[segment.ref.key] = segment.array((segment.ref.size,), np.uint8)
+    def add(self, key: str, content: np.ndarray) -> None:
+        """Take in memory that this process has mapped, as a uint8 array."""
+        self._bytes[key] = content
 
     def attach(self, ref: SegmentRef | FileRef) -> None:
         """Map what `ref` names, unless this process has it already (its creator, or a child forked later)."""
@@ -180,11 +188,12 @@ class SegmentTable:
         if isinstance(ref, FileRef):
             self._bytes[ref.key] = map_file(ref)
         else:
-            self.add(Segment.attach(ref))
+            self._bytes[ref.key] = Segment.attach(ref).bytes
 
-    def release(self, key: str) -> None:
-        """Forget a segment; its memory is unmapped with the last array that views it."""
-        self._bytes.pop(key, None)
+    def release(self, key: str) -> int:
+        """Forget a segment; its memory is unmapped with the last array that views it. Returns its size in bytes."""
+        forgotten = self._bytes.pop(key, None)
+        return 0 if forgotten is None else forgotten.nbytes
 
     def view(self, ref: ArrayRef) -> np.ndarray:
         """The array that `ref` names, without a copy."""

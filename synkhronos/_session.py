@@ -7,11 +7,10 @@ memory, good until the next command, so callers combine them while they hold `Se
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import pickle
-import threading
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,13 +19,14 @@ import numpy as np
 from synkhronos import _devices, _graphs
 from synkhronos._arena import Arena
 from synkhronos._collectives import LANE_BYTES, SharedMemoryTransport
+from synkhronos._dispatch import Dispatcher
+from synkhronos._files import OpenFile
 from synkhronos._ledger import Ledger
-from synkhronos._protocol import Arrays, Command, Failure, Load, Settle
+from synkhronos._protocol import Arrays, Command, Load, Settle
 from synkhronos._replica import Replica
-from synkhronos._segments import ArrayRef, FileRef, Segment, SegmentTable, aligned
+from synkhronos._segments import ArrayRef, Segment, SegmentTable, aligned
 from synkhronos._team import Team
 from synkhronos._worker import serve
-from synkhronos.errors import CollectiveAborted, RemoteError, SessionError, WorkerDied, WorkerError
 
 __all__ = ["Session", "segments"]
 
@@ -36,8 +36,6 @@ _logger = logging.getLogger("synkhronos")
 segments = SegmentTable()
 
 _SPIN_SECONDS = 50e-6
-_INTERRUPT_SECONDS = 0.7  # how long a rank may take to answer after the master was interrupted
-_MAX_PENDING_SEGMENTS = 64
 
 
 class Session:
@@ -52,21 +50,31 @@ class Session:
         Print Theano's profiles of the workers when they stop.
     replicate_rng : bool
         Leave all ranks the same random streams.
+    timeout : float or None
+        Seconds that a rank may take for a command.
+    restart_workers : bool
+        Replace workers that die.
     """
 
-    def __init__(self, devices: list[str], master_rank: int, profile_workers: bool, replicate_rng: bool) -> None:
+    def __init__(
+        self,
+        devices: list[str],
+        master_rank: int,
+        profile_workers: bool,
+        replicate_rng: bool,
+        timeout: float | None,
+        restart_workers: bool,
+    ) -> None:
         self.n_ranks = len(devices)
         self.master_rank = master_rank
         self.devices = devices
-        self.lock = threading.RLock()
-        self.broken: BaseException | None = None
         self.pid = os.getpid()
         self._replicate_rng = replicate_rng
         self._functions: dict[int, Any] = {}  # compiled, not yet distributed
         self._next_function = 0
         self._ledger = Ledger(segments)
         spin = _SPIN_SECONDS if self.n_ranks <= _devices.count_cores() else 0.0
-        self._team = Team(devices, master_rank, spin)
+        self._team = Team(devices, master_rank, spin, timeout)
         shared = Segment.create(2 * self.n_ranks * LANE_BYTES + 8 * self.n_ranks)
         shared.close_fd()
         lanes = shared.array((2, self.n_ranks, LANE_BYTES), np.uint8)
@@ -86,9 +94,19 @@ class Session:
             finish()
 
         _graphs.prepare_fork()
-        self._team.start(work)
-        self.replica = make_replica(master_rank)
-        self.replica.limit_threads()
+        try:
+            self._team.start(work)
+            self.replica = make_replica(master_rank)
+            self.replica.limit_threads()
+            restore = self._restore if restart_workers else None
+            self._dispatcher = Dispatcher(self._team, self.replica, self._ledger, timeout, restore)
+            self.lock = self._dispatcher.lock
+            self.check_usable = self._dispatcher.check_usable
+            self.publish = self._dispatcher.issue
+            self.settle()  # every worker has started, or this raises
+        except BaseException:
+            self._team.stop(grace=0.0)
+            raise
 
     # -- commands
 
@@ -100,7 +118,9 @@ class Session:
         WorkerError
             If a rank raised; the session stays usable.
         WorkerDied
-            If a worker is dead; the session is broken from then on.
+            If a worker is dead; the session is broken from then on. With ``restart_workers``, `WorkerRestarted`.
+        WorkerTimeout
+            If a rank is silent for longer than the timeout; the session is broken from then on.
         """
         with self.lock:
             results = self.publish(command)
@@ -108,83 +128,6 @@ class Session:
                 [None if ref is None else segments.view(ref) for ref in one.refs] if isinstance(one, Arrays) else one
                 for one in results
             ]
-
-    def publish(self, command: Command) -> list[Any]:
-        """The same, but with the workers' arrays as `Arrays`, which other ranks can be told of."""
-        with self.lock:
-            self.check_usable()
-            own_error: Exception | None = None
-            own_time = 0.0
-            result: Any = None
-            try:
-                envelope = self._ledger.envelope(command)
-                self._team.send(pickle.dumps(envelope, protocol=pickle.HIGHEST_PROTOCOL))
-                self.replica.forget(*envelope.release)
-                try:
-                    result = self.replica.execute(command)
-                except WorkerDied:
-                    raise
-                except Exception as error:
-                    own_error, own_time = error, time.monotonic()
-                    self._team.signals.abort()
-                replies = self._team.collect()
-            except BaseException as error:
-                self._interrupted(error)
-                raise
-            results = [None if reply is None else pickle.loads(reply) for reply in replies]
-            self._ledger.delivered()
-            self._raise_first_failure(command, results, own_error, own_time)
-            results[self.master_rank] = result
-            self._ledger.see_outboxes(results, self._team.workers)
-            return results
-
-    def _raise_first_failure(
-        self, command: Command, results: Sequence[Any], own_error: Exception | None, own_time: float
-    ) -> None:
-        failures = {rank: result for rank, result in enumerate(results) if isinstance(result, Failure)}
-        if own_error is not None:
-            summary = f"{type(own_error).__name__}: {own_error}"
-            aborted = isinstance(own_error, CollectiveAborted)
-            failures[self.master_rank] = Failure(own_time, summary, "", aborted)
-        if not failures:
-            return
-        self._team.signals.reset()
-        rank = min(failures, key=lambda rank: (failures[rank].aborted, failures[rank].when))
-        failure = failures[rank]
-        message = f"rank {rank} ({self.devices[rank]}) failed in {type(command).__name__}: {failure.summary}"
-        if len(failures) < self.n_ranks:
-            message += (
-                "\nThe other ranks may have gone on, so that replicas may differ now; "
-                "synkhronos.broadcast(shared_vars) gives all ranks the master's values."
-            )
-        cause = own_error if rank == self.master_rank else RemoteError(failure.traceback)
-        raise WorkerError(message, rank, self.devices[rank]) from cause
-
-    def _interrupted(self, error: BaseException) -> None:
-        """The master left a command early: a worker died, or the user pressed Ctrl-C."""
-        self._team.signals.abort()
-        if not isinstance(error, WorkerDied):
-            try:
-                self._team.collect(time.monotonic() + _INTERRUPT_SECONDS)
-                self._team.signals.reset()
-                self._ledger.delivered()
-                _logger.warning("interrupted; the session is usable, but replicas may differ now")
-                return
-            except BaseException as second:
-                error = error if isinstance(second, TimeoutError) else second
-        self.broken = error
-        _logger.error("the session is broken: %s", str(error) or type(error).__name__)
-        self._team.stop(grace=0.0)
-
-    def check_usable(self) -> None:
-        """Raise `SessionError` if this session cannot carry out commands any more."""
-        if self.broken is not None:
-            raise SessionError(
-                f"the session is broken ({type(self.broken).__name__}: {self.broken}); "
-                "call synkhronos.close(), then synkhronos.fork() again"
-            )
-        if os.getpid() != self.pid:
-            raise SessionError("this process was forked from the master later; only the master can command the ranks")
 
     # -- shared memory
 
@@ -197,14 +140,38 @@ class Session:
         """The staging arena, emptied and with room for ``n_bytes``."""
         return self._ledger.reserve(n_bytes)
 
-    def share(self, made: Segment | FileRef) -> None:
+    def allocate(self, n_bytes: int) -> Segment:
+        """New memory, known here at once, and to every worker before its next command.
+
+        Raises
+        ------
+        MemoryError
+            If there is no room, even after all ranks have forgotten what was dropped.
+        """
+        with self.lock:
+            try:
+                segment = Segment.create(n_bytes)
+            except MemoryError:
+                gc.collect()
+                self.settle()
+                segment = Segment.create(n_bytes)
+            self.share(segment)
+            return segment
+
+    def share(self, made: Segment | OpenFile) -> None:
         """Make a segment or file known here at once, and to every worker before its next command."""
-        if self._ledger.add(made) >= _MAX_PENDING_SEGMENTS:
-            self.run(Settle())
+        with self.lock:
+            self._ledger.add(made)
+            if self._ledger.is_full:
+                self.settle()
 
     def drop_segment(self, key: str) -> None:
-        """Have every rank forget a segment, with the next command."""
-        self._ledger.segments.append(key)
+        """Forget a segment here at once, and on every worker with the next command."""
+        self._ledger.drop(key)
+
+    def settle(self) -> None:
+        """Bring the workers up to date about memory, now."""
+        self.run(Settle())
 
     # -- functions
 
@@ -221,26 +188,59 @@ class Session:
         self._functions.pop(key, None)
         self._ledger.functions.append(key)
 
-    def distribute(self) -> None:
-        """Replicate all functions that are not yet on every rank."""
+    def distribute(self, keys: Sequence[int] | None = None) -> None:
+        """Replicate the functions that are not yet on every rank: those with the given keys, or all.
+
+        Raises
+        ------
+        TypeError
+            If a function cannot be pickled; the others are replicated all the same.
+        """
         with self.lock:
             self.check_usable()
-            if not self._functions:
-                return
-            functions = dict(self._functions)
-            bundle = _graphs.dump(functions, self.replica.variables)
-            refs = self.stage([np.frombuffer(bundle.pickled, dtype=np.uint8), *bundle.buffers])
-            self.run(Load(refs[0], tuple(refs[1:]), self._replicate_rng))
-            for key in functions:
+            failed: Exception | None = None
+            for key in list(self._functions) if keys is None else keys:
+                function = self._functions.get(key)
+                if function is None:
+                    continue
+                try:
+                    bundle = _graphs.dump({key: function}, self.replica.variables)
+                except Exception as error:
+                    failed = TypeError(f"{function} cannot be pickled, and so not be replicated: {error}")
+                    failed.__cause__ = error
+                    continue
+                try:
+                    self._load(bundle)
+                except BaseException:
+                    for new in bundle.new:  # nobody knows which ranks have them: they get new keys the next time
+                        self.replica.variables.drop(new)
+                        self._ledger.variables.append(new)
+                    raise
                 self._functions.pop(key, None)
+            if failed is not None:
+                raise failed
+
+    def _load(self, bundle: _graphs.Bundle, ranks: tuple[int, ...] | None = None) -> None:
+        refs = self.stage([np.frombuffer(bundle.pickled, dtype=np.uint8), *bundle.buffers])
+        self.run(Load(refs[0], tuple(refs[1:]), self._replicate_rng, ranks))
+
+    def _restore(self, ranks: tuple[int, ...]) -> None:
+        """Give new workers the functions that the others have, and the master's values of all variables."""
+        functions = {key: one for key, one in self.replica.functions.items() if key not in self._functions}
+        self._load(_graphs.dump(functions, self.replica.variables, everything=True), ranks)
 
     # -- the end
+
+    @property
+    def broken(self) -> bool:
+        """Whether the session can only be closed."""
+        return self._dispatcher.broken is not None
 
     def stop(self) -> None:
         """Stop and join the workers, and free the memory that only the session needed."""
         if os.getpid() != self.pid:
             return
-        if self.broken is None:
+        if not self.broken:
             self._team.send(pickle.dumps(self._ledger.envelope(None)))
             self._team.stop()
         self.replica.restore_threads()

@@ -10,6 +10,7 @@ Invariants
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Callable
 
@@ -47,13 +48,17 @@ def wait(semaphore: posix_ipc.Semaphore, spin: float, check: Callable[[], None])
             check()
 
 
+def pause(semaphore: posix_ipc.Semaphore, seconds: float) -> None:
+    """Take one token if one comes within ``seconds``."""
+    with contextlib.suppress(*_acquire_errors):
+        semaphore.acquire(seconds)
+
+
 def drain(semaphore: posix_ipc.Semaphore) -> None:
     """Take all tokens that are there."""
-    try:
+    with contextlib.suppress(*_acquire_errors):
         while True:
             semaphore.acquire(0)
-    except _acquire_errors:
-        pass
 
 
 class Signals:

@@ -7,7 +7,7 @@
 
 Invariants
 ----------
-* One message is outstanding at a time, and every worker answers it once.
+* One message is outstanding at a time; messages are numbered, and a worker's answer carries its number.
 * Every wait wakes `POLL` seconds after it parked, at the latest: the master to see whether a worker has died, a worker
   to see whether the master has. A worker is also killed by the kernel when the master's main thread ends.
 * Workers ignore SIGINT: Ctrl-C is the master's to handle.
@@ -15,22 +15,23 @@ Invariants
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
-import multiprocessing
 import os
 import pickle
 import signal
-import sys
 import threading
 import time
-from typing import Any, Callable
+from collections.abc import Sequence
+from typing import Callable
 
 import numpy as np
 
+from synkhronos._process import Process, describe_exit
 from synkhronos._segments import Segment, SegmentRef
-from synkhronos._signals import Signals, wait
-from synkhronos.errors import WorkerDied
+from synkhronos._signals import POLL, Signals, drain, pause, wait
+from synkhronos.errors import WorkerDied, WorkerTimeout
 
 __all__ = ["MasterDied", "Team"]
 
@@ -86,99 +87,132 @@ class Team:
     master_rank : int
     spin : float
         Seconds that a wait spins before it parks.
+    timeout : float or None
+        Seconds that workers may take to answer.
     """
 
-    def __init__(self, devices: list[str], master_rank: int, spin: float) -> None:
+    def __init__(self, devices: list[str], master_rank: int, spin: float, timeout: float | None) -> None:
         self.devices = devices
         self.n_ranks = len(devices)
         self.master_rank = master_rank
         self.rank = master_rank
         self.workers = [rank for rank in range(self.n_ranks) if rank != master_rank]
         self._master_pid = os.getpid()
-        self._flags_segment = Segment.create(8)
-        self._flags_segment.close_fd()
-        self.signals = Signals(self.n_ranks, spin, self._flags_segment.array((1,), np.int64))
+        flags = Segment.create(8 * (1 + 2 * self.n_ranks))
+        flags.close_fd()
+        self.signals = Signals(self.n_ranks, spin, flags.array((1,), np.int64))
+        self._answered = flags.array((self.n_ranks,), np.int64, 8)  # the number of the last message that each answered
+        self._steps = flags.array((self.n_ranks,), np.int64, 8 * (1 + self.n_ranks))  # how far each is in it
+        self._number = 0
+        self._stopped = False
+        self._timeout = timeout
+        self._deadline: float | None = None
+        self._work: Callable[[int], None] | None = None
         self._mailbox = _Box()
         self._answers = [_Box() for _ in range(self.n_ranks)]
-        self._processes: list[Any] = [None] * self.n_ranks
-        self._unanswered = 0
+        self._processes: dict[int, Process] = {}
 
     # -- the master's side
 
     def start(self, work: Callable[[int], None]) -> None:
         """Fork the workers; worker ``rank`` runs ``work(rank)`` and exits when that returns."""
-        context = multiprocessing.get_context("fork")
-        by_main_thread = threading.current_thread() is threading.main_thread()
+        self._work = work
         for rank in self.workers:
-            process = context.Process(
-                target=self._run, args=(rank, work, by_main_thread), name=f"synkhronos-rank-{rank}", daemon=True
-            )
-            process.start()
-            self._processes[rank] = process
+            self._fork(rank)
+
+    def _fork(self, rank: int) -> None:
+        by_main_thread = threading.current_thread() is threading.main_thread()
+        self._processes[rank] = Process(lambda: self._run(rank, by_main_thread))
 
     def send(self, message: bytes) -> None:
         """Hand every worker the same message."""
         self._mailbox.put(message)
         self.signals.restart()
-        self._unanswered = len(self.workers)
+        self._number += 1
+        self._steps[:] = 0
+        self._deadline = None if self._timeout is None else time.monotonic() + self._timeout
         for rank in self.workers:
             self.signals.start[rank].release()
 
-    def collect(self, deadline: float | None = None) -> list[bytes | None]:
+    def collect(self) -> list[bytes | None]:
         """Wait for the answers of all workers, by rank; ``None`` at the master's. May be called again if interrupted.
 
         Raises
         ------
         WorkerDied
             If a worker is dead.
-        TimeoutError
-            If ``deadline`` (by `time.monotonic`) passes first.
+        WorkerTimeout
+            If workers take longer than the timeout.
         """
-
-        def check() -> None:
-            self.check_workers()
-            if deadline is not None and time.monotonic() > deadline:
-                raise TimeoutError("workers did not answer in time")
-
-        while self._unanswered:
-            wait(self.signals.done, self.signals.spin, check)
-            self._unanswered -= 1
+        while self.unanswered():
+            wait(self.signals.done, self.signals.spin, self.check_workers)
         return [self._answers[rank].get() if rank in self.workers else None for rank in range(self.n_ranks)]
 
+    def unanswered(self) -> list[int]:
+        """The workers that have not answered the last message."""
+        answered = self._answered.tolist()
+        return [rank for rank in self.workers if answered[rank] != self._number]
+
     def check_workers(self) -> None:
-        """Raise `WorkerDied` if any worker is dead."""
-        for rank in self.workers:
+        """Raise `WorkerDied` if any worker is dead, `WorkerTimeout` if the time is up."""
+        for rank in self.dead():
             process = self._processes[rank]
-            if process is not None and process.exitcode is not None:
-                raise WorkerDied(
-                    f"the worker of rank {rank} ({self.devices[rank]}, pid {process.pid}) "
-                    f"{describe_exit(process.exitcode)}; the session is broken: call synkhronos.close(), "
-                    "then synkhronos.fork() again",
-                    rank=rank,
-                    pid=process.pid,
-                    exitcode=process.exitcode,
-                )
+            raise WorkerDied(
+                f"the worker of rank {rank} ({self.devices[rank]}, pid {process.pid}) "
+                f"{describe_exit(process.exitcode)}",
+                rank=rank,
+                pid=process.pid,
+                exitcode=process.exitcode,
+            )
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            silent = self.unanswered()
+            steps = self._steps.tolist()
+            rank = min(silent, key=lambda rank: steps[rank], default=self.master_rank)
+            pid = self._processes[rank].pid if rank in self.workers else os.getpid()
+            raise WorkerTimeout(
+                f"rank {rank} ({self.devices[rank]}, pid {pid}) did not answer within {self._timeout} seconds",
+                rank,
+                pid,
+            )
+
+    def dead(self) -> list[int]:
+        """The workers whose processes have ended."""
+        return [rank for rank in self.workers if self._processes[rank].exitcode is not None]
+
+    def settle(self, seconds: float | None = None) -> bool:
+        """Wait until each worker has answered or is dead, at most ``seconds``; returns whether that came about."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while set(self.unanswered()) - set(self.dead()):
+            if deadline is not None and time.monotonic() > deadline:
+                return False
+            pause(self.signals.done, POLL)
+        return True
+
+    def replace(self, ranks: Sequence[int]) -> None:
+        """Fork new workers in place of dead ones, while all others are idle."""
+        self.signals.reset()
+        for rank in ranks:
+            drain(self.signals.start[rank])
+            self._answered[rank] = self._number
+            self._fork(rank)
 
     def stop(self, grace: float = 5.0) -> None:
-        """Join the workers, which have been told to stop; whoever has not ended after ``grace`` seconds is killed."""
+        """Wait for the workers, which were told to stop; kill those that have not ended after ``grace`` seconds."""
+        if self._stopped:
+            return
+        self._stopped = True
         deadline = time.monotonic() + grace
-        for rank in self.workers:
-            process = self._processes[rank]
-            if process is None:
-                continue
-            process.join(max(0.0, deadline - time.monotonic()))
-            if process.exitcode is None:
+        for rank, process in self._processes.items():
+            if not process.join(max(0.0, deadline - time.monotonic())):
                 if grace > 0:
                     _logger.warning("the worker of rank %d (pid %d) did not stop and is killed", rank, process.pid)
                 process.kill()
-                process.join()
-            process.close()
-            self._processes[rank] = None
+        self._processes.clear()
         self.signals.close()
 
     # -- a worker's side
 
-    def _run(self, rank: int, work: Callable[[int], None], by_main_thread: bool) -> None:
+    def _run(self, rank: int, by_main_thread: bool) -> None:
         self.rank = rank
         for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
@@ -186,14 +220,10 @@ class Team:
         if by_main_thread:
             # the kernel looks at the forking thread, so only the main thread's end means the master's end
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        try:
+        with contextlib.suppress(MasterDied):
             self.check_master()
-            work(rank)
-        except MasterDied:
-            os._exit(1)
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            assert self._work is not None
+            self._work(rank)
 
     def check_master(self) -> None:
         """Raise `MasterDied` if this process has lost its master."""
@@ -204,32 +234,19 @@ class Team:
         """Wait for the master's next message."""
         wait(self.signals.start[self.rank], self.signals.spin, self.check_master)
         self.signals.restart()
+        self._number += 1
         return self._mailbox.get()
 
     def answer(self, message: bytes) -> None:
         """Answer the message."""
         self._answers[self.rank].put(message)
+        self._answered[self.rank] = self._number
         self.signals.done.release()
 
     # -- both
 
     def barrier(self) -> None:
         """Meet all ranks; raises `CollectiveAborted`, `WorkerDied` or `MasterDied` if that cannot happen any more."""
+        self._steps[self.rank] += 1
         check = self.check_workers if self.rank == self.master_rank else self.check_master
         self.signals.barrier(self.rank, check)
-
-
-def describe_exit(exitcode: int) -> str:
-    """What an exit code says: "was killed by SIGKILL …", "exited with code 3"."""
-    if exitcode >= 0:
-        return f"exited with code {exitcode}"
-    try:
-        name = signal.Signals(-exitcode).name
-    except ValueError:
-        name = f"signal {-exitcode}"
-    hint = {
-        "SIGKILL": " (out of memory?)",
-        "SIGSEGV": " (a crash in compiled code)",
-        "SIGBUS": " (out of shared memory?)",
-    }
-    return f"was killed by {name}{hint.get(name, '')}"

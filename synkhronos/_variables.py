@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from synkhronos import _graphs
-from synkhronos._collectives import ShapesDiffer, as_stored, combine
+from synkhronos._collectives import combine
 from synkhronos._protocol import AllGather, AllReduce, Get
 from synkhronos._replicated import (
     check_op,
@@ -150,6 +150,8 @@ def all_gather(shared_vars: Any, nccl: bool = True) -> None:
     with session.lock:
         for var, shapes in zip(variables, zip(*shapes_on_ranks(session, variables))):
             check_shapes("all_gather", var, shapes, concatenate=True)
+            if var.broadcastable[0]:
+                raise ValueError(f"all_gather: axis 0 of {var} is broadcastable and must keep length 1")
         names = keys(session, variables)
         published = session.publish(Get(names, publish=True))
         segments = tuple(one.segment for one in published if one.segment is not None)
@@ -177,11 +179,12 @@ def reduce(shared_vars: Any, op: str = "avg", in_place: bool = True, nccl: bool 
         reduced = []
         for var, values in zip(variables, zip(*results)):
             check_shapes("reduce", var, [value.shape for value in values])
-            reduced.append(combine(values, op, (1,) * session.n_ranks, str(var)))
+            dtype = np.dtype(var.dtype) if in_place else None
+            reduced.append(combine(values, op, (1,) * session.n_ranks, str(var), dtype))
         if not in_place:
             return like(shared_vars, reduced)
         for var, value in zip(variables, reduced):
-            _graphs.set_array(var, as_stored(value, np.dtype(var.dtype)))
+            _graphs.set_array(var, value)
     return None
 
 
@@ -211,9 +214,7 @@ def all_reduce(shared_vars: Any, op: str = "avg", nccl: bool = True, weights: Se
     with session.lock:
         try:
             session.run(AllReduce(keys(session, variables), op, checked))
-        except WorkerError as error:
-            if not isinstance(error.__cause__, ShapesDiffer):
-                raise
+        except WorkerError:
             for var, shapes in zip(variables, zip(*shapes_on_ranks(session, variables))):
                 check_shapes("all_reduce", var, shapes)
             raise

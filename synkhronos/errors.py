@@ -14,6 +14,8 @@ __all__ = [
     "SynkhronosError",
     "WorkerDied",
     "WorkerError",
+    "WorkerRestarted",
+    "WorkerTimeout",
 ]
 
 
@@ -63,6 +65,39 @@ class WorkerDied(SynkhronosError, RuntimeError):
         self.rank = rank
         self.pid = pid
         self.exitcode = exitcode
+
+
+class WorkerRestarted(SynkhronosError, RuntimeError):
+    """A worker died in a call, and was replaced: the call was not completed, the next one will work.
+
+    The new worker has the functions, the data, and the master's values of the shared variables. Other ranks may have
+    done their part of the interrupted call already; ``synkhronos.broadcast`` makes replicas equal again. The
+    `WorkerDied` is the ``__cause__``.
+
+    Attributes
+    ----------
+    ranks : tuple of int
+        The ranks whose workers were replaced.
+    """
+
+    def __init__(self, message: str, ranks: tuple[int, ...]) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+
+
+class WorkerTimeout(SynkhronosError, TimeoutError):
+    """A rank did not answer within the ``timeout`` given to ``fork``; the session is broken and can only be closed.
+
+    Attributes
+    ----------
+    rank, pid : int
+        Which rank kept the others waiting, and its process id.
+    """
+
+    def __init__(self, message: str, rank: int, pid: int) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.pid = pid
 
 
 class RemoteError(SynkhronosError):

@@ -12,7 +12,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-__all__ = ["OPS", "Accumulator", "as_stored", "combine", "normalized", "reduce_into", "result_dtype"]
+__all__ = ["OPS", "Accumulator", "as_stored", "average_dtype", "combine", "normalized", "reduce_into", "result_dtype"]
 
 #: What combines two arrays, for each op that reduces.
 OPS: dict[str, Callable[..., Any]] = {
@@ -28,6 +28,13 @@ def normalized(weights: Sequence[float]) -> list[float]:
     """Weights that sum to one; equal ones if all are 0."""
     total = float(sum(weights))
     return [weight / total if total > 0 else 1.0 / len(weights) for weight in weights]
+
+
+def average_dtype(dtype: np.dtype) -> np.dtype:
+    """The dtype in which arrays of ``dtype`` are averaged: wide enough that equal integers give that integer."""
+    if dtype.kind in "iub":
+        return np.dtype(np.longdouble if dtype.itemsize > 4 else np.float64)
+    return dtype
 
 
 def result_dtype(dtype: np.dtype, op: str) -> np.dtype:
@@ -51,7 +58,9 @@ def reduce_into(out: np.ndarray, operands: list[np.ndarray], op: str) -> None:
         ufunc(out, operand, out=out)
 
 
-def combine(arrays: Sequence[Any], op: str, weights: Sequence[float], what: str) -> np.ndarray:
+def combine(
+    arrays: Sequence[Any], op: str, weights: Sequence[float], what: str, dtype: np.dtype | None = None
+) -> np.ndarray:
     """Reduce or gather arrays into a new one.
 
     Parameters
@@ -64,6 +73,8 @@ def combine(arrays: Sequence[Any], op: str, weights: Sequence[float], what: str)
         As many; used by ``"avg"`` alone.
     what : str
         What the arrays are, for messages.
+    dtype : numpy.dtype, optional
+        Of the result; default: `result_dtype`.
 
     Raises
     ------
@@ -81,20 +92,20 @@ def combine(arrays: Sequence[Any], op: str, weights: Sequence[float], what: str)
             f'{what}: op "{op}" needs equal shapes on all ranks and slices; got {shapes}. '
             'Use "gather" for results with one row for each data point'
         )
-    dtype = result_dtype(arrays[0].dtype, op)
+    returned = result_dtype(arrays[0].dtype, op) if dtype is None else dtype
     if op != "avg":
-        out = np.array(arrays[0], dtype=dtype)
+        out = np.array(arrays[0], dtype=returned)
         for array in arrays[1:]:
             OPS[op](out, array, out=out)
         return out
-    shares = normalized(weights)
-    present = [(array, share) for array, share in zip(arrays, shares) if share > 0]
+    present = [(array, share) for array, share in zip(arrays, normalized(weights)) if share > 0]
     if len(present) == 1:
-        return np.array(present[0][0], dtype=dtype)
-    out = np.zeros(shapes[0], dtype=dtype)
+        return np.array(present[0][0], dtype=returned)
+    work = average_dtype(arrays[0].dtype)
+    total = np.zeros(shapes[0], dtype=work)
     for array, share in present:
-        out += array * dtype.type(share)
-    return out
+        total += array * work.type(share)
+    return as_stored(total, returned)
 
 
 class Accumulator:
@@ -108,23 +119,25 @@ class Accumulator:
         Number of data points in all slices together.
     what : str
         What is accumulated, for messages.
+    dtype : numpy.dtype, optional
+        Of the result; default: `result_dtype`.
     """
 
-    def __init__(self, op: str, total: int, what: str) -> None:
+    def __init__(self, op: str, total: int, what: str, dtype: np.dtype | None = None) -> None:
         self._op = op
         self._total = total
         self._what = what
         self._parts: list[np.ndarray] = []
-        self._dtype: np.dtype | None = None
+        self._dtype = dtype
 
     def add(self, value: Any, count: int) -> None:
         """Add the result of one slice of ``count`` data points."""
         value = np.asarray(value)
         if self._dtype is None:
-            self._dtype = value.dtype
+            self._dtype = result_dtype(value.dtype, self._op)
         if self._op == "avg":
             share = count / self._total if self._total else 1.0
-            value = value * result_dtype(value.dtype, "avg").type(share)
+            value = np.asarray(value * average_dtype(value.dtype).type(share))
         if self._op == "gather" or not self._parts:
             self._parts.append(value)
         else:
@@ -133,11 +146,16 @@ class Accumulator:
 
     def result(self) -> np.ndarray:
         """The reduction (for ``"avg"``, over values weighted by their counts)."""
-        return combine(self._parts, "gather", (), self._what) if self._op == "gather" else self._parts[0]
+        if self._op == "gather":
+            return combine(self._parts, "gather", (), self._what)
+        assert self._dtype is not None
+        return as_stored(self._parts[0], self._dtype)
 
 
 def as_stored(value: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """A reduction result in the dtype of the variable that will hold it; averages of integers round to the nearest."""
     if value.dtype == dtype:
         return value
-    return np.rint(value).astype(dtype) if value.dtype.kind == "f" and dtype.kind in "iub" else value.astype(dtype)
+    if value.dtype.kind == "f" and dtype.kind in "iub":
+        value = np.asarray(np.rint(value))
+    return value.astype(dtype)

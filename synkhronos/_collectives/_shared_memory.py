@@ -16,7 +16,7 @@ from typing import Callable
 
 import numpy as np
 
-from synkhronos._collectives._arithmetic import as_stored, normalized, reduce_into, result_dtype
+from synkhronos._collectives._arithmetic import as_stored, average_dtype, normalized, reduce_into
 from synkhronos._partition import shares
 from synkhronos._segments import aligned
 
@@ -84,7 +84,7 @@ class SharedMemoryTransport:
         room = LANE_BYTES
         for array in arrays:
             flat = array.reshape(-1)
-            work = result_dtype(flat.dtype, "avg") if op == "avg" else flat.dtype
+            work = average_dtype(flat.dtype) if op == "avg" else flat.dtype
             per_block = LANE_BYTES // work.itemsize
             for start in range(0, flat.size, per_block):
                 block = flat[start : start + per_block]
@@ -105,7 +105,7 @@ class SharedMemoryTransport:
         offset = 0
         views = []
         for block in blocks:
-            work = block.dtype if factors is None else result_dtype(block.dtype, "avg")
+            work = block.dtype if factors is None else average_dtype(block.dtype)
             n_bytes = block.size * work.itemsize
             views.append([lanes[rank, offset : offset + n_bytes].view(work) for rank in range(self._n_ranks)])
             offset += aligned(n_bytes)

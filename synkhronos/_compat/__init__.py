@@ -23,7 +23,7 @@ from typing import Any
 
 from ._blas import find_blas
 
-MENDED = ("theano", "theano.configdefaults", "lasagne")
+MENDED = ("theano", "theano.configdefaults", "theano.gpuarray.linalg", "lasagne")
 DOWNSAMPLE = "theano.tensor.signal.downsample"
 
 
@@ -94,14 +94,14 @@ def mended(module: types.ModuleType) -> Iterator[None]:
         yield
         offer_blas(module)
     else:
-        quieten("lasagne")
+        quieten(module.__name__)
         with pkg_resources_lent():
             yield
 
 
 @contextlib.contextmanager
 def pkg_resources_lent() -> Iterator[None]:
-    """Stand in for pkg_resources where there is none: Lasagne asks it for its own version.
+    """Stand in for pkg_resources where there is none: Lasagne asks it for a version, Theano for an exception's class.
 
     Setuptools 82 dropped it, and an environment may be without setuptools. Afterwards it is gone again: others must
     go on finding out that it is not there.
@@ -109,10 +109,10 @@ def pkg_resources_lent() -> Iterator[None]:
     if importlib.util.find_spec("pkg_resources") is not None:
         yield
         return
-    from importlib.metadata import distribution
+    from importlib.metadata import PackageNotFoundError, distribution
 
     stand_in: Any = types.ModuleType("pkg_resources")
-    stand_in.get_distribution = distribution
+    stand_in.get_distribution, stand_in.DistributionNotFound = distribution, PackageNotFoundError
     sys.modules["pkg_resources"] = stand_in
     try:
         yield

@@ -165,7 +165,7 @@ class Graph:
     def filter_input(self, position: int, value: Any) -> Any:
         """Cast a value as Theano would for this input; `TypeError` where Theano would refuse."""
         spec = self._ins[position]
-        return spec.variable.type.filter(value, allow_downcast=spec.allow_downcast)
+        return spec.variable.type.filter(value, strict=spec.strict, allow_downcast=spec.allow_downcast)
 
 
 def _as_in(item: Any, allow_downcast: bool | None) -> Any:

@@ -33,6 +33,7 @@ class Bundle(NamedTuple):
 
     pickled: bytes
     buffers: list[np.ndarray]
+    new: list[int]  # keys of the shared variables that travel with them
 
 
 class _Pickler(pickle.Pickler):
@@ -55,33 +56,43 @@ class _Unpickler(pickle.Unpickler):
         return {"variable": var, "container": var.container, "storage": var.container.storage}[kind]
 
 
-def dump(functions: dict[int, Any], variables: VariableTable) -> Bundle:
-    """Pickle compiled functions, by key; shared variables not yet in ``variables`` are added and travel along."""
-    new: dict[int, tuple[Any, ...]] = {}
-    for function in functions.values():
-        for var in shared_variables_of(function):
-            if variables.key(var) is None:
-                key = variables.register(var)
-                new[key] = (type(var), var.type, var.name, is_random_state(var), get_array(var))
-    ids: dict[int, tuple[str, int]] = {}
-    known = variables.items()  # held until the end: an id means something only while its object lives
-    for key, var in known.items():
-        ids[id(var)] = ("variable", key)
-        ids[id(var.container)] = ("container", key)
-        ids[id(var.container.storage)] = ("storage", key)
-    parts = {key: (function.maker, _cells(function), function.trust_input) for key, function in functions.items()}
-    file, buffers = io.BytesIO(), []
+def dump(functions: dict[int, Any], variables: VariableTable, everything: bool = False) -> Bundle:
+    """Pickle compiled functions, by key; shared variables not yet in ``variables`` are added and travel along.
 
-    def keep(buffer: pickle.PickleBuffer) -> None:
-        buffers.append(np.frombuffer(buffer.raw(), dtype=np.uint8))
+    With ``everything`` all variables travel, for a rank that has none.
+    """
+    new: dict[int, Any] = {}
+    try:
+        for function in functions.values():
+            for var in shared_variables_of(function):
+                if variables.key(var) is None:
+                    new[variables.register(var)] = var
+        known = variables.items()  # held until the end: an id means something only while its object lives
+        ids: dict[int, tuple[str, int]] = {}
+        for key, var in known.items():
+            ids[id(var)] = ("variable", key)
+            ids[id(var.container)] = ("container", key)
+            ids[id(var.container.storage)] = ("storage", key)
+        described = {
+            key: (type(var), var.type, var.name, is_random_state(var), get_array(var))
+            for key, var in (known if everything else new).items()
+        }
+        parts = {key: (function.maker, _cells(function), function.trust_input) for key, function in functions.items()}
+        file, buffers = io.BytesIO(), []
 
-    def pickle_both() -> None:
-        _Pickler(file, {}, keep).dump(new)
-        _Pickler(file, ids, keep).dump(parts)
+        def pickle_both() -> None:
+            def keep(buffer: pickle.PickleBuffer) -> None:
+                buffers.append(np.frombuffer(buffer.raw(), dtype=np.uint8))
 
-    _with_deep_stack(pickle_both)
-    del known
-    return Bundle(file.getvalue(), buffers)
+            _Pickler(file, {}, keep).dump(described)
+            _Pickler(file, ids, keep).dump(parts)
+
+        _with_deep_stack(pickle_both)
+    except BaseException:
+        for key in new:
+            variables.drop(key)
+        raise
+    return Bundle(file.getvalue(), buffers, list(described))
 
 
 def _cells(function: Any) -> list[Any]:

@@ -109,7 +109,9 @@ class VariableTable:
         self._key_of[var] = key
 
     def drop(self, key: int) -> None:
-        self._by_key.pop(key, None)
+        var = self._by_key.pop(key, None)
+        if var is not None:
+            self._key_of.pop(var, None)
 
     def key(self, var: Any) -> int | None:
         """The key of a variable, ``None`` if it is not in the table."""

@@ -1,0 +1,143 @@
+"""Issuing commands to all ranks, and what happens when one fails, dies, falls silent, or the user interrupts."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import threading
+import time
+from typing import Any, Callable
+
+from synkhronos._failures import BROKEN, first_failure, worker_error
+from synkhronos._ledger import Ledger
+from synkhronos._protocol import Command, Failure
+from synkhronos._replica import Replica
+from synkhronos._team import Team
+from synkhronos.errors import CollectiveAborted, SessionError, WorkerDied, WorkerRestarted, WorkerTimeout
+
+__all__ = ["Dispatcher"]
+
+_logger = logging.getLogger("synkhronos")
+
+_INTERRUPT_SECONDS = 0.7  # how long a rank may take to answer after the master was interrupted
+_MAX_RESTARTS = 3
+
+
+class Dispatcher:
+    """Tells the workers, does the same on the master's replica, and collects the results.
+
+    Parameters
+    ----------
+    team : Team
+    replica : Replica
+        The master's.
+    ledger : Ledger
+    timeout : float or None
+        Seconds that a rank may take for a command.
+    restore : callable, optional
+        ``restore(ranks)`` gives new workers all that a rank must hold; with it, workers that die are replaced.
+    """
+
+    def __init__(
+        self,
+        team: Team,
+        replica: Replica,
+        ledger: Ledger,
+        timeout: float | None,
+        restore: Callable[[tuple[int, ...]], None] | None,
+    ) -> None:
+        self.lock = threading.RLock()
+        self.broken: str | None = None  # why
+        self._pid = os.getpid()
+        self._team = team
+        self._replica = replica
+        self._ledger = ledger
+        self._timeout = timeout
+        self._restore = restore
+        self._restarts = 0  # without a success in between
+
+    def issue(self, command: Command) -> list[Any]:
+        """Have every rank execute a command; returns their results in rank order, arrays of workers as `Arrays`."""
+        with self.lock:
+            self.check_usable()
+            own_error: Exception | None = None
+            try:
+                envelope = self._ledger.envelope(command)
+                self._team.send(pickle.dumps(envelope, protocol=pickle.HIGHEST_PROTOCOL))
+                self._replica.forget(*envelope.release)
+                try:
+                    result = self._replica.execute(command)
+                except (WorkerDied, WorkerTimeout):
+                    raise
+                except Exception as error:
+                    aborted = isinstance(error, CollectiveAborted)
+                    result = Failure(time.monotonic(), f"{type(error).__name__}: {error}", "", aborted)
+                    own_error = error
+                    self._team.signals.abort()
+                replies = self._team.collect()
+            except BaseException as error:
+                self._interrupted(error)
+                raise
+            results = [None if reply is None else pickle.loads(reply) for reply in replies]
+            results[self._team.master_rank] = result
+            self._ledger.delivered()
+            failed = first_failure(results, self._team.master_rank)
+            if failed is not None:
+                self._team.signals.reset()
+                cause = own_error if failed == self._team.master_rank else None
+                raise worker_error(command, failed, self._team.devices[failed], results, cause)
+            self._ledger.see_outboxes(results, self._team.workers)
+            return results
+
+    def _interrupted(self, error: BaseException) -> None:
+        """Clean up after the master left a command early: a worker died or is silent, or the user pressed Ctrl-C."""
+        cause = f"{type(error).__name__}: {error}".rstrip(": ")
+        try:
+            self._team.signals.abort()
+            if isinstance(error, WorkerDied) and self._restore is not None:
+                self._restart(error)
+            elif not isinstance(error, (WorkerDied, WorkerTimeout)):
+                if self._team.settle(_INTERRUPT_SECONDS) and not self._team.dead():
+                    self._team.signals.reset()
+                    self._ledger.delivered()
+                    _logger.warning("interrupted; the session is usable, but replicas may differ now")
+                    return
+                _logger.error("interrupted while workers were busy; %s", BROKEN)
+            else:
+                error.args = (f"{error}; {BROKEN}",)
+        except WorkerRestarted:
+            raise
+        except BaseException as second:  # a second Ctrl-C, say
+            _logger.error("%s; %s", type(second).__name__, BROKEN)
+        self.broken = cause
+        self._team.stop(grace=0.0)
+
+    def _restart(self, error: WorkerDied) -> None:
+        """Replace dead workers; raises `WorkerRestarted`, or returns if that cannot be done."""
+        self._restarts += 1
+        if self._restarts > _MAX_RESTARTS or not self._team.settle(self._timeout):
+            return
+        ranks = tuple(self._team.dead())
+        self._ledger.delivered()
+        self._ledger.forget_outboxes(ranks)
+        self._team.replace(ranks)
+        assert self._restore is not None
+        try:
+            self._restore(ranks)
+        except WorkerRestarted as another:
+            ranks += another.ranks
+        self._restarts = 0
+        _logger.warning("%s; it was replaced", error)
+        raise WorkerRestarted(
+            f"{error}; it was replaced, and the next call will work. This call was not completed, and "
+            "ranks may differ: synkhronos.broadcast(shared_vars) gives all of them the master's values.",
+            ranks,
+        ) from error
+
+    def check_usable(self) -> None:
+        """Raise `SessionError` if this session cannot carry out commands any more."""
+        if self.broken is not None:
+            raise SessionError(f"{BROKEN} (the cause: {self.broken})")
+        if os.getpid() != self._pid:
+            raise SessionError("this process was forked from the master later; only the master can command the ranks")

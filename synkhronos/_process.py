@@ -1,0 +1,90 @@
+"""A forked child process: `os.fork`, and knowing how it ended.
+
+`multiprocessing` is not used, because a process that the user forks from the master would end the master's children
+at its own exit, and because it forbids children in the workers of its pools.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import traceback
+from typing import Callable
+
+__all__ = ["Process", "describe_exit"]
+
+_UNKNOWN = 255  # the exit code of a child that somebody else has waited for
+
+
+class Process:
+    """A child that runs ``work()`` and exits with code 0, or 1 if that raises.
+
+    Attributes
+    ----------
+    pid : int
+    """
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._exitcode: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            code = 1
+            try:
+                work()
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                try:
+                    sys.stdout.flush()
+                    sys.stderr.flush()
+                finally:
+                    os._exit(code)
+
+    @property
+    def exitcode(self) -> int | None:
+        """The exit code (negative: the signal that ended it), ``None`` while it runs."""
+        if self._exitcode is None:
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:
+                self._exitcode = _UNKNOWN
+            else:
+                if pid:
+                    self._exitcode = os.waitstatus_to_exitcode(status)
+        return self._exitcode
+
+    def join(self, seconds: float) -> bool:
+        """Wait for its end; returns whether it came within ``seconds``."""
+        deadline, pause = time.monotonic() + seconds, 0.0005
+        while self.exitcode is None:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(pause)
+            pause = min(2 * pause, 0.02)
+        return True
+
+    def kill(self) -> None:
+        """End it by SIGKILL, and wait for that."""
+        if self.exitcode is None:
+            os.kill(self.pid, signal.SIGKILL)
+            while not self.join(60.0):
+                pass
+
+
+def describe_exit(exitcode: int | None) -> str:
+    """What an exit code says: "was killed by SIGKILL …", "exited with code 3"."""
+    if exitcode is None or exitcode == _UNKNOWN:
+        return "ended"
+    if exitcode >= 0:
+        return f"exited with code {exitcode}"
+    try:
+        name = signal.Signals(-exitcode).name
+    except ValueError:
+        name = f"signal {-exitcode}"
+    hint = {"SIGKILL": " (out of memory?)", "SIGSEGV": " (a crash in compiled code)", "SIGBUS": " (a truncated file?)"}
+    return f"was killed by {name}{hint.get(name, '')}"
