@@ -55,7 +55,7 @@ class Function:
         self._single = single
         self._theano = graph.compile()
         self._keys: dict[Variant, int] = {}
-        self._session: Session | None = None
+        self._session: weakref.ref[Session] | None = None
         functions.add(self)
         self.join(session)
 
@@ -178,8 +178,8 @@ class Function:
 
     def join(self, session: Session) -> None:
         """Become a function of a session, to be distributed there."""
-        if self._session is not session:
-            self._session, self._keys = session, {}
+        if self._session is None or self._session() is not session:
+            self._session, self._keys = weakref.ref(session), {}
             self._key(session, PLAIN)
 
     def _key(self, session: Session, variant: Variant) -> int:

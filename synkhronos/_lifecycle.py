@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import logging
 import os
 import warnings
@@ -112,6 +113,8 @@ def close() -> None:
         return
     session, _session = _session, None
     session.stop()
+    del session
+    gc.collect()  # a session's parts refer to each other; this gives its memory back now
 
 
 def _close_at_exit() -> None:

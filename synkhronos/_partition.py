@@ -7,6 +7,7 @@ scattering mean is decided here, once, and in the master, so that every rank is 
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Union
 
@@ -91,8 +92,10 @@ def _select_slice(batch: slice, length: int, name: str) -> Selection:
 
 def _select_indexes(batch: Any, length: int, name: str) -> np.ndarray:
     try:
-        indexes = np.asarray(batch)
-    except ValueError as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # NumPy before 1.24 only warns of ragged lists
+            indexes = np.asarray(batch)
+    except (ValueError, Warning) as error:
         raise ValueError(f"{name}: expected one flat list of indexes; got lists of different lengths") from error
     if indexes.ndim == 0 and indexes.dtype.kind in "iu":
         raise TypeError(f"{name} must be a Python int, a slice, or a list or 1-d array of indexes; got a 0-d array")

@@ -23,6 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import posix_ipc
 
+from synkhronos._mapping import map_shared
+
 __all__ = [
     "ALIGNMENT",
     "ArrayRef",
@@ -92,15 +94,15 @@ class Segment:
 
     Attributes
     ----------
-    buffer : mmap.mmap
-        The bytes, readable and writable.
+    bytes : uint8 array of shape (size,)
+        All of it; it and every view of it keep the mapping alive.
     ref : SegmentRef
         What another process needs to `attach` it, as long as the creator has not called `close_fd`.
     """
 
-    def __init__(self, ref: SegmentRef, buffer: mmap.mmap) -> None:
+    def __init__(self, ref: SegmentRef, content: np.ndarray) -> None:
         self.ref = ref
-        self.buffer = buffer
+        self.bytes = content
 
     @classmethod
     def create(cls, size: int) -> Segment:
@@ -119,18 +121,18 @@ class Segment:
             raise MemoryError(f"cannot create shared memory: {error}") from error
         try:
             _reserve(memory.fd, size)
-            buffer = mmap.mmap(memory.fd, size)
+            content = map_shared(memory.fd, size)
         except BaseException:
             os.close(memory.fd)
             raise
-        return cls(SegmentRef(new_key(), os.getpid(), memory.fd, size), buffer)
+        return cls(SegmentRef(new_key(), os.getpid(), memory.fd, size), content)
 
     @classmethod
     def attach(cls, ref: SegmentRef) -> Segment:
         """Map a segment that another process of the session made."""
         fd = os.open(f"/proc/{ref.pid}/fd/{ref.fd}", os.O_RDWR | os.O_CLOEXEC)
         try:
-            return cls(ref, mmap.mmap(fd, ref.size))
+            return cls(ref, map_shared(fd, ref.size))
         finally:
             os.close(fd)
 
@@ -140,14 +142,9 @@ class Segment:
             os.close(self.ref.fd)
         self.ref = self.ref._replace(fd=-1)
 
-    @property
-    def bytes(self) -> np.ndarray:
-        """All of it, as a uint8 array that keeps the mapping alive."""
-        return self.array((self.ref.size,), np.uint8)
-
     def array(self, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> np.ndarray:
         """A view of the bytes from ``offset`` on as an array; it keeps the mapping alive."""
-        return np.ndarray(shape, dtype=dtype, buffer=self.buffer, offset=offset)
+        return np.ndarray(shape, dtype=dtype, buffer=self.bytes, offset=offset)
 
 
 def _reserve(fd: int, size: int) -> None:
@@ -167,8 +164,11 @@ def _reserve(fd: int, size: int) -> None:
 
 def map_file(ref: FileRef) -> np.ndarray:
     """Map the bytes of a file that another process has open, as a uint8 array of shape ``(size,)``."""
-    with open(f"/proc/{ref.pid}/fd/{ref.fd}", "r+b" if ref.writable else "rb") as file:
-        return np.memmap(file, np.uint8, "r+" if ref.writable else "r", ref.offset, (ref.size,)).view(np.ndarray)
+    fd = os.open(f"/proc/{ref.pid}/fd/{ref.fd}", (os.O_RDWR if ref.writable else os.O_RDONLY) | os.O_CLOEXEC)
+    try:
+        return map_shared(fd, ref.size, ref.offset, ref.writable)
+    finally:
+        os.close(fd)
 
 
 class SegmentTable:

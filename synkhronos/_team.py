@@ -51,7 +51,7 @@ class _Box:
     def __init__(self) -> None:
         segment = Segment.create(_MAILBOX_BYTES)
         segment.close_fd()
-        self._bytes = segment.buffer
+        self._bytes = memoryview(segment.bytes)
         self._lengths = segment.array((2,), np.int64)
         self._overflow: Segment | None = None
 
@@ -62,18 +62,18 @@ class _Box:
         inline = len(message) <= _MAILBOX_BYTES - 16
         if not inline:
             self._overflow = Segment.create(len(message))
-            self._overflow.buffer[: len(message)] = message
+            memoryview(self._overflow.bytes)[: len(message)] = message
             message = pickle.dumps((self._overflow.ref, len(message)))
         self._bytes[16 : 16 + len(message)] = message
         self._lengths[:] = (len(message), inline)
 
     def get(self) -> bytes:
         length, inline = self._lengths.tolist()
-        message = self._bytes[16 : 16 + length]
+        message = bytes(self._bytes[16 : 16 + length])
         if not inline:
             ref, length = pickle.loads(message)
             assert isinstance(ref, SegmentRef)
-            message = Segment.attach(ref).buffer[:length]
+            return Segment.attach(ref).bytes[:length].tobytes()
         return message
 
 

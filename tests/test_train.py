@@ -21,13 +21,6 @@ RULES = {
 TOLERANCES = {"float64": 1e-10, "float32": 1e-4}
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3, 5])
-def ranks(request):
-    count = synk.fork(request.param, use_gpu=False)
-    yield count
-    synk.close()
-
-
 def make_problem(dtype):
     """Make a small network with weight decay, and the data that it is trained on."""
     rng = np.random.RandomState(0)
@@ -57,7 +50,7 @@ def values(params):
     return [p.get_value() for p in params]
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def serial_history(dtype, rule):
     loss, params, x, y, data = make_problem(dtype)
     train = make_train_function_theano(loss, params, x, y, getattr(updates, rule), *RULES[rule])
@@ -69,7 +62,7 @@ def assert_close(got, expected, dtype, what):
     np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance, err_msg=what)
 
 
-def test_before_fork_it_says_so():
+def test_before_fork_it_says_so(no_session):
     loss, params, x, y, _ = make_problem("float64")
     with pytest.raises(RuntimeError, match=r"call synkhronos\.fork\(\) first"):
         make_train_function(loss, params, x, y, updates.sgd, 0.1)
@@ -77,7 +70,7 @@ def test_before_fork_it_says_so():
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("rule", sorted(RULES))
-def test_training_follows_the_serial_run(ranks, rule, dtype):
+def test_training_follows_the_serial_run(session, rule, dtype):
     expected = serial_history(dtype, rule)
     loss, params, x, y, data = make_problem(dtype)
     train = make_train_function(loss, params, x, y, getattr(updates, rule), *RULES[rule])
@@ -95,7 +88,7 @@ def test_training_follows_the_serial_run(ranks, rule, dtype):
 
 
 @pytest.mark.parametrize("num_slices", [2, 4])
-def test_slicing_changes_nothing(ranks, num_slices):
+def test_slicing_changes_nothing(session, num_slices):
     expected = serial_history("float64", "adam")
     loss, params, x, y, data = make_problem("float64")
     train = make_train_function(loss, params, x, y, updates.adam, *RULES["adam"])
@@ -106,7 +99,7 @@ def test_slicing_changes_nothing(ranks, num_slices):
             assert_close(param.get_value(), value, "float64", param.name)
 
 
-def test_data_in_shared_variables(ranks):
+def test_data_in_shared_variables(session):
     """Follow the serial run with ``batch_s``, each rank choosing among its own part of the data."""
     loss, params, x, y, data = make_problem("float64")
     serial_loss, serial_params, serial_x, serial_y, _ = make_problem("float64")
@@ -133,7 +126,7 @@ def test_data_in_shared_variables(ranks):
             assert_close(param.get_value(), serial_param.get_value(), "float64", param.name)
 
 
-def test_lists_of_inputs_and_givens(ranks):
+def test_lists_of_inputs_and_givens(session):
     x1, x2, y = T.dmatrix("x1"), T.dvector("x2"), T.dvector("y")
     factor = T.dscalar("factor")
     rng = np.random.RandomState(4)
@@ -151,7 +144,7 @@ def test_lists_of_inputs_and_givens(ranks):
         np.testing.assert_allclose(got, expected, rtol=1e-12)
 
 
-def test_bad_batch_leaves_the_parameters_alone(ranks):
+def test_bad_batch_leaves_the_parameters_alone(session):
     loss, params, x, y, data = make_problem("float64")
     train = make_train_function(loss, params, x, y, updates.sgd, 0.1)
     before = values(params)

@@ -14,25 +14,32 @@ LEARNING_RATES = {
     "adagrad": 0.01,
     "rmsprop": 0.001,
     "adadelta": 1.0,
-    "adam": 0.001,
+    "adam": 0.0015,
     "adamax": 0.002,
 }
 
 
 def make_parser(description: str, ranks: bool = True) -> argparse.ArgumentParser:
     """Make the parser; a script of one process has no ``--ranks`` to choose."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--model", default="cnn", help="cnn, mlp or custom_mlp:DEPTH,WIDTH,DROP_IN,DROP_HID")
-    parser.add_argument("--dropout", type=float, default=0.0, help="drop probability of cnn's and mlp's dense layers")
-    parser.add_argument("--data", help="folder of MNIST's IDX files, or 'digits' (default: a cache)")
-    parser.add_argument("--batch-size", type=positive, default=100, help="images in a minibatch, all ranks together")
-    parser.add_argument("--epochs", type=positive, default=10, help="passes over the training set")
-    parser.add_argument("--update-rule", default="adam", choices=sorted(LEARNING_RATES))
-    parser.add_argument("--learning-rate", type=float, help="(default: one that suits the rule)")
-    parser.add_argument("--seed", type=int, default=1, help="of weights, order of images, dropout")
+    description = description.splitlines()[0]
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument(
+        "--model", default="cnn", help="cnn, mlp or custom_mlp:DEPTH,WIDTH,DROP_IN,DROP_HID (%(default)s)"
+    )
+    parser.add_argument(
+        "--dropout", type=float, default=0.0, help="drop probability of cnn's and mlp's dense layers (%(default)s)"
+    )
+    parser.add_argument("--data", help="folder of MNIST's IDX files, or 'digits' (~/.cache/synkhronos/mnist)")
+    parser.add_argument(
+        "--batch-size", type=positive, default=64, help="images in a minibatch, all ranks together (%(default)s)"
+    )
+    parser.add_argument("--epochs", type=positive, default=10, help="passes over the training set (%(default)s)")
+    parser.add_argument("--update-rule", default="adam", choices=sorted(LEARNING_RATES), help="(%(default)s)")
+    parser.add_argument("--learning-rate", type=float, help="(one that suits the rule)")
+    parser.add_argument("--seed", type=int, default=1, help="of weights, order of images, dropout (%(default)s)")
     parser.add_argument("--json", metavar="FILE", help="write the results to FILE")
     if ranks:
-        parser.add_argument("--ranks", type=positive, help="processes (default: one for each device)")
+        parser.add_argument("--ranks", type=positive, help="processes (one for each device)")
     return parser
 
 

@@ -20,7 +20,9 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-# What each file holds, and the SHA-256 of the file as the mirrors have it.
+tqdm.monitor_interval = 0  # no thread that watches the bars: the ranks are forked from this process
+
+# MNIST's files, and the SHA-256 of each as the mirrors have it.
 FILES = {
     "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
     "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
@@ -32,6 +34,7 @@ MIRRORS = (
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
     "http://yann.lecun.com/exdb/mnist/",
 )
+DIGITS = "digits"  # in place of a folder
 TIMEOUT = 5.0  # seconds without an answer, or without a byte
 BLOCK = 1 << 16  # bytes read at a time
 MNIST_VALIDATION = 10000  # the last of the 60,000 training images
@@ -51,35 +54,37 @@ class DigitSets(NamedTuple):
 
 
 def load(where: str | None = None, mirrors: Sequence[str] = MIRRORS) -> DigitSets:
-    """Load the digits.
+    """Load the digits from where `locate` finds them; its arguments are the same."""
+    place = locate(where, mirrors)
+    return load_digits() if place == DIGITS else load_mnist(Path(place))
+
+
+def locate(where: str | None = None, mirrors: Sequence[str] = MIRRORS) -> str:
+    """Find the digits, or download them.
 
     Parameters
     ----------
     where : str, optional
         A folder with MNIST's four IDX files (gzip or not), or to which they are downloaded; a cache
-        folder if left out. ``"digits"`` takes scikit-learn's digits at once.
+        folder if left out. ``"digits"`` stands for scikit-learn's digits.
     mirrors : sequence of str
         Addresses, ending in a slash, under which the files are looked for, one after the other.
 
     Returns
     -------
-    DigitSets
-
-    Notes
-    -----
-    What is loaded, and why, is printed: without files and network it is scikit-learn's digits.
+    str
+        The folder, or ``"digits"`` where there are no files and no network; it is printed why.
     """
-    if where == "digits":
-        return load_digits()
     folder = Path(where) if where else cache_folder()
-    if not has_files(folder):
-        try:
-            download(folder, mirrors)
-        except OSError as error:
-            print(f"MNIST is not in {folder} and was not downloaded: {error}")
-            print("Using scikit-learn's 1,797 handwritten digits, enlarged to 28x28, in its place.")
-            return load_digits()
-    return load_mnist(folder)
+    if where == DIGITS or has_files(folder):
+        return where or str(folder)
+    try:
+        download(folder, mirrors)
+    except OSError as error:
+        print(f"MNIST is not in {folder} and was not downloaded: {error}")
+        print("Using scikit-learn's 1,797 handwritten digits, enlarged to 28x28, in its place.")
+        return DIGITS
+    return str(folder)
 
 
 def cache_folder() -> Path:
