@@ -103,7 +103,7 @@ def mended(module: types.ModuleType) -> Iterator[None]:
 def pkg_resources_lent() -> Iterator[None]:
     """Stand in for pkg_resources where there is none: Lasagne asks it for a version, Theano for an exception's class.
 
-    Setuptools 82 dropped it, and an environment may be without setuptools. Afterwards it is gone again: others must
+    Newer setuptools dropped it, and an environment may be without setuptools. Afterwards it is gone again: others must
     go on finding out that it is not there.
     """
     if importlib.util.find_spec("pkg_resources") is not None:

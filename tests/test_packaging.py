@@ -1,0 +1,88 @@
+"""The wheel and the sdist hold what they should, and the wheel works in an environment that holds nothing else."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # packages are downloaded
+
+
+def run(*command, directory, timeout=600):
+    """Run a command to which this checkout and this environment are unknown; returns what it printed."""
+    hidden = ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME")
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    done = subprocess.run(
+        [str(part) for part in command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+        env=environment,
+        cwd=directory,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A directory with the wheel and the sdist, built from a copy, as building leaves files behind."""
+    pytest.importorskip("build")
+    source = tmp_path_factory.mktemp("source") / "synkhronos"
+    left_out = shutil.ignore_patterns(".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", "data")
+    shutil.copytree(ROOT, source, ignore=left_out)
+    output = tmp_path_factory.mktemp("built")
+    run(sys.executable, "-m", "build", "--outdir", output, source, directory=output)
+    return output
+
+
+def files_of_the_package():
+    """The paths of the package's modules in this checkout, relative to its root."""
+    return {str(path.relative_to(ROOT)) for path in (ROOT / "synkhronos").rglob("*.py")}
+
+
+def test_the_wheel_holds_the_package_and_the_start_up_hook(built):
+    (wheel,) = built.glob("*.whl")
+    assert wheel.name == "synkhronos-0.1.0-py3-none-any.whl"
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert names >= files_of_the_package() | {"synkhronos/py.typed", "_synkhronos_start.py", "synkhronos-start.pth"}
+    assert {name.split("/")[0] for name in names} == {
+        "_synkhronos_start.py",
+        "synkhronos",
+        "synkhronos-0.1.0.dist-info",
+        "synkhronos-start.pth",
+    }
+    assert any(name.endswith("/LICENSE") for name in names)
+
+
+def test_the_sdist_holds_what_developers_need(built):
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
+    assert names >= files_of_the_package()
+    for folder in ("demos", "docs", "tests"):
+        assert names >= {str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob("*.py")}
+    for name in ("LICENSE", "README.md", "Makefile", "setup.py", "synkhronos-start.pth", "_synkhronos_start.py"):
+        assert name in names
+    assert not [name for name in names if "__pycache__" in name or name.startswith((".venv", ".git/"))]
+
+
+def test_the_wheel_works_in_an_empty_environment(built, tmp_path):
+    run(sys.executable, "-m", "venv", tmp_path / "env", directory=tmp_path)
+    python = tmp_path / "env" / "bin" / "python"
+    (wheel,) = built.glob("*.whl")
+    run(python, "-m", "pip", "install", "--quiet", "--upgrade", "pip", directory=tmp_path)
+    run(python, "-m", "pip", "install", "--quiet", f"{wheel}[lasagne]", directory=tmp_path)
+    for order in ("theano, lasagne, synkhronos", "lasagne, synkhronos", "synkhronos, theano"):
+        program = f"import {order}; print(synkhronos.__file__)"
+        assert str(tmp_path) in run(python, "-c", program, directory=tmp_path)
+    shutil.copy(ROOT / "demos" / "demo_1.py", tmp_path)
+    run(python, "demo_1.py", directory=tmp_path)
