@@ -51,7 +51,7 @@ class _Box:
     def __init__(self) -> None:
         segment = Segment.create(_MAILBOX_BYTES)
         segment.close_fd()
-        self._bytes = memoryview(segment.bytes)
+        self._bytes = segment.bytes.data
         self._lengths = segment.array((2,), np.int64)
         self._overflow: Segment | None = None
 
@@ -62,7 +62,7 @@ class _Box:
         inline = len(message) <= _MAILBOX_BYTES - 16
         if not inline:
             self._overflow = Segment.create(len(message))
-            memoryview(self._overflow.bytes)[: len(message)] = message
+            self._overflow.bytes.data[: len(message)] = message
             message = pickle.dumps((self._overflow.ref, len(message)))
         self._bytes[16 : 16 + len(message)] = message
         self._lengths[:] = (len(message), inline)
