@@ -71,6 +71,7 @@ class Session:
         self.pid = os.getpid()
         self._replicate_rng = replicate_rng
         self._functions: dict[int, Any] = {}  # compiled, not yet distributed
+        self._orphans: set[int] = set()  # of these, the ones that the user has dropped
         self._next_function = 0
         self._ledger = Ledger(segments)
         spin = _SPIN_SECONDS if self.n_ranks <= _devices.count_cores() else 0.0
@@ -184,9 +185,11 @@ class Session:
         return key
 
     def drop_function(self, key: int) -> None:
-        """Have every rank forget a function, with the next command."""
-        self._functions.pop(key, None)
-        self._ledger.functions.append(key)
+        """Have every rank forget a function, with the next command; one still to be distributed, after that."""
+        if key in self._functions:
+            self._orphans.add(key)
+        else:
+            self._ledger.functions.append(key)
 
     def distribute(self, keys: Sequence[int] | None = None) -> None:
         """Replicate the functions that are not yet on every rank: those with the given keys, or all.
@@ -208,6 +211,8 @@ class Session:
                 except Exception as error:
                     failed = TypeError(f"{function} cannot be pickled, and so not be replicated: {error}")
                     failed.__cause__ = error
+                    if key in self._orphans:
+                        self._forget_orphan(key)
                     continue
                 try:
                     self._load(bundle)
@@ -217,8 +222,15 @@ class Session:
                         self._ledger.variables.append(new)
                     raise
                 self._functions.pop(key, None)
+                if key in self._orphans:
+                    self._forget_orphan(key)
             if failed is not None:
                 raise failed
+
+    def _forget_orphan(self, key: int) -> None:
+        self._orphans.discard(key)
+        self._functions.pop(key, None)
+        self._ledger.functions.append(key)
 
     def _load(self, bundle: _graphs.Bundle, ranks: tuple[int, ...] | None = None) -> None:
         refs = self.stage([np.frombuffer(bundle.pickled, dtype=np.uint8), *bundle.buffers])
