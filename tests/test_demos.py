@@ -1,0 +1,201 @@
+"""Every demo runs, checks its numbers and leaves nothing; and where the digits come from."""
+
+import gzip
+import hashlib
+import json
+import os
+import struct
+import subprocess
+import sys
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import psutil
+import pytest
+from support import ROOT, shared_memory_names, wait_until
+
+sys.path.append(str(ROOT))
+
+from demos.lasagne_mnist import data, training
+
+DEMOS = sorted(p.relative_to(ROOT) for p in ROOT.glob("demos/**/*.py") if "__main__" in p.read_text())
+SMALL = ["--data", "digits", "--epochs", "2", "--update-rule", "sgd"]
+ARGUMENTS = {
+    "train_mnist_theano": [*SMALL, "--model", "custom_mlp:1,32,0.1,0.2"],
+    "train_mnist_cpu_data": [*SMALL, "--model", "custom_mlp:1,32,0.1,0.2", "--ranks", "2"],
+    "train_mnist_gpu_data": [*SMALL, "--model", "custom_mlp:1,32,0.1,0.2", "--ranks", "3"],
+    "run_lasagne_demos": [*SMALL, "--model", "custom_mlp:1,32,0,0", "--ranks", "2", "--json", "all.json"],
+}
+LAST_LINES = {"demo": "all results agree with", "train": "test accuracy: ", "run": "plot: lasagne_mnist.png"}
+
+
+def run_demo(command, folder, timeout=110):
+    """Run a demo in an empty folder; its output, after a look at what it left."""
+    mark = f"{os.getpid()}-{os.urandom(8).hex()}"
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "SYNKHRONOS_TEST": mark, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    shared = shared_memory_names()
+    process = subprocess.Popen(
+        [sys.executable, *command], cwd=folder, env=environment, text=True, stdout=-1, stderr=subprocess.STDOUT
+    )
+    try:
+        output, _ = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        for left in marked_processes(mark):
+            left.kill()
+        pytest.fail(f"{command} did not end in {timeout} s: {process.communicate()[0]}")
+    assert process.returncode == 0, output
+    assert wait_until(lambda: not marked_processes(mark), 2), marked_processes(mark)
+    assert wait_until(lambda: shared_memory_names() <= shared, 2), shared_memory_names() - shared
+    assert "\r" not in output, "a progress bar without a terminal"
+    return output
+
+
+def marked_processes(mark):
+    """List the running processes whose environment has the mark."""
+    return [
+        process
+        for process in psutil.process_iter(["environ", "status"])
+        if (process.info["environ"] or {}).get("SYNKHRONOS_TEST") == mark
+        and process.info["status"] != psutil.STATUS_ZOMBIE
+    ]
+
+
+@pytest.mark.parametrize("demo", DEMOS, ids=lambda path: path.stem)
+def test_demo_as_a_script(demo, tmp_path):
+    output = run_demo([str(ROOT / demo), *ARGUMENTS.get(demo.stem, ["--ranks", "2"])], tmp_path)
+    assert LAST_LINES[demo.stem.split("_")[0]] in output.splitlines()[-1]
+    if demo.stem == "run_lasagne_demos":
+        compare_reports(json.loads((tmp_path / "all.json").read_text()))
+        assert (tmp_path / "lasagne_mnist.png").stat().st_size > 10000
+
+
+def compare_reports(reports):
+    """Check that two ranks trained as plain Theano did, where the minibatches are the same."""
+    assert [report["ranks"] for report in reports] == [1, 2, 2]
+    theano_losses, losses, _ = ([epoch["train_loss"] for epoch in r["epochs"]] for r in reports)
+    np.testing.assert_allclose(losses, theano_losses, rtol=1e-4)
+    assert reports[0]["test_accuracy"] == pytest.approx(reports[1]["test_accuracy"], abs=0.01)
+
+
+@pytest.mark.parametrize("name", ["demo_3", "lasagne_mnist.train_mnist_cpu_data"])
+def test_demo_as_a_module(name, tmp_path):
+    arguments = ARGUMENTS.get(name.split(".")[-1], ["--ranks", "3"])
+    run_demo(["-m", f"demos.{name}", *arguments], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_cnn_reaches_97_percent(tmp_path):
+    command = ["--data", "digits", "--ranks", "2", "--json", "report.json"]
+    run_demo([str(ROOT / "demos/lasagne_mnist/train_mnist_cpu_data.py"), *command], tmp_path, 360)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["arguments"]["model"] == "cnn" and len(report["epochs"]) <= 10
+    assert report["test_accuracy"] >= 0.97
+
+
+def test_every_minibatch_of_ranks_comes_once():
+    for lengths, size in [([5, 5], 4), ([4, 3, 3], 7), ([2, 1, 1, 1, 1], 3), ([9], 4)]:
+        batches = list(training.rank_minibatches(lengths, size, np.random.RandomState(0)))
+        for rank, length in enumerate(lengths):
+            drawn = np.concatenate([batch[rank] for batch in batches])
+            assert sorted(drawn) == list(range(length))
+        if size >= len(lengths):
+            assert all(training.count(batch) <= size for batch in batches)
+
+
+# Where the digits come from.
+
+
+def idx(array):
+    """Write an array of bytes in the IDX format."""
+    return struct.pack(f">2xBB{array.ndim}I", 8, array.ndim, *array.shape) + array.tobytes()
+
+
+@pytest.fixture
+def mnist(monkeypatch):
+    """Make a small data set in MNIST's format, whose checksums are the expected ones; the files' bytes."""
+    rng = np.random.RandomState(0)
+    files = {}
+    for name in data.FILES:
+        n = 60 if name.startswith("train") else 10
+        shape, top = ((n, 28, 28), 256) if "images" in name else ((n,), 10)
+        files[name] = gzip.compress(idx(rng.randint(0, top, shape).astype(np.uint8)))
+    monkeypatch.setattr(data, "FILES", {name: hashlib.sha256(b).hexdigest() for name, b in files.items()})
+    return files
+
+
+@pytest.fixture
+def mirror(tmp_path_factory):
+    """Serve a folder over HTTP: its path and its address."""
+    folder = tmp_path_factory.mktemp("mirror")
+    handler = partial(type("Quiet", (SimpleHTTPRequestHandler,), {"log_message": print}), directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield folder, f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join()
+
+
+def write(files, folder, uncompressed=False):
+    for name, content in files.items():
+        path = folder / (name[:-3] if uncompressed else name)
+        path.write_bytes(gzip.decompress(content) if uncompressed else content)
+
+
+@pytest.mark.parametrize("uncompressed", [False, True])
+def test_mnist_from_a_folder(mnist, tmp_path, uncompressed):
+    write(mnist, tmp_path, uncompressed)
+    sets = data.load(str(tmp_path), mirrors=[])
+    assert [len(array) for array in sets[:6]] == [50, 50, 10, 10, 10, 10]
+    check_sets(sets)
+
+
+def check_sets(sets):
+    for x, y in zip(sets[0:6:2], sets[1:6:2]):
+        assert x.shape == (len(y), 1, 28, 28) and x.dtype == "float32" and y.dtype == "int32"
+        assert x.min() == 0 and 0.9 < x.max() <= 1 and set(y) <= set(range(10))
+
+
+def test_download_takes_the_first_mirror_that_is_right(mnist, mirror, tmp_path):
+    served, address = mirror
+    write(mnist, served)
+    (served / "broken").mkdir()
+    write({name: content[:-1] for name, content in mnist.items()}, served / "broken")
+    folder = tmp_path / "new" / "folder"
+    sets = data.load(str(folder), [address + "nothing/", address + "broken/", address])
+    check_sets(sets)
+    assert sorted(path.name for path in folder.iterdir()) == sorted(mnist)
+    data.load(str(folder), [])  # nothing is downloaded again
+
+
+def test_wrong_checksum_leaves_no_file(mnist, mirror, tmp_path):
+    served, address = mirror
+    write(dict.fromkeys(mnist, b"something else"), served)
+    with pytest.raises(OSError, match=r"no mirror gave train-images-idx3-ubyte\.gz \(.*checksum"):
+        data.download(tmp_path, [address])
+    assert not list(tmp_path.iterdir())
+
+
+def test_digits_without_a_network(tmp_path, capsys):
+    sets = data.load(str(tmp_path), ["http://127.0.0.1:9/"])
+    assert "Using scikit-learn's 1,797 handwritten digits" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+    check_sets(sets)
+    again = data.load("digits")
+    assert all(np.array_equal(a, b) for a, b in zip(sets[:6], again[:6]))
+    images = np.concatenate(sets[0:6:2]).reshape(-1, 784)
+    assert len(images) == 1797 and len(np.unique(images, axis=0)) == 1797  # no image in two sets
+
+
+def test_broken_files_say_so(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"\x00\x00\x0d\x01" + bytes(8))
+    with pytest.raises(ValueError, match="is not an IDX file of unsigned bytes"):
+        data.read_idx(path)
+    path.write_bytes(idx(np.zeros((2, 3), np.uint8))[:-1])
+    with pytest.raises(ValueError, match=r"has 5 bytes of data, its header says \(2, 3\)"):
+        data.read_idx(path)
