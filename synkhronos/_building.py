@@ -81,7 +81,7 @@ def _is_pair(item: Any) -> bool:
 
 def _check_op(op: Any, what: str, modes: Sequence[Any]) -> Any:
     plain = op[2:] if isinstance(op, str) and op.startswith("c_") else op
-    if plain not in modes:
+    if not (plain is None or isinstance(plain, str)) or plain not in modes:
         raise ValueError(f"{what}: unknown op {op!r}; expected one of {', '.join(map(repr, modes))}")
     return plain
 

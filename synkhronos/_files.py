@@ -30,11 +30,13 @@ class OpenFile:
 
     @classmethod
     def of(cls, array: Any) -> OpenFile | None:
-        """Open what ``array`` maps; ``None`` if it is no contiguous, shared mapping of a file that is still there.
+        """Open what ``array`` maps; ``None`` if it is no contiguous, aligned, shared mapping of a file still there.
 
         A mapping of mode ``"c"`` is none: what is written to it is seen by its own process alone.
         """
-        if not isinstance(array, np.memmap) or not array.flags.c_contiguous or not array.size:
+        if not isinstance(array, np.memmap) or not array.size:
+            return None
+        if not (array.flags.c_contiguous and array.flags.aligned):
             return None
         mapping, path = getattr(array, "_mmap", None), getattr(array, "filename", None)
         if not isinstance(mapping, mmap.mmap) or path is None or array.mode == "c":

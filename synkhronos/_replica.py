@@ -216,16 +216,7 @@ class Replica:
             part = command.shares[i][self.rank] if command.shares is not None else Rows(0, 0)
             if command.shares is None and source.rows is not None:
                 part = Rows(0, len(self._rows(source.rows)))
-            self._store(key, self._excerpt(source, part))
-
-    def _store(self, key: int, value: np.ndarray) -> None:
-        """Copy a value into a variable, into its existing array where that fits."""
-        var = self.variables[key]
-        old = _graphs.get_array(var)
-        if old.shape == value.shape and old.flags.writeable:
-            np.copyto(old, value)
-        else:
-            _graphs.set_array(var, np.array(value, order="C"))
+            _graphs.copy_array(self.variables[key], self._excerpt(source, part))
 
     def _all_reduce(self, command: AllReduce) -> None:
         variables = [self.variables[key] for key in command.variables]

@@ -126,7 +126,7 @@ def check_rank(session: Session, rank: Any) -> int:
 
 def check_op(function: str, op: Any) -> str:
     plain = op[2:] if isinstance(op, str) and op.startswith("c_") else op
-    if plain not in OPS:
+    if not isinstance(plain, str) or plain not in OPS:
         raise ValueError(f"{function}: unknown op {op!r}; expected one of {', '.join(map(repr, OPS))}")
     return plain
 

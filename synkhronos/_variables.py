@@ -184,7 +184,7 @@ def reduce(shared_vars: Any, op: str = "avg", in_place: bool = True, nccl: bool 
         if not in_place:
             return like(shared_vars, reduced)
         for var, value in zip(variables, reduced):
-            _graphs.set_array(var, value)
+            _graphs.copy_array(var, value)
     return None
 
 

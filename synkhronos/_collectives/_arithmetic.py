@@ -12,7 +12,17 @@ from typing import Any, Callable
 
 import numpy as np
 
-__all__ = ["OPS", "Accumulator", "as_stored", "average_dtype", "combine", "normalized", "reduce_into", "result_dtype"]
+__all__ = [
+    "OPS",
+    "Accumulator",
+    "as_stored",
+    "average_dtype",
+    "combine",
+    "normalized",
+    "reduce_into",
+    "result_dtype",
+    "weighted_mean",
+]
 
 #: What combines two arrays, for each op that reduces.
 OPS: dict[str, Callable[..., Any]] = {
@@ -101,11 +111,22 @@ def combine(
     present = [(array, share) for array, share in zip(arrays, normalized(weights)) if share > 0]
     if len(present) == 1:
         return np.array(present[0][0], dtype=returned)
+    return as_stored(weighted_mean(*zip(*present)), returned)
+
+
+def weighted_mean(arrays: Sequence[np.ndarray], shares: Sequence[float]) -> np.ndarray:
+    """The mean of arrays by weights that sum to one; integers by their distances from the first, exact if they are equal."""
     work = average_dtype(arrays[0].dtype)
-    total = np.zeros(shapes[0], dtype=work)
-    for array, share in present:
-        total += array * work.type(share)
-    return as_stored(total, returned)
+    first = arrays[0].astype(work)
+    if arrays[0].dtype.kind not in "iub":
+        first *= work.type(shares[0])
+        for array, share in zip(arrays[1:], shares[1:]):
+            first += array * work.type(share)
+        return first
+    total = np.zeros_like(first)
+    for array, share in zip(arrays[1:], shares[1:]):
+        total += (array - first) * work.type(share)
+    return np.asarray(first + total)
 
 
 class Accumulator:

@@ -16,7 +16,7 @@ from typing import Callable
 
 import numpy as np
 
-from synkhronos._collectives._arithmetic import as_stored, average_dtype, normalized, reduce_into
+from synkhronos._collectives._arithmetic import as_stored, normalized, reduce_into, weighted_mean
 from synkhronos._partition import shares
 from synkhronos._segments import aligned
 
@@ -84,11 +84,10 @@ class SharedMemoryTransport:
         room = LANE_BYTES
         for array in arrays:
             flat = array.reshape(-1)
-            work = average_dtype(flat.dtype) if op == "avg" else flat.dtype
-            per_block = LANE_BYTES // work.itemsize
+            per_block = LANE_BYTES // flat.itemsize
             for start in range(0, flat.size, per_block):
                 block = flat[start : start + per_block]
-                n_bytes = aligned(block.size * work.itemsize)
+                n_bytes = aligned(block.nbytes)
                 if n_bytes > room:
                     self._reduce_blocks(pending, op, factors)
                     pending, room = [], LANE_BYTES
@@ -101,20 +100,13 @@ class SharedMemoryTransport:
         """Reduce blocks that fit into one lane together."""
         lanes = self._lanes[self._turn]
         self._turn ^= 1
-        present = [rank for rank in range(self._n_ranks) if factors is None or factors[rank] > 0]
         offset = 0
         views = []
         for block in blocks:
-            work = block.dtype if factors is None else average_dtype(block.dtype)
-            n_bytes = block.size * work.itemsize
-            views.append([lanes[rank, offset : offset + n_bytes].view(work) for rank in range(self._n_ranks)])
-            offset += aligned(n_bytes)
-        for block, view in zip(blocks, views):
-            mine = view[self._rank]
-            if factors is None:
-                np.copyto(mine, block)
-            else:
-                np.multiply(block, mine.dtype.type(factors[self._rank]), out=mine, casting="unsafe")
+            places = lanes[:, offset : offset + block.nbytes]
+            views.append([place.view(block.dtype) for place in places])
+            np.copyto(views[-1][self._rank], block)
+            offset += aligned(block.nbytes)
         self._barrier()
         if not self._checked:
             if (self._signatures != self._signatures[self._rank]).any():
@@ -122,26 +114,26 @@ class SharedMemoryTransport:
             self._checked = True
         if self._n_ranks <= _FEW_RANKS or offset <= _LITTLE_BYTES:
             for block, view in zip(blocks, views):
-                self._reduce(block, [view[rank] for rank in present], op)
+                _reduce(block, view, op, factors)
             return
         for block, view in zip(blocks, views):
-            rows = shares(block.size, self._n_ranks)[self._rank]
-            chunk = [view[rank][rows.start : rows.stop] for rank in present]
-            self._reduce(view[self._rank][rows.start : rows.stop], chunk, op, aliased=True)
+            mine = shares(block.size, self._n_ranks)[self._rank]
+            reduced = np.empty(len(mine), block.dtype)
+            _reduce(reduced, [lane[mine.start : mine.stop] for lane in view], op, factors)
+            np.copyto(view[self._rank][mine.start : mine.stop], reduced)
         self._barrier()
         for block, view in zip(blocks, views):
-            for rank, rows in enumerate(shares(block.size, self._n_ranks)):
-                _store(block[rows.start : rows.stop], view[rank][rows.start : rows.stop])
-
-    @staticmethod
-    def _reduce(out: np.ndarray, operands: list[np.ndarray], op: str, aliased: bool = False) -> None:
-        if out.dtype == operands[0].dtype and not aliased:
-            reduce_into(out, operands, op)
-        else:
-            total = operands[0].copy()
-            reduce_into(total, [total, *operands[1:]], op)
-            _store(out, total)
+            for lane, rows in zip(view, shares(block.size, self._n_ranks)):
+                np.copyto(block[rows.start : rows.stop], lane[rows.start : rows.stop])
 
 
-def _store(out: np.ndarray, value: np.ndarray) -> None:
-    np.copyto(out, as_stored(value, out.dtype))
+def _reduce(out: np.ndarray, operands: list[np.ndarray], op: str, factors: list[float] | None) -> None:
+    """Combine the ranks' blocks into ``out``, which is none of them."""
+    if factors is None:
+        reduce_into(out, operands, op)
+    elif out.dtype.kind not in "iub" and len(set(factors)) == 1:
+        reduce_into(out, operands, "sum")
+        np.multiply(out, out.dtype.type(factors[0]), out=out)
+    else:
+        present = [(operand, factor) for operand, factor in zip(operands, factors) if factor > 0]
+        np.copyto(out, as_stored(weighted_mean(*zip(*present)), out.dtype))

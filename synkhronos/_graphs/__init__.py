@@ -6,6 +6,7 @@ from synkhronos._graphs._functions import PLAIN, Graph, Variant
 from synkhronos._graphs._pickling import Bundle, dump, load
 from synkhronos._graphs._shared import (
     VariableTable,
+    copy_array,
     get_array,
     is_shared_variable,
     is_tensor_variable,
@@ -21,6 +22,7 @@ __all__ = [
     "Graph",
     "VariableTable",
     "Variant",
+    "copy_array",
     "dump",
     "get_array",
     "is_shared_variable",

@@ -14,6 +14,7 @@ from theano.tensor.raw_random import RandomStateType
 
 __all__ = [
     "VariableTable",
+    "copy_array",
     "get_array",
     "is_random_state",
     "is_shared_variable",
@@ -59,6 +60,15 @@ def get_array(var: Any) -> Any:
 def set_array(var: Any, value: np.ndarray) -> None:
     """Make ``value``, which nobody else may own, the variable's value, without a copy."""
     var.container.storage[0] = var.type.filter(value, strict=True)
+
+
+def copy_array(var: Any, value: np.ndarray) -> None:
+    """Copy a value into a shared variable, into its existing array where that fits."""
+    old = get_array(var)
+    if old.shape == value.shape and old.flags.writeable:
+        np.copyto(old, value)
+    else:
+        set_array(var, np.array(value, order="C"))
 
 
 def prepare_fork() -> None:
