@@ -1,13 +1,14 @@
 # make demo    train the MNIST CNN on all cores          (ARGS="--epochs 3" and the like are passed on)
 # make test    run all tests                             (ARGS="-k data -x" is passed on to pytest)
 # make lint    check style and types                     make format    bring the code into that style
+# make docs    build the documentation in docs/_build
 # make wheel   build wheel and sdist into dist/          make clean     remove all that was made here
 #
 # Each sets up what it needs in .venv first. PYTHON=/path/to/python chooses the interpreter.
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format wheel clean
+.PHONY: help demo test lint format docs wheel clean
 .NOTPARALLEL:
 
 VENV ?= .venv
@@ -38,6 +39,9 @@ lint: $(VENV)/with-lint
 format: $(VENV)/with-lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(VENV)/with-docs
+	$(BIN)/python -m sphinx -W --keep-going -q docs docs/_build
 
 wheel: $(VENV)/with-test
 	$(BIN)/python -m build

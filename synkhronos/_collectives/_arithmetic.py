@@ -16,6 +16,15 @@ __all__ = [
     "OPS",
     "Accumulator",
     "as_stored",
+    "combine",
+    "normalized",
+    "reduce_into",
+    "result_dtype",
+    "weighted_mean",
+]
+    "OPS",
+    "Accumulator",
+    "as_stored",
     "average_dtype",
     "combine",
     "normalized",
@@ -115,7 +124,7 @@ def combine(
 
 
 def weighted_mean(arrays: Sequence[np.ndarray], shares: Sequence[float]) -> np.ndarray:
-    """The mean of arrays by weights that sum to one; integers by their distances from the first, exact if they are equal."""
+    """The mean by weights that sum to one; of integers by their distances from the first, exact if they are equal."""
     work = average_dtype(arrays[0].dtype)
     first = arrays[0].astype(work)
     if arrays[0].dtype.kind not in "iub":
