@@ -22,16 +22,6 @@ __all__ = [
     "result_dtype",
     "weighted_mean",
 ]
-    "OPS",
-    "Accumulator",
-    "as_stored",
-    "average_dtype",
-    "combine",
-    "normalized",
-    "reduce_into",
-    "result_dtype",
-    "weighted_mean",
-]
 
 #: What combines two arrays, for each op that reduces.
 OPS: dict[str, Callable[..., Any]] = {
