@@ -1,0 +1,26 @@
+"""Configuration of Sphinx; ``make docs`` builds the site in docs/_build."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the code beside these pages, installed or not
+
+import synkhronos
+
+project = "Synkhronos"
+author = "The Synkhronos developers"
+project_copyright = "The Synkhronos developers"
+version = release = synkhronos.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["_build"]
+html_theme = "alabaster"
+html_theme_options = {"description": "Data-parallel Theano", "page_width": "1100px"}
+
+myst_heading_anchors = 3  # so that pages can link to headings, as on a forge
+
+napoleon_google_docstring = False
+napoleon_use_rtype = False
+autodoc_typehints = "none"  # the docstrings say more
+autodoc_preserve_defaults = True
+default_role = "code"  # `name` in the docstrings
