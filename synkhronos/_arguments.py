@@ -60,6 +60,7 @@ class Selector:
         self._graph = graph
         self._values = [self._check(position, value) for position, value in enumerate(values)]
         self._rows: list[Selection] = []
+        self._selected: dict[int, Selection] = {}  # what the batch selects, by number of rows
         self.shares: tuple[Rows, ...] | None = None
         if graph.n_scattered:
             self._rows = [self._choose(position, batch) for position in range(graph.n_scattered)]
@@ -83,11 +84,11 @@ class Selector:
                 raise TypeError(f"input {name}: {error}") from None
             except ValueError as error:
                 raise TypeError(f"input {name}: not an array of {var.type}: {error}") from None
-        if value.dtype != np.dtype(var.dtype):
+        if value.dtype != var.dtype:
             raise TypeError(f"input {name}: expected Data of dtype {var.dtype}; got {value.dtype}")
         if value.ndim != var.ndim:
             raise TypeError(f"input {name}: expected Data of {var.ndim} dimensions; got {value.ndim}")
-        for axis, fixed in enumerate(var.broadcastable):
+        for axis, fixed in enumerate(var.broadcastable if any(var.broadcastable) else ()):
             if fixed and value.shape[axis] != 1:
                 raise TypeError(
                     f"input {name}: axis {axis} is broadcastable and must have length 1; got shape {value.shape}"
@@ -97,7 +98,10 @@ class Selector:
     def _choose(self, position: int, batch: Any) -> Selection:
         value = self._values[position]
         if batch is None or not (isinstance(value, Data) and value.minibatch):
-            return select(batch, len(value))
+            length = len(value)
+            if length not in self._selected:
+                self._selected[length] = select(batch, length)
+            return self._selected[length]
         rows, length = shift(batch)
         if len(value) < length:
             name = self._graph.input_names[position] or f"number {position}"

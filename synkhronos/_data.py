@@ -134,8 +134,7 @@ class Data:
         """Where the array lies, for the other ranks."""
         if self._key is None:
             raise ValueError(f"{self!r} has no memory: set its value or shape first")
-        offset = self._array.ctypes.data - self._buffer.ctypes.data if self._array.size else 0
-        return ArrayRef(self._key, offset, self.shape, dtype_spec(self.dtype))
+        return ArrayRef(self._key, 0, self._array.shape, dtype_spec(self._array.dtype))
 
     def __len__(self) -> int:
         return len(self._array)

@@ -137,9 +137,9 @@ class Function:
             counts, everybody = self._count(session, selector, rows, num_slices)
             sources, row_refs = selector.stage(rows)
             wanted = self.output_modes if subset is None else [self.output_modes[i] for i in subset]
-            n_outputs = len(self.output_modes)
-            n_updated = len(self._graph.accumulated) if accumulate else 0
             updated = self._graph.accumulated if accumulate else []
+            if subset is not None:
+                subset += range(len(self.output_modes), len(self.output_modes) + len(updated))
             call = Call(
                 function=key,
                 inputs=sources,
@@ -150,7 +150,7 @@ class Function:
                 everybody=everybody,
                 num_slices=num_slices,
                 output_modes=tuple(wanted),
-                output_subset=None if subset is None else (*subset, *range(n_outputs, n_outputs + n_updated)),
+                output_subset=None if subset is None else tuple(subset),
                 updated=keys(session, updated),
                 update_modes=tuple(self._mode_of.get(var, "avg") for var in updated),
             )

@@ -45,6 +45,12 @@ class Graph:
     sliceable_shareds : list of shared variables
     kwargs : dict
         Further arguments of `theano.function`.
+
+    Attributes
+    ----------
+    input_variables, input_names, input_defaults : list
+        Of all inputs, the scattered ones first; ``None`` where there is no name or no default value.
+    n_scattered : int
     """
 
     def __init__(
@@ -67,6 +73,9 @@ class Graph:
         self._plain: Any | None = None
         self._cloned: tuple[list[Any], list[tuple[Any, Any]]] | None = None
         self._check()
+        self.input_variables = [spec.variable for spec in self._ins]
+        self.input_names = [spec.name or spec.variable.name for spec in self._ins]
+        self.input_defaults = [getattr(spec.value, "data", spec.value) for spec in self._ins]
 
     def _check(self) -> None:
         for position, spec in enumerate(self._ins):
@@ -148,19 +157,6 @@ class Graph:
     def accumulated(self) -> list[Any]:
         """The shared variables whose new values an accumulating variant returns, in its order."""
         return [var for var, _ in self._rebuilt()[1] if not is_random_state(var)]
-
-    @property
-    def input_names(self) -> list[str | None]:
-        return [spec.name or spec.variable.name for spec in self._ins]
-
-    @property
-    def input_variables(self) -> list[Any]:
-        return [spec.variable for spec in self._ins]
-
-    @property
-    def input_defaults(self) -> list[Any]:
-        """The default value of each input, ``None`` where there is none."""
-        return [getattr(spec.value, "data", spec.value) for spec in self._ins]
 
     def filter_input(self, position: int, value: Any) -> Any:
         """Cast a value as Theano would for this input; `TypeError` where Theano would refuse."""
