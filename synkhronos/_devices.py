@@ -90,7 +90,7 @@ def find_devices(n_parallel: int | None, use_gpu: bool | None, devices: str | Se
 
 
 def _named(devices: Any, n_parallel: int | None, use_gpu: bool | None) -> list[str]:
-    names = [devices] if isinstance(devices, str) else list(devices)
+    names = [devices] if isinstance(devices, str) else list(devices) if isinstance(devices, (list, tuple)) else []
     if not names or not all(isinstance(name, str) for name in names):
         raise TypeError(f'devices must be a device name such as "cpu", or a list of them; got {devices!r}')
     if len(names) == 1 and n_parallel is not None:

@@ -117,7 +117,7 @@ class Replica:
     def _load(self, command: Load) -> None:
         if not self.is_master and (command.ranks is None or self.rank in command.ranks):
             bundle = _graphs.Bundle(
-                self.segments.view(command.pickled).tobytes(), [self.segments.view(ref) for ref in command.buffers], []
+                self.segments.view(command.pickled).tobytes(), [self.segments.view(ref) for ref in command.buffers], {}
             )
             stream = 0 if command.replicate_rng else self.stream
             self.functions.update(_graphs.load(bundle, self.variables, stream))

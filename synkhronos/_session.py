@@ -209,7 +209,9 @@ class Session:
                 try:
                     bundle = _graphs.dump({key: function}, self.replica.variables)
                 except Exception as error:
-                    failed = TypeError(f"{function} cannot be pickled, and so not be replicated: {error}")
+                    failed = TypeError(
+                        f"{_graphs.describe(function)} cannot be pickled, so not replicated: {error}"
+                    )
                     failed.__cause__ = error
                     if key in self._orphans:
                         self._forget_orphan(key)
@@ -217,10 +219,10 @@ class Session:
                 try:
                     self._load(bundle)
                 except BaseException:
-                    for new in bundle.new:  # nobody knows which ranks have them: they get new keys the next time
-                        self.replica.variables.drop(new)
-                        self._ledger.variables.append(new)
+                    self._ledger.variables.extend(bundle.new)  # some ranks may have them; the next try uses other keys
                     raise
+                for new, var in bundle.new.items():
+                    self.replica.variables.put(new, var)
                 self._functions.pop(key, None)
                 if key in self._orphans:
                     self._forget_orphan(key)

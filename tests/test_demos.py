@@ -31,7 +31,7 @@ ARGUMENTS = {
 LAST_LINES = {"demo": "all results agree with", "train": "test accuracy: ", "run": "plot: lasagne_mnist.png"}
 
 
-def run_demo(command, folder, timeout=110):
+def run_demo(command, folder, timeout=280):
     """Run a demo in an empty folder; its output, after a look at what it left."""
     mark = f"{os.getpid()}-{os.urandom(8).hex()}"
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
@@ -63,6 +63,7 @@ def marked_processes(mark):
     ]
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("demo", DEMOS, ids=lambda path: path.stem)
 def test_demo_as_a_script(demo, tmp_path):
     output = run_demo([str(ROOT / demo), *ARGUMENTS.get(demo.stem, ["--ranks", "2"])], tmp_path)
@@ -80,6 +81,7 @@ def compare_reports(reports):
     assert reports[0]["test_accuracy"] == pytest.approx(reports[1]["test_accuracy"], abs=0.01)
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ["demo_3", "lasagne_mnist.train_mnist_cpu_data"])
 def test_demo_as_a_module(name, tmp_path):
     arguments = ARGUMENTS.get(name.split(".")[-1], ["--ranks", "3"])

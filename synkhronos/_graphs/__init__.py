@@ -7,6 +7,7 @@ from synkhronos._graphs._pickling import Bundle, dump, load
 from synkhronos._graphs._shared import (
     VariableTable,
     copy_array,
+    describe,
     get_array,
     is_shared_variable,
     is_tensor_variable,
@@ -23,6 +24,7 @@ __all__ = [
     "VariableTable",
     "Variant",
     "copy_array",
+    "describe",
     "dump",
     "get_array",
     "is_shared_variable",

@@ -33,7 +33,7 @@ class Bundle(NamedTuple):
 
     pickled: bytes
     buffers: list[np.ndarray]
-    new: list[int]  # keys of the shared variables that travel with them
+    new: dict[int, Any]  # the shared variables that the ranks do not have yet, by the keys that they will have
 
 
 class _Pickler(pickle.Pickler):
@@ -57,42 +57,38 @@ class _Unpickler(pickle.Unpickler):
 
 
 def dump(functions: dict[int, Any], variables: VariableTable, everything: bool = False) -> Bundle:
-    """Pickle compiled functions, by key; shared variables not yet in ``variables`` are added and travel along.
+    """Pickle compiled functions, by key; shared variables not yet in ``variables`` travel along.
 
-    With ``everything`` all variables travel, for a rank that has none.
+    With ``everything`` all variables travel, for a rank that has none. ``variables`` is left as it is: once the ranks
+    have loaded the bundle, add what is `Bundle.new`.
     """
     new: dict[int, Any] = {}
-    try:
-        for function in functions.values():
-            for var in shared_variables_of(function):
-                if variables.key(var) is None:
-                    new[variables.register(var)] = var
-        known = variables.items()  # held until the end: an id means something only while its object lives
-        ids: dict[int, tuple[str, int]] = {}
-        for key, var in known.items():
-            ids[id(var)] = ("variable", key)
-            ids[id(var.container)] = ("container", key)
-            ids[id(var.container.storage)] = ("storage", key)
-        described = {
-            key: (type(var), var.type, var.name, is_random_state(var), get_array(var))
-            for key, var in (known if everything else new).items()
-        }
-        parts = {key: (function.maker, _cells(function), function.trust_input) for key, function in functions.items()}
-        file, buffers = io.BytesIO(), []
+    for function in functions.values():
+        for var in shared_variables_of(function):
+            if variables.key(var) is None and not any(var is other for other in new.values()):
+                new[variables.new_key()] = var
+    known = {**variables.items(), **new}  # held until the end: an id means something only while its object lives
+    ids: dict[int, tuple[str, int]] = {}
+    for key, var in known.items():
+        ids[id(var)] = ("variable", key)
+        ids[id(var.container)] = ("container", key)
+        ids[id(var.container.storage)] = ("storage", key)
+    described = {
+        key: (type(var), var.type, var.name, is_random_state(var), get_array(var))
+        for key, var in (known if everything else new).items()
+    }
+    parts = {key: (function.maker, _cells(function), function.trust_input) for key, function in functions.items()}
+    file, buffers = io.BytesIO(), []
 
-        def pickle_both() -> None:
-            def keep(buffer: pickle.PickleBuffer) -> None:
-                buffers.append(np.frombuffer(buffer.raw(), dtype=np.uint8))
+    def pickle_both() -> None:
+        def keep(buffer: pickle.PickleBuffer) -> None:
+            buffers.append(np.frombuffer(buffer.raw(), dtype=np.uint8))
 
-            _Pickler(file, {}, keep).dump(described)
-            _Pickler(file, ids, keep).dump(parts)
+        _Pickler(file, {}, keep).dump(described)
+        _Pickler(file, ids, keep).dump(parts)
 
-        _with_deep_stack(pickle_both)
-    except BaseException:
-        for key in new:
-            variables.drop(key)
-        raise
-    return Bundle(file.getvalue(), buffers, list(described))
+    _with_deep_stack(pickle_both)
+    return Bundle(file.getvalue(), buffers, new)
 
 
 def _cells(function: Any) -> list[Any]:

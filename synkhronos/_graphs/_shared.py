@@ -15,6 +15,7 @@ from theano.tensor.raw_random import RandomStateType
 __all__ = [
     "VariableTable",
     "copy_array",
+    "describe",
     "get_array",
     "is_random_state",
     "is_shared_variable",
@@ -50,6 +51,12 @@ def is_mrg_state(var: Any) -> bool:
 def shared_variables_of(function: Any) -> list[Any]:
     """The shared variables that a compiled function reads or updates."""
     return [spec.variable for spec in function.maker.inputs if spec.implicit or spec.shared]
+
+
+def describe(function: Any) -> str:
+    """A compiled function, for messages."""
+    inputs = ", ".join(str(spec.variable) for spec in function.maker.inputs if not (spec.implicit or spec.shared))
+    return f"the function {function.name or ''}({inputs})"
 
 
 def get_array(var: Any) -> Any:
@@ -106,17 +113,16 @@ class VariableTable:
         self._on_drop = on_drop
         self._counter = itertools.count()
 
-    def register(self, var: Any) -> int:
-        """Give a variable of the master its key."""
-        key = next(self._counter)
-        self.put(key, var)
-        if self._on_drop is not None:
-            weakref.finalize(var, self._on_drop, key).atexit = False
-        return key
+    def new_key(self) -> int:
+        """A key that was never given before."""
+        return next(self._counter)
 
     def put(self, key: int, var: Any) -> None:
+        """Take in a variable."""
         self._by_key[key] = var
         self._key_of[var] = key
+        if self._on_drop is not None:
+            weakref.finalize(var, self._on_drop, key).atexit = False
 
     def drop(self, key: int) -> None:
         var = self._by_key.pop(key, None)
