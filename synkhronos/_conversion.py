@@ -37,7 +37,7 @@ def condition(value: Any, dtype: np.dtype, ndim: int, force_cast: bool) -> np.nd
 
 
 def _same_values(array: np.ndarray, dtype: np.dtype) -> bool:
-    if dtype.kind not in "biufc":
+    if dtype.kind not in "biufc" or (array.dtype.kind == "c" and dtype.kind != "c"):
         return False
     with np.errstate(all="ignore"):
         cast = array.astype(dtype)

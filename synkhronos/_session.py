@@ -209,9 +209,7 @@ class Session:
                 try:
                     bundle = _graphs.dump({key: function}, self.replica.variables)
                 except Exception as error:
-                    failed = TypeError(
-                        f"{_graphs.describe(function)} cannot be pickled, so not replicated: {error}"
-                    )
+                    failed = TypeError(f"{_graphs.describe(function)} cannot be pickled, so not replicated: {error}")
                     failed.__cause__ = error
                     if key in self._orphans:
                         self._forget_orphan(key)
@@ -227,7 +225,10 @@ class Session:
                 if key in self._orphans:
                     self._forget_orphan(key)
             if failed is not None:
-                raise failed
+                try:
+                    raise failed
+                finally:
+                    del failed  # else it and this frame keep each other, and what the user drops, alive
 
     def _forget_orphan(self, key: int) -> None:
         self._orphans.discard(key)
