@@ -1,0 +1,320 @@
+"""Replicating functions: in rounds, when first needed, however deep the graph, and with random streams of their own."""
+
+import gc
+import sys
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from support import assert_close, wait_until, worker_pids
+from theano.sandbox.rng_mrg import MRG_RandomStreams
+from theano.tensor.shared_randomstreams import RandomStreams
+
+import synkhronos as synk
+
+# ---------------------------------------------------------------- rounds
+
+
+def test_correspondences_are_kept_over_rounds(session):
+    x = T.dvector("x")
+    w, v = theano.shared(np.zeros(2), "w"), theano.shared(1.0, "v")
+    add = synk.function([x], updates=[(w, w + x.sum())])
+    synk.distribute()
+    add(np.ones(session))
+    read = synk.function([x], [(x * w.sum() * v, "gather")])
+    assert read(np.ones(session))[0].tolist() == [2.0] * session  # it sees what the first one wrote on each rank
+    synk.set_value(session - 1, w, np.full(2, 10.0))
+    double = synk.function([x], [(x * w[0], "gather")], updates=[(w, w * 2), (v, v + 1)])
+    synk.distribute()
+    synk.distribute()
+    expected = [1.0] * (session - 1) + [10.0]
+    assert double(np.ones(session))[0].tolist() == expected
+    assert read(np.ones(session))[0].tolist() == [2 * 2 * 2 * value for value in expected]
+    assert synk.gather(w)[:, 0].tolist() == [2 * value for value in expected]
+    assert synk.gather(v).tolist() == [2.0] * session
+
+
+def test_the_first_call_distributes(session):
+    x, w = T.dvector("x"), theano.shared(3.0, "w")
+    functions = [synk.function([x], (((x + i) * w).sum(), "sum")) for i in range(3)]
+    assert functions[1](np.ones(6)) == 36
+    synk.broadcast(w, 1.0)
+    assert [function(np.ones(6)) for function in functions] == [6, 12, 18]
+
+
+def test_a_new_variable_starts_with_the_masters_value(session):
+    x, w = T.dvector("x"), theano.shared(np.zeros(3), "w")
+    function = synk.function([x], (x.sum() * w.sum(), None))
+    w.set_value(np.arange(3.0))
+    function(np.ones(session))
+    assert_close(synk.gather(w), [[0, 1, 2]] * session)
+
+
+def test_what_two_variables_share_in_the_master_they_do_not_share_elsewhere(session):
+    value = np.zeros(3)
+    one, two = theano.shared(value, "one"), theano.shared(value, "two")
+    function = synk.function([], updates=[(one, one + 1)])
+    other = synk.function([], updates=[(two, two + 2)])
+    function()
+    other()
+    synk.all_reduce(one, op="sum")
+    assert synk.gather(one).tolist() == [[session] * 3] * session
+    assert synk.gather(two).tolist() == [[2] * 3] * session
+
+
+def test_collectives_distribute_first(session):
+    w = theano.shared(np.ones(3), "w")
+    kept = synk.function([], updates=[(w, w + 1)])
+    synk.all_reduce(w, op="sum")
+    assert synk.gather(w).tolist() == [[session] * 3] * session
+    assert kept() == []
+
+
+# ---------------------------------------------------------------- economy
+
+
+@pytest.fixture
+def compilations(monkeypatch):
+    """A list to which every compilation of a Theano function is added."""
+    done = []
+    compile_function = theano.function
+
+    def counting(*args, **kwargs):
+        done.append(kwargs.get("name"))
+        return compile_function(*args, **kwargs)
+
+    monkeypatch.setattr(theano, "function", counting)
+    return done
+
+
+def test_variants_are_compiled_when_they_are_first_needed(synchronize, compilations):
+    synchronize(2)
+    x, w, data = T.dvector("x"), theano.shared(0.0, "w"), theano.shared(np.arange(6.0), "data")
+    plain = synk.function([x], x.sum(), updates=[(w, w + x.sum())])
+    assert len(compilations) == 1
+    for _ in range(2):
+        plain(np.ones(6))
+        synk.distribute()
+    assert len(compilations) == 1
+    for num_slices in (2, 3, 2):
+        plain(np.ones(6), num_slices=num_slices)
+    assert len(compilations) == 2
+    without_updates = synk.function([x], (x.sum(), "sum"))
+    assert without_updates(np.ones(6), num_slices=3) == 6
+    assert len(compilations) == 3
+    picking = synk.function([], (data.sum(), "sum"), sliceable_shareds=[data])
+    assert picking() == 30
+    assert len(compilations) == 4
+    for batch_s in (slice(0, 2), [slice(0, 1)] * 2, None):
+        picking(batch_s=batch_s, num_slices=1 if batch_s else 2)
+    assert len(compilations) == 5
+    for batch_s in ([0, 3], [[1], [2]], np.arange(6) < 3):
+        picking(batch_s=batch_s)
+    assert len(compilations) == 6
+    plain.as_theano(np.ones(2))
+    assert len(compilations) == 6
+
+
+def test_a_new_session_compiles_nothing(no_session, compilations):
+    synk.fork(2)
+    x = T.dvector("x")
+    function = synk.function([x], (x.sum(), "sum"))
+    assert function(np.ones(4), num_slices=2) == 4
+    synk.close()
+    synk.fork(3)
+    before = len(compilations)
+    assert function(np.ones(4), num_slices=2) == 4
+    assert len(compilations) == before
+    assert before <= 2
+
+
+def memory_of(pid):
+    with open(f"/proc/{pid}/statm") as statm:
+        return int(statm.read().split()[1]) * 4096
+
+
+def test_dropped_functions_and_variables_are_released_on_the_workers(synchronize):
+    synchronize(2)
+    (pid,) = worker_pids()
+    x = T.dvector("x")
+    tick = synk.function([x], (x.sum(), "sum"))
+    tick(np.ones(4))
+
+    def use_and_drop():
+        big = theano.shared(np.ones(6_000_000), "big")  # 48 MB
+        function = synk.function([x], ((x * big[0]).sum(), "sum"), updates=[(big, big * 1)], mode="FAST_COMPILE")
+        assert function(np.ones(4)) == 4
+        assert memory_of(pid) > before + 40e6
+
+    before = memory_of(pid)
+    for _ in range(4):
+        use_and_drop()
+        gc.collect()
+        tick(np.ones(4))
+    assert wait_until(lambda: tick(np.ones(4)) == 4 and memory_of(pid) < before + 60e6, 2)
+
+
+def test_a_variable_that_lives_on_keeps_its_replicas(synchronize):
+    synchronize(2)
+    x, w = T.dvector("x"), theano.shared(np.zeros(1), "w")
+
+    def round_of(value):
+        function = synk.function([x], updates=[(w, w + x.sum())])
+        function(np.full(2, value))
+
+    round_of(1.0)
+    gc.collect()
+    round_of(2.0)
+    gc.collect()
+    round_of(3.0)
+    assert synk.gather(w).ravel().tolist() == [6.0, 6.0]
+
+
+# ---------------------------------------------------------------- graphs
+
+
+def test_deep_graphs(synchronize):
+    synchronize(2)
+    x, w = T.dvector("x"), theano.shared(1.0, "w")
+    deep = x
+    for i in range(3000):
+        deep = T.sin(deep) if i % 2 else T.cos(deep)
+    mode = theano.compile.Mode(linker="py", optimizer=None)
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(30_000)  # Theano itself needs it to compile such a graph
+    try:
+        function = synk.function([x], [(deep * w, "gather")], mode=mode)
+    finally:
+        sys.setrecursionlimit(limit)
+    synk.distribute()
+    assert sys.getrecursionlimit() == limit
+    expected = values = np.linspace(0, 1, 5)
+    for i in range(3000):
+        expected = np.sin(expected) if i % 2 else np.cos(expected)
+    assert_close(function(values)[0], expected)
+    assert_close(function(values, num_slices=2)[0], expected)
+
+
+def test_scan(session):
+    x, steps = T.dmatrix("x"), T.lscalar("steps")
+    w = theano.shared(np.array([0.5, 0.25]), "w")
+    states, updates = theano.scan(lambda state: T.tanh(state * w + 1), outputs_info=x, n_steps=steps)
+    loss = states[-1].mean()
+    gradient = theano.shared(np.zeros(2), "gradient")
+    function = synk.function(
+        [x],
+        [loss, (states[-1], "gather")],
+        bcast_inputs=[steps],
+        updates=[*updates.items(), (gradient, T.grad(loss, w))],
+    )
+    values = np.random.RandomState(0).randn(7, 2)
+    expected = function.as_theano(values, 5)
+    expected_gradient = gradient.get_value()
+    for num_slices in (1, 2):
+        mean, last = function(values, 5, num_slices=num_slices)
+        assert mean == pytest.approx(float(expected[0]))
+        assert_close(last, expected[1])
+        synk.all_reduce(gradient, weights=function.counts)
+        assert_close(gradient.get_value(), expected_gradient)
+
+
+def test_inputs_and_outputs_of_many_kinds(session):
+    x, mask, scale = T.tensor4("x", "float32"), T.bmatrix("mask"), T.zscalar("scale")
+    function = synk.function(
+        [x, mask],
+        [
+            (x.sum(axis=(1, 2, 3)) * mask.sum(axis=1), "gather"),
+            (T.cast(scale, "complex128") * 2, None),
+            (mask, "gather"),
+        ],
+        bcast_inputs=[scale],
+    )
+    values = np.random.RandomState(0).rand(9, 2, 3, 2).astype("float32")
+    flags = np.arange(36, dtype="int8").reshape(9, 4)
+    sums, doubled, gathered = function(values, flags, 1 + 2j, num_slices=1)
+    assert_close(sums, values.sum(axis=(1, 2, 3)) * flags.sum(axis=1), rtol=1e-4)
+    assert doubled == 2 + 4j
+    assert gathered.dtype == np.int8
+    np.testing.assert_array_equal(gathered, flags)
+
+
+# ---------------------------------------------------------------- random streams
+
+
+def drawing(kind, dtype="float64"):
+    """A function of nothing that gathers draws, and the random states behind it."""
+    streams = kind(123)
+    one, two = streams.normal((500,), dtype=dtype), streams.uniform((500,), dtype=dtype)
+    return synk.function([], [(one.dimshuffle("x", 0), "gather"), (two.dimshuffle("x", 0), "gather")]), (one, two)
+
+
+def serial_draws(kind, calls):
+    streams = kind(123)
+    one, two = streams.normal((500,), dtype="float64"), streams.uniform((500,), dtype="float64")
+    function = theano.function([], [one, two])
+    return [function() for _ in range(calls)]
+
+
+@pytest.mark.parametrize("kind", [MRG_RandomStreams, RandomStreams])
+def test_ranks_draw_from_streams_of_their_own(session, kind):
+    function, _ = drawing(kind)
+    draws = [function() for _ in range(3)]
+    together = np.concatenate([np.stack(one) for one in draws], axis=1)  # (2, 3 * ranks, 500)
+    assert together.shape == (2, 3 * session, 500)
+    for one in together:
+        assert len(np.unique(one)) == one.size
+        correlations = np.corrcoef(one) - np.eye(len(one))
+        assert np.abs(correlations).max() < 0.25
+    assert abs(together[0].mean()) < 0.15
+    assert abs(together[1].mean() - 0.5) < 0.05
+    for call, expected in zip(draws, serial_draws(kind, 3)):
+        for one, other in zip(call, expected):
+            np.testing.assert_array_equal(one[0], other)  # the master's own stream is what the user made
+
+
+@pytest.mark.parametrize("kind", [MRG_RandomStreams, RandomStreams])
+def test_replicated_streams(synchronize, kind):
+    synchronize(3, replicate_rng=True)
+    function, _ = drawing(kind)
+    for expected in serial_draws(kind, 2):
+        for draws, serial in zip(function(), expected):
+            for on_rank in draws:
+                np.testing.assert_array_equal(on_rank, serial)
+
+
+@pytest.mark.parametrize("kind", [MRG_RandomStreams, RandomStreams])
+def test_the_master_keeps_its_stream_whatever_its_rank(synchronize, kind):
+    synchronize(3, master_rank=2)
+    function, _ = drawing(kind)
+    draws = function()[1]
+    np.testing.assert_array_equal(draws[2], serial_draws(kind, 1)[0][1])
+    assert len(np.unique(draws)) == draws.size
+
+
+@pytest.mark.parametrize("kind", [MRG_RandomStreams, RandomStreams])
+def test_streams_are_moved_once_and_shared_by_functions(synchronize, kind):
+    synchronize(3)
+    streams = kind(5)
+    noise = streams.uniform((50,), dtype="float64")
+    first = synk.function([], [(noise.dimshuffle("x", 0), "gather")])
+    one = first()[0]
+    second = synk.function([], [(noise.dimshuffle("x", 0) * 1, "gather")])
+    two, three = second()[0], first()[0]
+    draws = np.concatenate([one, two, three])
+    assert len(np.unique(draws)) == draws.size  # the second goes on where the first has stopped
+    streams = kind(5)
+    noise = streams.uniform((50,), dtype="float64")
+    serial = theano.function([], noise)
+    for draw in (one, two, three):
+        np.testing.assert_array_equal(draw[0], serial())
+
+
+def test_dropout_masks_differ_between_ranks(synchronize):
+    synchronize(3)
+    x = T.fmatrix("x")
+    mask = MRG_RandomStreams(1).binomial(x.shape, p=0.5, dtype="float32")
+    masked = synk.function([x], [(x * mask, "gather")])(np.ones((3, 200), "float32"))[0]
+    assert set(np.unique(masked)) == {0, 1}
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert 60 < (masked[one] != masked[other]).sum() < 140

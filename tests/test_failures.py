@@ -1,0 +1,615 @@
+"""What goes wrong on a rank reaches the user as an error that says so, in time, and leaves nothing behind."""
+
+import contextlib
+import gc
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from support import (
+    EXIT,
+    KILL,
+    LEAVE,
+    LONG_SLEEP,
+    NOTHING,
+    RAISE,
+    RAISE_LATE,
+    SEGFAULT,
+    SLEEP,
+    Fault,
+    is_running,
+    run_script,
+    shared_memory_names,
+    wait_until,
+    worker_pids,
+)
+
+import synkhronos as synk
+
+_built = {}
+
+
+@pytest.fixture
+def faulty(synchronize):
+    """A session of three ranks, a function, and the variable that says what should go wrong on which rank."""
+    return make_faulty(synchronize(3))
+
+
+def make_faulty(n_ranks):
+    if not _built:
+        x = T.dvector("x")
+        fault, seen = theano.shared(np.int64(NOTHING), "fault"), theano.shared(np.zeros(2), "seen")
+        _built["fault"], _built["seen"] = fault, seen
+        _built["f"] = synk.function([x], (Fault()(x, fault).sum(), "sum"), updates=[(seen, seen + x.sum())])
+    synk.distribute()
+    synk.broadcast(_built["fault"], NOTHING)
+    synk.broadcast(_built["seen"], np.zeros(2))
+    assert _built["f"](np.ones(2 * n_ranks)) == 2 * n_ranks
+    return _built["f"], _built["fault"]
+
+
+# ---------------------------------------------------------------- exceptions
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize("num_slices", [1, 2])
+def test_a_rank_that_raises(faulty, rank, num_slices):
+    function, fault = faulty
+    synk.set_value(rank, fault, RAISE)
+    with pytest.raises(synk.WorkerError, match=rf"rank {rank} \(cpu\).*the fault that the test ordered") as caught:
+        function(np.ones(6), num_slices=num_slices)
+    assert (caught.value.rank, caught.value.device) == (rank, "cpu")
+    assert "broadcast" in str(caught.value)  # how replicas become equal again
+    cause = caught.value.__cause__
+    if rank == 0:
+        assert isinstance(cause, ZeroDivisionError)
+        assert cause.__traceback__ is not None
+    else:
+        assert "ZeroDivisionError" in str(cause)
+        assert "Traceback (most recent call last)" in str(cause)
+        assert "in perform" in str(cause)
+    synk.broadcast(fault, NOTHING)
+    assert function(np.ones(6), num_slices=num_slices) == 6
+
+
+def test_the_first_failure_is_told(faulty):
+    function, fault = faulty
+    synk.set_value(1, fault, RAISE_LATE)
+    synk.set_value(2, fault, RAISE)
+    with pytest.raises(synk.WorkerError) as caught:
+        function(np.ones(6))
+    assert caught.value.rank == 2
+    synk.broadcast(fault, RAISE)
+    with pytest.raises(synk.WorkerError) as caught:
+        function(np.ones(6))
+    assert "may differ" not in str(caught.value)  # all ranks failed alike
+
+
+def test_failures_in_a_row(faulty):
+    function, fault = faulty
+    for i in range(30):
+        synk.set_value(i % 3, fault, RAISE)
+        with pytest.raises(synk.WorkerError):
+            function(np.ones(6))
+        synk.broadcast(fault, NOTHING)
+        synk.all_reduce(_built["seen"], op="max")
+        assert function(np.ones(6)) == 6
+
+
+def test_a_rank_that_fails_in_a_collective_releases_the_others(faulty):
+    function, fault = faulty
+    stored = synk.gather(_built["seen"])
+    for rank in range(3):
+        synk.set_value(rank, _built["seen"], np.zeros(rank))
+    with pytest.raises(ValueError, match="seen"):
+        synk.all_reduce(_built["seen"])
+    for rank in range(3):
+        synk.set_value(rank, _built["seen"], stored[rank])
+    np.testing.assert_array_equal(synk.gather(_built["seen"]), stored)
+    assert function(np.ones(6)) == 6
+    assert fault.get_value() == NOTHING
+
+
+class Unloadable(theano.Op):
+    """An op that can be pickled, but not unpickled on a worker while an environment variable says so."""
+
+    __props__ = ("file",)
+
+    def __init__(self, file):
+        self.file = file
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        if os.path.exists(self.file):
+            raise LookupError("cannot be unpickled here")
+
+    def make_node(self, x):
+        return theano.Apply(self, [x], [x.type()])
+
+    def perform(self, node, inputs, outputs):
+        outputs[0][0] = inputs[0].copy()
+
+
+def test_an_unpickling_that_fails_can_be_tried_again(faulty, tmp_path):
+    function, _ = faulty
+    file = tmp_path / "there"
+    file.touch()
+    x, w = T.dvector("x"), theano.shared(np.ones(1), "w")
+    difficult = synk.function([x], ((Unloadable(str(file))(x) * w.sum()).sum(), "sum"))
+    with pytest.raises(synk.WorkerError, match="cannot be unpickled here"):
+        difficult(np.ones(6))
+    assert function(np.ones(6)) == 6
+    other = synk.function([x], ((x * w.sum()).sum(), "sum"))
+    assert other(np.ones(6)) == 6
+    file.unlink()
+    assert difficult(np.ones(6)) == 6
+    synk.broadcast(w, np.full(1, 2.0))
+    assert difficult(np.ones(6)) == other(np.ones(6)) == 12
+
+
+def test_a_function_that_cannot_be_pickled_does_not_harm_others(faulty):
+    function, _ = faulty
+
+    class Local(theano.Op):
+        __props__ = ()
+
+        def make_node(self, x):
+            return theano.Apply(self, [x], [x.type()])
+
+        def perform(self, node, inputs, outputs):
+            outputs[0][0] = inputs[0].copy()
+
+    x, w = T.dvector("x"), theano.shared(np.ones(1), "w")
+    stuck = synk.function([x], ((Local()(x) * w.sum()).sum(), "sum"), name="stuck")
+    other = synk.function([x], ((x * w.sum()).sum(), "sum"))
+    for _ in range(2):
+        with pytest.raises(Exception, match="Local"):
+            stuck(np.ones(6))
+        assert function(np.ones(6)) == 6
+        assert other(np.ones(6)) == 6
+    assert stuck.as_theano(np.ones(6)) == 6
+    del stuck
+    gc.collect()
+    with contextlib.suppress(TypeError):  # what was dropped before it was distributed is told of once more
+        synk.distribute()
+    synk.distribute()
+    synk.broadcast(w, np.full(1, 2.0))
+    assert other(np.ones(6)) == 12
+
+
+def test_long_tracebacks_arrive_whole(faulty):
+    function, fault = faulty
+    synk.set_value(2, fault, RAISE)
+    name = "long" * 30_000
+    x = T.dvector(name)
+    verbose = synk.function([x], (Fault()(x + 0, fault).sum(), "sum"))
+    synk.set_value(2, fault, RAISE)
+    with pytest.raises(synk.WorkerError) as caught:
+        verbose(np.ones(6))
+    assert "ZeroDivisionError" in str(caught.value.__cause__)
+    synk.broadcast(fault, NOTHING)
+    assert function(np.ones(6)) == 6
+
+
+# ---------------------------------------------------------------- death
+
+
+def check_broken(function, fault):
+    calls = [
+        lambda: function(np.ones(6)),
+        lambda: synk.broadcast(fault),
+        lambda: synk.all_reduce(_built["seen"]),
+        lambda: synk.gather(fault),
+        synk.distribute,
+    ]
+    for call in calls:
+        with pytest.raises(synk.SessionError, match=r"broken.*close\(\).*fork\(\)"):
+            call()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+@pytest.mark.parametrize("rank", [1, 2])
+def test_an_idle_worker_is_killed(no_session, rank, number):
+    synk.fork(3)
+    function, fault = make_faulty(3)
+    pids = worker_pids()
+    os.kill(pids[rank - 1], number)
+    assert wait_until(lambda: not is_running(pids[rank - 1]), 2)
+    began = time.monotonic()
+    with pytest.raises(
+        synk.WorkerDied, match=f"rank {rank}.*{pids[rank - 1]}.*{signal.Signals(number).name}"
+    ) as caught:
+        function(np.ones(6))
+    assert time.monotonic() - began < 1
+    assert (caught.value.rank, caught.value.pid, caught.value.exitcode) == (rank, pids[rank - 1], -number)
+    check_broken(function, fault)
+    synk.close()
+    assert not any(map(is_running, pids))
+    assert not shared_memory_names()
+    assert synk.fork(2) == 2
+    assert function.as_theano(np.ones(6)) == 6
+    make_faulty(2)
+
+
+@pytest.mark.parametrize(
+    ("fault_kind", "exitcode"),
+    [(KILL, -signal.SIGKILL), (SEGFAULT, -signal.SIGSEGV), (EXIT, None), (LEAVE, 4)],
+)
+def test_a_worker_dies_while_it_computes(no_session, fault_kind, exitcode):
+    synk.fork(3)
+    function, fault = make_faulty(3)
+    pids = worker_pids()
+    synk.set_value(2, fault, fault_kind)
+    synk.set_value(1, fault, LONG_SLEEP)
+    began = time.monotonic()
+    with pytest.raises(synk.WorkerDied, match=f"rank 2.*{pids[1]}") as caught:
+        function(np.ones(6))
+    assert time.monotonic() - began < 1
+    if exitcode is not None:
+        assert caught.value.exitcode == exitcode
+    check_broken(function, fault)
+    synk.close()
+    assert not any(map(is_running, pids))
+    assert not shared_memory_names()
+
+
+def test_a_computing_worker_is_killed(no_session):
+    synk.fork(3)
+    function, fault = make_faulty(3)
+    synk.set_value(1, fault, LONG_SLEEP)
+    pid, killed = worker_pids()[0], []
+
+    def kill():
+        killed.append(time.monotonic())
+        os.kill(pid, signal.SIGKILL)
+
+    timer = threading.Timer(0.3, kill)
+    timer.start()
+    with pytest.raises(synk.WorkerDied, match=f"rank 1.*{pid}.*SIGKILL"):
+        function(np.ones(6))
+    assert time.monotonic() - killed[0] < 1
+    timer.join()
+    check_broken(function, fault)
+
+
+def test_a_worker_dies_in_a_collective(no_session):
+    synk.fork(3)
+    function, fault = make_faulty(3)
+    synk.broadcast(_built["seen"], np.zeros(3_000_000))
+    pid, killed = worker_pids()[1], []
+
+    def kill():
+        killed.append(time.monotonic())
+        os.kill(pid, signal.SIGKILL)
+
+    timer = threading.Timer(0.2, kill)
+    timer.start()
+    with pytest.raises(synk.WorkerDied, match=f"rank 2.*{pid}.*SIGKILL"):
+        while True:
+            synk.all_reduce(_built["seen"])
+    assert time.monotonic() - killed[0] < 1
+    timer.join()
+    check_broken(function, fault)
+    synk.close()
+    _built["seen"].set_value(np.zeros(2))
+    assert not shared_memory_names()
+
+
+def test_a_worker_dies_while_functions_are_distributed(no_session, tmp_path):
+    synk.fork(3)
+    x = T.dvector("x")
+    function = synk.function([x], (Deadly(worker_pids()[0], str(tmp_path / "x"))(x).sum(), "sum"))
+    with pytest.raises(synk.WorkerDied, match="rank 1"):
+        synk.distribute()
+    with pytest.raises(synk.SessionError, match="broken"):
+        function(np.ones(3))
+    synk.close()
+    assert not shared_memory_names()
+
+
+class Deadly(Unloadable):
+    """An op whose unpickling ends one process."""
+
+    __props__ = ("pid", "file")
+
+    def __init__(self, pid, file):
+        super().__init__(file)
+        self.pid = pid
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        if os.getpid() == self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def test_a_worker_that_is_stopped_for_a_while_is_slow_and_not_wrong(faulty):
+    function, _ = faulty
+    pid = worker_pids()[0]
+    os.kill(pid, signal.SIGSTOP)
+    timer = threading.Timer(0.7, os.kill, (pid, signal.SIGCONT))
+    timer.start()
+    assert function(np.ones(6)) == 6
+    timer.join()
+    synk.broadcast(_built["seen"], np.ones(2))
+    os.kill(pid, signal.SIGSTOP)
+    timer = threading.Timer(0.7, os.kill, (pid, signal.SIGCONT))
+    timer.start()
+    synk.all_reduce(_built["seen"], op="sum")
+    timer.join()
+    assert synk.gather(_built["seen"]).tolist() == [[3, 3]] * 3
+
+
+def test_closing_with_a_stopped_worker(no_session):
+    synk.fork(2)
+    (pid,) = worker_pids()
+    os.kill(pid, signal.SIGSTOP)
+    synk.close()
+    assert not is_running(pid)
+
+
+# ---------------------------------------------------------------- Ctrl-C
+
+INTERRUPTED = """
+synk.fork(3)
+x, fault = T.dvector("x"), theano.shared(np.int64(NOTHING), "fault")
+f = synk.function([x], (Fault()(x, fault).sum(), "sum"))
+assert f(np.ones(6)) == 6
+KIND = {kind}
+synk.set_value({rank}, fault, KIND)
+def interrupt():
+    for _ in range({times}):
+        sent.append(time.monotonic())
+        os.killpg(0, signal.SIGINT)
+        time.sleep(0.05)
+sent = []
+threading.Timer(0.3, interrupt).start()
+try:
+    f(np.ones(6))
+    time.sleep(1)
+except KeyboardInterrupt:
+    waited = time.monotonic() - sent[0]
+    try:
+        time.sleep(0.3)
+    except KeyboardInterrupt:
+        pass
+    print("interrupted", waited < 1.0)
+try:
+    synk.broadcast(fault, NOTHING)
+    print("usable", f(np.ones(6)))
+except synk.SessionError as error:
+    print("broken", "close()" in str(error))
+    synk.close()
+    synk.fork(2)
+    synk.broadcast(fault, NOTHING)
+    print("again", f(np.ones(6)))
+pids = worker_pids()
+synk.close()
+print(any(map(is_running, pids)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("rank", "kind", "times", "states"),
+    [
+        (1, SLEEP, 1, ["usable 6.0", "broken True"]),
+        (1, LONG_SLEEP, 1, ["broken True"]),
+        (1, LONG_SLEEP, 2, ["broken True"]),
+        (0, SLEEP, 1, ["usable 6.0"]),
+    ],
+)
+def test_the_user_interrupts_a_call(rank, kind, times, states):
+    out, err = run_script(INTERRUPTED.format(rank=rank, kind=kind, times=times), start_new_session=True)
+    lines = out.splitlines()
+    assert lines[0] == "interrupted True"
+    assert lines[1] in states
+    if lines[1] == "broken True":
+        assert lines[2] == "again 6.0"
+    assert lines[-1] == "False"
+    assert "Traceback" not in err
+
+
+def test_the_user_interrupts_a_distribution():
+    out, err = run_script(
+        """
+        from test_failures import Slow
+        synk.fork(3)
+        x, w, v = T.dvector("x"), theano.shared(np.ones(1), "w"), theano.shared(np.ones(1), "v")
+        f = synk.function([x], ((Slow(os.getpid())(x) * w.sum()).sum(), "sum"))
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            synk.distribute()
+            time.sleep(1)
+        except KeyboardInterrupt:
+            print("interrupted")
+        g = synk.function([x], ((x * w.sum() * v.sum()).sum(), "sum"))
+        try:
+            synk.broadcast(w)
+        except synk.SessionError:
+            synk.close()
+            synk.fork(3)
+        synk.broadcast([v, w])
+        print(g(np.ones(6)), f(np.ones(6)))
+        synk.broadcast(w, np.full(1, 2.0))
+        print(g(np.ones(6)), f(np.ones(6)), synk.gather(w).tolist())
+        """
+    )
+    assert out.splitlines() == ["interrupted", "6.0 6.0", "12.0 12.0 [[2.0], [2.0], [2.0]]"]
+    assert "Traceback" not in err
+
+
+class Slow(Unloadable):
+    """An op that takes half a second to unpickle, but not in the process that made it."""
+
+    __props__ = ("pid", "file")
+
+    def __init__(self, pid):
+        super().__init__("")
+        self.pid = pid
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        time.sleep(0.5 * (os.getpid() != self.pid))
+
+
+def test_interrupts_at_any_moment_leave_a_session_that_says_what_it_is():
+    out, err = run_script(
+        """
+        x = T.dvector("x")
+        synk.fork(3)
+        f = synk.function([x], [(x, "gather"), (x.sum(), "sum")])
+        w = theano.shared(np.zeros(100_000), "w")
+        g = synk.function([], updates=[(w, w + 1)])
+        d = synk.data(np.arange(9.0))
+        g()
+        stop = []
+        def interrupt():
+            rng = np.random.RandomState(0)
+            while not stop:
+                time.sleep(0.02 + 0.03 * rng.rand())
+                if armed:
+                    armed.clear()
+                    os.kill(os.getpid(), signal.SIGINT)
+        armed = []
+        thread = threading.Thread(target=interrupt, daemon=True)
+        thread.start()
+        interrupted = broken = 0
+        i = 0
+        while interrupted < 40:
+            try:
+                armed.append(1)
+                while True:
+                    i += 1
+                    values, total = f(np.arange(9.0) + i)
+                    assert values.tolist() == (np.arange(9.0) + i).tolist(), values
+                    assert f(d, batch=[0, i % 9, 8])[1] == 8 + i % 9
+                    synk.broadcast(w, np.full(100_000, 1.0))
+                    synk.all_reduce(w, op="sum")
+                    assert (synk.gather(w) == 3).all()
+            except KeyboardInterrupt:
+                interrupted += 1
+            except synk.SessionError:
+                broken += 1
+                armed.clear()
+                synk.close()
+                synk.fork(3)
+        stop.append(1)
+        armed.clear()
+        thread.join()
+        print(interrupted, broken < 20)
+        """,
+        timeout=100,
+    )
+    assert out == "40 True\n"
+    assert "Traceback" not in err
+
+
+# ---------------------------------------------------------------- threads
+
+
+def test_calls_of_two_threads_are_serialised(faulty):
+    function, _ = faulty
+    errors = []
+
+    def work(value):
+        try:
+            for _ in range(40):
+                data = synk.data(np.full(6, float(value)))
+                assert function(data) == 6 * value
+                assert function(np.full(6, float(value))) == 6 * value
+                del data
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(value,)) for value in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+
+
+def test_data_made_while_another_thread_calls(faulty):
+    function, fault = faulty
+    synk.set_value(1, fault, SLEEP)
+    results = []
+    thread = threading.Thread(target=lambda: results.append(function(np.ones(6))))
+    thread.start()
+    time.sleep(0.2)
+    data = synk.data(np.full(6, 2.0))
+    thread.join()
+    synk.broadcast(fault, NOTHING)
+    assert function(data) == 12
+    assert results == [6]
+
+
+# ---------------------------------------------------------------- silence, and new workers
+
+
+def test_a_silent_rank_and_a_timeout(no_session):
+    synk.fork(3, timeout=0.5)
+    function, fault = make_faulty(3)
+    pids = worker_pids()
+    synk.set_value(2, fault, LONG_SLEEP)
+    began = time.monotonic()
+    with pytest.raises(synk.errors.WorkerTimeout, match=f"rank 2.*{pids[1]}") as caught:
+        function(np.ones(6))
+    assert time.monotonic() - began < 2
+    assert (caught.value.rank, caught.value.pid) == (2, pids[1])
+    check_broken(function, fault)
+    synk.close()
+    assert not any(map(is_running, pids))
+
+
+@pytest.mark.parametrize("timeout", [0, -1, "1", True, float("nan")])
+def test_wrong_timeouts(no_session, timeout):
+    with pytest.raises((TypeError, ValueError), match="timeout"):
+        synk.fork(2, timeout=timeout)
+    assert worker_pids() == []
+
+
+def test_a_worker_is_replaced(no_session):
+    synk.fork(3, restart_workers=True)
+    function, fault = make_faulty(3)
+    data = synk.data(np.arange(6.0))
+    assert function(data, num_slices=2) == 15
+    for rank in (1, 2, 1):
+        synk.broadcast(_built["seen"], np.full(2, 5.0 + rank))
+        pids = worker_pids()
+        synk.set_value(rank, fault, KILL)
+        with pytest.raises(synk.errors.WorkerRestarted, match=f"rank {rank}") as caught:
+            function(data)
+        assert caught.value.ranks == (rank,)
+        assert isinstance(caught.value.__cause__, synk.WorkerDied)
+        assert len(worker_pids()) == 2
+        assert len(set(worker_pids()) & set(pids)) == 1
+        np.testing.assert_array_equal(synk.get_value(rank, _built["seen"]), _built["seen"].get_value())
+        synk.broadcast(fault, NOTHING)
+        assert function(data) == 15
+        assert function(data, num_slices=2) == 15
+        assert function(data, batch=[5, 0, 0]) == 5
+        synk.broadcast(_built["seen"], np.ones(2))
+        synk.all_reduce(_built["seen"], op="sum")
+        assert synk.gather(_built["seen"]).tolist() == [[3, 3]] * 3
+
+
+def test_idle_workers_are_replaced_all_at_once(no_session):
+    synk.fork(3, restart_workers=True)
+    function, _ = make_faulty(3)
+    for pid in worker_pids():
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(synk.errors.WorkerRestarted):
+        for _ in range(3):
+            function(np.ones(6))
+    assert len(worker_pids()) == 2
+    for _ in range(3):
+        try:
+            assert function(np.ones(6)) == 6
+            break
+        except synk.errors.WorkerRestarted:
+            continue
+    assert function(np.ones(6)) == 6

@@ -1,0 +1,515 @@
+"""`fork` and `close`: calls in any order, and every way in which a master can end."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import psutil
+import pytest
+import theano
+import theano.tensor as T
+from support import (
+    is_running,
+    run_script,
+    shared_memory_names,
+    start_script,
+    wait_until,
+    worker_pids,
+)
+from threadpoolctl import threadpool_info
+
+import synkhronos as synk
+
+_built = {}
+
+
+def summing():
+    if "f" not in _built:
+        x, w = T.dvector("x"), theano.shared(np.zeros(2), "w")
+        _built["w"] = w
+        _built["f"] = synk.function([x], (x.sum() + 0 * w.sum(), "sum"), updates=[(w, w + x.sum())])
+    return _built["f"]
+
+
+# ---------------------------------------------------------------- order of calls
+
+
+@pytest.mark.usefixtures("no_session")
+class TestOrder:
+    def test_fork_gives_the_number_of_ranks(self):
+        for n in (1, 4):
+            assert synk.fork(n) == n
+            assert len(worker_pids()) == n - 1
+            synk.close()
+            assert worker_pids() == []
+
+    def test_all_cores_by_default(self):
+        assert synk.fork() == len(os.sched_getaffinity(0))
+
+    def test_fork_twice_is_an_error_and_harmless(self):
+        synk.fork(2)
+        pids = worker_pids()
+        with pytest.raises(RuntimeError, match=r"close\(\)"):
+            synk.fork(2)
+        assert worker_pids() == pids
+        assert summing()(np.ones(5)) == 5
+
+    def test_close_twice_or_before_fork_warns(self):
+        for _ in range(2):
+            with pytest.warns(RuntimeWarning, match="no session"):
+                synk.close()
+        synk.fork(2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            synk.close()
+        with pytest.warns(RuntimeWarning, match="no session"):
+            synk.close()
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda: synk.function([], []),
+            lambda: synk.distribute(),
+            lambda: synk.data(np.ones(3)),
+            lambda: _built["f"](np.ones(3)),
+            lambda: _built["f"].build_inputs(np.ones(3)),
+        ],
+    )
+    def test_calls_without_a_session_say_what_comes_first(self, call):
+        synk.fork(1)
+        summing()
+        synk.close()
+        with pytest.raises(RuntimeError, match=r"fork\(\)"):
+            call()
+        assert _built["f"].as_theano(np.ones(3)) == 3  # Theano alone needs no session
+
+    def test_old_functions_data_and_variables_in_a_new_session(self):
+        synk.fork(2)
+        function, w = summing(), _built["w"]
+        data = synk.data(np.arange(7.0))
+        synk.broadcast(w, np.zeros(2))
+        assert function(data) == 21
+        own = w.get_value()
+        synk.close()
+        for n_ranks in (3, 1, 2):
+            synk.fork(n_ranks)
+            synk.distribute()
+            np.testing.assert_array_equal(synk.gather(w), [own] * n_ranks)  # the master's values
+            synk.broadcast(w, np.zeros(2))
+            assert function(data) == 21
+            assert function(data, num_slices=3) == 21
+            own = w.get_value()
+            synk.close()
+
+    def test_sessions_one_after_the_other_leave_nothing(self):
+        def grown():
+            synk.fork(3)
+            assert summing()(np.ones(4)) == 4
+            synk.close()
+            return len(os.listdir("/proc/self/fd")), len(open("/proc/self/maps").readlines())
+
+        grown()
+        first = grown()
+        for _ in range(4):
+            last = grown()
+        assert last[0] <= first[0]
+        assert last[1] <= first[1] + 5
+
+    def test_a_function_survives_two_sessions_without_use(self):
+        synk.fork(2)
+        x = T.dvector("x")
+        function = synk.function([x], x.sum())
+        synk.close()
+        synk.fork(2)
+        synk.close()
+        synk.fork(2)
+        assert function(np.ones(4)) == 2
+
+
+@pytest.mark.usefixtures("no_session")
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"n_parallel": 0}, ValueError, "n_parallel"),
+        ({"n_parallel": -1}, ValueError, "n_parallel"),
+        ({"n_parallel": 2.0}, TypeError, "n_parallel"),
+        ({"n_parallel": True}, TypeError, "n_parallel"),
+        ({"n_parallel": "2"}, TypeError, "n_parallel"),
+        ({"n_parallel": 2, "master_rank": 2}, ValueError, "master_rank"),
+        ({"n_parallel": 2, "master_rank": -1}, ValueError, "master_rank"),
+        ({"n_parallel": 2, "master_rank": 0.0}, TypeError, "master_rank"),
+        ({"use_gpu": "yes"}, TypeError, "use_gpu"),
+        ({"devices": "cpu:x"}, (synk.DeviceError, ValueError), "cpu:x"),
+        ({"devices": []}, (TypeError, ValueError), "devices"),
+        ({"devices": 3}, TypeError, "devices"),
+        ({"devices": [1]}, TypeError, "devices"),
+        ({"devices": ["cpu"] * 3, "n_parallel": 2}, ValueError, "3 devices"),
+        ({"devices": ["cpu"], "use_gpu": True}, synk.DeviceError, "use_gpu"),
+    ],
+)
+def test_wrong_arguments_of_fork_leave_no_session(arguments, error, words):
+    with pytest.raises(error, match=words):
+        synk.fork(**arguments)
+    assert worker_pids() == []
+    assert synk.fork(1) == 1
+
+
+@pytest.mark.usefixtures("no_session")
+class TestDevices:
+    def test_a_gpu_that_is_not_there(self):
+        if synk.get_n_gpu():
+            pytest.skip("there are GPUs")
+        with pytest.raises(synk.DeviceError, match="use_gpu=False"):
+            synk.fork(use_gpu=True)
+
+    @pytest.mark.parametrize(
+        ("arguments", "n_ranks"),
+        [
+            ({"devices": ["cpu"] * 3}, 3),
+            ({"devices": ("cpu", "cpu")}, 2),
+            ({"devices": "cpu", "n_parallel": 3}, 3),
+            ({"devices": "cpu"}, 1),
+            ({"n_parallel": np.int64(2), "use_gpu": False}, 2),
+            ({"n_parallel": 2, "max_n_var": 1, "max_dim": 1, "profile_workers": False}, 2),
+        ],
+    )
+    def test_named_devices(self, arguments, n_ranks):
+        assert synk.fork(**arguments) == n_ranks
+        assert summing()(np.ones(5)) == 5
+
+    def test_the_arguments_of_2017_by_position(self):
+        assert synk.fork(2, False, 1, False, 1000, 16) == 2
+        w = _built["w"] if summing() else None
+        synk.distribute()
+        synk.set_value(1, w, np.full(2, 5.0))
+        assert w.get_value().tolist() == [5.0, 5.0]
+
+    def test_counting_gpus_leaves_this_process_fit_to_fork(self):
+        assert synk.get_n_gpu() >= 0
+        assert "pygpu" not in sys.modules
+
+    def test_many_more_ranks_than_cores(self):
+        n_ranks = 4 * len(os.sched_getaffinity(0)) + 1
+        assert synk.fork(n_ranks) == n_ranks
+        assert summing()(np.ones(100)) == 100
+        synk.all_reduce(_built["w"], op="sum")
+        assert len(set(synk.gather(_built["w"])[:, 0])) == 1
+
+
+class ThreadCount(theano.Op):
+    """The number of threads that the libraries of the process that computes this may use."""
+
+    __props__ = ()
+
+    def make_node(self, x):
+        return theano.Apply(self, [theano.tensor.as_tensor_variable(x)], [T.lvector()])
+
+    def perform(self, node, inputs, outputs):
+        outputs[0][0] = np.array([library["num_threads"] for library in threadpool_info()])
+
+
+@pytest.mark.usefixtures("no_session")
+@pytest.mark.parametrize("n_ranks", [1, 2, 5])
+def test_ranks_share_the_cores(n_ranks):
+    before = [library["num_threads"] for library in threadpool_info()]
+    synk.fork(n_ranks)
+    x = T.dmatrix("x")
+    function = synk.function([], [(ThreadCount()(T.dot(x, x)), "gather")], bcast_inputs=[x])
+    threads = function(np.ones((3, 3)))[0]
+    assert len(threads) >= n_ranks
+    assert threads.max() <= max(1, len(os.sched_getaffinity(0)) // n_ranks)
+    assert threads.min() >= 1
+    synk.close()
+    assert [library["num_threads"] for library in threadpool_info()][: len(before)] == before
+
+
+# ---------------------------------------------------------------- the end of the master
+
+ENDINGS = {
+    "return": ("", 0),
+    "exception": ("raise KeyError('the end')", 1),
+    "sys.exit": ("sys.exit(3)", 3),
+    "os._exit": ("os._exit(4)", 4),
+    "SIGTERM": ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)", -signal.SIGTERM),
+    "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL); time.sleep(30)", -signal.SIGKILL),
+    "SIGSEGV": ("os.kill(os.getpid(), signal.SIGSEGV); time.sleep(30)", -signal.SIGSEGV),
+}
+
+SCRIPT = """
+synk.fork(3)
+x, fault = T.dvector("x"), theano.shared(NOTHING, "fault")
+f = synk.function([x], (Fault()(x, fault).sum(), "sum"))
+d = synk.data(np.ones(1000))
+assert f(d) == 1000
+print(*worker_pids(), flush=True)
+"""
+
+
+def pids_of(process):
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    assert len(pids) == 2, process.communicate()
+    return pids
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_master_that_ends_without_close_leaves_nothing(ending):
+    code, returncode = ENDINGS[ending]
+    before = shared_memory_names()
+    process = start_script(SCRIPT + code)
+    pids = pids_of(process)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == returncode
+    assert wait_until(lambda: not any(map(is_running, pids)), 2)
+    assert shared_memory_names() <= before
+    if ending in ("return", "sys.exit", "os._exit"):
+        assert err == ""
+    if ending == "exception":
+        assert err.count("Traceback") == 1
+        assert "KeyError: 'the end'" in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_master_that_dies_while_workers_compute(number):
+    process = start_script(
+        SCRIPT
+        + """
+        synk.set_value(1, fault, LONG_SLEEP); synk.set_value(2, fault, LONG_SLEEP)
+        f(d)
+        """.replace("        ", "")
+    )
+    pids = pids_of(process)
+    assert wait_until(lambda: all(psutil.Process(pid).status() == psutil.STATUS_SLEEPING for pid in pids), 10)
+    process.send_signal(number)
+    process.communicate(timeout=10)
+    assert wait_until(lambda: not any(map(is_running, pids)), 2)
+    assert not shared_memory_names()
+
+
+def test_the_whole_process_group_is_killed():
+    process = start_script(SCRIPT + "time.sleep(60)", start_new_session=True)
+    pids = pids_of(process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=10)
+    assert wait_until(lambda: not any(map(is_running, pids)), 2)
+    assert not shared_memory_names()
+
+
+def test_killed_at_any_moment_nothing_is_left():
+    """Killed while it forks, makes data, computes and closes, again and again, wherever that happens to be."""
+    rng = np.random.RandomState(0)
+    for _ in range(4):
+        process = start_script(
+            """
+            x = T.dvector("x")
+            print("ready", flush=True)
+            while True:
+                synk.fork(3)
+                f = synk.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
+                for _ in range(20):
+                    d = synk.data(np.ones(1000))
+                    f(d)
+                synk.close()
+            """,
+            start_new_session=True,
+        )
+        assert process.stdout.readline() == "ready\n", process.communicate()
+        wait_until(lambda: False, 0.3 + rng.rand())
+        children = psutil.Process(process.pid).children()
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=10)
+        assert wait_until(lambda gone=children: not any(is_running(child.pid) for child in gone), 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        synk.close()
+    synk.fork(1)  # it sweeps what was killed between making and unlinking
+    synk.close()
+    assert not shared_memory_names()
+
+
+def test_a_session_of_another_thread_than_the_main_one():
+    run_script(
+        """
+        def work():
+            synk.fork(2)
+            x = T.dvector("x")
+            box.append((synk.function([x], (x.sum(), "sum")), worker_pids()))
+        box = []
+        thread = threading.Thread(target=work)
+        thread.start(); thread.join()
+        f, pids = box[0]
+        time.sleep(0.3)
+        assert f(np.ones(4)) == 4  # the thread that forked is gone
+        synk.close()
+        assert not any(map(is_running, pids))
+        """
+    )
+
+
+def test_two_masters_do_not_see_each_other(synchronize):
+    synchronize(2)
+    process = start_script(SCRIPT + "sys.stdin.readline(); print(f(d), flush=True)", stdin=subprocess.PIPE)
+    pids_of(process)
+    assert summing()(np.ones(5)) == 5
+    synk.close()
+    out, _ = process.communicate("go on\n", timeout=30)
+    assert out == "1000.0\n"
+
+
+# ---------------------------------------------------------------- children of the user
+
+
+class TestChildren:
+    @pytest.fixture(autouse=True)
+    def three_ranks(self, no_session):
+        synk.fork(3)
+        assert summing()(np.ones(6)) == 6
+        self.pids = worker_pids()
+        yield
+        assert [pid for pid in self.pids if is_running(pid)] == self.pids
+        assert summing()(np.ones(6)) == 6
+
+    @staticmethod
+    def misuse():
+        """Try to command the ranks; tells what was raised instead."""
+        errors = []
+        calls = [lambda: summing()(np.ones(3)), lambda: synk.broadcast(_built["w"]), synk.distribute]
+        for call in calls:
+            try:
+                call()
+            except synk.SessionError as error:
+                errors.append(str(error))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            synk.close()
+        return errors
+
+    def test_a_process_of_multiprocessing(self):
+        context = multiprocessing.get_context("fork")
+        with context.Pool(2) as pool:
+            for errors in pool.map(_misuse, range(2)):
+                assert len(errors) == 3
+                assert all("master" in error for error in errors)
+        process = context.Process(target=sys.exit, args=(0,))
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+
+    @pytest.mark.parametrize("ending", [os._exit, sys.exit])
+    def test_os_fork(self, ending):
+        out, _ = run_script(
+            f"""
+            synk.fork(3)
+            x = T.dvector("x")
+            f = synk.function([x], (x.sum(), "sum"))
+            f(np.ones(3))
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    f(np.ones(3))
+                except synk.SessionError:
+                    {"os._exit(0)" if ending is os._exit else "sys.exit(0)"}
+                os._exit(1)
+            assert os.waitpid(pid, 0)[1] == 0
+            time.sleep(0.2)
+            print(f(np.ones(3)))
+            """
+        )
+        assert out == "3.0\n"
+
+    def test_a_child_has_a_session_of_its_own(self):
+        context = multiprocessing.get_context("fork")
+        queue = context.SimpleQueue()
+        process = context.Process(target=_own_session, args=(queue,))
+        process.start()
+        process.join(60)
+        assert process.exitcode == 0
+        assert queue.get() == (2, 9.0)
+
+    def test_a_daemon_may_fork(self):
+        context = multiprocessing.get_context("fork")
+        queue = context.SimpleQueue()
+        process = context.Process(target=_own_session, args=(queue,), daemon=True)
+        process.start()
+        process.join(60)
+        assert process.exitcode == 0
+        assert queue.get() == (2, 9.0)
+
+    def test_subprocess_inherits_no_memory(self):
+        listing = (
+            "import os; print([os.readlink(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd') if n > '2'])"
+        )
+        out = subprocess.run(
+            [sys.executable, "-c", listing.replace("os.readlink", "(os.path.realpath)")],
+            capture_output=True,
+            text=True,
+            check=True,
+            close_fds=False,
+        ).stdout
+        assert "synkhronos" not in out
+
+    def test_a_master_that_reaps_all_its_children(self):
+        """`os.wait` in the user's program takes the exit status of whichever child ends."""
+        out, _ = run_script(
+            """
+            synk.fork(2)
+            x = T.dvector("x")
+            f = synk.function([x], (x.sum(), "sum"))
+            f(np.ones(3))
+            (pid,) = worker_pids()
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(-1, 0)
+            try:
+                f(np.ones(3))
+            except synk.WorkerDied as error:
+                print(error.rank, error.pid == pid)
+            synk.close()
+            """
+        )
+        assert out == "1 True\n"
+
+
+def _misuse(_):
+    return TestChildren.misuse()
+
+
+def _own_session(queue):
+    n_ranks = synk.fork(2)
+    queue.put((n_ranks, float(summing()(np.full(3, 3.0)))))
+    synk.close()
+
+
+def test_nothing_listens_on_a_socket(synchronize):
+    synchronize(3)
+    summing()(np.ones(3))
+    mine = psutil.Process()
+    for process in [mine, *mine.children()]:
+        connections = process.net_connections() if hasattr(process, "net_connections") else process.connections()
+        assert not [one for one in connections if one.status == psutil.CONN_LISTEN]
+
+
+def test_a_fork_that_fails_leaves_no_worker():
+    out, err = run_script(
+        """
+        fork = os.fork
+        calls = []
+        def failing():
+            calls.append(1)
+            if len(calls) == 3:
+                raise BlockingIOError(11, "no more processes")
+            return fork()
+        os.fork = failing
+        try:
+            synk.fork(4)
+        except OSError as error:
+            print("no more processes" in str(error))
+        print(worker_pids())
+        os.fork = fork
+        print(synk.fork(2))
+        """
+    )
+    assert out.split("\n")[:3] == ["True", "[]", "2"]
+    assert err == ""

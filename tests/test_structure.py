@@ -1,0 +1,269 @@
+"""The floors of the architecture, the public names, and the size and documentation of the modules."""
+
+import ast
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import ROOT
+
+import synkhronos as synk
+
+PACKAGE = Path(synk.__file__).parent
+
+#: A module imports from modules on floors below its own, and from the other modules of its package.
+FLOORS = {
+    "errors": 1,
+    "_compat": 1,
+    "_partition": 1,
+    "_process": 1,
+    "_mapping": 1,
+    "_segments": 2,
+    "_devices": 2,
+    "_arena": 2.5,
+    "_files": 2.5,
+    "_graphs": 3,
+    "_collectives": 4,
+    "_protocol": 4,
+    "_signals": 4,
+    "_conversion": 4,
+    "_failures": 4.5,
+    "_ledger": 4.5,
+    "_replica": 5,
+    "_team": 5,
+    "_worker": 5.5,
+    "_dispatch": 5.6,
+    "_session": 6,
+    "_lifecycle": 6.5,
+    "_data": 7,
+    "_replicated": 7.05,
+    "_arguments": 7.1,
+    "_variables": 7.1,
+    "_function": 7.2,
+    "_building": 7.3,
+    "extensions": 8,
+    "__main__": 8,
+    "__init__": 9,
+}
+
+PUBLIC = {
+    # the life cycle, functions and data
+    "fork", "close", "function", "distribute", "get_n_gpu", "Function", "data", "Data",
+    # collectives
+    "broadcast", "scatter", "gather", "all_gather", "reduce", "all_reduce",
+    "set_value", "get_value", "get_lengths", "get_shapes",
+    # errors
+    "SynkhronosError", "SessionError", "DeviceError", "WorkerError", "WorkerDied", "WorkerRestarted", "WorkerTimeout",
+}  # fmt: skip
+
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def name_of(path):
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+
+
+def imports_of(path):
+    """The modules of this package that a module imports, by their first name; those for type checkers left out."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            node.body = [ast.Pass()]
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:  # within one package
+                assert node.level == 1 and len(path.relative_to(PACKAGE).parts) == 2, f"{path}: a relative import"
+                continue
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    names = {name.split(".")[1] for name in found if name.startswith("synkhronos.")}
+    return {name for name in names if (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").exists()}
+
+
+def theano_imports_of(path):
+    tree = ast.parse(path.read_text())
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.split(".")[0])
+    return found & {"theano", "lasagne", "pygpu"}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_floors(path):
+    own = name_of(path).split(".")[0]
+    assert own in FLOORS, "a module without a floor: enter it in FLOORS"
+    for imported in imports_of(path) - {own}:
+        assert FLOORS[imported] < FLOORS[own], f"{own} imports {imported}, which is not on a floor below"
+
+
+def test_every_floor_has_its_module():
+    present = {name_of(path).split(".")[0] for path in MODULES}
+    assert set(FLOORS) - present <= {"__main__"}
+
+
+def test_only_the_graph_engine_knows_theano():
+    users = {name_of(path).split(".")[0] for path in MODULES if theano_imports_of(path)}
+    assert users <= {"_graphs", "extensions", "_compat"}
+
+
+def test_the_extensions_use_the_public_interface_alone():
+    for path in (PACKAGE / "extensions").rglob("*.py"):
+        private = {name for name in imports_of(path) if name.startswith("_")}
+        assert not private, f"{path.name} imports {private}"
+
+
+def test_heavy_and_optional_packages_are_imported_where_they_are_needed():
+    for path in MODULES:
+        tree = ast.parse(path.read_text())
+        for node in tree.body:
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name.split(".")[0] for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names = [node.module.split(".")[0]]
+            assert not set(names) & {"lasagne", "pygpu", "mpi4py", "matplotlib", "tqdm", "sklearn"}, path
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_modules_are_short(path):
+    assert len(path.read_text().splitlines()) <= 260
+
+
+def test_public_names():
+    assert list(synk.__all__) == sorted(synk.__all__)
+    assert set(synk.__all__) - {"errors", "extensions", "__version__"} == PUBLIC
+    for name in synk.__all__:
+        assert hasattr(synk, name)
+    errors = {name for name in PUBLIC if inspect.isclass(getattr(synk, name)) and name not in ("Data", "Function")}
+    for name in errors:
+        assert issubclass(getattr(synk, name), synk.SynkhronosError)
+        assert getattr(synk, name).__module__ == "synkhronos.errors"
+
+
+def test_the_package_does_nothing_but_re_export():
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    for node in tree.body:
+        assert isinstance(node, (ast.Import, ast.ImportFrom, ast.Expr, ast.Assign)), ast.dump(node)
+        if isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant):
+            assert isinstance(node.value, ast.Call)  # the mending of Theano
+            assert node.value.func.id == "_install"
+
+
+SIGNATURES = {
+    "fork": ["n_parallel", "use_gpu", "master_rank", "profile_workers", "max_n_var", "max_dim"],
+    "close": [],
+    "function": ["inputs", "outputs", "bcast_inputs", "updates", "givens", "sliceable_shareds", "kwargs"],
+    "distribute": [],
+    "get_n_gpu": [],
+    "data": ["value", "var", "dtype", "ndim", "shape", "minibatch", "force_cast", "oversize", "name"],
+    "broadcast": ["shared_vars", "values", "nccl"],
+    "scatter": ["shared_vars", "values", "batch"],
+    "gather": ["shared_vars", "nd_up", "nccl"],
+    "all_gather": ["shared_vars", "nccl"],
+    "reduce": ["shared_vars", "op", "in_place", "nccl"],
+    "all_reduce": ["shared_vars", "op", "nccl", "weights"],
+    "set_value": ["rank", "shared_vars", "values", "batch"],
+    "get_value": ["rank", "shared_vars"],
+    "get_lengths": ["shared_vars"],
+    "get_shapes": ["shared_vars"],
+}
+DEFAULTS = {
+    "fork": [None, None, 0, False, 1000, 16],
+    "data": [None, None, None, None, None, False, False, 1, None],
+    "broadcast": [None, True],
+    "gather": [1, True],
+    "all_gather": [True],
+    "reduce": ["avg", True, True],
+    "all_reduce": ["avg", True, None],
+}
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signatures(name):
+    signature = inspect.signature(getattr(synk, name))
+    positional = [p for p in signature.parameters.values() if p.kind != p.KEYWORD_ONLY]
+    assert [p.name for p in positional] == SIGNATURES[name]
+    if name in DEFAULTS:
+        assert [p.default for p in positional if p.default is not p.empty] == DEFAULTS[name]
+
+
+def public_objects():
+    for path in MODULES:
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        module = ".".join(part for part in parts if part != "__init__")
+        if "__main__" in parts:
+            continue
+        __import__(module)
+        for name, obj in vars(sys.modules[module]).items():
+            if not name.startswith("_") and getattr(obj, "__module__", None) == module:
+                yield f"{module}.{name}", obj
+                if inspect.isclass(obj):
+                    for inner, member in vars(obj).items():
+                        function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+                        if not inner.startswith("_") and inspect.isfunction(function):
+                            yield f"{module}.{name}.{inner}", function
+
+
+def test_public_functions_and_classes_are_documented():
+    undocumented = [
+        name
+        for name, obj in public_objects()
+        if callable(obj) and not (inspect.getdoc(obj) or "").strip() and getattr(obj, "__name__", "") != "<lambda>"
+    ]
+    allowed = [name for name in undocumented if not _needs_docstring(name)]
+    assert sorted(set(undocumented) - set(allowed)) == []
+
+
+def _needs_docstring(name):
+    """Members of private classes with a telling name may go without; everything that users can reach may not."""
+    return "._" not in name
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_docstrings_of_the_public_names_tell_their_parameters(name):
+    obj = getattr(synk, name)
+    doc = inspect.getdoc(obj)
+    assert doc.splitlines()[0].endswith((".", ":", ";"))
+    if inspect.isfunction(obj):
+        for parameter in inspect.signature(obj).parameters:
+            assert parameter in doc, f"{name}: {parameter} is not in the docstring"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_every_module_says_its_purpose(path):
+    assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+def test_importing_has_no_side_effects():
+    script = """
+import os, sys, threading
+limit, before = sys.getrecursionlimit(), set(os.listdir("/dev/shm"))
+import synkhronos
+assert sys.getrecursionlimit() == limit
+assert threading.active_count() == 1, threading.enumerate()
+assert not os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children") or not open(
+    f"/proc/{os.getpid()}/task/{os.getpid()}/children").read().strip()
+mine = f"-{os.getpid()}-"
+assert not [name for name in os.listdir("/dev/shm") if mine in name and "synkhronos" in name]
+assert "lasagne" not in sys.modules and "pygpu" not in sys.modules and "matplotlib" not in sys.modules
+import logging
+assert not logging.getLogger("synkhronos").handlers
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_the_library_never_prints():
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and name_of(path) != "__main__":
+                assert node.func.id != "print", path
