@@ -52,14 +52,14 @@ clean:
 
 # The project itself, editable, with one of the extras of pyproject.toml.
 $(VENV)/with-%: pyproject.toml setup.py synkhronos-start.pth | $(BIN)/pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[$*]'
 	@touch $@
 
 # A recent pip builds Theano's and Lasagne's wheels in isolation, whatever this Python came with.
 $(BIN)/pip:
 	@$(check-system)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --upgrade pip
 
 # What pip cannot bring: Theano compiles C++ code that includes Python.h.
 define check-system

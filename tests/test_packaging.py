@@ -37,7 +37,9 @@ def built(tmp_path_factory):
     """A directory with the wheel and the sdist, built from a copy, as building leaves files behind."""
     pytest.importorskip("build")
     source = tmp_path_factory.mktemp("source") / "synkhronos"
-    left_out = shutil.ignore_patterns(".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", "data")
+    left_out = shutil.ignore_patterns(
+        ".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis", "data"
+    )
     shutil.copytree(ROOT, source, ignore=left_out)
     output = tmp_path_factory.mktemp("built")
     run(sys.executable, "-m", "build", "--outdir", output, source, directory=output)
