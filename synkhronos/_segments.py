@@ -2,12 +2,12 @@
 
 Invariants
 ----------
-* A segment's name exists only between two consecutive system calls of its creator: it is unlinked before any memory is
-  reserved. Other processes open it through the creator's file descriptor (``/proc/<pid>/fd/<fd>``), so that whatever
-  ends a process, at whatever moment, leaves nothing in ``/dev/shm``; `remove_stale` sweeps even the gap between the
-  two.
+* A segment has no name: it is made as an unnamed file in the memory file system of ``/dev/shm`` (``O_TMPFILE``), and
+  other processes open it through the creator's file descriptor (``/proc/<pid>/fd/<fd>``). So whatever ends a process,
+  at whatever moment, leaves nothing there. Where the kernel cannot do that, `posix_ipc` makes a named object, which
+  the next system call unlinks; `remove_stale` sweeps what a kill between the two leaves.
 * A segment's pages are all reserved when it is made: a full ``/dev/shm`` is a `MemoryError`, never a SIGBUS later.
-* Mode 0600 and 128 random bits in the name.
+* Mode 0600; a name, where there is one, has 128 random bits.
 * A mapping lives as long as any array that views it.
 """
 
@@ -41,6 +41,7 @@ __all__ = [
 #: Arrays in a segment start at multiples of this many bytes: a cache line, and enough for every vector instruction.
 ALIGNMENT = 64
 
+_FOLDER = "/dev/shm"
 _PREFIX = "synkhronos-"
 _counter = itertools.count()
 
@@ -80,7 +81,7 @@ def aligned(n_bytes: int) -> int:
 
 
 def private_name() -> str:
-    """A name for a POSIX shared memory object or semaphore: unguessable, and telling `remove_stale` whose it was."""
+    """A name for a POSIX shared memory object: unguessable, and telling `remove_stale` whose it was."""
     return f"/{_PREFIX}{os.getpid()}-{secrets.token_hex(16)}"
 
 
@@ -114,18 +115,13 @@ class Segment:
             If shared memory has no room; the message gives bytes wanted and free.
         """
         size = max(int(size), mmap.PAGESIZE)
+        fd = _unnamed()
         try:
-            memory = posix_ipc.SharedMemory(private_name(), posix_ipc.O_CREX, mode=0o600, size=0)
-            memory.unlink()
-        except OSError as error:
-            raise MemoryError(f"cannot create shared memory: {error}") from error
-        try:
-            _reserve(memory.fd, size)
-            content = map_shared(memory.fd, size)
+            _reserve(fd, size)
+            return cls(SegmentRef(new_key(), os.getpid(), fd, size), map_shared(fd, size))
         except BaseException:
-            os.close(memory.fd)
+            os.close(fd)
             raise
-        return cls(SegmentRef(new_key(), os.getpid(), memory.fd, size), content)
 
     @classmethod
     def attach(cls, ref: SegmentRef) -> Segment:
@@ -145,6 +141,21 @@ class Segment:
     def array(self, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> np.ndarray:
         """A view of the bytes from ``offset`` on as an array; it keeps the mapping alive."""
         return np.ndarray(shape, dtype=dtype, buffer=self.bytes, offset=offset)
+
+
+def _unnamed() -> int:
+    """A descriptor of a new, empty shared memory object of mode 0600 that has no name (any more)."""
+    try:
+        return os.open(_FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EACCES, errno.EPERM):
+            raise MemoryError(f"cannot create shared memory in {_FOLDER}: {error}") from error
+    try:
+        memory = posix_ipc.SharedMemory(private_name(), posix_ipc.O_CREX, mode=0o600, size=0)
+        memory.unlink()
+    except OSError as error:
+        raise MemoryError(f"cannot create shared memory: {error}") from error
+    return memory.fd
 
 
 def _reserve(fd: int, size: int) -> None:
@@ -211,11 +222,11 @@ def dtype_spec(dtype: np.dtype) -> Any:
     return dtype.str if dtype.names is None and dtype.subdtype is None else dtype
 
 
-def remove_stale(folder: str = "/dev/shm") -> int | None:
+def remove_stale(folder: str = _FOLDER) -> int | None:
     """Unlink what this user's killed processes made and had no time to unlink; return how many names."""
     removed = 0
     try:
-        names = [name for name in os.listdir(folder) if name.startswith((_PREFIX, f"sem.{_PREFIX}"))]
+        names = [name for name in os.listdir(folder) if name.startswith(_PREFIX)]
     except OSError:
         return None
     for name in names:

@@ -5,19 +5,18 @@ Invariants
 * No wait without a way out: a parked wait wakes every `POLL` seconds and calls ``check``, which raises if the peers
   that could end the wait are dead, or if the abort flag is up.
 * A wait spins briefly first, but only if every rank has a core to itself: spinning must not steal a computing core.
-* Semaphores are unlinked as soon as they exist; workers inherit them through the fork.
+* Semaphores lie in a segment that workers inherit through the fork.
 """
 
 from __future__ import annotations
 
-import contextlib
 import time
 from typing import Callable
 
 import numpy as np
-import posix_ipc
 
-from synkhronos._segments import private_name
+from synkhronos._segments import Segment
+from synkhronos._semaphore import SEMAPHORE_BYTES, Semaphore
 from synkhronos.errors import CollectiveAborted
 
 __all__ = ["POLL", "Signals", "wait"]
@@ -25,40 +24,16 @@ __all__ = ["POLL", "Signals", "wait"]
 #: Longest time between two looks at whether the peers are alive, in seconds.
 POLL = 0.05
 
-_acquire_errors = (posix_ipc.BusyError, posix_ipc.SignalError)
 
-
-def _semaphore() -> posix_ipc.Semaphore:
-    semaphore = posix_ipc.Semaphore(private_name(), posix_ipc.O_CREX, mode=0o600, initial_value=0)
-    semaphore.unlink()
-    return semaphore
-
-
-def wait(semaphore: posix_ipc.Semaphore, spin: float, check: Callable[[], None]) -> None:
+def wait(semaphore: Semaphore, spin: float, check: Callable[[], None]) -> None:
     """Take one token: spin for ``spin`` seconds, then park; ``check`` is called at every wake-up without a token."""
     if spin > 0.0:
         deadline = time.perf_counter() + spin
-        while semaphore.value == 0 and time.perf_counter() < deadline:
-            pass
-    while True:
-        try:
-            semaphore.acquire(POLL)
-            return
-        except _acquire_errors:
-            check()
-
-
-def pause(semaphore: posix_ipc.Semaphore, seconds: float) -> None:
-    """Take one token if one comes within ``seconds``."""
-    with contextlib.suppress(*_acquire_errors):
-        semaphore.acquire(seconds)
-
-
-def drain(semaphore: posix_ipc.Semaphore) -> None:
-    """Take all tokens that are there."""
-    with contextlib.suppress(*_acquire_errors):
-        while True:
-            semaphore.acquire(0)
+        while time.perf_counter() < deadline:
+            if semaphore.try_acquire():
+                return
+    while not semaphore.acquire(POLL):
+        check()
 
 
 class Signals:
@@ -69,17 +44,19 @@ class Signals:
     n_ranks : int
     spin : float
         Seconds to spin before parking.
-    flags : numpy.ndarray
-        One int64 in shared memory, shape ``(1,)``: the abort flag.
     """
 
-    def __init__(self, n_ranks: int, spin: float, flags: np.ndarray) -> None:
+    def __init__(self, n_ranks: int, spin: float) -> None:
+        n_semaphores = 3 * n_ranks + 1
+        segment = Segment.create((1 + n_semaphores) * SEMAPHORE_BYTES)
+        segment.close_fd()
+        places = iter(segment.array((1 + n_semaphores, SEMAPHORE_BYTES), np.uint8))
+        self._flags = next(places).view(np.int64)
         self.spin = spin
-        self.start = [_semaphore() for _ in range(n_ranks)]
-        self.done = _semaphore()
-        self._arrived = [[_semaphore() for _ in range(n_ranks)] for _ in range(2)]
+        self.start = [Semaphore(next(places)) for _ in range(n_ranks)]
+        self.done = Semaphore(next(places))
+        self._arrived = [[Semaphore(next(places)) for _ in range(n_ranks)] for _ in range(2)]
         self._n_ranks = n_ranks
-        self._flags = flags
         self._parity = 0
 
     def abort(self) -> None:
@@ -90,7 +67,7 @@ class Signals:
         """After an aborted command, when all ranks are idle again: lower the flag and forget half-done barriers."""
         for semaphores in self._arrived:
             for semaphore in semaphores:
-                drain(semaphore)
+                semaphore.drain()
         self._flags[0] = 0
 
     def restart(self) -> None:
@@ -116,8 +93,3 @@ class Signals:
 
         for _ in range(self._n_ranks - 1):
             wait(arrived[rank], self.spin, check_all)
-
-    def close(self) -> None:
-        """Unmap the semaphores in this process."""
-        for semaphore in [*self.start, self.done, *self._arrived[0], *self._arrived[1]]:
-            semaphore.close()

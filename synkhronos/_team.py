@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import logging
 import os
 import pickle
@@ -28,9 +29,10 @@ from typing import Callable
 
 import numpy as np
 
+from synkhronos._interrupts import deferred_interrupts
 from synkhronos._process import Process, describe_exit
 from synkhronos._segments import Segment, SegmentRef
-from synkhronos._signals import POLL, Signals, drain, pause, wait
+from synkhronos._signals import POLL, Signals, wait
 from synkhronos.errors import WorkerDied, WorkerTimeout
 
 __all__ = ["MasterDied", "Team"]
@@ -39,6 +41,7 @@ _logger = logging.getLogger("synkhronos")
 
 _MAILBOX_BYTES = 64 * 1024
 _PR_SET_PDEATHSIG = 1
+_F_SETSIG = 10
 
 
 class MasterDied(BaseException):
@@ -98,11 +101,12 @@ class Team:
         self.rank = master_rank
         self.workers = [rank for rank in range(self.n_ranks) if rank != master_rank]
         self._master_pid = os.getpid()
-        flags = Segment.create(8 * (1 + 2 * self.n_ranks))
-        flags.close_fd()
-        self.signals = Signals(self.n_ranks, spin, flags.array((1,), np.int64))
-        self._answered = flags.array((self.n_ranks,), np.int64, 8)  # the number of the last message that each answered
-        self._steps = flags.array((self.n_ranks,), np.int64, 8 * (1 + self.n_ranks))  # how far each is in it
+        self.signals = Signals(self.n_ranks, spin)
+        progress = Segment.create(16 * self.n_ranks)
+        progress.close_fd()
+        self._answered = progress.array((self.n_ranks,), np.int64)  # the number of the last message that each answered
+        self._steps = progress.array((self.n_ranks,), np.int64, 8 * self.n_ranks)  # how far each is in it
+        self._alive_reader, self._alive_writer = os.pipe()  # open for writing as long as the master lives
         self._number = 0
         self._stopped = False
         self._timeout = timeout
@@ -122,7 +126,8 @@ class Team:
 
     def _fork(self, rank: int) -> None:
         by_main_thread = threading.current_thread() is threading.main_thread()
-        self._processes[rank] = Process(lambda: self._run(rank, by_main_thread))
+        with deferred_interrupts():
+            self._processes[rank] = Process(lambda: self._run(rank, by_main_thread))
 
     def send(self, message: bytes) -> None:
         """Hand every worker the same message."""
@@ -185,14 +190,14 @@ class Team:
         while set(self.unanswered()) - set(self.dead()):
             if deadline is not None and time.monotonic() > deadline:
                 return False
-            pause(self.signals.done, POLL)
+            self.signals.done.acquire(POLL)
         return True
 
     def replace(self, ranks: Sequence[int]) -> None:
         """Fork new workers in place of dead ones, while all others are idle."""
         self.signals.reset()
         for rank in ranks:
-            drain(self.signals.start[rank])
+            self.signals.start[rank].drain()
             self._answered[rank] = self._number
             self._fork(rank)
 
@@ -208,7 +213,8 @@ class Team:
                     _logger.warning("the worker of rank %d (pid %d) did not stop and is killed", rank, process.pid)
                 process.kill()
         self._processes.clear()
-        self.signals.close()
+        os.close(self._alive_reader)
+        os.close(self._alive_writer)
 
     # -- a worker's side
 
@@ -217,8 +223,13 @@ class Team:
         for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        if by_main_thread:
-            # the kernel looks at the forking thread, so only the main thread's end means the master's end
+        # have the kernel kill this process when its master ends, even if it computes and cannot look: when the last
+        # writer closes the pipe, and (children that the user forks are writers, too) when the forking thread ends
+        os.close(self._alive_writer)
+        fcntl.fcntl(self._alive_reader, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(self._alive_reader, _F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(self._alive_reader, fcntl.F_SETFL, os.O_ASYNC)
+        if by_main_thread:  # other threads may end before the master does
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         with contextlib.suppress(MasterDied):
             self.check_master()

@@ -22,6 +22,7 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 from ._blas import find_blas
+from ._cache import mend_cache_keys
 
 MENDED = ("theano", "theano.configdefaults", "theano.gpuarray.linalg", "lasagne")
 DOWNSAMPLE = "theano.tensor.signal.downsample"
@@ -48,6 +49,7 @@ def install() -> Mender:
     if "theano" in sys.modules:
         prepare_theano()
         offer_blas(importlib.import_module("theano.configdefaults"))
+        mend_cache_keys()
     return mender
 
 
@@ -90,6 +92,7 @@ def mended(module: types.ModuleType) -> Iterator[None]:
     if module.__name__ == "theano":
         prepare_theano()
         yield
+        mend_cache_keys()
     elif module.__name__ == "theano.configdefaults":
         yield
         offer_blas(module)
