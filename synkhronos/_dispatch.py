@@ -10,18 +10,22 @@ import time
 from typing import Any, Callable
 
 from synkhronos._failures import BROKEN, first_failure, worker_error
+from synkhronos._interrupts import deferred_interrupts
 from synkhronos._ledger import Ledger
 from synkhronos._protocol import Command, Failure
 from synkhronos._replica import Replica
 from synkhronos._team import Team
 from synkhronos.errors import CollectiveAborted, SessionError, WorkerDied, WorkerRestarted, WorkerTimeout
 
-__all__ = ["Dispatcher"]
+__all__ = ["CLOSED", "Dispatcher"]
 
 _logger = logging.getLogger("synkhronos")
 
 _INTERRUPT_SECONDS = 0.7  # how long a rank may take to answer after the master was interrupted
 _MAX_RESTARTS = 3
+
+#: What a thread is told that waited for its turn while another closed the session.
+CLOSED = "the session was closed"
 
 
 class Dispatcher:
@@ -62,9 +66,12 @@ class Dispatcher:
         with self.lock:
             self.check_usable()
             own_error: Exception | None = None
+            sent = False
             try:
-                envelope = self._ledger.envelope(command)
-                self._team.send(pickle.dumps(envelope, protocol=pickle.HIGHEST_PROTOCOL))
+                with deferred_interrupts():
+                    envelope = self._ledger.envelope(command)
+                    self._team.send(pickle.dumps(envelope, protocol=pickle.HIGHEST_PROTOCOL))
+                    sent = True
                 self._replica.forget(*envelope.release)
                 try:
                     result = self._replica.execute(command)
@@ -77,11 +84,12 @@ class Dispatcher:
                     self._team.signals.abort()
                 replies = self._team.collect()
             except BaseException as error:
-                self._interrupted(error)
+                if sent:
+                    self._interrupted(error, command)
                 raise
-            results = [None if reply is None else pickle.loads(reply) for reply in replies]
+            with deferred_interrupts():
+                results = self._received(replies)
             results[self._team.master_rank] = result
-            self._ledger.delivered()
             failed = first_failure(results, self._team.master_rank)
             if failed is not None:
                 self._team.signals.reset()
@@ -90,28 +98,41 @@ class Dispatcher:
             self._ledger.see_outboxes(results, self._team.workers)
             return results
 
-    def _interrupted(self, error: BaseException) -> None:
+    def _received(self, replies: list[bytes | None]) -> list[Any]:
+        results = [None if reply is None else pickle.loads(reply) for reply in replies]
+        if not any(isinstance(result, Failure) and result.unprepared for result in results):
+            self._ledger.delivered()
+        return results
+
+    def _interrupted(self, error: BaseException, command: Command) -> None:
         """Clean up after the master left a command early: a worker died or is silent, or the user pressed Ctrl-C."""
+        lost = isinstance(error, (WorkerDied, WorkerTimeout))
+        if lost:
+            error.args = (f"{error} (in {type(command).__name__})",)
         cause = f"{type(error).__name__}: {error}".rstrip(": ")
+        second: BaseException | None = None
         try:
             self._team.signals.abort()
             if isinstance(error, WorkerDied) and self._restore is not None:
                 self._restart(error)
-            elif not isinstance(error, (WorkerDied, WorkerTimeout)):
-                if self._team.settle(_INTERRUPT_SECONDS) and not self._team.dead():
+            elif not lost and self._team.settle(_INTERRUPT_SECONDS) and not self._team.dead():
+                with deferred_interrupts():
                     self._team.signals.reset()
-                    self._ledger.delivered()
-                    _logger.warning("interrupted; the session is usable, but replicas may differ now")
-                    return
-                _logger.error("interrupted while workers were busy; %s", BROKEN)
-            else:
+                    self._received(self._team.collect())
+                _logger.warning("interrupted; the session is usable, but replicas may differ now")
+                return
+            if lost:
                 error.args = (f"{error}; {BROKEN}",)
         except WorkerRestarted:
             raise
-        except BaseException as second:  # a second Ctrl-C, say
-            _logger.error("%s; %s", type(second).__name__, BROKEN)
-        self.broken = cause
-        self._team.stop(grace=0.0)
+        except BaseException as another:  # a second Ctrl-C, say
+            second = another
+        with deferred_interrupts():
+            self.broken = cause
+            self._team.stop(grace=0.0)
+        _logger.error("%s; %s", cause, BROKEN)
+        if second is not None and not isinstance(second, Exception):
+            raise second
 
     def _restart(self, error: WorkerDied) -> None:
         """Replace dead workers; raises `WorkerRestarted`, or returns if that cannot be done."""
@@ -119,9 +140,9 @@ class Dispatcher:
         if self._restarts > _MAX_RESTARTS or not self._team.settle(self._timeout):
             return
         ranks = tuple(self._team.dead())
-        self._ledger.delivered()
-        self._ledger.forget_outboxes(ranks)
-        self._team.replace(ranks)
+        with deferred_interrupts():
+            self._ledger.forget_outboxes(ranks)
+            self._team.replace(ranks)
         assert self._restore is not None
         try:
             self._restore(ranks)
@@ -138,6 +159,6 @@ class Dispatcher:
     def check_usable(self) -> None:
         """Raise `SessionError` if this session cannot carry out commands any more."""
         if self.broken is not None:
-            raise SessionError(f"{BROKEN} (the cause: {self.broken})")
+            raise SessionError(self.broken if self.broken == CLOSED else f"{BROKEN} (the cause: {self.broken})")
         if os.getpid() != self._pid:
             raise SessionError("this process was forked from the master later; only the master can command the ranks")

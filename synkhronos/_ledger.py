@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -43,6 +44,8 @@ class Ledger:
         self._staging = Arena(table)
         self._outboxes: dict[int, SegmentRef] = {}
         self._dropped_bytes = 0
+        self._sent = Release()
+        self._n_sent = 0
 
     def add(self, made: Segment | OpenFile) -> None:
         """Take in new memory."""
@@ -63,23 +66,32 @@ class Ledger:
     def reserve(self, n_bytes: int) -> Arena:
         """The staging arena, emptied and with room for ``n_bytes``."""
         old = self._staging.ref
-        self._staging.reserve(n_bytes)
-        if old is not None and self._staging.ref != old:
-            self.segments.append(old.key)
+        try:
+            self._staging.reserve(n_bytes)
+        finally:
+            if old is not None and self._staging.ref != old:
+                self.segments.append(old.key)
         return self._staging
 
     def envelope(self, command: Command | None) -> Envelope:
-        """A command, with what the workers must map and may forget first."""
+        """A command, with what the workers must map and may forget first: all that is not yet `delivered`."""
         staging = () if self._staging.ref is None else (self._staging.ref,)
-        self._dropped_bytes = 0
-        release = Release(_take_all(self.segments), _take_all(self.functions), _take_all(self.variables))
-        return Envelope((*self._attach, *staging), release, command)
+        self._sent = Release(tuple(self.segments), tuple(self.functions), tuple(self.variables))
+        self._n_sent = len(self._attach)
+        return Envelope((*self._attach, *staging), self._sent, command)
 
     def delivered(self) -> None:
-        """The workers have answered: all memory is mapped where it is needed."""
-        self._attach.clear()
-        while self._open:
-            self._open.pop().close_fd()
+        """Every worker has done what the last envelope said."""
+        queues: tuple[deque[Any], ...] = (self.segments, self.functions, self.variables)
+        for queue, sent in zip(queues, self._sent):
+            for _ in sent:
+                queue.popleft()
+        self._sent = Release()
+        self._dropped_bytes = 0
+        for made in self._open[: self._n_sent]:
+            made.close_fd()
+        del self._attach[: self._n_sent], self._open[: self._n_sent]
+        self._n_sent = 0
 
     def see_outboxes(self, results: Sequence[Any], workers: Sequence[int]) -> None:
         """Map the segments in which workers published their results, where they are new."""
@@ -102,10 +114,17 @@ class Ledger:
 
     def close(self) -> None:
         """Free what only the session needed."""
-        self.delivered()
+        for made in self._open:
+            made.close_fd()
         self._staging.free()
         self.forget_outboxes(list(self._outboxes))
 
-
-def _take_all(queue: deque[Any]) -> tuple[Any, ...]:
-    return tuple(queue.popleft() for _ in range(len(queue)))
+    def abandon(self, outbox: Arena) -> None:
+        """In a worker that was forked late: let go of what it inherited and the master alone needs."""
+        for made in self._open:
+            os.close(made.ref.fd)
+        for arena in (self._staging, outbox):
+            if arena.ref is not None:
+                os.close(arena.ref.fd)
+                self._table.release(arena.ref.key)
+        self.forget_outboxes(list(self._outboxes))

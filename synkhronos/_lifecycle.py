@@ -6,6 +6,7 @@ import atexit
 import gc
 import logging
 import os
+import threading
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ __all__ = ["close", "current", "distribute", "drop_segment", "fork", "functions"
 
 _logger = logging.getLogger("synkhronos")
 _session: Session | None = None
+_lock = threading.RLock()  # of `fork` and `close`
 
 #: Every `Function` there is: a new session takes in those of sessions before it.
 functions: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -83,6 +85,22 @@ def fork(
     DeviceError
         If a device that was asked for cannot be used.
     """
+    with _lock:
+        return _fork(
+            n_parallel, use_gpu, master_rank, profile_workers, devices, replicate_rng, timeout, restart_workers
+        )
+
+
+def _fork(
+    n_parallel: Any,
+    use_gpu: Any,
+    master_rank: Any,
+    profile_workers: Any,
+    devices: Any,
+    replicate_rng: Any,
+    timeout: Any,
+    restart_workers: Any,
+) -> int:
     global _session
     if _session is not None and _session.pid == os.getpid():
         raise SessionError("synkhronos.fork was called already; call synkhronos.close() first")
@@ -108,13 +126,15 @@ def fork(
 def close() -> None:
     """Stop the workers and join them. Runs by itself at exit; without a session it warns and does nothing."""
     global _session
-    if _session is None or _session.pid != os.getpid():
-        warnings.warn("synkhronos.close: there is no session to close", RuntimeWarning, stacklevel=2)
-        return
-    session, _session = _session, None
-    session.stop()
-    del session
-    gc.collect()  # a session's parts refer to each other; this gives its memory back now
+    with _lock:
+        if _session is None or _session.pid != os.getpid():
+            warnings.warn("synkhronos.close: there is no session to close", RuntimeWarning, stacklevel=2)
+            return
+        session = _session
+        session.stop()
+        _session = None
+        del session
+        gc.collect()  # a session's parts refer to each other; this gives its memory back now
 
 
 def _close_at_exit() -> None:

@@ -145,7 +145,8 @@ class Failure(NamedTuple):
     when: float  # time.monotonic(), the same clock on every rank
     summary: str  # type and message of the exception
     traceback: str
-    aborted: bool  # it only stopped because another rank had failed
+    aborted: bool = False  # it only stopped because another rank had failed
+    unprepared: bool = False  # it could not map what the envelope said, and did not begin
 
 
 class Arrays(NamedTuple):

@@ -30,7 +30,7 @@ from synkhronos._protocol import (
     Shapes,
     Source,
 )
-from synkhronos._segments import SegmentTable, aligned
+from synkhronos._segments import FileRef, SegmentRef, SegmentTable, aligned
 
 __all__ = ["Replica"]
 
@@ -85,6 +85,17 @@ class Replica:
         """Carry out one command; returns arrays for `Call` and `Get`, else metadata or ``None``."""
         self._transport.restart()
         return self._handlers[type(command)](command)
+
+    def attach(self, refs: Sequence[SegmentRef | FileRef]) -> None:
+        """Map what the master has made: all that can be mapped, before an exception for what cannot."""
+        failed: Exception | None = None
+        for ref in refs:
+            try:
+                self.segments.attach(ref)
+            except Exception as error:
+                failed = error
+        if failed is not None:
+            raise failed
 
     def forget(self, segments: Sequence[str], functions: Sequence[int], variables: Sequence[int]) -> None:
         """Drop what the master has dropped."""

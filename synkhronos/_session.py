@@ -19,8 +19,9 @@ import numpy as np
 from synkhronos import _devices, _graphs
 from synkhronos._arena import Arena
 from synkhronos._collectives import LANE_BYTES, SharedMemoryTransport
-from synkhronos._dispatch import Dispatcher
+from synkhronos._dispatch import CLOSED, Dispatcher
 from synkhronos._files import OpenFile
+from synkhronos._interrupts import deferred_interrupts
 from synkhronos._ledger import Ledger
 from synkhronos._protocol import Arrays, Command, Load, Settle
 from synkhronos._replica import Replica
@@ -88,6 +89,8 @@ class Session:
             return Replica(rank, self.n_ranks, stream, segments, table, transport)
 
         def work(rank: int) -> None:
+            if hasattr(self, "_dispatcher"):  # a worker in the place of one that died
+                self._ledger.abandon(self.replica.outbox)
             finish = _graphs.start_worker(profile_workers)
             replica = make_replica(rank)
             replica.limit_threads()
@@ -106,7 +109,8 @@ class Session:
             self.publish = self._dispatcher.issue
             self.settle()  # every worker has started, or this raises
         except BaseException:
-            self._team.stop(grace=0.0)
+            with deferred_interrupts():
+                self._team.stop(grace=0.0)
             raise
 
     # -- commands
@@ -139,7 +143,12 @@ class Session:
 
     def reserve(self, n_bytes: int) -> Arena:
         """The staging arena, emptied and with room for ``n_bytes``."""
-        return self._ledger.reserve(n_bytes)
+        try:
+            return self._ledger.reserve(n_bytes)
+        except MemoryError:
+            gc.collect()
+            self.settle()
+            return self._ledger.reserve(n_bytes)
 
     def allocate(self, n_bytes: int) -> Segment:
         """New memory, known here at once, and to every worker before its next command.
@@ -255,9 +264,11 @@ class Session:
         """Stop and join the workers, and free the memory that only the session needed."""
         if os.getpid() != self.pid:
             return
-        if not self.broken:
-            self._team.send(pickle.dumps(self._ledger.envelope(None)))
-            self._team.stop()
-        self.replica.restore_threads()
-        self.replica.outbox.free()
-        self._ledger.close()
+        with self.lock, deferred_interrupts():
+            if not self.broken:
+                self._team.send(pickle.dumps(self._ledger.envelope(None)))
+                self._dispatcher.broken = CLOSED
+                self._team.stop()
+            self.replica.restore_threads()
+            self.replica.outbox.free()
+            self._ledger.close()

@@ -21,17 +21,24 @@ def serve(team: Team, replica: Replica) -> None:
         envelope: Envelope = pickle.loads(team.receive())
         if envelope.command is None:
             return
-        reply: Any
+        reply: Any = None
         try:
-            for ref in envelope.attach:
-                replica.segments.attach(ref)
             replica.forget(*envelope.release)
-            reply = replica.execute(envelope.command)
-            if isinstance(envelope.command, (Call, Get)) and reply is not None:
-                reply = replica.publish(reply)
+            replica.attach(envelope.attach)
         except Exception as error:
-            aborted = isinstance(error, CollectiveAborted)
-            reply = Failure(time.monotonic(), f"{type(error).__name__}: {error}", traceback.format_exc(), aborted)
-            if not aborted:
-                team.signals.abort()
+            reply = _failure(error)._replace(unprepared=True)
+        if reply is None:
+            try:
+                reply = replica.execute(envelope.command)
+                if isinstance(envelope.command, (Call, Get)) and reply is not None:
+                    reply = replica.publish(reply)
+            except Exception as error:
+                reply = _failure(error)
+        if isinstance(reply, Failure) and not reply.aborted:
+            team.signals.abort()
         team.answer(pickle.dumps(reply, protocol=pickle.HIGHEST_PROTOCOL))
+
+
+def _failure(error: Exception) -> Failure:
+    summary = f"{type(error).__name__}: {error}"
+    return Failure(time.monotonic(), summary, traceback.format_exc(), isinstance(error, CollectiveAborted))
