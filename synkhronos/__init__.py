@@ -15,17 +15,14 @@ from synkhronos._building import function  # noqa: E402
 from synkhronos._data import Data, data  # noqa: E402
 from synkhronos._function import Function  # noqa: E402
 from synkhronos._lifecycle import close, distribute, fork, get_n_gpu  # noqa: E402
+from synkhronos._single import get_lengths, get_shapes, get_value, set_value  # noqa: E402
 from synkhronos._variables import (  # noqa: E402
     all_gather,
     all_reduce,
     broadcast,
     gather,
-    get_lengths,
-    get_shapes,
-    get_value,
     reduce,
     scatter,
-    set_value,
 )
 from synkhronos.errors import (  # noqa: E402
     DeviceError,

@@ -14,7 +14,7 @@ from synkhronos._protocol import RowsRef, Source
 from synkhronos._segments import aligned
 from synkhronos._session import Session
 
-__all__ = ["Selector", "arrange"]
+__all__ = ["Selector", "arrange", "check_num_slices", "check_subset"]
 
 
 def arrange(graph: Graph, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
@@ -35,6 +35,27 @@ def arrange(graph: Graph, args: Sequence[Any], kwargs: dict[str, Any]) -> list[A
     if missing:
         raise TypeError(f"the function takes {len(names)} inputs {names}; missing: {', '.join(missing)}")
     return values
+
+
+def check_subset(subset: Any, n_outputs: int) -> list[int] | None:
+    """``output_subset`` as a list of ints, or ``None``."""
+    if subset is None:
+        return None
+    if not isinstance(subset, (list, tuple)) or not all(isinstance(i, (int, np.integer)) for i in subset):
+        raise TypeError(f"output_subset must be a list of ints; got {subset!r}")
+    for i in subset:
+        if not 0 <= i < n_outputs:
+            raise IndexError(f"output_subset: there is no output {i}; the function has {n_outputs}")
+    return [int(i) for i in subset]
+
+
+def check_num_slices(num_slices: Any) -> int:
+    """``num_slices`` as an int."""
+    if isinstance(num_slices, bool) or not isinstance(num_slices, (int, np.integer)):
+        raise TypeError(f"num_slices must be an int; got {num_slices!r}")
+    if num_slices < 1:
+        raise ValueError(f"num_slices must be at least 1; got {num_slices}")
+    return int(num_slices)
 
 
 class Selector:

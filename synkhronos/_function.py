@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from synkhronos import _graphs
-from synkhronos._arguments import Selector, arrange
+from synkhronos._arguments import Selector, arrange, check_num_slices, check_subset
 from synkhronos._collectives import combine
 from synkhronos._data import Data, data
 from synkhronos._graphs import PLAIN, Variant
@@ -123,8 +123,8 @@ class Function:
         """
         session = current("Function")
         values = arrange(self._graph, args, kwargs)
-        num_slices = _check_num_slices(num_slices)
-        subset = self._check_subset(output_subset)
+        num_slices = check_num_slices(num_slices)
+        subset = check_subset(output_subset, len(self.output_modes))
         with session.lock:
             session.check_usable()
             self.join(session)
@@ -234,29 +234,11 @@ class Function:
             return (1,) * session.n_ranks, False
         return counts, not any(counts)
 
-    def _check_subset(self, subset: Any) -> list[int] | None:
-        if subset is None:
-            return None
-        if not isinstance(subset, (list, tuple)) or not all(isinstance(i, (int, np.integer)) for i in subset):
-            raise TypeError(f"output_subset must be a list of ints; got {subset!r}")
-        for i in subset:
-            if not 0 <= i < len(self.output_modes):
-                raise IndexError(f"output_subset: there is no output {i}; the function has {len(self.output_modes)}")
-        return [int(i) for i in subset]
-
 
 def _drop(session: weakref.ref[Session], key: int) -> None:
     alive = session()
     if alive is not None:
         alive.drop_function(key)
-
-
-def _check_num_slices(num_slices: Any) -> int:
-    if isinstance(num_slices, bool) or not isinstance(num_slices, (int, np.integer)):
-        raise TypeError(f"num_slices must be an int; got {num_slices!r}")
-    if num_slices < 1:
-        raise ValueError(f"num_slices must be at least 1; got {num_slices}")
-    return int(num_slices)
 
 
 def _plain(value: Any) -> Any:

@@ -6,6 +6,7 @@ and its results are used where they are instead of being published.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
@@ -106,6 +107,8 @@ class Replica:
             self._excerpts = {key: buffer for key, buffer in self._excerpts.items() if key[0] != function}
         for variable in variables:
             self.variables.drop(variable)
+        if (functions or variables) and not self.is_master:
+            gc.collect()  # compiled functions are cycles, and may hold much memory
 
     def limit_threads(self) -> None:
         """Keep the libraries that are loaded by now to this rank's part of the cores."""

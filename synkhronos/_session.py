@@ -23,6 +23,7 @@ from synkhronos._dispatch import CLOSED, Dispatcher
 from synkhronos._files import OpenFile
 from synkhronos._interrupts import deferred_interrupts
 from synkhronos._ledger import Ledger
+from synkhronos._library import Library
 from synkhronos._protocol import Arrays, Command, Load, Settle
 from synkhronos._replica import Replica
 from synkhronos._segments import ArrayRef, Segment, SegmentTable, aligned
@@ -71,9 +72,6 @@ class Session:
         self.devices = devices
         self.pid = os.getpid()
         self._replicate_rng = replicate_rng
-        self._functions: dict[int, Any] = {}  # compiled, not yet distributed
-        self._orphans: set[int] = set()  # of these, the ones that the user has dropped
-        self._next_function = 0
         self._ledger = Ledger(segments)
         spin = _SPIN_SECONDS if self.n_ranks <= _devices.count_cores() else 0.0
         self._team = Team(devices, master_rank, spin, timeout)
@@ -102,7 +100,8 @@ class Session:
             self._team.start(work)
             self.replica = make_replica(master_rank)
             self.replica.limit_threads()
-            restore = self._restore if restart_workers else None
+            self._library = Library(self.replica, self._ledger, self._load)
+            restore = self._library.restore if restart_workers else None
             self._dispatcher = Dispatcher(self._team, self.replica, self._ledger, timeout, restore)
             self.lock = self._dispatcher.lock
             self.check_usable = self._dispatcher.check_usable
@@ -187,18 +186,11 @@ class Session:
 
     def add_function(self, function: Any) -> int:
         """Take in a compiled function, to be distributed; returns its key."""
-        key = self._next_function
-        self._next_function += 1
-        self.replica.functions[key] = function
-        self._functions[key] = function
-        return key
+        return self._library.add(function)
 
     def drop_function(self, key: int) -> None:
         """Have every rank forget a function, with the next command; one still to be distributed, after that."""
-        if key in self._functions:
-            self._orphans.add(key)
-        else:
-            self._ledger.functions.append(key)
+        self._library.drop(key)
 
     def distribute(self, keys: Sequence[int] | None = None) -> None:
         """Replicate the functions that are not yet on every rank: those with the given keys, or all.
@@ -210,48 +202,11 @@ class Session:
         """
         with self.lock:
             self.check_usable()
-            failed: Exception | None = None
-            for key in list(self._functions) if keys is None else keys:
-                function = self._functions.get(key)
-                if function is None:
-                    continue
-                try:
-                    bundle = _graphs.dump({key: function}, self.replica.variables)
-                except Exception as error:
-                    failed = TypeError(f"{_graphs.describe(function)} cannot be pickled, so not replicated: {error}")
-                    failed.__cause__ = error
-                    if key in self._orphans:
-                        self._forget_orphan(key)
-                    continue
-                try:
-                    self._load(bundle)
-                except BaseException:
-                    self._ledger.variables.extend(bundle.new)  # some ranks may have them; the next try uses other keys
-                    raise
-                for new, var in bundle.new.items():
-                    self.replica.variables.put(new, var)
-                self._functions.pop(key, None)
-                if key in self._orphans:
-                    self._forget_orphan(key)
-            if failed is not None:
-                try:
-                    raise failed
-                finally:
-                    del failed  # else it and this frame keep each other, and what the user drops, alive
+            self._library.distribute(keys)
 
-    def _forget_orphan(self, key: int) -> None:
-        self._orphans.discard(key)
-        self._functions.pop(key, None)
-        self._ledger.functions.append(key)
-
-    def _load(self, bundle: _graphs.Bundle, ranks: tuple[int, ...] | None = None) -> None:
+    def _load(self, bundle: _graphs.Bundle, ranks: tuple[int, ...] | None) -> None:
         refs = self.stage([np.frombuffer(bundle.pickled, dtype=np.uint8), *bundle.buffers])
         self.run(Load(refs[0], tuple(refs[1:]), self._replicate_rng, ranks))
-
-    def _restore(self, ranks: tuple[int, ...]) -> None:
-        """Give new workers the functions that the others have, and the master's values of all variables."""
-        functions = {key: one for key, one in self.replica.functions.items() if key not in self._functions}
-        self._load(_graphs.dump(functions, self.replica.variables, everything=True), ranks)
 
     # -- the end
 

@@ -20,7 +20,6 @@ import ctypes
 import fcntl
 import logging
 import os
-import pickle
 import signal
 import threading
 import time
@@ -29,9 +28,10 @@ from typing import Callable
 
 import numpy as np
 
+from synkhronos._box import Box
 from synkhronos._interrupts import deferred_interrupts
 from synkhronos._process import Process, describe_exit
-from synkhronos._segments import Segment, SegmentRef
+from synkhronos._segments import Segment
 from synkhronos._signals import POLL, Signals, wait
 from synkhronos.errors import WorkerDied, WorkerTimeout
 
@@ -39,45 +39,12 @@ __all__ = ["MasterDied", "Team"]
 
 _logger = logging.getLogger("synkhronos")
 
-_MAILBOX_BYTES = 64 * 1024
 _PR_SET_PDEATHSIG = 1
 _F_SETSIG = 10
 
 
 class MasterDied(BaseException):
     """Raised in a worker whose master is gone."""
-
-
-class _Box:
-    """A message of any length in shared memory: short ones inline, long ones in a segment of their own."""
-
-    def __init__(self) -> None:
-        segment = Segment.create(_MAILBOX_BYTES)
-        segment.close_fd()
-        self._bytes = segment.bytes.data
-        self._lengths = segment.array((2,), np.int64)
-        self._overflow: Segment | None = None
-
-    def put(self, message: bytes) -> None:
-        if self._overflow is not None:
-            self._overflow.close_fd()
-            self._overflow = None
-        inline = len(message) <= _MAILBOX_BYTES - 16
-        if not inline:
-            self._overflow = Segment.create(len(message))
-            self._overflow.bytes.data[: len(message)] = message
-            message = pickle.dumps((self._overflow.ref, len(message)))
-        self._bytes[16 : 16 + len(message)] = message
-        self._lengths[:] = (len(message), inline)
-
-    def get(self) -> bytes:
-        length, inline = self._lengths.tolist()
-        message = bytes(self._bytes[16 : 16 + length])
-        if not inline:
-            ref, length = pickle.loads(message)
-            assert isinstance(ref, SegmentRef)
-            return Segment.attach(ref).bytes[:length].tobytes()
-        return message
 
 
 class Team:
@@ -112,8 +79,8 @@ class Team:
         self._timeout = timeout
         self._deadline: float | None = None
         self._work: Callable[[int], None] | None = None
-        self._mailbox = _Box()
-        self._answers = [_Box() for _ in range(self.n_ranks)]
+        self._mailbox = Box()
+        self._answers = [Box() for _ in range(self.n_ranks)]
         self._processes: dict[int, Process] = {}
 
     # -- the master's side

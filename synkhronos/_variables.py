@@ -17,7 +17,6 @@ from synkhronos._collectives import combine
 from synkhronos._protocol import AllGather, AllReduce, Get
 from synkhronos._replicated import (
     check_op,
-    check_rank,
     check_shapes,
     check_weights,
     keys,
@@ -34,12 +33,8 @@ __all__ = [
     "all_reduce",
     "broadcast",
     "gather",
-    "get_lengths",
-    "get_shapes",
-    "get_value",
     "reduce",
     "scatter",
-    "set_value",
 ]
 
 
@@ -84,32 +79,6 @@ def scatter(shared_vars: Any, values: Any, batch: Any = None) -> None:
         put(session, variables, values, batch=batch, split=True)
 
 
-def set_value(rank: int, shared_vars: Any, values: Any, batch: Any = None) -> None:
-    """Set one rank's copy of each variable.
-
-    Parameters
-    ----------
-    rank : int
-    shared_vars : shared variable or list
-    values : array_like or Data, or list
-    batch : int, slice, list or array, optional
-        Which rows of the values to use.
-    """
-    session, variables = start("set_value", shared_vars)
-    with session.lock:
-        values = match(shared_vars, variables, values)
-        put(session, variables, values, ranks=(check_rank(session, rank),), batch=batch)
-
-
-def get_value(rank: int, shared_vars: Any) -> Any:
-    """One rank's value of each variable, copied."""
-    session, variables = start("get_value", shared_vars)
-    rank = check_rank(session, rank)
-    with session.lock:
-        values = session.run(Get(keys(session, variables), ranks=(rank,)))[rank]
-        return like(shared_vars, [np.array(value) for value in values])
-
-
 def gather(shared_vars: Any, nd_up: int = 1, nccl: bool = True) -> Any:
     """All ranks' values of each variable, in rank order; nothing changes on any rank.
 
@@ -140,6 +109,12 @@ def gather(shared_vars: Any, nd_up: int = 1, nccl: bool = True) -> Any:
 
 def all_gather(shared_vars: Any, nccl: bool = True) -> None:
     """Make every rank's variable the concatenation, on axis 0 in rank order, of all ranks' values.
+
+    Parameters
+    ----------
+    shared_vars : shared variable or list
+    nccl : bool
+        On CPU cores it changes nothing.
 
     Raises
     ------
@@ -218,18 +193,3 @@ def all_reduce(shared_vars: Any, op: str = "avg", nccl: bool = True, weights: Se
             for var, shapes in zip(variables, zip(*shapes_on_ranks(session, variables))):
                 check_shapes("all_reduce", var, shapes)
             raise
-
-
-def get_shapes(shared_vars: Any) -> list[Any]:
-    """The shape of each variable on each rank: a list with one entry for each rank; for a list, a list of these."""
-    session, variables = start("get_shapes", shared_vars)
-    return like(shared_vars, [list(shapes) for shapes in zip(*shapes_on_ranks(session, variables))])
-
-
-def get_lengths(shared_vars: Any) -> list[Any]:
-    """The length of axis 0 of each variable on each rank, as in `get_shapes`; `ValueError` for a 0-dimensional one."""
-    session, variables = start("get_lengths", shared_vars)
-    for var in variables:
-        if var.ndim == 0:
-            raise ValueError(f"get_lengths: {var} is 0-dimensional")
-    return like(shared_vars, [[shape[0] for shape in shapes] for shapes in zip(*shapes_on_ranks(session, variables))])

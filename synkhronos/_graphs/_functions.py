@@ -18,6 +18,7 @@ import theano.tensor as T
 from theano.compile.pfunc import rebuild_collect_shared
 
 from synkhronos._graphs._shared import is_random_state, is_shared_variable, is_tensor_variable, shared_variables_of
+from synkhronos._graphs._stack import with_deep_stack
 
 __all__ = ["PLAIN", "Graph", "Variant"]
 
@@ -103,6 +104,9 @@ class Graph:
             if self._plain is None:
                 self._plain = self._compile_plain()
             return self._plain
+        return with_deep_stack(lambda: self._compile_variant(variant))
+
+    def _compile_variant(self, variant: Variant) -> Any:
         outputs, updates = self._rebuilt()
         extra: list[Any] = []
         if variant.rows != "all":
@@ -156,6 +160,8 @@ class Graph:
     @property
     def accumulated(self) -> list[Any]:
         """The shared variables whose new values an accumulating variant returns, in its order."""
+        if self._cloned is None:
+            with_deep_stack(self._rebuilt)
         return [var for var, _ in self._rebuilt()[1] if not is_random_state(var)]
 
     def filter_input(self, position: int, value: Any) -> Any:

@@ -11,21 +11,16 @@ from __future__ import annotations
 
 import io
 import pickle
-import sys
-import threading
 from collections.abc import Iterator
-from typing import Any, Callable, NamedTuple, TypeVar
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
 from synkhronos._graphs._random import other_stream
 from synkhronos._graphs._shared import VariableTable, get_array, is_random_state, shared_variables_of
+from synkhronos._graphs._stack import with_deep_stack
 
 __all__ = ["Bundle", "dump", "load"]
-
-_Result = TypeVar("_Result")
-_STACK_BYTES = 512 * 1024 * 1024  # address space only; pages are used as the recursion needs them
-_RECURSION_LIMIT = 1_000_000
 
 
 class Bundle(NamedTuple):
@@ -87,7 +82,7 @@ def dump(functions: dict[int, Any], variables: VariableTable, everything: bool =
         _Pickler(file, {}, keep).dump(described)
         _Pickler(file, ids, keep).dump(parts)
 
-    _with_deep_stack(pickle_both)
+    with_deep_stack(pickle_both)
     return Bundle(file.getvalue(), buffers, new)
 
 
@@ -117,32 +112,8 @@ def load(bundle: Bundle, variables: VariableTable, stream: int) -> dict[int, Any
             value = other_stream(value, stream)
         variables.put(key, cls(name=name, type=type_, value=value, strict=None))
     functions = {}
-    parts = _with_deep_stack(_Unpickler(file, variables, buffers).load)
+    parts = with_deep_stack(_Unpickler(file, variables, buffers).load)
     for key, (maker, cells, trust_input) in parts.items():
         functions[key] = maker.create(cells, trustme=True)
         functions[key].trust_input = trust_input
     return functions
-
-
-def _with_deep_stack(work: Callable[[], _Result]) -> _Result:
-    """Run ``work`` where deep recursion overflows neither Python's limit nor the C stack."""
-    outcome: dict[str, Any] = {}
-
-    def run() -> None:
-        try:
-            outcome["result"] = work()
-        except BaseException as error:
-            outcome["error"] = error
-
-    limit, stack = sys.getrecursionlimit(), threading.stack_size(_STACK_BYTES)
-    sys.setrecursionlimit(max(limit, _RECURSION_LIMIT))
-    try:
-        thread = threading.Thread(target=run, name="synkhronos-pickle")
-        thread.start()
-        thread.join()
-    finally:
-        threading.stack_size(stack)
-        sys.setrecursionlimit(limit)
-    if "error" in outcome:
-        raise outcome["error"]
-    return outcome["result"]

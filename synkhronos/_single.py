@@ -1,0 +1,88 @@
+"""One rank at a time: reading, writing and measuring the replicas of Theano shared variables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from synkhronos._protocol import Get
+from synkhronos._replicated import check_rank, keys, like, match, put, shapes_on_ranks, start
+
+__all__ = ["get_lengths", "get_shapes", "get_value", "set_value"]
+
+
+def set_value(rank: int, shared_vars: Any, values: Any, batch: Any = None) -> None:
+    """Set one rank's copy of each variable.
+
+    Parameters
+    ----------
+    rank : int
+    shared_vars : shared variable or list
+    values : array_like or Data, or list
+    batch : int, slice, list or array, optional
+        Which rows of the values to use.
+    """
+    session, variables = start("set_value", shared_vars)
+    with session.lock:
+        values = match(shared_vars, variables, values)
+        put(session, variables, values, ranks=(check_rank(session, rank),), batch=batch)
+
+
+def get_value(rank: int, shared_vars: Any) -> Any:
+    """One rank's value of each variable, copied.
+
+    Parameters
+    ----------
+    rank : int
+    shared_vars : shared variable or list
+
+    Returns
+    -------
+    array, or list of array
+    """
+    session, variables = start("get_value", shared_vars)
+    rank = check_rank(session, rank)
+    with session.lock:
+        values = session.run(Get(keys(session, variables), ranks=(rank,)))[rank]
+        return like(shared_vars, [np.array(value) for value in values])
+
+
+def get_shapes(shared_vars: Any) -> list[Any]:
+    """The shape of each variable on each rank.
+
+    Parameters
+    ----------
+    shared_vars : shared variable or list
+
+    Returns
+    -------
+    list
+        One shape for each rank; for a list of variables, a list of these.
+    """
+    session, variables = start("get_shapes", shared_vars)
+    return like(shared_vars, [list(shapes) for shapes in zip(*shapes_on_ranks(session, variables))])
+
+
+def get_lengths(shared_vars: Any) -> list[Any]:
+    """The length of axis 0 of each variable on each rank.
+
+    Parameters
+    ----------
+    shared_vars : shared variable or list
+
+    Returns
+    -------
+    list
+        One length for each rank; for a list of variables, a list of these.
+
+    Raises
+    ------
+    ValueError
+        For a 0-dimensional variable.
+    """
+    session, variables = start("get_lengths", shared_vars)
+    for var in variables:
+        if var.ndim == 0:
+            raise ValueError(f"get_lengths: {var} is 0-dimensional")
+    return like(shared_vars, [[shape[0] for shape in shapes] for shapes in zip(*shapes_on_ranks(session, variables))])
