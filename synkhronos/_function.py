@@ -62,6 +62,10 @@ class Function:
     def __repr__(self) -> str:
         return f"<synkhronos.Function {self.name or ''} of {self._graph.input_variables}>"
 
+    def get_shared(self) -> list[Any]:
+        """The shared variables that the function reads or updates, as of a Theano function."""
+        return _graphs.shared_variables_of(self._theano)
+
     def as_theano(self, *args: Any, **kwargs: Any) -> Any:
         """Call the plain Theano function, in the master only, on the whole arguments."""
         values = self._theano(*map(_plain, args), **{name: _plain(value) for name, value in kwargs.items()})

@@ -39,6 +39,10 @@ def make_parser(description: str, ranks: bool = True) -> argparse.ArgumentParser
     parser.add_argument("--seed", type=int, default=1, help="of weights, order of images, dropout (%(default)s)")
     parser.add_argument("--json", metavar="FILE", help="write the results to FILE")
     if ranks:
+        parser.add_argument(
+            "--checkpoint", metavar="FILE", help="saved after each epoch (~/.cache/synkhronos/checkpoints)"
+        )
+        parser.add_argument("--resume", action="store_true", help="go on from the checkpoint, if there is one")
         parser.add_argument("--ranks", type=positive, help="processes (one for each device)")
     return parser
 

@@ -15,6 +15,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))  # when run as a scrip
 from demos.lasagne_mnist.cli import make_parser, parse_arguments
 from demos.lasagne_mnist.data import load
 from demos.lasagne_mnist.models import build
+from demos.lasagne_mnist.resume import Checkpoints
 from demos.lasagne_mnist.training import minibatches, run, slices_for
 from synkhronos.extensions import updates
 from synkhronos.extensions.train import make_train_function
@@ -29,6 +30,7 @@ def main(argv=None):
     rule = getattr(updates, args.update_rule)
     train = make_train_function(graph.loss, graph.params, graph.x, graph.y, rule, args.learning_rate)
     test = synk.function([graph.x, graph.y], [graph.test_loss, graph.test_accuracy])
+    checkpoints = Checkpoints(args, "train_mnist_cpu_data", sets.source, [train.gradient, train.update])
     synk.distribute()
     x_train, y_train = synk.data(sets.x_train), synk.data(sets.y_train)
 
@@ -40,6 +42,8 @@ def main(argv=None):
         draw=lambda rng: minibatches(len(y_train), args.batch_size, rng),
         step=lambda batch: train(x_train, y_train, batch=batch),
         evaluate=lambda x, y: test(x, y, num_slices=slices_for(len(y), ranks)),
+        params=graph.params,
+        checkpoints=checkpoints,
     )
 
 

@@ -19,6 +19,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))  # when run as a scrip
 from demos.lasagne_mnist.cli import make_parser, parse_arguments
 from demos.lasagne_mnist.data import load
 from demos.lasagne_mnist.models import build
+from demos.lasagne_mnist.resume import Checkpoints
 from demos.lasagne_mnist.training import rank_minibatches, run, slices_for
 from synkhronos.extensions import updates
 
@@ -43,6 +44,7 @@ def main(argv=None):
     )
     update = synk.function([], updates=param_updates)
     test = synk.function([graph.x, graph.y], [graph.test_loss, graph.test_accuracy])
+    checkpoints = Checkpoints(args, "train_mnist_gpu_data", sets.source, [gradient, update], [x_data, y_data])
     synk.distribute()
     synk.scatter([x_data, y_data], [sets.x_train, sets.y_train])
     lengths = synk.get_lengths(y_data)
@@ -61,6 +63,8 @@ def main(argv=None):
         draw=lambda rng: rank_minibatches(lengths, args.batch_size, rng),
         step=step,
         evaluate=lambda x, y: test(x, y, num_slices=slices_for(len(y), ranks)),
+        params=graph.params,
+        checkpoints=checkpoints,
     )
 
 

@@ -57,6 +57,7 @@ def main(argv=None):
         draw=lambda rng: minibatches(len(sets.y_train), args.batch_size, rng),
         step=lambda batch: train(sets.x_train, sets.y_train, batch=batch),
         evaluate=lambda x, y: evaluate_in_pieces(test, x, y),
+        params=graph.params,
     )
 
 

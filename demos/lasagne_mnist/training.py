@@ -7,6 +7,7 @@ can be compared, and a run can be taken up at any epoch.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -77,6 +78,8 @@ def run(
     draw: Callable[[np.random.RandomState], Iterable[Any]],
     step: Callable[[Any], Any],
     evaluate: Callable[[Any, Any], Sequence[Any]],
+    params: Sequence[Any],
+    checkpoints: Any = None,
 ) -> dict[str, Any]:
     """Train, with a validation after each epoch and a test at the end.
 
@@ -94,6 +97,10 @@ def run(
         Trains on one minibatch and returns the loss.
     evaluate : callable
         Gives the loss and the accuracy for images and labels.
+    params : list of shared variables
+        What is trained: a digest of their values is reported.
+    checkpoints : resume.Checkpoints, optional
+        Where to go on, and what to save after each epoch.
 
     Returns
     -------
@@ -105,11 +112,13 @@ def run(
     print(f"{args.update_rule}, learning rate {args.learning_rate}, batch size {args.batch_size}")
     report: dict[str, Any] = {"name": name, "ranks": ranks, "data": sets.source, "images": n}
     report.update(arguments=vars(args), epochs=[])
-    for epoch in range(args.epochs):
+    for epoch in range(checkpoints.epochs_done if checkpoints else 0, args.epochs):
         entry = train_epoch(epoch, args, n, draw, step)
         valid_loss, valid_accuracy = map(float, evaluate(sets.x_valid, sets.y_valid))
         entry.update(valid_loss=valid_loss, valid_accuracy=valid_accuracy)
         report["epochs"].append(entry)
+        if checkpoints:
+            checkpoints.save()
         print(
             f"epoch {epoch + 1:3d}: {entry['seconds']:7.2f} s {n / entry['seconds']:7.0f} images/s  "
             f"training loss {entry['train_loss']:.4f}  validation loss {valid_loss:.4f}  "
@@ -118,9 +127,13 @@ def run(
         )
     _, test_accuracy = evaluate(sets.x_test, sets.y_test)
     report["test_accuracy"] = float(test_accuracy)
-    # Some functions are built when first needed: the first epoch is no measure if there are more.
-    report["epoch_seconds"] = np.median([e["seconds"] for e in report["epochs"]][1:] or entry["seconds"])
-    print(f"time per epoch: {report['epoch_seconds']:.3f} s")
+    report["parameters"] = digest_of(params)
+    seconds = [entry["seconds"] for entry in report["epochs"]]
+    if seconds:
+        # Some functions are built when first needed: the first epoch is no measure if there are more.
+        report["epoch_seconds"] = np.median(seconds[1:] or seconds)
+        print(f"time per epoch: {report['epoch_seconds']:.3f} s")
+    print(f"parameters: {report['parameters']}")
     print(f"test accuracy: {100 * report['test_accuracy']:.2f} %", flush=True)
     if args.json:
         with open(args.json, "w") as file:
@@ -143,3 +156,11 @@ def train_epoch(
             total += float(step(batch)) * count(batch)
             bar.update(count(batch))
     return {"seconds": time.perf_counter() - start, "train_loss": total / n}
+
+
+def digest_of(variables: Sequence[Any]) -> str:
+    """A digest of the values of shared variables, to compare runs by."""
+    digest = hashlib.sha256()
+    for var in variables:
+        digest.update(np.ascontiguousarray(var.get_value(borrow=True)).tobytes())
+    return digest.hexdigest()[:16]
