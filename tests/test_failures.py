@@ -1,6 +1,7 @@
 """What goes wrong on a rank reaches the user as an error that says so, in time, and leaves nothing behind."""
 
 import contextlib
+import faulthandler
 import gc
 import os
 import signal
@@ -32,6 +33,16 @@ from support import (
 import synkhronos as synk
 
 _built = {}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quiet_crashes():
+    """Keep the workers that are made to crash here from writing where they were."""
+    enabled = faulthandler.is_enabled()
+    faulthandler.disable()
+    yield
+    if enabled:
+        faulthandler.enable()
 
 
 @pytest.fixture
