@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from theano.tensor.signal import pool
 
 import synkhronos as synk
 
@@ -27,7 +28,7 @@ def build_cnn():
     filters, filter_biases = weights("filters", 4, 1, 3, 3), weights("filter_biases", 4)
     dense, biases = weights("dense", 4 * 3 * 3, CLASSES), weights("biases", CLASSES)
     convolved = T.nnet.conv2d(input_var, filters) + filter_biases.dimshuffle("x", 0, "x", "x")
-    pooled = T.signal.pool.pool_2d(T.nnet.relu(convolved), (2, 2), ignore_border=True)
+    pooled = pool.pool_2d(T.nnet.relu(convolved), (2, 2), ignore_border=True)
     network = T.nnet.softmax(T.dot(pooled.flatten(2), dense) + biases)
     return network, input_var, [filters, filter_biases, dense, biases]
 
