@@ -74,11 +74,12 @@ class Session:
         self._replicate_rng = replicate_rng
         self._ledger = Ledger(segments)
         spin = _SPIN_SECONDS if self.n_ranks <= _devices.count_cores() else 0.0
-        self._team = Team(devices, master_rank, spin, timeout)
         shared = Segment.create(2 * self.n_ranks * LANE_BYTES + 8 * self.n_ranks)
         shared.close_fd()
         lanes = shared.array((2, self.n_ranks, LANE_BYTES), np.uint8)
         signatures = shared.array((self.n_ranks,), np.int64, offset=lanes.nbytes)
+
+        self._team = Team(devices, master_rank, spin, timeout)
 
         def make_replica(rank: int) -> Replica:
             table = _graphs.VariableTable(self._ledger.variables.append if rank == master_rank else None)

@@ -73,7 +73,6 @@ class Team:
         progress.close_fd()
         self._answered = progress.array((self.n_ranks,), np.int64)  # the number of the last message that each answered
         self._steps = progress.array((self.n_ranks,), np.int64, 8 * self.n_ranks)  # how far each is in it
-        self._alive_reader, self._alive_writer = os.pipe()  # open for writing as long as the master lives
         self._number = 0
         self._stopped = False
         self._timeout = timeout
@@ -82,6 +81,7 @@ class Team:
         self._mailbox = Box()
         self._answers = [Box() for _ in range(self.n_ranks)]
         self._processes: dict[int, Process] = {}
+        self._alive_reader, self._alive_writer = os.pipe()  # open for writing as long as the master lives
 
     # -- the master's side
 
