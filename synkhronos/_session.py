@@ -96,8 +96,8 @@ class Session:
             serve(self._team, replica)
             finish()
 
-        _graphs.prepare_fork()
         try:
+            _graphs.prepare_fork()
             self._team.start(work)
             self.replica = make_replica(master_rank)
             self.replica.limit_threads()

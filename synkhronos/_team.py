@@ -193,9 +193,11 @@ class Team:
         # have the kernel kill this process when its master ends, even if it computes and cannot look: when the last
         # writer closes the pipe, and (children that the user forks are writers, too) when the forking thread ends
         os.close(self._alive_writer)
-        fcntl.fcntl(self._alive_reader, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(self._alive_reader, _F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(self._alive_reader, fcntl.F_SETFL, os.O_ASYNC)
+        own = os.open(f"/proc/self/fd/{self._alive_reader}", os.O_RDONLY | os.O_NONBLOCK)  # not shared with others
+        fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(own, _F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(own, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
+        os.close(self._alive_reader)
         if by_main_thread:  # other threads may end before the master does
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         with contextlib.suppress(MasterDied):
