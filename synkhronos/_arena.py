@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 
 from synkhronos._segments import ArrayRef, Segment, SegmentRef, SegmentTable, aligned, dtype_spec
@@ -55,4 +57,11 @@ class Arena:
         if self._segment is not None:
             self._table.release(self._segment.ref.key)
             self._segment.close_fd()
+            self._segment = None
+
+    def abandon(self) -> None:
+        """Let go of another process's arena, inherited from it: it keeps its own."""
+        if self._segment is not None:
+            os.close(self._segment.ref.fd)
+            self._table.release(self._segment.ref.key)
             self._segment = None

@@ -121,12 +121,12 @@ class Dispatcher:
                     self._received(self._team.collect())
                 _logger.warning("interrupted; the session is usable, but replicas may differ now")
                 return
-            if lost:
-                error.args = (f"{error}; {BROKEN}",)
         except WorkerRestarted:
             raise
         except BaseException as another:  # a second Ctrl-C, say
             second = another
+        if lost:
+            error.args = (f"{error}; {BROKEN}",)
         with deferred_interrupts():
             self.broken = cause
             self._team.stop(grace=0.0)

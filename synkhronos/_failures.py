@@ -31,7 +31,7 @@ def worker_error(
     """The error for the failure of ``rank``; ``own_error`` is the exception itself if that is the master."""
     failure = results[rank]
     message = f"rank {rank} ({device}) failed in {type(command).__name__}: {failure.summary}"
-    if not all(isinstance(result, Failure) for result in results):
+    if not all(isinstance(result, Failure) and result.summary == failure.summary for result in results):
         message += (
             "\nOther ranks may have gone on, so that replicas may differ now; "
             "synkhronos.broadcast(shared_vars) gives all ranks the master's values."

@@ -123,8 +123,7 @@ class Ledger:
         """In a worker that was forked late: let go of what it inherited and the master alone needs."""
         for made in self._open:
             os.close(made.ref.fd)
+        self._open.clear()
         for arena in (self._staging, outbox):
-            if arena.ref is not None:
-                os.close(arena.ref.fd)
-                self._table.release(arena.ref.key)
+            arena.abandon()
         self.forget_outboxes(list(self._outboxes))

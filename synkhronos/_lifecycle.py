@@ -130,11 +130,11 @@ def close() -> None:
         if _session is None or _session.pid != os.getpid():
             warnings.warn("synkhronos.close: there is no session to close", RuntimeWarning, stacklevel=2)
             return
-        session = _session
-        session.stop()
-        _session = None
-        del session
-        gc.collect()  # a session's parts refer to each other; this gives its memory back now
+        try:
+            _session.stop()
+        finally:
+            _session = None
+            gc.collect()  # a session's parts refer to each other; this gives its memory back now
 
 
 def _close_at_exit() -> None:

@@ -17,7 +17,7 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 
 from synkhronos._graphs._random import other_stream
-from synkhronos._graphs._shared import VariableTable, get_array, is_random_state, shared_variables_of
+from synkhronos._graphs._shared import VariableTable, find_compiled, get_array, is_random_state, shared_variables_of
 from synkhronos._graphs._stack import with_deep_stack
 
 __all__ = ["Bundle", "dump", "load"]
@@ -105,6 +105,7 @@ def load(bundle: Bundle, variables: VariableTable, stream: int) -> dict[int, Any
     stream : int
         Random states that arrive are moved to this stream of their own; 0 leaves them as they are.
     """
+    find_compiled()
     file = io.BytesIO(bundle.pickled)
     buffers = iter([bytearray(buffer) for buffer in bundle.buffers])
     for key, (cls, type_, name, is_random, value) in _Unpickler(file, variables, buffers).load().items():
