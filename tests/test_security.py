@@ -1,0 +1,342 @@
+"""Another user of the machine can neither read nor write what ranks share, nor make them run anything."""
+
+import ctypes
+import json
+import os
+import re
+import select
+import stat
+import struct
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from support import run_script, worker_pids
+
+import synkhronos as synk
+from synkhronos import _segments
+
+IN_OPEN, IN_CREATE = 0x20, 0x100
+NOBODY = 65534
+_built = {}
+
+
+@pytest.fixture
+def family(synchronize):
+    """The process ids of master and workers, with memory of every kind in use."""
+    synchronize(3)
+    if not _built:
+        x, w = T.dvector("x"), theano.shared(np.ones(50_000), "w")
+        _built["f"], _built["w"] = synk.function([x], [(x * w[0], "gather"), (x.sum(), "sum")]), w
+    _built["data"] = synk.data(np.arange(10_000.0))
+    use()
+    return [os.getpid(), *worker_pids()]
+
+
+def use():
+    """Staging, answers, outboxes, collectives."""
+    assert _built["f"](_built["data"], batch=[0, 5, 9])[1] == 14
+    assert _built["f"](np.ones(20_000))[1] == 20_000
+    synk.all_reduce(_built["w"], op="max")
+    synk.all_gather(_built["w"])
+    synk.broadcast(_built["w"], np.ones(50_000))
+
+
+class Watch:
+    """What happens to names in a folder, or to a file, told by the kernel (inotify)."""
+
+    def __init__(self, path, mask):
+        libc = ctypes.CDLL(None, use_errno=True)
+        self.fd = libc.inotify_init()
+        assert self.fd >= 0
+        assert libc.inotify_add_watch(self.fd, os.fsencode(path), mask) >= 0, os.strerror(ctypes.get_errno())
+
+    def names(self):
+        """The names of the events so far (an empty one for a file that is watched itself); ends the watch."""
+        names, data = [], b""
+        while select.select([self.fd], [], [], 0.05)[0]:
+            data += os.read(self.fd, 1 << 16)
+        os.close(self.fd)
+        while data:
+            length = struct.unpack_from("iIII", data)[3]
+            names.append(data[16 : 16 + length].rstrip(b"\0").decode())
+            data = data[16 + length :]
+        return names
+
+
+# ---------------------------------------------------------------- shared memory
+
+
+def test_the_watch_sees_names():
+    watch = Watch("/dev/shm", IN_CREATE)
+    name = f"synkhronos-test-{os.getpid()}"
+    with open(f"/dev/shm/{name}", "w"):
+        pass
+    os.unlink(f"/dev/shm/{name}")
+    assert name in watch.names()
+
+
+def test_memory_never_has_a_name(family, synchronize):
+    watch = Watch("/dev/shm", IN_CREATE)
+    synk.close()
+    synchronize(3)
+    _built["data"] = synk.data(np.arange(10_000.0))
+    use()
+    _built["data"].set_length(40_000)
+    use()
+    synk.close()
+    own = [name for name in watch.names() if f"-{os.getpid()}-" in name or name.startswith("sem.")]
+    assert own == []
+
+
+def test_memory_is_for_this_user_alone(family):
+    """Checked on the descriptors that are open and on every mapping, of each process."""
+    kept = synk.data(np.ones(100))  # its descriptor is open until the next command
+    assert len(kept) == 100
+    found = 0
+    for pid in family:
+        links = [f"/proc/{pid}/fd/{name}" for name in os.listdir(f"/proc/{pid}/fd")]
+        if os.getuid() == 0:  # what is mapped can be looked at by the superuser only
+            links += [f"/proc/{pid}/map_files/{name}" for name in os.listdir(f"/proc/{pid}/map_files")]
+        for link in links:
+            try:
+                if not os.readlink(link).startswith("/dev/shm"):
+                    continue
+                status = os.stat(link)
+            except FileNotFoundError:
+                continue
+            found += 1
+            assert stat.S_IMODE(status.st_mode) == 0o600, link
+            assert status.st_uid == os.getuid()
+            assert status.st_nlink == 0, "it has a name"
+    assert found >= 1 + 8 * len(family) * (os.getuid() == 0)
+
+
+def test_a_loose_umask_changes_nothing(family):
+    before = os.umask(0)
+    try:
+        segment = _segments.Segment.create(5000)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(os.fstat(segment.ref.fd).st_mode) == 0o600
+    segment.close_fd()
+
+
+def test_names_where_the_kernel_needs_them_are_unguessable():
+    """On a file system without unnamed files a name exists between two system calls: private and random."""
+    out, _ = run_script(
+        """
+        import errno, json, posix_ipc, stat
+        os.umask(0)
+        seen, open_file, make = [], os.open, posix_ipc.SharedMemory
+        def refuse(path, flags, *rest, **named):
+            if flags & os.O_TMPFILE == os.O_TMPFILE:
+                raise OSError(errno.EOPNOTSUPP, "not here")
+            return open_file(path, flags, *rest, **named)
+        def notice(name, *rest, **named):
+            made = make(name, *rest, **named)
+            seen.append([name, stat.S_IMODE(os.stat("/dev/shm" + name).st_mode)])
+            return made
+        os.open, posix_ipc.SharedMemory = refuse, notice
+        synk.fork(3)
+        x = T.dvector("x")
+        f = synk.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
+        data = [synk.data(np.ones(1000)) for _ in range(20)]
+        assert all(f(each) == 1000 for each in data)
+        assert not shared_memory_names()
+        synk.close()
+        print(json.dumps(seen))
+        """
+    )
+    seen = json.loads(out)
+    assert len(seen) > 20
+    randoms = []
+    for name, mode in seen:
+        assert mode == 0o600
+        randoms.append(re.fullmatch(r"/synkhronos-\d+-([0-9a-f]{32})", name).group(1))  # 128 bits
+    assert len(set(randoms)) == len(randoms)
+    digits = "".join(randoms)
+    assert all(0.5 < digits.count(digit) * 16 / len(digits) < 1.6 for digit in "0123456789abcdef")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only the superuser can start a process of another user")
+def test_another_user_cannot_reach_the_memory(family):
+    kept = synk.data(np.ones(100))
+    assert len(kept) == 100
+    attempts, mine = [], []
+    for pid in family:
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            path = f"/proc/{pid}/fd/{name}"
+            try:
+                if os.readlink(path).startswith("/dev/shm"):
+                    attempts.append(path)
+                    mine.append(os.path.exists(path))
+            except FileNotFoundError:
+                continue
+        attempts += [f"/proc/{pid}/mem", f"/proc/{pid}/environ", f"/proc/{pid}/maps"]
+    assert len(attempts) > 3 * len(family)
+    script = 'for path; do (exec 3<"$path") && echo "read $path"; (exec 3>>"$path") && echo "wrote $path"; done; id -u'
+    done = subprocess.run(
+        ["sh", "-c", script, "sh", *attempts], user=NOBODY, group=NOBODY, extra_groups=[], cwd="/", text=True,
+        capture_output=True, timeout=30,
+    )  # fmt: skip
+    assert done.stdout == f"{NOBODY}\n"
+    assert done.stderr.count("ermission denied") >= len(attempts)
+    signals = subprocess.run(
+        ["sh", "-c", "for pid; do kill -9 $pid && echo killed; done", "sh", *map(str, family)],
+        user=NOBODY, group=NOBODY, extra_groups=[], cwd="/", text=True, capture_output=True, timeout=30,
+    )  # fmt: skip
+    assert signals.stdout == ""
+    use()
+
+
+# ---------------------------------------------------------------- names that others made
+
+
+class Trap:
+    """Something whose unpickling leaves a trace."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+@pytest.fixture
+def foreign_files(tmp_path):
+    """Names like ours in /dev/shm, made by others; each holds a trap."""
+    import pickle
+
+    trap = pickle.dumps(Trap(str(tmp_path / "sprung")))
+    finished = subprocess.Popen([sys.executable, "-c", ""])
+    finished.wait()
+    random = "0123456789abcdef" * 2
+    names = {
+        "living": f"synkhronos-{os.getpid()}-{random}",
+        "dead": f"synkhronos-{finished.pid}-{random}",
+        "of another user": f"synkhronos-{finished.pid}-{random[::-1]}",
+        "no pid": f"synkhronos-x-{random}",
+        "short": "synkhronos-",
+        "unlike": f"synkhronos{finished.pid}-{random}",
+    }
+    for name in names.values():
+        with open(f"/dev/shm/{name}", "wb") as file:
+            file.write(trap * 100)
+        os.chmod(f"/dev/shm/{name}", 0o666)
+    if os.getuid() == 0:
+        os.chown(f"/dev/shm/{names['of another user']}", NOBODY, NOBODY)
+    names["link"] = f"synkhronos-{finished.pid}-link"
+    (tmp_path / "precious").write_text("keep")
+    os.symlink(tmp_path / "precious", f"/dev/shm/{names['link']}")
+    yield names
+    for name in names.values():
+        if os.path.lexists(f"/dev/shm/{name}"):
+            os.unlink(f"/dev/shm/{name}")
+
+
+def test_names_of_others_are_neither_read_nor_removed(no_session, foreign_files, tmp_path):
+    watches = {
+        name: Watch(f"/dev/shm/{name}", IN_OPEN) for what, name in foreign_files.items() if what not in ("link", "dead")
+    }
+    synk.fork(3)
+    x = T.dvector("x")
+    f = synk.function([x], [(x, "gather"), (x.sum(), "sum")], mode="FAST_COMPILE")
+    assert f(synk.data(np.ones(1000)))[1] == 1000
+    assert f(np.ones(100_000))[1] == 100_000
+    synk.close()
+    assert not (tmp_path / "sprung").exists()
+    assert (tmp_path / "precious").read_text() == "keep"
+    for name, watch in watches.items():
+        assert watch.names() == [], f"{name} was opened"
+    left = {what for what, name in foreign_files.items() if os.path.lexists(f"/dev/shm/{name}")}
+    expected = {"living", "no pid", "short", "unlike"} | ({"of another user"} if os.getuid() == 0 else set())
+    assert left - {"link"} == expected  # only what a dead process of this user left was swept
+
+
+# ---------------------------------------------------------------- what processes open and unpickle
+
+
+def test_ranks_open_no_socket_and_only_memory_of_their_family(tmp_path):
+    """Every `open`, socket and program of master and workers, reported by the interpreter's own audit hooks."""
+    out, _ = run_script(
+        """
+        log = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        armed = []
+        def hook(event, arguments):
+            if armed and (event.startswith(("socket.", "subprocess.", "os.system", "os.exec")) or event == "open"):
+                os.write(log, f"{os.getpid()} {event} {arguments[0]!r}\\n".encode())
+        sys.addaudithook(hook)
+        x, w = T.dvector("x"), theano.shared(np.ones(10), "w")
+        theano.function([x], [x * w[0], x.sum()])  # whatever compiles does so now
+        synk.fork(2); synk.close()
+        armed.append(1)
+        synk.fork(3, restart_workers=True)
+        f = synk.function([x], [(x * w[0], "gather"), (x.sum(), "sum")])
+        data = [synk.data(np.ones(1000)) for _ in range(10)]
+        assert all(f(each)[1] == 1000 for each in data)
+        assert f(np.ones(100_000))[1] == 100_000
+        synk.all_gather(w)
+        os.kill(worker_pids()[0], signal.SIGKILL)
+        try:
+            f(data[0])
+        except synk.WorkerRestarted:
+            pass
+        assert f(data[0])[1] == 1000
+        family = {os.getpid(), *worker_pids()}
+        armed.clear()
+        for pid in family:
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                target = os.path.realpath(f"/proc/{pid}/fd/{name}")
+                assert "socket:" not in target, target
+        print(os.getpid(), *family)
+        """,
+        tmp_path / "log",
+    )
+    master = out.split()[0]
+    lines = (tmp_path / "log").read_text().splitlines()
+    pids = {line.split()[0] for line in lines}
+    assert len(pids) >= 3
+    assert master in pids
+    assert not [line for line in lines if " socket." in line]
+    opened = [line.split(None, 2) for line in lines if " open " in line]
+    by_descriptor = [path for _, _, path in opened if re.match(r"'/proc/\d+/fd/", path)]
+    assert by_descriptor
+    for path in by_descriptor:
+        assert re.match(r"'/proc/(\d+)/fd/", path).group(1) in pids
+    named = [path for _, _, path in opened if path.startswith("'/dev/shm/")]
+    assert named == []
+
+
+def test_messages_are_read_only_from_inherited_memory(family, monkeypatch):
+    """Whatever the master unpickles in a call lay in memory that it made before it forked, or that a worker made."""
+    import pickle
+
+    from synkhronos import _box, _dispatch
+
+    sources = []
+    get = _box.Box.get
+
+    def noted(box):
+        message = get(box)
+        sources.append(message)
+        return message
+
+    loads = pickle.loads
+    loaded = []
+
+    def strict(message, *rest, **named):
+        loaded.append(message)
+        return loads(message, *rest, **named)
+
+    monkeypatch.setattr(_box.Box, "get", noted)
+    monkeypatch.setattr(_dispatch.pickle, "loads", strict)
+    use()
+    assert loaded
+    assert all(any(message is source or message in source for source in sources) for message in loaded)
+    with open("/proc/self/maps") as maps:
+        shared = [line for line in maps if "/dev/shm" in line]
+    assert all("(deleted)" in line for line in shared)  # nobody else can find it by a name
