@@ -18,6 +18,7 @@ __all__ = ["Ledger"]
 #: Descriptors that may be open, and bytes that may wait to be unmapped, before the workers are told.
 _MAX_WAITING = 64
 _MAX_DROPPED_BYTES = 64 * 1024 * 1024
+_LARGE_BYTES = 4 * 1024 * 1024
 
 
 class Ledger:
@@ -73,12 +74,20 @@ class Ledger:
                 self.segments.append(old.key)
         return self._staging
 
+    def trim(self) -> None:
+        """Give the staging arena back if it is large, after something that is not done often."""
+        if self._staging.ref is not None and self._staging.ref.size > _LARGE_BYTES:
+            self.segments.append(self._staging.ref.key)
+            self._staging.free()
+
     def envelope(self, command: Command | None) -> Envelope:
         """A command, with what the workers must map and may forget first: all that is not yet `delivered`."""
         staging = () if self._staging.ref is None else (self._staging.ref,)
         self._sent = Release(tuple(self.segments), tuple(self.functions), tuple(self.variables))
         self._n_sent = len(self._attach)
-        return Envelope((*self._attach, *staging), self._sent, command)
+        dropped = set(self._sent.segments)
+        wanted = [ref for ref in self._attach if ref.key not in dropped]
+        return Envelope((*wanted, *staging), self._sent, command)
 
     def delivered(self) -> None:
         """Every worker has done what the last envelope said."""

@@ -208,6 +208,7 @@ class Session:
     def _load(self, bundle: _graphs.Bundle, ranks: tuple[int, ...] | None) -> None:
         refs = self.stage([np.frombuffer(bundle.pickled, dtype=np.uint8), *bundle.buffers])
         self.run(Load(refs[0], tuple(refs[1:]), self._replicate_rng, ranks))
+        self._ledger.trim()
 
     # -- the end
 

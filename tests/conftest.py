@@ -92,12 +92,13 @@ def dtype(request):
 
 
 @pytest.fixture(autouse=True, scope="module")
-def nothing_left():
+def nothing_left(request):
     """After each module: no child process, nothing in /dev/shm, no descriptor and no thread more than before."""
     gc.collect()
     before = Machine()
     yield
     _sessions.close()
+    forget_what_was_built(request.module)
     after = Machine()
     for _ in range(40):
         gc.collect()
@@ -106,6 +107,15 @@ def nothing_left():
             break
         time.sleep(0.05)
     assert not after.beyond(before)
+
+
+def forget_what_was_built(module):
+    """Drop the functions that a module keeps for its tests, or later sessions would replicate them too."""
+    for name, value in list(vars(module).items()):
+        if hasattr(value, "cache_clear"):
+            value.cache_clear()
+        elif name == "_built":
+            value.clear()
 
 
 def pytest_sessionfinish():

@@ -19,25 +19,23 @@ UFUNCS = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minim
 TOLERANCES = {"float16": (4e-3, 4e-3), "float32": (1e-6, 1e-6), "complex64": (1e-6, 1e-6)}
 
 
-@functools.cache
+_built = {}
+
+
 def variable(dtype, ndim, name=""):
     """A shared variable that a function uses; one for each kind."""
-    var = theano.shared(np.zeros((1,) * ndim, dtype), f"{dtype}_{ndim}{name}")
-    variable.functions = [*getattr(variable, "functions", []), synk.function([], [(var, None)])]
-    return var
+    key = f"{dtype}_{ndim}{name}"
+    if key not in _built:
+        var = theano.shared(np.zeros((1,) * ndim, dtype), key)
+        _built[key] = var, synk.function([], [(var, None)])
+    synk.distribute()
+    return _built[key][0]
 
 
 @pytest.fixture
 def var_of(session):
     """A function that gives a replicated variable of a dtype and number of dimensions."""
-
-    def get(dtype, ndim, name=""):
-        var = variable(dtype, ndim, name)
-        for function in variable.functions:
-            function()
-        return var
-
-    return get
+    return variable
 
 
 def draw_values(dtype, shape, n_ranks, seed=0):
@@ -239,8 +237,6 @@ def test_unequal_shapes_are_named_and_nothing_changes(synchronize):
     for n_ranks in (2, 3, 5):
         synchronize(n_ranks)
         one, two = variable("float32", 1), variable("float32", 2)
-        for function in variable.functions:
-            function()
         for odd in range(n_ranks):
             ones = [np.full(3, rank, "float32") for rank in range(n_ranks)]
             twos = [np.full((2, 3 + (rank == odd)), rank, "float32") for rank in range(n_ranks)]
@@ -521,8 +517,6 @@ def test_wrong_numbers_of_values(session, var_of):
 def test_another_master_rank(synchronize, master_rank):
     synchronize(3, master_rank=master_rank)
     var = variable("float64", 1)
-    for function in variable.functions:
-        function()
     put(var, [np.full(2, float(rank)) for rank in range(3)])
     assert var.get_value().tolist() == [master_rank] * 2
     assert synk.gather(var).tolist() == [[0, 0], [1, 1], [2, 2]]

@@ -28,14 +28,14 @@ def summing(two):
     return sum_of("float64", 1)
 
 
-_sums = {}
+_built = {}
 
 
 def sum_of(dtype, ndim):
-    if (dtype, ndim) not in _sums:
+    if (dtype, ndim) not in _built:
         x = T.TensorType(dtype, (False,) * ndim)("x")
-        _sums[dtype, ndim] = synk.function([x], (x.sum(), "sum"))
-    return _sums[dtype, ndim]
+        _built[dtype, ndim] = synk.function([x], (x.sum(), "sum"))
+    return _built[dtype, ndim]
 
 
 # ---------------------------------------------------------------- making
@@ -552,7 +552,7 @@ def shared_bytes(pid):
     total = 0
     with open(f"/proc/{pid}/maps") as maps:
         for line in maps:
-            if "/dev/shm/synkhronos" in line:
+            if "/dev/shm/" in line:
                 start, end = line.split()[0].split("-")
                 total += int(end, 16) - int(start, 16)
     return total

@@ -249,7 +249,7 @@ def restore():
 def test_malformed_calls(fuzzed, name):
     arguments, call = CALLS[name]
     # NumPy's own errors, for an index such as 2**64, and Theano's, for an array of objects
-    more = (OverflowError,) if "item" in name else (AttributeError,) if name == "as_theano" else ()
+    more = (OverflowError,) if "item" in name else (AttributeError, OverflowError) if name == "as_theano" else ()
 
     @settings(
         max_examples=EXAMPLES * (4 if name == "call" else 1),
