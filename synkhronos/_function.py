@@ -68,8 +68,9 @@ class Function:
 
     def as_theano(self, *args: Any, **kwargs: Any) -> Any:
         """Call the plain Theano function, in the master only, on the whole arguments."""
-        values = self._theano(*map(_plain, args), **{name: _plain(value) for name, value in kwargs.items()})
-        return values[0] if self._single and len(values) == 1 and kwargs.get("output_subset") is None else values
+        subset = kwargs.pop("output_subset", None)
+        values = self._theano(*map(_plain, arrange(self._graph, args, kwargs)), output_subset=subset)
+        return values[0] if self._single and len(values) == 1 and subset is None else values
 
     def build_inputs(
         self, *args: Any, force_cast: bool = False, oversize: float = 1, minibatch: bool = False, **kwargs: Any

@@ -43,6 +43,7 @@ ALIGNMENT = 64
 
 _FOLDER = "/dev/shm"
 _PREFIX = "synkhronos-"
+_MOST_BYTES = 2**63 - 1
 _counter = itertools.count()
 
 
@@ -115,6 +116,8 @@ class Segment:
             If shared memory has no room; the message gives bytes wanted and free.
         """
         size = max(int(size), mmap.PAGESIZE)
+        if size > _MOST_BYTES:
+            raise MemoryError(f"{size:,} bytes are more than there can be")
         fd = _unnamed()
         try:
             _reserve(fd, size)

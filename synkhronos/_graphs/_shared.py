@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import weakref
 from typing import Any, Callable
@@ -9,6 +10,7 @@ from typing import Any, Callable
 import numpy as np
 import theano
 from theano.compile.sharedvalue import SharedVariable
+from theano.gof import compilelock
 from theano.sandbox.rng_mrg import mrg_uniform_base
 from theano.tensor.raw_random import RandomStateType
 
@@ -82,8 +84,11 @@ def prepare_fork() -> None:
     """Have Theano find out now what every process would find out for itself on its first compilation.
 
     That is: the compiler's flags for this processor and a quirk of the BLAS (both by running the compiler), and what
-    lies in the cache of compiled modules. Forked workers inherit the answers.
+    lies in the cache of compiled modules. Forked workers inherit the answers. And since several ranks may want Theano's
+    compile lock at once, each for a moment, they look for it every few milliseconds; Theano sleeps five to ten seconds.
     """
+    if not isinstance(compilelock.lock, functools.partial):
+        compilelock.lock = functools.partial(compilelock.lock, min_wait=0.01, max_wait=0.05)
     if theano.config.cxx:
         theano.gof.cmodule.GCC_compiler.compile_args()
         theano.tensor.blas_c.check_force_gemv_init()
@@ -91,9 +96,9 @@ def prepare_fork() -> None:
 
 
 def find_compiled() -> None:
-    """Have Theano see the modules that the master has compiled since the last look, without taking the compile lock.
+    """Have Theano see the modules that the master has compiled since the last look.
 
-    Theano would find them one by one, each under the lock, for which it waits in steps of five to ten seconds.
+    Theano would find them one by one, each under the compile lock.
     """
     if theano.config.cxx:
         theano.gof.cc.get_module_cache().refresh(cleanup=False)
