@@ -1,5 +1,6 @@
 # make demo    train the MNIST CNN on all cores          (ARGS="--epochs 3" and the like are passed on)
 # make test    run all tests                             (ARGS="-k data -x" is passed on to pytest)
+# make soak    work for 5 minutes with random faults, and write docs/soak.md       (SECONDS=60 for one)
 # make lint    check style and types                     make format    bring the code into that style
 # make docs    build the documentation in docs/_build
 # make wheel   build wheel and sdist into dist/          make clean     remove all that was made here
@@ -8,7 +9,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format docs wheel clean
+.PHONY: help demo test soak lint format docs wheel clean
 .NOTPARALLEL:
 
 VENV ?= .venv
@@ -30,6 +31,10 @@ demo: $(VENV)/with-demos
 
 test: $(VENV)/with-test
 	$(BIN)/python -m pytest $(ARGS)
+
+SECONDS ?= 300
+soak: $(VENV)/with-test
+	$(BIN)/python tests/soak.py $(SECONDS) --output docs/soak.md $(ARGS)
 
 lint: $(VENV)/with-lint
 	$(BIN)/ruff check .

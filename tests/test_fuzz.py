@@ -266,6 +266,23 @@ def test_malformed_calls(fuzzed, name):
     restore()
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda data: data.set_length(2**63),
+        lambda data: data.set_shape((2**40, 2**40)),
+        lambda data: synk.data(dtype="float64", shape=(2**62, 4)),
+        lambda data: synk.data(np.ones(3), ndim=2**63),
+    ],
+)
+def test_sizes_beyond_64_bits(fuzzed, call):
+    data = scratch()
+    with pytest.raises(DOCUMENTED):
+        call(data)
+    assert data.data.tolist() == [[0, 1], [2, 3], [4, 5]]
+    check_session()
+
+
 @pytest.mark.slow
 def test_malformed_functions(fuzzed):
     arguments, build = BUILD
