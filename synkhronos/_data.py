@@ -114,6 +114,8 @@ class Data:
             raise TypeError(f"dtype {dtype} holds Python objects, which cannot lie in shared memory")
         if isinstance(ndim, bool) or not isinstance(ndim, (int, np.integer)) or ndim < 0:
             raise TypeError(f"ndim must be an int of at least 0; got {ndim!r}")
+        if ndim > np.MAXDIMS:
+            raise ValueError(f"NumPy's arrays have at most {np.MAXDIMS} dimensions; got ndim={ndim}")
         self.minibatch = minibatch
         self.name = name
         self._array = np.zeros((0,) * ndim, dtype)

@@ -90,6 +90,7 @@ class Session:
         def work(rank: int) -> None:
             if hasattr(self, "_dispatcher"):  # a worker in the place of one that died
                 self._ledger.abandon(self.replica.outbox)
+            gc.freeze()  # what was inherited is not this process's to collect: quicker, and its pages stay shared
             finish = _graphs.start_worker(profile_workers)
             replica = make_replica(rank)
             replica.limit_threads()
