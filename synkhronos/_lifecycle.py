@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
 import logging
 import os
@@ -10,7 +11,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable, TypeVar, cast
 
 from synkhronos import _devices
 from synkhronos._segments import remove_stale
@@ -21,7 +22,8 @@ __all__ = ["close", "current", "distribute", "drop_segment", "fork", "functions"
 
 _logger = logging.getLogger("synkhronos")
 _session: Session | None = None
-_lock = threading.RLock()  # of `fork` and `close`
+_lock = threading.RLock()
+_Callable = TypeVar("_Callable", bound=Callable[..., Any])
 
 #: Every `Function` there is: a new session takes in those of sessions before it.
 functions: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -34,6 +36,18 @@ def current(function: str = "this") -> Session:
     return _session
 
 
+def _one_at_a_time(function: _Callable) -> _Callable:
+    """Let one thread at a time be in any of the functions so decorated."""
+
+    @functools.wraps(function)
+    def wait_and_call(*args: Any, **kwargs: Any) -> Any:
+        with _lock:
+            return function(*args, **kwargs)
+
+    return cast("_Callable", wait_and_call)
+
+
+@_one_at_a_time
 def fork(
     n_parallel: int | None = None,
     use_gpu: bool | None = None,
@@ -85,22 +99,6 @@ def fork(
     DeviceError
         If a device that was asked for cannot be used.
     """
-    with _lock:
-        return _fork(
-            n_parallel, use_gpu, master_rank, profile_workers, devices, replicate_rng, timeout, restart_workers
-        )
-
-
-def _fork(
-    n_parallel: Any,
-    use_gpu: Any,
-    master_rank: Any,
-    profile_workers: Any,
-    devices: Any,
-    replicate_rng: Any,
-    timeout: Any,
-    restart_workers: Any,
-) -> int:
     global _session
     if _session is not None and _session.pid == os.getpid():
         raise SessionError("synkhronos.fork was called already; call synkhronos.close() first")
@@ -123,18 +121,18 @@ def _fork(
     return len(names)
 
 
+@_one_at_a_time
 def close() -> None:
     """Stop the workers and join them. Runs by itself at exit; without a session it warns and does nothing."""
     global _session
-    with _lock:
-        if _session is None or _session.pid != os.getpid():
-            warnings.warn("synkhronos.close: there is no session to close", RuntimeWarning, stacklevel=2)
-            return
-        try:
-            _session.stop()
-        finally:
-            _session = None
-            gc.collect()  # a session's parts refer to each other; this gives its memory back now
+    if _session is None or _session.pid != os.getpid():
+        warnings.warn("synkhronos.close: there is no session to close", RuntimeWarning, stacklevel=3)
+        return
+    try:
+        _session.stop()
+    finally:
+        _session = None
+        gc.collect()  # a session's parts refer to each other; this gives its memory back now
 
 
 def _close_at_exit() -> None:

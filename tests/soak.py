@@ -20,6 +20,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -59,6 +60,13 @@ from support import KILL, NOTHING, RAISE, Fault, is_running, wait_until, worker_
 
 class Lost(Exception):
     """A result that is wrong, or an error that should not be."""
+
+
+def close():
+    """End the session, if an interrupt has left one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        synk.close()
 
 
 def expect(condition, what):
@@ -104,7 +112,7 @@ class Soak:
             [m], [(m * 2, "gather"), m.mean(), (m.max(), "max")], updates=[(self.w, self.w + m.sum())]
         )
         self.picked = synk.function([], (self.rows, "gather"), sliceable_shareds=[self.rows])
-        synk.close()
+        close()
 
     def fork(self):
         self.n_ranks, self.restart = int(self.rng.choice([2, 3, 3, 5])), bool(self.rng.randint(2))
@@ -219,7 +227,7 @@ class Soak:
             expect(old(np.ones(3)) == 3 * its_factor, "an older function")
 
     def do_refork(self):
-        synk.close()
+        close()
         expect(not worker_pids(), "a worker after close")
         self.fork()
 
@@ -323,7 +331,7 @@ class Soak:
                 if kind in ("raise", "stop", "full /dev/shm"):
                     raise Lost(f"{kind} broke the session: {error}") from error
                 self.outcomes["broken, forked again"] += 1
-                synk.close()
+                close()
                 expect(not worker_pids(), "a worker after close")
                 self.fork()
         else:
@@ -350,7 +358,7 @@ class Soak:
     def run(self):
         """Until the time is up; returns what is held more than after the first session."""
         self.fork()
-        synk.close()
+        close()
         before = self.held()
         self.memory = psutil.Process().memory_full_info().uss
         self.fork()
@@ -366,7 +374,7 @@ class Soak:
                 logging.getLogger("soak").exception("lost something")
                 self.data.clear()
                 with contextlib.suppress(Exception):
-                    synk.close()
+                    close()
                 self.fork()
             if time.monotonic() - last > 30:
                 last = time.monotonic()
@@ -376,7 +384,7 @@ class Soak:
         self.hundred_thousand_calls()
         self.data.clear()
         self.functions.clear()
-        synk.close()
+        close()
         wait_until(lambda: not worker_pids(), 2)
         after = self.held()
         self.memory = psutil.Process().memory_full_info().uss - self.memory
@@ -384,7 +392,7 @@ class Soak:
 
     def hundred_thousand_calls(self):
         """With changing batches, in one session; each process may grow by no more than 2 MB."""
-        synk.close()
+        close()
         synk.fork(2)
         self.mend()
         data = synk.data(np.arange(500.0))
