@@ -97,6 +97,7 @@ class Soak:
         self.data = []
         self.functions = []
         self.n_ranks = 0
+        self.begun = threading.Event()  # from then on Ctrl-C may come
         self.restart = False
         self.build()
 
@@ -254,7 +255,7 @@ class Soak:
             os.kill(pid, signal.SIGSTOP)
             undo = self.later(delay + 0.1, lambda: is_running(pid) and os.kill(pid, signal.SIGCONT))
         elif kind == "Ctrl-C":
-            undo = self.later(delay, lambda: os.kill(os.getpid(), signal.SIGINT))
+            undo = self.later(delay, lambda: self.begun.wait(10) and os.kill(os.getpid(), signal.SIGINT))
         else:
             undo = self.fill_shared_memory()
         self.faults[kind] += 1
@@ -280,6 +281,7 @@ class Soak:
 
     def suffer(self):
         """Work while a fault happens, then recover as the documentation says; only documented outcomes may come."""
+        self.begun.clear()
         kind, undo = self.injure()
         allowed = {
             "kill": (synk.WorkerDied, synk.WorkerRestarted),
@@ -291,6 +293,7 @@ class Soak:
         began = None
         try:
             try:
+                self.begun.set()
                 for _ in range(3):
                     self.work()
                 if kind in ("raise", "kill while computing"):
@@ -309,6 +312,8 @@ class Soak:
             if isinstance(error, synk.WorkerError) and kind == "full /dev/shm" and "MemoryError" not in str(error):
                 raise Lost(f"{kind}: {str(error)[:300]}") from error
             self.outcomes[type(error).__name__] += 1
+        if kind == "Ctrl-C" and began is None:
+            self.outcomes["Ctrl-C that Python dropped in a finalizer"] += 1
         self.recover(kind, began)
 
     def recover(self, kind, began):

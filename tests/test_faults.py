@@ -398,15 +398,14 @@ def type_ctrl_c(setting, call, delay, times=1, restart=False):
 SLEEPING = "f = prepare(); synk.set_value(1, fault, LONG_SLEEP)"
 
 
-@pytest.mark.parametrize("times", [1, 2, 6])
+@pytest.mark.parametrize("times", [1, 6])
 def test_ctrl_c_while_a_worker_computes(times):
     assert type_ctrl_c(SLEEPING, "f(np.ones(6))", 0.3, times) == "broken"
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_ctrl_c_while_all_wait_for_a_worker_in_a_collective(times):
+def test_ctrl_c_while_all_wait_for_a_worker_in_a_collective():
     setting = "f = prepare(); os.kill(worker_pids()[0], signal.SIGSTOP)"
-    assert type_ctrl_c(setting, "synk.all_reduce(big)", 0.3, times) == "broken"
+    assert type_ctrl_c(setting, "synk.all_reduce(big)", 0.3, 2) == "broken"
 
 
 def test_ctrl_c_between_collectives():
@@ -419,7 +418,7 @@ def test_ctrl_c_while_a_worker_is_replaced():
     assert type_ctrl_c(setting, "f(np.ones(6))", 0.6, restart=True) == "broken"
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.01, 0.02, 0.05, 0.1])
+@pytest.mark.parametrize("delay", [0.0, 0.02, 0.1])
 def test_ctrl_c_during_fork(delay):
     call = "\n    while True: synk.fork(6); synk.close()"
     setting = "f = prepare(); synk.close()"
