@@ -156,10 +156,10 @@ def test_functions_distributed_in_many_rounds(session):
     x = T.dvector("x")
 
     def build(i):
-        v = theano.shared(np.full(5000, float(i)), "v")
+        v = theano.shared(np.full(20_000, float(i)), "v")
         f = synk.function([x], ((x * v[0] + i).sum(), "sum"), mode=mode)
         assert f(np.ones(4)) == 8 * i
-        synk.broadcast(v, np.ones(5000))
+        synk.broadcast(v, np.ones(20_000))
         assert f(np.ones(4)) == 4 + 4 * i
         if i % 4 == 0:
             synk.function([x], x.sum(), mode=mode)  # dropped before it is distributed
@@ -171,16 +171,17 @@ def test_functions_distributed_in_many_rounds(session):
             kept = [*kept[-2:], build(i)]
         del kept
         gc.collect()
+        synk.distribute()  # what was dropped before is distributed, and forgotten after
+        gc.collect()
         session(np.ones(3))  # so that the workers forget too
-        session(np.ones(3))
 
     rounds(15)
     before, objects = Held(), len(gc.get_objects())
     rounds(60)
     after = Held()
     assert len(gc.get_objects()) < objects + 120  # two for each round
-    # 60 variables of 40 kB that stayed would be 2.4 MB
-    after.check(before, 2_000_000)
+    # 60 variables of 40 kB that stayed would be 9.6 MB; the heap itself takes up to 2.5 until it is settled
+    after.check(before, 4_000_000)
 
 
 def test_failing_calls(session):
