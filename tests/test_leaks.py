@@ -180,8 +180,8 @@ def test_functions_distributed_in_many_rounds(session):
     rounds(60)
     after = Held()
     assert len(gc.get_objects()) < objects + 120  # two for each round
-    # 60 variables of 40 kB that stayed would be 9.6 MB; the heap itself takes up to 2.5 until it is settled
-    after.check(before, 4_000_000)
+    # 60 variables of 40 kB that stayed would be 9.6 MB; the test run's own heap takes up to 5 until it is settled
+    after.check(before, 7_000_000)
 
 
 def test_failing_calls(session):
