@@ -13,11 +13,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from synkhronos.errors import DeviceError
 
-__all__ = ["count_cores", "count_gpus", "find_devices", "limit_threads"]
+__all__ = ["ThreadLimits", "count_cores", "count_gpus", "find_devices"]
 
 _logger = logging.getLogger("synkhronos")
 
@@ -105,12 +105,29 @@ def _named(devices: Any, n_parallel: int | None, use_gpu: bool | None) -> list[s
     return names
 
 
-def limit_threads(n_ranks: int) -> Any:
-    """Limit the BLAS and OpenMP threads of this process to its fair part of the cores.
+class ThreadLimits:
+    """Keeps the BLAS and OpenMP threads of this process to its fair part of the cores.
 
-    Returns
-    -------
-    threadpoolctl.threadpool_limits
-        Call its ``restore_original_limits()`` to undo this.
+    Parameters
+    ----------
+    n_ranks : int
     """
-    return threadpool_limits(limits=max(1, count_cores() // n_ranks))
+
+    def __init__(self, n_ranks: int) -> None:
+        self._n_threads = max(1, count_cores() // n_ranks)
+        self._limited: set[str] = set()
+        self._undo: list[Any] = []
+
+    def apply(self) -> None:
+        """Limit the libraries that this process has loaded by now, and that are not limited yet."""
+        controller = ThreadpoolController()
+        loaded = {library["filepath"] for library in controller.info()}
+        if loaded - self._limited:
+            self._undo.append(controller.limit(limits=self._n_threads))
+            self._limited |= loaded
+
+    def restore(self) -> None:
+        """Undo `apply`."""
+        while self._undo:
+            self._undo.pop().restore_original_limits()
+        self._limited.clear()

@@ -61,17 +61,18 @@ class Library:
             If a function cannot be pickled; the others are replicated all the same.
         """
         failed: Exception | None = None
-        for key in list(self._pending) if keys is None else keys:
+        for key in list(self._pending) if keys is None else [*keys, *self._orphans]:
             function = self._pending.get(key)
             if function is None:
                 continue
             try:
                 bundle = _graphs.dump({key: function}, self._replica.variables)
             except Exception as error:
+                if key in self._orphans:  # nobody will call it
+                    self._settled(key)
+                    continue
                 failed = TypeError(f"{_graphs.describe(function)} cannot be pickled, so not replicated: {error}")
                 failed.__cause__ = error
-                if key in self._orphans:
-                    self._settled(key)
                 continue
             try:
                 self._load(bundle, None)

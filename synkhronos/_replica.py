@@ -15,7 +15,7 @@ import numpy as np
 from synkhronos import _graphs
 from synkhronos._arena import Arena
 from synkhronos._collectives import Accumulator, SharedMemoryTransport
-from synkhronos._devices import limit_threads
+from synkhronos._devices import ThreadLimits
 from synkhronos._partition import Rows, Selection, pieces, take
 from synkhronos._protocol import (
     AllGather,
@@ -68,7 +68,7 @@ class Replica:
         self.variables = variables
         self.functions: dict[int, Any] = {}
         self.outbox = Arena(segments)
-        self._thread_limits: list[Any] = []
+        self.thread_limits = ThreadLimits(n_ranks)
         self._transport = transport
         self._excerpts: dict[tuple[int, int], np.ndarray] = {}
         self._handlers: dict[type, Callable[[Any], Any]] = {
@@ -110,15 +110,6 @@ class Replica:
         if (functions or variables) and not self.is_master:
             gc.collect()  # compiled functions are cycles, and may hold much memory
 
-    def limit_threads(self) -> None:
-        """Keep the libraries that are loaded by now to this rank's part of the cores."""
-        self._thread_limits.append(limit_threads(self.n_ranks))
-
-    def restore_threads(self) -> None:
-        """Undo `limit_threads`."""
-        while self._thread_limits:
-            self._thread_limits.pop().restore_original_limits()
-
     def publish(self, values: Values) -> Arrays:
         """Put arrays where the other ranks can see them."""
         if all(value is None for value in values):
@@ -135,7 +126,7 @@ class Replica:
             )
             stream = 0 if command.replicate_rng else self.stream
             self.functions.update(_graphs.load(bundle, self.variables, stream))
-        self.limit_threads()  # compiled functions may have brought a BLAS library with them
+        self.thread_limits.apply()  # compiled functions may have brought a BLAS library with them
 
     def _call(self, command: Call) -> Values | None:
         if not command.counts[self.rank] and not command.everybody:

@@ -93,7 +93,7 @@ class Session:
             gc.freeze()  # what was inherited is not this process's to collect: quicker, and its pages stay shared
             finish = _graphs.start_worker(profile_workers)
             replica = make_replica(rank)
-            replica.limit_threads()
+            replica.thread_limits.apply()
             serve(self._team, replica)
             finish()
 
@@ -101,7 +101,7 @@ class Session:
             _graphs.prepare_fork()
             self._team.start(work)
             self.replica = make_replica(master_rank)
-            self.replica.limit_threads()
+            self.replica.thread_limits.apply()
             self._library = Library(self.replica, self._ledger, self._load)
             restore = self._library.restore if restart_workers else None
             self._dispatcher = Dispatcher(self._team, self.replica, self._ledger, timeout, restore)
@@ -227,6 +227,6 @@ class Session:
                 self._team.send(pickle.dumps(self._ledger.envelope(None)))
                 self._dispatcher.broken = CLOSED
                 self._team.stop()
-            self.replica.restore_threads()
+            self.replica.thread_limits.restore()
             self.replica.outbox.free()
             self._ledger.close()
