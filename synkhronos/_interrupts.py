@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["deferred_interrupts"]
+__all__ = ["collect_garbage", "deferred_interrupts"]
 
 
 @contextlib.contextmanager
@@ -28,3 +29,9 @@ def deferred_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler if handler is not None else signal.SIG_DFL)
         if came:
             signal.raise_signal(signal.SIGINT)
+
+
+def collect_garbage() -> None:
+    """Run the garbage collector so that no Ctrl-C is lost: Python drops exceptions that finalizers raise."""
+    with deferred_interrupts():
+        gc.collect()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import gc
 import logging
 import os
 import threading
@@ -14,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Callable, TypeVar, cast
 
 from synkhronos import _devices
+from synkhronos._interrupts import collect_garbage
 from synkhronos._segments import remove_stale
 from synkhronos._session import Session, segments
 from synkhronos.errors import SessionError
@@ -132,7 +132,7 @@ def close() -> None:
         _session.stop()
     finally:
         _session = None
-        gc.collect()  # a session's parts refer to each other; this gives its memory back now
+        collect_garbage()  # a session's parts refer to each other; this gives its memory back now
 
 
 def _close_at_exit() -> None:

@@ -21,7 +21,7 @@ from synkhronos._arena import Arena
 from synkhronos._collectives import LANE_BYTES, SharedMemoryTransport
 from synkhronos._dispatch import CLOSED, Dispatcher
 from synkhronos._files import OpenFile
-from synkhronos._interrupts import deferred_interrupts
+from synkhronos._interrupts import collect_garbage, deferred_interrupts
 from synkhronos._ledger import Ledger
 from synkhronos._library import Library
 from synkhronos._protocol import Arrays, Command, Load, Settle
@@ -147,7 +147,7 @@ class Session:
         try:
             return self._ledger.reserve(n_bytes)
         except MemoryError:
-            gc.collect()
+            collect_garbage()
             self.settle()
             return self._ledger.reserve(n_bytes)
 
@@ -163,7 +163,7 @@ class Session:
             try:
                 segment = Segment.create(n_bytes)
             except MemoryError:
-                gc.collect()
+                collect_garbage()
                 self.settle()
                 segment = Segment.create(n_bytes)
             self.share(segment)
