@@ -1,0 +1,220 @@
+"""Long runs hold what short runs hold: memory, descriptors, threads, mappings, in the master and in every worker.
+
+Memory is measured as USS (what a process alone holds), after a warm-up of the same kind. What may come on top is
+bounded far below what one small leaked object for each call would be: an empty Python object with its reference is
+about 60 bytes, so 20,000 calls that leak one each are 1.2 MB.
+"""
+
+import gc
+import os
+import threading
+
+import numpy as np
+import psutil
+import pytest
+import theano
+import theano.tensor as T
+from support import worker_pids
+
+import synkhronos as synk
+
+_built = {}
+
+
+@pytest.fixture
+def session(synchronize):
+    synchronize(3)
+    if not _built:
+        x, w = T.dvector("x"), theano.shared(np.zeros(4), "w")
+        _built["w"] = w
+        _built["f"] = synk.function([x], [(x.sum(), "sum"), (x * 2, "gather")], updates=[(w, w + x.sum())])
+    synk.distribute()
+    synk.broadcast(_built["w"], np.zeros(4))
+    return _built["f"]
+
+
+class Held:
+    """What the processes of a session hold now."""
+
+    def __init__(self):
+        gc.collect()
+        self.processes = [os.getpid(), *worker_pids()]
+        self.memory = np.array([psutil.Process(pid).memory_full_info().uss for pid in self.processes])
+        self.descriptors = [len(os.listdir(f"/proc/{pid}/fd")) for pid in self.processes]
+        self.threads = [threading.active_count(), *(psutil.Process(pid).num_threads() for pid in self.processes)]
+        self.shared = []
+        for pid in self.processes:
+            with open(f"/proc/{pid}/maps") as maps:
+                shared = [line.split()[0].split("-") for line in maps if "/dev/shm" in line]
+            self.shared.append((len(shared), sum(int(high, 16) - int(low, 16) for low, high in shared)))
+
+    def check(self, before, allowance):
+        """No more than `before`, but for `allowance` bytes of memory in each process."""
+        assert self.processes == before.processes
+        assert self.descriptors == before.descriptors
+        assert self.threads == before.threads
+        for (count, size), (count_before, size_before) in zip(self.shared, before.shared):
+            assert count == count_before
+            assert size <= size_before + 65536  # scratch memory fits the longest message so far
+        grown = self.memory - before.memory
+        assert (grown < allowance).all(), grown
+
+
+def check_growth(work, rounds, warm_up, allowance):
+    """Do ``work(i)`` so many times; after the warm-up nothing may grow."""
+    for i in range(warm_up):
+        work(i)
+    before = Held()
+    for i in range(rounds):
+        work(i)
+    Held().check(before, allowance)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_twenty_thousand_calls_with_changing_batches(session):
+    """`make soak` makes a hundred thousand."""
+    data = synk.data(np.arange(200.0))
+    rng = np.random.RandomState(0)
+    values = np.arange(300.0)
+    picks = [rng.randint(0, 200, n) for n in range(1, 60)]
+
+    def call(i):
+        kind, n = i % 5, 1 + i % 199
+        if kind == 0:
+            total, doubled = session(data, batch=n)
+            assert total == n * (n - 1) / 2
+        elif kind == 1:
+            total, doubled = session(data, batch=slice(n // 2, n))
+            assert len(doubled) == n - n // 2
+        elif kind == 2:
+            pick = picks[i % 59]
+            total, doubled = session(data, batch=pick)
+            assert total == pick.sum()
+        elif kind == 3:
+            total, doubled = session(values[:n])
+            assert total == n * (n - 1) / 2
+        else:
+            total, doubled = session(data, batch=picks[i % 59].tolist(), num_slices=1 + i % 3)
+            assert doubled.sum() == 2 * total
+
+    check_growth(call, 20_000, 2_000, 1_000_000)
+
+
+def test_collectives(session):
+    w = _built["w"]
+
+    def communicate(i):
+        n = 1 + i % 50
+        synk.broadcast(w, np.ones(n))
+        synk.all_reduce(w, op="sum")
+        assert synk.gather(w).sum() == 9 * n
+        synk.scatter(w, np.arange(3.0 * n))
+        synk.all_gather(w)
+        assert len(synk.get_value(2, w)) == 3 * n
+        synk.reduce(w, in_place=bool(i % 2))
+        synk.set_value(1, w, np.zeros(n))
+        assert synk.get_lengths(w)[1] == n
+
+    check_growth(communicate, 500, 100, 500_000)
+
+
+def test_data_that_grow_and_shrink(session):
+    kept = synk.data(np.zeros(5000))
+
+    def churn(i):
+        n = 1 + (i * 7919) % 5000
+        data = synk.data(np.ones(n), oversize=1 + i % 2)
+        assert session(data)[0] == n
+        data.set_length(2 * n)
+        data.set_length(n // 2)
+        assert session(data)[0] == n // 2
+        data.set_value(np.ones(3 * n))
+        kept.set_length(n)
+        kept[:] = 1
+        assert session(kept)[0] == n
+        if i % 3:
+            data.free_memory()
+
+    for i in range(100):
+        churn(i)
+    kept.set_length(5000)
+    session(kept)
+    before = Held()
+    for i in range(600):
+        churn(i)
+    kept.set_length(5000)
+    gc.collect()
+    session(kept)
+    Held().check(before, 500_000)
+
+
+@pytest.mark.slow
+def test_functions_distributed_in_many_rounds(session):
+    """Each with a variable and a constant of its own, and all but the last few dropped."""
+    mode = theano.Mode(linker="py", optimizer=None)
+    x = T.dvector("x")
+
+    def build(i):
+        v = theano.shared(np.full(20_000, float(i)), "v")
+        f = synk.function([x], ((x * v[0] + i).sum(), "sum"), mode=mode)
+        assert f(np.ones(4)) == 8 * i
+        synk.broadcast(v, np.ones(20_000))
+        assert f(np.ones(4)) == 4 + 4 * i
+        if i % 4 == 0:
+            synk.function([x], x.sum(), mode=mode)  # dropped before it is distributed
+        return f
+
+    def rounds(n):
+        kept = []
+        for i in range(n):
+            kept = [*kept[-2:], build(i)]
+        del kept
+        gc.collect()
+        synk.distribute()  # what was dropped before is distributed, and forgotten after
+        gc.collect()
+        session(np.ones(3))  # so that the workers forget too
+
+    rounds(15)
+    before, objects = Held(), len(gc.get_objects())
+    rounds(60)
+    after = Held()
+    assert len(gc.get_objects()) < objects + 120  # two for each round
+    # 60 variables of 40 kB that stayed would be 9.6 MB; the test run's own heap takes up to 5 until it is settled
+    after.check(before, 7_000_000)
+
+
+def test_failing_calls(session):
+    """Errors hold tracebacks, which hold frames, which hold arrays; they must go when the user lets go of them."""
+    x = T.dvector("x")
+    fail = synk.function([x], (T.dot(x, T.ones((7,))), "sum"), mode="FAST_COMPILE")
+
+    def call(i):
+        with pytest.raises(TypeError):
+            session(np.ones((2, 2)))
+        with pytest.raises(IndexError):
+            session(np.ones(1000), batch=[1000])
+        with pytest.raises(synk.WorkerError):
+            fail(np.ones(3000))
+        assert session(np.ones(3))[0] == 3
+
+    check_growth(call, 300, 100, 800_000)
+
+
+@pytest.mark.slow
+def test_sessions_one_after_the_other(no_session):
+    """The master holds after many sessions what it held after a few."""
+    x, w = T.dvector("x"), theano.shared(np.zeros(1000), "w")
+
+    def live(i):
+        synk.fork(2 + i % 2, restart_workers=bool(i % 3))
+        if "h" not in _built:
+            _built["h"] = synk.function([x], [(x * w[0], "gather")], mode="FAST_COMPILE")
+        data = synk.data(np.ones(1000 * (1 + i % 5)))
+        assert len(_built["h"](data)[0]) == len(data)
+        _built["h"](np.ones(20_000))
+        if i % 4:
+            data.free_memory()
+        synk.close()
+
+    check_growth(live, 24, 8, 800_000)
