@@ -6,16 +6,15 @@ import logging
 import os
 import pickle
 import threading
-import time
 from typing import Any, Callable
 
-from synkhronos._failures import BROKEN, first_failure, worker_error
+from synkhronos._failures import BROKEN, failure_of, first_failure, worker_error
 from synkhronos._interrupts import deferred_interrupts
 from synkhronos._ledger import Ledger
 from synkhronos._protocol import Command, Failure
 from synkhronos._replica import Replica
 from synkhronos._team import Team
-from synkhronos.errors import CollectiveAborted, SessionError, WorkerDied, WorkerRestarted, WorkerTimeout
+from synkhronos.errors import SessionError, WorkerDied, WorkerRestarted, WorkerTimeout
 
 __all__ = ["CLOSED", "Dispatcher"]
 
@@ -78,8 +77,7 @@ class Dispatcher:
                 except (WorkerDied, WorkerTimeout):
                     raise
                 except Exception as error:
-                    aborted = isinstance(error, CollectiveAborted)
-                    result = Failure(time.monotonic(), f"{type(error).__name__}: {error}", "", aborted)
+                    result = failure_of(error)
                     own_error = error
                     self._team.signals.abort()
                 replies = self._team.collect()

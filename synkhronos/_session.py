@@ -8,7 +8,6 @@ memory, good until the next command, so callers combine them while they hold `Se
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import pickle
 from collections.abc import Sequence
@@ -31,8 +30,6 @@ from synkhronos._team import Team
 from synkhronos._worker import serve
 
 __all__ = ["Session", "segments"]
-
-_logger = logging.getLogger("synkhronos")
 
 #: Segments of this process; they outlive a session, so that `Data` made in one can be used in the next.
 segments = SegmentTable()

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import pickle
-import time
-import traceback
 from typing import Any
 
+from synkhronos._failures import failure_of
 from synkhronos._protocol import Call, Envelope, Failure, Get
 from synkhronos._replica import Replica
 from synkhronos._team import Team
-from synkhronos.errors import CollectiveAborted
 
 __all__ = ["serve"]
 
@@ -26,19 +24,14 @@ def serve(team: Team, replica: Replica) -> None:
             replica.forget(*envelope.release)
             replica.attach(envelope.attach)
         except Exception as error:
-            reply = _failure(error)._replace(unprepared=True)
+            reply = failure_of(error)._replace(unprepared=True)
         if reply is None:
             try:
                 reply = replica.execute(envelope.command)
                 if isinstance(envelope.command, (Call, Get)) and reply is not None:
                     reply = replica.publish(reply)
             except Exception as error:
-                reply = _failure(error)
+                reply = failure_of(error)
         if isinstance(reply, Failure) and not reply.aborted:
             team.signals.abort()
         team.answer(pickle.dumps(reply, protocol=pickle.HIGHEST_PROTOCOL))
-
-
-def _failure(error: Exception) -> Failure:
-    summary = f"{type(error).__name__}: {error}"
-    return Failure(time.monotonic(), summary, traceback.format_exc(), isinstance(error, CollectiveAborted))
