@@ -2,37 +2,42 @@
 
 A master process forks one worker for each further device, replicates Theano functions and shared variables on each,
 feeds them shares of the inputs from shared memory, and combines results and variables with collectives.
+
+The public names are imported when they are first used, and Theano with them: ``python -m synkhronos``, which imports
+this package before anything else, must neither wait for Theano nor fail with it, and must not open a GPU.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from synkhronos._compat import install as _install
 
-_install()
-
-from synkhronos import errors, extensions  # noqa: E402
-from synkhronos._building import function  # noqa: E402
-from synkhronos._data import Data, data  # noqa: E402
-from synkhronos._function import Function  # noqa: E402
-from synkhronos._lifecycle import close, distribute, fork, get_n_gpu  # noqa: E402
-from synkhronos._single import get_lengths, get_shapes, get_value, set_value  # noqa: E402
-from synkhronos._variables import (  # noqa: E402
-    all_gather,
-    all_reduce,
-    broadcast,
-    gather,
-    reduce,
-    scatter,
-)
-from synkhronos.errors import (  # noqa: E402
-    DeviceError,
-    SessionError,
-    SynkhronosError,
-    WorkerDied,
-    WorkerError,
-    WorkerRestarted,
-    WorkerTimeout,
-)
+if TYPE_CHECKING:
+    from synkhronos import errors, extensions
+    from synkhronos._building import function
+    from synkhronos._data import Data, data
+    from synkhronos._function import Function
+    from synkhronos._lifecycle import close, distribute, fork, get_n_gpu
+    from synkhronos._single import get_lengths, get_shapes, get_value, set_value
+    from synkhronos._variables import (
+        all_gather,
+        all_reduce,
+        broadcast,
+        gather,
+        reduce,
+        scatter,
+    )
+    from synkhronos.errors import (
+        DeviceError,
+        SessionError,
+        SynkhronosError,
+        WorkerDied,
+        WorkerError,
+        WorkerRestarted,
+        WorkerTimeout,
+    )
 
 __version__ = "0.1.0"
 
@@ -65,3 +70,27 @@ __all__ = [
     "scatter",
     "set_value",
 ]
+
+#: The modules in which the public names are looked for, in this order.
+_HOMES = ("errors", "_lifecycle", "_building", "_function", "_data", "_variables", "_single")
+
+_install()
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on its first use."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in ("errors", "extensions"):
+        return import_module(f"{__name__}.{name}")
+    for home in _HOMES:
+        module = import_module(f"{__name__}.{home}")
+        if name in module.__all__:
+            value = globals()[name] = getattr(module, name)
+            return value
+    raise AssertionError(f"{name} is in no module")
+
+
+def __dir__() -> list[str]:
+    """List the public names, whether they have been used or not."""
+    return sorted({*globals(), *__all__})

@@ -71,7 +71,8 @@ def function(
         if output_modes[-1] is not None and not _graphs.is_tensor_variable(getattr(var, "variable", var)):
             raise TypeError(f"output {position} must be a Theano tensor variable, or have the op None; got {var!r}")
     graph = _graphs.Graph(inputs, bcast_inputs or (), variables, pairs, givens, sliceable_shareds or (), kwargs)
-    return Function(session, graph, output_modes, update_modes, single=not many, name=kwargs.get("name"))
+    on_host = [_is_pair(item) and str(item[1]).startswith("c_") for item in items]
+    return Function(session, graph, output_modes, on_host, update_modes, single=not many, name=kwargs.get("name"))
 
 
 def _is_pair(item: Any) -> bool:

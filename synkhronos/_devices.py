@@ -1,13 +1,16 @@
-"""What there is to compute on, and binding a process to one device.
+"""What there is to compute on: CPU cores, CUDA GPUs, OpenCL devices, and their names.
 
-This release computes on CPU cores. CUDA devices are counted, in a subprocess, so that asking leaves this process
-without a CUDA context and thereby fit to fork.
+GPUs are listed in a subprocess, so that asking leaves this process without a GPU context and thereby fit to fork.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,21 +20,39 @@ from threadpoolctl import ThreadpoolController
 
 from synkhronos.errors import DeviceError
 
-__all__ = ["ThreadLimits", "count_cores", "count_gpus", "find_devices"]
+__all__ = [
+    "ThreadLimits",
+    "check_unused",
+    "count_cores",
+    "count_gpus",
+    "find_devices",
+    "kind",
+    "may_use_nccl",
+]
 
 _logger = logging.getLogger("synkhronos")
 
-_COUNT_GPUS = """
-import sys
-try:
-    from pygpu import gpuarray
-    count = 0
-    for platform in range(gpuarray.count_platforms("cuda")):
-        count += gpuarray.count_devices("cuda", platform)
-except Exception as error:
-    print(f"{type(error).__name__}: {error}", file=sys.stderr)
-    count = 0
-print(count)
+_NAME = re.compile(r"cpu|cuda\d+|opencl\d+:\d+")
+_HINT = "`python -m synkhronos info` tells what is there and what is missing"
+
+#: Devices for scripts that name none: names with commas between them.
+_ENVIRONMENT = "SYNKHRONOS_DEVICES"
+
+#: Prints the names of the GPUs that pygpu sees, by kind, or why there are none.
+_LIST_GPUS = """
+import json, sys
+from pygpu import gpuarray
+
+def list_gpus(kind):
+    try:
+        platforms = range(gpuarray.count_platforms(kind))
+        names = [(p, d) for p in platforms for d in range(gpuarray.count_devices(kind, p))]
+    except Exception as error:
+        text = error.args[0] if error.args else error
+        return str(text.decode() if isinstance(text, bytes) else text)
+    return [f"cuda{d}" if kind == "cuda" else f"opencl{p}:{d}" for p, d in names]
+
+print(json.dumps({kind: list_gpus(kind) for kind in sys.argv[1:]}))
 """
 
 
@@ -42,16 +63,50 @@ def count_cores() -> int:
 
 def count_gpus() -> int:
     """The number of CUDA devices that pygpu can see, counted in a subprocess; 0 without pygpu or without a driver."""
+    names = _list_gpus("cuda")
+    if isinstance(names, str):
+        _logger.debug("no CUDA GPU: %s", names)
+        return 0
+    return len(names)
+
+
+def _list_gpus(wanted: str) -> list[str] | str:
+    """The names of the GPUs of a kind, ``"cuda"`` or ``"opencl"``, or why there are none."""
+    if importlib.util.find_spec("pygpu") is None:
+        return "pygpu is not installed"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _COUNT_GPUS], capture_output=True, text=True, timeout=60, check=True
+            [sys.executable, "-c", _LIST_GPUS, wanted],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+            env=environment,
         )
+    except subprocess.CalledProcessError as error:
+        last = error.stderr.strip().splitlines()[-1:] or [f"the process that asked ended with {error.returncode}"]
+        return last[0]
     except (OSError, subprocess.SubprocessError) as error:
-        _logger.debug("counting GPUs failed: %s", error)
-        return 0
-    if done.stderr.strip():
-        _logger.debug("no CUDA device: %s", done.stderr.strip())
-    return int(done.stdout.split()[-1])
+        return str(error)
+    names: list[str] | str = json.loads(done.stdout.splitlines()[-1])[wanted]
+    return names or f"pygpu finds no {wanted} device"
+
+
+def kind(device: str) -> str:
+    """``"cpu"``, ``"cuda"`` or ``"opencl"``."""
+    return device.rstrip("0123456789:")
+
+
+def may_use_nccl(devices: Sequence[str]) -> bool:
+    """Whether NCCL can serve these ranks.
+
+    They need CUDA GPUs, and each one of its own, unless NCCL is told otherwise: by ``NCCL_MULTI_RANK_GPU_ENABLE``
+    (NCCL 2.30 and later), or by ``NCCL_HOSTID``, of which each rank then gets a variation.
+    """
+    shared = len(set(devices)) < len(devices)
+    told = "NCCL_HOSTID" in os.environ or os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    return all(kind(device) == "cuda" for device in devices) and (not shared or told)
 
 
 def find_devices(n_parallel: int | None, use_gpu: bool | None, devices: str | Sequence[str] | None) -> list[str]:
@@ -62,8 +117,10 @@ def find_devices(n_parallel: int | None, use_gpu: bool | None, devices: str | Se
     n_parallel : int or None
         Number of ranks; ``None`` for one on each device.
     use_gpu : bool or None
+        ``None``: CUDA GPUs if there are any, else CPU cores.
     devices : str, list of str or None
-        Explicit names; with one name (or one string), ``n_parallel`` ranks share it.
+        Explicit names; with one name, ``n_parallel`` ranks share it. ``None``: what
+        the environment variable ``SYNKHRONOS_DEVICES`` names, unless ``use_gpu`` is ``False``.
 
     Raises
     ------
@@ -81,12 +138,26 @@ def find_devices(n_parallel: int | None, use_gpu: bool | None, devices: str | Se
         raise TypeError(f"use_gpu must be True, False or None; got {use_gpu!r}")
     if devices is not None:
         return _named(devices, n_parallel, use_gpu)
-    if use_gpu:
+    from_environment = os.environ.get(_ENVIRONMENT, "").replace(",", " ").split()
+    if from_environment and use_gpu is not False:
+        try:
+            return _named(from_environment[:n_parallel], n_parallel, use_gpu)
+        except (DeviceError, ValueError) as error:
+            raise DeviceError(f"{_ENVIRONMENT}={os.environ[_ENVIRONMENT]}: {error}") from error
+    gpus = "use_gpu=False" if use_gpu is False else _list_gpus("cuda")
+    if isinstance(gpus, str):
+        if use_gpu:
+            raise DeviceError(f"use_gpu=True, but there is no CUDA GPU to be had: {gpus}; {_HINT}")
+        names = ["cpu"] * (count_cores() if n_parallel is None else int(n_parallel))
+        if use_gpu is None:
+            _logger.info("computing on CPU cores: %s", gpus)
+        return names
+    if n_parallel is not None and n_parallel > len(gpus):
         raise DeviceError(
-            f"use_gpu=True, but this release computes on CPU cores only ({count_gpus()} CUDA devices are visible to "
-            "pygpu here); leave use_gpu out, or pass use_gpu=False, to use the CPU cores"
+            f"n_parallel={n_parallel}, but there are {len(gpus)} CUDA GPUs: name them in devices= to put several "
+            "ranks on one, or pass use_gpu=False for CPU cores"
         )
-    return ["cpu"] * (count_cores() if n_parallel is None else int(n_parallel))
+    return gpus[:n_parallel]
 
 
 def _named(devices: Any, n_parallel: int | None, use_gpu: bool | None) -> list[str]:
@@ -98,11 +169,38 @@ def _named(devices: Any, n_parallel: int | None, use_gpu: bool | None) -> list[s
     if n_parallel is not None and n_parallel != len(names):
         raise ValueError(f"n_parallel={n_parallel}, but {len(names)} devices are named")
     for name in names:
-        if name != "cpu":
-            raise DeviceError(f'device "{name}" cannot be used: this release computes on CPU cores only; use "cpu"')
-    if use_gpu:
-        raise DeviceError(f"use_gpu=True, but devices={devices!r} names none")
+        if not _NAME.fullmatch(name):
+            raise DeviceError(f'there is no device "{name}"; use "cpu", "cuda0", "opencl0:0" or the like')
+    kinds = {kind(name) for name in names}
+    if len(kinds) > 1:
+        raise DeviceError(
+            f"devices={devices!r} mixes {' and '.join(sorted(kinds))}: a function is compiled for one kind of device"
+        )
+    if use_gpu is not None and use_gpu != (kinds != {"cpu"}):
+        raise DeviceError(f"use_gpu={use_gpu}, but devices={devices!r}")
+    if kinds != {"cpu"}:
+        _check_there(names, *kinds)
     return names
+
+
+def _check_there(names: list[str], wanted: str) -> None:
+    there = _list_gpus(wanted)
+    for name in names:
+        if isinstance(there, str):
+            raise DeviceError(f'device "{name}" cannot be used: {there}; {_HINT}')
+        if name not in there:
+            raise DeviceError(f'there is no device "{name}"; there are {", ".join(there)}')
+
+
+def check_unused() -> None:
+    """Raise `DeviceError` if this process has initialised CUDA, which does not survive a fork."""
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the listing's own is closed by now
+            if os.readlink(f"/proc/self/fd/{fd}").startswith("/dev/nvidia-uvm"):
+                raise DeviceError(
+                    "this process has used CUDA already, and a CUDA context does not survive a fork: call "
+                    "synkhronos.fork() before anything else uses a GPU"
+                )
 
 
 class ThreadLimits:

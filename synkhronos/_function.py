@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from synkhronos import _graphs
 from synkhronos._arguments import Selector, arrange, check_num_slices, check_subset
-from synkhronos._collectives import combine
 from synkhronos._data import Data, data
-from synkhronos._graphs import PLAIN, Variant
+from synkhronos._graphs import Variant
 from synkhronos._lifecycle import current, functions
 from synkhronos._partition import Rows, Selection, select_per_rank
 from synkhronos._protocol import Call
 from synkhronos._replicated import keys, shapes_on_ranks
+from synkhronos._results import Results
 from synkhronos._session import Session
+from synkhronos.errors import SessionError
 
 __all__ = ["Function"]
 
@@ -42,6 +42,7 @@ class Function:
         session: Session,
         graph: _graphs.Graph,
         output_modes: list[Any],
+        on_host: list[bool],
         update_modes: dict[Any, str],
         single: bool,
         name: str | None,
@@ -51,9 +52,11 @@ class Function:
         self.update_modes = list(update_modes.values())
         self.counts: tuple[int, ...] | None = None
         self._graph = graph
+        self._results = Results(graph.outputs, output_modes, on_host, session.on_gpu, name or "the function")
         self._mode_of = update_modes
         self._single = single
-        self._theano = graph.compile()
+        self._plain = Variant(device=session.on_gpu)
+        self._theano = graph.compile(self._plain)
         self._keys: dict[Variant, int] = {}
         self._session: weakref.ref[Session] | None = None
         functions.add(self)
@@ -70,6 +73,8 @@ class Function:
         """Call the plain Theano function, in the master only, on the whole arguments."""
         subset = kwargs.pop("output_subset", None)
         values = self._theano(*map(_plain, arrange(self._graph, args, kwargs)), output_subset=subset)
+        outputs = self._graph.outputs if subset is None else [self._graph.outputs[i] for i in subset]
+        values = [_graphs.as_asked(value, output) for value, output in zip(values, outputs)]
         return values[0] if self._single and len(values) == 1 and subset is None else values
 
     def build_inputs(
@@ -133,15 +138,17 @@ class Function:
         with session.lock:
             session.check_usable()
             self.join(session)
+            if self._session is None or self._session() is not session:
+                raise SessionError(f"{self!r} was built on GPUs; this session computes on CPU cores: build it anew")
             selector = Selector(session, self._graph, values, batch)
             rows = self._rows(session, batch_s, num_slices)
             accumulate = num_slices > 1 and bool(self._graph.accumulated)
-            variant = Variant(accumulate, "all" if rows is None else "range" if isinstance(rows[0], Rows) else "index")
-            key = self._key(session, variant)
-            session.distribute((self._keys[PLAIN], key))
+            kind = "all" if rows is None else "range" if isinstance(rows[0], Rows) else "index"
+            key = self._key(session, self._plain._replace(accumulate=accumulate, rows=kind))
+            session.distribute((self._keys[self._plain], key))
             counts, everybody = self._count(session, selector, rows, num_slices)
             sources, row_refs = selector.stage(rows)
-            wanted = self.output_modes if subset is None else [self.output_modes[i] for i in subset]
+            wanted = list(range(len(self.output_modes))) if subset is None else list(subset)
             updated = self._graph.accumulated if accumulate else []
             if subset is not None:
                 subset += range(len(self.output_modes), len(self.output_modes) + len(updated))
@@ -154,38 +161,26 @@ class Function:
                 counts=counts,
                 everybody=everybody,
                 num_slices=num_slices,
-                output_modes=tuple(wanted),
+                output_modes=tuple(self.output_modes[i] for i in wanted),
                 output_subset=None if subset is None else tuple(subset),
                 updated=keys(session, updated),
                 update_modes=tuple(self._mode_of.get(var, "avg") for var in updated),
+                nccl=self._results.over_nccl(wanted) if session.nccl and (everybody or all(counts)) else (),
+                master=session.master_rank,
             )
             results = session.run(call)
             self.counts = counts
-            outputs = self._combine(session, results, wanted, counts if not everybody else (1,) * session.n_ranks)
+            weights = (1,) * session.n_ranks if everybody else counts
+            outputs = self._results.combine(results, session.master_rank, wanted, weights, call.nccl)
         return outputs[0] if self._single and outputs and subset is None else outputs if self.output_modes else []
-
-    def _combine(self, session: Session, results: list[Any], modes: Sequence[Any], counts: Sequence[int]) -> list[Any]:
-        """Make one output of the ranks' values, for each output."""
-        present = [rank for rank, values in enumerate(results) if values is not None]
-        outputs = []
-        for i, mode in enumerate(modes):
-            if mode is None:
-                own = results[session.master_rank]
-                outputs.append(None if own is None else own[i])
-            else:
-                arrays = [results[rank][i] for rank in present]
-                outputs.append(
-                    combine(
-                        arrays, mode, [counts[rank] for rank in present], f"output {i} of {self.name or 'the function'}"
-                    )
-                )
-        return outputs
 
     def join(self, session: Session) -> None:
         """Become a function of a session, to be distributed there."""
         if self._session is None or self._session() is not session:
+            if self._plain.device and not session.on_gpu:
+                return
             self._session, self._keys = weakref.ref(session), {}
-            self._key(session, PLAIN)
+            self._key(session, self._plain)
 
     def _key(self, session: Session, variant: Variant) -> int:
         """The key of a variant in the session; compiles it and hands it in where it is new."""
@@ -211,7 +206,7 @@ class Function:
 
     def _lengths(self, session: Session) -> list[int]:
         """The number of rows of the sliceable shared variables on each rank, which must agree between them."""
-        session.distribute((self._keys[PLAIN],))
+        session.distribute((self._keys[self._plain],))
         shapes = shapes_on_ranks(session, self._graph.sliceable_shareds)
         for rank, on_rank in enumerate(shapes):
             if len({shape[0] for shape in on_rank}) > 1:

@@ -12,11 +12,11 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, Callable, TypeVar, cast
 
-from synkhronos import _devices
+from synkhronos import _devices, _graphs
 from synkhronos._interrupts import collect_garbage
 from synkhronos._segments import remove_stale
 from synkhronos._session import Session, segments
-from synkhronos.errors import SessionError
+from synkhronos.errors import DeviceError, SessionError
 
 __all__ = ["close", "current", "distribute", "drop_segment", "fork", "functions", "get_n_gpu", "settle"]
 
@@ -68,7 +68,8 @@ def fork(
     n_parallel : int, optional
         Number of ranks, this process included. Default: one for each device.
     use_gpu : bool, optional
-        ``False``: CPU cores. ``None``: the same in this release. ``True``: a `DeviceError`, see there.
+        ``None``: CUDA GPUs if pygpu finds any, else CPU cores. ``True``: GPUs, or a `DeviceError` that says what is
+        missing. ``False``: CPU cores.
     master_rank : int
         The rank of this process.
     profile_workers : bool
@@ -77,7 +78,9 @@ def fork(
     max_n_var, max_dim : int
         Accepted for scripts of 2017; they limit nothing.
     devices : str or list of str, optional
-        Name the devices: ``"cpu"``, or one name for each rank.
+        Name the device of each rank: ``"cuda0"``, ``"opencl0:0"``, … or ``"cpu"``; several ranks may share one. With
+        one name, ``n_parallel`` ranks share it. All are of one kind. Default:
+        what the environment variable ``SYNKHRONOS_DEVICES`` names (``"cuda0,cuda2"``), unless ``use_gpu`` is ``False``.
     replicate_rng : bool
         ``False`` gives the random states that are distributed a stream of their own on each rank; ``True`` keeps them
         equal.
@@ -85,7 +88,7 @@ def fork(
         Seconds that a rank may take for one command; if it takes longer, `WorkerTimeout` names it. Default: no limit.
     restart_workers : bool
         Replace a worker that dies: it gets the functions, the data, and the master's values of the shared variables;
-        the interrupted call raises `WorkerRestarted`, and the next one works.
+        the interrupted call raises `WorkerRestarted`, and the next one works. On CPU cores only.
 
     Returns
     -------
@@ -103,6 +106,8 @@ def fork(
     if _session is not None and _session.pid == os.getpid():
         raise SessionError("synkhronos.fork was called already; call synkhronos.close() first")
     names = _devices.find_devices(n_parallel, use_gpu, devices)
+    if _devices.kind(names[0]) != "cpu":
+        _check_fork_to_gpus(bool(restart_workers))
     if isinstance(master_rank, bool) or not hasattr(master_rank, "__index__"):
         raise TypeError(f"master_rank must be an int; got {master_rank!r}")
     if not 0 <= master_rank < len(names):
@@ -119,6 +124,19 @@ def fork(
     atexit.register(_close_at_exit)
     _logger.info("forked %d ranks on %s", len(names), ", ".join(sorted(set(names))))
     return len(names)
+
+
+def _check_fork_to_gpus(restart_workers: bool) -> None:
+    held = _graphs.bound()
+    if held is not None:
+        raise DeviceError(
+            f"this process has used {held} already, and its context does not survive a fork. Leave device= and "
+            "init_gpu_device= out of Theano's flags, since synkhronos.fork() binds the GPUs; after close(), GPUs can "
+            "be had again in a new process only, CPU cores by use_gpu=False"
+        )
+    _devices.check_unused()
+    if restart_workers:
+        raise ValueError("restart_workers is for CPU cores: no worker can be forked from a process that holds a GPU")
 
 
 @_one_at_a_time

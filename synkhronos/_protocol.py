@@ -15,12 +15,15 @@ __all__ = [
     "AllGather",
     "AllReduce",
     "Arrays",
+    "Bind",
     "Call",
     "Command",
+    "Connect",
     "Envelope",
     "Failure",
     "Get",
     "Load",
+    "Nccl",
     "Put",
     "Release",
     "RowsRef",
@@ -54,6 +57,20 @@ class Settle:
 
 
 @dataclass(frozen=True)
+class Bind:
+    """Make a GPU this rank's own: ``devices[rank]``."""
+
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Connect:
+    """Meet the other ranks in NCCL."""
+
+    clique: bytes
+
+
+@dataclass(frozen=True)
 class Load:
     """Unpickle functions and their new shared variables."""
 
@@ -82,6 +99,8 @@ class Call:
     output_subset: tuple[int, ...] | None
     updated: tuple[int, ...]
     update_modes: tuple[str, ...]
+    nccl: tuple[int, ...] = ()  # the outputs, of those that are wanted, that NCCL reduces to the master
+    master: int = 0  # its rank
 
 
 @dataclass(frozen=True)
@@ -110,6 +129,21 @@ class AllReduce:
     variables: tuple[int, ...]
     op: str
     weights: tuple[float, ...] | None
+    nccl: bool = True  # where there is NCCL
+
+
+@dataclass(frozen=True)
+class Nccl:
+    """Broadcast variables of the given shapes from rank `root`, reduce them to it, or all-gather them, over NCCL.
+
+    `kind` is ``"broadcast"``, ``"reduce"`` or ``"all_gather"``. The root gets what is reduced; no variable changes.
+    """
+
+    kind: str
+    variables: tuple[int, ...]
+    root: int
+    op: str = "avg"
+    shapes: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -128,7 +162,7 @@ class Shapes:
     variables: tuple[int, ...]
 
 
-Command = Union[Settle, Load, Call, Get, Put, AllReduce, AllGather, Shapes]
+Command = Union[Settle, Bind, Connect, Load, Call, Get, Put, AllReduce, Nccl, AllGather, Shapes]
 
 
 class Envelope(NamedTuple):

@@ -8,34 +8,28 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 import numpy as np
 
 from synkhronos import _graphs
-from synkhronos._arena import Arena
-from synkhronos._collectives import Accumulator, SharedMemoryTransport
-from synkhronos._devices import ThreadLimits
-from synkhronos._partition import Rows, Selection, pieces, take
-from synkhronos._protocol import (
-    AllGather,
-    AllReduce,
-    Arrays,
-    Call,
-    Command,
-    Get,
-    Load,
-    Put,
-    RowsRef,
-    Settle,
-    Shapes,
-    Source,
+from synkhronos._collectives import (
+    Accumulator,
+    DeviceAccumulator,
+    NcclTransport,
+    ShapesDiffer,
+    SharedMemoryTransport,
+    accumulates,
+    connect,
 )
-from synkhronos._segments import FileRef, SegmentRef, SegmentTable, aligned
+from synkhronos._devices import ThreadLimits
+from synkhronos._excerpts import Excerpts
+from synkhronos._exchange import Exchange
+from synkhronos._partition import Rows, Selection, pieces, take
+from synkhronos._protocol import Arrays, Bind, Call, Command, Connect, Load, Settle
+from synkhronos._segments import FileRef, SegmentRef, SegmentTable
 
 __all__ = ["Replica"]
-
-Values = list[Optional[np.ndarray]]
 
 
 class Replica:
@@ -49,6 +43,8 @@ class Replica:
     segments : SegmentTable
     variables : VariableTable
     transport : SharedMemoryTransport
+    make_nccl : callable
+        Makes a `NcclTransport` of a communicator.
     """
 
     def __init__(
@@ -59,6 +55,7 @@ class Replica:
         segments: SegmentTable,
         variables: _graphs.VariableTable,
         transport: SharedMemoryTransport,
+        make_nccl: Callable[[Any], NcclTransport],
     ) -> None:
         self.rank = rank
         self.n_ranks = n_ranks
@@ -67,24 +64,25 @@ class Replica:
         self.segments = segments
         self.variables = variables
         self.functions: dict[int, Any] = {}
-        self.outbox = Arena(segments)
         self.thread_limits = ThreadLimits(n_ranks)
-        self._transport = transport
-        self._excerpts: dict[tuple[int, int], np.ndarray] = {}
+        self.context: Any = None  # of the rank's GPU
+        self._excerpts = Excerpts(segments)
+        self._exchange = Exchange(rank, self.is_master, segments, variables, self._excerpts, transport)
+        self._make_nccl = make_nccl
+        self.outbox = self._exchange.outbox
+        self.publish: Callable[[Sequence[Any]], Arrays] = self._exchange.publish
         self._handlers: dict[type, Callable[[Any], Any]] = {
             Settle: lambda command: None,
+            Bind: self._bind,
+            Connect: self._connect,
             Load: self._load,
             Call: self._call,
-            Get: self._get,
-            Put: self._put,
-            AllReduce: self._all_reduce,
-            AllGather: self._all_gather,
-            Shapes: self._shapes,
+            **self._exchange.handlers,
         }
 
     def execute(self, command: Command) -> Any:
         """Carry out one command; returns arrays for `Call` and `Get`, else metadata or ``None``."""
-        self._transport.restart()
+        self._exchange.restart()
         return self._handlers[type(command)](command)
 
     def attach(self, refs: Sequence[SegmentRef | FileRef]) -> None:
@@ -104,18 +102,19 @@ class Replica:
             self.segments.release(segment)
         for function in functions:
             self.functions.pop(function, None)
-            self._excerpts = {key: buffer for key, buffer in self._excerpts.items() if key[0] != function}
+            self._excerpts.forget(function)
         for variable in variables:
             self.variables.drop(variable)
         if (functions or variables) and not self.is_master:
             gc.collect()  # compiled functions are cycles, and may hold much memory
 
-    def publish(self, values: Values) -> Arrays:
-        """Put arrays where the other ranks can see them."""
-        if all(value is None for value in values):
-            return Arrays(None, [None] * len(values))
-        self.outbox.reserve(sum(aligned(value.nbytes) for value in values if value is not None))
-        return Arrays(self.outbox.ref, [None if value is None else self.outbox.place(value) for value in values])
+    # -- the device
+
+    def _bind(self, command: Bind) -> None:
+        self.context = _graphs.bind(command.devices[self.rank], quiet=not self.is_master)
+
+    def _connect(self, command: Connect) -> None:
+        self._exchange.nccl = self._make_nccl(connect(self.context, command.clique, self.n_ranks, self.rank))
 
     # -- functions
 
@@ -128,18 +127,18 @@ class Replica:
             self.functions.update(_graphs.load(bundle, self.variables, stream))
         self.thread_limits.apply()  # compiled functions may have brought a BLAS library with them
 
-    def _call(self, command: Call) -> Values | None:
+    def _call(self, command: Call) -> list[Any] | None:
         if not command.counts[self.rank] and not command.everybody:
             return None
         function = self.functions[command.function]
         share = command.shares[self.rank] if command.shares else Rows(0, 0)
-        rows = self._rows(command.rows[self.rank]) if command.rows else None
+        rows = self._excerpts.rows(command.rows[self.rank]) if command.rows else None
         n_scattered = command.n_scattered
         whole = [self.segments.view(source.array) for source in command.inputs[n_scattered:]]
 
         def run(part: Rows, sliced: Selection | None) -> list[Any]:
             inputs = [
-                self._excerpt(source, part, (command.function, i))
+                self._excerpts.take(source, part, (command.function, i))
                 for i, source in enumerate(command.inputs[:n_scattered])
             ]
             extra: tuple[Any, ...] = () if sliced is None else tuple(sliced) if isinstance(sliced, Rows) else (sliced,)
@@ -147,10 +146,28 @@ class Replica:
             return function(*inputs, *whole, *extra, output_subset=subset)
 
         outputs = run(share, rows) if command.num_slices == 1 else self._call_sliced(command, run, share, rows)
+        if command.nccl:
+            self._reduce_over_nccl(command, outputs)
         return [
-            None if mode is None and not self.is_master else output if mode is None else np.asarray(output)
+            None if mode is None and not self.is_master else output if mode is None else _array(output)
             for output, mode in zip(outputs, command.output_modes)
         ]
+
+    def _reduce_over_nccl(self, command: Call, outputs: list[Any]) -> None:
+        """Reduce outputs to the master, where their shapes allow it; else the master will get, and refuse, them all."""
+        nccl = self._exchange.nccl
+        assert nccl is not None
+        by_op: dict[Any, list[int]] = {}
+        for i in command.nccl:
+            by_op.setdefault(command.output_modes[i], []).append(i)
+        for op, positions in by_op.items():
+            weights = None if command.everybody else command.counts
+            try:
+                reduced = nccl.reduce([_graphs.to_device(outputs[i]) for i in positions], op, weights, command.master)
+            except ShapesDiffer:
+                continue
+            for i, value in zip(positions, reduced or [None] * len(positions)):
+                outputs[i] = value
 
     def _call_sliced(
         self, command: Call, run: Callable[..., list[Any]], share: Rows, rows: Selection | None
@@ -166,12 +183,14 @@ class Replica:
         ]
         updated = [self.variables[key] for key in command.updated]
         dtypes = [None] * len(modes) + [np.dtype(var.dtype) for var in updated]
-        accumulators = [
-            Accumulator(mode, n_points, name, dtype)
-            for mode, name, dtype in zip([*modes, *command.update_modes], names, dtypes)
-        ]
+        accumulators: list[Any] = []
         for part, some in zip(parts, sliced):
             results = run(Rows(share.start + part.start, share.start + part.stop), some)
+            if not accumulators:
+                accumulators = [
+                    _accumulator(result, mode, n_points, name, dtype)
+                    for result, mode, name, dtype in zip(results, [*modes, *command.update_modes], names, dtypes)
+                ]
             for accumulator, result in zip(accumulators, results):
                 accumulator.add(result, len(part))
         results = [accumulator.result() for accumulator in accumulators]
@@ -179,70 +198,14 @@ class Replica:
             _graphs.set_array(var, value)
         return results[: len(modes)]
 
-    def _rows(self, rows: RowsRef) -> Selection:
-        return rows if isinstance(rows, Rows) else self.segments.view(rows)
 
-    def _excerpt(self, source: Source, part: Rows, key: tuple[int, int] | None = None) -> np.ndarray:
-        """Rows ``part`` of what ``source`` selects: a view where they are contiguous, else copied.
+def _array(output: Any) -> Any:
+    """An output as an array: outputs that are scalars come as such from some ops."""
+    return output if output is None or _graphs.is_device_array(output) else np.asarray(output)
 
-        With a ``key`` the copy goes to a buffer that the next excerpt of that key overwrites.
-        """
-        data = self.segments.view(source.array)
-        if source.rows is None:
-            return data
-        rows = take(self._rows(source.rows), part)
-        if isinstance(rows, Rows):
-            return data[rows.start : rows.stop]
-        if key is None:
-            return data.take(rows, axis=0, mode="clip")
-        buffer = self._excerpts.get(key)
-        if (
-            buffer is None
-            or len(buffer) < len(rows)
-            or buffer.shape[1:] != data.shape[1:]
-            or buffer.dtype != data.dtype
-        ):
-            buffer = self._excerpts[key] = np.empty((len(rows), *data.shape[1:]), data.dtype)
-        # the indexes were checked by the master; mode="raise" would make take() copy twice
-        return np.take(data, rows, axis=0, out=buffer[: len(rows)], mode="clip")
 
-    # -- shared variables
-
-    def _get(self, command: Get) -> Any | None:
-        if command.ranks is not None and self.rank not in command.ranks:
-            return None
-        values = [_graphs.get_array(self.variables[key]) for key in command.variables]
-        return self.publish(values) if command.publish and self.is_master else values
-
-    def _put(self, command: Put) -> None:
-        if command.ranks is not None and self.rank not in command.ranks:
-            return
-        for i, (key, source) in enumerate(zip(command.variables, command.sources)):
-            part = command.shares[i][self.rank] if command.shares is not None else Rows(0, 0)
-            if command.shares is None and source.rows is not None:
-                part = Rows(0, len(self._rows(source.rows)))
-            _graphs.copy_array(self.variables[key], self._excerpt(source, part))
-
-    def _all_reduce(self, command: AllReduce) -> None:
-        variables = [self.variables[key] for key in command.variables]
-        arrays = [_graphs.get_array(var) for var in variables]
-        in_place = [array.flags.c_contiguous and array.flags.writeable for array in arrays]
-        work = [array if fits else np.array(array, order="C") for array, fits in zip(arrays, in_place)]
-        self._transport.all_reduce(work, command.op, command.weights)
-        for var, array, fits in zip(variables, work, in_place):
-            if not fits:
-                _graphs.set_array(var, array)
-
-    def _all_gather(self, command: AllGather) -> None:
-        for segment in command.segments:
-            self.segments.attach(segment)
-        own = self.outbox.ref
-        for key, refs in zip(command.variables, command.arrays):
-            value = np.concatenate([self.segments.view(ref) for ref in refs])
-            _graphs.set_array(self.variables[key], value)
-        for segment in command.segments:
-            if not self.is_master and (own is None or segment.key != own.key):
-                self.segments.release(segment.key)
-
-    def _shapes(self, command: Shapes) -> list[tuple[int, ...]]:
-        return [_graphs.get_array(self.variables[key]).shape for key in command.variables]
+def _accumulator(result: Any, mode: str, total: int, name: str, dtype: np.dtype | None) -> Any:
+    """What accumulates results like this one: on the device where they are there and it can."""
+    if _graphs.is_device_array(result) and accumulates(result.dtype, mode, dtype):
+        return DeviceAccumulator(mode, total, name)
+    return Accumulator(mode, total, name, dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 
@@ -25,6 +25,7 @@ __all__ = [
     "keys",
     "like",
     "match",
+    "over_nccl",
     "put",
     "shapes_on_ranks",
     "start",
@@ -55,6 +56,15 @@ def start(function: str, shared_vars: Any) -> tuple[Session, list[Any]]:
     if len(set(variables)) < len(variables):
         raise ValueError(f"{function}: a variable is named twice in {variables}")
     return session, variables
+
+
+def over_nccl(session: Session, variables: Sequence[Any], nccl: bool, allowed: Callable[[Any], bool]) -> list[Any]:
+    """The variables for which NCCL is wanted and can be used: those on GPUs, with a dtype that is allowed."""
+    if not (nccl and session.nccl):
+        return []
+    return [
+        var for var in variables if _graphs.is_device_array(_graphs.get_array(var)) and allowed(np.dtype(var.dtype))
+    ]
 
 
 def keys(session: Session, variables: Sequence[Any]) -> tuple[int, ...]:

@@ -17,9 +17,10 @@ import numpy as np
 
 from synkhronos import _devices, _graphs
 from synkhronos._arena import Arena
-from synkhronos._collectives import LANE_BYTES, SharedMemoryTransport
+from synkhronos._collectives import LANE_BYTES, NcclTransport, SharedMemoryTransport
 from synkhronos._dispatch import CLOSED, Dispatcher
 from synkhronos._files import OpenFile
+from synkhronos._gpus import connect_gpus, take_gpus
 from synkhronos._interrupts import collect_garbage, deferred_interrupts
 from synkhronos._ledger import Ledger
 from synkhronos._library import Library
@@ -68,21 +69,27 @@ class Session:
         self.master_rank = master_rank
         self.devices = devices
         self.pid = os.getpid()
+        self.on_gpu = _devices.kind(devices[0]) != "cpu"
+        self.nccl = False  # whether NCCL connects the ranks
         self._replicate_rng = replicate_rng
         self._ledger = Ledger(segments)
         spin = _SPIN_SECONDS if self.n_ranks <= _devices.count_cores() else 0.0
-        shared = Segment.create(2 * self.n_ranks * LANE_BYTES + 8 * self.n_ranks)
+        shared = Segment.create(2 * self.n_ranks * LANE_BYTES + 3 * 8 * self.n_ranks)
         shared.close_fd()
         lanes = shared.array((2, self.n_ranks, LANE_BYTES), np.uint8)
-        signatures = shared.array((self.n_ranks,), np.int64, offset=lanes.nbytes)
+        signatures = shared.array((3, self.n_ranks), np.int64, offset=lanes.nbytes)
 
         self._team = Team(devices, master_rank, spin, timeout)
 
         def make_replica(rank: int) -> Replica:
             table = _graphs.VariableTable(self._ledger.variables.append if rank == master_rank else None)
             stream = (rank - master_rank) % self.n_ranks
-            transport = SharedMemoryTransport(lanes, signatures, rank, self._team.barrier)
-            return Replica(rank, self.n_ranks, stream, segments, table, transport)
+            transport = SharedMemoryTransport(lanes, signatures[0], rank, self._team.barrier)
+
+            def make_nccl(comm: Any) -> NcclTransport:
+                return NcclTransport(comm, rank, self.n_ranks, signatures[1:], self._team.barrier, self._team.check)
+
+            return Replica(rank, self.n_ranks, stream, segments, table, transport, make_nccl)
 
         def work(rank: int) -> None:
             if hasattr(self, "_dispatcher"):  # a worker in the place of one that died
@@ -106,7 +113,12 @@ class Session:
             self.check_usable = self._dispatcher.check_usable
             self.publish = self._dispatcher.issue
             self.settle()  # every worker has started, or this raises
+            if self.on_gpu:
+                take_gpus(devices, self.run)
+                self.nccl = connect_gpus(devices, self.replica.context, self.run)
         except BaseException:
+            if self.on_gpu:
+                _graphs.unbind()
             with deferred_interrupts():
                 self._team.stop(grace=0.0)
             raise
@@ -227,3 +239,5 @@ class Session:
             self.replica.thread_limits.restore()
             self.replica.outbox.free()
             self._ledger.close()
+            if self.on_gpu:
+                _graphs.unbind()

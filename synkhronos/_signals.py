@@ -63,6 +63,11 @@ class Signals:
         """Release every rank that waits in a barrier; it raises `CollectiveAborted` there."""
         self._flags[0] = 1
 
+    @property
+    def aborted(self) -> bool:
+        """Whether a rank has failed in the command that is being executed."""
+        return bool(self._flags[0])
+
     def reset(self) -> None:
         """After an aborted command, when all ranks are idle again: lower the flag and forget half-done barriers."""
         for semaphores in self._arrived:

@@ -33,7 +33,7 @@ from synkhronos._interrupts import deferred_interrupts
 from synkhronos._process import Process, describe_exit
 from synkhronos._segments import Segment
 from synkhronos._signals import POLL, Signals, wait
-from synkhronos.errors import WorkerDied, WorkerTimeout
+from synkhronos.errors import CollectiveAborted, WorkerDied, WorkerTimeout
 
 __all__ = ["MasterDied", "Team"]
 
@@ -230,3 +230,9 @@ class Team:
         self._steps[self.rank] += 1
         check = self.check_workers if self.rank == self.master_rank else self.check_master
         self.signals.barrier(self.rank, check)
+
+    def check(self) -> None:
+        """Raise what `barrier` raises if the ranks cannot meet any more."""
+        if self.signals.aborted:
+            raise CollectiveAborted("another rank failed")
+        (self.check_workers if self.rank == self.master_rank else self.check_master)()

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from synkhronos import _graphs
-from synkhronos._collectives import combine
-from synkhronos._protocol import AllGather, AllReduce, Get
+from synkhronos._collectives import combine, nccl_moves, nccl_reduces
+from synkhronos._protocol import AllGather, AllReduce, Command, Get, Nccl
 from synkhronos._replicated import (
     check_op,
     check_shapes,
@@ -22,10 +22,12 @@ from synkhronos._replicated import (
     keys,
     like,
     match,
+    over_nccl,
     put,
     shapes_on_ranks,
     start,
 )
+from synkhronos._session import Session
 from synkhronos.errors import WorkerError
 
 __all__ = [
@@ -51,12 +53,17 @@ def broadcast(shared_vars: Any, values: Any = None, nccl: bool = True) -> None:
     """
     session, variables = start("broadcast", shared_vars)
     with session.lock:
-        if values is None:
-            values = [_graphs.get_array(var) for var in variables]
-            ranks: Any = tuple(rank for rank in range(session.n_ranks) if rank != session.master_rank)
-        else:
-            values, ranks = match(shared_vars, variables, values), None
-        put(session, variables, values, ranks=ranks)
+        if values is not None:
+            put(session, variables, match(shared_vars, variables, values))
+            return
+        direct = over_nccl(session, variables, nccl, nccl_moves)
+        if direct:
+            shapes = tuple(tuple(_graphs.get_array(var).shape) for var in direct)
+            session.run(Nccl("broadcast", keys(session, direct), session.master_rank, shapes=shapes))
+        rest = _without(variables, direct)
+        if rest:
+            workers = tuple(rank for rank in range(session.n_ranks) if rank != session.master_rank)
+            put(session, rest, [_graphs.host_array(var) for var in rest], ranks=workers)
 
 
 def scatter(shared_vars: Any, values: Any, batch: Any = None) -> None:
@@ -88,7 +95,7 @@ def gather(shared_vars: Any, nd_up: int = 1, nccl: bool = True) -> Any:
     nd_up : int
         1: stacked on a new first axis, which needs equal shapes. 0: concatenated on axis 0; lengths may differ.
     nccl : bool
-        On CPU cores it changes nothing.
+        Use NCCL where the variable lives on a CUDA GPU; on CPU cores it changes nothing.
 
     Raises
     ------
@@ -114,7 +121,7 @@ def all_gather(shared_vars: Any, nccl: bool = True) -> None:
     ----------
     shared_vars : shared variable or list
     nccl : bool
-        On CPU cores it changes nothing.
+        Use NCCL where the variable lives on a CUDA GPU; on CPU cores it changes nothing.
 
     Raises
     ------
@@ -123,11 +130,18 @@ def all_gather(shared_vars: Any, nccl: bool = True) -> None:
     """
     session, variables = start("all_gather", shared_vars)
     with session.lock:
-        for var, shapes in zip(variables, zip(*shapes_on_ranks(session, variables))):
+        on_ranks = shapes_on_ranks(session, variables)
+        for var, shapes in zip(variables, zip(*on_ranks)):
             check_shapes("all_gather", var, shapes, concatenate=True)
             if var.broadcastable[0]:
                 raise ValueError(f"all_gather: axis 0 of {var} is broadcastable and must keep length 1")
-        names = keys(session, variables)
+        equal = [var for var, shapes in zip(variables, zip(*on_ranks)) if len(set(shapes)) == 1]
+        direct = over_nccl(session, equal, nccl, nccl_moves)
+        if direct:
+            session.run(Nccl("all_gather", keys(session, direct), session.master_rank))
+        names = keys(session, _without(variables, direct))
+        if not names:
+            return
         published = session.publish(Get(names, publish=True))
         segments = tuple(one.segment for one in published if one.segment is not None)
         session.run(AllGather(names, segments, tuple(zip(*(one.refs for one in published)))))
@@ -145,22 +159,42 @@ def reduce(shared_vars: Any, op: str = "avg", in_place: bool = True, nccl: bool 
         ``True``: into the master's variable (integers keep their dtype: averages round to the nearest). ``False``:
         returned (in NumPy's dtype for such a reduction), and nothing changes.
     nccl : bool
-        On CPU cores it changes nothing.
+        Use NCCL where the variable lives on a CUDA GPU; on CPU cores it changes nothing.
     """
     session, variables = start("reduce", shared_vars)
     op = check_op("reduce", op)
     with session.lock:
-        results = session.run(Get(keys(session, variables)))
-        reduced = []
-        for var, values in zip(variables, zip(*results)):
+        direct = over_nccl(session, variables, nccl, lambda dtype: nccl_reduces(dtype, op, not in_place))
+        reduced: dict[Any, Any] = {}
+        if direct:
+            command = Nccl("reduce", keys(session, direct), session.master_rank, op)
+            reduced.update(zip(direct, _run(session, "reduce", direct, command)[session.master_rank]))
+        rest = _without(variables, direct)
+        results = session.run(Get(keys(session, rest))) if rest else []
+        for var, values in zip(rest, zip(*results)):
             check_shapes("reduce", var, [value.shape for value in values])
             dtype = np.dtype(var.dtype) if in_place else None
-            reduced.append(combine(values, op, (1,) * session.n_ranks, str(var), dtype))
+            reduced[var] = combine(values, op, (1,) * session.n_ranks, str(var), dtype)
         if not in_place:
-            return like(shared_vars, reduced)
-        for var, value in zip(variables, reduced):
-            _graphs.copy_array(var, value)
+            return like(shared_vars, [_graphs.to_host(reduced[var]) for var in variables])
+        for var in variables:
+            value = reduced[var]
+            (_graphs.set_array if _graphs.is_device_array(value) else _graphs.copy_array)(var, value)
     return None
+
+
+def _without(variables: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+    return [var for var in variables if not any(var is other for other in others)]
+
+
+def _run(session: Session, function: str, variables: Sequence[Any], command: Command) -> list[Any]:
+    """Run a command that needs equal shapes on all ranks; if it fails, and they are not, say which."""
+    try:
+        return session.run(command)
+    except WorkerError:
+        for var, shapes in zip(variables, zip(*shapes_on_ranks(session, variables))):
+            check_shapes(function, var, shapes)
+        raise
 
 
 def all_reduce(shared_vars: Any, op: str = "avg", nccl: bool = True, weights: Sequence[float] | None = None) -> None:
@@ -173,7 +207,7 @@ def all_reduce(shared_vars: Any, op: str = "avg", nccl: bool = True, weights: Se
         ``"avg"``, ``"sum"``, ``"min"``, ``"max"`` or ``"prod"``. Integers keep their dtype: averages round to the
         nearest.
     nccl : bool
-        On CPU cores it changes nothing.
+        Use NCCL where the variable lives on a CUDA GPU; on CPU cores it changes nothing.
     weights : sequence of float, optional
         For ``"avg"``: one number for each rank; a weight of 0 leaves that rank's value out altogether. With
         ``f.counts`` the average over ranks of a mean over data points is the mean over all data points.
@@ -187,9 +221,4 @@ def all_reduce(shared_vars: Any, op: str = "avg", nccl: bool = True, weights: Se
     op = check_op("all_reduce", op)
     checked = check_weights(session, op, weights)
     with session.lock:
-        try:
-            session.run(AllReduce(keys(session, variables), op, checked))
-        except WorkerError:
-            for var, shapes in zip(variables, zip(*shapes_on_ranks(session, variables))):
-                check_shapes("all_reduce", var, shapes)
-            raise
+        _run(session, "all_reduce", variables, AllReduce(keys(session, variables), op, checked, bool(nccl)))

@@ -318,3 +318,37 @@ def test_dropout_masks_differ_between_ranks(synchronize):
     assert set(np.unique(masked)) == {0, 1}
     for one, other in ((0, 1), (0, 2), (1, 2)):
         assert 60 < (masked[one] != masked[other]).sum() < 140
+
+
+class TestAliases:
+    """Variables over one container, as Lasagne's batch normalisation makes them."""
+
+    @staticmethod
+    def build():
+        x, mean = T.dvector("x"), theano.shared(np.zeros(()), "mean")
+        alias = theano.clone(mean, share_inputs=False)
+        alias.default_update = 0.5 * alias + x.mean()
+        return x, mean, synk.function([x], (x.sum() + 0 * alias, "sum"))
+
+    def test_are_one_variable_on_all_ranks(self, synchronize):
+        synchronize(2)
+        x, mean, train = self.build()
+        test = synk.function([x], (x * 0 + mean, "gather"))
+        assert train([1.0, 3.0]) == 4
+        assert synk.gather(mean).tolist() == [1, 3]
+        assert test([0, 0]).tolist() == [1, 3]
+
+    def test_live_as_long_as_one_of_them(self, synchronize):
+        synchronize(2)
+        x, mean, train = self.build()
+        train([1.0, 3.0])
+        test = synk.function([x], (x * 0 + mean, "gather"))
+        assert test([0, 0]).tolist() == [1, 3]
+        del train
+        gc.collect()
+        synk.distribute()
+        assert synk.gather(mean).tolist() == [1, 3]
+        synk.broadcast(mean, np.asarray(7.0))
+        assert test([0, 0]).tolist() == [7, 7]
+        later = synk.function([x], (x * 0 + 2 * mean, "gather"))
+        assert later([0, 0]).tolist() == [14, 14]

@@ -3,6 +3,24 @@
 from __future__ import annotations
 
 from synkhronos._collectives._arithmetic import OPS, Accumulator, as_stored, combine
+from synkhronos._collectives._communicator import connect, make_clique
+from synkhronos._collectives._nccl import NcclTransport, nccl_moves, nccl_reduces
+from synkhronos._collectives._on_device import DeviceAccumulator, accumulates
 from synkhronos._collectives._shared_memory import LANE_BYTES, ShapesDiffer, SharedMemoryTransport
 
-__all__ = ["LANE_BYTES", "OPS", "Accumulator", "ShapesDiffer", "SharedMemoryTransport", "as_stored", "combine"]
+__all__ = [
+    "LANE_BYTES",
+    "OPS",
+    "Accumulator",
+    "DeviceAccumulator",
+    "NcclTransport",
+    "ShapesDiffer",
+    "SharedMemoryTransport",
+    "accumulates",
+    "as_stored",
+    "combine",
+    "connect",
+    "make_clique",
+    "nccl_moves",
+    "nccl_reduces",
+]

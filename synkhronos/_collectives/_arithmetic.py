@@ -16,6 +16,7 @@ __all__ = [
     "OPS",
     "Accumulator",
     "as_stored",
+    "check_equal_shapes",
     "combine",
     "normalized",
     "reduce_into",
@@ -96,11 +97,7 @@ def combine(
         if len({shape[1:] for shape in shapes}) > 1:
             raise ValueError(f"{what}: cannot gather shapes that differ beyond axis 0: {shapes}")
         return np.concatenate([np.atleast_1d(array) for array in arrays])
-    if len(set(shapes)) > 1:
-        raise ValueError(
-            f'{what}: op "{op}" needs equal shapes on all ranks and slices; got {shapes}. '
-            'Use "gather" for results with one row for each data point'
-        )
+    check_equal_shapes(shapes, op, what)
     returned = result_dtype(arrays[0].dtype, op) if dtype is None else dtype
     if op != "avg":
         out = np.array(arrays[0], dtype=returned)
@@ -111,6 +108,15 @@ def combine(
     if len(present) == 1:
         return np.array(present[0][0], dtype=returned)
     return as_stored(weighted_mean(*zip(*present)), returned)
+
+
+def check_equal_shapes(shapes: Sequence[tuple[int, ...]], op: str, what: str) -> None:
+    """Raise `ValueError` where an op that needs equal shapes did not get them."""
+    if len(set(shapes)) > 1:
+        raise ValueError(
+            f'{what}: op "{op}" needs equal shapes on all ranks and slices; got {shapes}. '
+            'Use "gather" for results with one row for each data point'
+        )
 
 
 def weighted_mean(arrays: Sequence[np.ndarray], shares: Sequence[float]) -> np.ndarray:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from synkhronos._graphs._functions import PLAIN, Graph, Variant
+from synkhronos._graphs._gpu import as_asked, bind, bound, is_device_array, read, to_device, to_host, unbind
 from synkhronos._graphs._pickling import Bundle, dump, load
 from synkhronos._graphs._shared import (
     VariableTable,
     copy_array,
     describe,
     get_array,
+    host_array,
+    is_host_variable,
     is_shared_variable,
     is_tensor_variable,
     prepare_fork,
@@ -23,15 +26,25 @@ __all__ = [
     "Graph",
     "VariableTable",
     "Variant",
+    "as_asked",
+    "bind",
+    "bound",
     "copy_array",
     "describe",
     "dump",
     "get_array",
+    "host_array",
+    "is_device_array",
+    "is_host_variable",
     "is_shared_variable",
     "is_tensor_variable",
     "load",
     "prepare_fork",
+    "read",
     "set_array",
     "shared_variables_of",
     "start_worker",
+    "to_device",
+    "to_host",
+    "unbind",
 ]

@@ -2,7 +2,7 @@
 
 Invariants
 ----------
-* The plain function is compiled by Theano from the user's own arguments, untouched.
+* The plain function is compiled by Theano from the user's own arguments, untouched (but its outputs stay on a GPU).
 * A variant computes the same expressions. "Accumulating" ones return the new values of the updated variables instead of
   storing them (random states excepted: they advance at every call); "range" and "index" ones use only the given rows
   of the sliceable shared variables, wherever these appear in the graph, in givens and in default updates too.
@@ -17,7 +17,14 @@ import theano
 import theano.tensor as T
 from theano.compile.pfunc import rebuild_collect_shared
 
-from synkhronos._graphs._shared import is_random_state, is_shared_variable, is_tensor_variable, shared_variables_of
+from synkhronos._graphs._gpu import stay_on_device
+from synkhronos._graphs._shared import (
+    is_host_variable,
+    is_random_state,
+    is_shared_variable,
+    is_tensor_variable,
+    shared_variables_of,
+)
 from synkhronos._graphs._stack import with_deep_stack
 
 __all__ = ["PLAIN", "Graph", "Variant"]
@@ -28,6 +35,7 @@ class Variant(NamedTuple):
 
     accumulate: bool = False  # return the new values of updated variables instead of storing them
     rows: str = "all"  # of the sliceable shared variables: "all", "range" (start, stop), or "index" (a vector)
+    device: bool = False  # leave the outputs on the GPU
 
 
 #: The function as the user asked for it.
@@ -71,7 +79,7 @@ class Graph:
         self.sliceable_shareds = list(sliceable_shareds)
         self._givens = givens
         self._kwargs = dict(kwargs)
-        self._plain: Any | None = None
+        self._plain: dict[Variant, Any] = {}
         self._cloned: tuple[list[Any], list[tuple[Any, Any]]] | None = None
         self._check()
         self.input_variables = [spec.variable for spec in self._ins]
@@ -80,7 +88,7 @@ class Graph:
 
     def _check(self) -> None:
         for position, spec in enumerate(self._ins):
-            if not is_tensor_variable(spec.variable):
+            if not is_host_variable(spec.variable):
                 raise TypeError(
                     f"input {position} ({spec.variable}) must be a tensor variable; got type {spec.variable.type}"
                 )
@@ -100,10 +108,10 @@ class Graph:
 
     def compile(self, variant: Variant = PLAIN) -> Any:
         """Compile one variant; its inputs are the graph's, then ``start, stop`` or ``index`` where it takes rows."""
-        if variant == PLAIN:
-            if self._plain is None:
-                self._plain = self._compile_plain()
-            return self._plain
+        if variant._replace(device=False) == PLAIN:
+            if variant not in self._plain:
+                self._plain[variant] = self._compile_plain(variant.device)
+            return self._plain[variant]
         return with_deep_stack(lambda: self._compile_variant(variant))
 
     def _compile_variant(self, variant: Variant) -> Any:
@@ -112,9 +120,11 @@ class Graph:
         if variant.rows != "all":
             extra = [T.lscalar("start"), T.lscalar("stop")] if variant.rows == "range" else [T.lvector("index")]
             picked = slice(*extra) if variant.rows == "range" else extra[0]
-            replace = {var: _same_pattern(var[picked], var) for var in self.sliceable_shareds}
+            replace = {var: _same_type(var[picked], var) for var in self.sliceable_shareds}
             cloned = theano.clone(outputs + [new for _, new in updates], replace=replace)
             outputs, updates = cloned[: len(outputs)], list(zip([var for var, _ in updates], cloned[len(outputs) :]))
+        if variant.device:
+            outputs = [stay_on_device(output) for output in outputs]
         if variant.accumulate:
             outputs = outputs + [new for var, new in updates if not is_random_state(var)]
             updates = [(var, new) for var, new in updates if is_random_state(var)]
@@ -123,9 +133,10 @@ class Graph:
             kwargs["name"] = f"{kwargs['name']} ({variant})"
         return theano.function([*self._copied_ins(), *extra], outputs, updates=updates, **kwargs)
 
-    def _compile_plain(self) -> Any:
+    def _compile_plain(self, device: bool) -> Any:
+        outputs = [_stay(output) for output in self.outputs] if device else self.outputs
         function = theano.function(
-            self._copied_ins(), self.outputs, updates=self.updates, givens=self._givens, **self._kwargs
+            self._copied_ins(), outputs, updates=self.updates, givens=self._givens, **self._kwargs
         )
         used = shared_variables_of(function)
         for var in self.sliceable_shareds:
@@ -178,5 +189,13 @@ def _as_in(item: Any, allow_downcast: bool | None) -> Any:
     return theano.In(item, allow_downcast=allow_downcast)
 
 
-def _same_pattern(rows: Any, var: Any) -> Any:
-    return T.patternbroadcast(rows, var.broadcastable) if rows.broadcastable != var.broadcastable else rows
+def _stay(output: Any) -> Any:
+    if isinstance(output, theano.Out):
+        return theano.Out(stay_on_device(output.variable), output.borrow)
+    return stay_on_device(output)
+
+
+def _same_type(rows: Any, var: Any) -> Any:
+    if rows.broadcastable != var.broadcastable:
+        rows = T.patternbroadcast(rows, var.broadcastable)
+    return var.type.filter_variable(rows)  # to the GPU, where the variable is

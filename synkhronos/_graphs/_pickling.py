@@ -16,6 +16,7 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
+from synkhronos._graphs._gpu import is_device_array, to_host
 from synkhronos._graphs._random import other_stream
 from synkhronos._graphs._shared import VariableTable, find_compiled, get_array, is_random_state, shared_variables_of
 from synkhronos._graphs._stack import with_deep_stack
@@ -57,19 +58,24 @@ def dump(functions: dict[int, Any], variables: VariableTable, everything: bool =
     With ``everything`` all variables travel, for a rank that has none. ``variables`` is left as it is: once the ranks
     have loaded the bundle, add what is `Bundle.new`.
     """
+    used = [var for function in functions.values() for var in shared_variables_of(function)]
     new: dict[int, Any] = {}
-    for function in functions.values():
-        for var in shared_variables_of(function):
-            if variables.key(var) is None and not any(var is other for other in new.values()):
-                new[variables.new_key()] = var
+    new_keys: dict[int, int] = {}  # by the ids of their containers
+    for var in used:
+        if variables.key(var) is None and id(var.container) not in new_keys:
+            new_keys[id(var.container)] = key = variables.new_key()
+            new[key] = var
     known = {**variables.items(), **new}  # held until the end: an id means something only while its object lives
     ids: dict[int, tuple[str, int]] = {}
+    for var in used:  # aliases, too: variables over one container arrive as one
+        known_key = variables.key(var)
+        ids[id(var)] = ("variable", new_keys[id(var.container)] if known_key is None else known_key)
     for key, var in known.items():
         ids[id(var)] = ("variable", key)
         ids[id(var.container)] = ("container", key)
         ids[id(var.container.storage)] = ("storage", key)
     described = {
-        key: (type(var), var.type, var.name, is_random_state(var), get_array(var))
+        key: (type(var), var.type, var.name, is_random_state(var), _portable(get_array(var)))
         for key, var in (known if everything else new).items()
     }
     parts = {key: (function.maker, _cells(function), function.trust_input) for key, function in functions.items()}
@@ -84,6 +90,10 @@ def dump(functions: dict[int, Any], variables: VariableTable, everything: bool =
 
     with_deep_stack(pickle_both)
     return Bundle(file.getvalue(), buffers, new)
+
+
+def _portable(value: Any) -> Any:
+    return to_host(value) if is_device_array(value) else value
 
 
 def _cells(function: Any) -> list[Any]:

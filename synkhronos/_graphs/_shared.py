@@ -14,11 +14,15 @@ from theano.gof import compilelock
 from theano.sandbox.rng_mrg import mrg_uniform_base
 from theano.tensor.raw_random import RandomStateType
 
+from synkhronos._graphs._gpu import is_device_type, to_device, to_host, write
+
 __all__ = [
     "VariableTable",
     "copy_array",
     "describe",
     "get_array",
+    "host_array",
+    "is_host_variable",
     "is_random_state",
     "is_shared_variable",
     "is_tensor_variable",
@@ -34,9 +38,14 @@ def is_shared_variable(obj: Any) -> bool:
     return isinstance(obj, SharedVariable)
 
 
-def is_tensor_variable(obj: Any) -> bool:
-    """Whether ``obj`` is a Theano variable whose values are dense arrays."""
+def is_host_variable(obj: Any) -> bool:
+    """Whether ``obj`` is a Theano variable whose values are NumPy arrays."""
     return isinstance(getattr(obj, "type", None), theano.tensor.TensorType)
+
+
+def is_tensor_variable(obj: Any) -> bool:
+    """Whether ``obj`` is a Theano variable whose values are dense arrays, in host memory or on a GPU."""
+    return is_host_variable(obj) or is_device_type(getattr(obj, "type", None))
 
 
 def is_random_state(var: Any) -> bool:
@@ -62,19 +71,33 @@ def describe(function: Any) -> str:
 
 
 def get_array(var: Any) -> Any:
-    """The value of a shared variable, without a copy: writing to it writes to the variable."""
+    """The value of a shared variable (NumPy or device array), without a copy: writing to it writes to the variable."""
     return var.container.storage[0]
 
 
-def set_array(var: Any, value: np.ndarray) -> None:
-    """Make ``value``, which nobody else may own, the variable's value, without a copy."""
+def host_array(var: Any) -> np.ndarray:
+    """The value of a shared variable as a C-contiguous, writable NumPy array: its own where it is one, else a copy."""
+    value = to_host(get_array(var))
+    fits = value.flags.c_contiguous and value.flags.writeable
+    return value if fits else np.array(value, order="C")
+
+
+def set_array(var: Any, value: Any) -> None:
+    """Make ``value``, which nobody else may own, the variable's value, without a copy where it is on its device."""
+    if is_device_type(var.type):
+        value = to_device(value)
     var.container.storage[0] = var.type.filter(value, strict=True)
 
 
 def copy_array(var: Any, value: np.ndarray) -> None:
     """Copy a value into a shared variable, into its existing array where that fits."""
     old = get_array(var)
-    if old.shape == value.shape and old.flags.writeable:
+    if is_device_type(var.type):
+        if old.shape == value.shape and old.flags["C_CONTIGUOUS"]:
+            write(old, value)
+        else:
+            set_array(var, value)
+    elif old.shape == value.shape and old.flags.writeable:
         np.copyto(old, value)
     else:
         set_array(var, np.array(value, order="C"))
@@ -117,13 +140,18 @@ def start_worker(print_profiles: bool) -> Callable[[], None]:
 class VariableTable:
     """Shared variables by key: the same key names the replicas of one variable on every rank.
 
-    The master's table holds its variables weakly: when the user's program drops one, ``on_drop(key)`` is called.
-    A worker's table holds them until told to `drop` them.
+    Variables over one container (``theano.clone(var, share_inputs=False)`` makes such an alias, and Lasagne's batch
+    normalisation uses it) have one key: they are one variable on the other ranks.
+
+    The master's table holds containers weakly: when the program has dropped the last variable over one,
+    ``on_drop(key)`` is called. A worker's table holds its variables until told to `drop` them.
     """
 
     def __init__(self, on_drop: Callable[[int], None] | None = None) -> None:
         self._by_key: Any = {} if on_drop is None else weakref.WeakValueDictionary()
+        self._containers: Any = weakref.WeakValueDictionary()
         self._key_of: Any = weakref.WeakKeyDictionary()
+        self._like: dict[int, tuple[Any, str | None]] = {}
         self._on_drop = on_drop
         self._counter = itertools.count()
 
@@ -134,25 +162,39 @@ class VariableTable:
     def put(self, key: int, var: Any) -> None:
         """Take in a variable."""
         self._by_key[key] = var
-        self._key_of[var] = key
+        self._containers[key] = var.container
+        self._like[key] = type(var), var.name
+        self._key_of[var.container] = key
         if self._on_drop is not None:
-            weakref.finalize(var, self._on_drop, key).atexit = False
+            weakref.finalize(var.container, self._dropped, key).atexit = False
+
+    def _dropped(self, key: int) -> None:
+        self._like.pop(key, None)
+        if self._on_drop is not None:
+            self._on_drop(key)
 
     def drop(self, key: int) -> None:
         var = self._by_key.pop(key, None)
+        self._like.pop(key, None)
         if var is not None:
-            self._key_of.pop(var, None)
+            self._containers.pop(key, None)
+            self._key_of.pop(var.container, None)
 
     def key(self, var: Any) -> int | None:
         """The key of a variable, ``None`` if it is not in the table."""
-        return self._key_of.get(var)
+        return self._key_of.get(var.container)
 
     def key_of(self, var: Any) -> int:
         """The key of a variable; `KeyError` if it is not in the table."""
-        return self._key_of[var]
+        return self._key_of[var.container]
 
     def __getitem__(self, key: int) -> Any:
-        return self._by_key[key]
+        var = self._by_key.get(key)
+        if var is None:  # the one that was taken in is gone, an alias is not
+            (cls, name), container = self._like[key], self._containers[key]
+            var = cls(name=name, type=container.type, value=None, strict=None, container=container)
+            self._by_key[key] = var
+        return var
 
     def items(self) -> dict[int, Any]:
-        return dict(self._by_key)
+        return {key: self[key] for key in list(self._containers)}

@@ -1,0 +1,232 @@
+"""Collectives over NCCL, through `pygpu.collectives`: device arrays, from GPU to GPU.
+
+NCCL checks little and cannot be interrupted, so the ranks agree on shapes first, at a barrier that also shows that all
+are alive; and each collective runs in a thread of its own, while this one watches the other ranks. If one dies, NCCL is
+told to give up (`ncclCommAbort`), and the error of the watch is raised.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import numpy as np
+
+from synkhronos._collectives import _communicator
+from synkhronos._collectives._arithmetic import normalized, result_dtype
+from synkhronos._collectives._on_device import scale
+from synkhronos._collectives._shared_memory import ShapesDiffer
+
+__all__ = ["NcclTransport", "nccl_moves", "nccl_reduces"]
+
+_logger = logging.getLogger("synkhronos")
+
+#: What NCCL can move, by pygpu.
+_DTYPES = frozenset(map(np.dtype, ("int8", "int32", "int64", "uint64", "float16", "float32", "float64")))
+_MAX_ELEMENTS = 2**31 - 1
+_POLL = 0.05
+_ABORT_SECONDS = 5.0
+
+
+def nccl_reduces(dtype: np.dtype, op: str, widen: bool) -> bool:
+    """Whether NCCL can reduce arrays of ``dtype``; with ``widen`` to the dtype that NumPy would return."""
+    if dtype not in _DTYPES or (op == "avg" and dtype.kind != "f"):
+        return False
+    return not widen or result_dtype(dtype, op) == dtype
+
+
+def nccl_moves(dtype: np.dtype) -> bool:
+    """Whether NCCL can broadcast and gather arrays of ``dtype``."""
+    return dtype in _DTYPES
+
+
+class NcclTransport:
+    """One rank's end of NCCL. All arrays are device arrays with a dtype that NCCL knows.
+
+    Parameters
+    ----------
+    comm : pygpu.collectives.GpuComm
+    rank, n_ranks : int
+    signatures : int64 array of shape (2, n_ranks)
+        In memory that all ranks share, used for nothing else.
+    barrier : callable
+        Returns once every rank has called it; raises if that cannot happen any more.
+    check : callable
+        Raises if a collective cannot be completed any more.
+    """
+
+    def __init__(
+        self,
+        comm: Any,
+        rank: int,
+        n_ranks: int,
+        signatures: np.ndarray,
+        barrier: Callable[[], None],
+        check: Callable[[], None],
+    ) -> None:
+        self._comm = comm
+        self._rank = rank
+        self._n_ranks = n_ranks
+        self._signatures = signatures
+        self._barrier = barrier
+        self._check = check
+        self._failed = False
+        self._turn = 0
+
+    def restart(self) -> None:
+        """Every rank calls this at the start of a command, so that all begin with the same signatures."""
+        self._turn = 0
+
+    def all_reduce(self, arrays: Sequence[Any], op: str, weights: Sequence[float] | None) -> None:
+        """Reduce arrays over the ranks, in place; arguments and errors as of `SharedMemoryTransport.all_reduce`."""
+        works = [_contiguous(array) for array in arrays]
+        after = self._begin(works, op, weights, arrays)
+
+        def work() -> None:
+            for chunk in self._chunks(works):
+                self._comm.all_reduce(chunk, _nccl_op(op), chunk)
+
+        self._run(work, works)
+        self._finish(works, after)
+        for array, done in zip(arrays, works):
+            if done is not array:
+                array[...] = done
+
+    def reduce(self, arrays: Sequence[Any], op: str, weights: Sequence[float] | None, root: int) -> list[Any]:
+        """Reduce arrays to new ones on rank ``root``; returns an empty list on the other ranks."""
+        works = [array.copy() for array in arrays]
+        after = self._begin(works, op, weights, works)
+
+        def work() -> None:
+            for chunk in self._chunks(works):
+                self._comm.reduce(chunk, _nccl_op(op), chunk if root == self._rank else None, root)
+
+        self._run(work, works)
+        if root != self._rank:
+            return []
+        self._finish(works, after)
+        return works
+
+    def broadcast(self, arrays: Sequence[Any], root: int) -> None:
+        """Fill C-contiguous arrays, of the same shapes on every rank, with those of rank ``root``."""
+        self._agree(arrays)
+
+        def work() -> None:
+            for chunk in self._chunks(arrays):
+                self._comm.broadcast(chunk, root)
+
+        self._run(work, arrays)
+
+    def all_gather(self, arrays: Sequence[Any]) -> list[Any]:
+        """The concatenations, on axis 0, of all ranks' arrays, which have equal shapes."""
+        works = [_contiguous(array) for array in arrays]
+        self._agree(works)
+        gathered = [_empty((self._n_ranks, array.size), array) for array in works]
+
+        def work() -> None:
+            for array, out in zip(works, gathered):
+                start = 0
+                for chunk in self._chunks([array], self._n_ranks):
+                    part = _empty((self._n_ranks * chunk.size,), chunk)
+                    self._comm.all_gather(chunk, part)
+                    out[:, start : start + chunk.size] = part.reshape((self._n_ranks, chunk.size))
+                    start += chunk.size
+
+        self._run(work, gathered)
+        return [out.reshape((self._n_ranks * array.shape[0], *array.shape[1:])) for array, out in zip(works, gathered)]
+
+    # -- the steps
+
+    def _begin(
+        self, works: Sequence[Any], op: str, weights: Sequence[float] | None, arrays: Sequence[Any]
+    ) -> float | None:
+        """Agree with the other ranks, and weight this rank's arrays; returns what to multiply the sum with."""
+        self._agree(arrays)
+        if op != "avg":
+            return None
+        factors = normalized(weights if weights is not None else (1.0,) * self._n_ranks)
+        if len(set(factors)) == 1:
+            return factors[0]
+        for array in works:
+            scale(array, factors[self._rank])
+        return None
+
+    def _finish(self, works: Sequence[Any], factor: float | None) -> None:
+        if factor is not None:
+            for array in works:
+                scale(array, factor)
+
+    def _agree(self, arrays: Sequence[Any]) -> None:
+        """Meet all ranks, and make sure that they bring the same shapes.
+
+        Two rows of signatures take turns: nobody can write to a row again before all others have read it.
+        """
+        if self._failed:
+            raise RuntimeError("NCCL cannot be used any more after a collective that failed; use nccl=False")
+        signatures = self._signatures[self._turn]
+        self._turn ^= 1
+        signatures[self._rank] = hash(tuple(tuple(array.shape) for array in arrays))
+        self._barrier()
+        if (signatures != signatures[self._rank]).any():
+            raise ShapesDiffer("the shapes differ between ranks")
+
+    def _chunks(self, arrays: Sequence[Any], times: int = 1) -> list[Any]:
+        """Flat views of arrays, no larger than NCCL takes."""
+        flat = [array.reshape((array.size,)) for array in arrays]
+        step = _MAX_ELEMENTS // times
+        return [one[start : start + step] for one in flat for start in range(0, one.size, step)]
+
+    def _run(self, work: Callable[[], None], arrays: Sequence[Any]) -> None:
+        """Carry out a collective, and watch the other ranks meanwhile."""
+        errors: list[BaseException] = []
+        done = threading.Event()
+
+        def run() -> None:
+            try:
+                work()
+                for array in arrays:
+                    array.sync()  # lets other threads run
+            except BaseException as error:
+                errors.append(error)
+            done.set()
+
+        thread = threading.Thread(target=run, name="synkhronos-nccl", daemon=True)
+        thread.start()
+        try:
+            while not done.wait(_POLL):
+                self._check()
+        except BaseException:
+            self._failed = True
+            self._abort(done)
+            raise
+        if errors:
+            self._failed = True
+            raise errors[0]
+
+    def _abort(self, done: threading.Event) -> None:
+        """Have NCCL give up, so that the device can be used again; else see to it that this process can end."""
+        try:
+            _communicator.abort(self._comm)
+        except (OSError, AttributeError) as error:
+            _logger.warning("NCCL could not be told to give up: %s", error)
+        if not done.wait(_ABORT_SECONDS):
+            _logger.error("a collective hangs on this process's GPU, which cannot be used any more")
+            atexit.register(os._exit, 1)  # run before the interpreter frees what is on that GPU, which would hang
+
+
+def _nccl_op(op: str) -> str:
+    return "sum" if op == "avg" else op
+
+
+def _contiguous(array: Any) -> Any:
+    return array if array.flags["C_CONTIGUOUS"] else array.copy("C")
+
+
+def _empty(shape: tuple[int, ...], like: Any) -> Any:
+    import pygpu
+
+    return pygpu.empty(shape, dtype=like.dtype, context=like.context)

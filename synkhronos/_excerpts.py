@@ -1,0 +1,56 @@
+"""Rows of arrays in shared memory, excerpted by each rank for itself."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from synkhronos._partition import Rows, Selection, take
+from synkhronos._protocol import RowsRef, Source
+from synkhronos._segments import SegmentTable
+
+__all__ = ["Excerpts"]
+
+
+class Excerpts:
+    """Takes one rank's rows; those picked one by one go to buffers that are used again.
+
+    Parameters
+    ----------
+    segments : SegmentTable
+    """
+
+    def __init__(self, segments: SegmentTable) -> None:
+        self._segments = segments
+        self._buffers: dict[tuple[int, int], np.ndarray] = {}
+
+    def rows(self, rows: RowsRef) -> Selection:
+        """A range, or the index array that lies in shared memory."""
+        return rows if isinstance(rows, Rows) else self._segments.view(rows)
+
+    def take(self, source: Source, part: Rows, key: tuple[int, int] | None = None) -> np.ndarray:
+        """Rows ``part`` of what ``source`` selects: a view where they are contiguous, else copied.
+
+        With a ``key`` (function, input) the copy goes to a buffer that the next excerpt of that key overwrites.
+        """
+        data = self._segments.view(source.array)
+        if source.rows is None:
+            return data
+        rows = take(self.rows(source.rows), part)
+        if isinstance(rows, Rows):
+            return data[rows.start : rows.stop]
+        if key is None:
+            return data.take(rows, axis=0, mode="clip")
+        buffer = self._buffers.get(key)
+        if (
+            buffer is None
+            or len(buffer) < len(rows)
+            or buffer.shape[1:] != data.shape[1:]
+            or buffer.dtype != data.dtype
+        ):
+            buffer = self._buffers[key] = np.empty((len(rows), *data.shape[1:]), data.dtype)
+        # the indexes were checked by the master; mode="raise" would make take() copy twice
+        return np.take(data, rows, axis=0, out=buffer[: len(rows)], mode="clip")
+
+    def forget(self, function: int) -> None:
+        """Give back the buffers of a function."""
+        self._buffers = {key: buffer for key, buffer in self._buffers.items() if key[0] != function}

@@ -1,0 +1,156 @@
+"""What one rank does for the collectives: its shared variables in and out, combined with those of other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import numpy as np
+
+from synkhronos import _graphs
+from synkhronos._arena import Arena
+from synkhronos._collectives import NcclTransport, SharedMemoryTransport, nccl_reduces
+from synkhronos._excerpts import Excerpts
+from synkhronos._partition import Rows
+from synkhronos._protocol import AllGather, AllReduce, Arrays, Get, Nccl, Put, Shapes
+from synkhronos._segments import SegmentTable, aligned
+
+__all__ = ["Exchange"]
+
+
+class Exchange:
+    """One rank's part in the collectives.
+
+    Parameters
+    ----------
+    rank : int
+    is_master : bool
+    segments : SegmentTable
+    variables : VariableTable
+    excerpts : Excerpts
+    transport : SharedMemoryTransport
+
+    Attributes
+    ----------
+    nccl : NcclTransport or None
+        Set once the ranks have met in NCCL.
+    outbox : Arena
+        Where this rank publishes arrays.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        is_master: bool,
+        segments: SegmentTable,
+        variables: _graphs.VariableTable,
+        excerpts: Excerpts,
+        transport: SharedMemoryTransport,
+    ) -> None:
+        self.rank = rank
+        self.nccl: NcclTransport | None = None
+        self.outbox = Arena(segments)
+        self._is_master = is_master
+        self._segments = segments
+        self._variables = variables
+        self._excerpts = excerpts
+        self._transport = transport
+        self.handlers: dict[type, Callable[[Any], Any]] = {
+            Get: self._get,
+            Put: self._put,
+            AllReduce: self._all_reduce,
+            Nccl: self._nccl,
+            AllGather: self._all_gather,
+            Shapes: self._shapes,
+        }
+
+    def restart(self) -> None:
+        """Every rank calls this at the start of a command, so that their transports are in step."""
+        self._transport.restart()
+        if self.nccl is not None:
+            self.nccl.restart()
+
+    def publish(self, values: Sequence[Any]) -> Arrays:
+        """Put arrays where the other ranks can see them."""
+        if all(value is None for value in values):
+            return Arrays(None, [None] * len(values))
+        self.outbox.reserve(sum(aligned(_n_bytes(value)) for value in values if value is not None))
+        return Arrays(self.outbox.ref, [None if value is None else self._place(value) for value in values])
+
+    def _place(self, value: Any) -> Any:
+        if not _graphs.is_device_array(value):
+            return self.outbox.place(value)
+        ref, view = self.outbox.empty(value.shape, value.dtype)
+        _graphs.read(value, view)
+        return ref
+
+    def _get(self, command: Get) -> Any | None:
+        if command.ranks is not None and self.rank not in command.ranks:
+            return None
+        values = [_graphs.get_array(self._variables[key]) for key in command.variables]
+        if command.publish and self._is_master:
+            return self.publish(values)
+        return [_graphs.to_host(value) for value in values] if self._is_master else values
+
+    def _put(self, command: Put) -> None:
+        if command.ranks is not None and self.rank not in command.ranks:
+            return
+        for i, (key, source) in enumerate(zip(command.variables, command.sources)):
+            part = command.shares[i][self.rank] if command.shares is not None else Rows(0, 0)
+            if command.shares is None and source.rows is not None:
+                part = Rows(0, len(self._excerpts.rows(source.rows)))
+            _graphs.copy_array(self._variables[key], self._excerpts.take(source, part))
+
+    def _all_reduce(self, command: AllReduce) -> None:
+        """Over NCCL what can go that way, the rest over shared memory."""
+        hosts = [self._variables[key] for key in command.variables]
+        nccl = self.nccl if command.nccl else None
+        if nccl is not None:
+            on_gpu = [var for var in hosts if _graphs.is_device_array(_graphs.get_array(var))]
+            direct = [var for var in on_gpu if nccl_reduces(np.dtype(var.dtype), command.op, False)]
+            hosts = [var for var in hosts if not any(var is other for other in direct)]
+            if direct:
+                nccl.all_reduce([_graphs.get_array(var) for var in direct], command.op, command.weights)
+        if not hosts:
+            return
+        arrays = [_graphs.host_array(var) for var in hosts]
+        self._transport.all_reduce(arrays, command.op, command.weights)
+        for var, array in zip(hosts, arrays):
+            if array is not _graphs.get_array(var):
+                _graphs.copy_array(var, array)
+
+    def _nccl(self, command: Nccl) -> list[Any] | None:
+        assert self.nccl is not None
+        variables = [self._variables[key] for key in command.variables]
+        if command.kind == "broadcast":
+            for var, shape in zip(variables, command.shapes):
+                old = _graphs.get_array(var)
+                if old.shape != shape or not old.flags["C_CONTIGUOUS"]:
+                    value = old.copy("C") if old.shape == shape else np.empty(shape, var.dtype)
+                    _graphs.set_array(var, value)
+            self.nccl.broadcast([_graphs.get_array(var) for var in variables], command.root)
+            return None
+        arrays = [_graphs.get_array(var) for var in variables]
+        if command.kind == "reduce":
+            return self.nccl.reduce(arrays, command.op, None, command.root) or None
+        for var, gathered in zip(variables, self.nccl.all_gather(arrays)):
+            _graphs.set_array(var, gathered)
+        return None
+
+    def _all_gather(self, command: AllGather) -> None:
+        for segment in command.segments:
+            self._segments.attach(segment)
+        own = self.outbox.ref
+        for key, refs in zip(command.variables, command.arrays):
+            value = np.concatenate([self._segments.view(ref) for ref in refs])
+            _graphs.set_array(self._variables[key], value)
+        for segment in command.segments:
+            if not self._is_master and (own is None or segment.key != own.key):
+                self._segments.release(segment.key)
+
+    def _shapes(self, command: Shapes) -> list[tuple[int, ...]]:
+        return [tuple(_graphs.get_array(self._variables[key]).shape) for key in command.variables]
+
+
+def _n_bytes(value: Any) -> int:
+    return int(value.size) * value.dtype.itemsize

@@ -1,0 +1,53 @@
+"""Giving each rank of a new session its GPU, and connecting the GPUs by NCCL."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Callable
+
+from synkhronos._collectives import make_clique
+from synkhronos._devices import may_use_nccl
+from synkhronos._protocol import Bind, Command, Connect
+from synkhronos.errors import DeviceError, WorkerDied, WorkerError, WorkerTimeout
+
+__all__ = ["connect_gpus", "take_gpus"]
+
+_logger = logging.getLogger("synkhronos")
+
+
+def take_gpus(devices: Sequence[str], run: Callable[[Command], Any]) -> None:
+    """Have each rank take its GPU.
+
+    Parameters
+    ----------
+    devices : sequence of str
+        One for each rank.
+    run : callable
+        Has every rank execute a command.
+
+    Raises
+    ------
+    DeviceError
+        Naming the rank, its device and the cause.
+    """
+    try:
+        run(Bind(tuple(devices)))
+    except WorkerError as error:
+        cause = str(error).splitlines()[0].split("DeviceError: ", 1)[-1]
+        raise DeviceError(f"rank {error.rank}: {cause}") from error
+
+
+def connect_gpus(devices: Sequence[str], context: Any, run: Callable[[Command], Any]) -> bool:
+    """Have the ranks meet in NCCL; returns whether they did. If not, the log says why, and the host's memory serves."""
+    if not may_use_nccl(devices):
+        _logger.info("no NCCL between %s: collectives go through host memory", ", ".join(devices))
+        return False
+    try:
+        run(Connect(make_clique(context)))
+    except (WorkerDied, WorkerTimeout):
+        raise
+    except Exception as error:
+        _logger.warning("NCCL cannot be used, so that collectives go through host memory: %s", error)
+        return False
+    return True

@@ -1,0 +1,188 @@
+"""GPUs, as Theano's gpuarray back-end sees them: binding a process to one, and arrays that live there.
+
+A process binds to one GPU, once, under the context name ``None``; so a graph compiled on one rank means each other
+rank's own GPU when it is loaded there. pygpu is imported only where GPUs are asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copyreg
+import io
+import os
+import sys
+from typing import Any
+
+import numpy as np
+import theano
+from theano.compile.sharedvalue import shared
+
+from synkhronos.errors import DeviceError
+
+__all__ = [
+    "as_asked",
+    "bind",
+    "bound",
+    "is_device_array",
+    "is_device_type",
+    "read",
+    "stay_on_device",
+    "to_device",
+    "to_host",
+    "unbind",
+    "write",
+]
+
+_OPTIMIZERS = (("gpuarray_opt", ("fast_run", "fast_compile")), ("gpua_scanOp_make_inplace", ("fast_run",)))
+
+
+def bound() -> str | None:
+    """Name the GPU that this process holds, ``None`` if it holds none; asking imports nothing."""
+    gpuarray = sys.modules.get("theano.gpuarray")
+    devices = gpuarray.init_dev.devmap if gpuarray is not None else {}
+    return next(iter(devices), None)
+
+
+def bind(device: str, quiet: bool) -> Any:
+    """Make ``device`` this process's GPU: from now on shared variables live and functions compute there.
+
+    Parameters
+    ----------
+    device : str
+        ``"cuda0"``, ``"opencl0:0"``, …
+    quiet : bool
+        Keep Theano from printing what it has found.
+
+    Returns
+    -------
+    pygpu.gpuarray.GpuContext
+
+    Raises
+    ------
+    DeviceError
+        Naming the device and the cause.
+    """
+    try:
+        import theano.gpuarray as gpuarray
+
+        if gpuarray.pygpu is None:
+            import pygpu.gpuarray  # noqa: F401  (says why it cannot be imported)
+
+            raise ImportError("pygpu was not there when Theano was imported")
+        if device.startswith("opencl"):
+            _zero_new_memory()
+        os.environ.pop("THEANO_GPU_IS_ALREADY_ACTIVE", None)  # inherited from a process with a GPU; this one has none
+        with contextlib.ExitStack() as stack:
+            if quiet:
+                stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+                stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+            gpuarray.use(device, force=True)
+        if not gpuarray.pygpu_activated:
+            raise RuntimeError("Theano did not activate pygpu")
+        context = gpuarray.type.get_context(None)
+        # nodes of reductions refer to their context, which does not pickle by itself
+        copyreg.pickle(gpuarray.pygpu.gpuarray.GpuContext, _reduce_context)
+        # an allocation proves that the device works
+        gpuarray.pygpu.zeros((1,), dtype="float32", context=context).sync()
+    except Exception as error:
+        raise DeviceError(
+            f"{device} cannot be used: {_cause(error)}; `python -m synkhronos info` tells what is there, and "
+            "`python -m synkhronos run` starts a script so that the CUDA libraries are found"
+        ) from error
+    return context
+
+
+def _zero_new_memory() -> None:
+    """Have Theano zero the memory that it hands to BLAS to be overwritten.
+
+    CLBlast's gemv multiplies what lies there by 0, which leaves its NaNs.
+    """
+    from theano.gpuarray.basic_ops import GpuAllocEmpty
+
+    make_code, version = GpuAllocEmpty.c_code, GpuAllocEmpty.c_code_cache_version
+
+    def c_code(self: Any, node: Any, name: str, inp: Any, out: Any, sub: Any) -> str:
+        return f"{make_code(self, node, name, inp, out, sub)}\nGpuArray_memset(&{out[0]}->ga, 0);\n"
+
+    GpuAllocEmpty.c_code = c_code
+    GpuAllocEmpty.c_code_cache_version = lambda self: (*version(self), "zeroed")
+
+
+def _cause(error: Exception) -> str:
+    parts = [part.decode(errors="replace") if isinstance(part, bytes) else str(part) for part in error.args]
+    first, *_ = error.args or ("",)
+    if isinstance(first, tuple):  # pygpu: ((message, code),)
+        parts = [part.decode(errors="replace") if isinstance(part, bytes) else str(part) for part in first]
+    return f"{type(error).__name__}: {', '.join(parts)}"
+
+
+def _reduce_context(context: Any) -> tuple[Any, tuple[Any, ...]]:
+    from theano.gpuarray.type import _name_for_ctx, get_context
+
+    return get_context, (_name_for_ctx(context),)
+
+
+def unbind() -> None:
+    """Have Theano make shared variables and functions for the CPU again; what lives on the GPU stays usable."""
+    from theano.gpuarray import gpuarray_shared_constructor
+
+    if gpuarray_shared_constructor in shared.constructors:
+        theano.compile.shared_constructor(gpuarray_shared_constructor, remove=True)
+        for name, tags in _OPTIMIZERS:
+            theano.compile.optdb.remove_tags(name, *tags)
+
+
+def is_device_array(value: Any) -> bool:
+    """Whether a value is an array on a GPU."""
+    gpuarray = sys.modules.get("pygpu.gpuarray")
+    return gpuarray is not None and isinstance(value, gpuarray.GpuArray)
+
+
+def is_device_type(type_: Any) -> bool:
+    """Whether a Theano type is that of arrays on a GPU."""
+    module = sys.modules.get("theano.gpuarray.type")
+    return module is not None and isinstance(type_, module.GpuArrayType)
+
+
+def stay_on_device(var: Any) -> Any:
+    """The same expression, with its value left on the GPU where the GPU supports its dtype."""
+    from theano.gpuarray.type import gpu_supported
+
+    is_on_host = isinstance(getattr(var, "type", None), theano.tensor.TensorType)
+    return var.transfer(None) if is_on_host and gpu_supported(var) else var
+
+
+def to_host(value: Any) -> np.ndarray:
+    """A value as a NumPy array: copied from a GPU, as it is from the CPU."""
+    return np.asarray(value)
+
+
+def to_device(value: Any) -> Any:
+    """A NumPy array as a new array on this process's GPU; a device array as it is."""
+    if is_device_array(value):
+        return value
+    import pygpu
+    from theano.gpuarray.type import get_context
+
+    return pygpu.array(value, context=get_context(None))
+
+
+def as_asked(value: Any, output: Any) -> Any:
+    """The value of an output in host memory or on the GPU, as its Theano type says."""
+    if is_device_type(getattr(getattr(output, "variable", output), "type", None)):
+        return None if value is None else to_device(value)
+    return to_host(value) if is_device_array(value) else value
+
+
+def read(array: Any, out: np.ndarray) -> None:
+    """Copy a device array straight to ``out``, a C-contiguous NumPy array of its shape and dtype."""
+    if array.size and array.flags["C_CONTIGUOUS"]:
+        array.read(out)
+    else:
+        np.copyto(out, np.asarray(array))
+
+
+def write(array: Any, value: np.ndarray) -> None:
+    """Copy a NumPy array of the same shape and dtype straight to a C-contiguous device array."""
+    if array.size:
+        array.write(np.ascontiguousarray(value))

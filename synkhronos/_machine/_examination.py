@@ -1,0 +1,173 @@
+"""Finds out what there is on this machine to compute with, in the environment that the launcher prepares.
+
+No broken part can take this down: all that could crash or hang is asked in processes of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+
+from synkhronos._machine import _remedies as remedies
+from synkhronos._machine._gpus import cuda_gpus, cuda_parts, opencl_parts, pygpu_parts, try_devices
+from synkhronos._machine._inquiries import OPENCL, PYGPU, THEANO
+from synkhronos._machine._launcher import package_path, variables
+from synkhronos._machine._libraries import survey
+from synkhronos._machine._places import Finder
+from synkhronos._machine._probing import Answer, ask, python
+from synkhronos._machine._report import MISSING, OK, OPTIONAL, UNUSABLE, Part, Report
+
+__all__ = ["examine"]
+
+#: Name, module, and what pip takes; the last is optional.
+PACKAGES = (
+    ("NumPy", "numpy", "numpy>=1.21,<1.24"),
+    ("SciPy", "scipy", "scipy>=1.7,<1.11"),
+    ("Theano", "theano", "Theano==1.0.5"),
+    ("posix_ipc", "posix_ipc", "posix_ipc>=1.1"),
+    ("threadpoolctl", "threadpoolctl", "threadpoolctl>=3.1"),
+    ("Lasagne", "lasagne", "Lasagne==0.1"),
+)
+
+#: Seconds for importing Theano or trying a device, on a machine that is busy.
+_PATIENCE = 120.0
+
+#: Less free memory in /dev/shm than this is worth a word.
+_LITTLE = 2**30
+
+
+def examine(version: str, environment: Mapping[str, str], search_path: Sequence[str]) -> Report:
+    """Look at everything.
+
+    Parameters
+    ----------
+    version : str
+        Of Synkhronos.
+    environment : mapping
+        The environment variables that there are.
+    search_path : sequence of str
+        The folders in which programs find packages.
+    """
+    finder = Finder(environment, search_path)
+    gpus, trouble = cuda_gpus(finder, environment)
+    found = survey(finder, environment, gpus)
+    changed, refusal = {}, ""
+    try:
+        changed = variables(environment, finder, found)
+    except OSError as error:
+        refusal = str(error)
+    prepared = {**environment, **changed}
+    programs = {"theano": THEANO, "pygpu": PYGPU, "opencl": OPENCL}
+    answers = ask({name: python(program) for name, program in programs.items()}, prepared, _PATIENCE)
+    compiler = answers["theano"].record.get("cxx") or shutil.which("g++") or ""
+    compiled = _compile(compiler, prepared)
+    memory = _shared_memory()
+    cores = len(os.sched_getaffinity(0))
+    parts = [
+        *_packages(search_path, answers["theano"]),
+        *_compiling(compiler, compiled, answers["theano"]),
+        Part("cpu", "cores", OK, f"{cores} of {os.cpu_count()}"),
+        _judged(memory),
+        *pygpu_parts(answers["pygpu"], compiled["gpuarray"], search_path),
+        *([Part("gpu", "links", UNUSABLE, note=refusal)] if refusal else []),
+        *cuda_parts(found, gpus, trouble),
+        *opencl_parts(answers["opencl"], finder),
+    ]
+    devices = try_devices(gpus, answers["opencl"], not answers["pygpu"].error, prepared)
+    return Report(version, parts, devices, changed, cores, memory)
+
+
+def _packages(search_path: Sequence[str], theano: Answer) -> list[Part]:
+    """Python and its packages; Theano is imported, the others need only be there."""
+    parts = [Part("cpu", "Python", OK, ".".join(map(str, sys.version_info[:3])), sys.executable)]
+    for name, module, requirement in PACKAGES:
+        path = package_path(module, search_path)
+        try:
+            version = metadata.version(module)
+        except metadata.PackageNotFoundError:
+            version = ""
+        state, note, remedy = OK, "", remedies.pip(requirement)
+        if not path:
+            optional = module == "lasagne"
+            state, note = (OPTIONAL, "the MNIST demos build their networks with it") if optional else (MISSING, "")
+        elif version and not _satisfies(version, requirement):
+            state, note = UNUSABLE, f"{requirement} is needed"
+        elif module == "theano" and theano.error:
+            state, note, remedy = UNUSABLE, theano.error, ""
+        parts.append(Part("cpu", name, state, version, path, note, remedy))
+    return parts
+
+
+def _satisfies(version: str, requirement: str) -> bool:
+    """Tell whether a version lies within the bounds that a requirement gives."""
+    tests = {"==": lambda a, b: a == b, ">=": lambda a, b: a >= b, "<": lambda a, b: a < b}
+    return all(
+        tests[operator](_numbers(version), _numbers(bound))
+        for operator, bound in re.findall(r"(==|>=|<)([\d.]+)", requirement)
+    )
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)]
+
+
+def _compile(compiler: str, environment: Mapping[str, str]) -> dict[str, Answer]:
+    """Let the compiler say its version, and compile and link what Theano's C code includes."""
+    if not compiler:
+        return {name: Answer("", "there is no C++ compiler") for name in ("version", "python", "gpuarray")}
+    include, prefix = sysconfig.get_path("include"), sys.exec_prefix
+    places = [f"-I{include}", f"-I{prefix}/include", f"-L{prefix}/lib"]
+    with tempfile.TemporaryDirectory() as folder:
+        output = os.path.join(folder, "output")
+        commands = {
+            "version": [compiler, "-dumpfullversion"],
+            "python": [compiler, *places, "-fsyntax-only", "-include", "Python.h", "-x", "c++", "/dev/null"],
+            "gpuarray": [compiler, *places, "-shared", "-fPIC", "-o", output],
+        }
+        commands["gpuarray"] += ["-include", "gpuarray/array.h", "-x", "c++", "/dev/null", "-lgpuarray"]
+        return ask(commands, environment, _PATIENCE)
+
+
+def _compiling(compiler: str, compiled: Mapping[str, Answer], theano: Answer) -> list[Part]:
+    """The C++ compiler, Python's headers, and the BLAS that Theano links to."""
+    version = compiled["version"]
+    state = MISSING if not compiler else UNUSABLE if version.error else OK
+    parts = [Part("cpu", "C++ compiler", state, version.output.strip(), compiler, version.error, remedies.apt("g++"))]
+    headers = compiled["python"].error
+    if compiler:
+        state, include = MISSING if headers else OK, sysconfig.get_path("include")
+        parts.append(Part("cpu", "Python.h", state, "", include, headers, remedies.python_headers()))
+    if theano.error:
+        return parts
+    flags, blas = theano.record.get("ldflags", ""), theano.record.get("blas", "")
+    name = " ".join(filter(None, (theano.record.get("kind"), theano.record.get("blas_version"))))
+    if blas:
+        parts.append(Part("cpu", "BLAS", OK, name, blas, f"linked by {flags}"))
+    else:
+        note = f"{flags} cannot be loaded" if flags else "none is linked: NumPy's is called, which is slower"
+        parts.append(Part("cpu", "BLAS", OPTIONAL, "", "", note, remedies.apt("libopenblas-dev")))
+    return parts
+
+
+def _shared_memory() -> dict[str, int]:
+    """The size of /dev/shm in bytes."""
+    try:
+        shared = os.statvfs("/dev/shm")
+    except OSError:
+        return {"total": 0, "free": 0}
+    return {"total": shared.f_blocks * shared.f_frsize, "free": shared.f_bavail * shared.f_frsize}
+
+
+def _judged(memory: Mapping[str, int]) -> Part:
+    """Say whether /dev/shm has room: data sets and results lie there."""
+    size = f"{memory['free'] / 2**30:.1f} of {memory['total'] / 2**30:.1f} GiB free"
+    if memory["free"] > _LITTLE:
+        return Part("cpu", "/dev/shm", OK, size)
+    note = "data sets and results lie there; in a container: docker run --shm-size=8g"
+    return Part("cpu", "/dev/shm", OPTIONAL, size, "", note, "mount -o remount,size=8G /dev/shm")

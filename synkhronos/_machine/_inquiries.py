@@ -1,0 +1,110 @@
+"""Programs that find out what a machine can do; each is executed in a process of its own.
+
+They print one JSON object or list a line as soon as they know it, so that what is known survives a crash.
+"""
+
+from __future__ import annotations
+
+__all__ = ["OPENCL", "PYGPU", "THEANO", "TRIAL"]
+
+#: Theano's version, compiler, and BLAS: the flags, the file that was loaded for them, and its version.
+THEANO = """
+import json, os
+# on the CPU, whatever the user's flags and files say: a GPU is tried elsewhere
+cpu = "device=cpu,init_gpu_device=,contexts=,force_device=False"
+os.environ["THEANO_FLAGS"] = ",".join(filter(None, [os.environ.get("THEANO_FLAGS"), cpu]))
+import synkhronos, theano
+synkhronos.fork  # all of the package is imported by now
+flags = theano.config.blas.ldflags
+print(json.dumps({"cxx": theano.config.cxx, "ldflags": flags}))
+
+import ctypes, threadpoolctl
+class Symbol(ctypes.Structure):
+    _fields_ = list(zip(("file", "base", "name", "address"), 2 * (ctypes.c_char_p, ctypes.c_void_p)))
+folders = [flag[2:] for flag in flags.split() if flag.startswith("-L")]
+for name in [f"lib{flag[2:]}.so" for flag in flags.split() if flag.startswith("-l")]:
+    places = [os.path.join(folder, name) for folder in folders]
+    try:
+        library = ctypes.CDLL(next(filter(os.path.exists, places), name))
+        address = ctypes.cast(library.dgemm_, ctypes.c_void_p)
+    except (OSError, AttributeError):
+        continue
+    symbol = Symbol()
+    if ctypes.CDLL(None).dladdr(address, ctypes.byref(symbol)):
+        file = os.path.realpath(symbol.file.decode())
+        known = {os.path.realpath(one["filepath"]): one for one in threadpoolctl.threadpool_info()}
+        facts = known.get(file, {})
+        print(json.dumps({"blas": file, "kind": facts.get("internal_api"), "blas_version": facts.get("version")}))
+        break
+"""
+
+#: pygpu's version and folder, and libgpuarray's file and the version of its interface.
+PYGPU = """
+import json, os
+import pygpu.gpuarray
+maps = [line.split()[-1] for line in open("/proc/self/maps")]
+print(json.dumps({
+    "version": pygpu.__version__,
+    "path": os.path.dirname(os.path.realpath(pygpu.__file__)),
+    "library": next((path for path in maps if os.path.basename(path).startswith("libgpuarray.so")), ""),
+    "api": list(pygpu.gpuarray.api_version()),
+}))
+"""
+
+#: The OpenCL platforms, each with its devices; platform P and device D are pygpu's openclP:D.
+OPENCL = """
+import ctypes, json, sys
+cl = ctypes.CDLL("libOpenCL.so")
+ALL_DEVICES, NAME, MEMORY = 0xFFFFFFFF, 0x102B, 0x101F
+PLATFORM_NAME, PLATFORM_VERSION = 0x0902, 0x0901
+def listed(function, *arguments):
+    count = ctypes.c_uint()
+    if function(*arguments, 0, None, ctypes.byref(count)) or not count.value:
+        return []
+    found = (ctypes.c_void_p * count.value)()
+    if function(*arguments, count, found, None):
+        return []
+    return [ctypes.c_void_p(one) for one in found]
+def text(function, thing, what):
+    buffer = ctypes.create_string_buffer(1024)
+    function(thing, what, 1024, buffer, None)
+    return buffer.value.decode(errors="replace").strip()
+for platform in listed(cl.clGetPlatformIDs):
+    devices = []
+    for device in listed(cl.clGetDeviceIDs, platform, ctypes.c_uint64(ALL_DEVICES)):
+        memory = ctypes.c_uint64()
+        cl.clGetDeviceInfo(device, MEMORY, 8, ctypes.byref(memory), None)
+        devices.append([text(cl.clGetDeviceInfo, device, NAME), memory.value])
+    name, version = (text(cl.clGetPlatformInfo, platform, what) for what in (PLATFORM_NAME, PLATFORM_VERSION))
+    print(json.dumps([name, version, devices]))
+"""
+
+#: Tries a device of pygpu's, and tells for each step what went wrong: opening it, a kernel, and on CUDA a product of
+#: matrices and a communicator of NCCL's. (An OpenCL compiler may take half a minute for the product.)
+TRIAL = """
+import json, sys, numpy, pygpu
+from pygpu import blas, collectives
+device = sys.argv[1]
+host = numpy.arange(4, dtype="float32").reshape(2, 2)
+def opening():
+    global context, array
+    context = pygpu.init(device)
+    array = pygpu.array(host, context=context, cls=pygpu.ndgpuarray)
+def kernel():
+    assert numpy.array_equal(numpy.asarray(array + array), host + host), "a wrong sum"
+def gemm():
+    product = blas.gemm(1.0, array, array, 0.0)
+    assert numpy.allclose(numpy.asarray(product), host.dot(host)), "a wrong product"
+def nccl():
+    collectives.GpuComm(collectives.GpuCommCliqueId(context), 1, 0).all_reduce(array, "sum")
+for step in (opening, kernel, gemm, nccl) if device.startswith("cuda") else (opening, kernel):
+    try:
+        step()
+        error = ""
+    except Exception as failure:
+        text = failure.args[0] if failure.args else type(failure).__name__
+        error = text.decode(errors="replace") if isinstance(text, bytes) else str(text)
+    print(json.dumps({step.__name__: error}), flush=True)
+    if error and step in (opening, kernel):
+        break
+"""

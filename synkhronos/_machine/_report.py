@@ -1,0 +1,153 @@
+"""What `python -m synkhronos info` tells: the parts that computing needs, the devices, and the table of both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+__all__ = ["MISSING", "OK", "OPTIONAL", "UNUSABLE", "Device", "Part", "Report"]
+
+OK, MISSING, UNUSABLE, OPTIONAL = "ok", "missing", "unusable", "optional"
+
+#: The groups of parts, and their headings.
+GROUPS = {"cpu": "CPU cores", "gpu": "Any GPU", "cuda": "CUDA GPUs", "opencl": "OpenCL devices"}
+
+#: A line of a table: three columns, and texts for the last one.
+Row = tuple[str, str, str, list[str]]
+
+
+@dataclass
+class Part:
+    """A part that computing needs.
+
+    Attributes
+    ----------
+    group : str
+        ``"cpu"``, ``"gpu"`` (for CUDA and OpenCL alike), ``"cuda"`` or ``"opencl"``.
+    name : str
+    state : str
+        ``"ok"``, ``"missing"``, ``"unusable"``, or ``"optional"``: something is lacking that one can do without.
+    version, path, note, remedy : str
+        Empty if there is nothing to say; ``remedy`` is the command that mends what is lacking, and is dropped if
+        nothing is.
+    """
+
+    group: str
+    name: str
+    state: str
+    version: str = ""
+    path: str = ""
+    note: str = ""
+    remedy: str = ""
+
+    def __post_init__(self) -> None:
+        if self.state == OK:
+            self.remedy = ""
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU by the name that ``fork(devices=...)`` takes, and whether computing on it works.
+
+    ``memory`` is in bytes; ``compute_capability`` is empty but for CUDA; ``note`` says what does not work.
+    """
+
+    name: str
+    description: str
+    memory: int
+    compute_capability: str
+    state: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that was found.
+
+    Attributes
+    ----------
+    version : str
+        Of Synkhronos.
+    parts : list of Part
+    devices : list of Device
+    changed : dict
+        The environment variables that ``python -m synkhronos run`` sets.
+    cores : int
+        CPU cores that this process may run on.
+    shared_memory : dict
+        ``total`` and ``free`` bytes of ``/dev/shm``.
+    """
+
+    version: str
+    parts: list[Part]
+    devices: list[Device]
+    changed: dict[str, str]
+    cores: int
+    shared_memory: dict[str, int]
+
+    @property
+    def ready(self) -> dict[str, bool]:
+        """Whether CPU cores, CUDA GPUs and OpenCL devices can be computed on."""
+        lacking = {part.group for part in self.parts if part.state in (MISSING, UNUSABLE)}
+        cpu = "cpu" not in lacking
+        usable = {
+            kind: cpu
+            and not lacking & {"gpu", kind}
+            and any(device.state == OK and device.name.startswith(kind) for device in self.devices)
+            for kind in ("cuda", "opencl")
+        }
+        return {"cpu": cpu, **usable}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything in dicts, lists, strings and numbers, for JSON."""
+        return {"ready": self.ready, **asdict(self)}
+
+    def as_text(self) -> str:
+        """Return the table that people read."""
+        tables = {GROUPS[group] + self._verdict(group): self._rows_of(group) for group in GROUPS}
+        tables["Devices that were tried"] = [_device_row(device) for device in self.devices]
+        rows = [row for table in tables.values() for row in table]
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        lines = [f"Synkhronos {self.version}"]
+        for heading, table in tables.items():
+            lines += ["", heading, *_lines(table, widths)] if table else []
+        if self.changed:
+            lines += ["", "`python -m synkhronos run` sets"]
+            lines += [f"  {name}={value}" for name, value in self.changed.items()]
+        to_mend = [
+            (GROUPS[part.group], part.name + " (optional)" * (part.state == OPTIONAL), "", [part.remedy])
+            for part in self.parts
+            if part.remedy
+        ]
+        if to_mend:
+            widths = [max(len(row[column]) for row in to_mend) for column in range(3)]
+            lines += ["", "What mends it", *_lines(to_mend, widths)]
+        return "\n".join(lines)
+
+    def _rows_of(self, group: str) -> list[Row]:
+        return [
+            (part.state, part.name, part.version, [text for text in (part.path, part.note) if text])
+            for part in self.parts
+            if part.group == group
+        ]
+
+    def _verdict(self, group: str) -> str:
+        if group not in self.ready:
+            return ""
+        return ": ready" if self.ready[group] else ": not ready"
+
+
+def _device_row(device: Device) -> Row:
+    capability = f", compute capability {device.compute_capability}" if device.compute_capability else ""
+    texts = [device.description + capability, device.note]
+    return device.state, device.name, f"{device.memory / 2**30:.1f} GiB", list(filter(None, texts))
+
+
+def _lines(rows: Sequence[Row], widths: Sequence[int]) -> Iterator[str]:
+    """Yield rows as lines of columns with these widths; the texts of the last column go below each other."""
+    for *cells, texts in rows:
+        start = "  ".join(["", *(cell.ljust(width) for cell, width in zip(cells, widths)), ""])
+        for text in texts or [""]:
+            yield (start + text).rstrip()
+            start = " " * len(start)

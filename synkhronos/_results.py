@@ -1,0 +1,80 @@
+"""Making one value of the ranks' values, for each output of a function."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from synkhronos import _graphs
+from synkhronos._collectives import OPS, combine, nccl_reduces
+
+__all__ = ["Results"]
+
+
+class Results:
+    """How the values of a function's outputs become one.
+
+    Parameters
+    ----------
+    outputs : list of Theano variables or theano.Out
+    modes : list of str or None
+        The op of each output.
+    on_host : list of bool
+        The outputs that are to take the CPU path.
+    on_gpu : bool
+        Whether the ranks compute on GPUs.
+    name : str
+        Of the function, for messages.
+    """
+
+    def __init__(
+        self, outputs: Sequence[Any], modes: Sequence[Any], on_host: Sequence[bool], on_gpu: bool, name: str
+    ) -> None:
+        self._outputs = outputs
+        self._modes = modes
+        self._name = name
+        self._reducible = [
+            i
+            for i, (output, mode) in enumerate(zip(outputs, modes))
+            if on_gpu
+            and mode in OPS
+            and not on_host[i]
+            and nccl_reduces(np.dtype(getattr(output, "variable", output).dtype), mode, True)
+        ]
+
+    def over_nccl(self, wanted: Sequence[int]) -> tuple[int, ...]:
+        """Which of the wanted outputs NCCL can reduce, by their places among these."""
+        return tuple(place for place, i in enumerate(wanted) if i in self._reducible)
+
+    def combine(
+        self, results: list[Any], master: int, wanted: Sequence[int], weights: Sequence[float], reduced: Sequence[int]
+    ) -> list[Any]:
+        """The value of each output that is wanted, as its Theano type says: a NumPy array, or one on the GPU.
+
+        Parameters
+        ----------
+        results : list
+            For each rank, its values of the wanted outputs; ``None`` for a rank that had no data points.
+        master : int
+            Its rank.
+        wanted : sequence of int
+            Positions among all outputs.
+        weights : sequence of float
+            One for each rank.
+        reduced : sequence of int
+            The places, among those wanted, of the outputs that NCCL was to reduce to the master.
+        """
+        present = [rank for rank, values in enumerate(results) if values is not None]
+        own = results[master]
+        combined = []
+        for place, i in enumerate(wanted):
+            arrays = [results[rank][place] for rank in present]
+            if self._modes[i] is None or (place in reduced and sum(array is not None for array in arrays) == 1):
+                value = None if own is None else own[place]
+            else:
+                what = f"output {i} of {self._name}"
+                value = combine(arrays, self._modes[i], [weights[rank] for rank in present], what)
+            combined.append(_graphs.as_asked(value, self._outputs[i]))
+        return combined
