@@ -1,6 +1,8 @@
 # make demo    train the MNIST CNN on all cores          (ARGS="--epochs 3" and the like are passed on)
 # make test    run all tests                             (ARGS="-k data -x" is passed on to pytest)
+# make test-opencl   run the tests of GPUs on OpenCL, which PoCL offers on CPU cores; apt brings it
 # make soak    work for 5 minutes with random faults, and write docs/soak.md       (SECONDS=60 for one)
+# make bench   measure beside Theano, PyTorch and MPICH, and write docs/benchmarks.md  (ARGS="cnn mlp" for some)
 # make lint    check style and types                     make format    bring the code into that style
 # make docs    build the documentation in docs/_build
 # make wheel   build wheel and sdist into dist/          make clean     remove all that was made here
@@ -9,7 +11,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak lint format docs wheel clean
+.PHONY: help demo test test-opencl soak bench lint format docs wheel clean
 .NOTPARALLEL:
 
 VENV ?= .venv
@@ -32,9 +34,16 @@ demo: $(VENV)/with-demos
 test: $(VENV)/with-test
 	$(BIN)/python -m pytest $(ARGS)
 
+test-opencl: $(VENV)/with-test
+	@$(check-opencl)
+	$(BIN)/python -m synkhronos run -m pytest -m opencl $(ARGS)
+
 SECONDS ?= 300
 soak: $(VENV)/with-test
 	$(BIN)/python tests/soak.py $(SECONDS) --output docs/soak.md $(ARGS)
+
+bench: $(VENV)/with-bench
+	$(BIN)/python -m benchmarks $(ARGS)
 
 lint: $(VENV)/with-lint
 	$(BIN)/ruff check .
@@ -78,6 +87,19 @@ command -v g++ >/dev/null || missing="g++"; \
 "$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || missing="$$missing python$$version-venv"; \
 [ -e "$$("$(PYTHON)" -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ] \
     || missing="$$missing python$$version-dev"; \
+$(install-missing)
+endef
+
+# An OpenCL device, its BLAS, and pygpu, which is not on PyPI and which `synkhronos run` lends to the environment.
+define check-opencl
+missing=; \
+for package in pocl-opencl-icd libclblast-dev libgpuarray-dev python3-pygpu; do \
+    dpkg-query -W -f '$${Status}' $$package 2>/dev/null | grep -q "ok installed" || missing="$$missing $$package"; \
+done; \
+$(install-missing)
+endef
+
+define install-missing
 if [ -n "$$missing" ]; then \
     if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
         export DEBIAN_FRONTEND=noninteractive; \

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+import pytest
 
 import synkhronos  # it mends Theano, which therefore comes after it
+from synkhronos._devices import _list_gpus
 
 import theano  # isort: skip
 
@@ -50,6 +52,14 @@ class Fault(theano.Op):
 
     def grad(self, inputs, gradients):
         return [gradients[0], theano.gradient.disconnected_type()]
+
+
+def gpus(kind):
+    """The names of the GPUs of a kind, ``"cuda"`` or ``"opencl"``; without any the test is skipped."""
+    names = _list_gpus(kind)
+    if isinstance(names, str):
+        pytest.skip(names)
+    return names
 
 
 class Machine:

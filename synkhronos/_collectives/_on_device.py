@@ -44,8 +44,8 @@ def _kernel(context: Any, expression: str, dtype: str) -> Any:
     if "b" in expression:
         arguments.append(arg("b", dtype, read=True))
     if "s" in expression:
-        arguments.append(arg("s", dtype, scalar=True))
-    return GpuElemwise(context, expression, arguments)
+        arguments.append(arg("s", "float64" if dtype == "float64" else "float32", scalar=True))
+    return GpuElemwise(context, expression, arguments, convert_f16=True)
 
 
 def _apply(expression: str, array: Any, *operands: Any) -> None:
@@ -60,7 +60,7 @@ def scale(array: Any, factor: float) -> None:
     if factor == 0:
         _apply("a = 0", array)
     elif factor != 1:
-        _apply("a = a * s", array, array.dtype.type(factor))
+        _apply("a = a * s", array, factor)
 
 
 class DeviceAccumulator:
@@ -83,7 +83,7 @@ class DeviceAccumulator:
                 scale(self._parts[0], share)
         else:
             check_equal_shapes([self._parts[0].shape, value.shape], self._op, self._what)
-            operands = (value, value.dtype.type(share)) if self._op == "avg" else (value,)
+            operands = (value, share) if self._op == "avg" else (value,)
             _apply(_EXPRESSIONS[self._op], self._parts[0], *operands)
 
     def result(self) -> Any:

@@ -1,0 +1,96 @@
+"""Every collective on every dtype over one transport: run by `test_transports.py`, in a process of its own.
+
+    python tests/transports.py TRANSPORT DEVICES FILE
+
+TRANSPORT: "shared memory", "host" (GPUs without NCCL), "nccl", or "stand-in" (for NCCL). DEVICES: names with commas
+between them. The results of each collective go to FILE, by the names of `name_of`.
+"""
+
+import sys
+
+import numpy as np
+
+OPS = ("avg", "sum", "prod", "max", "min")
+DTYPES = ("bool", "int8", "uint8", "int16", "int32", "int64", "uint64", "float16", "float32", "float64")
+SHAPES = {"vector": (7,), "matrix": (13, 9), "empty": (0, 3), "row": (1,)}
+WEIGHTS = (3.0, 0.0, 1.25, 2.125, 0.5, 1.0, 0.5, 2.0)  # whose averages of whole numbers are never halves
+WEIGHTED = "weighted avg"
+
+
+def value(rank, dtype, shape_name):
+    """What a variable holds on a rank."""
+    random = np.random.RandomState([rank, DTYPES.index(dtype), sorted(SHAPES).index(shape_name)])
+    return (random.rand(*SHAPES[shape_name]) * (2 if dtype == "bool" else 5)).astype(dtype)
+
+
+def name_of(what, dtype, shape_name):
+    return f"{what}/{dtype}/{shape_name}"
+
+
+def has(op, dtype):
+    """Whether an op is asked of a dtype: nobody averages truth values."""
+    return not (dtype == "bool" and op in ("avg", "sum", "prod", WEIGHTED))
+
+
+def main(transport, devices, path):
+    if transport == "stand-in":
+        import stand_in
+
+        stand_in.install()
+    import theano  # the mended one
+
+    import synkhronos as synk
+
+    names = devices.split(",")
+    n_ranks = synk.fork(devices=names, master_rank=len(names) - 1)
+    nccl = transport in ("nccl", "stand-in")
+    variables = {(dtype, shape): theano.shared(value(0, dtype, shape)) for dtype in DTYPES for shape in SHAPES}
+    functions = [synk.function([], [(var, None) for var in variables.values()])]
+    synk.distribute()
+    on_gpu = [not isinstance(var.container.storage[0], np.ndarray) for var in variables.values()]
+    assert all(on_gpu) if transport != "shared memory" else not any(on_gpu)
+    results = {}
+
+    def reset():
+        for rank in range(n_ranks):
+            synk.set_value(rank, list(variables.values()), [value(rank, *key) for key in variables])
+
+    def keep(what, keys, values):
+        results.update({name_of(what, *key): np.asarray(one) for key, one in zip(keys, values)})
+
+    def on_all_ranks(what, keys):
+        for rank in range(n_ranks):
+            keep(f"{what}/rank {rank}", keys, synk.get_value(rank, [variables[key] for key in keys]))
+
+    for op in (*OPS, WEIGHTED):
+        keys = [key for key in variables if has(op, key[0])]
+        chosen = [variables[key] for key in keys]
+        reset()
+        if op == WEIGHTED:
+            synk.all_reduce(chosen, nccl=nccl, weights=WEIGHTS[:n_ranks])
+        else:
+            keep(f"reduce {op}", keys, synk.reduce(chosen, op, in_place=False, nccl=nccl))
+            synk.all_reduce(chosen, op, nccl=nccl)
+        on_all_ranks(f"all_reduce {op}", keys)
+        if op != WEIGHTED:
+            reset()
+            synk.reduce(chosen, op, nccl=nccl)
+            on_all_ranks(f"reduce in place {op}", keys)
+    keys = list(variables)
+    reset()
+    keep("gather", keys, synk.gather(list(variables.values()), 0, nccl=nccl))
+    synk.broadcast(list(variables.values()), nccl=nccl)
+    on_all_ranks("broadcast", keys)
+    reset()
+    many = [key for key in keys if key[1] != "row"]
+    synk.all_gather([variables[key] for key in many], nccl=nccl)
+    on_all_ranks("all_gather", many)
+    if transport == "stand-in":
+        results["collectives of the stand-in"] = np.array(sorted(stand_in.done))
+    del functions
+    synk.close()
+    np.savez(path, **results)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
