@@ -26,9 +26,10 @@ ARGUMENTS = {
     "train_mnist_theano": [*SMALL, "--model", "custom_mlp:1,32,0.1,0.2"],
     "train_mnist_cpu_data": [*SMALL, "--model", "custom_mlp:1,32,0.1,0.2", "--ranks", "2"],
     "train_mnist_gpu_data": [*SMALL, "--model", "custom_mlp:1,32,0.1,0.2", "--ranks", "3"],
+    "train_resnet_theano": [],
     "run_lasagne_demos": [*SMALL, "--model", "custom_mlp:1,32,0,0", "--ranks", "2", "--json", "all.json"],
 }
-LAST_LINES = {"demo": "all results agree with", "train": "test accuracy: ", "run": "plot: lasagne_mnist.png"}
+LAST_LINES = {"demo": "all results agree with", "train": "accuracy: ", "run": "plot: lasagne_mnist.png"}
 
 
 def run_demo(command, folder, timeout=280):
