@@ -267,7 +267,7 @@ def cumulative_sum():
 def test_what_opencl_cannot_do(build, op):
     inputs, output, values = build()
     if OPENCL:
-        with pytest.raises(Exception, match=r"clBuildProgram|CUDA|cuda|not supported|[Uu]nsupported"):
+        with pytest.raises(Exception, match=r"clBuildProgram|for CUDA arrays|'perform'"):
             theano.function(inputs, output)(*values)
         pytest.skip(f"Theano cannot do {op} on OpenCL")
     f = synk.function(inputs, (output, "gather"))

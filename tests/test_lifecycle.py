@@ -163,7 +163,7 @@ class TestDevices:
     def test_a_gpu_that_is_not_there(self):
         if synk.get_n_gpu():
             pytest.skip("there are GPUs")
-        with pytest.raises(synk.DeviceError, match="use_gpu=True.*synkhronos info"):
+        with pytest.raises(synk.DeviceError, match=r"use_gpu=True.*synkhronos info"):
             synk.fork(use_gpu=True)
 
     @pytest.mark.parametrize(
