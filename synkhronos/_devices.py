@@ -219,9 +219,14 @@ class ThreadLimits:
     def apply(self) -> None:
         """Limit the libraries that this process has loaded by now, and that are not limited yet."""
         controller = ThreadpoolController()
-        loaded = {library["filepath"] for library in controller.info()}
+        libraries = controller.info()
+        loaded = {library["filepath"] for library in libraries}
         if loaded - self._limited:
-            self._undo.append(controller.limit(limits=self._n_threads))
+            limits: dict[str, int] = {}  # no more than the user has set, either
+            for library in libraries:
+                most = min(library["num_threads"], self._n_threads)
+                limits[library["prefix"]] = min(most, limits.get(library["prefix"], most))
+            self._undo.append(controller.limit(limits=limits))
             self._limited |= loaded
 
     def restore(self) -> None:

@@ -21,6 +21,7 @@ from synkhronos._collectives import LANE_BYTES, NcclTransport, SharedMemoryTrans
 from synkhronos._dispatch import CLOSED, Dispatcher
 from synkhronos._files import OpenFile
 from synkhronos._gpus import connect_gpus, take_gpus
+from synkhronos._heap import keep_freed_memory, return_freed_memory
 from synkhronos._interrupts import collect_garbage, deferred_interrupts
 from synkhronos._ledger import Ledger
 from synkhronos._library import Library
@@ -103,6 +104,7 @@ class Session:
 
         try:
             _graphs.prepare_fork()
+            keep_freed_memory()
             self._team.start(work)
             self.replica = make_replica(master_rank)
             self.replica.thread_limits.apply()
@@ -237,6 +239,7 @@ class Session:
                 self._dispatcher.broken = CLOSED
                 self._team.stop()
             self.replica.thread_limits.restore()
+            return_freed_memory()
             self.replica.outbox.free()
             self._ledger.close()
             if self.on_gpu:

@@ -17,6 +17,7 @@ PACKAGE = Path(synk.__file__).parent
 FLOORS = {
     "errors": 1,
     "_compat": 1,
+    "_heap": 1,
     "_machine": 1,
     "_partition": 1,
     "_process": 1,
