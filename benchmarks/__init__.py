@@ -1,0 +1,1 @@
+"""Benchmarks of Synkhronos beside plain Theano, PyTorch, MPICH and NumPy; ``make bench`` runs them all."""

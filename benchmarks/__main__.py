@@ -1,0 +1,33 @@
+"""Measure all figures, or those that are named, and write docs/benchmarks.md."""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from benchmarks import cli, report
+
+
+def main() -> None:
+    """Measure one figure after the other; one that fails does not keep the others from being measured."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("figures", nargs="*", metavar="FIGURE", help=", ".join(cli.FIGURES))
+    parser.add_argument("--page", type=Path, default=cli.PAGE, help="the page to write")
+    arguments = parser.parse_args()
+    unknown = set(arguments.figures) - set(cli.FIGURES)
+    if unknown:
+        parser.error(f"there are no figures {', '.join(sorted(unknown))}; there are {', '.join(cli.FIGURES)}")
+    start, failed = time.monotonic(), []
+    for name in arguments.figures or cli.FIGURES:
+        module, options = cli.FIGURES[name]
+        print(f"== {name}, after {time.monotonic() - start:.0f} s", flush=True)
+        if cli.measure(f"benchmarks.{module}", arguments.page, **options).failure:
+            failed.append(name)
+    report.write_page(arguments.page, list(cli.FIGURES))
+    print(f"{arguments.page} is written, after {time.monotonic() - start:.0f} s")
+    if failed:
+        sys.exit(f"not measured: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

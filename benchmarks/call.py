@@ -1,0 +1,46 @@
+"""The overhead of a call.
+
+A function of trivial cost, the mean of the products of two vectors of 64 numbers, both scattered, its output averaged
+over the ranks: the time of a call above that of the same function in Theano alone. The inputs are `synk.data`. Calls
+either follow one another at once, or come 3 ms apart, so that all processes have gone to sleep. Eight ranks share two
+cores: each core gives four ranks their turns, so the overhead is divided by four.
+"""
+
+from benchmarks.cli import main
+from benchmarks.harness import CORES, Contest
+from benchmarks.processes import Contestant
+from benchmarks.results import Result
+from benchmarks.samples import difference
+
+MANY = 8
+PAUSE = 0.003  # seconds
+CASES = {"apart": ("calls 3 ms apart", PAUSE, 100), "succession": ("calls in quick succession", 0.0, 60)}
+
+
+def measure(result: Result, rounds: int = 12, calls: int = 150) -> None:
+    """Measure; `calls` are those of one round."""
+    alone = Contestant("Theano", "benchmarks.contestants.call", {"ranks": 0, "kind": "numpy"})
+    two = Contestant("Synkhronos, 2 ranks", "benchmarks.contestants.call", {"ranks": CORES, "kind": "data"})
+    arrays = Contestant(
+        "Synkhronos, 2 ranks, NumPy inputs", "benchmarks.contestants.call", {"ranks": CORES, "kind": "numpy"}
+    )
+    many = Contestant("Synkhronos, 8 ranks", "benchmarks.contestants.call", {"ranks": MANY, "kind": "data"})
+    samples = {}
+    with Contest([alone, two, arrays, many]) as contest:
+        for case, (title, pause, _) in CASES.items():
+            samples[case] = contest.run(rounds, contest.alike(calls=calls, pause=pause))
+            microseconds = {label: sample.scaled(1e6) for label, sample in samples[case].items()}
+            samples[case] = microseconds
+            result.record(title.capitalize(), "µs", microseconds)
+
+    for case, (title, _, limit) in CASES.items():
+        theano = samples[case][alone.name]
+        result.add(case, f"Two ranks, {title}", difference(samples[case][two.name], theano), "µs", at_most=limit)
+        result.add(f"{case}-numpy", "… with NumPy inputs", difference(samples[case][arrays.name], theano), "µs")
+        turns = MANY / CORES
+        turn = difference(samples[case][many.name].scaled(1 / turns), theano.scaled(1 / turns))
+        result.add(f"{case}-many", f"Eight ranks, {title}, each turn", turn, "µs", at_most=2 * limit)
+
+
+if __name__ == "__main__":
+    main(__spec__.name)

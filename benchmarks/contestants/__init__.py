@@ -1,0 +1,1 @@
+"""The programs that are measured: each runs in processes of its own and is driven by `benchmarks.harness`."""

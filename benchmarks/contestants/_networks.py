@@ -1,0 +1,25 @@
+"""The demos' networks, by name, for contestants that use Theano."""
+
+from typing import Any
+
+import theano
+
+from benchmarks.contestants._batches import SHAPES
+from demos.lasagne_mnist.models import build
+
+
+def build_network(model: str) -> Any:
+    """Build ``"cnn"``, ``"mlp"`` or ``"resnet"`` with its loss; Theano's floatX becomes float32."""
+    if model == "resnet":
+        from demos.resnet.models import build as build_resnet
+
+        return build_resnet(50, image_size=SHAPES[model][-1])
+    return build(model)
+
+
+def describe(graph: Any) -> dict[str, Any]:
+    """Give what the record should hold on a network and on the BLAS that Theano links."""
+    return {
+        "parameters": sum(param.get_value(borrow=True).size for param in graph.params),
+        "blas": theano.config.blas.ldflags,
+    }

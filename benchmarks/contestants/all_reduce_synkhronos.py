@@ -1,0 +1,27 @@
+"""Sums of a shared variable over all ranks."""
+
+import numpy as np
+import theano
+
+import synkhronos as synk
+from benchmarks.contestants._serve import compete, timed
+
+
+def make(ranks):
+    """Fork; variables are made when a size is first asked for."""
+    synk.fork(ranks)
+    variables = {}
+
+    def run(n, steps):
+        if n not in variables:
+            variables[n] = theano.shared(np.zeros(n, "float32"))
+            synk.function([], variables[n][0])
+            synk.distribute()
+        synk.broadcast(variables[n], np.random.RandomState(0).rand(n).astype("float32"))
+        return timed(lambda: synk.all_reduce(variables[n], op="sum"), steps)
+
+    return run, {}
+
+
+if __name__ == "__main__":
+    compete(make)

@@ -1,0 +1,36 @@
+"""Training steps on all ranks, as the demos make them: `synkhronos.extensions.train`, data in shared memory."""
+
+import synkhronos as synk
+from benchmarks.contestants._batches import LEARNING_RATE, MOMENTUM, Batches, make_data
+from benchmarks.contestants._networks import build_network, describe
+from benchmarks.contestants._serve import compete, timed
+from synkhronos.extensions import updates
+from synkhronos.extensions.train import make_train_function
+
+
+def make(model, n, ranks):
+    """Fork, build the network and write `n` rows of data to shared memory."""
+    synk.fork(ranks)
+    graph = build_network(model)
+    rule = updates.nesterov_momentum
+    train = make_train_function(graph.loss, graph.params, graph.x, graph.y, rule, LEARNING_RATE, MOMENTUM)
+    synk.distribute()
+    x, y = (synk.data(array) for array in make_data(model, n))
+    batches = Batches(n)
+
+    def run(batch, steps, shuffle=True, all_reduce=True):
+        def step():
+            rows = batches.next(batch, shuffle)
+            if all_reduce:
+                float(train(x, y, batch=rows))
+            else:  # each rank goes its own way
+                float(train.gradient(x, y, batch=rows))
+                train.update()
+
+        return timed(step, steps)
+
+    return run, describe(graph)
+
+
+if __name__ == "__main__":
+    compete(make)

@@ -1,0 +1,57 @@
+"""The record of the machine, and how busy it was with other work."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from datetime import datetime, timezone
+from importlib import metadata
+from typing import Any
+
+import psutil
+
+PACKAGES = ("Theano", "Lasagne", "numpy", "scipy", "torch", "mpi4py", "mpich")
+BUSY = 10  # per cent of the cores, from which on figures are marked as taken on a busy machine
+
+
+def describe() -> dict[str, Any]:
+    """Give the record; takes a second, in which this process does nothing, to see what others do."""
+    return {
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "processor": processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "cores of the machine": psutil.cpu_count(),
+        "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
+        "system": f"{platform.system()} {platform.release()}",
+        "Python": platform.python_version(),
+        **{name: version(name) for name in PACKAGES},
+        "load": round(os.getloadavg()[0], 2),
+        "busy": busy(),
+    }
+
+
+def processor() -> str:
+    """Name the processor's model."""
+    with open("/proc/cpuinfo") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def version(name: str) -> str:
+    """Give the version of an installed package, or a dash."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "–"
+
+
+def busy(seconds: float = 1.0) -> int:
+    """Give the part of this process's cores, in per cent, that others use while it waits."""
+    cores = sorted(os.sched_getaffinity(0))
+    psutil.cpu_percent(percpu=True)
+    time.sleep(seconds)
+    used = psutil.cpu_percent(percpu=True)
+    return round(sum(used[core] for core in cores) / len(cores))

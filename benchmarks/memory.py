@@ -1,0 +1,35 @@
+"""Memory.
+
+The proportional set sizes of all ranks together, in which pages that processes share count once. A data set of 2 GB is
+filled, and read whole by each of two ranks. The highest size during a collective on a variable of 256 MB, above that
+before it and the collective's result, is sampled all the time; the unit is one copy of the
+variable, and 0.05 of one are let pass.
+"""
+
+from benchmarks.cli import main
+from benchmarks.harness import CORES, Contest
+from benchmarks.processes import Contestant
+from benchmarks.results import Result
+from benchmarks.samples import absolute
+
+TOLERANCE = 0.05  # what else changes while a collective runs
+COLLECTIVES = ("broadcast", "all_reduce", "reduce", "gather", "all_gather")
+
+
+def measure(result: Result, rounds: int = 2, n_bytes: int = 2 * 10**9) -> None:
+    """Measure, with a data set of `n_bytes` and variables of an eighth of it."""
+    ranks = Contestant("Synkhronos, 2 ranks", "benchmarks.contestants.memory", {"ranks": CORES})
+    with Contest([ranks]) as contest:
+        turns = {"data": (ranks, {"what": "data", "n_bytes": n_bytes})}
+        turns.update((name, (ranks, {"what": name, "n_bytes": n_bytes // 8})) for name in COLLECTIVES)
+        samples = contest.run(rounds, turns, warm_up=0)
+    data = samples.pop("data")
+    result.record("Of a data set, relative to its size", "×", {ranks.name: data})
+    result.record("Of a collective, beyond variables and result", "copies", samples)
+    result.add("data", "A data set of 2 GB, all ranks together, relative to its size", absolute(data), at_most=1.05)
+    for name, sample in samples.items():
+        result.add(name, f"`{name}`, beyond variables and result", absolute(sample), "copies", at_most=1 + TOLERANCE)
+
+
+if __name__ == "__main__":
+    main(__spec__.name)

@@ -1,0 +1,34 @@
+"""Which of the contestants' packages are there; nothing is imported to find out."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+NAMES = {"torch": "PyTorch", "mpich": "MPICH", "lasagne": "Lasagne", "demos.resnet.models": "demos/resnet"}
+
+
+def missing(needs: Sequence[str]) -> str | None:
+    """Name the first of these packages that is not installed, or give None."""
+    for name in needs:
+        found = find_mpiexec() if name == "mpich" else find_module(name)
+        if not found:
+            return f"{NAMES.get(name, name)} is not installed"
+    return None
+
+
+def find_module(name: str) -> bool:
+    """Tell whether a module could be imported, without importing it."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def find_mpiexec() -> str | None:
+    """Give the path of ``mpiexec``: beside this Python, as the package ``mpich`` installs it, or on the PATH."""
+    beside = Path(sys.prefix) / "bin" / "mpiexec"
+    return str(beside) if beside.exists() else shutil.which("mpiexec")

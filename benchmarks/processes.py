@@ -1,0 +1,193 @@
+"""A contestant, and the processes in which it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers import find_mpiexec
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class ContestantFailed(RuntimeError):
+    """A contestant raised an exception, ended, or took too long; the first line of the text says which."""
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A program to measure.
+
+    Parameters
+    ----------
+    name : str
+        As in tables and pictures.
+    module : str
+        A module that calls `benchmarks.contestants._serve.compete`.
+    arguments : dict
+        For the module's ``make``.
+    processes : int
+        In how many processes it is started; programs that fork by themselves have one.
+    threads : int
+        Limit of the threads of OpenMP and BLAS in each process.
+    needs : tuple of str
+        Packages without which it cannot take part.
+    mpi : bool
+        Whether ``mpiexec`` starts it.
+    peer : bool
+        Whether a figure goes on without it, with a gap: another framework.
+    environment : dict
+        Further environment variables.
+    """
+
+    name: str
+    module: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    processes: int = 1
+    threads: int = 1
+    needs: tuple[str, ...] = ()
+    mpi: bool = False
+    peer: bool = False
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+class Running:
+    """A contestant's processes, and the connections to them.
+
+    Parameters
+    ----------
+    contestant : Contestant
+        It is started.
+    seconds : float
+        How long it may take until it is ready.
+
+    Attributes
+    ----------
+    facts : dict
+        What it says about itself (its first process, if it has several).
+
+    Raises
+    ------
+    ContestantFailed
+    """
+
+    def __init__(self, contestant: Contestant, seconds: float) -> None:
+        self.contestant = contestant
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._directory = tempfile.TemporaryDirectory(prefix="bench-")
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed by `stop`
+        self._connections: list[socket.socket] = []
+        self._streams: list[Any] = []
+        address = str(Path(self._directory.name) / "socket")
+        try:
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(address)
+                listener.listen()
+                self._start(address)
+                self._accept(listener, seconds)
+            self.facts: dict[str, Any] = self.wait("facts", seconds)[0]
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self, address: str) -> None:
+        one = self.contestant
+        command = [sys.executable, "-m", one.module, address, json.dumps(one.arguments)]
+        starts = one.processes
+        if one.mpi:
+            command, starts = [str(find_mpiexec()), "-n", str(one.processes), *command], 1
+        for rank in range(starts):
+            process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=self._environment(rank),
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                # Not a session of its own: the kernel gives each session the same part of a busy machine, so that
+                # contestants of several processes would get more than those that fork.
+                preexec_fn=os.setpgrp,
+            )
+            self._processes.append(process)
+
+    def _environment(self, rank: int) -> dict[str, str]:
+        one = self.contestant
+        environment = dict(os.environ)
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH", "")]))
+        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+            environment[name] = str(one.threads)
+        rendezvous = f"file://{self._directory.name}/rendezvous"
+        environment.update(RANK=str(rank), WORLD_SIZE=str(one.processes), RENDEZVOUS=rendezvous)
+        environment.update(one.environment)
+        return environment
+
+    def _accept(self, listener: socket.socket, seconds: float) -> None:
+        listener.settimeout(0.2)
+        deadline = time.monotonic() + seconds
+        while len(self._connections) < self.contestant.processes:
+            try:
+                connection, _ = listener.accept()
+            except socket.timeout:
+                if any(process.poll() is not None for process in self._processes) or time.monotonic() > deadline:
+                    raise self._failed("did not start") from None
+            else:
+                self._connections.append(connection)
+                self._streams.append(connection.makefile("rw"))
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a message to each process."""
+        for stream in self._streams:
+            try:
+                print(json.dumps(message), file=stream, flush=True)
+            except OSError:
+                raise self._failed("ended") from None
+
+    def wait(self, key: str, seconds: float) -> list[Any]:
+        """Wait for an answer of each process, and give what they say under `key`.
+
+        Raises
+        ------
+        ContestantFailed
+        """
+        answers = []
+        for connection, stream in zip(self._connections, self._streams):
+            connection.settimeout(seconds)
+            try:
+                line = stream.readline()
+            except socket.timeout:
+                raise self._failed(f"did not answer within {seconds:.0f} s") from None
+            except OSError:
+                line = ""
+            answer = json.loads(line or "{}")
+            if key not in answer:
+                raise self._failed(answer.get("error", "ended"))
+            answers.append(answer[key])
+        return answers
+
+    def _failed(self, why: str) -> ContestantFailed:
+        self._log.seek(0)
+        printed = self._log.read().decode(errors="replace")[-3000:]
+        return ContestantFailed(f"{self.contestant.name}: {why}\n{printed}")
+
+    def stop(self) -> None:
+        """Hang up, upon which the processes end; kill those that do not."""
+        for stream, connection in zip(self._streams, self._connections):
+            stream.close()
+            connection.close()
+        for process in self._processes:
+            try:
+                process.wait(10 if self._streams else 0.1)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        self._log.close()
+        self._directory.cleanup()

@@ -1,0 +1,65 @@
+"""Medians, quartiles and ratios of what was measured in rounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one contestant measured: a list of numbers for each round."""
+
+    rounds: list[list[float]]
+
+    @property
+    def median(self) -> float:
+        """The median of all numbers."""
+        return float(np.median(np.concatenate(self.rounds)))
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """The first and the third quartile of all numbers."""
+        low, high = np.percentile(np.concatenate(self.rounds), [25, 75])
+        return float(low), float(high)
+
+    @property
+    def medians(self) -> list[float]:
+        """The median of each round."""
+        return [float(np.median(numbers)) for numbers in self.rounds]
+
+    def scaled(self, factor: float) -> Sample:
+        """Give all numbers times a factor."""
+        return Sample([[number * factor for number in numbers] for numbers in self.rounds])
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its spread: the quartiles of the same number taken for each round alone."""
+
+    value: float
+    low: float
+    high: float
+
+
+def ratio(numerator: Sample, denominator: Sample) -> Estimate:
+    """Divide the medians of two samples that were taken in turns."""
+    rounds = np.divide(numerator.medians, denominator.medians)
+    return _estimate(numerator.median / denominator.median, rounds)
+
+
+def difference(minuend: Sample, subtrahend: Sample) -> Estimate:
+    """Subtract the medians of two samples that were taken in turns."""
+    rounds = np.subtract(minuend.medians, subtrahend.medians)
+    return _estimate(minuend.median - subtrahend.median, rounds)
+
+
+def absolute(sample: Sample) -> Estimate:
+    """Give the median of one sample."""
+    return Estimate(sample.median, *sample.quartiles)
+
+
+def _estimate(value: float, rounds: np.ndarray) -> Estimate:
+    low, high = np.percentile(rounds, [25, 75])
+    return Estimate(float(value), float(low), float(high))

@@ -1,0 +1,172 @@
+"""The harness of the benchmarks: turns, medians and ratios, gaps, the page; and one figure, taken in small."""
+
+import json
+import os
+import sys
+import textwrap
+
+import psutil
+import pytest
+from support import ROOT
+
+sys.path.append(str(ROOT))
+
+from benchmarks import call, cli, report
+from benchmarks.harness import Contest
+from benchmarks.peers import missing
+from benchmarks.processes import Contestant, ContestantFailed
+from benchmarks.results import Result, load
+from benchmarks.samples import Estimate, Sample, absolute, difference, ratio
+
+CONTESTANT = """
+    import json, os, sys
+    from benchmarks.contestants._serve import compete, rank, timed
+
+    def make(name, log="", trouble=""):
+        if trouble == "at the start":
+            raise ZeroDivisionError("no start")
+
+        def run(numbers, **parameters):
+            if trouble == "in a round":
+                raise ZeroDivisionError("no round")
+            if trouble == "end":
+                os._exit(3)
+            if log:
+                with open(log, "a") as file:
+                    print(name, parameters, file=file)
+            return [number * (1 + rank()) for number in numbers]
+
+        return run, {"name": name}
+
+    compete(make)
+"""
+
+
+@pytest.fixture
+def contestant(tmp_path):
+    """A function that makes a contestant of no work, which notes its turns and answers what it is told to."""
+    (tmp_path / "some_contestant.py").write_text(textwrap.dedent(CONTESTANT))
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+
+    def make(name, processes=1, needs=(), peer=False, **arguments):
+        arguments, environment = {"name": name, **arguments}, {"PYTHONPATH": path}
+        return Contestant(name, "some_contestant", arguments, processes, 1, needs, peer=peer, environment=environment)
+
+    yield make
+    assert not [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_medians_and_quartiles():
+    sample = Sample([[3, 1, 2], [5, 4, 100]])
+    assert (sample.median, sample.quartiles, sample.medians) == (3.5, (2.25, 4.75), [2, 5])
+    assert sample.scaled(10).median == 35
+    assert absolute(sample) == Estimate(3.5, 2.25, 4.75)
+
+
+def test_ratios_and_differences_are_of_medians_with_the_spread_of_the_rounds():
+    slow, fast = Sample([[4, 4, 40], [6, 6, 6], [9, 9, 9]]), Sample([[2, 2, 2], [2, 2, 2], [3, 3, 3]])
+    assert ratio(slow, fast) == Estimate(6 / 2, 2.5, 3)  # of the rounds: 2, 3 and 3
+    assert difference(slow, fast) == Estimate(4, 3, 5)  # 2, 4 and 6
+
+
+def test_contestants_have_turns_and_a_warm_up_that_does_not_count(contestant, tmp_path):
+    log = tmp_path / "log"
+    one, two = contestant("one", log=str(log)), contestant("two", log=str(log))
+    with Contest([one, two]) as contest:
+        samples = contest.run(2, contest.alike(numbers=[1, 2]))
+        other = contest.run(1, {"again": (two, {"numbers": [7], "key": 1})}, warm_up=0)
+    assert log.read_text().split("\n") == ["one {}", "two {}"] * 3 + ["two {'key': 1}", ""]
+    assert samples == {"one": Sample([[1, 2]] * 2), "two": Sample([[1, 2]] * 2)}
+    assert other == {"again": Sample([[7]])}
+    assert contest.facts == {"one": {"name": "one"}, "two": {"name": "two"}}
+
+
+def test_of_several_processes_the_slowest_counts(contestant):
+    with Contest([contestant("both", processes=2)]) as contest:
+        assert contest.run(1, contest.alike(numbers=[1, 2]))["both"] == Sample([[2, 4]])
+
+
+def test_a_missing_peer_is_a_gap(contestant):
+    assert missing(["json"]) is None
+    assert missing(["json", "no.such.package"]) == "no.such.package is not installed"
+    peer, ours = (contestant(name, needs=("no_such_package",), peer=name == "peer") for name in ("peer", "ours"))
+    with Contest([peer, contestant("ours")]) as contest:
+        assert set(contest.run(1, contest.alike(numbers=[1]))) == {"ours"}
+    assert contest.gaps == {"peer": "no_such_package is not installed"}
+    with pytest.raises(ContestantFailed, match="no_such_package is not installed"):
+        Contest([ours]).__enter__()
+
+
+def test_a_peer_that_does_not_start_is_a_gap_and_ours_a_failure(contestant):
+    with Contest([contestant("peer", peer=True, trouble="at the start")]) as contest:
+        assert contest.gaps == {"peer": "peer: ZeroDivisionError: no start"}
+    with pytest.raises(ContestantFailed, match="ours: ZeroDivisionError: no start"):
+        Contest([contestant("ours", trouble="at the start")]).__enter__()
+
+
+@pytest.mark.parametrize("trouble, message", [("in a round", "ZeroDivisionError: no round"), ("end", "ended")])
+def test_a_contestant_that_fails(contestant, trouble, message):
+    failure = pytest.raises(ContestantFailed, match=f"ours: {message}")
+    with Contest([contestant("ours", trouble=trouble)]) as contest, failure:
+        contest.run(1, contest.alike(numbers=[1]))
+
+
+def example():
+    """A result with a row of each kind."""
+    result = Result("example", "An example: of sorts", "What was done.", environment={"date": "today", "busy": 90})
+    result.record("Time", "ms", {"Synkhronos": Sample([[1, 2, 3]])}, {"peer": "peer is not installed"})
+    result.add("good", "good one", Estimate(2, 1, 3), at_least=1.9)
+    result.add("bad", "bad one", Estimate(200, 190, 210), "µs", at_most=100)
+    result.add("worse", "unexplained one", Estimate(1, 1, 1), at_least=2)
+    result.add("plain", "no target", Estimate(1, 1, 1))
+    result.add("none", "against peer", "peer is not installed", at_least=1.3)
+    return result
+
+
+def test_verdicts_and_results_as_json(tmp_path):
+    result = example()
+    assert [row.verdict for row in result.rows] == ["reached", "missed", "missed", "", "gap"]
+    result.save(tmp_path)
+    assert load(tmp_path / "example.json") == result
+
+
+def test_the_page(tmp_path):
+    page = tmp_path / "page.md"
+    example().save(report.folder_of(page))
+    Result("another", "Another", "", failure="ours: ended").save(report.folder_of(page))
+    report.write_page(page, ["example", "absent"])
+    text = page.read_text()
+    assert "| good one | ≥ 1.90 × | 2.00 × (1.00–3.00) | reached |" in text
+    assert "| bad one | ≤ 100 µs | 200 µs (190–210) | **missed** |" in text
+    assert "| no target |  | 1.00 × (1.00–1.00) |  |" in text
+    assert "| against peer | ≥ 1.30 × | peer is not installed | *gap* |" in text
+    assert "| peer | *gap* | peer is not installed | |" in text
+    assert "90 % busy" in text and "ours: ended | *failed*" in text
+    assert text.index("(#an-example-of-sorts)") < text.index("(#another)")
+
+
+def test_remarks_are_shown_where_a_target_is_missed():
+    remarks = {"example/bad": "It sleeps.", "example/good": "Never shown."}
+    text = report.make_page([example()], remarks, "page")
+    assert "- bad one (200 µs (190–210)): It sleeps." in text
+    assert "- unexplained one (1.00 × (1.00–1.00)): not yet explained." in text
+    assert "Never shown." not in text
+
+
+def test_the_remarks_belong_to_figures():
+    remarks = json.loads(report.REMARKS.read_text())
+    assert {key.split("/")[0] for key in remarks} <= set(cli.FIGURES)
+    assert all(isinstance(text, str) and text.endswith(".") for text in remarks.values())
+
+
+def test_the_call_figure_in_small(tmp_path):
+    page = tmp_path / "page.md"
+    result = cli.measure("benchmarks.call", page, rounds=1, calls=10)
+    report.write_page(page)
+    assert not result.failure
+    rows = {row.key: row for row in load(tmp_path / "page" / "call.json").rows}
+    assert set(rows) == {f"call/{case}{kind}" for case in call.CASES for kind in ("", "-numpy", "-many")}
+    assert all(0 < row.value < 1e6 for row in rows.values())  # microseconds
+    assert (tmp_path / "page" / "call.png").read_bytes().startswith(b"\x89PNG")
+    assert "## The overhead of a call" in page.read_text() and result.environment["Theano"] == "1.0.5"
+    assert not psutil.Process().children()
