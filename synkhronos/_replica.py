@@ -111,7 +111,7 @@ class Replica:
     # -- the device
 
     def _bind(self, command: Bind) -> None:
-        self.context = _graphs.bind(command.devices[self.rank], quiet=not self.is_master)
+        self.context = _graphs.bind(command.devices[self.rank], self.rank, quiet=not self.is_master)
 
     def _connect(self, command: Connect) -> None:
         self._exchange.nccl = self._make_nccl(connect(self.context, command.clique, self.n_ranks, self.rank))

@@ -11,6 +11,7 @@ import copyreg
 import io
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,13 +44,14 @@ def bound() -> str | None:
     return next(iter(devices), None)
 
 
-def bind(device: str, quiet: bool) -> Any:
+def bind(device: str, rank: int, quiet: bool) -> Any:
     """Make ``device`` this process's GPU: from now on shared variables live and functions compute there.
 
     Parameters
     ----------
     device : str
         ``"cuda0"``, ``"opencl0:0"``, …
+    rank : int
     quiet : bool
         Keep Theano from printing what it has found.
 
@@ -71,6 +73,7 @@ def bind(device: str, quiet: bool) -> Any:
             raise ImportError("pygpu was not there when Theano was imported")
         if device.startswith("opencl"):
             _zero_new_memory()
+            _separate_pocl_cache(rank)
         os.environ.pop("THEANO_GPU_IS_ALREADY_ACTIVE", None)  # inherited from a process with a GPU; this one has none
         with contextlib.ExitStack() as stack:
             if quiet:
@@ -106,6 +109,19 @@ def _zero_new_memory() -> None:
 
     GpuAllocEmpty.c_code = c_code
     GpuAllocEmpty.c_code_cache_version = lambda self: (*version(self), "zeroed")
+
+
+def _separate_pocl_cache(rank: int) -> None:
+    """Give each rank a folder of its own for the kernels that PoCL compiles.
+
+    All ranks want the same new kernel at the same moment. In one folder this failed now and then, by "clBuildProgram:
+    Unknown error".
+    """
+    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pocl"
+    folder = Path(os.environ.get("POCL_CACHE_DIR") or default) / f"rank-{rank}"
+    with contextlib.suppress(OSError):  # then PoCL caches nothing, or says what is wrong
+        folder.mkdir(parents=True, exist_ok=True)
+        os.environ["POCL_CACHE_DIR"] = str(folder)
 
 
 def _cause(error: Exception) -> str:
