@@ -104,13 +104,13 @@ class Exchange:
     def _all_reduce(self, command: AllReduce) -> None:
         """Over NCCL what can go that way, the rest over shared memory."""
         hosts = [self._variables[key] for key in command.variables]
-        nccl = self.nccl if command.nccl else None
-        if nccl is not None:
+        if self.nccl is not None and command.nccl:
             on_gpu = [var for var in hosts if _graphs.is_device_array(_graphs.get_array(var))]
             direct = [var for var in on_gpu if nccl_reduces(np.dtype(var.dtype), command.op, False)]
-            hosts = [var for var in hosts if not any(var is other for other in direct)]
             if direct:
-                nccl.all_reduce([_graphs.get_array(var) for var in direct], command.op, command.weights)
+                self.nccl.agree([_graphs.get_array(var) for var in hosts])  # on all shapes, before anything changes
+                self.nccl.all_reduce([_graphs.get_array(var) for var in direct], command.op, command.weights)
+            hosts = [var for var in hosts if not any(var is other for other in direct)]
         if not hosts:
             return
         arrays = [_graphs.host_array(var) for var in hosts]

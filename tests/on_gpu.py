@@ -187,6 +187,18 @@ class TestVariables:
                 synk.all_reduce(w)
             close(synk.gather(w, 0), rows(n_ranks + 1))
 
+    def test_nothing_changes_if_any_shape_differs(self, n_ranks):
+        w, counts = theano.shared(rows(3), "w"), theano.shared(np.arange(5, dtype="int32"), "counts")
+        f = synk.function([], [(w.sum(), "sum"), (counts.sum(), "sum")])
+        f()
+        synk.set_value(0, w, rows(3, seed=9))
+        synk.scatter(counts, np.arange(2 * n_ranks + 1, dtype="int32"))
+        if n_ranks > 1:
+            with pytest.raises(ValueError, match="counts differ between ranks"):
+                synk.all_reduce([w, counts])
+        close(w.get_value(), rows(3, seed=9))
+        assert synk.gather(counts, 0).tolist() == list(range(2 * n_ranks + 1))
+
     def test_sliceable_shared_variables(self, n_ranks):
         s, w = theano.shared(rows(3), "s"), theano.shared(np.ones(4, "float32"), "w")
         loss = T.dot(s, w).mean()

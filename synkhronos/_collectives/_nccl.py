@@ -81,6 +81,20 @@ class NcclTransport:
         """Every rank calls this at the start of a command, so that all begin with the same signatures."""
         self._turn = 0
 
+    def agree(self, arrays: Sequence[Any]) -> None:
+        """Meet all ranks, and make sure that they bring the same shapes.
+
+        Two rows of signatures take turns: nobody can write to a row again before all others have read it.
+        """
+        if self._failed:
+            raise RuntimeError("NCCL cannot be used any more after a collective that failed; use nccl=False")
+        signatures = self._signatures[self._turn]
+        self._turn ^= 1
+        signatures[self._rank] = hash(tuple(tuple(array.shape) for array in arrays))
+        self._barrier()
+        if (signatures != signatures[self._rank]).any():
+            raise ShapesDiffer("the shapes differ between ranks")
+
     def all_reduce(self, arrays: Sequence[Any], op: str, weights: Sequence[float] | None) -> None:
         """Reduce arrays over the ranks, in place; arguments and errors as of `SharedMemoryTransport.all_reduce`."""
         works = [_contiguous(array) for array in arrays]
@@ -113,7 +127,7 @@ class NcclTransport:
 
     def broadcast(self, arrays: Sequence[Any], root: int) -> None:
         """Fill C-contiguous arrays, of the same shapes on every rank, with those of rank ``root``."""
-        self._agree(arrays)
+        self.agree(arrays)
 
         def work() -> None:
             for chunk in self._chunks(arrays):
@@ -124,7 +138,7 @@ class NcclTransport:
     def all_gather(self, arrays: Sequence[Any]) -> list[Any]:
         """The concatenations, on axis 0, of all ranks' arrays, which have equal shapes."""
         works = [_contiguous(array) for array in arrays]
-        self._agree(works)
+        self.agree(works)
         gathered = [_empty((self._n_ranks, array.size), array) for array in works]
 
         def work() -> None:
@@ -145,7 +159,7 @@ class NcclTransport:
         self, works: Sequence[Any], op: str, weights: Sequence[float] | None, arrays: Sequence[Any]
     ) -> float | None:
         """Agree with the other ranks, and weight this rank's arrays; returns what to multiply the sum with."""
-        self._agree(arrays)
+        self.agree(arrays)
         if op != "avg":
             return None
         factors = normalized(weights if weights is not None else (1.0,) * self._n_ranks)
@@ -159,20 +173,6 @@ class NcclTransport:
         if factor is not None:
             for array in works:
                 scale(array, factor)
-
-    def _agree(self, arrays: Sequence[Any]) -> None:
-        """Meet all ranks, and make sure that they bring the same shapes.
-
-        Two rows of signatures take turns: nobody can write to a row again before all others have read it.
-        """
-        if self._failed:
-            raise RuntimeError("NCCL cannot be used any more after a collective that failed; use nccl=False")
-        signatures = self._signatures[self._turn]
-        self._turn ^= 1
-        signatures[self._rank] = hash(tuple(tuple(array.shape) for array in arrays))
-        self._barrier()
-        if (signatures != signatures[self._rank]).any():
-            raise ShapesDiffer("the shapes differ between ranks")
 
     def _chunks(self, arrays: Sequence[Any], times: int = 1) -> list[Any]:
         """Flat views of arrays, no larger than NCCL takes."""

@@ -10,6 +10,7 @@ import contextlib
 import copyreg
 import io
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -112,16 +113,19 @@ def _zero_new_memory() -> None:
 
 
 def _separate_pocl_cache(rank: int) -> None:
-    """Give each rank a folder of its own for the kernels that PoCL compiles.
+    """Give each rank a folder of its own for the kernels that PoCL compiles, with those that rank 0 has already.
 
     All ranks want the same new kernel at the same moment. In one folder this failed now and then, by "clBuildProgram:
     Unknown error".
     """
     default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pocl"
-    folder = Path(os.environ.get("POCL_CACHE_DIR") or default) / f"rank-{rank}"
-    with contextlib.suppress(OSError):  # then PoCL caches nothing, or says what is wrong
-        folder.mkdir(parents=True, exist_ok=True)
-        os.environ["POCL_CACHE_DIR"] = str(folder)
+    folders = Path(os.environ.get("POCL_CACHE_DIR") or default)
+    own, first = folders / f"rank-{rank}", folders / "rank-0"
+    with contextlib.suppress(OSError, shutil.Error):  # a file that is being written, say: it is compiled again
+        if first.exists() and not own.exists():
+            shutil.copytree(first, own)
+        own.mkdir(parents=True, exist_ok=True)
+    os.environ["POCL_CACHE_DIR"] = str(own)
 
 
 def _cause(error: Exception) -> str:
