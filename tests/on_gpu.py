@@ -132,7 +132,7 @@ class TestValuesStay:
     def test_updates_never_visit_the_host(self, n_ranks, monkeypatch, num_slices):
         x, w = T.fmatrix("x"), theano.shared(rows(4, 3, seed=2), "w")
         loss = T.sqr(T.dot(x, w)).mean()
-        f = synk.function([x], loss, updates=[(w, w - 0.1 * T.grad(loss, w))])
+        f = synk.function([x], loss, updates=[(w, w - np.float32(0.1) * T.grad(loss, w))])
         data, before = rows(12), w.get_value()
         for accumulate in (False, True):
             graph = f._graph.compile(Variant(accumulate=accumulate, device=True)).maker.fgraph
