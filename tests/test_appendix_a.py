@@ -99,6 +99,6 @@ def test_appendix_a(session, serial):
         on_ranks = synk.gather(var)
         for values in on_ranks:
             np.testing.assert_array_equal(values, on_ranks[0])
-        np.testing.assert_allclose(on_ranks[0], expected, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(on_ranks[0], expected, rtol=1e-4, atol=1e-5)
     assert loss < np.log(CLASSES)
     assert accuracy > 0.4  # it learns
