@@ -64,8 +64,6 @@ class Semaphore:
 
     def acquire(self, seconds: float) -> bool:
         """Take a token if one comes within ``seconds``; a signal ends the wait early."""
-        if _trywait(self._address) == 0:
-            return True
         nanoseconds = time.clock_gettime_ns(_CLOCK) + int(seconds * 1e9)
         deadline = _Timespec(nanoseconds // 1_000_000_000, nanoseconds % 1_000_000_000)
         clock = (_CLOCK,) if _HAS_CLOCKWAIT else ()

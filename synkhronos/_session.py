@@ -36,7 +36,7 @@ __all__ = ["Session", "segments"]
 #: Segments of this process; they outlive a session, so that `Data` made in one can be used in the next.
 segments = SegmentTable()
 
-_SPIN_SECONDS = 50e-6
+_SPIN_SECONDS = 1e-3
 
 
 class Session:

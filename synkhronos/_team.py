@@ -1,15 +1,15 @@
 """The processes of a session: starting, signalling, watching and stopping them. Knows nothing of Theano or of commands.
 
                      mailbox (one, shared memory)
-      master ──post start[rank]──> worker  : read the mailbox, work, fill the own answer box
-      master <────post done─────── worker  : one token a worker
-      master and workers meet in `Signals.barrier` inside collectives
+      master ────post `sent`─────> worker  : read the mailbox, work, fill the own answer box
+      master <──post `answered`─── worker  : a word for each worker; the last one wakes the master
+      master and workers meet at `Team.barrier` inside collectives
 
 Invariants
 ----------
 * One message is outstanding at a time; messages are numbered, and a worker's answer carries its number.
-* Every wait wakes `POLL` seconds after it parked, at the latest: the master to see whether a worker has died, a worker
-  to see whether the master has. A worker is also killed by the kernel when the master's main thread ends.
+* In every wait a process looks every `POLL` seconds, at the latest, whether its peers live: the master whether a worker
+  has died, a worker whether the master has. A worker is also killed by the kernel when the master's main thread ends.
 * Workers ignore SIGINT: Ctrl-C is the master's to handle.
 """
 
@@ -26,13 +26,10 @@ import time
 from collections.abc import Sequence
 from typing import Callable
 
-import numpy as np
-
 from synkhronos._box import Box
 from synkhronos._interrupts import deferred_interrupts
 from synkhronos._process import Process, describe_exit
-from synkhronos._segments import Segment
-from synkhronos._signals import POLL, Signals, wait
+from synkhronos._signals import Barrier, Signals
 from synkhronos.errors import CollectiveAborted, WorkerDied, WorkerTimeout
 
 __all__ = ["MasterDied", "Team"]
@@ -59,20 +56,22 @@ class Team:
         Seconds that a wait spins before it parks.
     timeout : float or None
         Seconds that workers may take to answer.
+
+    Attributes
+    ----------
+    barrier : Barrier
+        Where all ranks meet; it raises `CollectiveAborted`, `WorkerDied`, `WorkerTimeout` or `MasterDied` if that
+        cannot happen any more.
     """
 
     def __init__(self, devices: list[str], master_rank: int, spin: float, timeout: float | None) -> None:
         self.devices = devices
         self.n_ranks = len(devices)
         self.master_rank = master_rank
-        self.rank = master_rank
         self.workers = [rank for rank in range(self.n_ranks) if rank != master_rank]
         self._master_pid = os.getpid()
-        self.signals = Signals(self.n_ranks, spin)
-        progress = Segment.create(16 * self.n_ranks)
-        progress.close_fd()
-        self._answered = progress.array((self.n_ranks,), np.int64)  # the number of the last message that each answered
-        self._steps = progress.array((self.n_ranks,), np.int64, 8 * self.n_ranks)  # how far each is in it
+        self.signals = Signals(self.n_ranks, master_rank, spin)
+        self.barrier = Barrier(self.signals, self.check)
         self._number = 0
         self._stopped = False
         self._timeout = timeout
@@ -99,12 +98,14 @@ class Team:
     def send(self, message: bytes) -> None:
         """Hand every worker the same message."""
         self._mailbox.put(message)
-        self.signals.restart()
-        self._number += 1
-        self._steps[:] = 0
+        self._begin()
         self._deadline = None if self._timeout is None else time.monotonic() + self._timeout
-        for rank in self.workers:
-            self.signals.start[rank].release()
+        self.signals.answered[self.master_rank] = self._number
+        self.signals.post(self.signals.sent, 0, self._number, self.workers)
+
+    def _begin(self) -> None:
+        self._number += 1
+        self.barrier.restart(self._number)
 
     def collect(self) -> list[bytes | None]:
         """Wait for the answers of all workers, by rank; ``None`` at the master's. May be called again if interrupted.
@@ -116,13 +117,12 @@ class Team:
         WorkerTimeout
             If workers take longer than the timeout.
         """
-        while self.unanswered():
-            wait(self.signals.done, self.signals.spin, self.check_workers)
+        self.signals.wait(self.signals.answered, self._number, self.check_workers)
         return [self._answers[rank].get() if rank in self.workers else None for rank in range(self.n_ranks)]
 
     def unanswered(self) -> list[int]:
         """The workers that have not answered the last message."""
-        answered = self._answered.tolist()
+        answered = self.signals.answered.tolist()
         return [rank for rank in self.workers if answered[rank] != self._number]
 
     def check_workers(self) -> None:
@@ -138,7 +138,7 @@ class Team:
             )
         if self._deadline is not None and time.monotonic() > self._deadline:
             silent = self.unanswered()
-            steps = self._steps.tolist()
+            steps = self.signals.arrived.tolist()
             rank = min(silent, key=lambda rank: steps[rank], default=self.master_rank)
             pid = self._processes[rank].pid if rank in self.workers else os.getpid()
             raise WorkerTimeout(
@@ -157,15 +157,14 @@ class Team:
         while set(self.unanswered()) - set(self.dead()):
             if deadline is not None and time.monotonic() > deadline:
                 return False
-            self.signals.done.acquire(POLL)
+            self.signals.sleep(self.signals.answered, self._number, lambda: None)
         return True
 
     def replace(self, ranks: Sequence[int]) -> None:
         """Fork new workers in place of dead ones, while all others are idle."""
         self.signals.reset()
         for rank in ranks:
-            self.signals.start[rank].drain()
-            self._answered[rank] = self._number
+            self.signals.answered[rank] = self._number
             self._fork(rank)
 
     def stop(self, grace: float = 5.0) -> None:
@@ -186,7 +185,7 @@ class Team:
     # -- a worker's side
 
     def _run(self, rank: int, by_main_thread: bool) -> None:
-        self.rank = rank
+        self.signals.rank = rank
         for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -212,27 +211,22 @@ class Team:
 
     def receive(self) -> bytes:
         """Wait for the master's next message."""
-        wait(self.signals.start[self.rank], self.signals.spin, self.check_master)
-        self.signals.restart()
-        self._number += 1
+        self.signals.wait(self.signals.sent, self._number + 1, self.check_master)
+        self._begin()
         return self._mailbox.get()
 
     def answer(self, message: bytes) -> None:
         """Answer the message."""
-        self._answers[self.rank].put(message)
-        self._answered[self.rank] = self._number
-        self.signals.done.release()
+        self._answers[self.signals.rank].put(message)
+        self.signals.post(self.signals.answered, self.signals.rank, self._number, (self.master_rank,))
 
     # -- both
 
-    def barrier(self) -> None:
-        """Meet all ranks; raises `CollectiveAborted`, `WorkerDied` or `MasterDied` if that cannot happen any more."""
-        self._steps[self.rank] += 1
-        check = self.check_workers if self.rank == self.master_rank else self.check_master
-        self.signals.barrier(self.rank, check)
-
     def check(self) -> None:
-        """Raise what `barrier` raises if the ranks cannot meet any more."""
+        """Raise if the ranks cannot meet any more: one has failed or is dead, or the time is up."""
         if self.signals.aborted:
             raise CollectiveAborted("another rank failed")
-        (self.check_workers if self.rank == self.master_rank else self.check_master)()
+        if self.signals.rank == self.master_rank:
+            self.check_workers()
+        else:
+            self.check_master()

@@ -103,8 +103,8 @@ def test_a_rank_that_raises_in_the_midst_of_a_collective(no_session, rank):
     with np.errstate(over="raise"):  # the workers inherit it
         synk.fork(5)
     function, _, big = build()
-    values = np.ones(100_000)
-    values[rank * 65536 // 5 + 100] = 1e200  # in the chunk that this rank multiplies for all
+    values = np.ones(600_000)  # so many that each rank multiplies one chunk for all
+    values[rank * 600_000 // 5 + 100] = 1e200
     for _ in range(3):
         synk.broadcast(big, values)
         began = time.monotonic()
@@ -116,7 +116,7 @@ def test_a_rank_that_raises_in_the_midst_of_a_collective(no_session, rank):
         assert caught.value.rank == rank
         assert "Traceback (most recent call last)" in str(caught.value.__cause__)
         assert "broadcast" in str(caught.value)
-        synk.broadcast(big, np.ones(100_000))
+        synk.broadcast(big, np.ones(600_000))
         synk.all_reduce(big, op="sum")
         assert (synk.gather(big) == 5).all()
         assert function(np.ones(6)) == 6

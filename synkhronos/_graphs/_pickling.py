@@ -117,7 +117,7 @@ def load(bundle: Bundle, variables: VariableTable, stream: int) -> dict[int, Any
     """
     find_compiled()
     file = io.BytesIO(bundle.pickled)
-    buffers = iter([bytearray(buffer) for buffer in bundle.buffers])
+    buffers = iter([np.array(buffer) for buffer in bundle.buffers])  # aligned, and in huge pages, unlike a bytearray
     for key, (cls, type_, name, is_random, value) in _Unpickler(file, variables, buffers).load().items():
         if is_random and stream:
             value = other_stream(value, stream)

@@ -1,0 +1,88 @@
+"""For tests of what lies below Theano: ranks that are bare processes, which signal each other and share memory."""
+
+import os
+import signal
+import time
+import traceback
+
+import numpy as np
+
+from synkhronos._collectives import LANE_BYTES, SharedMemoryTransport
+from synkhronos._segments import Segment
+from synkhronos._signals import Barrier, Signals
+from synkhronos.errors import CollectiveAborted
+
+
+class Ranks:
+    """Processes that each run the same function of their `Rank`; `board` is an int64 array that all of them share."""
+
+    def __init__(self, n_ranks, spin=0.0):
+        self.n_ranks = n_ranks
+        self.signals = Signals(n_ranks, 0, spin)
+        self.board = _shared((64,), np.int64)
+        self.lanes = _shared((2, n_ranks, LANE_BYTES), np.uint8)
+        self.signatures = _shared((n_ranks,), np.int64)
+
+    def run(self, work, seconds=60.0):
+        """Run ``work(rank)`` in a process for each rank; fails if one of them raises, or if they take too long."""
+        running = {self._fork(rank, work): rank for rank in range(self.n_ranks)}
+        deadline = time.monotonic() + seconds
+        failed = []
+        try:
+            while running and time.monotonic() < deadline:
+                for pid, rank in list(running.items()):
+                    done, status = os.waitpid(pid, os.WNOHANG)
+                    if done:
+                        del running[pid]
+                        failed += [rank] * (status != 0)
+                time.sleep(0.002)
+        finally:
+            for pid in running:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+        assert not running, f"ranks {sorted(running.values())} still wait after {seconds} seconds"
+        assert not failed, f"ranks {failed} raised; their tracebacks are above"
+
+    def _fork(self, rank, work):
+        pid = os.fork()
+        if pid:
+            return pid
+        status = 1
+        try:
+            work(Rank(self, rank))
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+            self.signals.abort()
+        finally:
+            os._exit(status)
+
+
+def _shared(shape, dtype):
+    segment = Segment.create(np.prod(shape) * np.dtype(dtype).itemsize)
+    segment.close_fd()
+    return segment.array(shape, dtype)
+
+
+class Rank:
+    """One of the processes."""
+
+    def __init__(self, ranks, rank):
+        self.rank = rank
+        self.n_ranks = ranks.n_ranks
+        self.board = ranks.board
+        self.signals = ranks.signals
+        self.signals.rank = rank
+        self.barrier = Barrier(self.signals, self.check)
+        self.barrier.root = os.getppid()
+        self.transport = SharedMemoryTransport(ranks.lanes, ranks.signatures, rank, self.barrier)
+        self.begin(1)
+
+    def check(self):
+        if self.signals.aborted:
+            raise CollectiveAborted("another rank failed")
+
+    def begin(self, number):
+        """Begin with a command."""
+        self.barrier.restart(number)
+        self.transport.restart()

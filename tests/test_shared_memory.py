@@ -1,0 +1,129 @@
+"""All-reduce between bare processes: through lanes and directly, against NumPy, to the bit."""
+
+import functools
+import os
+
+import numpy as np
+import pytest
+from processes import Ranks
+
+from synkhronos._collectives import _shared_memory
+from synkhronos._collectives._peer_memory import address_of, can_read, read
+from synkhronos._collectives._shared_memory import LANE_BYTES, ShapesDiffer
+
+UFUNCS = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
+
+
+@pytest.fixture(params=["lanes", "direct", "refused"])
+def way(request, monkeypatch):
+    """Through lanes; directly; or directly, if the kernel did not refuse that to all ranks but one."""
+    monkeypatch.setattr(_shared_memory, "LARGE_BYTES", 2**60 if request.param == "lanes" else 1)
+    if request.param == "refused":
+        younger = lambda pid, address: pid > os.getpid() and can_read(pid, address)  # noqa: E731
+        monkeypatch.setattr(_shared_memory, "can_read", younger)
+    return request.param
+
+
+def values_of(rank, size, dtype):
+    values = np.random.RandomState(rank).uniform(-9, 9, size)
+    return np.abs(values).astype(dtype) if np.dtype(dtype).kind == "u" else values.astype(dtype)
+
+
+@pytest.mark.parametrize("op", ["sum", "prod", "max", "min"])
+def test_every_op_gives_on_every_rank_what_numpy_gives_in_the_order_of_ranks(ranks, way, op):
+    sizes = [(3, "float32"), (300_001, "float32"), (1000, "uint8"), (100_000, "int64"), (70_000, "float64")]
+
+    def work(me):
+        arrays = [values_of(me.rank, size, dtype) for size, dtype in sizes]
+        me.transport.all_reduce(arrays, op, None)
+        for array, (size, dtype) in zip(arrays, sizes):
+            every = [values_of(rank, size, dtype) for rank in range(me.n_ranks)]
+            assert array.tobytes() == functools.reduce(UFUNCS[op], every).tobytes()
+
+    Ranks(ranks).run(work)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "float16"])
+def test_averages(ranks, way, dtype):
+    weights = [float(rank != 1) * (rank + 1) for rank in range(ranks)]
+
+    def work(me):
+        for number, given in enumerate([None, weights], 1):
+            me.begin(number)
+            array = values_of(me.rank, 150_000, dtype)
+            if me.rank == 1 and given and array.dtype.kind == "f":
+                array[:] = np.nan  # left out by its weight of 0
+            me.transport.all_reduce([array], "avg", given)
+            every = np.array([values_of(rank, 150_000, dtype) for rank in range(me.n_ranks)], "float64")
+            expected = np.average(every, axis=0, weights=given)
+            expected = np.rint(expected) if array.dtype.kind == "i" else expected
+            np.testing.assert_allclose(array, expected, rtol=1e-2 if dtype == "float16" else 1e-5, atol=1e-2)
+            me.barrier()
+
+    Ranks(ranks).run(work)
+
+
+def test_many_arrays_and_blocks_one_after_the_other(way):
+    """Fast and slow ranks, so that whoever does not wait for others would read too early or write too late."""
+
+    def work(me):
+        random = np.random.RandomState(7)
+        slow = np.random.RandomState(me.rank)
+        for number in range(1, 40):
+            me.begin(number)
+            sizes = [int(2 ** random.uniform(0, 19)) for _ in range(random.randint(1, 6))]
+            base = [random.randint(0, 100, size) for size in sizes]
+            arrays = [(one * (me.rank + 1)).astype("int32") for one in base]
+            for _ in range(slow.randint(3)):
+                os.sched_yield()
+            me.transport.all_reduce(arrays, "sum", None)
+            for array, one in zip(arrays, base):
+                assert (array == 10 * one).all()
+            me.barrier()
+
+    Ranks(4).run(work)
+
+
+@pytest.mark.parametrize("differing", [(5,), (100_000,), (4, 3)], ids=str)
+def test_different_shapes_change_nothing(way, differing):
+    def work(me):
+        shape = differing if me.rank == 1 else (3, 4)
+        arrays = [np.ones(200_000, "float32"), np.full(shape, me.rank, "float32")]
+        with pytest.raises(ShapesDiffer):
+            me.transport.all_reduce(arrays, "sum", None)
+        assert (arrays[0] == 1).all()
+        assert (arrays[1] == me.rank).all()
+        me.begin(2)
+        me.barrier()
+        again = np.ones(LANE_BYTES, "uint8")
+        me.transport.all_reduce([again], "sum", None)
+        assert (again == 3).all()
+
+    Ranks(3).run(work)
+
+
+def test_empty_arrays_and_none_at_all(way):
+    def work(me):
+        for number, arrays in enumerate([[], [np.empty(0)], [np.empty((0, 3)), np.ones(()), np.empty(0)]], 1):
+            me.begin(number)
+            me.transport.all_reduce(arrays, "sum", None)
+            assert all((array == 2).all() for array in arrays)
+            me.barrier()
+
+    Ranks(2).run(work)
+
+
+def test_what_cannot_be_read():
+    here = np.arange(5.0)
+    there = np.empty(5)
+    read(os.getpid(), address_of(here), there)
+    assert (there == here).all()
+    assert can_read(os.getpid(), address_of(here))
+    assert not can_read(os.getpid(), 8)
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+    with pytest.raises(OSError, match=f"process {child}: No such process"):
+        read(child, address_of(here), there)
+    assert not can_read(child, address_of(here))

@@ -1,0 +1,136 @@
+"""Signals between processes: nobody is left waiting, nobody goes on too early, and there is a way out of each wait."""
+
+import time
+
+import pytest
+from processes import Ranks
+
+from synkhronos._signals import POLL
+from synkhronos.errors import CollectiveAborted
+
+each_spin = pytest.mark.parametrize("spin", [0.0, 100e-6], ids=["parks", "spins"])
+
+
+@each_spin
+def test_nobody_goes_on_before_all_have_arrived(ranks, spin):
+    def work(me):
+        for step in range(1, 400):
+            me.board[me.rank] = step
+            me.barrier()
+            assert (me.board[: me.n_ranks] >= step).all()
+
+    Ranks(ranks, spin).run(work)
+
+
+@each_spin
+def test_no_wake_up_is_lost(ranks, spin):
+    """A rank that nobody woke would sleep for POLL seconds: every time, that takes too long."""
+
+    def work(me):
+        slow = 0
+        for _ in range(400):
+            began = time.monotonic()
+            me.barrier()
+            slow += time.monotonic() - began > 0.9 * POLL
+        assert slow < 40, f"{slow} of 400 barriers were slow"  # a few, if others use the cores
+
+    Ranks(ranks, spin).run(work)
+
+
+@each_spin
+def test_messages_and_answers(ranks, spin):
+    """As between a master and its workers."""
+
+    def work(me):
+        signals = me.signals
+        workers = range(1, me.n_ranks)
+        for number in range(1, 300):
+            if me.rank == 0:
+                me.board[0] = 3 * number
+                signals.answered[0] = number
+                signals.post(signals.sent, 0, number, workers)
+                signals.wait(signals.answered, number, me.check)
+                assert [me.board[worker] for worker in workers] == [3 * number + worker for worker in workers]
+            else:
+                signals.wait(signals.sent, number, me.check)
+                me.board[me.rank] = me.board[0] + me.rank
+                signals.post(signals.answered, me.rank, number, (0,))
+
+    Ranks(ranks, spin).run(work)
+
+
+def test_a_rank_may_work_between_arriving_and_waiting():
+    def work(me):
+        step = me.barrier.arrive()
+        if me.rank == 0:
+            time.sleep(0.2)
+            me.board[0] = 1
+        me.barrier.wait(step)  # rank 0 has arrived long ago
+        assert me.rank == 0 or me.board[0] == 0
+        me.barrier()
+        assert me.board[0] == 1
+
+    Ranks(3).run(work)
+
+
+@each_spin
+def test_an_abort_releases_those_that_wait(spin):
+    def work(me):
+        if me.rank == 0:
+            time.sleep(0.2)
+            me.board[0] = time.monotonic_ns()
+            me.signals.abort()
+            return
+        with pytest.raises(CollectiveAborted):
+            me.barrier()
+        assert time.monotonic_ns() - me.board[0] < 1e9
+
+    Ranks(3, spin).run(work)
+
+
+def test_a_rank_that_gave_up_is_in_step_again_with_the_next_command():
+    def work(me):
+        for number in range(1, 20):
+            me.begin(number)
+            for _ in range(number % 4 if me.rank else 0):
+                me.barrier.arrive()  # and never waits
+            me.begin(100 * number)
+            me.board[me.rank] = number
+            me.barrier()
+            assert me.board[:3].tolist() == [number] * 3
+            me.barrier()
+
+    Ranks(3).run(work)
+
+
+@each_spin
+def test_a_wait_asks_again_and_again_whether_it_makes_sense(spin):
+    class PeerIsDead(Exception):
+        pass
+
+    def work(me):
+        calls = []
+
+        def check():
+            calls.append(time.monotonic())
+            if len(calls) == 4:
+                raise PeerIsDead
+
+        with pytest.raises(PeerIsDead):
+            me.signals.wait(me.signals.sent, 1, check)
+        assert calls[-1] - calls[0] < 1.0
+
+    Ranks(1, spin).run(work)
+
+
+def test_to_be_woken_in_vain_does_no_harm():
+    def work(me):
+        for step in range(1, 30):
+            for semaphore in me.signals._semaphores:
+                for _ in range(5):
+                    semaphore.release()
+            me.board[me.rank] = step
+            me.barrier()
+            assert (me.board[:3] >= step).all()
+
+    Ranks(3).run(work)
