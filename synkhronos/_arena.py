@@ -42,7 +42,7 @@ class Arena:
         """Place an array with arbitrary contents; returns where it lies, and a view to fill."""
         assert self._segment is not None
         view = self._segment.array(shape, dtype, self._used)
-        ref = ArrayRef(self._segment.ref.key, self._used, shape, dtype_spec(view.dtype))
+        ref = ArrayRef(self._segment.ref.key, self._used, shape, dtype_spec(dtype))
         self._used += aligned(view.nbytes)
         return ref, view
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from synkhronos._protocol import RowsRef, Source
 from synkhronos._segments import aligned
 from synkhronos._session import Session
 
-__all__ = ["Selector", "arrange", "check_num_slices", "check_subset"]
+__all__ = ["Input", "Selector", "arrange", "check_num_slices", "check_subset", "inputs_of"]
 
 
 def arrange(graph: Graph, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
@@ -30,7 +31,9 @@ def arrange(graph: Graph, args: Sequence[Any], kwargs: dict[str, Any]) -> list[A
         if values[position] is not None:
             raise TypeError(f"input {name!r} was given twice")
         values[position] = value
-    values = [default if value is None else value for value, default in zip(values, defaults)]
+    for i, value in enumerate(values):
+        if value is None:
+            values[i] = defaults[i]
     missing = [names[i] or f"number {i}" for i, value in enumerate(values) if value is None]
     if missing:
         raise TypeError(f"the function takes {len(names)} inputs {names}; missing: {', '.join(missing)}")
@@ -58,6 +61,35 @@ def check_num_slices(num_slices: Any) -> int:
     return int(num_slices)
 
 
+class Input(NamedTuple):
+    """What `Data` must be like for an input of a function."""
+
+    name: str
+    dtype: np.dtype
+    ndim: int
+    fixed: tuple[int, ...]  # axes that are broadcastable
+
+
+def inputs_of(graph: Graph) -> list[Input]:
+    """The inputs of a function."""
+    return [
+        Input(
+            name or f"number {position}",
+            np.dtype(var.dtype),
+            var.ndim,
+            tuple(axis for axis, fixed in enumerate(var.broadcastable) if fixed),
+        )
+        for position, (name, var) in enumerate(zip(graph.input_names, graph.input_variables))
+    ]
+
+
+@functools.lru_cache(maxsize=256)
+def _split(n: int, n_ranks: int) -> tuple[tuple[Rows, ...], tuple[int, ...]]:
+    """The ranks' shares of ``n`` data points, and their lengths."""
+    split = tuple(shares(n, n_ranks))
+    return split, tuple(map(len, split))
+
+
 class Selector:
     """The inputs of one call: arrays, the rows chosen from each, and how ranks share these rows.
 
@@ -65,6 +97,8 @@ class Selector:
     ----------
     session : Session
     graph : Graph
+    inputs : list of Input
+        Its `inputs_of`.
     values : list of Data or array_like
         One for each input.
     batch : Any
@@ -74,43 +108,51 @@ class Selector:
     ----------
     shares : tuple of Rows, or None
         Which of the chosen rows each rank takes; ``None`` without scattered inputs.
+    counts : tuple of int
+        How many rows each rank takes; empty without scattered inputs.
     """
 
-    def __init__(self, session: Session, graph: Graph, values: Sequence[Any], batch: Any) -> None:
+    def __init__(
+        self, session: Session, graph: Graph, inputs: Sequence[Input], values: Sequence[Any], batch: Any
+    ) -> None:
         self._session = session
         self._graph = graph
+        self._inputs = inputs
         self._values = [self._check(position, value) for position, value in enumerate(values)]
-        self._rows: list[Selection] = []
+        self._rows: list[Selection | None] = [None] * len(values)
         self._selected: dict[int, Selection] = {}  # what the batch selects, by number of rows
         self.shares: tuple[Rows, ...] | None = None
+        self.counts: tuple[int, ...] = ()
         if graph.n_scattered:
-            self._rows = [self._choose(position, batch) for position in range(graph.n_scattered)]
-            sizes = [len(rows) for rows in self._rows]
+            sizes = []
+            for position in range(graph.n_scattered):
+                rows = self._rows[position] = self._choose(position, batch)
+                sizes.append(len(rows))
             if len(set(sizes)) > 1:
                 raise ValueError(
                     "scattered inputs must all have the same number of data points; got "
                     + ", ".join(f"{name}: {size}" for name, size in zip(graph.input_names, sizes))
                 )
-            self.shares = tuple(shares(sizes[0], session.n_ranks))
+            self.shares, self.counts = _split(sizes[0], session.n_ranks)
         elif batch is not None:
             raise ValueError("batch was given, but the function has no scattered inputs")
 
     def _check(self, position: int, value: Any) -> Any:
-        var = self._graph.input_variables[position]
-        name = self._graph.input_names[position] or f"number {position}"
+        name, dtype, ndim, fixed = self._inputs[position]
         if not isinstance(value, Data):
             try:
                 return self._graph.filter_input(position, value)
             except TypeError as error:
                 raise TypeError(f"input {name}: {error}") from None
             except ValueError as error:
-                raise TypeError(f"input {name}: not an array of {var.type}: {error}") from None
-        if value.dtype != var.dtype:
-            raise TypeError(f"input {name}: expected Data of dtype {var.dtype}; got {value.dtype}")
-        if value.ndim != var.ndim:
-            raise TypeError(f"input {name}: expected Data of {var.ndim} dimensions; got {value.ndim}")
-        for axis, fixed in enumerate(var.broadcastable if any(var.broadcastable) else ()):
-            if fixed and value.shape[axis] != 1:
+                type_ = self._graph.input_variables[position].type
+                raise TypeError(f"input {name}: not an array of {type_}: {error}") from None
+        if value.dtype != dtype:
+            raise TypeError(f"input {name}: expected Data of dtype {dtype}; got {value.dtype}")
+        if value.ndim != ndim:
+            raise TypeError(f"input {name}: expected Data of {ndim} dimensions; got {value.ndim}")
+        for axis in fixed:
+            if value.shape[axis] != 1:
                 raise TypeError(
                     f"input {name}: axis {axis} is broadcastable and must have length 1; got shape {value.shape}"
                 )
@@ -125,7 +167,7 @@ class Selector:
             return self._selected[length]
         rows, length = shift(batch)
         if len(value) < length:
-            name = self._graph.input_names[position] or f"number {position}"
+            name = self._inputs[position].name
             raise IndexError(f"batch spans {length} rows, but the minibatch data of input {name} has {len(value)}")
         return rows
 
@@ -139,8 +181,7 @@ class Selector:
         """
         indexes: dict[int, np.ndarray] = {}
         n_bytes = 0
-        for position, value in enumerate(self._values):
-            rows = self._rows[position] if position < len(self._rows) else None
+        for value, rows in zip(self._values, self._rows):
             if not isinstance(value, Data):
                 n_bytes += aligned(value.nbytes if rows is None else len(rows) * (value.nbytes // max(1, len(value))))
             elif isinstance(rows, np.ndarray):
@@ -148,25 +189,21 @@ class Selector:
         for rows in sliceable_rows or ():
             if isinstance(rows, np.ndarray):
                 indexes[id(rows)] = rows
-        arena = self._session.reserve(n_bytes + sum(aligned(index.nbytes) for index in indexes.values()))
+        for index in indexes.values():
+            n_bytes += aligned(index.nbytes)
+        arena = self._session.reserve(n_bytes)
         placed = {key: arena.place(index) for key, index in indexes.items()}
-
-        def where(rows: Selection) -> RowsRef:
-            return rows if isinstance(rows, Rows) else placed[id(rows)]
-
         sources = []
-        for position, value in enumerate(self._values):
-            rows = self._rows[position] if position < len(self._rows) else None
+        for value, rows in zip(self._values, self._rows):
             if isinstance(value, Data):
-                sources.append(Source(value.ref, None if rows is None else where(rows)))
-                continue
-            shape = value.shape if rows is None else (len(rows), *value.shape[1:])
-            ref, view = arena.empty(shape, value.dtype)
-            if rows is None:
-                np.copyto(view, value)
+                sources.append(Source(value.ref, placed[id(rows)] if isinstance(rows, np.ndarray) else rows))
+            elif rows is None:
+                sources.append(Source(arena.place(value), None))
             elif isinstance(rows, Rows):
-                np.copyto(view, value[rows.start : rows.stop])
+                sources.append(Source(arena.place(value[rows.start : rows.stop]), Rows(0, len(rows))))
             else:
+                ref, view = arena.empty((len(rows), *value.shape[1:]), value.dtype)
                 np.take(value, rows, axis=0, out=view, mode="clip")
-            sources.append(Source(ref, None if rows is None else Rows(0, len(rows))))
-        return tuple(sources), tuple(where(rows) for rows in sliceable_rows or ())
+                sources.append(Source(ref, Rows(0, len(rows))))
+        row_refs = [rows if isinstance(rows, Rows) else placed[id(rows)] for rows in sliceable_rows or ()]
+        return tuple(sources), tuple(row_refs)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import threading
 from typing import Any, Callable
 
 from synkhronos._failures import BROKEN, failure_of, first_failure, worker_error
 from synkhronos._interrupts import deferred_interrupts
 from synkhronos._ledger import Ledger
-from synkhronos._protocol import Command, Failure
+from synkhronos._protocol import Command, Decoder, Encoder, Failure
 from synkhronos._replica import Replica
 from synkhronos._team import Team
 from synkhronos.errors import SessionError, WorkerDied, WorkerRestarted, WorkerTimeout
@@ -58,18 +57,23 @@ class Dispatcher:
         self._ledger = ledger
         self._timeout = timeout
         self._restore = restore
+        self._encoder = Encoder()
+        self._decoders = [Decoder() for _ in range(team.n_ranks)]
         self._restarts = 0  # without a success in between
 
     def issue(self, command: Command) -> list[Any]:
         """Have every rank execute a command; returns their results in rank order, arrays of workers as `Arrays`."""
         with self.lock:
             self.check_usable()
+            envelope = self._ledger.envelope(command)
+            message = self._encoder.dumps(envelope)
             own_error: Exception | None = None
             sent = False
+            if self._team.signals.aborted:  # an interrupt came before the flag of a failed command was lowered
+                self._team.signals.reset()
             try:
                 with deferred_interrupts():
-                    envelope = self._ledger.envelope(command)
-                    self._team.send(pickle.dumps(envelope, protocol=pickle.HIGHEST_PROTOCOL))
+                    self._team.send(message)
                     sent = True
                 self._replica.forget(*envelope.release)
                 try:
@@ -85,8 +89,7 @@ class Dispatcher:
                 if sent:
                     self._interrupted(error, command)
                 raise
-            with deferred_interrupts():
-                results = self._received(replies)
+            results = self._received(replies)
             results[self._team.master_rank] = result
             failed = first_failure(results, self._team.master_rank)
             if failed is not None:
@@ -97,7 +100,7 @@ class Dispatcher:
             return results
 
     def _received(self, replies: list[bytes | None]) -> list[Any]:
-        results = [None if reply is None else pickle.loads(reply) for reply in replies]
+        results = [None if reply is None else decoder.loads(reply) for decoder, reply in zip(self._decoders, replies)]
         if not any(isinstance(result, Failure) and result.unprepared for result in results):
             self._ledger.delivered()
         return results

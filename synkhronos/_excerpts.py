@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from synkhronos._partition import Rows, Selection, take
+from synkhronos._partition import Rows, Selection
 from synkhronos._protocol import RowsRef, Source
 from synkhronos._segments import SegmentTable
 
@@ -33,11 +33,12 @@ class Excerpts:
         With a ``key`` (function, input) the copy goes to a buffer that the next excerpt of that key overwrites.
         """
         data = self._segments.view(source.array)
-        if source.rows is None:
+        chosen = source.rows
+        if chosen is None:
             return data
-        rows = take(self.rows(source.rows), part)
-        if isinstance(rows, Rows):
-            return data[rows.start : rows.stop]
+        if isinstance(chosen, Rows):
+            return data[chosen.start + part.start : chosen.start + part.stop]
+        rows = self._segments.view(chosen)[part.start : part.stop]
         if key is None:
             return data.take(rows, axis=0, mode="clip")
         buffer = self._buffers.get(key)

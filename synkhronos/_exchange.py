@@ -72,9 +72,10 @@ class Exchange:
 
     def publish(self, values: Sequence[Any]) -> Arrays:
         """Put arrays where the other ranks can see them."""
-        if all(value is None for value in values):
+        n_bytes = [aligned(_n_bytes(value)) for value in values if value is not None]
+        if not n_bytes:
             return Arrays(None, [None] * len(values))
-        self.outbox.reserve(sum(aligned(_n_bytes(value)) for value in values if value is not None))
+        self.outbox.reserve(sum(n_bytes))
         return Arrays(self.outbox.ref, [None if value is None else self._place(value) for value in values])
 
     def _place(self, value: Any) -> Any:

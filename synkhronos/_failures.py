@@ -28,9 +28,11 @@ def first_failure(results: Sequence[Any], master_rank: int) -> int | None:
     If all ranks failed alike it is the master, whose exception is at hand.
     """
     failures = {rank: result for rank, result in enumerate(results) if isinstance(result, Failure)}
+    if not failures:
+        return None
     if len(failures) == len(results) and len({failure.summary for failure in failures.values()}) == 1:
         return master_rank
-    return min(failures, key=lambda rank: (failures[rank].aborted, failures[rank].when), default=None)
+    return min(failures, key=lambda rank: (failures[rank].aborted, failures[rank].when))
 
 
 def worker_error(

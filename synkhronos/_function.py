@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from synkhronos import _graphs
-from synkhronos._arguments import Selector, arrange, check_num_slices, check_subset
+from synkhronos._arguments import Selector, arrange, check_num_slices, check_subset, inputs_of
 from synkhronos._data import Data, data
 from synkhronos._graphs import Variant
 from synkhronos._lifecycle import current, functions
@@ -52,6 +52,7 @@ class Function:
         self.update_modes = list(update_modes.values())
         self.counts: tuple[int, ...] | None = None
         self._graph = graph
+        self._inputs = inputs_of(graph)
         self._results = Results(graph.outputs, output_modes, on_host, session.on_gpu, name or "the function")
         self._mode_of = update_modes
         self._single = single
@@ -137,18 +138,17 @@ class Function:
         subset = check_subset(output_subset, len(self.output_modes))
         with session.lock:
             session.check_usable()
-            self.join(session)
-            if self._session is None or self._session() is not session:
+            if not self.join(session):
                 raise SessionError(f"{self!r} was built on GPUs; this session computes on CPU cores: build it anew")
-            selector = Selector(session, self._graph, values, batch)
+            selector = Selector(session, self._graph, self._inputs, values, batch)
             rows = self._rows(session, batch_s, num_slices)
             accumulate = num_slices > 1 and bool(self._graph.accumulated)
             kind = "all" if rows is None else "range" if isinstance(rows[0], Rows) else "index"
-            key = self._key(session, self._plain._replace(accumulate=accumulate, rows=kind))
+            key = self._key(session, Variant(accumulate, kind, self._plain.device))
             session.distribute((self._keys[self._plain], key))
             counts, everybody = self._count(session, selector, rows, num_slices)
             sources, row_refs = selector.stage(rows)
-            wanted = list(range(len(self.output_modes))) if subset is None else list(subset)
+            wanted = range(len(self.output_modes)) if subset is None else list(subset)
             updated = self._graph.accumulated if accumulate else []
             if subset is not None:
                 subset += range(len(self.output_modes), len(self.output_modes) + len(updated))
@@ -161,10 +161,10 @@ class Function:
                 counts=counts,
                 everybody=everybody,
                 num_slices=num_slices,
-                output_modes=tuple(self.output_modes[i] for i in wanted),
+                output_modes=tuple([self.output_modes[i] for i in wanted]),
                 output_subset=None if subset is None else tuple(subset),
                 updated=keys(session, updated),
-                update_modes=tuple(self._mode_of.get(var, "avg") for var in updated),
+                update_modes=tuple([self._mode_of.get(var, "avg") for var in updated]),
                 nccl=self._results.over_nccl(wanted) if session.nccl and (everybody or all(counts)) else (),
                 master=session.master_rank,
             )
@@ -174,13 +174,14 @@ class Function:
             outputs = self._results.combine(results, session.master_rank, wanted, weights, call.nccl)
         return outputs[0] if self._single and outputs and subset is None else outputs if self.output_modes else []
 
-    def join(self, session: Session) -> None:
-        """Become a function of a session, to be distributed there."""
+    def join(self, session: Session) -> bool:
+        """Become a function of a session, to be distributed there; returns whether that is possible."""
         if self._session is None or self._session() is not session:
             if self._plain.device and not session.on_gpu:
-                return
+                return False
             self._session, self._keys = weakref.ref(session), {}
             self._key(session, self._plain)
+        return True
 
     def _key(self, session: Session, variant: Variant) -> int:
         """The key of a variant in the session; compiles it and hands it in where it is new."""
@@ -220,7 +221,7 @@ class Function:
     ) -> tuple[tuple[int, ...], bool]:
         """How many data points each rank computes on, and whether ranks without any compute all the same."""
         if selector.shares is not None:
-            counts = tuple(len(share) for share in selector.shares)
+            counts = selector.counts
             if rows is not None and num_slices > 1 and counts != tuple(map(len, rows)):
                 raise ValueError(
                     "num_slices: scattered inputs and sliceable shared variables are sliced together and need as many "

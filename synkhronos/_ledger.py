@@ -9,6 +9,7 @@ from typing import Any
 
 from synkhronos._arena import Arena
 from synkhronos._files import OpenFile
+from synkhronos._interrupts import deferred_interrupts
 from synkhronos._protocol import Arrays, Command, Envelope, Release
 from synkhronos._segments import FileRef, Segment, SegmentRef, SegmentTable
 
@@ -19,6 +20,8 @@ __all__ = ["Ledger"]
 _MAX_WAITING = 64
 _MAX_DROPPED_BYTES = 64 * 1024 * 1024
 _LARGE_BYTES = 4 * 1024 * 1024
+
+_NOTHING = Release()
 
 
 class Ledger:
@@ -45,7 +48,7 @@ class Ledger:
         self._staging = Arena(table)
         self._outboxes: dict[int, SegmentRef] = {}
         self._dropped_bytes = 0
-        self._sent = Release()
+        self._sent = _NOTHING
         self._n_sent = 0
 
     def add(self, made: Segment | OpenFile) -> None:
@@ -82,25 +85,29 @@ class Ledger:
 
     def envelope(self, command: Command | None) -> Envelope:
         """A command, with what the workers must map and may forget first: all that is not yet `delivered`."""
-        staging = () if self._staging.ref is None else (self._staging.ref,)
+        wanted: list[SegmentRef | FileRef] = [] if self._staging.ref is None else [self._staging.ref]
         self._sent = Release(tuple(self.segments), tuple(self.functions), tuple(self.variables))
         self._n_sent = len(self._attach)
-        dropped = set(self._sent.segments)
-        wanted = [ref for ref in self._attach if ref.key not in dropped]
-        return Envelope((*wanted, *staging), self._sent, command)
+        if self._attach:
+            dropped = set(self._sent.segments)
+            wanted += [ref for ref in self._attach if ref.key not in dropped]
+        return Envelope(tuple(wanted), self._sent, command)
 
     def delivered(self) -> None:
         """Every worker has done what the last envelope said."""
+        if self._sent == _NOTHING and not self._n_sent:
+            return
         queues: tuple[deque[Any], ...] = (self.segments, self.functions, self.variables)
-        for queue, sent in zip(queues, self._sent):
-            for _ in sent:
-                queue.popleft()
-        self._sent = Release()
-        self._dropped_bytes = 0
-        for made in self._open[: self._n_sent]:
-            made.close_fd()
-        del self._attach[: self._n_sent], self._open[: self._n_sent]
-        self._n_sent = 0
+        with deferred_interrupts():
+            for queue, sent in zip(queues, self._sent):
+                for _ in sent:
+                    queue.popleft()
+            self._sent = _NOTHING
+            self._dropped_bytes = 0
+            for made in self._open[: self._n_sent]:
+                made.close_fd()
+            del self._attach[: self._n_sent], self._open[: self._n_sent]
+            self._n_sent = 0
 
     def see_outboxes(self, results: Sequence[Any], workers: Sequence[int]) -> None:
         """Map the segments in which workers published their results, where they are new."""

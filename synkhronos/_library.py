@@ -60,6 +60,8 @@ class Library:
         TypeError
             If a function cannot be pickled; the others are replicated all the same.
         """
+        if not self._pending:
+            return
         failed: Exception | None = None
         for key in list(self._pending) if keys is None else [*keys, *self._orphans]:
             function = self._pending.get(key)

@@ -1,12 +1,14 @@
-"""The commands that the master gives and every rank executes.
+"""The commands that the master gives and every rank executes, and how they and the replies are pickled.
 
 Arrays never travel inside one: an `ArrayRef` says where in shared memory they lie.
 """
 
 from __future__ import annotations
 
+import copyreg
+import pickle
 from dataclasses import dataclass
-from typing import NamedTuple, Union
+from typing import Any, NamedTuple, Union
 
 from synkhronos._partition import Rows
 from synkhronos._segments import ArrayRef, FileRef, SegmentRef
@@ -19,6 +21,8 @@ __all__ = [
     "Call",
     "Command",
     "Connect",
+    "Decoder",
+    "Encoder",
     "Envelope",
     "Failure",
     "Get",
@@ -80,8 +84,7 @@ class Load:
     ranks: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """Call a function on this rank's share of the data.
 
     The function of a sliced call returns the new values of the variables `updated` after its outputs.
@@ -188,3 +191,44 @@ class Arrays(NamedTuple):
 
     segment: SegmentRef | None
     refs: list[ArrayRef | None]
+
+
+def _reduced(value: Any) -> tuple[type, tuple[Any, ...]]:
+    return type(value), tuple(value)
+
+
+for _type in (Rows, ArrayRef, SegmentRef, Source, Release, Call, Envelope, Arrays):
+    copyreg.pickle(_type, _reduced)  # half the time of what pickle does for named tuples by itself
+
+
+class Encoder:
+    """Pickles messages, which nobody changes later; one that equals the message before is not pickled again."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Any, bytes] = (self, b"")
+
+    def dumps(self, message: Any) -> bytes:
+        """The message, for a `Decoder`."""
+        last, pickled = self._last
+        if message != last:
+            pickled = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+            self._last = (message, pickled)
+        return pickled
+
+
+class Decoder:
+    """Reads the messages of one `Encoder`; of bytes that came before, it returns the message that it has made of them.
+
+    So nobody may change a message.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[bytes, Any] = (b"", None)
+
+    def loads(self, pickled: bytes) -> Any:
+        """The message."""
+        last, message = self._last
+        if pickled != last:
+            message = pickle.loads(pickled)
+            self._last = (pickled, message)
+        return message

@@ -134,15 +134,13 @@ class Replica:
         share = command.shares[self.rank] if command.shares else Rows(0, 0)
         rows = self._excerpts.rows(command.rows[self.rank]) if command.rows else None
         n_scattered = command.n_scattered
+        scattered = command.inputs[:n_scattered]
         whole = [self.segments.view(source.array) for source in command.inputs[n_scattered:]]
+        subset = None if command.output_subset is None else list(command.output_subset)
 
         def run(part: Rows, sliced: Selection | None) -> list[Any]:
-            inputs = [
-                self._excerpts.take(source, part, (command.function, i))
-                for i, source in enumerate(command.inputs[:n_scattered])
-            ]
+            inputs = [self._excerpts.take(source, part, (command.function, i)) for i, source in enumerate(scattered)]
             extra: tuple[Any, ...] = () if sliced is None else tuple(sliced) if isinstance(sliced, Rows) else (sliced,)
-            subset = None if command.output_subset is None else list(command.output_subset)
             return function(*inputs, *whole, *extra, output_subset=subset)
 
         outputs = run(share, rows) if command.num_slices == 1 else self._call_sliced(command, run, share, rows)

@@ -34,7 +34,7 @@ class Results:
     ) -> None:
         self._outputs = outputs
         self._modes = modes
-        self._name = name
+        self._names = [f"output {i} of {name}" for i in range(len(outputs))]
         self._reducible = [
             i
             for i, (output, mode) in enumerate(zip(outputs, modes))
@@ -66,15 +66,15 @@ class Results:
         reduced : sequence of int
             The places, among those wanted, of the outputs that NCCL was to reduce to the master.
         """
-        present = [rank for rank, values in enumerate(results) if values is not None]
+        present = [values for values in results if values is not None]
+        present_weights = [weight for weight, values in zip(weights, results) if values is not None]
         own = results[master]
         combined = []
         for place, i in enumerate(wanted):
-            arrays = [results[rank][place] for rank in present]
+            arrays = [values[place] for values in present]
             if self._modes[i] is None or (place in reduced and sum(array is not None for array in arrays) == 1):
                 value = None if own is None else own[place]
             else:
-                what = f"output {i} of {self._name}"
-                value = combine(arrays, self._modes[i], [weights[rank] for rank in present], what)
+                value = combine(arrays, self._modes[i], present_weights, self._names[i])
             combined.append(_graphs.as_asked(value, self._outputs[i]))
         return combined

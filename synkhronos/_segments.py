@@ -143,7 +143,7 @@ class Segment:
 
     def array(self, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> np.ndarray:
         """A view of the bytes from ``offset`` on as an array; it keeps the mapping alive."""
-        return np.ndarray(shape, dtype=dtype, buffer=self.bytes, offset=offset)
+        return np.ndarray(shape, dtype, self.bytes, offset)
 
 
 def _unnamed() -> int:
@@ -211,7 +211,8 @@ class SegmentTable:
 
     def view(self, ref: ArrayRef) -> np.ndarray:
         """The array that `ref` names, without a copy."""
-        return np.ndarray(ref.shape, dtype=ref.dtype, buffer=self._bytes[ref.key], offset=ref.offset)
+        key, offset, shape, dtype = ref
+        return np.ndarray(shape, dtype, self._bytes[key], offset)
 
     def __contains__(self, key: str) -> bool:
         return key in self._bytes

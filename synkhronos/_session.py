@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import os
-import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +24,7 @@ from synkhronos._heap import keep_freed_memory, return_freed_memory
 from synkhronos._interrupts import collect_garbage, deferred_interrupts
 from synkhronos._ledger import Ledger
 from synkhronos._library import Library
-from synkhronos._protocol import Arrays, Command, Load, Settle
+from synkhronos._protocol import Arrays, Command, Encoder, Load, Settle
 from synkhronos._replica import Replica
 from synkhronos._segments import ArrayRef, Segment, SegmentTable, aligned
 from synkhronos._team import Team
@@ -235,7 +234,7 @@ class Session:
             return
         with self.lock, deferred_interrupts():
             if not self.broken:
-                self._team.send(pickle.dumps(self._ledger.envelope(None)))
+                self._team.send(Encoder().dumps(self._ledger.envelope(None)))
                 self._dispatcher.broken = CLOSED
                 self._team.stop()
             self.replica.thread_limits.restore()

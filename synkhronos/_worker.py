@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 from synkhronos._failures import failure_of
-from synkhronos._protocol import Call, Envelope, Failure, Get
+from synkhronos._protocol import Call, Decoder, Encoder, Envelope, Failure, Get
 from synkhronos._replica import Replica
 from synkhronos._team import Team
 
@@ -15,8 +14,9 @@ __all__ = ["serve"]
 
 def serve(team: Team, replica: Replica) -> None:
     """A worker's life: execute what the master says until it says stop."""
+    decoder, encoder = Decoder(), Encoder()
     while True:
-        envelope: Envelope = pickle.loads(team.receive())
+        envelope: Envelope = decoder.loads(team.receive())
         if envelope.command is None:
             return
         reply: Any = None
@@ -34,4 +34,4 @@ def serve(team: Team, replica: Replica) -> None:
                 reply = failure_of(error)
         if isinstance(reply, Failure) and not reply.aborted:
             team.signals.abort()
-        team.answer(pickle.dumps(reply, protocol=pickle.HIGHEST_PROTOCOL))
+        team.answer(encoder.dumps(reply))

@@ -31,6 +31,7 @@ from support import (
 )
 
 import synkhronos as synk
+from synkhronos._lifecycle import current
 
 _built = {}
 
@@ -624,3 +625,11 @@ def test_idle_workers_are_replaced_all_at_once(no_session):
         except synk.errors.WorkerRestarted:
             continue
     assert function(np.ones(6)) == 6
+
+
+def test_a_command_lowers_an_abort_flag_that_an_interrupt_left_up(synchronize):
+    make_faulty(synchronize(2))
+    signals = current()._team.signals
+    signals.abort()
+    synk.all_reduce(_built["seen"])
+    assert not signals.aborted

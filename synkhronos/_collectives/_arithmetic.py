@@ -122,12 +122,12 @@ def check_equal_shapes(shapes: Sequence[tuple[int, ...]], op: str, what: str) ->
 def weighted_mean(arrays: Sequence[np.ndarray], shares: Sequence[float]) -> np.ndarray:
     """The mean by weights that sum to one; of integers by their distances from the first, exact if they are equal."""
     work = average_dtype(arrays[0].dtype)
-    first = arrays[0].astype(work)
-    if arrays[0].dtype.kind not in "iub":
-        first *= work.type(shares[0])
+    if work == arrays[0].dtype:
+        mean = arrays[0] * work.type(shares[0])
         for array, share in zip(arrays[1:], shares[1:]):
-            first += array * work.type(share)
-        return first
+            mean += array * work.type(share)
+        return np.asarray(mean)
+    first = arrays[0].astype(work)
     total = np.zeros_like(first)
     for array, share in zip(arrays[1:], shares[1:]):
         total += (array - first) * work.type(share)

@@ -1,0 +1,82 @@
+"""How messages are pickled: what an encoder writes a decoder reads, and what repeats is not done again."""
+
+import pickle
+
+import pytest
+
+from synkhronos._partition import Rows
+from synkhronos._protocol import Arrays, Bind, Call, Connect, Decoder, Encoder, Envelope, Get, Release, Shapes, Source
+from synkhronos._segments import ArrayRef, SegmentRef
+
+
+def call(stop=4, everybody=False):
+    return Call(
+        function=3,
+        inputs=(Source(ArrayRef("a", 64, (8, 2), "<f4"), Rows(0, stop)), Source(ArrayRef("b", 0, (), "<i8"), None)),
+        n_scattered=1,
+        shares=(Rows(0, 2), Rows(2, stop)),
+        rows=(),
+        counts=(2, stop - 2),
+        everybody=everybody,
+        num_slices=1,
+        output_modes=("avg", None),
+        output_subset=None,
+        updated=(),
+        update_modes=(),
+    )
+
+
+def envelope(command):
+    return Envelope((SegmentRef("s", 12, 3, 4096),), Release(("old",), (1,), ()), command)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        envelope(call()),
+        envelope(Get((1, 2), (0,))),
+        envelope(None),
+        Arrays(SegmentRef("s", 12, 3, 4096), [None, ArrayRef("s", 0, (2,), "<f4")]),
+        [(1, 2), ()],
+        None,
+    ],
+)
+def test_a_decoder_reads_what_an_encoder_writes(message):
+    read = Decoder().loads(Encoder().dumps(message))
+    assert read == message and type(read) is type(message)
+    if isinstance(message, Envelope):
+        assert type(read.command) is type(message.command) and type(read.release) is Release
+    if isinstance(getattr(message, "command", None), Call):
+        assert type(read.command.inputs[0].rows) is Rows and len(read.command.shares[1]) == 2
+
+
+def test_an_equal_message_is_neither_pickled_nor_read_again():
+    encoder, decoder = Encoder(), Decoder()
+    first = encoder.dumps(envelope(call()))
+    read = decoder.loads(first)
+    again = encoder.dumps(envelope(call()))
+    assert again is first
+    assert decoder.loads(bytes(bytearray(again))) is read
+
+
+def test_messages_that_differ_are_told_apart():
+    encoder, decoder = Encoder(), Decoder()
+    messages = [
+        envelope(call()),
+        envelope(call(stop=5)),
+        envelope(call(stop=5, everybody=True)),
+        envelope(call()),
+        envelope(Shapes(())),
+        envelope(Bind(())),
+        envelope(Get(())),
+        envelope(None),
+        Envelope((), Release(), None),
+        None,
+        envelope(Connect(b"x")),
+    ]
+    for message in messages:
+        pickled = encoder.dumps(message)
+        assert pickle.loads(pickled) == message
+        read = decoder.loads(pickled)
+        assert read == message
+        assert type(getattr(read, "command", None)) is type(getattr(message, "command", None))
