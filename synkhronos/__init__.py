@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from synkhronos._building import function
     from synkhronos._data import Data, data
     from synkhronos._function import Function
+    from synkhronos._instruments import Profile, profile, trace
     from synkhronos._lifecycle import close, distribute, fork, get_n_gpu
     from synkhronos._single import get_lengths, get_shapes, get_value, set_value
     from synkhronos._variables import (
@@ -45,6 +46,7 @@ __all__ = [
     "Data",
     "DeviceError",
     "Function",
+    "Profile",
     "SessionError",
     "SynkhronosError",
     "WorkerDied",
@@ -66,13 +68,15 @@ __all__ = [
     "get_n_gpu",
     "get_shapes",
     "get_value",
+    "profile",
     "reduce",
     "scatter",
     "set_value",
+    "trace",
 ]
 
 #: The modules in which the public names are looked for, in this order.
-_HOMES = ("errors", "_lifecycle", "_building", "_function", "_data", "_variables", "_single")
+_HOMES = ("errors", "_lifecycle", "_building", "_function", "_data", "_variables", "_single", "_instruments")
 
 _install()
 

@@ -63,7 +63,7 @@ class Dispatcher:
 
     def issue(self, command: Command) -> list[Any]:
         """Have every rank execute a command; returns their results in rank order, arrays of workers as `Arrays`."""
-        with self.lock:
+        with self.lock, self._team.timeline.call(type(command).__name__):
             self.check_usable()
             envelope = self._ledger.envelope(command)
             message = self._encoder.dumps(envelope)

@@ -14,6 +14,7 @@ from synkhronos._excerpts import Excerpts
 from synkhronos._partition import Rows
 from synkhronos._protocol import AllGather, AllReduce, Arrays, Get, Nccl, Put, Shapes
 from synkhronos._segments import SegmentTable, aligned
+from synkhronos._timeline import SHUFFLE, TRANSFERS, Timeline
 
 __all__ = ["Exchange"]
 
@@ -29,6 +30,7 @@ class Exchange:
     variables : VariableTable
     excerpts : Excerpts
     transport : SharedMemoryTransport
+    timeline : Timeline
 
     Attributes
     ----------
@@ -46,6 +48,7 @@ class Exchange:
         variables: _graphs.VariableTable,
         excerpts: Excerpts,
         transport: SharedMemoryTransport,
+        timeline: Timeline,
     ) -> None:
         self.rank = rank
         self.nccl: NcclTransport | None = None
@@ -55,6 +58,7 @@ class Exchange:
         self._variables = variables
         self._excerpts = excerpts
         self._transport = transport
+        self._timeline = timeline
         self.handlers: dict[type, Callable[[Any], Any]] = {
             Get: self._get,
             Put: self._put,
@@ -75,8 +79,11 @@ class Exchange:
         n_bytes = [aligned(_n_bytes(value)) for value in values if value is not None]
         if not n_bytes:
             return Arrays(None, [None] * len(values))
+        before = self._timeline.switch(TRANSFERS)
         self.outbox.reserve(sum(n_bytes))
-        return Arrays(self.outbox.ref, [None if value is None else self._place(value) for value in values])
+        placed = Arrays(self.outbox.ref, [None if value is None else self._place(value) for value in values])
+        self._timeline.switch(before)
+        return placed
 
     def _place(self, value: Any) -> Any:
         if not _graphs.is_device_array(value):
@@ -100,7 +107,11 @@ class Exchange:
             part = command.shares[i][self.rank] if command.shares is not None else Rows(0, 0)
             if command.shares is None and source.rows is not None:
                 part = Rows(0, len(self._excerpts.rows(source.rows)))
-            _graphs.copy_array(self._variables[key], self._excerpts.take(source, part))
+            before = self._timeline.switch(SHUFFLE)
+            value = self._excerpts.take(source, part)
+            self._timeline.switch(TRANSFERS)
+            _graphs.copy_array(self._variables[key], value)
+            self._timeline.switch(before)
 
     def _all_reduce(self, command: AllReduce) -> None:
         """Over NCCL what can go that way, the rest over shared memory."""
@@ -114,8 +125,11 @@ class Exchange:
             hosts = [var for var in hosts if not any(var is other for other in direct)]
         if not hosts:
             return
+        before = self._timeline.switch(TRANSFERS)
         arrays = [_graphs.host_array(var) for var in hosts]
+        self._timeline.switch(before)
         self._transport.all_reduce(arrays, command.op, command.weights)
+        self._timeline.switch(TRANSFERS)
         for var, array in zip(hosts, arrays):
             if array is not _graphs.get_array(var):
                 _graphs.copy_array(var, array)

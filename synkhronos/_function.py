@@ -17,6 +17,7 @@ from synkhronos._protocol import Call
 from synkhronos._replicated import keys, shapes_on_ranks
 from synkhronos._results import Results
 from synkhronos._session import Session
+from synkhronos._timeline import COLLECTIVES, CONTROL, TRANSFERS
 from synkhronos.errors import SessionError
 
 __all__ = ["Function"]
@@ -136,7 +137,7 @@ class Function:
         values = arrange(self._graph, args, kwargs)
         num_slices = check_num_slices(num_slices)
         subset = check_subset(output_subset, len(self.output_modes))
-        with session.lock:
+        with session.lock, session.timeline.call(self.name or "function"):
             session.check_usable()
             if not self.join(session):
                 raise SessionError(f"{self!r} was built on GPUs; this session computes on CPU cores: build it anew")
@@ -147,7 +148,9 @@ class Function:
             key = self._key(session, Variant(accumulate, kind, self._plain.device))
             session.distribute((self._keys[self._plain], key))
             counts, everybody = self._count(session, selector, rows, num_slices)
+            session.timeline.switch(TRANSFERS)
             sources, row_refs = selector.stage(rows)
+            session.timeline.switch(CONTROL)
             wanted = range(len(self.output_modes)) if subset is None else list(subset)
             updated = self._graph.accumulated if accumulate else []
             if subset is not None:
@@ -169,6 +172,7 @@ class Function:
                 master=session.master_rank,
             )
             results = session.run(call)
+            session.timeline.switch(COLLECTIVES)
             self.counts = counts
             weights = (1,) * session.n_ranks if everybody else counts
             outputs = self._results.combine(results, session.master_rank, wanted, weights, call.nccl)

@@ -6,6 +6,7 @@ import atexit
 import functools
 import logging
 import os
+import sys
 import threading
 import warnings
 import weakref
@@ -14,6 +15,7 @@ from typing import Any, Callable, TypeVar, cast
 
 from synkhronos import _devices, _graphs
 from synkhronos._interrupts import collect_garbage
+from synkhronos._profile import Profile, Serial, begin, finish
 from synkhronos._segments import remove_stale
 from synkhronos._session import Session, segments
 from synkhronos.errors import DeviceError, SessionError
@@ -22,6 +24,7 @@ __all__ = ["close", "current", "distribute", "drop_segment", "fork", "functions"
 
 _logger = logging.getLogger("synkhronos")
 _session: Session | None = None
+_measured: Profile | None = None  # from `fork` to `close`
 _lock = threading.RLock()
 _Callable = TypeVar("_Callable", bound=Callable[..., Any])
 
@@ -60,6 +63,7 @@ def fork(
     replicate_rng: bool = False,
     timeout: float | None = None,
     restart_workers: bool = False,
+    profile: bool | Serial = False,
 ) -> int:
     """Start one worker process for each further device; this process becomes one of the ranks, the master.
 
@@ -89,6 +93,9 @@ def fork(
     restart_workers : bool
         Replace a worker that dies: it gets the functions, the data, and the master's values of the shared variables;
         the interrupted call raises `WorkerRestarted`, and the next one works. On CPU cores only.
+    profile : bool, Profile or dict
+        Measure from here to `close` where the time of every rank goes; `close` writes the table to standard error. The
+        times of a serial run give it a further column, as in `synkhronos.profile`.
 
     Returns
     -------
@@ -102,7 +109,7 @@ def fork(
     DeviceError
         If a device that was asked for cannot be used.
     """
-    global _session
+    global _session, _measured
     if _session is not None and _session.pid == os.getpid():
         raise SessionError("synkhronos.fork was called already; call synkhronos.close() first")
     names = _devices.find_devices(n_parallel, use_gpu, devices)
@@ -114,6 +121,7 @@ def fork(
         raise ValueError(f"master_rank={master_rank}: expected a rank from 0 to {len(names) - 1}")
     if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0):
         raise ValueError(f"timeout must be a positive number of seconds, or None; got {timeout!r}")
+    measured = None if profile is False else Profile(None if profile is True else profile)
     remove_stale()
     _session = Session(
         names, int(master_rank), bool(profile_workers), bool(replicate_rng), timeout, bool(restart_workers)
@@ -122,6 +130,9 @@ def fork(
         function.join(_session)
     atexit.unregister(_close_at_exit)
     atexit.register(_close_at_exit)
+    if measured is not None:
+        begin(_session, measured)
+    _measured = measured
     _logger.info("forked %d ranks on %s", len(names), ", ".join(sorted(set(names))))
     return len(names)
 
@@ -147,7 +158,12 @@ def close() -> None:
         warnings.warn("synkhronos.close: there is no session to close", RuntimeWarning, stacklevel=3)
         return
     try:
-        _session.stop()
+        try:
+            finish(_session)
+            if _measured is not None:
+                sys.stderr.write(f"{_measured}\n")
+        finally:
+            _session.stop()
     finally:
         _session = None
         collect_garbage()  # a session's parts refer to each other; this gives its memory back now

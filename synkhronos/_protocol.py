@@ -29,6 +29,7 @@ __all__ = [
     "Load",
     "Nccl",
     "Put",
+    "Record",
     "Release",
     "RowsRef",
     "Settle",
@@ -165,7 +166,15 @@ class Shapes:
     variables: tuple[int, ...]
 
 
-Command = Union[Settle, Bind, Connect, Load, Call, Get, Put, AllReduce, Nccl, AllGather, Shapes]
+@dataclass(frozen=True)
+class Record:
+    """Note from now on how this rank spends its time (and its last `room` changes), or stop and return the notes."""
+
+    on: bool
+    room: int = 0
+
+
+Command = Union[Settle, Bind, Connect, Load, Call, Get, Put, AllReduce, Nccl, AllGather, Shapes, Record]
 
 
 class Envelope(NamedTuple):

@@ -26,8 +26,9 @@ from synkhronos._devices import ThreadLimits
 from synkhronos._excerpts import Excerpts
 from synkhronos._exchange import Exchange
 from synkhronos._partition import Rows, Selection, pieces, take
-from synkhronos._protocol import Arrays, Bind, Call, Command, Connect, Load, Settle
+from synkhronos._protocol import Arrays, Bind, Call, Command, Connect, Load, Record, Settle, Shapes
 from synkhronos._segments import FileRef, SegmentRef, SegmentTable
+from synkhronos._timeline import COLLECTIVES, CONTROL, FUNCTION, SHUFFLE, Notes, Timeline
 
 __all__ = ["Replica"]
 
@@ -45,6 +46,7 @@ class Replica:
     transport : SharedMemoryTransport
     make_nccl : callable
         Makes a `NcclTransport` of a communicator.
+    timeline : Timeline
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Replica:
         variables: _graphs.VariableTable,
         transport: SharedMemoryTransport,
         make_nccl: Callable[[Any], NcclTransport],
+        timeline: Timeline,
     ) -> None:
         self.rank = rank
         self.n_ranks = n_ranks
@@ -66,13 +69,15 @@ class Replica:
         self.functions: dict[int, Any] = {}
         self.thread_limits = ThreadLimits(n_ranks)
         self.context: Any = None  # of the rank's GPU
+        self._timeline = timeline
         self._excerpts = Excerpts(segments)
-        self._exchange = Exchange(rank, self.is_master, segments, variables, self._excerpts, transport)
+        self._exchange = Exchange(rank, self.is_master, segments, variables, self._excerpts, transport, timeline)
         self._make_nccl = make_nccl
         self.outbox = self._exchange.outbox
         self.publish: Callable[[Sequence[Any]], Arrays] = self._exchange.publish
         self._handlers: dict[type, Callable[[Any], Any]] = {
             Settle: lambda command: None,
+            Record: self._record,
             Bind: self._bind,
             Connect: self._connect,
             Load: self._load,
@@ -82,8 +87,22 @@ class Replica:
 
     def execute(self, command: Command) -> Any:
         """Carry out one command; returns arrays for `Call` and `Get`, else metadata or ``None``."""
+        kind = type(command)
+        if self._timeline.tracing:
+            function = self.functions[command.function].name if isinstance(command, Call) else None
+            self._timeline.name(f"{kind.__name__} {function or ''}".rstrip())
         self._exchange.restart()
-        return self._handlers[type(command)](command)
+        self._timeline.switch(COLLECTIVES if kind in self._exchange.handlers and kind is not Shapes else CONTROL)
+        try:
+            return self._handlers[kind](command)
+        finally:
+            self._timeline.switch(CONTROL)
+
+    def _record(self, command: Record) -> Notes | None:
+        if not command.on:
+            return self._timeline.stop()
+        self._timeline.start(command.room)
+        return None
 
     def attach(self, refs: Sequence[SegmentRef | FileRef]) -> None:
         """Map what the master has made: all that can be mapped, before an exception for what cannot."""
@@ -139,12 +158,15 @@ class Replica:
         subset = None if command.output_subset is None else list(command.output_subset)
 
         def run(part: Rows, sliced: Selection | None) -> list[Any]:
+            self._timeline.switch(SHUFFLE)
             inputs = [self._excerpts.take(source, part, (command.function, i)) for i, source in enumerate(scattered)]
             extra: tuple[Any, ...] = () if sliced is None else tuple(sliced) if isinstance(sliced, Rows) else (sliced,)
+            self._timeline.switch(FUNCTION)
             return function(*inputs, *whole, *extra, output_subset=subset)
 
         outputs = run(share, rows) if command.num_slices == 1 else self._call_sliced(command, run, share, rows)
         if command.nccl:
+            self._timeline.switch(COLLECTIVES)
             self._reduce_over_nccl(command, outputs)
         return [
             None if mode is None and not self.is_master else output if mode is None else _array(output)

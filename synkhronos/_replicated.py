@@ -16,6 +16,7 @@ from synkhronos._partition import Rows, Selection, select, shares
 from synkhronos._protocol import Put, Shapes, Source
 from synkhronos._segments import aligned
 from synkhronos._session import Session
+from synkhronos._timeline import TRANSFERS
 
 __all__ = [
     "check_op",
@@ -115,6 +116,7 @@ def put(
     staged = [value for value in values if not isinstance(value, Data)] + [
         one for one in rows if isinstance(one, np.ndarray)
     ]
+    session.timeline.switch(TRANSFERS)
     arena = session.reserve(sum(aligned(array.nbytes) for array in staged))
     sources = []
     for value, chosen in zip(values, rows):

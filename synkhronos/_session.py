@@ -28,6 +28,7 @@ from synkhronos._protocol import Arrays, Command, Encoder, Load, Settle
 from synkhronos._replica import Replica
 from synkhronos._segments import ArrayRef, Segment, SegmentTable, aligned
 from synkhronos._team import Team
+from synkhronos._timeline import TRANSFERS
 from synkhronos._worker import serve
 
 __all__ = ["Session", "segments"]
@@ -80,6 +81,8 @@ class Session:
         signatures = shared.array((3, self.n_ranks), np.int64, offset=lanes.nbytes)
 
         self._team = Team(devices, master_rank, spin, timeout)
+        self.timeline = self._team.timeline
+        self.profile: Any = None  # the one that is being filled
 
         def make_replica(rank: int) -> Replica:
             table = _graphs.VariableTable(self._ledger.variables.append if rank == master_rank else None)
@@ -89,12 +92,13 @@ class Session:
             def make_nccl(comm: Any) -> NcclTransport:
                 return NcclTransport(comm, rank, self.n_ranks, signatures[1:], self._team.barrier, self._team.check)
 
-            return Replica(rank, self.n_ranks, stream, segments, table, transport, make_nccl)
+            return Replica(rank, self.n_ranks, stream, segments, table, transport, make_nccl, self.timeline)
 
         def work(rank: int) -> None:
             if hasattr(self, "_dispatcher"):  # a worker in the place of one that died
                 self._ledger.abandon(self.replica.outbox)
             gc.freeze()  # what was inherited is not this process's to collect: quicker, and its pages stay shared
+            self.timeline.reset(rank)
             finish = _graphs.start_worker(profile_workers)
             replica = make_replica(rank)
             replica.thread_limits.apply()
@@ -150,7 +154,10 @@ class Session:
     def stage(self, arrays: Sequence[np.ndarray]) -> list[ArrayRef]:
         """Copy arrays to where every rank can read them, until the next call of `stage` or `reserve`."""
         arena = self.reserve(sum(aligned(array.nbytes) for array in arrays))
-        return [arena.place(array) for array in arrays]
+        before = self.timeline.switch(TRANSFERS)
+        refs = [arena.place(array) for array in arrays]
+        self.timeline.switch(before)
+        return refs
 
     def reserve(self, n_bytes: int) -> Arena:
         """The staging arena, emptied and with room for ``n_bytes``."""

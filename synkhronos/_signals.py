@@ -30,6 +30,7 @@ import numpy as np
 
 from synkhronos._segments import Segment, aligned
 from synkhronos._semaphore import SEMAPHORE_BYTES, Semaphore
+from synkhronos._timeline import STRAGGLING, Timeline
 
 __all__ = ["POLL", "Barrier", "Signals"]
 
@@ -175,6 +176,8 @@ class Barrier:
     Parameters
     ----------
     signals : Signals
+    timeline : Timeline
+        Of this rank.
     check : callable
         Raises if the ranks cannot meet any more.
 
@@ -184,8 +187,9 @@ class Barrier:
         The process from which all that meet here descend.
     """
 
-    def __init__(self, signals: Signals, check: Callable[[], None]) -> None:
+    def __init__(self, signals: Signals, timeline: Timeline, check: Callable[[], None]) -> None:
         self._signals = signals
+        self._timeline = timeline
         self._check = check
         self._step = 0
         self.root = os.getpid()
@@ -203,7 +207,9 @@ class Barrier:
 
     def wait(self, step: int) -> None:
         """Return once every rank has arrived there."""
+        before = self._timeline.switch(STRAGGLING)
         self._signals.wait(self._signals.arrived, step, self._check)
+        self._timeline.switch(before)
 
     def __call__(self) -> None:
         self.wait(self.arrive())

@@ -8,6 +8,7 @@ import numpy as np
 
 from synkhronos._protocol import Get
 from synkhronos._replicated import check_rank, keys, like, match, put, shapes_on_ranks, start
+from synkhronos._timeline import TRANSFERS
 
 __all__ = ["get_lengths", "get_shapes", "get_value", "set_value"]
 
@@ -24,7 +25,7 @@ def set_value(rank: int, shared_vars: Any, values: Any, batch: Any = None) -> No
         Which rows of the values to use.
     """
     session, variables = start("set_value", shared_vars)
-    with session.lock:
+    with session.lock, session.timeline.call("set_value"):
         values = match(shared_vars, variables, values)
         put(session, variables, values, ranks=(check_rank(session, rank),), batch=batch)
 
@@ -43,8 +44,9 @@ def get_value(rank: int, shared_vars: Any) -> Any:
     """
     session, variables = start("get_value", shared_vars)
     rank = check_rank(session, rank)
-    with session.lock:
+    with session.lock, session.timeline.call("get_value"):
         values = session.run(Get(keys(session, variables), ranks=(rank,)))[rank]
+        session.timeline.switch(TRANSFERS)
         return like(shared_vars, [np.array(value) for value in values])
 
 

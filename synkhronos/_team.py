@@ -26,10 +26,14 @@ import time
 from collections.abc import Sequence
 from typing import Callable
 
+import numpy as np
+
 from synkhronos._box import Box
 from synkhronos._interrupts import deferred_interrupts
 from synkhronos._process import Process, describe_exit
+from synkhronos._segments import Segment
 from synkhronos._signals import Barrier, Signals
+from synkhronos._timeline import CONTROL, OUTSIDE, Timeline
 from synkhronos.errors import CollectiveAborted, WorkerDied, WorkerTimeout
 
 __all__ = ["MasterDied", "Team"]
@@ -71,7 +75,10 @@ class Team:
         self.workers = [rank for rank in range(self.n_ranks) if rank != master_rank]
         self._master_pid = os.getpid()
         self.signals = Signals(self.n_ranks, master_rank, spin)
-        self.barrier = Barrier(self.signals, self.check)
+        finished = Segment.create(16 * self.n_ranks)
+        finished.close_fd()
+        self.timeline = Timeline(finished.array((2, self.n_ranks), np.int64), master_rank)
+        self.barrier = Barrier(self.signals, self.timeline, self.check)
         self._number = 0
         self._stopped = False
         self._timeout = timeout
@@ -117,7 +124,9 @@ class Team:
         WorkerTimeout
             If workers take longer than the timeout.
         """
+        self.timeline.rest(self._number)
         self.signals.wait(self.signals.answered, self._number, self.check_workers)
+        self.timeline.resume(self._number, CONTROL)
         return [self._answers[rank].get() if rank in self.workers else None for rank in range(self.n_ranks)]
 
     def unanswered(self) -> list[int]:
@@ -212,12 +221,16 @@ class Team:
     def receive(self) -> bytes:
         """Wait for the master's next message."""
         self.signals.wait(self.signals.sent, self._number + 1, self.check_master)
+        self.timeline.resume(self._number, OUTSIDE)
+        self.timeline.begin()
         self._begin()
         return self._mailbox.get()
 
     def answer(self, message: bytes) -> None:
         """Answer the message."""
         self._answers[self.signals.rank].put(message)
+        self.timeline.end()
+        self.timeline.rest(self._number)
         self.signals.post(self.signals.answered, self.signals.rank, self._number, (self.master_rank,))
 
     # -- both

@@ -28,6 +28,7 @@ from synkhronos._replicated import (
     start,
 )
 from synkhronos._session import Session
+from synkhronos._timeline import COLLECTIVES
 from synkhronos.errors import WorkerError
 
 __all__ = [
@@ -52,7 +53,7 @@ def broadcast(shared_vars: Any, values: Any = None, nccl: bool = True) -> None:
         Use NCCL where the variable lives on a CUDA GPU; on CPU cores it changes nothing.
     """
     session, variables = start("broadcast", shared_vars)
-    with session.lock:
+    with session.lock, session.timeline.call("broadcast"):
         if values is not None:
             put(session, variables, match(shared_vars, variables, values))
             return
@@ -78,7 +79,7 @@ def scatter(shared_vars: Any, values: Any, batch: Any = None) -> None:
         Which rows of the values to use, as in a function call.
     """
     session, variables = start("scatter", shared_vars)
-    with session.lock:
+    with session.lock, session.timeline.call("scatter"):
         values = match(shared_vars, variables, values)
         for var in variables:
             if var.ndim == 0:
@@ -105,8 +106,9 @@ def gather(shared_vars: Any, nd_up: int = 1, nccl: bool = True) -> Any:
     session, variables = start("gather", shared_vars)
     if isinstance(nd_up, bool) or nd_up not in (0, 1):
         raise ValueError(f"nd_up must be 1 (stack) or 0 (concatenate); got {nd_up!r}")
-    with session.lock:
+    with session.lock, session.timeline.call("gather"):
         results = session.run(Get(keys(session, variables)))
+        session.timeline.switch(COLLECTIVES)
         gathered = []
         for var, values in zip(variables, zip(*results)):
             check_shapes("gather", var, [value.shape for value in values], concatenate=nd_up == 0)
@@ -129,7 +131,7 @@ def all_gather(shared_vars: Any, nccl: bool = True) -> None:
         If the shapes differ beyond axis 0, or a variable is 0-dimensional; then nothing changes.
     """
     session, variables = start("all_gather", shared_vars)
-    with session.lock:
+    with session.lock, session.timeline.call("all_gather"):
         on_ranks = shapes_on_ranks(session, variables)
         for var, shapes in zip(variables, zip(*on_ranks)):
             check_shapes("all_gather", var, shapes, concatenate=True)
@@ -163,7 +165,7 @@ def reduce(shared_vars: Any, op: str = "avg", in_place: bool = True, nccl: bool 
     """
     session, variables = start("reduce", shared_vars)
     op = check_op("reduce", op)
-    with session.lock:
+    with session.lock, session.timeline.call("reduce"):
         direct = over_nccl(session, variables, nccl, lambda dtype: nccl_reduces(dtype, op, not in_place))
         reduced: dict[Any, Any] = {}
         if direct:
@@ -171,6 +173,7 @@ def reduce(shared_vars: Any, op: str = "avg", in_place: bool = True, nccl: bool 
             reduced.update(zip(direct, _run(session, "reduce", direct, command)[session.master_rank]))
         rest = _without(variables, direct)
         results = session.run(Get(keys(session, rest))) if rest else []
+        session.timeline.switch(COLLECTIVES)
         for var, values in zip(rest, zip(*results)):
             check_shapes("reduce", var, [value.shape for value in values])
             dtype = np.dtype(var.dtype) if in_place else None
@@ -220,5 +223,5 @@ def all_reduce(shared_vars: Any, op: str = "avg", nccl: bool = True, weights: Se
     session, variables = start("all_reduce", shared_vars)
     op = check_op("all_reduce", op)
     checked = check_weights(session, op, weights)
-    with session.lock:
+    with session.lock, session.timeline.call("all_reduce"):
         _run(session, "all_reduce", variables, AllReduce(keys(session, variables), op, checked, bool(nccl)))

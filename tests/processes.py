@@ -10,6 +10,7 @@ import numpy as np
 from synkhronos._collectives import LANE_BYTES, SharedMemoryTransport
 from synkhronos._segments import Segment
 from synkhronos._signals import Barrier, Signals
+from synkhronos._timeline import Timeline
 from synkhronos.errors import CollectiveAborted
 
 
@@ -73,7 +74,7 @@ class Rank:
         self.board = ranks.board
         self.signals = ranks.signals
         self.signals.rank = rank
-        self.barrier = Barrier(self.signals, self.check)
+        self.barrier = Barrier(self.signals, Timeline(np.zeros((2, self.n_ranks), np.int64), rank), self.check)
         self.barrier.root = os.getppid()
         self.transport = SharedMemoryTransport(ranks.lanes, ranks.signatures, rank, self.barrier)
         self.begin(1)

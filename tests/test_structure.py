@@ -34,6 +34,7 @@ FLOORS = {
     "_protocol": 4,
     "_excerpts": 4.3,
     "_signals": 4,
+    "_timeline": 3.9,
     "_conversion": 4,
     "_failures": 4.5,
     "_ledger": 4.5,
@@ -45,7 +46,9 @@ FLOORS = {
     "_dispatch": 5.6,
     "_gpus": 5.7,
     "_session": 6,
+    "_profile": 6.3,
     "_lifecycle": 6.5,
+    "_instruments": 7,
     "_data": 7,
     "_replicated": 7.05,
     "_arguments": 7.1,
@@ -65,6 +68,8 @@ PUBLIC = {
     # collectives
     "broadcast", "scatter", "gather", "all_gather", "reduce", "all_reduce",
     "set_value", "get_value", "get_lengths", "get_shapes",
+    # instruments
+    "profile", "trace", "Profile",
     # errors
     "SynkhronosError", "SessionError", "DeviceError", "WorkerError", "WorkerDied", "WorkerRestarted", "WorkerTimeout",
 }  # fmt: skip
@@ -152,7 +157,8 @@ def test_public_names():
     assert set(synk.__all__) - {"errors", "extensions", "__version__"} == PUBLIC
     for name in synk.__all__:
         assert hasattr(synk, name)
-    errors = {name for name in PUBLIC if inspect.isclass(getattr(synk, name)) and name not in ("Data", "Function")}
+    others = ("Data", "Function", "Profile")
+    errors = {name for name in PUBLIC if inspect.isclass(getattr(synk, name)) and name not in others}
     for name in errors:
         assert issubclass(getattr(synk, name), synk.SynkhronosError)
         assert getattr(synk, name).__module__ == "synkhronos.errors"
