@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Callable
 
@@ -9,10 +10,10 @@ import numpy as np
 
 from synkhronos import _graphs
 from synkhronos._arena import Arena
-from synkhronos._collectives import NcclTransport, SharedMemoryTransport, nccl_reduces
+from synkhronos._collectives import NcclTransport, SharedMemoryTransport, nccl_reduces, result_dtype
 from synkhronos._excerpts import Excerpts
 from synkhronos._partition import Rows
-from synkhronos._protocol import AllGather, AllReduce, Arrays, Get, Nccl, Put, Shapes
+from synkhronos._protocol import AllGather, AllReduce, Arrays, Get, Nccl, Put, Reduce, Shapes
 from synkhronos._segments import SegmentTable, aligned
 from synkhronos._timeline import SHUFFLE, TRANSFERS, Timeline
 
@@ -63,6 +64,7 @@ class Exchange:
             Get: self._get,
             Put: self._put,
             AllReduce: self._all_reduce,
+            Reduce: self._reduce,
             Nccl: self._nccl,
             AllGather: self._all_gather,
             Shapes: self._shapes,
@@ -96,8 +98,6 @@ class Exchange:
         if command.ranks is not None and self.rank not in command.ranks:
             return None
         values = [_graphs.get_array(self._variables[key]) for key in command.variables]
-        if command.publish and self._is_master:
-            return self.publish(values)
         return [_graphs.to_host(value) for value in values] if self._is_master else values
 
     def _put(self, command: Put) -> None:
@@ -125,14 +125,37 @@ class Exchange:
             hosts = [var for var in hosts if not any(var is other for other in direct)]
         if not hosts:
             return
-        before = self._timeline.switch(TRANSFERS)
-        arrays = [_graphs.host_array(var) for var in hosts]
-        self._timeline.switch(before)
+        arrays = self._host_arrays(hosts)
         self._transport.all_reduce(arrays, command.op, command.weights)
-        self._timeline.switch(TRANSFERS)
-        for var, array in zip(hosts, arrays):
+        self._write_back(hosts, arrays)
+
+    def _reduce(self, command: Reduce) -> list[np.ndarray] | None:
+        variables = [self._variables[key] for key in command.variables]
+        arrays = self._host_arrays(variables)
+        if not self._is_master:
+            self._transport.reduce(arrays, command.op, None)
+            return None
+        if not command.in_place:
+            reduced = [np.empty(array.shape, result_dtype(array.dtype, command.op)) for array in arrays]
+            self._transport.reduce(arrays, command.op, reduced)
+            return reduced
+        self._transport.reduce(arrays, command.op, arrays)
+        self._write_back(variables, arrays)
+        return None
+
+    def _host_arrays(self, variables: Sequence[Any]) -> list[np.ndarray]:
+        before = self._timeline.switch(TRANSFERS)
+        arrays = [_graphs.host_array(var) for var in variables]
+        self._timeline.switch(before)
+        return arrays
+
+    def _write_back(self, variables: Sequence[Any], arrays: Sequence[np.ndarray]) -> None:
+        """Set variables to what their `_host_arrays` hold now."""
+        before = self._timeline.switch(TRANSFERS)
+        for var, array in zip(variables, arrays):
             if array is not _graphs.get_array(var):
                 _graphs.copy_array(var, array)
+        self._timeline.switch(before)
 
     def _nccl(self, command: Nccl) -> list[Any] | None:
         assert self.nccl is not None
@@ -153,15 +176,12 @@ class Exchange:
         return None
 
     def _all_gather(self, command: AllGather) -> None:
-        for segment in command.segments:
-            self._segments.attach(segment)
-        own = self.outbox.ref
-        for key, refs in zip(command.variables, command.arrays):
-            value = np.concatenate([self._segments.view(ref) for ref in refs])
-            _graphs.set_array(self._variables[key], value)
-        for segment in command.segments:
-            if not self._is_master and (own is None or segment.key != own.key):
-                self._segments.release(segment.key)
+        arrays = self._host_arrays([self._variables[key] for key in command.variables])
+        sizes = [[math.prod(shape) for shape in shapes] for shapes in command.shapes]
+        gathered = self._transport.all_gather(arrays, sizes)
+        for key, value, shapes in zip(command.variables, gathered, command.shapes):
+            length = sum(shape[0] for shape in shapes)
+            _graphs.set_array(self._variables[key], value.reshape(length, *shapes[0][1:]))
 
     def _shapes(self, command: Shapes) -> list[tuple[int, ...]]:
         return [tuple(_graphs.get_array(self._variables[key]).shape) for key in command.variables]

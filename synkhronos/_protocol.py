@@ -30,6 +30,7 @@ __all__ = [
     "Nccl",
     "Put",
     "Record",
+    "Reduce",
     "Release",
     "RowsRef",
     "Settle",
@@ -109,11 +110,10 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True)
 class Get:
-    """Return the values of variables, on some ranks (``None``: all); `publish` shares the master's as well."""
+    """Return the values of variables, on some ranks (``None``: all)."""
 
     variables: tuple[int, ...]
     ranks: tuple[int, ...] | None = None
-    publish: bool = False
 
 
 @dataclass(frozen=True)
@@ -137,6 +137,15 @@ class AllReduce:
 
 
 @dataclass(frozen=True)
+class Reduce:
+    """Reduce variables over all ranks to the master: into its variables, or into arrays that it returns."""
+
+    variables: tuple[int, ...]
+    op: str
+    in_place: bool
+
+
+@dataclass(frozen=True)
 class Nccl:
     """Broadcast variables of the given shapes from rank `root`, reduce them to it, or all-gather them, over NCCL.
 
@@ -152,11 +161,10 @@ class Nccl:
 
 @dataclass(frozen=True)
 class AllGather:
-    """Set each variable to the concatenation of arrays in shared memory: ``arrays[i][rank]`` for variable ``i``."""
+    """Set each variable to the concatenation of all ranks' values; ``shapes[i][rank]`` are those of variable ``i``."""
 
     variables: tuple[int, ...]
-    segments: tuple[SegmentRef, ...]  # where the arrays lie: attached for this command alone
-    arrays: tuple[tuple[ArrayRef, ...], ...]
+    shapes: tuple[tuple[tuple[int, ...], ...], ...]
 
 
 @dataclass(frozen=True)
@@ -174,7 +182,7 @@ class Record:
     room: int = 0
 
 
-Command = Union[Settle, Bind, Connect, Load, Call, Get, Put, AllReduce, Nccl, AllGather, Shapes, Record]
+Command = Union[Settle, Bind, Connect, Load, Call, Get, Put, AllReduce, Reduce, Nccl, AllGather, Shapes, Record]
 
 
 class Envelope(NamedTuple):

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from synkhronos import _graphs
-from synkhronos._collectives import combine, nccl_moves, nccl_reduces
-from synkhronos._protocol import AllGather, AllReduce, Command, Get, Nccl
+from synkhronos._collectives import nccl_moves, nccl_reduces
+from synkhronos._protocol import AllGather, AllReduce, Command, Get, Nccl, Reduce
 from synkhronos._replicated import (
     check_op,
     check_shapes,
@@ -132,21 +132,18 @@ def all_gather(shared_vars: Any, nccl: bool = True) -> None:
     """
     session, variables = start("all_gather", shared_vars)
     with session.lock, session.timeline.call("all_gather"):
-        on_ranks = shapes_on_ranks(session, variables)
-        for var, shapes in zip(variables, zip(*on_ranks)):
+        on_ranks = dict(zip(variables, zip(*shapes_on_ranks(session, variables))))
+        for var, shapes in on_ranks.items():
             check_shapes("all_gather", var, shapes, concatenate=True)
             if var.broadcastable[0]:
                 raise ValueError(f"all_gather: axis 0 of {var} is broadcastable and must keep length 1")
-        equal = [var for var, shapes in zip(variables, zip(*on_ranks)) if len(set(shapes)) == 1]
+        equal = [var for var, shapes in on_ranks.items() if len(set(shapes)) == 1]
         direct = over_nccl(session, equal, nccl, nccl_moves)
         if direct:
             session.run(Nccl("all_gather", keys(session, direct), session.master_rank))
-        names = keys(session, _without(variables, direct))
-        if not names:
-            return
-        published = session.publish(Get(names, publish=True))
-        segments = tuple(one.segment for one in published if one.segment is not None)
-        session.run(AllGather(names, segments, tuple(zip(*(one.refs for one in published)))))
+        rest = _without(variables, direct)
+        if rest:
+            session.run(AllGather(keys(session, rest), tuple(on_ranks[var] for var in rest)))
 
 
 def reduce(shared_vars: Any, op: str = "avg", in_place: bool = True, nccl: bool = True) -> Any:
@@ -172,17 +169,13 @@ def reduce(shared_vars: Any, op: str = "avg", in_place: bool = True, nccl: bool 
             command = Nccl("reduce", keys(session, direct), session.master_rank, op)
             reduced.update(zip(direct, _run(session, "reduce", direct, command)[session.master_rank]))
         rest = _without(variables, direct)
-        results = session.run(Get(keys(session, rest))) if rest else []
-        session.timeline.switch(COLLECTIVES)
-        for var, values in zip(rest, zip(*results)):
-            check_shapes("reduce", var, [value.shape for value in values])
-            dtype = np.dtype(var.dtype) if in_place else None
-            reduced[var] = combine(values, op, (1,) * session.n_ranks, str(var), dtype)
+        if rest:
+            results = _run(session, "reduce", rest, Reduce(keys(session, rest), op, in_place))[session.master_rank]
+            reduced.update(zip(rest, results or ()))
         if not in_place:
             return like(shared_vars, [_graphs.to_host(reduced[var]) for var in variables])
-        for var in variables:
-            value = reduced[var]
-            (_graphs.set_array if _graphs.is_device_array(value) else _graphs.copy_array)(var, value)
+        for var in direct:
+            _graphs.set_array(var, reduced[var])
     return None
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from synkhronos._collectives._arithmetic import OPS, Accumulator, as_stored, combine
+from synkhronos._collectives._arithmetic import OPS, Accumulator, as_stored, combine, result_dtype
 from synkhronos._collectives._communicator import connect, make_clique
+from synkhronos._collectives._lanes import LANE_BYTES
 from synkhronos._collectives._nccl import NcclTransport, nccl_moves, nccl_reduces
 from synkhronos._collectives._on_device import DeviceAccumulator, accumulates
-from synkhronos._collectives._shared_memory import LANE_BYTES, ShapesDiffer, SharedMemoryTransport
+from synkhronos._collectives._shared_memory import ShapesDiffer, SharedMemoryTransport
 
 __all__ = [
     "LANE_BYTES",
@@ -23,4 +24,5 @@ __all__ = [
     "make_clique",
     "nccl_moves",
     "nccl_reduces",
+    "result_dtype",
 ]

@@ -57,13 +57,13 @@ def result_dtype(dtype: np.dtype, op: str) -> np.dtype:
 
 
 def reduce_into(out: np.ndarray, operands: list[np.ndarray], op: str) -> None:
-    """Combine arrays, in their order, into ``out``, which may be the first of them."""
+    """Combine arrays, in their order, into ``out``, which may be the first of them, or of a wider dtype."""
     ufunc = OPS[op]
     if len(operands) == 1:
         if out is not operands[0]:
             np.copyto(out, operands[0])
         return
-    ufunc(operands[0], operands[1], out=out)
+    ufunc(operands[0], operands[1], out=out, dtype=out.dtype)
     for operand in operands[2:]:
         ufunc(out, operand, out=out)
 
