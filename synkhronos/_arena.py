@@ -49,7 +49,7 @@ class Arena:
     def place(self, array: np.ndarray) -> ArrayRef:
         """Place a copy of an array."""
         ref, view = self.empty(array.shape, array.dtype)
-        np.copyto(view, array)
+        view[...] = array
         return ref
 
     def free(self) -> None:

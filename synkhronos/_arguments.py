@@ -40,8 +40,8 @@ def arrange(graph: Graph, args: Sequence[Any], kwargs: dict[str, Any]) -> list[A
     return values
 
 
-def check_subset(subset: Any, n_outputs: int) -> list[int] | None:
-    """``output_subset`` as a list of ints, or ``None``."""
+def check_subset(subset: Any, n_outputs: int) -> tuple[int, ...] | None:
+    """``output_subset`` as a tuple of ints, or ``None``."""
     if subset is None:
         return None
     if not isinstance(subset, (list, tuple)) or not all(isinstance(i, (int, np.integer)) for i in subset):
@@ -49,7 +49,7 @@ def check_subset(subset: Any, n_outputs: int) -> list[int] | None:
     for i in subset:
         if not 0 <= i < n_outputs:
             raise IndexError(f"output_subset: there is no output {i}; the function has {n_outputs}")
-    return [int(i) for i in subset]
+    return tuple(int(i) for i in subset)
 
 
 def check_num_slices(num_slices: Any) -> int:

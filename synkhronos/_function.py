@@ -14,6 +14,7 @@ from synkhronos._graphs import Variant
 from synkhronos._lifecycle import current, functions
 from synkhronos._partition import Rows, Selection, select_per_rank
 from synkhronos._protocol import Call
+from synkhronos._repeats import LastCall, signature_of
 from synkhronos._replicated import keys, shapes_on_ranks
 from synkhronos._results import Results
 from synkhronos._session import Session
@@ -61,6 +62,7 @@ class Function:
         self._theano = graph.compile(self._plain)
         self._keys: dict[Variant, int] = {}
         self._session: weakref.ref[Session] | None = None
+        self._last = LastCall()
         functions.add(self)
         self.join(session)
 
@@ -74,7 +76,8 @@ class Function:
     def as_theano(self, *args: Any, **kwargs: Any) -> Any:
         """Call the plain Theano function, in the master only, on the whole arguments."""
         subset = kwargs.pop("output_subset", None)
-        values = self._theano(*map(_plain, arrange(self._graph, args, kwargs)), output_subset=subset)
+        inputs = [value.data if isinstance(value, Data) else value for value in arrange(self._graph, args, kwargs)]
+        values = self._theano(*inputs, output_subset=subset)
         outputs = self._graph.outputs if subset is None else [self._graph.outputs[i] for i in subset]
         values = [_graphs.as_asked(value, output) for value, output in zip(values, outputs)]
         return values[0] if self._single and len(values) == 1 and subset is None else values
@@ -141,49 +144,60 @@ class Function:
             session.check_usable()
             if not self.join(session):
                 raise SessionError(f"{self!r} was built on GPUs; this session computes on CPU cores: build it anew")
-            selector = Selector(session, self._graph, self._inputs, values, batch)
-            rows = self._rows(session, batch_s, num_slices)
-            accumulate = num_slices > 1 and bool(self._graph.accumulated)
-            kind = "all" if rows is None else "range" if isinstance(rows[0], Rows) else "index"
-            key = self._key(session, Variant(accumulate, kind, self._plain.device))
-            session.distribute((self._keys[self._plain], key))
-            counts, everybody = self._count(session, selector, rows, num_slices)
-            session.timeline.switch(TRANSFERS)
-            sources, row_refs = selector.stage(rows)
-            session.timeline.switch(CONTROL)
-            wanted = range(len(self.output_modes)) if subset is None else list(subset)
-            updated = self._graph.accumulated if accumulate else []
-            if subset is not None:
-                subset += range(len(self.output_modes), len(self.output_modes) + len(updated))
-            call = Call(
-                function=key,
-                inputs=sources,
-                n_scattered=self._graph.n_scattered,
-                shares=selector.shares,
-                rows=row_refs,
-                counts=counts,
-                everybody=everybody,
-                num_slices=num_slices,
-                output_modes=tuple([self.output_modes[i] for i in wanted]),
-                output_subset=None if subset is None else tuple(subset),
-                updated=keys(session, updated),
-                update_modes=tuple([self._mode_of.get(var, "avg") for var in updated]),
-                nccl=self._results.over_nccl(wanted) if session.nccl and (everybody or all(counts)) else (),
-                master=session.master_rank,
-            )
+            options = (batch_s is None, num_slices, subset)
+            signature = None if self._graph.sliceable_shareds else signature_of(values, batch, *options)
+            call = self._last.find(signature, values)
+            if call is None:
+                call = self._plan(session, values, batch, batch_s, num_slices, subset)
+                self._last.keep(signature, call)
             results = session.run(call)
             session.timeline.switch(COLLECTIVES)
-            self.counts = counts
-            weights = (1,) * session.n_ranks if everybody else counts
+            self.counts = call.counts
+            wanted = range(len(self.output_modes)) if subset is None else subset
+            weights = (1,) * session.n_ranks if call.everybody else call.counts
             outputs = self._results.combine(results, session.master_rank, wanted, weights, call.nccl)
         return outputs[0] if self._single and outputs and subset is None else outputs if self.output_modes else []
+
+    def _plan(
+        self, session: Session, values: list[Any], batch: Any, batch_s: Any, num_slices: int, subset: Any
+    ) -> Call:
+        """Check the arguments, and stage what is not in shared memory; returns what every rank is to do."""
+        selector = Selector(session, self._graph, self._inputs, values, batch)
+        rows = self._rows(session, batch_s, num_slices)
+        accumulate = num_slices > 1 and bool(self._graph.accumulated)
+        kind = "all" if rows is None else "range" if isinstance(rows[0], Rows) else "index"
+        key = self._key(session, Variant(accumulate, kind, self._plain.device))
+        session.distribute((self._keys[self._plain], key))
+        counts, everybody = self._count(session, selector, rows, num_slices)
+        session.timeline.switch(TRANSFERS)
+        sources, row_refs = selector.stage(rows)
+        session.timeline.switch(CONTROL)
+        wanted = range(len(self.output_modes)) if subset is None else subset
+        updated = self._graph.accumulated if accumulate else []
+        n = len(self.output_modes)
+        return Call(
+            function=key,
+            inputs=sources,
+            n_scattered=self._graph.n_scattered,
+            shares=selector.shares,
+            rows=row_refs,
+            counts=counts,
+            everybody=everybody,
+            num_slices=num_slices,
+            output_modes=tuple([self.output_modes[i] for i in wanted]),
+            output_subset=None if subset is None else (*subset, *range(n, n + len(updated))),
+            updated=keys(session, updated),
+            update_modes=tuple([self._mode_of.get(var, "avg") for var in updated]),
+            nccl=self._results.over_nccl(wanted) if session.nccl and (everybody or all(counts)) else (),
+            master=session.master_rank,
+        )
 
     def join(self, session: Session) -> bool:
         """Become a function of a session, to be distributed there; returns whether that is possible."""
         if self._session is None or self._session() is not session:
             if self._plain.device and not session.on_gpu:
                 return False
-            self._session, self._keys = weakref.ref(session), {}
+            self._session, self._keys, self._last = weakref.ref(session), {}, LastCall()
             self._key(session, self._plain)
         return True
 
@@ -244,7 +258,3 @@ def _drop(session: weakref.ref[Session], key: int) -> None:
     alive = session()
     if alive is not None:
         alive.drop_function(key)
-
-
-def _plain(value: Any) -> Any:
-    return value.data if isinstance(value, Data) else value

@@ -187,6 +187,59 @@ def test_results_do_not_change_with_the_next_call(session):
         np.testing.assert_array_equal(one, copy)
 
 
+def test_calls_in_a_row_see_what_changes(session):
+    """Calls that differ in nothing but the contents of arrays are planned once."""
+    function = reductions().call
+    scale = np.array(2, "float32")
+
+    def check(x, y, batch=None, **options):
+        rows = slice(batch) if isinstance(batch, int) else slice(None) if batch is None else batch
+        expected = function.as_theano(np.asarray(x)[rows], np.asarray(y)[rows], scale, **options)
+        actual = function(x, y, scale, batch=batch, **options)
+        for value, right in zip(actual[:10], expected[:10]):  # the last output is of the master's share alone
+            assert_close(value, right, rtol=1e-4, atol=1e-5)
+
+    def check_all(x, y):
+        for _ in range(2):
+            check(x, y)
+        for batch in (5, 5, 6, slice(1, 7), slice(1, 7), slice(1, 8), None):
+            check(x, y, batch)
+        for subset in ([0, 7], [0, 7], [7], None):
+            check(x, y, output_subset=subset)
+
+    for seed in range(2):  # other contents
+        x, y = draw_points(9, seed)
+        check_all(x, y)
+        check_all(np.asfortranarray(x), y[::-1])
+    x, y = synk.data(x), synk.data(y)
+    check_all(x, y)
+    x[:] += 1
+    check_all(x, y)
+    for one in (x, y):
+        one.set_length(8)
+    check_all(x, y)
+    for more in range(3):  # the same Data beside arrays
+        check(x, y[:8] + more)
+    check_all(*draw_points(11))
+    many = draw_points(200_000)  # for which the staging memory must grow
+    for seed in range(3):
+        check(*draw_points(3, seed))
+        function(*many, scale, output_subset=[0])
+        check(*draw_points(3, seed))
+    scale[...] = 3
+    x, y = draw_points(3, 2)
+    check(x, y)
+    for error, arguments, options in (
+        (TypeError, (x.astype("float64"), y, scale), {}),
+        (ValueError, (x, y, scale), {"batch": 1.0}),
+        (ValueError, (x, y, scale), {"batch_s": [0]}),
+        (ValueError, (x, y[:2], scale), {}),
+    ):
+        with pytest.raises(error):
+            function(*arguments, **options)
+        check(x, y)
+
+
 def test_shapes_that_cannot_be_reduced_are_named(synchronize):
     synchronize(2)
     x = T.dmatrix("x")

@@ -51,6 +51,7 @@ FLOORS = {
     "_instruments": 7,
     "_data": 7,
     "_replicated": 7.05,
+    "_repeats": 7.05,
     "_arguments": 7.1,
     "_single": 7.1,
     "_variables": 7.1,

@@ -107,7 +107,11 @@ def nesterov_momentum(loss_or_grads: Any, params: Any, learning_rate: Any, momen
     velocity = flat.zeros("velocity")
     new = keep * velocity - rate * flat.vector
     updates = OrderedDict([(velocity, new)])
-    updates.update(flat.descend(rate * flat.vector - keep * new))
+    for param, shape, g, v in zip(flat.params, flat.shapes, flat.pieces(flat.vector), flat.pieces(new)):
+        # A loop over three arrays becomes vector code, one over five does not: two reshapes keep
+        # Theano from making one loop of two.
+        descended = T.patternbroadcast((param - rate * g).flatten().reshape(shape), param.broadcastable)
+        updates[param] = descended + keep * v
     return flat.updates, updates, flat.vector
 
 
