@@ -25,6 +25,7 @@ FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
     "many_ranks": ("many_ranks", {}),
     "memory": ("memory", {}),
     "start": ("start", {}),
+    "instruments": ("instruments", {}),
     "scaling-cnn": ("scaling", {"model": "cnn"}),
     "scaling-mlp": ("scaling", {"model": "mlp"}),
     "scaling-resnet": ("scaling", {"model": "resnet", "ranks": (1, 2), "rounds": 2}),

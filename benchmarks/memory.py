@@ -2,8 +2,8 @@
 
 The proportional set sizes of all ranks together, in which pages that processes share count once. A data set of 2 GB is
 filled, and read whole by each of two ranks. The highest size during a collective on a variable of 256 MB, above that
-before it and the collective's result, is sampled all the time; the unit is one copy of the
-variable, and 0.05 of one are let pass.
+before it and the collective's results, is sampled all the time; the unit is one copy of the variable, and 0.05 of one
+are let pass. (The results of `all_gather` are the new values: the old ones stay until these are whole.)
 """
 
 from benchmarks.cli import main

@@ -38,6 +38,7 @@ __all__ = ["POLL", "Barrier", "Signals"]
 POLL = 0.05
 
 _LOOKS = 16  # at the words, for each at the clock
+_IDLE_SPINS = 5  # how much longer a worker looks for the next message: its core has nothing else to do
 _STEPS_BITS = 24  # of a word of `Signals.arrived`; the rest is the number of the message
 
 #: Whether writes are seen in the order in which they are made, so that only a read after a write needs a barrier.
@@ -133,7 +134,8 @@ class Signals:
             writer = self._master if board is self.sent else place
             if word < value and self._cores[writer] == core:
                 return False  # it may have to wait until this rank leaves the core
-        deadline = time.perf_counter() + self._spin
+        spin = self._spin * _IDLE_SPINS if board is self.sent else self._spin
+        deadline = time.perf_counter() + spin
         while time.perf_counter() < deadline:
             for _ in range(_LOOKS):
                 if min(board) >= value:

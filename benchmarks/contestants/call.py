@@ -33,7 +33,8 @@ def make(ranks, kind):
     def run(calls, pause):
         seconds = []
         for _ in range(2 + calls):
-            time.sleep(pause)
+            if pause:
+                time.sleep(pause)
             start = time.perf_counter()
             function(*values)
             seconds.append(time.perf_counter() - start)

@@ -33,11 +33,14 @@ def data_set(n_bytes):
 
 
 def collective(name, n_bytes, ranks):
-    """Give what a collective needs beyond variables and result, all ranks together, in copies of the variable."""
+    """Give what a collective needs beyond variables and results, all ranks together, in copies of the variable.
+
+    An all-gather makes a new value beside the old one on each rank, of as many copies as there are ranks.
+    """
     variable = theano.shared(np.ones((1, n_bytes // 4), "float32"), "variable")
     first = synk.function([], variable[0, 0])
     first()  # what was needed to distribute the variable is given back
-    grown = {"gather": ranks, "all_gather": ranks * (ranks - 1)}.get(name, 0)
+    grown = {"gather": ranks, "all_gather": ranks * ranks}.get(name, 0)
     processes = ranks_processes()
     before = total_memory(processes)
     with watched(processes) as peaks:

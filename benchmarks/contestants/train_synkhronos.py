@@ -1,11 +1,16 @@
 """Training steps on all ranks, as the demos make them: `synkhronos.extensions.train`, data in shared memory."""
 
+import contextlib
+import os
+
 import synkhronos as synk
 from benchmarks.contestants._batches import LEARNING_RATE, MOMENTUM, Batches, make_data
 from benchmarks.contestants._networks import build_network, describe
 from benchmarks.contestants._serve import compete, timed
 from synkhronos.extensions import updates
 from synkhronos.extensions.train import make_train_function
+
+INSTRUMENTS = {"neither": contextlib.nullcontext, "profile": synk.profile, "trace": lambda: synk.trace(os.devnull)}
 
 
 def make(model, n, ranks):
@@ -18,7 +23,7 @@ def make(model, n, ranks):
     x, y = (synk.data(array) for array in make_data(model, n))
     batches = Batches(n)
 
-    def run(batch, steps, shuffle=True, all_reduce=True):
+    def run(batch, steps, shuffle=True, all_reduce=True, instrument="neither"):
         def step():
             rows = batches.next(batch, shuffle)
             if all_reduce:
@@ -27,7 +32,8 @@ def make(model, n, ranks):
                 float(train.gradient(x, y, batch=rows))
                 train.update()
 
-        return timed(step, steps)
+        with INSTRUMENTS[instrument]():
+            return timed(step, steps)
 
     return run, describe(graph)
 

@@ -1,0 +1,30 @@
+"""The instruments.
+
+What `profile` and `trace` add to a training step of the MLP, 784-800-800-10, on two ranks: the medians of steps with
+them, without them, with them, and so on in one session, relative to those without.
+"""
+
+from benchmarks import training
+from benchmarks.cli import main
+from benchmarks.harness import Contest
+from benchmarks.results import Result
+from benchmarks.samples import ratio
+
+PLAIN = "neither"
+
+
+def measure(result: Result, rounds: int = 40, steps: int = 10) -> None:
+    """Measure; `steps` are those of one round."""
+    ranks = training.synkhronos("mlp")
+    with Contest([ranks]) as contest:
+        parameters = {"batch": 500, "steps": steps}
+        turns = {name: (ranks, {**parameters, "instrument": name}) for name in (PLAIN, "profile", "trace")}
+        samples = contest.run(rounds, turns)
+    result.record("Step of 500 images", "ms", {name: sample.scaled(1e3) for name, sample in samples.items()})
+    for name, limit in (("profile", 1.01), ("trace", None)):
+        what = f"A step in `{name}`, relative to one without"
+        result.add(name, what, ratio(samples[name], samples[PLAIN]), at_most=limit)
+
+
+if __name__ == "__main__":
+    main(__spec__.name)
