@@ -1,4 +1,4 @@
-"""All-reduce between bare processes: through lanes and directly, against NumPy, to the bit."""
+"""Collectives between bare processes: through lanes and directly, against NumPy, to the bit."""
 
 import functools
 import os
@@ -84,13 +84,66 @@ def test_many_arrays_and_blocks_one_after_the_other(way):
     Ranks(4).run(work)
 
 
+@pytest.mark.parametrize(
+    ("op", "result"), [("sum", "int64"), ("sum", "float32"), ("max", "float32"), ("avg", "int16"), ("avg", "float64")]
+)
+def test_reduce_gives_to_one_rank_what_it_leaves_unchanged_on_the_others(ranks, op, result):
+    root, size, dtype = ranks // 2, 400_001, "float32" if result == "float32" else "int16"
+
+    def work(me):
+        given = [values_of(me.rank, size, dtype), values_of(me.rank, 3, dtype)]
+        copies = [array.copy() for array in given]
+        outs = [np.empty(array.shape, result) for array in given] if me.rank == root else None
+        me.transport.reduce(given, op, outs)
+        assert all((array == copy).all() for array, copy in zip(given, copies))
+        for out in outs or []:
+            every = [values_of(rank, out.size, dtype).astype("float64") for rank in range(me.n_ranks)]
+            expected = np.mean(every, axis=0) if op == "avg" else functools.reduce(UFUNCS[op], every)
+            expected = np.rint(expected) if result == "int16" else expected
+            np.testing.assert_allclose(out, expected, rtol=1e-6, atol=1e-5)
+        if outs is not None:
+            me.board[0] = 1
+        me.barrier()
+        assert me.board[0] == 1
+
+    Ranks(ranks).run(work)
+
+
+def test_reduce_in_place_and_all_gather_one_after_the_other():
+    """Of uneven lengths, some of them 0, in many blocks; the rank that takes the result is the last."""
+
+    def work(me):
+        random = np.random.RandomState(7)
+        slow = np.random.RandomState(me.rank)
+        for number in range(1, 40):
+            me.begin(2 * number)
+            sizes = [[random.randint(0, 2 ** random.randint(1, 19)) for _ in range(4)] for _ in range(3)]
+            arrays = [np.full(size[me.rank], 10 * i + me.rank, "int16") for i, size in enumerate(sizes)]
+            for _ in range(slow.randint(3)):
+                os.sched_yield()
+            for i, (size, gathered) in enumerate(zip(sizes, me.transport.all_gather(arrays, sizes))):
+                assert (gathered == np.repeat(10 * i + np.arange(4), size)).all()
+            me.barrier()
+            me.begin(2 * number + 1)
+            total = np.arange(number * 10_000) * (me.rank + 1)
+            me.transport.reduce([total], "sum", [total] if me.rank == 3 else None)
+            assert (total == np.arange(number * 10_000) * (10 if me.rank == 3 else me.rank + 1)).all()
+            me.barrier()
+
+    Ranks(4).run(work)
+
+
 @pytest.mark.parametrize("differing", [(5,), (100_000,), (4, 3)], ids=str)
-def test_different_shapes_change_nothing(way, differing):
+@pytest.mark.parametrize("reduce", [False, True], ids=["all_reduce", "reduce"])
+def test_different_shapes_change_nothing(way, differing, reduce):
     def work(me):
         shape = differing if me.rank == 1 else (3, 4)
         arrays = [np.ones(200_000, "float32"), np.full(shape, me.rank, "float32")]
         with pytest.raises(ShapesDiffer):
-            me.transport.all_reduce(arrays, "sum", None)
+            if reduce:
+                me.transport.reduce(arrays, "sum", arrays if me.rank == 0 else None)
+            else:
+                me.transport.all_reduce(arrays, "sum", None)
         assert (arrays[0] == 1).all()
         assert (arrays[1] == me.rank).all()
         me.begin(2)
