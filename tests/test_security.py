@@ -315,7 +315,7 @@ def test_messages_are_read_only_from_inherited_memory(family, monkeypatch):
     """Whatever the master unpickles in a call lay in memory that it made before it forked, or that a worker made."""
     import pickle
 
-    from synkhronos import _box, _dispatch
+    from synkhronos import _box, _protocol
 
     sources = []
     get = _box.Box.get
@@ -333,7 +333,7 @@ def test_messages_are_read_only_from_inherited_memory(family, monkeypatch):
         return loads(message, *rest, **named)
 
     monkeypatch.setattr(_box.Box, "get", noted)
-    monkeypatch.setattr(_dispatch.pickle, "loads", strict)
+    monkeypatch.setattr(_protocol.pickle, "loads", strict)
     use()
     assert loaded
     assert all(any(message is source or message in source for source in sources) for message in loaded)
