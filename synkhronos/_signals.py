@@ -209,9 +209,13 @@ class Barrier:
 
     def wait(self, step: int) -> None:
         """Return once every rank has arrived there."""
-        before = self._timeline.switch(STRAGGLING)
-        self._signals.wait(self._signals.arrived, step, self._check)
-        self._timeline.switch(before)
+        signals, timeline = self._signals, self._timeline
+        if not timeline.on or min(signals.arrived) >= step:  # not worth a note
+            signals.wait(signals.arrived, step, self._check)
+            return
+        before = timeline.switch(STRAGGLING)
+        signals.wait(signals.arrived, step, self._check)
+        timeline.switch(before)
 
     def __call__(self) -> None:
         self.wait(self.arrive())
