@@ -74,7 +74,8 @@ class Rank:
         self.board = ranks.board
         self.signals = ranks.signals
         self.signals.rank = rank
-        self.barrier = Barrier(self.signals, Timeline(np.zeros((2, self.n_ranks), np.int64), rank), self.check)
+        self.timeline = Timeline(np.zeros((2, self.n_ranks), np.int64), rank)
+        self.barrier = Barrier(self.signals, self.timeline, self.check)
         self.barrier.root = os.getppid()
         self.transport = SharedMemoryTransport(ranks.lanes, ranks.signatures, rank, self.barrier)
         self.begin(1)

@@ -6,6 +6,7 @@ import pytest
 from processes import Ranks
 
 from synkhronos._signals import POLL
+from synkhronos._timeline import STRAGGLING
 from synkhronos.errors import CollectiveAborted
 
 each_spin = pytest.mark.parametrize("spin", [0.0, 100e-6], ids=["parks", "spins"])
@@ -71,6 +72,18 @@ def test_a_rank_may_work_between_arriving_and_waiting():
         assert me.board[0] == 1
 
     Ranks(3).run(work)
+
+
+def test_who_waits_at_a_barrier_notes_it_as_straggling():
+    def work(me):
+        me.timeline.start(0)
+        if me.rank == 1:
+            time.sleep(0.3)
+        me.barrier()
+        waited = me.timeline.stop().totals[STRAGGLING] / 1e9
+        assert waited > 0.2 if me.rank == 0 else waited == 0
+
+    Ranks(2).run(work)
 
 
 @each_spin
