@@ -2,8 +2,9 @@
 
 A function of trivial cost, the mean of the products of two vectors of 64 numbers, both scattered, its output averaged
 over the ranks: the time of a call above that of the same function in Theano alone. The inputs are `synk.data`. Calls
-either follow one another at once, or come 3 ms apart, so that all processes have gone to sleep. Eight ranks share two
-cores: each core gives four ranks their turns, so the overhead is divided by four.
+either come 3 ms apart, in which the master sleeps, or follow one another at once, 1,000 in a row; of these the first
+hundred take up to twice as long as the rest. Eight ranks share two cores: each core gives four ranks their turns, so
+the overhead is divided by four.
 """
 
 from benchmarks.cli import main
@@ -17,8 +18,9 @@ PAUSE = 0.003  # seconds
 CASES = {"apart": ("calls 3 ms apart", PAUSE, 100), "succession": ("calls in quick succession", 0.0, 60)}
 
 
-def measure(result: Result, rounds: int = 12, calls: int = 150) -> None:
-    """Measure; `calls` are those of one round."""
+def measure(result: Result, rounds: int = 12, apart: int = 150, succession: int = 1000) -> None:
+    """Measure so many calls of each kind in a round."""
+    calls = {"apart": apart, "succession": succession}
     alone = Contestant("Theano", "benchmarks.contestants.call", {"ranks": 0, "kind": "numpy"})
     two = Contestant("Synkhronos, 2 ranks", "benchmarks.contestants.call", {"ranks": CORES, "kind": "data"})
     arrays = Contestant(
@@ -28,7 +30,7 @@ def measure(result: Result, rounds: int = 12, calls: int = 150) -> None:
     samples = {}
     with Contest([alone, two, arrays, many]) as contest:
         for case, (title, pause, _) in CASES.items():
-            samples[case] = contest.run(rounds, contest.alike(calls=calls, pause=pause))
+            samples[case] = contest.run(rounds, contest.alike(calls=calls[case], pause=pause))
             microseconds = {label: sample.scaled(1e6) for label, sample in samples[case].items()}
             samples[case] = microseconds
             result.record(title.capitalize(), "µs", microseconds)

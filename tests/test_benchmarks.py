@@ -161,7 +161,7 @@ def test_the_remarks_belong_to_figures():
 
 def test_the_call_figure_in_small(tmp_path):
     page = tmp_path / "page.md"
-    result = cli.measure("benchmarks.call", page, rounds=1, calls=10)
+    result = cli.measure("benchmarks.call", page, rounds=1, apart=10, succession=10)
     report.write_page(page)
     assert not result.failure
     rows = {row.key: row for row in load(tmp_path / "page" / "call.json").rows}
