@@ -42,8 +42,10 @@ SECONDS ?= 300
 soak: $(VENV)/with-test
 	$(BIN)/python tests/soak.py $(SECONDS) --output docs/soak.md $(ARGS)
 
-bench: $(VENV)/with-bench
-	$(BIN)/python -m benchmarks $(ARGS)
+# In an environment of its own: where mpi4py is installed, Theano imports it, and that starts MPI in every process.
+bench:
+	@$(MAKE) --no-print-directory VENV=$(VENV)-bench $(VENV)-bench/with-bench
+	$(VENV)-bench/bin/python -m benchmarks $(ARGS)
 
 lint: $(VENV)/with-lint
 	$(BIN)/ruff check .
@@ -61,7 +63,7 @@ wheel: $(VENV)/with-test
 	$(BIN)/python -m build
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build
+	rm -rf $(VENV) $(VENV)-bench build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The project itself, editable, with one of the extras of pyproject.toml.
