@@ -55,7 +55,6 @@ class Exchange:
         self.nccl: NcclTransport | None = None
         self.outbox = Arena(segments)
         self._is_master = is_master
-        self._segments = segments
         self._variables = variables
         self._excerpts = excerpts
         self._transport = transport

@@ -15,7 +15,7 @@ __all__ = ["LastCall", "signature_of"]
 
 
 def signature_of(values: Sequence[Any], batch: Any, *options: Any) -> tuple[Any, ...] | None:
-    """All that a call depends on beside the contents of its inputs; ``None`` if index lists or conversions matter too.
+    """All that a call depends on beside the contents of its inputs; ``None`` if there is more to look into.
 
     Parameters
     ----------

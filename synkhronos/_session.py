@@ -116,7 +116,6 @@ class Session:
             self._dispatcher = Dispatcher(self._team, self.replica, self._ledger, timeout, restore)
             self.lock = self._dispatcher.lock
             self.check_usable = self._dispatcher.check_usable
-            self.publish = self._dispatcher.issue
             self.settle()  # every worker has started, or this raises
             if self.on_gpu:
                 take_gpus(devices, self.run)
@@ -143,7 +142,7 @@ class Session:
             If a rank is silent for longer than the timeout; the session is broken from then on.
         """
         with self.lock:
-            results = self.publish(command)
+            results = self._dispatcher.issue(command)
             return [
                 [None if ref is None else segments.view(ref) for ref in one.refs] if isinstance(one, Arrays) else one
                 for one in results

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from synkhronos._collectives._arithmetic import OPS, Accumulator, as_stored, combine, result_dtype
+from synkhronos._collectives._arithmetic import OPS, Accumulator, combine, result_dtype
 from synkhronos._collectives._communicator import connect, make_clique
 from synkhronos._collectives._lanes import LANE_BYTES
 from synkhronos._collectives._nccl import NcclTransport, nccl_moves, nccl_reduces
@@ -18,7 +18,6 @@ __all__ = [
     "ShapesDiffer",
     "SharedMemoryTransport",
     "accumulates",
-    "as_stored",
     "combine",
     "connect",
     "make_clique",

@@ -68,9 +68,7 @@ def reduce_into(out: np.ndarray, operands: list[np.ndarray], op: str) -> None:
         ufunc(out, operand, out=out)
 
 
-def combine(
-    arrays: Sequence[Any], op: str, weights: Sequence[float], what: str, dtype: np.dtype | None = None
-) -> np.ndarray:
+def combine(arrays: Sequence[Any], op: str, weights: Sequence[float], what: str) -> np.ndarray:
     """Reduce or gather arrays into a new one.
 
     Parameters
@@ -83,8 +81,11 @@ def combine(
         As many; used by ``"avg"`` alone.
     what : str
         What the arrays are, for messages.
-    dtype : numpy.dtype, optional
-        Of the result; default: `result_dtype`.
+
+    Returns
+    -------
+    array
+        Of the dtype `result_dtype`; gathered arrays keep theirs.
 
     Raises
     ------
@@ -98,7 +99,7 @@ def combine(
             raise ValueError(f"{what}: cannot gather shapes that differ beyond axis 0: {shapes}")
         return np.concatenate([np.atleast_1d(array) for array in arrays])
     check_equal_shapes(shapes, op, what)
-    returned = result_dtype(arrays[0].dtype, op) if dtype is None else dtype
+    returned = result_dtype(arrays[0].dtype, op)
     if op != "avg":
         out = np.array(arrays[0], dtype=returned)
         for array in arrays[1:]:
