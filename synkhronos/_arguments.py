@@ -10,9 +10,9 @@ import numpy as np
 
 from synkhronos._data import Data
 from synkhronos._graphs import Graph
+from synkhronos._memory import aligned
 from synkhronos._partition import Rows, Selection, select, shares, shift
 from synkhronos._protocol import RowsRef, Source
-from synkhronos._segments import aligned
 from synkhronos._session import Session
 
 __all__ = ["Input", "Selector", "arrange", "check_num_slices", "check_subset", "inputs_of"]

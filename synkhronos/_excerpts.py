@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from synkhronos._memory import SegmentTable
 from synkhronos._partition import Rows, Selection
 from synkhronos._protocol import RowsRef, Source
-from synkhronos._segments import SegmentTable
 
 __all__ = ["Excerpts"]
 

@@ -9,12 +9,11 @@ from typing import Any, Callable
 import numpy as np
 
 from synkhronos import _graphs
-from synkhronos._arena import Arena
 from synkhronos._collectives import NcclTransport, SharedMemoryTransport, nccl_reduces, result_dtype
 from synkhronos._excerpts import Excerpts
+from synkhronos._memory import Arena, SegmentTable, aligned
 from synkhronos._partition import Rows
 from synkhronos._protocol import AllGather, AllReduce, Arrays, Get, Nccl, Put, Reduce, Shapes
-from synkhronos._segments import SegmentTable, aligned
 from synkhronos._timeline import SHUFFLE, TRANSFERS, Timeline
 
 __all__ = ["Exchange"]

@@ -10,8 +10,8 @@ import pickle
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Union
 
+from synkhronos._memory import ArrayRef, FileRef, SegmentRef
 from synkhronos._partition import Rows
-from synkhronos._segments import ArrayRef, FileRef, SegmentRef
 
 __all__ = [
     "AllGather",

@@ -25,9 +25,9 @@ from synkhronos._collectives import (
 from synkhronos._devices import ThreadLimits
 from synkhronos._excerpts import Excerpts
 from synkhronos._exchange import Exchange
+from synkhronos._memory import FileRef, SegmentRef, SegmentTable
 from synkhronos._partition import Rows, Selection, pieces, take
 from synkhronos._protocol import Arrays, Bind, Call, Command, Connect, Load, Record, Settle, Shapes
-from synkhronos._segments import FileRef, SegmentRef, SegmentTable
 from synkhronos._timeline import COLLECTIVES, CONTROL, FUNCTION, SHUFFLE, Notes, Timeline
 
 __all__ = ["Replica"]

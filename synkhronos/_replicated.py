@@ -12,9 +12,9 @@ from synkhronos._collectives import OPS
 from synkhronos._conversion import condition
 from synkhronos._data import Data
 from synkhronos._lifecycle import current
+from synkhronos._memory import aligned
 from synkhronos._partition import Rows, Selection, select, shares
 from synkhronos._protocol import Put, Shapes, Source
-from synkhronos._segments import aligned
 from synkhronos._session import Session
 from synkhronos._timeline import TRANSFERS
 

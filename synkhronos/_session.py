@@ -15,18 +15,24 @@ from typing import Any
 import numpy as np
 
 from synkhronos import _devices, _graphs
-from synkhronos._arena import Arena
 from synkhronos._collectives import LANE_BYTES, NcclTransport, SharedMemoryTransport
 from synkhronos._dispatch import CLOSED, Dispatcher
-from synkhronos._files import OpenFile
 from synkhronos._gpus import connect_gpus, take_gpus
-from synkhronos._heap import keep_freed_memory, return_freed_memory
 from synkhronos._interrupts import collect_garbage, deferred_interrupts
 from synkhronos._ledger import Ledger
 from synkhronos._library import Library
+from synkhronos._memory import (
+    Arena,
+    ArrayRef,
+    OpenFile,
+    Segment,
+    SegmentTable,
+    aligned,
+    keep_freed_memory,
+    return_freed_memory,
+)
 from synkhronos._protocol import Arrays, Command, Encoder, Load, Settle
 from synkhronos._replica import Replica
-from synkhronos._segments import ArrayRef, Segment, SegmentTable, aligned
 from synkhronos._team import Team
 from synkhronos._timeline import TRANSFERS
 from synkhronos._worker import serve

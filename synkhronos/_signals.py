@@ -28,7 +28,7 @@ from typing import Callable
 
 import numpy as np
 
-from synkhronos._segments import Segment, aligned
+from synkhronos._memory import Segment, aligned
 from synkhronos._semaphore import SEMAPHORE_BYTES, Semaphore
 from synkhronos._timeline import STRAGGLING, Timeline
 

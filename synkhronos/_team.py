@@ -28,10 +28,9 @@ from typing import Callable
 
 import numpy as np
 
-from synkhronos._box import Box
 from synkhronos._interrupts import deferred_interrupts
+from synkhronos._memory import Box, Segment
 from synkhronos._process import Process, describe_exit
-from synkhronos._segments import Segment
 from synkhronos._signals import Barrier, Signals
 from synkhronos._timeline import CONTROL, OUTSIDE, Timeline
 from synkhronos.errors import CollectiveAborted, WorkerDied, WorkerTimeout

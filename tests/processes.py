@@ -8,7 +8,7 @@ import traceback
 import numpy as np
 
 from synkhronos._collectives import LANE_BYTES, SharedMemoryTransport
-from synkhronos._segments import Segment
+from synkhronos._memory.segments import Segment
 from synkhronos._signals import Barrier, Signals
 from synkhronos._timeline import Timeline
 from synkhronos.errors import CollectiveAborted

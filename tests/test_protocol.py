@@ -4,9 +4,9 @@ import pickle
 
 import pytest
 
+from synkhronos._memory.segments import ArrayRef, SegmentRef
 from synkhronos._partition import Rows
 from synkhronos._protocol import Arrays, Bind, Call, Connect, Decoder, Encoder, Envelope, Get, Release, Shapes, Source
-from synkhronos._segments import ArrayRef, SegmentRef
 
 
 def call(stop=4, everybody=False):

@@ -17,7 +17,7 @@ import theano.tensor as T
 from support import run_script, worker_pids
 
 import synkhronos as synk
-from synkhronos import _segments
+from synkhronos._memory import segments as _segments
 
 IN_OPEN, IN_CREATE = 0x20, 0x100
 NOBODY = 65534

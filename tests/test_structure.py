@@ -15,20 +15,15 @@ PACKAGE = Path(synk.__file__).parent
 
 #: A module imports from modules on floors below its own, and from the other modules of its package.
 FLOORS = {
+    "_memory": 2.5,
     "errors": 1,
     "_compat": 1,
-    "_heap": 1,
     "_machine": 1,
     "_partition": 1,
     "_process": 1,
-    "_mapping": 1,
     "_interrupts": 1,
     "_semaphore": 1,
-    "_segments": 2,
     "_devices": 2,
-    "_arena": 2.5,
-    "_box": 2.5,
-    "_files": 2.5,
     "_graphs": 3,
     "_collectives": 4,
     "_protocol": 4,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from synkhronos._segments import aligned
+from synkhronos._memory import aligned
 
 if TYPE_CHECKING:
     from synkhronos._signals import Barrier

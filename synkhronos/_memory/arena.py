@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 
-from synkhronos._segments import ArrayRef, Segment, SegmentRef, SegmentTable, aligned, dtype_spec
+from synkhronos._memory.segments import ArrayRef, Segment, SegmentRef, SegmentTable, aligned, dtype_spec
 
 __all__ = ["Arena"]
 

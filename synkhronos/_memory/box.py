@@ -6,7 +6,7 @@ import pickle
 
 import numpy as np
 
-from synkhronos._segments import Segment, SegmentRef
+from synkhronos._memory.segments import Segment, SegmentRef
 
 __all__ = ["Box"]
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import posix_ipc
 
-from synkhronos._mapping import map_shared
+from synkhronos._memory.mapping import map_shared
 
 __all__ = [
     "ALIGNMENT",

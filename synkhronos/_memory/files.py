@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from synkhronos._segments import FileRef, new_key
+from synkhronos._memory.segments import FileRef, new_key
 
 __all__ = ["OpenFile"]
 
