@@ -8,11 +8,10 @@ import threading
 from typing import Any, Callable
 
 from synkhronos._failures import BROKEN, failure_of, first_failure, worker_error
-from synkhronos._interrupts import deferred_interrupts
 from synkhronos._ledger import Ledger
 from synkhronos._protocol import Command, Decoder, Encoder, Failure
 from synkhronos._replica import Replica
-from synkhronos._team import Team
+from synkhronos._team import Team, deferred_interrupts
 from synkhronos.errors import SessionError, WorkerDied, WorkerRestarted, WorkerTimeout
 
 __all__ = ["CLOSED", "Dispatcher"]

@@ -14,7 +14,7 @@ from synkhronos._excerpts import Excerpts
 from synkhronos._memory import Arena, SegmentTable, aligned
 from synkhronos._partition import Rows
 from synkhronos._protocol import AllGather, AllReduce, Arrays, Get, Nccl, Put, Reduce, Shapes
-from synkhronos._timeline import SHUFFLE, TRANSFERS, Timeline
+from synkhronos._team import SHUFFLE, TRANSFERS, Timeline
 
 __all__ = ["Exchange"]
 

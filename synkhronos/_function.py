@@ -18,7 +18,7 @@ from synkhronos._repeats import LastCall, signature_of
 from synkhronos._replicated import keys, shapes_on_ranks
 from synkhronos._results import Results
 from synkhronos._session import Session
-from synkhronos._timeline import COLLECTIVES, CONTROL, TRANSFERS
+from synkhronos._team import COLLECTIVES, CONTROL, TRANSFERS
 from synkhronos.errors import SessionError
 
 __all__ = ["Function"]

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from synkhronos._interrupts import deferred_interrupts
 from synkhronos._memory import Arena, FileRef, OpenFile, Segment, SegmentRef, SegmentTable
 from synkhronos._protocol import Arrays, Command, Envelope, Release
+from synkhronos._team import deferred_interrupts
 
 __all__ = ["Ledger"]
 

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from typing import Any, Callable, TypeVar, cast
 
 from synkhronos import _devices, _graphs
-from synkhronos._interrupts import collect_garbage
 from synkhronos._memory import remove_stale
 from synkhronos._profile import Profile, Serial, begin, finish
 from synkhronos._session import Session, segments
+from synkhronos._team import collect_garbage
 from synkhronos.errors import DeviceError, SessionError
 
 __all__ = ["close", "current", "distribute", "drop_segment", "fork", "functions", "get_n_gpu", "settle"]

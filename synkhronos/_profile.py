@@ -7,7 +7,7 @@ from typing import Any, Union
 
 from synkhronos._protocol import Record
 from synkhronos._session import Session
-from synkhronos._timeline import CATEGORIES, Notes, spans
+from synkhronos._team import CATEGORIES, Notes, spans
 from synkhronos.errors import SessionError, SynkhronosError
 
 __all__ = ["Profile", "Serial", "begin", "check_serial", "events", "finish"]

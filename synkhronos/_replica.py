@@ -28,7 +28,7 @@ from synkhronos._exchange import Exchange
 from synkhronos._memory import FileRef, SegmentRef, SegmentTable
 from synkhronos._partition import Rows, Selection, pieces, take
 from synkhronos._protocol import Arrays, Bind, Call, Command, Connect, Load, Record, Settle, Shapes
-from synkhronos._timeline import COLLECTIVES, CONTROL, FUNCTION, SHUFFLE, Notes, Timeline
+from synkhronos._team import COLLECTIVES, CONTROL, FUNCTION, SHUFFLE, Notes, Timeline
 
 __all__ = ["Replica"]
 

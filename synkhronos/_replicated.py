@@ -16,7 +16,7 @@ from synkhronos._memory import aligned
 from synkhronos._partition import Rows, Selection, select, shares
 from synkhronos._protocol import Put, Shapes, Source
 from synkhronos._session import Session
-from synkhronos._timeline import TRANSFERS
+from synkhronos._team import TRANSFERS
 
 __all__ = [
     "check_op",

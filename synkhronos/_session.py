@@ -18,7 +18,6 @@ from synkhronos import _devices, _graphs
 from synkhronos._collectives import LANE_BYTES, NcclTransport, SharedMemoryTransport
 from synkhronos._dispatch import CLOSED, Dispatcher
 from synkhronos._gpus import connect_gpus, take_gpus
-from synkhronos._interrupts import collect_garbage, deferred_interrupts
 from synkhronos._ledger import Ledger
 from synkhronos._library import Library
 from synkhronos._memory import (
@@ -33,8 +32,7 @@ from synkhronos._memory import (
 )
 from synkhronos._protocol import Arrays, Command, Encoder, Load, Settle
 from synkhronos._replica import Replica
-from synkhronos._team import Team
-from synkhronos._timeline import TRANSFERS
+from synkhronos._team import TRANSFERS, Team, collect_garbage, deferred_interrupts
 from synkhronos._worker import serve
 
 __all__ = ["Session", "segments"]

@@ -8,7 +8,7 @@ import numpy as np
 
 from synkhronos._protocol import Get
 from synkhronos._replicated import check_rank, keys, like, match, put, shapes_on_ranks, start
-from synkhronos._timeline import TRANSFERS
+from synkhronos._team import TRANSFERS
 
 __all__ = ["get_lengths", "get_shapes", "get_value", "set_value"]
 

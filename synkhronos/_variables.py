@@ -28,7 +28,7 @@ from synkhronos._replicated import (
     start,
 )
 from synkhronos._session import Session
-from synkhronos._timeline import COLLECTIVES
+from synkhronos._team import COLLECTIVES
 from synkhronos.errors import WorkerError
 
 __all__ = [

@@ -9,8 +9,8 @@ import numpy as np
 
 from synkhronos._collectives import LANE_BYTES, SharedMemoryTransport
 from synkhronos._memory.segments import Segment
-from synkhronos._signals import Barrier, Signals
-from synkhronos._timeline import Timeline
+from synkhronos._team.signals import Barrier, Signals
+from synkhronos._team.timeline import Timeline
 from synkhronos.errors import CollectiveAborted
 
 

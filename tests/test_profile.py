@@ -10,9 +10,9 @@ import theano.tensor as T
 from support import KILL, NOTHING, RAISE, SLEEP, Fault
 
 import synkhronos as synk
-from synkhronos import _timeline
 from synkhronos._profile import check_serial
-from synkhronos._timeline import (
+from synkhronos._team import timeline as _timeline
+from synkhronos._team.timeline import (
     CATEGORIES,
     COLLECTIVES,
     CONTROL,

@@ -14,7 +14,7 @@ import numpy as np
 from synkhronos._memory import aligned
 
 if TYPE_CHECKING:
-    from synkhronos._signals import Barrier
+    from synkhronos._team import Barrier
 
 __all__ = ["LANE_BYTES", "Lanes", "Piece"]
 

@@ -26,7 +26,7 @@ from synkhronos._collectives._peer_memory import address_of, can_read, read, rea
 from synkhronos._partition import shares
 
 if TYPE_CHECKING:
-    from synkhronos._signals import Barrier
+    from synkhronos._team import Barrier
 
 __all__ = ["LANE_BYTES", "ShapesDiffer", "SharedMemoryTransport"]
 

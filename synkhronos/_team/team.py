@@ -28,11 +28,11 @@ from typing import Callable
 
 import numpy as np
 
-from synkhronos._interrupts import deferred_interrupts
 from synkhronos._memory import Box, Segment
-from synkhronos._process import Process, describe_exit
-from synkhronos._signals import Barrier, Signals
-from synkhronos._timeline import CONTROL, OUTSIDE, Timeline
+from synkhronos._team.interrupts import deferred_interrupts
+from synkhronos._team.process import Process, describe_exit
+from synkhronos._team.signals import Barrier, Signals
+from synkhronos._team.timeline import CONTROL, OUTSIDE, Timeline
 from synkhronos.errors import CollectiveAborted, WorkerDied, WorkerTimeout
 
 __all__ = ["MasterDied", "Team"]

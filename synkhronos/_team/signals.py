@@ -29,8 +29,8 @@ from typing import Callable
 import numpy as np
 
 from synkhronos._memory import Segment, aligned
-from synkhronos._semaphore import SEMAPHORE_BYTES, Semaphore
-from synkhronos._timeline import STRAGGLING, Timeline
+from synkhronos._team.semaphore import SEMAPHORE_BYTES, Semaphore
+from synkhronos._team.timeline import STRAGGLING, Timeline
 
 __all__ = ["POLL", "Barrier", "Signals"]
 

@@ -1,0 +1,34 @@
+"""The processes of a session: forked, signalled, watched and stopped; they know neither graphs nor commands."""
+
+from __future__ import annotations
+
+from synkhronos._team.interrupts import collect_garbage, deferred_interrupts
+from synkhronos._team.signals import Barrier
+from synkhronos._team.team import Team
+from synkhronos._team.timeline import (
+    CATEGORIES,
+    COLLECTIVES,
+    CONTROL,
+    FUNCTION,
+    SHUFFLE,
+    TRANSFERS,
+    Notes,
+    Timeline,
+    spans,
+)
+
+__all__ = [
+    "CATEGORIES",
+    "COLLECTIVES",
+    "CONTROL",
+    "FUNCTION",
+    "SHUFFLE",
+    "TRANSFERS",
+    "Barrier",
+    "Notes",
+    "Team",
+    "Timeline",
+    "collect_garbage",
+    "deferred_interrupts",
+    "spans",
+]
