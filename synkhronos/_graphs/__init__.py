@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from synkhronos._graphs._functions import PLAIN, Graph, Variant
-from synkhronos._graphs._gpu import as_asked, bind, bound, is_device_array, read, to_device, to_host, unbind
-from synkhronos._graphs._pickling import Bundle, dump, load
-from synkhronos._graphs._shared import (
+from synkhronos._graphs.functions import PLAIN, Graph, Variant
+from synkhronos._graphs.gpu import as_asked, bind, bound, is_device_array, read, to_device, to_host, unbind
+from synkhronos._graphs.pickling import Bundle, dump, load
+from synkhronos._graphs.shared import (
     VariableTable,
     copy_array,
     describe,

@@ -16,10 +16,10 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
-from synkhronos._graphs._gpu import is_device_array, to_host
-from synkhronos._graphs._random import other_stream
-from synkhronos._graphs._shared import VariableTable, find_compiled, get_array, is_random_state, shared_variables_of
-from synkhronos._graphs._stack import with_deep_stack
+from synkhronos._graphs.gpu import is_device_array, to_host
+from synkhronos._graphs.random import other_stream
+from synkhronos._graphs.shared import VariableTable, find_compiled, get_array, is_random_state, shared_variables_of
+from synkhronos._graphs.stack import with_deep_stack
 
 __all__ = ["Bundle", "dump", "load"]
 

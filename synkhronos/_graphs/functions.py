@@ -17,15 +17,15 @@ import theano
 import theano.tensor as T
 from theano.compile.pfunc import rebuild_collect_shared
 
-from synkhronos._graphs._gpu import stay_on_device
-from synkhronos._graphs._shared import (
+from synkhronos._graphs.gpu import stay_on_device
+from synkhronos._graphs.shared import (
     is_host_variable,
     is_random_state,
     is_shared_variable,
     is_tensor_variable,
     shared_variables_of,
 )
-from synkhronos._graphs._stack import with_deep_stack
+from synkhronos._graphs.stack import with_deep_stack
 
 __all__ = ["PLAIN", "Graph", "Variant"]
 

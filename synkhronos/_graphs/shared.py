@@ -14,7 +14,7 @@ from theano.gof import compilelock
 from theano.sandbox.rng_mrg import mrg_uniform_base
 from theano.tensor.raw_random import RandomStateType
 
-from synkhronos._graphs._gpu import is_device_type, to_device, to_host, write
+from synkhronos._graphs.gpu import is_device_type, to_device, to_host, write
 
 __all__ = [
     "VariableTable",
