@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from processes import Ranks
 
-from synkhronos._collectives import _shared_memory
-from synkhronos._collectives._peer_memory import address_of, can_read, read
-from synkhronos._collectives._shared_memory import LANE_BYTES, ShapesDiffer
+from synkhronos._collectives import shared_memory as _shared_memory
+from synkhronos._collectives.peer_memory import address_of, can_read, read
+from synkhronos._collectives.shared_memory import LANE_BYTES, ShapesDiffer
 
 UFUNCS = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
 

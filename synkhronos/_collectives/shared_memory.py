@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Callable
 
 import numpy as np
 
-from synkhronos._collectives._arithmetic import as_stored, normalized, reduce_into, weighted_mean
-from synkhronos._collectives._lanes import LANE_BYTES, Lanes
-from synkhronos._collectives._peer_memory import address_of, can_read, read, readable_by
+from synkhronos._collectives.arithmetic import as_stored, normalized, reduce_into, weighted_mean
+from synkhronos._collectives.lanes import LANE_BYTES, Lanes
+from synkhronos._collectives.peer_memory import address_of, can_read, read, readable_by
 from synkhronos._partition import shares
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from typing import Any, Callable
 
 import numpy as np
 
-from synkhronos._collectives import _communicator
-from synkhronos._collectives._arithmetic import normalized, result_dtype
-from synkhronos._collectives._on_device import scale
-from synkhronos._collectives._shared_memory import ShapesDiffer
+from synkhronos._collectives import communicator as _communicator
+from synkhronos._collectives.arithmetic import normalized, result_dtype
+from synkhronos._collectives.on_device import scale
+from synkhronos._collectives.shared_memory import ShapesDiffer
 
 __all__ = ["NcclTransport", "nccl_moves", "nccl_reduces"]
 
