@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from synkhronos._compat import _blas
+from synkhronos._compat import blas as _blas
 
 ROOT = Path(__file__).resolve().parent.parent
 

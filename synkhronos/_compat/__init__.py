@@ -21,8 +21,8 @@ from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-from ._blas import find_blas
-from ._cache import mend_cache_keys
+from .blas import find_blas
+from .cache import mend_cache_keys
 
 MENDED = ("theano", "theano.configdefaults", "theano.gpuarray.linalg", "lasagne")
 DOWNSAMPLE = "theano.tensor.signal.downsample"
