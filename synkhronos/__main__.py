@@ -55,7 +55,7 @@ def info(as_json: bool) -> int:
     import json
 
     from synkhronos import __version__
-    from synkhronos._machine._examination import examine
+    from synkhronos._machine.examination import examine
 
     report = examine(__version__, os.environ, search_path())
     print(json.dumps(report.as_dict(), indent=2) if as_json else report.as_text())

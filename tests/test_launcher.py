@@ -21,12 +21,15 @@ from pathlib import Path
 import pytest
 from support import ROOT, is_running, wait_until
 
-from synkhronos._machine import _launcher, _libraries, _probing, _remedies
-from synkhronos._machine._examination import PACKAGES, examine
-from synkhronos._machine._folder import private_folder
-from synkhronos._machine._launcher import interpreter_options, package_links, variables
-from synkhronos._machine._libraries import Gpu, ask_gpus, survey
-from synkhronos._machine._places import Finder
+from synkhronos._machine import launcher as _launcher
+from synkhronos._machine import libraries as _libraries
+from synkhronos._machine import probing as _probing
+from synkhronos._machine import remedies as _remedies
+from synkhronos._machine.examination import PACKAGES, examine
+from synkhronos._machine.folder import private_folder
+from synkhronos._machine.launcher import interpreter_options, package_links, variables
+from synkhronos._machine.libraries import Gpu, ask_gpus, survey
+from synkhronos._machine.places import Finder
 
 CC = shutil.which("gcc") or shutil.which("cc")
 
@@ -371,7 +374,7 @@ class TestPrivateFolder:
     def test_many_at_once(self, tmp_path):
         program = """
             import sys
-            from synkhronos._machine._folder import private_folder
+            from synkhronos._machine.folder import private_folder
             sys.stdin.read()  # until all are there
             print(private_folder({f"lib/{i}": f"/{i}" for i in range(200)}, {"XDG_CACHE_HOME": sys.argv[1]}))
         """
@@ -402,7 +405,7 @@ def without_the_package(program, *arguments):
 def test_the_launcher_imports_nothing_heavy():
     program = """
         import sys
-        import synkhronos._machine._launcher, synkhronos.__main__
+        import synkhronos._machine.launcher, synkhronos.__main__
         print(sorted({"theano", "numpy", "pygpu", "scipy", "threadpoolctl", "ctypes", "json.tool"} & set(sys.modules)))
     """
     done = subprocess.run(without_the_package(program), capture_output=True, text=True, timeout=60, check=True)
@@ -412,7 +415,7 @@ def test_the_launcher_imports_nothing_heavy():
 def test_run_does_not_import_theano(tmp_path):
     done = launch("run", "-c", "pass", cache=tmp_path, options=["-X", "importtime"], check=True)
     imported = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
-    assert "synkhronos._machine._launcher" in imported
+    assert "synkhronos._machine.launcher" in imported
     assert not {"theano", "numpy"} & imported
 
 

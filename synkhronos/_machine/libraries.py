@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from synkhronos._machine._places import NAMES, Finder
-from synkhronos._machine._probing import ask, python
+from synkhronos._machine.places import NAMES, Finder
+from synkhronos._machine.probing import ask, python
 
 __all__ = ["Gpu", "Library", "Survey", "ask_gpus", "dotted", "survey"]
 
@@ -84,7 +84,7 @@ class Library(NamedTuple):
     Attributes
     ----------
     name : str
-        One of `synkhronos._machine._places.NAMES`.
+        One of `synkhronos._machine.places.NAMES`.
     path : str
         The file itself; links are resolved.
     version : tuple of int

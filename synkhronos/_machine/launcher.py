@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
 from typing import NoReturn
 
-from synkhronos._machine._folder import private_folder
-from synkhronos._machine._libraries import Survey, survey
-from synkhronos._machine._places import COMPANIONS, NAMES, Finder
+from synkhronos._machine.folder import private_folder
+from synkhronos._machine.libraries import Survey, survey
+from synkhronos._machine.places import COMPANIONS, NAMES, Finder
 
 __all__ = ["package_path", "run", "system_pygpu", "variables"]
 

@@ -6,13 +6,13 @@ import glob
 import re
 from collections.abc import Mapping, Sequence
 
-from synkhronos._machine import _remedies as remedies
-from synkhronos._machine._inquiries import TRIAL
-from synkhronos._machine._launcher import package_path, system_pygpu
-from synkhronos._machine._libraries import Gpu, Survey, ask_gpus, dotted
-from synkhronos._machine._places import NAMES, Finder
-from synkhronos._machine._probing import Answer, ask, python
-from synkhronos._machine._report import MISSING, OK, OPTIONAL, UNUSABLE, Device, Part
+from synkhronos._machine import remedies
+from synkhronos._machine.inquiries import TRIAL
+from synkhronos._machine.launcher import package_path, system_pygpu
+from synkhronos._machine.libraries import Gpu, Survey, ask_gpus, dotted
+from synkhronos._machine.places import NAMES, Finder
+from synkhronos._machine.probing import Answer, ask, python
+from synkhronos._machine.report import MISSING, OK, OPTIONAL, UNUSABLE, Device, Part
 
 __all__ = ["cuda_gpus", "cuda_parts", "opencl_parts", "pygpu_parts", "try_devices"]
 
@@ -35,7 +35,7 @@ def pygpu_parts(pygpu: Answer, headers: Answer, search_path: Sequence[str]) -> l
     Parameters
     ----------
     pygpu : Answer
-        What `synkhronos._machine._inquiries.PYGPU` answered.
+        What `synkhronos._machine.inquiries.PYGPU` answered.
     headers : Answer
         What the compiler said to a program that needs the headers.
     search_path : sequence of str

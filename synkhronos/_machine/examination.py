@@ -14,14 +14,14 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 
-from synkhronos._machine import _remedies as remedies
-from synkhronos._machine._gpus import cuda_gpus, cuda_parts, opencl_parts, pygpu_parts, try_devices
-from synkhronos._machine._inquiries import OPENCL, PYGPU, THEANO
-from synkhronos._machine._launcher import package_path, variables
-from synkhronos._machine._libraries import survey
-from synkhronos._machine._places import Finder
-from synkhronos._machine._probing import Answer, ask, python
-from synkhronos._machine._report import MISSING, OK, OPTIONAL, UNUSABLE, Part, Report
+from synkhronos._machine import remedies
+from synkhronos._machine.gpus import cuda_gpus, cuda_parts, opencl_parts, pygpu_parts, try_devices
+from synkhronos._machine.inquiries import OPENCL, PYGPU, THEANO
+from synkhronos._machine.launcher import package_path, variables
+from synkhronos._machine.libraries import survey
+from synkhronos._machine.places import Finder
+from synkhronos._machine.probing import Answer, ask, python
+from synkhronos._machine.report import MISSING, OK, OPTIONAL, UNUSABLE, Part, Report
 
 __all__ = ["examine"]
 
