@@ -40,12 +40,12 @@ def main(arguments: list[str]) -> int:
 
 def run(program: list[str]) -> NoReturn:
     """Become a Python process that executes ``program`` ready for GPUs."""
-    from synkhronos._machine import _launcher
+    from synkhronos._machine import run as launch
 
     with open("/proc/self/cmdline", "rb") as file:
         command_line = [os.fsdecode(part) for part in file.read().split(b"\0")[:-1]]
     try:
-        _launcher.run(program, command_line[: len(command_line) - len(sys.argv[1:])], search_path())
+        launch(program, command_line[: len(command_line) - len(sys.argv[1:])], search_path())
     except OSError as error:
         sys.exit(f"python -m synkhronos run: {error}")
 
@@ -55,7 +55,7 @@ def info(as_json: bool) -> int:
     import json
 
     from synkhronos import __version__
-    from synkhronos._machine.examination import examine
+    from synkhronos._machine import examine
 
     report = examine(__version__, os.environ, search_path())
     print(json.dumps(report.as_dict(), indent=2) if as_json else report.as_text())

@@ -132,9 +132,9 @@ def install():
     import pygpu.collectives
 
     from synkhronos import _gpus
-    from synkhronos._collectives import _communicator, _nccl
+    from synkhronos._collectives import communicator, nccl
 
     pygpu.collectives.GpuComm, pygpu.collectives.GpuCommCliqueId = GpuComm, GpuCommCliqueId
     _gpus.may_use_nccl = lambda devices: True
-    _nccl._MAX_ELEMENTS = MAX_ELEMENTS
-    _communicator.abort = abort
+    nccl._MAX_ELEMENTS = MAX_ELEMENTS
+    communicator.abort = abort

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from synkhronos._compat import blas as _blas
+from synkhronos._compat import blas
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -194,7 +194,7 @@ def test_lasagne_trains_a_convolutional_network():
 
 
 def test_a_blas_of_the_system_comes_before_the_one_of_scipy(tmp_path):
-    bundled = [library for flags, library in _blas.candidates("/nonexistent") if "scipy.libs" in library]
+    bundled = [library for flags, library in blas.candidates("/nonexistent") if "scipy.libs" in library]
     if not bundled:
         pytest.skip("this scipy bundles no BLAS")
     (tmp_path / "libopenblas.so").symlink_to(bundled[0])
@@ -207,22 +207,22 @@ def test_a_blas_of_the_system_comes_before_the_one_of_scipy(tmp_path):
 
 
 def system_has_openblas():
-    return any(flags == "-lopenblas" for flags, _ in _blas.candidates("g++"))
+    return any(flags == "-lopenblas" for flags, _ in blas.candidates("g++"))
 
 
 def test_no_compiler_means_no_blas():
-    assert _blas.find_blas("") == ""
-    assert not [flags for flags, _ in _blas.candidates("/nonexistent/g++") if flags == "-lopenblas"]
+    assert blas.find_blas("") == ""
+    assert not [flags for flags, _ in blas.candidates("/nonexistent/g++") if flags == "-lopenblas"]
 
 
 def test_white_space_in_a_path_cannot_be_passed_to_theano():
-    assert _blas.link_flags("/a/b/libc.so") == "-L/a/b -lc"
-    assert _blas.link_flags("/a b/libc.so") == ""
+    assert blas.link_flags("/a/b/libc.so") == "-L/a/b -lc"
+    assert blas.link_flags("/a b/libc.so") == ""
 
 
 def library_of(directory, gemv):
     """Compile a "BLAS" whose dgemv runs the given statement for each element of y; the other routines are empty."""
-    others = "".join(f"void {name}(void) {{}}\n" for name in _blas.SYMBOLS if name != "dgemv_")
+    others = "".join(f"void {name}(void) {{}}\n" for name in blas.SYMBOLS if name != "dgemv_")
     (directory / "blas.c").write_text(
         others + "void dgemv_(char *t, int *m, int *n, double *alpha, double *a, int *lda, double *x, int *incx,\n"
         "            double *beta, double *y, int *incy) {\n"
@@ -245,9 +245,9 @@ def library_of(directory, gemv):
     ],
 )
 def test_a_blas_is_tried_before_it_is_used(gemv, usable, tmp_path):
-    assert _blas.is_usable(library_of(tmp_path, gemv)) is usable
+    assert blas.is_usable(library_of(tmp_path, gemv)) is usable
 
 
 def test_a_library_that_is_no_blas_is_not_used(tmp_path):
-    assert not _blas.is_usable("libc.so.6")
-    assert not _blas.is_usable(str(tmp_path / "missing.so"))
+    assert not blas.is_usable("libc.so.6")
+    assert not blas.is_usable(str(tmp_path / "missing.so"))

@@ -21,10 +21,7 @@ from pathlib import Path
 import pytest
 from support import ROOT, is_running, wait_until
 
-from synkhronos._machine import launcher as _launcher
-from synkhronos._machine import libraries as _libraries
-from synkhronos._machine import probing as _probing
-from synkhronos._machine import remedies as _remedies
+from synkhronos._machine import launcher, libraries, probing, remedies
 from synkhronos._machine.examination import PACKAGES, examine
 from synkhronos._machine.folder import private_folder
 from synkhronos._machine.launcher import interpreter_options, package_links, variables
@@ -253,7 +250,7 @@ class TestVersions:
         assert gpus == [] and error.startswith(f"ended by signal {signal.SIGABRT.value}")
 
     def test_broken_libraries_are_refused_and_others_chosen(self, tmp_path, empty_cache, monkeypatch):
-        monkeypatch.setattr(_libraries, "_PATIENCE", 5.0)
+        monkeypatch.setattr(libraries, "_PATIENCE", 5.0)
         folder = tmp_path / "usr/local/cuda/lib64"
         lasting = "#include <unistd.h>\n__attribute__((constructor)) void start(void) { sleep(60); }"
         build(
@@ -285,7 +282,7 @@ def test_what_a_question_started_is_ended_with_it(tmp_path):
         print('{{"known": 1}}', flush=True)
         time.sleep(60)
     """
-    answer = _probing.ask({"it": _probing.python(textwrap.dedent(program))}, os.environ, 3)["it"]
+    answer = probing.ask({"it": probing.python(textwrap.dedent(program))}, os.environ, 3)["it"]
     assert answer.record == {"known": 1}
     assert answer.error == "no answer within 3 seconds"
     assert wait_until(lambda: not is_running(int(note.read_text())), 5)
@@ -441,7 +438,7 @@ class TestVariables:
     @pytest.fixture
     def machine(self, tmp_path, empty_cache, monkeypatch):
         """A function that makes the environment on a machine with a driver, of what the user has set."""
-        monkeypatch.setattr(_launcher, "SYSTEM_PACKAGES", str(tmp_path / "dist-packages"))
+        monkeypatch.setattr(launcher, "SYSTEM_PACKAGES", str(tmp_path / "dist-packages"))
         build_driver(tmp_path / "usr/local/nvidia/lib64")
         site = build_wheels(tmp_path / "site")
 
@@ -518,7 +515,7 @@ class TestPygpu:
     def packages(self, tmp_path, monkeypatch):
         """A function that puts packages, and pygpu for a Python with these modules, where Debian's lie."""
         folder = tmp_path / "dist-packages"
-        monkeypatch.setattr(_launcher, "SYSTEM_PACKAGES", str(folder))
+        monkeypatch.setattr(launcher, "SYSTEM_PACKAGES", str(folder))
 
         def install(suffix):
             for name in ("pygpu", "mako", "other"):
@@ -547,7 +544,7 @@ class TestPygpu:
         assert package_links([str(tmp_path / "site")]) == {}
 
     def test_the_systems_pygpu_works_when_lent(self, tmp_path):
-        if not _launcher.system_pygpu():
+        if not launcher.system_pygpu():
             pytest.skip("python3-pygpu for this version of Python is not installed")
         foreign = foreign_package()
         program = "import pygpu, sys; print(pygpu.__version__)"
@@ -560,9 +557,9 @@ class TestPygpu:
 
 def foreign_package():
     """A package of the system's Python that this environment does not have; None if it has all."""
-    path = Path(_launcher.SYSTEM_PACKAGES)
-    names = [file.parent.name for file in path.glob("*/__init__.py") if file.parent.name not in _launcher.PYGPU]
-    return next((name for name in sorted(names) if not _launcher.package_path(name, sys.path)), None)
+    path = Path(launcher.SYSTEM_PACKAGES)
+    names = [file.parent.name for file in path.glob("*/__init__.py") if file.parent.name not in launcher.PYGPU]
+    return next((name for name in sorted(names) if not launcher.package_path(name, sys.path)), None)
 
 
 def launch(*arguments, cache, options=(), timeout=110, directory=None, check=False, stdin=None, **environment):
@@ -759,7 +756,7 @@ class TestInfo:
         assert parts["C++ compiler"].remedy.endswith("apt-get install g++")
         for name, module, requirement in PACKAGES:
             assert parts[name].state == ("optional" if module == "lasagne" else "missing")
-            assert parts[name].remedy == _remedies.pip(requirement)
+            assert parts[name].remedy == remedies.pip(requirement)
         text = report.as_text()
         assert "CPU cores: not ready" in text
         assert "python -m pip install Theano==1.0.5" in text
@@ -803,7 +800,7 @@ class TestInfo:
     ],
 )
 def test_wheels_that_go_with_the_driver(name, cuda, oldest, wanted):
-    assert _remedies.cuda_wheel(name, cuda, oldest) == f"python -m pip install {wanted}"
+    assert remedies.cuda_wheel(name, cuda, oldest) == f"python -m pip install {wanted}"
 
 
 def test_the_requirements_are_those_of_the_package():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from processes import Ranks
 
-from synkhronos._collectives import shared_memory as _shared_memory
+from synkhronos._collectives import shared_memory
 from synkhronos._collectives.peer_memory import address_of, can_read, read
 from synkhronos._collectives.shared_memory import LANE_BYTES, ShapesDiffer
 
@@ -17,10 +17,10 @@ UFUNCS = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minim
 @pytest.fixture(params=["lanes", "direct", "refused"])
 def way(request, monkeypatch):
     """Through lanes; directly; or directly, if the kernel did not refuse that to all ranks but one."""
-    monkeypatch.setattr(_shared_memory, "LARGE_BYTES", 2**60 if request.param == "lanes" else 1)
+    monkeypatch.setattr(shared_memory, "LARGE_BYTES", 2**60 if request.param == "lanes" else 1)
     if request.param == "refused":
         younger = lambda pid, address: pid > os.getpid() and can_read(pid, address)  # noqa: E731
-        monkeypatch.setattr(_shared_memory, "can_read", younger)
+        monkeypatch.setattr(shared_memory, "can_read", younger)
     return request.param
 
 

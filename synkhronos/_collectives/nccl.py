@@ -16,7 +16,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from synkhronos._collectives import communicator as _communicator
+from synkhronos._collectives import communicator
 from synkhronos._collectives.arithmetic import normalized, result_dtype
 from synkhronos._collectives.on_device import scale
 from synkhronos._collectives.shared_memory import ShapesDiffer
@@ -210,7 +210,7 @@ class NcclTransport:
     def _abort(self, done: threading.Event) -> None:
         """Have NCCL give up, so that the device can be used again; else see to it that this process can end."""
         try:
-            _communicator.abort(self._comm)
+            communicator.abort(self._comm)
         except (OSError, AttributeError) as error:
             _logger.warning("NCCL could not be told to give up: %s", error)
         if not done.wait(_ABORT_SECONDS):

@@ -1,6 +1,6 @@
 """Arithmetic on arrays that stay on a GPU: pygpu's element-wise kernels, one for each expression and dtype.
 
-The counterpart of `_arithmetic` for those dtypes and ops where both agree; for the others values go through the host.
+The counterpart of `arithmetic` for those dtypes and ops where both agree; for the others values go through the host.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Collectives between the processes of one machine.
 
-*Through lanes* (see `_lanes`): each rank publishes its arrays block by block, and combines the blocks of all ranks.
+*Through lanes* (see `lanes`): each rank publishes its arrays block by block, and combines the blocks of all ranks.
 
 *Directly*, an all-reduce of large arrays, where the kernel lets the ranks read each other's memory: each rank reduces
 one chunk of each array in place, and after a barrier collects the chunks of the others. So there are few barriers, and

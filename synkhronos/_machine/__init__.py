@@ -2,3 +2,10 @@
 
 Nothing here imports anything else of synkhronos, nor Theano, NumPy or pygpu: it is there to help where these fail.
 """
+
+from __future__ import annotations
+
+from synkhronos._machine.examination import examine
+from synkhronos._machine.launcher import run
+
+__all__ = ["examine", "run"]
