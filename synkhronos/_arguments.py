@@ -12,7 +12,7 @@ from synkhronos._data import Data
 from synkhronos._graphs import Graph
 from synkhronos._memory import aligned
 from synkhronos._partition import Rows, Selection, select, shares, shift
-from synkhronos._protocol import RowsRef, Source
+from synkhronos._rank import RowsRef, Source
 from synkhronos._session import Session
 
 __all__ = ["Input", "Selector", "arrange", "check_num_slices", "check_subset", "inputs_of"]

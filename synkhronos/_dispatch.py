@@ -7,10 +7,9 @@ import os
 import threading
 from typing import Any, Callable
 
-from synkhronos._failures import BROKEN, failure_of, first_failure, worker_error
+from synkhronos._failures import BROKEN, first_failure, worker_error
 from synkhronos._ledger import Ledger
-from synkhronos._protocol import Command, Decoder, Encoder, Failure
-from synkhronos._replica import Replica
+from synkhronos._rank import Command, Decoder, Encoder, Failure, Replica
 from synkhronos._team import Team, deferred_interrupts
 from synkhronos.errors import SessionError, WorkerDied, WorkerRestarted, WorkerTimeout
 
@@ -80,7 +79,7 @@ class Dispatcher:
                 except (WorkerDied, WorkerTimeout):
                     raise
                 except Exception as error:
-                    result = failure_of(error)
+                    result = Failure.of(error)
                     own_error = error
                     self._team.signals.abort()
                 replies = self._team.collect()

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import time
-import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from synkhronos._protocol import Command, Failure
-from synkhronos.errors import CollectiveAborted, RemoteError, WorkerError
+from synkhronos._rank import Command, Failure
+from synkhronos.errors import RemoteError, WorkerError
 
-__all__ = ["BROKEN", "failure_of", "first_failure", "worker_error"]
+__all__ = ["BROKEN", "first_failure", "worker_error"]
 
 #: What to do when a session cannot go on.
 BROKEN = "the session is broken: call synkhronos.close(), then synkhronos.fork() again"
-
-
-def failure_of(error: Exception) -> Failure:
-    """What a rank answers when a command raised there; to be called while the exception is handled."""
-    summary = f"{type(error).__name__}: {error}"
-    return Failure(time.monotonic(), summary, traceback.format_exc(), isinstance(error, CollectiveAborted))
 
 
 def first_failure(results: Sequence[Any], master_rank: int) -> int | None:

@@ -13,7 +13,7 @@ from synkhronos._data import Data, data
 from synkhronos._graphs import Variant
 from synkhronos._lifecycle import current, functions
 from synkhronos._partition import Rows, Selection, select_per_rank
-from synkhronos._protocol import Call
+from synkhronos._rank import Call
 from synkhronos._repeats import LastCall, signature_of
 from synkhronos._replicated import keys, shapes_on_ranks
 from synkhronos._results import Results

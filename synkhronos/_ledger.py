@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from synkhronos._memory import Arena, FileRef, OpenFile, Segment, SegmentRef, SegmentTable
-from synkhronos._protocol import Arrays, Command, Envelope, Release
+from synkhronos._rank import Arrays, Command, Envelope, Release
 from synkhronos._team import deferred_interrupts
 
 __all__ = ["Ledger"]

@@ -7,7 +7,7 @@ from typing import Any, Callable
 
 from synkhronos import _graphs
 from synkhronos._ledger import Ledger
-from synkhronos._replica import Replica
+from synkhronos._rank import Replica
 
 __all__ = ["Library"]
 

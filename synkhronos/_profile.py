@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Union
 
-from synkhronos._protocol import Record
+from synkhronos._rank import Record
 from synkhronos._session import Session
 from synkhronos._team import CATEGORIES, Notes, spans
 from synkhronos.errors import SessionError, SynkhronosError

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from synkhronos._data import Data
-from synkhronos._protocol import Call
+from synkhronos._rank import Call
 from synkhronos._session import segments
 
 __all__ = ["LastCall", "signature_of"]

@@ -14,7 +14,7 @@ from synkhronos._data import Data
 from synkhronos._lifecycle import current
 from synkhronos._memory import aligned
 from synkhronos._partition import Rows, Selection, select, shares
-from synkhronos._protocol import Put, Shapes, Source
+from synkhronos._rank import Put, Shapes, Source
 from synkhronos._session import Session
 from synkhronos._team import TRANSFERS
 

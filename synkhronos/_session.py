@@ -30,10 +30,8 @@ from synkhronos._memory import (
     keep_freed_memory,
     return_freed_memory,
 )
-from synkhronos._protocol import Arrays, Command, Encoder, Load, Settle
-from synkhronos._replica import Replica
+from synkhronos._rank import Arrays, Command, Encoder, Load, Replica, Settle, serve
 from synkhronos._team import TRANSFERS, Team, collect_garbage, deferred_interrupts
-from synkhronos._worker import serve
 
 __all__ = ["Session", "segments"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from synkhronos._protocol import Get
+from synkhronos._rank import Get
 from synkhronos._replicated import check_rank, keys, like, match, put, shapes_on_ranks, start
 from synkhronos._team import TRANSFERS
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from synkhronos import _graphs
 from synkhronos._collectives import nccl_moves, nccl_reduces
-from synkhronos._protocol import AllGather, AllReduce, Command, Get, Nccl, Reduce
+from synkhronos._rank import AllGather, AllReduce, Command, Get, Nccl, Reduce
 from synkhronos._replicated import (
     check_op,
     check_shapes,

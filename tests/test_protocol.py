@@ -6,7 +6,8 @@ import pytest
 
 from synkhronos._memory.segments import ArrayRef, SegmentRef
 from synkhronos._partition import Rows
-from synkhronos._protocol import Arrays, Bind, Call, Connect, Decoder, Encoder, Envelope, Get, Release, Shapes, Source
+from synkhronos._rank.commands import Bind, Call, Connect, Get, Shapes, Source
+from synkhronos._rank.messages import Arrays, Decoder, Encoder, Envelope, Release
 
 
 def call(stop=4, everybody=False):

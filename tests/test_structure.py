@@ -15,6 +15,7 @@ PACKAGE = Path(synk.__file__).parent
 
 #: A module imports from modules on floors below its own, and from the other modules of its package.
 FLOORS = {
+    "_rank": 5.1,
     "_team": 3,
     "_memory": 2.5,
     "errors": 1,
@@ -24,15 +25,10 @@ FLOORS = {
     "_devices": 2,
     "_graphs": 3,
     "_collectives": 4,
-    "_protocol": 4,
-    "_excerpts": 4.3,
     "_conversion": 4,
-    "_failures": 4.5,
-    "_ledger": 4.5,
-    "_exchange": 4.5,
-    "_replica": 5,
+    "_failures": 5.2,
+    "_ledger": 5.2,
     "_library": 5.5,
-    "_worker": 5.5,
     "_dispatch": 5.6,
     "_gpus": 5.7,
     "_session": 6,

@@ -23,11 +23,12 @@ from synkhronos._collectives import (
     connect,
 )
 from synkhronos._devices import ThreadLimits
-from synkhronos._excerpts import Excerpts
-from synkhronos._exchange import Exchange
 from synkhronos._memory import FileRef, SegmentRef, SegmentTable
 from synkhronos._partition import Rows, Selection, pieces, take
-from synkhronos._protocol import Arrays, Bind, Call, Command, Connect, Load, Record, Settle, Shapes
+from synkhronos._rank.commands import Bind, Call, Command, Connect, Load, Record, Settle, Shapes
+from synkhronos._rank.excerpts import Excerpts
+from synkhronos._rank.exchange import Exchange
+from synkhronos._rank.messages import Arrays
 from synkhronos._team import COLLECTIVES, CONTROL, FUNCTION, SHUFFLE, Notes, Timeline
 
 __all__ = ["Replica"]

@@ -1,37 +1,29 @@
-"""The commands that the master gives and every rank executes, and how they and the replies are pickled.
+"""The commands that the master gives and every rank executes.
 
 Arrays never travel inside one: an `ArrayRef` says where in shared memory they lie.
 """
 
 from __future__ import annotations
 
-import copyreg
-import pickle
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Union
+from typing import NamedTuple, Union
 
-from synkhronos._memory import ArrayRef, FileRef, SegmentRef
+from synkhronos._memory import ArrayRef
 from synkhronos._partition import Rows
 
 __all__ = [
     "AllGather",
     "AllReduce",
-    "Arrays",
     "Bind",
     "Call",
     "Command",
     "Connect",
-    "Decoder",
-    "Encoder",
-    "Envelope",
-    "Failure",
     "Get",
     "Load",
     "Nccl",
     "Put",
     "Record",
     "Reduce",
-    "Release",
     "RowsRef",
     "Settle",
     "Shapes",
@@ -47,14 +39,6 @@ class Source(NamedTuple):
 
     array: ArrayRef
     rows: RowsRef | None
-
-
-class Release(NamedTuple):
-    """What the master has dropped since the last command."""
-
-    segments: tuple[str, ...] = ()
-    functions: tuple[int, ...] = ()
-    variables: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -183,69 +167,3 @@ class Record:
 
 
 Command = Union[Settle, Bind, Connect, Load, Call, Get, Put, AllReduce, Reduce, Nccl, AllGather, Shapes, Record]
-
-
-class Envelope(NamedTuple):
-    """What travels from the master to a worker: a command (``None``: stop), and what to map and to forget first."""
-
-    attach: tuple[SegmentRef | FileRef, ...]
-    release: Release
-    command: Command | None
-
-
-class Failure(NamedTuple):
-    """What a worker answers when a command failed there."""
-
-    when: float  # time.monotonic(), the same clock on every rank
-    summary: str  # type and message of the exception
-    traceback: str
-    aborted: bool = False  # it only stopped because another rank had failed
-    unprepared: bool = False  # it could not map what the envelope said, and did not begin
-
-
-class Arrays(NamedTuple):
-    """What a worker answers when a command gave arrays: where they lie (``None`` entries: not wanted by the master)."""
-
-    segment: SegmentRef | None
-    refs: list[ArrayRef | None]
-
-
-def _reduced(value: Any) -> tuple[type, tuple[Any, ...]]:
-    return type(value), tuple(value)
-
-
-for _type in (Rows, ArrayRef, SegmentRef, Source, Release, Call, Envelope, Arrays):
-    copyreg.pickle(_type, _reduced)  # half the time of what pickle does for named tuples by itself
-
-
-class Encoder:
-    """Pickles messages, which nobody changes later; one that equals the message before is not pickled again."""
-
-    def __init__(self) -> None:
-        self._last: tuple[Any, bytes] = (self, b"")
-
-    def dumps(self, message: Any) -> bytes:
-        """The message, for a `Decoder`."""
-        last, pickled = self._last
-        if message != last:
-            pickled = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-            self._last = (message, pickled)
-        return pickled
-
-
-class Decoder:
-    """Reads the messages of one `Encoder`; of bytes that came before, it returns the message that it has made of them.
-
-    So nobody may change a message.
-    """
-
-    def __init__(self) -> None:
-        self._last: tuple[bytes, Any] = (b"", None)
-
-    def loads(self, pickled: bytes) -> Any:
-        """The message."""
-        last, message = self._last
-        if pickled != last:
-            message = pickle.loads(pickled)
-            self._last = (pickled, message)
-        return message

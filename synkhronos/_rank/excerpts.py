@@ -6,7 +6,7 @@ import numpy as np
 
 from synkhronos._memory import SegmentTable
 from synkhronos._partition import Rows, Selection
-from synkhronos._protocol import RowsRef, Source
+from synkhronos._rank.commands import RowsRef, Source
 
 __all__ = ["Excerpts"]
 

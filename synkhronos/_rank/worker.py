@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from synkhronos._failures import failure_of
-from synkhronos._protocol import Call, Decoder, Encoder, Envelope, Failure, Get
-from synkhronos._replica import Replica
+from synkhronos._rank.commands import Call, Get
+from synkhronos._rank.messages import Decoder, Encoder, Envelope, Failure
+from synkhronos._rank.replica import Replica
 from synkhronos._team import Team
 
 __all__ = ["serve"]
@@ -24,14 +24,14 @@ def serve(team: Team, replica: Replica) -> None:
             replica.forget(*envelope.release)
             replica.attach(envelope.attach)
         except Exception as error:
-            reply = failure_of(error)._replace(unprepared=True)
+            reply = Failure.of(error, unprepared=True)
         if reply is None:
             try:
                 reply = replica.execute(envelope.command)
                 if isinstance(envelope.command, (Call, Get)) and reply is not None:
                     reply = replica.publish(reply)
             except Exception as error:
-                reply = failure_of(error)
+                reply = Failure.of(error)
         if isinstance(reply, Failure) and not reply.aborted:
             team.signals.abort()
         team.answer(encoder.dumps(reply))

@@ -10,10 +10,11 @@ import numpy as np
 
 from synkhronos import _graphs
 from synkhronos._collectives import NcclTransport, SharedMemoryTransport, nccl_reduces, result_dtype
-from synkhronos._excerpts import Excerpts
 from synkhronos._memory import Arena, SegmentTable, aligned
 from synkhronos._partition import Rows
-from synkhronos._protocol import AllGather, AllReduce, Arrays, Get, Nccl, Put, Reduce, Shapes
+from synkhronos._rank.commands import AllGather, AllReduce, Get, Nccl, Put, Reduce, Shapes
+from synkhronos._rank.excerpts import Excerpts
+from synkhronos._rank.messages import Arrays
 from synkhronos._team import SHUFFLE, TRANSFERS, Timeline
 
 __all__ = ["Exchange"]

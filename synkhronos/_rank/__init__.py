@@ -1,0 +1,52 @@
+"""One rank: what it holds, and how it executes the commands that the master gives."""
+
+from __future__ import annotations
+
+from synkhronos._rank.commands import (
+    AllGather,
+    AllReduce,
+    Bind,
+    Call,
+    Command,
+    Connect,
+    Get,
+    Load,
+    Nccl,
+    Put,
+    Record,
+    Reduce,
+    RowsRef,
+    Settle,
+    Shapes,
+    Source,
+)
+from synkhronos._rank.messages import Arrays, Decoder, Encoder, Envelope, Failure, Release
+from synkhronos._rank.replica import Replica
+from synkhronos._rank.worker import serve
+
+__all__ = [
+    "AllGather",
+    "AllReduce",
+    "Arrays",
+    "Bind",
+    "Call",
+    "Command",
+    "Connect",
+    "Decoder",
+    "Encoder",
+    "Envelope",
+    "Failure",
+    "Get",
+    "Load",
+    "Nccl",
+    "Put",
+    "Record",
+    "Reduce",
+    "Release",
+    "Replica",
+    "RowsRef",
+    "Settle",
+    "Shapes",
+    "Source",
+    "serve",
+]
