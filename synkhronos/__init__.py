@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from synkhronos._building import function
     from synkhronos._data import Data, data
     from synkhronos._function import Function
-    from synkhronos._instruments import Profile, profile, trace
-    from synkhronos._lifecycle import close, distribute, fork, get_n_gpu
+    from synkhronos._session import Profile, close, distribute, fork, get_n_gpu, profile, trace
     from synkhronos._single import get_lengths, get_shapes, get_value, set_value
     from synkhronos._variables import (
         all_gather,

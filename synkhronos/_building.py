@@ -8,7 +8,7 @@ from typing import Any
 from synkhronos import _graphs
 from synkhronos._collectives import OPS
 from synkhronos._function import Function
-from synkhronos._lifecycle import current
+from synkhronos._session import current
 
 __all__ = ["function"]
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from synkhronos import _graphs
 from synkhronos._conversion import check_oversize, check_shape, condition, size_in_bytes
-from synkhronos._lifecycle import current, drop_segment, settle
 from synkhronos._memory import ArrayRef, OpenFile, dtype_spec
+from synkhronos._session import current, drop_segment, settle
 
 __all__ = ["Data", "data"]
 

@@ -11,13 +11,12 @@ from synkhronos import _graphs
 from synkhronos._arguments import Selector, arrange, check_num_slices, check_subset, inputs_of
 from synkhronos._data import Data, data
 from synkhronos._graphs import Variant
-from synkhronos._lifecycle import current, functions
 from synkhronos._partition import Rows, Selection, select_per_rank
 from synkhronos._rank import Call
 from synkhronos._repeats import LastCall, signature_of
 from synkhronos._replicated import keys, shapes_on_ranks
 from synkhronos._results import Results
-from synkhronos._session import Session
+from synkhronos._session import Session, current, functions
 from synkhronos._team import COLLECTIVES, CONTROL, TRANSFERS
 from synkhronos.errors import SessionError
 

@@ -11,11 +11,10 @@ from synkhronos import _graphs
 from synkhronos._collectives import OPS
 from synkhronos._conversion import condition
 from synkhronos._data import Data
-from synkhronos._lifecycle import current
 from synkhronos._memory import aligned
 from synkhronos._partition import Rows, Selection, select, shares
 from synkhronos._rank import Put, Shapes, Source
-from synkhronos._session import Session
+from synkhronos._session import Session, current
 from synkhronos._team import TRANSFERS
 
 __all__ = [

@@ -262,7 +262,7 @@ class Soak:
         return kind, undo
 
     def master_rank(self):
-        from synkhronos._lifecycle import current
+        from synkhronos._session.lifecycle import current
 
         return current().master_rank
 

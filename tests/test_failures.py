@@ -31,7 +31,7 @@ from support import (
 )
 
 import synkhronos as synk
-from synkhronos._lifecycle import current
+from synkhronos._session.lifecycle import current
 
 _built = {}
 

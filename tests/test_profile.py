@@ -10,7 +10,7 @@ import theano.tensor as T
 from support import KILL, NOTHING, RAISE, SLEEP, Fault
 
 import synkhronos as synk
-from synkhronos._profile import check_serial
+from synkhronos._session.profiles import check_serial
 from synkhronos._team import timeline as _timeline
 from synkhronos._team.timeline import (
     CATEGORIES,

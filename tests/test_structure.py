@@ -15,6 +15,7 @@ PACKAGE = Path(synk.__file__).parent
 
 #: A module imports from modules on floors below its own, and from the other modules of its package.
 FLOORS = {
+    "_session": 6.5,
     "_rank": 5.1,
     "_team": 3,
     "_memory": 2.5,
@@ -26,15 +27,6 @@ FLOORS = {
     "_graphs": 3,
     "_collectives": 4,
     "_conversion": 4,
-    "_failures": 5.2,
-    "_ledger": 5.2,
-    "_library": 5.5,
-    "_dispatch": 5.6,
-    "_gpus": 5.7,
-    "_session": 6,
-    "_profile": 6.3,
-    "_lifecycle": 6.5,
-    "_instruments": 7,
     "_data": 7,
     "_replicated": 7.05,
     "_repeats": 7.05,

@@ -15,8 +15,8 @@ from typing import Any, Callable, TypeVar, cast
 
 from synkhronos import _devices, _graphs
 from synkhronos._memory import remove_stale
-from synkhronos._profile import Profile, Serial, begin, finish
-from synkhronos._session import Session, segments
+from synkhronos._session.profiles import Profile, Serial, begin, finish
+from synkhronos._session.session import Session, segments
 from synkhronos._team import collect_garbage
 from synkhronos.errors import DeviceError, SessionError
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Union
 
 from synkhronos._rank import Record
-from synkhronos._session import Session
+from synkhronos._session.session import Session
 from synkhronos._team import CATEGORIES, Notes, spans
 from synkhronos.errors import SessionError, SynkhronosError
 

@@ -7,9 +7,9 @@ import os
 import threading
 from typing import Any, Callable
 
-from synkhronos._failures import BROKEN, first_failure, worker_error
-from synkhronos._ledger import Ledger
 from synkhronos._rank import Command, Decoder, Encoder, Failure, Replica
+from synkhronos._session.failures import BROKEN, first_failure, worker_error
+from synkhronos._session.ledger import Ledger
 from synkhronos._team import Team, deferred_interrupts
 from synkhronos.errors import SessionError, WorkerDied, WorkerRestarted, WorkerTimeout
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any, Callable
 
 from synkhronos import _graphs
-from synkhronos._ledger import Ledger
 from synkhronos._rank import Replica
+from synkhronos._session.ledger import Ledger
 
 __all__ = ["Library"]
 

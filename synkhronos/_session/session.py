@@ -16,10 +16,6 @@ import numpy as np
 
 from synkhronos import _devices, _graphs
 from synkhronos._collectives import LANE_BYTES, NcclTransport, SharedMemoryTransport
-from synkhronos._dispatch import CLOSED, Dispatcher
-from synkhronos._gpus import connect_gpus, take_gpus
-from synkhronos._ledger import Ledger
-from synkhronos._library import Library
 from synkhronos._memory import (
     Arena,
     ArrayRef,
@@ -31,6 +27,10 @@ from synkhronos._memory import (
     return_freed_memory,
 )
 from synkhronos._rank import Arrays, Command, Encoder, Load, Replica, Settle, serve
+from synkhronos._session.dispatch import CLOSED, Dispatcher
+from synkhronos._session.gpus import connect_gpus, take_gpus
+from synkhronos._session.ledger import Ledger
+from synkhronos._session.library import Library
 from synkhronos._team import TRANSFERS, Team, collect_garbage, deferred_interrupts
 
 __all__ = ["Session", "segments"]

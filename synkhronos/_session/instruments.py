@@ -7,8 +7,8 @@ import json
 import os
 from collections.abc import Iterator
 
-from synkhronos._lifecycle import current
-from synkhronos._profile import Profile, Serial, begin, events, finish
+from synkhronos._session.lifecycle import current
+from synkhronos._session.profiles import Profile, Serial, begin, events, finish
 
 __all__ = ["Profile", "profile", "trace"]
 

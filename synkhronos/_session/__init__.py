@@ -1,0 +1,23 @@
+"""The master's side: the session, which issues commands, keeps the books, and tells what failed."""
+
+from __future__ import annotations
+
+from synkhronos._session.instruments import Profile, profile, trace
+from synkhronos._session.lifecycle import close, current, distribute, drop_segment, fork, functions, get_n_gpu, settle
+from synkhronos._session.session import Session, segments
+
+__all__ = [
+    "Profile",
+    "Session",
+    "close",
+    "current",
+    "distribute",
+    "drop_segment",
+    "fork",
+    "functions",
+    "get_n_gpu",
+    "profile",
+    "segments",
+    "settle",
+    "trace",
+]
