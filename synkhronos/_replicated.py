@@ -9,8 +9,7 @@ import numpy as np
 
 from synkhronos import _graphs
 from synkhronos._collectives import OPS
-from synkhronos._conversion import condition
-from synkhronos._data import Data
+from synkhronos._data import Data, condition
 from synkhronos._memory import aligned
 from synkhronos._partition import Rows, Selection, select, shares
 from synkhronos._rank import Put, Shapes, Source

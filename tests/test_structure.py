@@ -15,6 +15,7 @@ PACKAGE = Path(synk.__file__).parent
 
 #: A module imports from modules on floors below its own, and from the other modules of its package.
 FLOORS = {
+    "_data": 7,
     "_session": 6.5,
     "_rank": 5.1,
     "_team": 3,
@@ -26,8 +27,6 @@ FLOORS = {
     "_devices": 2,
     "_graphs": 3,
     "_collectives": 4,
-    "_conversion": 4,
-    "_data": 7,
     "_replicated": 7.05,
     "_repeats": 7.05,
     "_arguments": 7.1,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from synkhronos import _graphs
-from synkhronos._conversion import check_oversize, check_shape, condition, size_in_bytes
+from synkhronos._data.conversion import check_oversize, check_shape, condition, size_in_bytes
 from synkhronos._memory import ArrayRef, OpenFile, dtype_spec
 from synkhronos._session import current, drop_segment, settle
 
