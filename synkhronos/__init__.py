@@ -20,14 +20,17 @@ if TYPE_CHECKING:
     from synkhronos._data import Data, data
     from synkhronos._function import Function
     from synkhronos._session import Profile, close, distribute, fork, get_n_gpu, profile, trace
-    from synkhronos._single import get_lengths, get_shapes, get_value, set_value
     from synkhronos._variables import (
         all_gather,
         all_reduce,
         broadcast,
         gather,
+        get_lengths,
+        get_shapes,
+        get_value,
         reduce,
         scatter,
+        set_value,
     )
     from synkhronos.errors import (
         DeviceError,

@@ -14,10 +14,10 @@ from synkhronos._graphs import Variant
 from synkhronos._partition import Rows, Selection, select_per_rank
 from synkhronos._rank import Call
 from synkhronos._repeats import LastCall, signature_of
-from synkhronos._replicated import keys, shapes_on_ranks
 from synkhronos._results import Results
 from synkhronos._session import Session, current, functions
 from synkhronos._team import COLLECTIVES, CONTROL, TRANSFERS
+from synkhronos._variables import keys, shapes_on_ranks
 from synkhronos.errors import SessionError
 
 __all__ = ["Function"]

@@ -15,6 +15,7 @@ PACKAGE = Path(synk.__file__).parent
 
 #: A module imports from modules on floors below its own, and from the other modules of its package.
 FLOORS = {
+    "_variables": 7.1,
     "_data": 7,
     "_session": 6.5,
     "_rank": 5.1,
@@ -27,11 +28,8 @@ FLOORS = {
     "_devices": 2,
     "_graphs": 3,
     "_collectives": 4,
-    "_replicated": 7.05,
     "_repeats": 7.05,
     "_arguments": 7.1,
-    "_single": 7.1,
-    "_variables": 7.1,
     "_results": 7.1,
     "_function": 7.2,
     "_building": 7.3,

@@ -15,7 +15,9 @@ import numpy as np
 from synkhronos import _graphs
 from synkhronos._collectives import nccl_moves, nccl_reduces
 from synkhronos._rank import AllGather, AllReduce, Command, Get, Nccl, Reduce
-from synkhronos._replicated import (
+from synkhronos._session import Session
+from synkhronos._team import COLLECTIVES
+from synkhronos._variables.replicated import (
     check_op,
     check_shapes,
     check_weights,
@@ -27,8 +29,6 @@ from synkhronos._replicated import (
     shapes_on_ranks,
     start,
 )
-from synkhronos._session import Session
-from synkhronos._team import COLLECTIVES
 from synkhronos.errors import WorkerError
 
 __all__ = [

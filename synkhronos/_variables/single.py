@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from synkhronos._rank import Get
-from synkhronos._replicated import check_rank, keys, like, match, put, shapes_on_ranks, start
 from synkhronos._team import TRANSFERS
+from synkhronos._variables.replicated import check_rank, keys, like, match, put, shapes_on_ranks, start
 
 __all__ = ["get_lengths", "get_shapes", "get_value", "set_value"]
 

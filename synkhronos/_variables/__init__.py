@@ -1,0 +1,22 @@
+"""The collectives on shared variables."""
+
+from __future__ import annotations
+
+from synkhronos._variables.collectives import all_gather, all_reduce, broadcast, gather, reduce, scatter
+from synkhronos._variables.replicated import keys, shapes_on_ranks
+from synkhronos._variables.single import get_lengths, get_shapes, get_value, set_value
+
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "broadcast",
+    "gather",
+    "get_lengths",
+    "get_shapes",
+    "get_value",
+    "keys",
+    "reduce",
+    "scatter",
+    "set_value",
+    "shapes_on_ranks",
+]
