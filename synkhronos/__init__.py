@@ -16,9 +16,8 @@ from synkhronos._compat import install as _install
 
 if TYPE_CHECKING:
     from synkhronos import errors, extensions
-    from synkhronos._building import function
+    from synkhronos._calls import Function, function
     from synkhronos._data import Data, data
-    from synkhronos._function import Function
     from synkhronos._session import Profile, close, distribute, fork, get_n_gpu, profile, trace
     from synkhronos._variables import (
         all_gather,

@@ -15,6 +15,7 @@ PACKAGE = Path(synk.__file__).parent
 
 #: A module imports from modules on floors below its own, and from the other modules of its package.
 FLOORS = {
+    "_calls": 7.3,
     "_variables": 7.1,
     "_data": 7,
     "_session": 6.5,
@@ -28,11 +29,6 @@ FLOORS = {
     "_devices": 2,
     "_graphs": 3,
     "_collectives": 4,
-    "_repeats": 7.05,
-    "_arguments": 7.1,
-    "_results": 7.1,
-    "_function": 7.2,
-    "_building": 7.3,
     "extensions": 8,
     "__main__": 8,
     "__init__": 9,

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from synkhronos import _graphs
-from synkhronos._arguments import Selector, arrange, check_num_slices, check_subset, inputs_of
+from synkhronos._calls.arguments import Selector, arrange, check_num_slices, check_subset, inputs_of
+from synkhronos._calls.repeats import LastCall, signature_of
+from synkhronos._calls.results import Results
 from synkhronos._data import Data, data
 from synkhronos._graphs import Variant
 from synkhronos._partition import Rows, Selection, select_per_rank
 from synkhronos._rank import Call
-from synkhronos._repeats import LastCall, signature_of
-from synkhronos._results import Results
 from synkhronos._session import Session, current, functions
 from synkhronos._team import COLLECTIVES, CONTROL, TRANSFERS
 from synkhronos._variables import keys, shapes_on_ranks

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from synkhronos import _graphs
+from synkhronos._calls.function import Function
 from synkhronos._collectives import OPS
-from synkhronos._function import Function
 from synkhronos._session import current
 
 __all__ = ["function"]

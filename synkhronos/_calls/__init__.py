@@ -1,0 +1,11 @@
+"""Building functions, and calling them on all ranks."""
+
+from __future__ import annotations
+
+from synkhronos._calls.building import function
+from synkhronos._calls.function import Function
+
+__all__ = [
+    "Function",
+    "function",
+]
