@@ -77,7 +77,7 @@ __all__ = [
 ]
 
 #: The modules in which the public names are looked for, in this order.
-_HOMES = ("errors", "_lifecycle", "_building", "_function", "_data", "_variables", "_single", "_instruments")
+_HOMES = ("errors", "_session", "_data", "_calls", "_variables")
 
 _install()
 

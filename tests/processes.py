@@ -7,7 +7,7 @@ import traceback
 
 import numpy as np
 
-from synkhronos._collectives import LANE_BYTES, SharedMemoryTransport
+from synkhronos._collectives import SharedMemoryTransport, Workspace
 from synkhronos._memory.segments import Segment
 from synkhronos._team.signals import Barrier, Signals
 from synkhronos._team.timeline import Timeline
@@ -21,8 +21,7 @@ class Ranks:
         self.n_ranks = n_ranks
         self.signals = Signals(n_ranks, 0, spin)
         self.board = _shared((64,), np.int64)
-        self.lanes = _shared((2, n_ranks, LANE_BYTES), np.uint8)
-        self.signatures = _shared((n_ranks,), np.int64)
+        self.workspace = Workspace(n_ranks)
 
     def run(self, work, seconds=60.0):
         """Run ``work(rank)`` in a process for each rank; fails if one of them raises, or if they take too long."""
@@ -77,7 +76,7 @@ class Rank:
         self.timeline = Timeline(np.zeros((2, self.n_ranks), np.int64), rank)
         self.barrier = Barrier(self.signals, self.timeline, self.check)
         self.barrier.root = os.getppid()
-        self.transport = SharedMemoryTransport(ranks.lanes, ranks.signatures, rank, self.barrier)
+        self.transport = SharedMemoryTransport(ranks.workspace, rank, self.barrier)
         self.begin(1)
 
     def check(self):

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 import synkhronos  # it mends Theano, which therefore comes after it
-from synkhronos._devices import _list_gpus
+from synkhronos._session.devices import _list_gpus
 
 import theano  # isort: skip
 

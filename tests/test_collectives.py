@@ -12,7 +12,7 @@ from support import assert_close, shares
 from test_partition import batches
 
 import synkhronos as synk
-from synkhronos._collectives import LANE_BYTES
+from synkhronos._collectives.lanes import LANE_BYTES
 
 DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8", "bool", "complex64")
 UFUNCS = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}

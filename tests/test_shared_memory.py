@@ -8,8 +8,9 @@ import pytest
 from processes import Ranks
 
 from synkhronos._collectives import shared_memory
+from synkhronos._collectives.lanes import LANE_BYTES
 from synkhronos._collectives.peer_memory import address_of, can_read, read
-from synkhronos._collectives.shared_memory import LANE_BYTES, ShapesDiffer
+from synkhronos._collectives.shared_memory import ShapesDiffer
 
 UFUNCS = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
 

@@ -1,7 +1,10 @@
 """The floors of the architecture, the public names, and the size and documentation of the modules."""
 
 import ast
+import graphlib
+import importlib
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,26 +16,19 @@ import synkhronos as synk
 
 PACKAGE = Path(synk.__file__).parent
 
-#: A module imports from modules on floors below its own, and from the other modules of its package.
-FLOORS = {
-    "_calls": 7.3,
-    "_variables": 7.1,
-    "_data": 7,
-    "_session": 6.5,
-    "_rank": 5.1,
-    "_team": 3,
-    "_memory": 2.5,
-    "errors": 1,
-    "_compat": 1,
-    "_machine": 1,
-    "_partition": 1,
-    "_devices": 2,
-    "_graphs": 3,
-    "_collectives": 4,
-    "extensions": 8,
-    "__main__": 8,
-    "__init__": 9,
-}
+#: A folder, or a module beside them, imports from floors below its own; the listing of a floor is in no order.
+FLOORS = (
+    {"errors", "_compat", "_machine", "_memory", "_partition"},
+    {"_graphs", "_team"},
+    {"_collectives"},
+    {"_rank"},
+    {"_session"},
+    {"_data"},
+    {"_calls", "_variables"},
+    {"__init__"},
+    {"__main__", "extensions"},
+)
+FLOOR_OF = {name: number for number, floor in enumerate(FLOORS) for name in floor}
 
 PUBLIC = {
     # the life cycle, functions and data
@@ -53,8 +49,8 @@ def name_of(path):
     return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
 
 
-def imports_of(path):
-    """The modules of this package that a module imports, by their first name; those for type checkers left out."""
+def imported_names(path):
+    """What a module imports of this package, as "folder.module.name"; what is for type checkers alone is left out."""
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
@@ -64,12 +60,21 @@ def imports_of(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            if node.level:  # within one package
-                assert node.level == 1 and len(path.relative_to(PACKAGE).parts) == 2, f"{path}: a relative import"
+            if node.level:  # what the start-up hook loads by itself
+                assert node.level == 1 and home_of(path) == "_compat", f"{path}: a relative import"
                 continue
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    names = {name.split(".")[1] for name in found if name.startswith("synkhronos.")}
-    return {name for name in names if (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").exists()}
+    return {name.partition(".")[2] for name in found if name.startswith("synkhronos.")}
+
+
+def home_of(path):
+    """The folder of a module, or its own name where it is in none."""
+    return name_of(path).split(".")[0]
+
+
+def imports_of(path):
+    """The folders, and modules beside them, that a module imports from."""
+    return {name.split(".")[0] for name in imported_names(path)} & set(FLOOR_OF)
 
 
 def theano_imports_of(path):
@@ -85,19 +90,51 @@ def theano_imports_of(path):
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_floors(path):
-    own = name_of(path).split(".")[0]
-    assert own in FLOORS, "a module without a floor: enter it in FLOORS"
+    own = home_of(path)
     for imported in imports_of(path) - {own}:
-        assert FLOORS[imported] < FLOORS[own], f"{own} imports {imported}, which is not on a floor below"
+        assert FLOOR_OF[imported] < FLOOR_OF[own], f"{own} imports {imported}, which is not on a floor below"
 
 
-def test_every_floor_has_its_module():
-    present = {name_of(path).split(".")[0] for path in MODULES}
-    assert set(FLOORS) - present <= {"__main__"}
+def test_every_folder_has_a_floor():
+    assert {home_of(path) for path in MODULES} == set(FLOOR_OF)
+
+
+def test_folders_are_imported_by_their_faces():
+    for path in MODULES:
+        for name in imported_names(path):
+            folder, *inside = name.split(".")
+            if folder != home_of(path) and (PACKAGE / folder).is_dir() and folder.startswith("_"):
+                assert len(inside) < 2, f"{path} imports {name} past the face of {folder}"
+
+
+@pytest.mark.parametrize("folder", sorted(name for name in FLOOR_OF if (PACKAGE / name).is_dir() and name[0] == "_"))
+def test_faces_export_what_other_folders_use_and_nothing_else(folder):
+    face = importlib.import_module(f"synkhronos.{folder}")
+    assert ast.get_docstring(ast.parse(Path(face.__file__).read_text())).split("\n")[0].endswith(".")
+    used = set(face.__all__) & set(synk.__all__)
+    for path in MODULES:
+        if home_of(path) != folder:
+            aliases = "|".join({folder, *re.findall(rf"import {folder} as (\w+)", path.read_text())})
+            used |= set(re.findall(rf"\b(?:{aliases})\.(\w+)", path.read_text()))
+            tree = ast.parse(path.read_text())
+            imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+            used |= {alias.name for node in imports if node.module == f"synkhronos.{folder}" for alias in node.names}
+    assert set(face.__all__) <= used, f"nobody uses {set(face.__all__) - used}"
+
+
+def test_no_circles_among_modules():
+    needs = {}
+    for path in MODULES:
+        if path.name == "__init__.py":
+            continue
+        names = {name for name in imported_names(path) if name.split(".")[0] == home_of(path)}
+        parts = {".".join(name.split(".")[:2]) for name in names}
+        needs[name_of(path)] = {part for part in parts if (PACKAGE / f"{part.replace('.', '/')}.py").exists()}
+    list(graphlib.TopologicalSorter(needs).static_order())  # raises CycleError
 
 
 def test_only_the_graph_engine_knows_theano():
-    users = {name_of(path).split(".")[0] for path in MODULES if theano_imports_of(path)}
+    users = {home_of(path) for path in MODULES if theano_imports_of(path)}
     assert users <= {"_graphs", "extensions", "_compat"}
 
 
@@ -229,6 +266,13 @@ def test_docstrings_of_the_public_names_tell_their_parameters(name):
     if inspect.isfunction(obj):
         for parameter in inspect.signature(obj).parameters:
             assert parameter in doc, f"{name}: {parameter} is not in the docstring"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_constructors_take_few_arguments_by_position(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+            assert len(node.args.args) - 1 <= 5, f"{path}:{node.lineno}: pass them by name, or as one thing"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from synkhronos._calls.building import function
-from synkhronos._calls.function import Function
+from synkhronos._calls.functions import Function
 
 __all__ = [
     "Function",

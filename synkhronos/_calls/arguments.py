@@ -10,7 +10,6 @@ import numpy as np
 
 from synkhronos._data import Data
 from synkhronos._graphs import Graph
-from synkhronos._memory import aligned
 from synkhronos._partition import Rows, Selection, select, shares, shift
 from synkhronos._rank import RowsRef, Source
 from synkhronos._session import Session
@@ -179,31 +178,21 @@ class Selector:
         (sources, rows) : tuple
             Where each input lies, and where the rows of the sliceable shared variables are listed for each rank.
         """
-        indexes: dict[int, np.ndarray] = {}
-        n_bytes = 0
-        for value, rows in zip(self._values, self._rows):
-            if not isinstance(value, Data):
-                n_bytes += aligned(value.nbytes if rows is None else len(rows) * (value.nbytes // max(1, len(value))))
-            elif isinstance(rows, np.ndarray):
-                indexes[id(rows)] = rows
-        for rows in sliceable_rows or ():
-            if isinstance(rows, np.ndarray):
-                indexes[id(rows)] = rows
-        for index in indexes.values():
-            n_bytes += aligned(index.nbytes)
-        arena = self._session.reserve(n_bytes)
-        placed = {key: arena.place(index) for key, index in indexes.items()}
+        of_data = [rows for value, rows in zip(self._values, self._rows) if isinstance(value, Data)]
+        listed = {id(rows): rows for rows in (*of_data, *(sliceable_rows or ())) if isinstance(rows, np.ndarray)}
+        arrays = [
+            value if rows is None else value[slice(*rows)] if isinstance(rows, Rows) else (value, rows)
+            for value, rows in zip(self._values, self._rows)
+            if not isinstance(value, Data)
+        ]
+        refs = self._session.stage([*listed.values(), *arrays])
+        places = dict(zip(listed, refs))
+        copied = iter(refs[len(listed) :])
         sources = []
         for value, rows in zip(self._values, self._rows):
-            if isinstance(value, Data):
-                sources.append(Source(value.ref, placed[id(rows)] if isinstance(rows, np.ndarray) else rows))
-            elif rows is None:
-                sources.append(Source(arena.place(value), None))
-            elif isinstance(rows, Rows):
-                sources.append(Source(arena.place(value[rows.start : rows.stop]), Rows(0, len(rows))))
+            if not isinstance(value, Data):
+                sources.append(Source(next(copied), None if rows is None else Rows(0, len(rows))))
             else:
-                ref, view = arena.empty((len(rows), *value.shape[1:]), value.dtype)
-                np.take(value, rows, axis=0, out=view, mode="clip")
-                sources.append(Source(ref, Rows(0, len(rows))))
-        row_refs = [rows if isinstance(rows, Rows) else placed[id(rows)] for rows in sliceable_rows or ()]
+                sources.append(Source(value.ref, places[id(rows)] if isinstance(rows, np.ndarray) else rows))
+        row_refs = [rows if isinstance(rows, Rows) else places[id(rows)] for rows in sliceable_rows or ()]
         return tuple(sources), tuple(row_refs)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from synkhronos import _graphs
-from synkhronos._calls.function import Function
+from synkhronos._calls.functions import Function
+from synkhronos._calls.results import Results
 from synkhronos._collectives import OPS
 from synkhronos._session import current
 
@@ -70,9 +71,19 @@ def function(
         output_modes.append(_check_op(op, f"output {position}", OUTPUT_MODES))
         if output_modes[-1] is not None and not _graphs.is_tensor_variable(getattr(var, "variable", var)):
             raise TypeError(f"output {position} must be a Theano tensor variable, or have the op None; got {var!r}")
-    graph = _graphs.Graph(inputs, bcast_inputs or (), variables, pairs, givens, sliceable_shareds or (), kwargs)
+    graph = _graphs.Graph(
+        inputs,
+        variables,
+        bcast_inputs=bcast_inputs or (),
+        updates=pairs,
+        givens=givens,
+        sliceable_shareds=sliceable_shareds or (),
+        kwargs=kwargs,
+    )
     on_host = [_is_pair(item) and str(item[1]).startswith("c_") for item in items]
-    return Function(session, graph, output_modes, on_host, update_modes, single=not many, name=kwargs.get("name"))
+    title = kwargs.get("name")
+    results = Results(variables, output_modes, on_host, session.on_gpu, title or "the function")
+    return Function(session, graph, results, update_modes, single=not many, name=title)
 
 
 def _is_pair(item: Any) -> bool:

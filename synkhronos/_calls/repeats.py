@@ -9,7 +9,7 @@ import numpy as np
 
 from synkhronos._data import Data
 from synkhronos._rank import Call
-from synkhronos._session import segments
+from synkhronos._session import Session
 
 __all__ = ["LastCall", "signature_of"]
 
@@ -50,15 +50,11 @@ class LastCall:
         """Remember a call, if it has a signature."""
         self._signature, self._call = signature, call
 
-    def find(self, signature: tuple[Any, ...] | None, values: Sequence[Any]) -> Call | None:
+    def find(self, session: Session, signature: tuple[Any, ...] | None, values: Sequence[Any]) -> Call | None:
         """The last call if it had this signature, with NumPy inputs staged anew, and in the same places."""
         if signature is None or self._call is None or signature != self._signature:
             return None
         staged = [
             (value, source.array) for value, source in zip(values, self._call.inputs) if not isinstance(value, Data)
         ]
-        if any(ref.key not in segments for _, ref in staged):
-            return None
-        for value, ref in staged:
-            segments.view(ref)[...] = value
-        return self._call
+        return self._call if session.restage([ref for _, ref in staged], [value for value, _ in staged]) else None

@@ -27,13 +27,17 @@ class Results:
         Whether the ranks compute on GPUs.
     name : str
         Of the function, for messages.
+
+    Attributes
+    ----------
+    modes : list of str or None
     """
 
     def __init__(
-        self, outputs: Sequence[Any], modes: Sequence[Any], on_host: Sequence[bool], on_gpu: bool, name: str
+        self, outputs: Sequence[Any], modes: list[Any], on_host: Sequence[bool], on_gpu: bool, name: str
     ) -> None:
         self._outputs = outputs
-        self._modes = modes
+        self.modes = modes
         self._names = [f"output {i} of {name}" for i in range(len(outputs))]
         self._reducible = [
             i
@@ -72,9 +76,9 @@ class Results:
         combined = []
         for place, i in enumerate(wanted):
             arrays = [values[place] for values in present]
-            if self._modes[i] is None or (place in reduced and sum(array is not None for array in arrays) == 1):
+            if self.modes[i] is None or (place in reduced and sum(array is not None for array in arrays) == 1):
                 value = None if own is None else own[place]
             else:
-                value = combine(arrays, self._modes[i], present_weights, self._names[i])
+                value = combine(arrays, self.modes[i], present_weights, self._names[i])
             combined.append(_graphs.as_asked(value, self._outputs[i]))
         return combined

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from synkhronos._collectives.arithmetic import OPS, Accumulator, combine, result_dtype
 from synkhronos._collectives.communicator import connect, make_clique
-from synkhronos._collectives.lanes import LANE_BYTES
 from synkhronos._collectives.nccl import NcclTransport, nccl_moves, nccl_reduces
 from synkhronos._collectives.on_device import DeviceAccumulator, accumulates
 from synkhronos._collectives.shared_memory import ShapesDiffer, SharedMemoryTransport
+from synkhronos._collectives.workspace import Workspace
 
 __all__ = [
-    "LANE_BYTES",
     "OPS",
     "Accumulator",
     "DeviceAccumulator",
     "NcclTransport",
     "ShapesDiffer",
     "SharedMemoryTransport",
+    "Workspace",
     "accumulates",
     "combine",
     "connect",

@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
@@ -20,6 +20,10 @@ from synkhronos._collectives import communicator
 from synkhronos._collectives.arithmetic import normalized, result_dtype
 from synkhronos._collectives.on_device import scale
 from synkhronos._collectives.shared_memory import ShapesDiffer
+from synkhronos._collectives.workspace import Workspace
+
+if TYPE_CHECKING:
+    from synkhronos._team import Barrier
 
 __all__ = ["NcclTransport", "nccl_moves", "nccl_reduces"]
 
@@ -50,30 +54,17 @@ class NcclTransport:
     Parameters
     ----------
     comm : pygpu.collectives.GpuComm
-    rank, n_ranks : int
-    signatures : int64 array of shape (2, n_ranks)
-        In memory that all ranks share, used for nothing else.
-    barrier : callable
-        Returns once every rank has called it; raises if that cannot happen any more.
-    check : callable
-        Raises if a collective cannot be completed any more.
+    workspace : Workspace
+    rank : int
+    barrier : Barrier
     """
 
-    def __init__(
-        self,
-        comm: Any,
-        rank: int,
-        n_ranks: int,
-        signatures: np.ndarray,
-        barrier: Callable[[], None],
-        check: Callable[[], None],
-    ) -> None:
+    def __init__(self, comm: Any, workspace: Workspace, rank: int, barrier: Barrier) -> None:
         self._comm = comm
         self._rank = rank
-        self._n_ranks = n_ranks
-        self._signatures = signatures
+        self._n_ranks = len(workspace.signatures)
+        self._signatures = workspace.nccl_signatures
         self._barrier = barrier
-        self._check = check
         self._failed = False
         self._turn = 0
 
@@ -198,7 +189,7 @@ class NcclTransport:
         thread.start()
         try:
             while not done.wait(_POLL):
-                self._check()
+                self._barrier.check()
         except BaseException:
             self._failed = True
             self._abort(done)

@@ -21,14 +21,15 @@ from typing import TYPE_CHECKING, Callable
 import numpy as np
 
 from synkhronos._collectives.arithmetic import as_stored, normalized, reduce_into, weighted_mean
-from synkhronos._collectives.lanes import LANE_BYTES, Lanes
+from synkhronos._collectives.lanes import Lanes
 from synkhronos._collectives.peer_memory import address_of, can_read, read, readable_by
+from synkhronos._collectives.workspace import Workspace
 from synkhronos._partition import shares
 
 if TYPE_CHECKING:
     from synkhronos._team import Barrier
 
-__all__ = ["LANE_BYTES", "ShapesDiffer", "SharedMemoryTransport"]
+__all__ = ["ShapesDiffer", "SharedMemoryTransport"]
 
 #: Arrays of this size and more, on all ranks together, are reduced directly.
 LARGE_BYTES = 16 * 1024 * 1024
@@ -46,18 +47,15 @@ class SharedMemoryTransport:
 
     Parameters
     ----------
-    lanes : uint8 array of shape (2, n_ranks, LANE_BYTES)
-        In memory that all ranks share.
-    signatures : int64 array of shape (n_ranks,)
-        In memory that all ranks share.
+    workspace : Workspace
     rank : int
     barrier : Barrier
     """
 
-    def __init__(self, lanes: np.ndarray, signatures: np.ndarray, rank: int, barrier: Barrier) -> None:
-        self._n_ranks = len(signatures)
-        self._lanes = Lanes(lanes, rank, barrier)
-        self._signatures = signatures.data
+    def __init__(self, workspace: Workspace, rank: int, barrier: Barrier) -> None:
+        self._n_ranks = len(workspace.signatures)
+        self._lanes = Lanes(workspace.lanes, rank, barrier)
+        self._signatures = workspace.signatures.data
         self._rank = rank
         self._barrier = barrier
         self.restart()

@@ -24,6 +24,8 @@ from typing import Any
 from .blas import find_blas
 from .cache import mend_cache_keys
 
+__all__ = ["install"]
+
 MENDED = ("theano", "theano.configdefaults", "theano.gpuarray.linalg", "lasagne")
 DOWNSAMPLE = "theano.tensor.signal.downsample"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from synkhronos._graphs.functions import PLAIN, Graph, Variant
+from synkhronos._graphs.functions import Graph, Variant
 from synkhronos._graphs.gpu import as_asked, bind, bound, is_device_array, read, to_device, to_host, unbind
 from synkhronos._graphs.pickling import Bundle, dump, load
 from synkhronos._graphs.shared import (
@@ -11,7 +11,6 @@ from synkhronos._graphs.shared import (
     describe,
     get_array,
     host_array,
-    is_host_variable,
     is_shared_variable,
     is_tensor_variable,
     prepare_fork,
@@ -21,7 +20,6 @@ from synkhronos._graphs.shared import (
 )
 
 __all__ = [
-    "PLAIN",
     "Bundle",
     "Graph",
     "VariableTable",
@@ -35,7 +33,6 @@ __all__ = [
     "get_array",
     "host_array",
     "is_device_array",
-    "is_host_variable",
     "is_shared_variable",
     "is_tensor_variable",
     "load",

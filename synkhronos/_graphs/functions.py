@@ -65,8 +65,9 @@ class Graph:
     def __init__(
         self,
         inputs: Sequence[Any],
-        bcast_inputs: Sequence[Any],
         outputs: Sequence[Any],
+        *,
+        bcast_inputs: Sequence[Any],
         updates: list[tuple[Any, Any]],
         givens: Any,
         sliceable_shareds: Sequence[Any],

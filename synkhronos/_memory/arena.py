@@ -52,6 +52,12 @@ class Arena:
         view[...] = array
         return ref
 
+    def place_rows(self, array: np.ndarray, rows: np.ndarray) -> ArrayRef:
+        """Place a copy of the rows of an array that have the given numbers."""
+        ref, view = self.empty((len(rows), *array.shape[1:]), array.dtype)
+        np.take(array, rows, axis=0, out=view, mode="clip")  # which, unlike "raise", copies but once
+        return ref
+
     def free(self) -> None:
         """Give the memory back (each rank that attached it releases its own mapping)."""
         if self._segment is not None:

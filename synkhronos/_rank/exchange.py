@@ -9,13 +9,13 @@ from typing import Any, Callable
 import numpy as np
 
 from synkhronos import _graphs
-from synkhronos._collectives import NcclTransport, SharedMemoryTransport, nccl_reduces, result_dtype
+from synkhronos._collectives import NcclTransport, SharedMemoryTransport, Workspace, nccl_reduces, result_dtype
 from synkhronos._memory import Arena, SegmentTable, aligned
 from synkhronos._partition import Rows
 from synkhronos._rank.commands import AllGather, AllReduce, Get, Nccl, Put, Reduce, Shapes
 from synkhronos._rank.excerpts import Excerpts
 from synkhronos._rank.messages import Arrays
-from synkhronos._team import SHUFFLE, TRANSFERS, Timeline
+from synkhronos._team import SHUFFLE, TRANSFERS, Team
 
 __all__ = ["Exchange"]
 
@@ -25,40 +25,38 @@ class Exchange:
 
     Parameters
     ----------
-    rank : int
-    is_master : bool
+    team : Team
+    workspace : Workspace
     segments : SegmentTable
     variables : VariableTable
     excerpts : Excerpts
-    transport : SharedMemoryTransport
-    timeline : Timeline
 
     Attributes
     ----------
     nccl : NcclTransport or None
-        Set once the ranks have met in NCCL.
+        There once the ranks have met in NCCL.
     outbox : Arena
         Where this rank publishes arrays.
     """
 
     def __init__(
         self,
-        rank: int,
-        is_master: bool,
+        team: Team,
+        workspace: Workspace,
         segments: SegmentTable,
         variables: _graphs.VariableTable,
         excerpts: Excerpts,
-        transport: SharedMemoryTransport,
-        timeline: Timeline,
     ) -> None:
-        self.rank = rank
+        self.rank = team.rank
         self.nccl: NcclTransport | None = None
         self.outbox = Arena(segments)
-        self._is_master = is_master
+        self._is_master = team.rank == team.master_rank
+        self._team = team
+        self._workspace = workspace
         self._variables = variables
         self._excerpts = excerpts
-        self._transport = transport
-        self._timeline = timeline
+        self._transport = SharedMemoryTransport(workspace, team.rank, team.barrier)
+        self._timeline = team.timeline
         self.handlers: dict[type, Callable[[Any], Any]] = {
             Get: self._get,
             Put: self._put,
@@ -68,6 +66,10 @@ class Exchange:
             AllGather: self._all_gather,
             Shapes: self._shapes,
         }
+
+    def meet_in_nccl(self, comm: Any) -> None:
+        """Use a communicator that the ranks have just joined."""
+        self.nccl = NcclTransport(comm, self._workspace, self.rank, self._team.barrier)
 
     def restart(self) -> None:
         """Every rank calls this at the start of a command, so that their transports are in step."""

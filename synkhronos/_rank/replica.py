@@ -16,20 +16,19 @@ from synkhronos import _graphs
 from synkhronos._collectives import (
     Accumulator,
     DeviceAccumulator,
-    NcclTransport,
     ShapesDiffer,
-    SharedMemoryTransport,
+    Workspace,
     accumulates,
     connect,
 )
-from synkhronos._devices import ThreadLimits
 from synkhronos._memory import FileRef, SegmentRef, SegmentTable
 from synkhronos._partition import Rows, Selection, pieces, take
 from synkhronos._rank.commands import Bind, Call, Command, Connect, Load, Record, Settle, Shapes
 from synkhronos._rank.excerpts import Excerpts
 from synkhronos._rank.exchange import Exchange
 from synkhronos._rank.messages import Arrays
-from synkhronos._team import COLLECTIVES, CONTROL, FUNCTION, SHUFFLE, Notes, Timeline
+from synkhronos._rank.threads import ThreadLimits
+from synkhronos._team import COLLECTIVES, CONTROL, FUNCTION, SHUFFLE, Notes, Team
 
 __all__ = ["Replica"]
 
@@ -39,41 +38,29 @@ class Replica:
 
     Parameters
     ----------
-    rank, n_ranks : int
-    stream : int
-        Which of its own random streams this rank uses; 0 is the master's, as the user made them.
+    team : Team
+        As this rank sees it.
+    workspace : Workspace
+        Where the ranks' collectives work.
     segments : SegmentTable
     variables : VariableTable
-    transport : SharedMemoryTransport
-    make_nccl : callable
-        Makes a `NcclTransport` of a communicator.
-    timeline : Timeline
     """
 
     def __init__(
-        self,
-        rank: int,
-        n_ranks: int,
-        stream: int,
-        segments: SegmentTable,
-        variables: _graphs.VariableTable,
-        transport: SharedMemoryTransport,
-        make_nccl: Callable[[Any], NcclTransport],
-        timeline: Timeline,
+        self, team: Team, workspace: Workspace, segments: SegmentTable, variables: _graphs.VariableTable
     ) -> None:
-        self.rank = rank
-        self.n_ranks = n_ranks
-        self.stream = stream
-        self.is_master = stream == 0
+        self.rank = team.rank
+        self.n_ranks = team.n_ranks
+        self.is_master = team.rank == team.master_rank
         self.segments = segments
         self.variables = variables
         self.functions: dict[int, Any] = {}
-        self.thread_limits = ThreadLimits(n_ranks)
+        self.thread_limits = ThreadLimits(team.n_ranks)
         self.context: Any = None  # of the rank's GPU
-        self._timeline = timeline
+        self._team = team
+        self._timeline = team.timeline
         self._excerpts = Excerpts(segments)
-        self._exchange = Exchange(rank, self.is_master, segments, variables, self._excerpts, transport, timeline)
-        self._make_nccl = make_nccl
+        self._exchange = Exchange(team, workspace, segments, variables, self._excerpts)
         self.outbox = self._exchange.outbox
         self.publish: Callable[[Sequence[Any]], Arrays] = self._exchange.publish
         self._handlers: dict[type, Callable[[Any], Any]] = {
@@ -134,7 +121,7 @@ class Replica:
         self.context = _graphs.bind(command.devices[self.rank], self.rank, quiet=not self.is_master)
 
     def _connect(self, command: Connect) -> None:
-        self._exchange.nccl = self._make_nccl(connect(self.context, command.clique, self.n_ranks, self.rank))
+        self._exchange.meet_in_nccl(connect(self.context, command.clique, self.n_ranks, self.rank))
 
     # -- functions
 
@@ -143,7 +130,8 @@ class Replica:
             bundle = _graphs.Bundle(
                 self.segments.view(command.pickled).tobytes(), [self.segments.view(ref) for ref in command.buffers], {}
             )
-            stream = 0 if command.replicate_rng else self.stream
+            # 0 is the master's stream, as the user made it
+            stream = 0 if command.replicate_rng else (self.rank - self._team.master_rank) % self.n_ranks
             self.functions.update(_graphs.load(bundle, self.variables, stream))
         self.thread_limits.apply()  # compiled functions may have brought a BLAS library with them
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from synkhronos._session.instruments import Profile, profile, trace
 from synkhronos._session.lifecycle import close, current, distribute, drop_segment, fork, functions, get_n_gpu, settle
-from synkhronos._session.session import Session, segments
+from synkhronos._session.session import Session
 
 __all__ = [
     "Profile",
@@ -17,7 +17,6 @@ __all__ = [
     "functions",
     "get_n_gpu",
     "profile",
-    "segments",
     "settle",
     "trace",
 ]

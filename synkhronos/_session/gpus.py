@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any, Callable
 
 from synkhronos._collectives import make_clique
-from synkhronos._devices import may_use_nccl
 from synkhronos._rank import Bind, Command, Connect
+from synkhronos._session.devices import may_use_nccl
 from synkhronos.errors import DeviceError, WorkerDied, WorkerError, WorkerTimeout
 
 __all__ = ["connect_gpus", "take_gpus"]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable, TypeVar, Union
 
-from synkhronos._memory import Arena, FileRef, OpenFile, Segment, SegmentRef, SegmentTable
+import numpy as np
+
+from synkhronos._memory import Arena, ArrayRef, FileRef, OpenFile, Segment, SegmentRef, SegmentTable, aligned
 from synkhronos._rank import Arrays, Command, Envelope, Release
 from synkhronos._team import deferred_interrupts
 
-__all__ = ["Ledger"]
+__all__ = ["Ledger", "Staged"]
 
 
 #: Descriptors that may be open, and bytes that may wait to be unmapped, before the workers are told.
@@ -21,6 +23,11 @@ _LARGE_BYTES = 4 * 1024 * 1024
 
 _NOTHING = Release()
 
+_Memory = TypeVar("_Memory")
+
+#: What can be staged: an array, or an array and the numbers of the rows of it that are wanted.
+Staged = Union[np.ndarray, "tuple[np.ndarray, np.ndarray]"]
+
 
 class Ledger:
     """The shared memory of one session, seen from the master.
@@ -29,6 +36,8 @@ class Ledger:
     ----------
     table : SegmentTable
         The master's.
+    make_room : callable
+        Has every rank forget what was dropped; called when memory cannot be had, before it is tried again.
 
     Attributes
     ----------
@@ -36,11 +45,12 @@ class Ledger:
         Keys of what was dropped. Finalizers append to them, at any moment; nothing else happens there.
     """
 
-    def __init__(self, table: SegmentTable) -> None:
+    def __init__(self, table: SegmentTable, make_room: Callable[[], None]) -> None:
         self.segments: deque[str] = deque()
         self.functions: deque[int] = deque()
         self.variables: deque[int] = deque()
         self._table = table
+        self._make_room = make_room
         self._attach: list[SegmentRef | FileRef] = []
         self._open: list[Segment | OpenFile] = []  # their descriptors are needed until the workers have attached them
         self._staging = Arena(table)
@@ -65,15 +75,32 @@ class Ledger:
         """Whether so much has gathered that the workers should be told without waiting for the next command."""
         return len(self._attach) >= _MAX_WAITING or self._dropped_bytes > _MAX_DROPPED_BYTES
 
-    def reserve(self, n_bytes: int) -> Arena:
-        """The staging arena, emptied and with room for ``n_bytes``."""
+    def allocate(self, n_bytes: int) -> Segment:
+        """New shared memory, still to be taken in."""
+        return self._with_room(lambda: Segment.create(n_bytes))
+
+    def stage(self, items: Sequence[Staged]) -> list[ArrayRef]:
+        """Copy arrays, or rows of arrays, to the staging arena; what was there before is overwritten."""
+        n_bytes = sum(aligned(_n_bytes(item)) for item in items)
+        self._with_room(lambda: self._reserve(n_bytes))
+        place, place_rows = self._staging.place, self._staging.place_rows
+        return [place_rows(*item) if isinstance(item, tuple) else place(item) for item in items]
+
+    def _reserve(self, n_bytes: int) -> None:
+        """Empty the staging arena, and make sure that it has room for ``n_bytes``."""
         old = self._staging.ref
         try:
             self._staging.reserve(n_bytes)
         finally:
             if old is not None and self._staging.ref != old:
                 self.segments.append(old.key)
-        return self._staging
+
+    def _with_room(self, allocate: Callable[[], _Memory]) -> _Memory:
+        try:
+            return allocate()
+        except MemoryError:
+            self._make_room()
+            return allocate()
 
     def trim(self) -> None:
         """Give the staging arena back if it is large, after something that is not done often."""
@@ -141,3 +168,10 @@ class Ledger:
         for arena in (self._staging, outbox):
             arena.abandon()
         self.forget_outboxes(list(self._outboxes))
+
+
+def _n_bytes(item: Staged) -> int:
+    if not isinstance(item, tuple):
+        return item.nbytes
+    array, rows = item
+    return len(rows) * (array.nbytes // max(1, len(array)))

@@ -13,8 +13,9 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, Callable, TypeVar, cast
 
-from synkhronos import _devices, _graphs
+from synkhronos import _graphs
 from synkhronos._memory import remove_stale
+from synkhronos._session.devices import check_unused, count_gpus, find_devices, kind
 from synkhronos._session.profiles import Profile, Serial, begin, finish
 from synkhronos._session.session import Session, segments
 from synkhronos._team import collect_garbage
@@ -112,8 +113,8 @@ def fork(
     global _session, _measured
     if _session is not None and _session.pid == os.getpid():
         raise SessionError("synkhronos.fork was called already; call synkhronos.close() first")
-    names = _devices.find_devices(n_parallel, use_gpu, devices)
-    if _devices.kind(names[0]) != "cpu":
+    names = find_devices(n_parallel, use_gpu, devices)
+    if kind(names[0]) != "cpu":
         _check_fork_to_gpus(bool(restart_workers))
     if isinstance(master_rank, bool) or not hasattr(master_rank, "__index__"):
         raise TypeError(f"master_rank must be an int; got {master_rank!r}")
@@ -124,7 +125,12 @@ def fork(
     measured = None if profile is False else Profile(None if profile is True else profile)
     remove_stale()
     _session = Session(
-        names, int(master_rank), bool(profile_workers), bool(replicate_rng), timeout, bool(restart_workers)
+        names,
+        int(master_rank),
+        profile_workers=bool(profile_workers),
+        replicate_rng=bool(replicate_rng),
+        timeout=timeout,
+        restart_workers=bool(restart_workers),
     )
     for function in list(functions):
         function.join(_session)
@@ -145,7 +151,7 @@ def _check_fork_to_gpus(restart_workers: bool) -> None:
             "init_gpu_device= out of Theano's flags, since synkhronos.fork() binds the GPUs; after close(), GPUs can "
             "be had again in a new process only, CPU cores by use_gpu=False"
         )
-    _devices.check_unused()
+    check_unused()
     if restart_workers:
         raise ValueError("restart_workers is for CPU cores: no worker can be forked from a process that holds a GPU")
 
@@ -179,7 +185,7 @@ def get_n_gpu() -> int:
 
     0 without pygpu or without a driver.
     """
-    return _devices.count_gpus()
+    return count_gpus()
 
 
 def distribute() -> None:

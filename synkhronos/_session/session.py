@@ -14,22 +14,21 @@ from typing import Any
 
 import numpy as np
 
-from synkhronos import _devices, _graphs
-from synkhronos._collectives import LANE_BYTES, NcclTransport, SharedMemoryTransport
+from synkhronos import _graphs
+from synkhronos._collectives import Workspace
 from synkhronos._memory import (
-    Arena,
     ArrayRef,
     OpenFile,
     Segment,
     SegmentTable,
-    aligned,
     keep_freed_memory,
     return_freed_memory,
 )
-from synkhronos._rank import Arrays, Command, Encoder, Load, Replica, Settle, serve
+from synkhronos._rank import Arrays, Command, Encoder, Load, Replica, Settle, Shapes, count_cores, serve
+from synkhronos._session.devices import kind
 from synkhronos._session.dispatch import CLOSED, Dispatcher
 from synkhronos._session.gpus import connect_gpus, take_gpus
-from synkhronos._session.ledger import Ledger
+from synkhronos._session.ledger import Ledger, Staged
 from synkhronos._session.library import Library
 from synkhronos._team import TRANSFERS, Team, collect_garbage, deferred_interrupts
 
@@ -63,6 +62,7 @@ class Session:
         self,
         devices: list[str],
         master_rank: int,
+        *,
         profile_workers: bool,
         replicate_rng: bool,
         timeout: float | None,
@@ -72,29 +72,15 @@ class Session:
         self.master_rank = master_rank
         self.devices = devices
         self.pid = os.getpid()
-        self.on_gpu = _devices.kind(devices[0]) != "cpu"
+        self.on_gpu = kind(devices[0]) != "cpu"
         self.nccl = False  # whether NCCL connects the ranks
+        self.profile: Any = None  # the one that is being filled
         self._replicate_rng = replicate_rng
-        self._ledger = Ledger(segments)
-        spin = _SPIN_SECONDS if self.n_ranks <= _devices.count_cores() else 0.0
-        shared = Segment.create(2 * self.n_ranks * LANE_BYTES + 3 * 8 * self.n_ranks)
-        shared.close_fd()
-        lanes = shared.array((2, self.n_ranks, LANE_BYTES), np.uint8)
-        signatures = shared.array((3, self.n_ranks), np.int64, offset=lanes.nbytes)
-
+        self._ledger = Ledger(segments, self._make_room)
+        spin = _SPIN_SECONDS if self.n_ranks <= count_cores() else 0.0
         self._team = Team(devices, master_rank, spin, timeout)
         self.timeline = self._team.timeline
-        self.profile: Any = None  # the one that is being filled
-
-        def make_replica(rank: int) -> Replica:
-            table = _graphs.VariableTable(self._ledger.variables.append if rank == master_rank else None)
-            stream = (rank - master_rank) % self.n_ranks
-            transport = SharedMemoryTransport(lanes, signatures[0], rank, self._team.barrier)
-
-            def make_nccl(comm: Any) -> NcclTransport:
-                return NcclTransport(comm, rank, self.n_ranks, signatures[1:], self._team.barrier, self._team.check)
-
-            return Replica(rank, self.n_ranks, stream, segments, table, transport, make_nccl, self.timeline)
+        workspace = Workspace(self.n_ranks)
 
         def work(rank: int) -> None:
             if hasattr(self, "_dispatcher"):  # a worker in the place of one that died
@@ -102,7 +88,7 @@ class Session:
             gc.freeze()  # what was inherited is not this process's to collect: quicker, and its pages stay shared
             self.timeline.reset(rank)
             finish = _graphs.start_worker(profile_workers)
-            replica = make_replica(rank)
+            replica = Replica(self._team, workspace, segments, _graphs.VariableTable(None))
             replica.thread_limits.apply()
             serve(self._team, replica)
             finish()
@@ -111,7 +97,8 @@ class Session:
             _graphs.prepare_fork()
             keep_freed_memory()
             self._team.start(work)
-            self.replica = make_replica(master_rank)
+            table = _graphs.VariableTable(self._ledger.variables.append)
+            self.replica = Replica(self._team, workspace, segments, table)
             self.replica.thread_limits.apply()
             self._library = Library(self.replica, self._ledger, self._load)
             restore = self._library.restore if restart_workers else None
@@ -150,24 +137,32 @@ class Session:
                 for one in results
             ]
 
+    # -- shared variables
+
+    def keys(self, variables: Sequence[Any]) -> tuple[int, ...]:
+        """The keys of shared variables, which must be replicated."""
+        return tuple(self.replica.variables.key_of(var) for var in variables)
+
+    def shapes(self, variables: Sequence[Any]) -> list[list[tuple[int, ...]]]:
+        """For each rank, the shapes of shared variables there."""
+        return self.run(Shapes(self.keys(variables)))
+
     # -- shared memory
 
-    def stage(self, arrays: Sequence[np.ndarray]) -> list[ArrayRef]:
-        """Copy arrays to where every rank can read them, until the next call of `stage` or `reserve`."""
-        arena = self.reserve(sum(aligned(array.nbytes) for array in arrays))
+    def stage(self, items: Sequence[Staged]) -> list[ArrayRef]:
+        """Copy arrays, or rows of arrays, to where every rank can read them until something else is staged."""
         before = self.timeline.switch(TRANSFERS)
-        refs = [arena.place(array) for array in arrays]
+        refs = self._ledger.stage(items)
         self.timeline.switch(before)
         return refs
 
-    def reserve(self, n_bytes: int) -> Arena:
-        """The staging arena, emptied and with room for ``n_bytes``."""
-        try:
-            return self._ledger.reserve(n_bytes)
-        except MemoryError:
-            collect_garbage()
-            self.settle()
-            return self._ledger.reserve(n_bytes)
+    def restage(self, refs: Sequence[ArrayRef], arrays: Sequence[np.ndarray]) -> bool:
+        """Copy arrays to where others like them were staged; returns whether that memory is still there."""
+        if any(ref.key not in segments for ref in refs):
+            return False
+        for ref, array in zip(refs, arrays):
+            segments.view(ref)[...] = array
+        return True
 
     def allocate(self, n_bytes: int) -> Segment:
         """New memory, known here at once, and to every worker before its next command.
@@ -178,12 +173,7 @@ class Session:
             If there is no room, even after all ranks have forgotten what was dropped.
         """
         with self.lock:
-            try:
-                segment = Segment.create(n_bytes)
-            except MemoryError:
-                collect_garbage()
-                self.settle()
-                segment = Segment.create(n_bytes)
+            segment = self._ledger.allocate(n_bytes)
             self.share(segment)
             return segment
 
@@ -201,6 +191,11 @@ class Session:
     def settle(self) -> None:
         """Bring the workers up to date about memory, now."""
         self.run(Settle())
+
+    def _make_room(self) -> None:
+        """Have every rank forget what was dropped, because memory is short."""
+        collect_garbage()
+        self.settle()
 
     # -- functions
 

@@ -13,7 +13,6 @@ from synkhronos._team.timeline import (
     SHUFFLE,
     TRANSFERS,
     Notes,
-    Timeline,
     spans,
 )
 
@@ -27,7 +26,6 @@ __all__ = [
     "Barrier",
     "Notes",
     "Team",
-    "Timeline",
     "collect_garbage",
     "deferred_interrupts",
     "spans",

@@ -192,7 +192,7 @@ class Barrier:
     def __init__(self, signals: Signals, timeline: Timeline, check: Callable[[], None]) -> None:
         self._signals = signals
         self._timeline = timeline
-        self._check = check
+        self.check = check
         self._step = 0
         self.root = os.getpid()
 
@@ -211,10 +211,10 @@ class Barrier:
         """Return once every rank has arrived there."""
         signals, timeline = self._signals, self._timeline
         if not timeline.on or min(signals.arrived) >= step:  # not worth a note
-            signals.wait(signals.arrived, step, self._check)
+            signals.wait(signals.arrived, step, self.check)
             return
         before = timeline.switch(STRAGGLING)
-        signals.wait(signals.arrived, step, self._check)
+        signals.wait(signals.arrived, step, self.check)
         timeline.switch(before)
 
     def __call__(self) -> None:

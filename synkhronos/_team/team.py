@@ -234,6 +234,11 @@ class Team:
 
     # -- both
 
+    @property
+    def rank(self) -> int:
+        """The rank of this process."""
+        return self.signals.rank
+
     def check(self) -> None:
         """Raise if the ranks cannot meet any more: one has failed or is dead, or the time is up."""
         if self.signals.aborted:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from synkhronos._variables.collectives import all_gather, all_reduce, broadcast, gather, reduce, scatter
-from synkhronos._variables.replicated import keys, shapes_on_ranks
 from synkhronos._variables.single import get_lengths, get_shapes, get_value, set_value
 
 __all__ = [
@@ -14,9 +13,7 @@ __all__ = [
     "get_lengths",
     "get_shapes",
     "get_value",
-    "keys",
     "reduce",
     "scatter",
     "set_value",
-    "shapes_on_ranks",
 ]

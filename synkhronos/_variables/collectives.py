@@ -21,12 +21,10 @@ from synkhronos._variables.replicated import (
     check_op,
     check_shapes,
     check_weights,
-    keys,
     like,
     match,
     over_nccl,
     put,
-    shapes_on_ranks,
     start,
 )
 from synkhronos.errors import WorkerError
@@ -60,7 +58,7 @@ def broadcast(shared_vars: Any, values: Any = None, nccl: bool = True) -> None:
         direct = over_nccl(session, variables, nccl, nccl_moves)
         if direct:
             shapes = tuple(tuple(_graphs.get_array(var).shape) for var in direct)
-            session.run(Nccl("broadcast", keys(session, direct), session.master_rank, shapes=shapes))
+            session.run(Nccl("broadcast", session.keys(direct), session.master_rank, shapes=shapes))
         rest = _without(variables, direct)
         if rest:
             workers = tuple(rank for rank in range(session.n_ranks) if rank != session.master_rank)
@@ -107,7 +105,7 @@ def gather(shared_vars: Any, nd_up: int = 1, nccl: bool = True) -> Any:
     if isinstance(nd_up, bool) or nd_up not in (0, 1):
         raise ValueError(f"nd_up must be 1 (stack) or 0 (concatenate); got {nd_up!r}")
     with session.lock, session.timeline.call("gather"):
-        results = session.run(Get(keys(session, variables)))
+        results = session.run(Get(session.keys(variables)))
         session.timeline.switch(COLLECTIVES)
         gathered = []
         for var, values in zip(variables, zip(*results)):
@@ -132,7 +130,7 @@ def all_gather(shared_vars: Any, nccl: bool = True) -> None:
     """
     session, variables = start("all_gather", shared_vars)
     with session.lock, session.timeline.call("all_gather"):
-        on_ranks = dict(zip(variables, zip(*shapes_on_ranks(session, variables))))
+        on_ranks = dict(zip(variables, zip(*session.shapes(variables))))
         for var, shapes in on_ranks.items():
             check_shapes("all_gather", var, shapes, concatenate=True)
             if var.broadcastable[0]:
@@ -140,10 +138,10 @@ def all_gather(shared_vars: Any, nccl: bool = True) -> None:
         equal = [var for var, shapes in on_ranks.items() if len(set(shapes)) == 1]
         direct = over_nccl(session, equal, nccl, nccl_moves)
         if direct:
-            session.run(Nccl("all_gather", keys(session, direct), session.master_rank))
+            session.run(Nccl("all_gather", session.keys(direct), session.master_rank))
         rest = _without(variables, direct)
         if rest:
-            session.run(AllGather(keys(session, rest), tuple(on_ranks[var] for var in rest)))
+            session.run(AllGather(session.keys(rest), tuple(on_ranks[var] for var in rest)))
 
 
 def reduce(shared_vars: Any, op: str = "avg", in_place: bool = True, nccl: bool = True) -> Any:
@@ -166,11 +164,11 @@ def reduce(shared_vars: Any, op: str = "avg", in_place: bool = True, nccl: bool 
         direct = over_nccl(session, variables, nccl, lambda dtype: nccl_reduces(dtype, op, not in_place))
         reduced: dict[Any, Any] = {}
         if direct:
-            command = Nccl("reduce", keys(session, direct), session.master_rank, op)
+            command = Nccl("reduce", session.keys(direct), session.master_rank, op)
             reduced.update(zip(direct, _run(session, "reduce", direct, command)[session.master_rank]))
         rest = _without(variables, direct)
         if rest:
-            results = _run(session, "reduce", rest, Reduce(keys(session, rest), op, in_place))[session.master_rank]
+            results = _run(session, "reduce", rest, Reduce(session.keys(rest), op, in_place))[session.master_rank]
             reduced.update(zip(rest, results or ()))
         if not in_place:
             return like(shared_vars, [_graphs.to_host(reduced[var]) for var in variables])
@@ -188,7 +186,7 @@ def _run(session: Session, function: str, variables: Sequence[Any], command: Com
     try:
         return session.run(command)
     except WorkerError:
-        for var, shapes in zip(variables, zip(*shapes_on_ranks(session, variables))):
+        for var, shapes in zip(variables, zip(*session.shapes(variables))):
             check_shapes(function, var, shapes)
         raise
 
@@ -217,4 +215,4 @@ def all_reduce(shared_vars: Any, op: str = "avg", nccl: bool = True, weights: Se
     op = check_op("all_reduce", op)
     checked = check_weights(session, op, weights)
     with session.lock, session.timeline.call("all_reduce"):
-        _run(session, "all_reduce", variables, AllReduce(keys(session, variables), op, checked, bool(nccl)))
+        _run(session, "all_reduce", variables, AllReduce(session.keys(variables), op, checked, bool(nccl)))

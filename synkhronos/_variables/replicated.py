@@ -10,30 +10,21 @@ import numpy as np
 from synkhronos import _graphs
 from synkhronos._collectives import OPS
 from synkhronos._data import Data, condition
-from synkhronos._memory import aligned
 from synkhronos._partition import Rows, Selection, select, shares
-from synkhronos._rank import Put, Shapes, Source
+from synkhronos._rank import Put, Source
 from synkhronos._session import Session, current
-from synkhronos._team import TRANSFERS
 
 __all__ = [
     "check_op",
     "check_rank",
     "check_shapes",
     "check_weights",
-    "keys",
     "like",
     "match",
     "over_nccl",
     "put",
-    "shapes_on_ranks",
     "start",
 ]
-
-
-def shapes_on_ranks(session: Session, variables: Sequence[Any]) -> list[list[tuple[int, ...]]]:
-    """For each rank, the shapes of the variables there."""
-    return session.run(Shapes(keys(session, variables)))
 
 
 def start(function: str, shared_vars: Any) -> tuple[Session, list[Any]]:
@@ -64,11 +55,6 @@ def over_nccl(session: Session, variables: Sequence[Any], nccl: bool, allowed: C
     return [
         var for var in variables if _graphs.is_device_array(_graphs.get_array(var)) and allowed(np.dtype(var.dtype))
     ]
-
-
-def keys(session: Session, variables: Sequence[Any]) -> tuple[int, ...]:
-    """The keys of variables, which must be replicated."""
-    return tuple(session.replica.variables.key_of(var) for var in variables)
 
 
 def like(shared_vars: Any, results: list[Any]) -> Any:
@@ -111,19 +97,15 @@ def put(
         for axis, fixed in enumerate(var.broadcastable):
             if fixed and ((value.shape[axis] if axis or chosen is None else len(chosen)) != 1 or (split and not axis)):
                 raise ValueError(f"{var}: axis {axis} is broadcastable and must have length 1 on every rank")
-    staged = [value for value in values if not isinstance(value, Data)] + [
-        one for one in rows if isinstance(one, np.ndarray)
-    ]
-    session.timeline.switch(TRANSFERS)
-    arena = session.reserve(sum(aligned(array.nbytes) for array in staged))
-    sources = []
-    for value, chosen in zip(values, rows):
-        ref = value.ref if isinstance(value, Data) else arena.place(value)
-        sources.append(Source(ref, arena.place(chosen) if isinstance(chosen, np.ndarray) else chosen))
+    arrays = [value for value in values if not isinstance(value, Data)]
+    indexes = [one for one in rows if isinstance(one, np.ndarray)]
+    refs = iter(session.stage([*arrays, *indexes]))
+    places = [value.ref if isinstance(value, Data) else next(refs) for value in values]
+    sources = [Source(place, next(refs) if isinstance(one, np.ndarray) else one) for place, one in zip(places, rows)]
     split_rows: tuple[tuple[Rows, ...], ...] | None = None
     if split:
         split_rows = tuple(tuple(shares(len(chosen), session.n_ranks)) for chosen in rows if chosen is not None)
-    session.run(Put(keys(session, variables), tuple(sources), split_rows, ranks))
+    session.run(Put(session.keys(variables), tuple(sources), split_rows, ranks))
 
 
 def check_rank(session: Session, rank: Any) -> int:

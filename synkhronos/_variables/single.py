@@ -8,7 +8,7 @@ import numpy as np
 
 from synkhronos._rank import Get
 from synkhronos._team import TRANSFERS
-from synkhronos._variables.replicated import check_rank, keys, like, match, put, shapes_on_ranks, start
+from synkhronos._variables.replicated import check_rank, like, match, put, start
 
 __all__ = ["get_lengths", "get_shapes", "get_value", "set_value"]
 
@@ -45,7 +45,7 @@ def get_value(rank: int, shared_vars: Any) -> Any:
     session, variables = start("get_value", shared_vars)
     rank = check_rank(session, rank)
     with session.lock, session.timeline.call("get_value"):
-        values = session.run(Get(keys(session, variables), ranks=(rank,)))[rank]
+        values = session.run(Get(session.keys(variables), ranks=(rank,)))[rank]
         session.timeline.switch(TRANSFERS)
         return like(shared_vars, [np.array(value) for value in values])
 
@@ -63,7 +63,7 @@ def get_shapes(shared_vars: Any) -> list[Any]:
         One shape for each rank; for a list of variables, a list of these.
     """
     session, variables = start("get_shapes", shared_vars)
-    return like(shared_vars, [list(shapes) for shapes in zip(*shapes_on_ranks(session, variables))])
+    return like(shared_vars, [list(shapes) for shapes in zip(*session.shapes(variables))])
 
 
 def get_lengths(shared_vars: Any) -> list[Any]:
@@ -87,4 +87,4 @@ def get_lengths(shared_vars: Any) -> list[Any]:
     for var in variables:
         if var.ndim == 0:
             raise ValueError(f"get_lengths: {var} is 0-dimensional")
-    return like(shared_vars, [[shape[0] for shape in shapes] for shapes in zip(*shapes_on_ranks(session, variables))])
+    return like(shared_vars, [[shape[0] for shape in shapes] for shapes in zip(*session.shapes(variables))])

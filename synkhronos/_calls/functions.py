@@ -16,8 +16,7 @@ from synkhronos._graphs import Variant
 from synkhronos._partition import Rows, Selection, select_per_rank
 from synkhronos._rank import Call
 from synkhronos._session import Session, current, functions
-from synkhronos._team import COLLECTIVES, CONTROL, TRANSFERS
-from synkhronos._variables import keys, shapes_on_ranks
+from synkhronos._team import COLLECTIVES
 from synkhronos.errors import SessionError
 
 __all__ = ["Function"]
@@ -42,19 +41,19 @@ class Function:
         self,
         session: Session,
         graph: _graphs.Graph,
-        output_modes: list[Any],
-        on_host: list[bool],
+        results: Results,
         update_modes: dict[Any, str],
+        *,
         single: bool,
         name: str | None,
     ) -> None:
         self.name = name
-        self.output_modes = output_modes
+        self.output_modes = results.modes
         self.update_modes = list(update_modes.values())
         self.counts: tuple[int, ...] | None = None
         self._graph = graph
         self._inputs = inputs_of(graph)
-        self._results = Results(graph.outputs, output_modes, on_host, session.on_gpu, name or "the function")
+        self._results = results
         self._mode_of = update_modes
         self._single = single
         self._plain = Variant(device=session.on_gpu)
@@ -145,7 +144,7 @@ class Function:
                 raise SessionError(f"{self!r} was built on GPUs; this session computes on CPU cores: build it anew")
             options = (batch_s is None, num_slices, subset)
             signature = None if self._graph.sliceable_shareds else signature_of(values, batch, *options)
-            call = self._last.find(signature, values)
+            call = self._last.find(session, signature, values)
             if call is None:
                 call = self._plan(session, values, batch, batch_s, num_slices, subset)
                 self._last.keep(signature, call)
@@ -168,9 +167,7 @@ class Function:
         key = self._key(session, Variant(accumulate, kind, self._plain.device))
         session.distribute((self._keys[self._plain], key))
         counts, everybody = self._count(session, selector, rows, num_slices)
-        session.timeline.switch(TRANSFERS)
         sources, row_refs = selector.stage(rows)
-        session.timeline.switch(CONTROL)
         wanted = range(len(self.output_modes)) if subset is None else subset
         updated = self._graph.accumulated if accumulate else []
         n = len(self.output_modes)
@@ -185,7 +182,7 @@ class Function:
             num_slices=num_slices,
             output_modes=tuple([self.output_modes[i] for i in wanted]),
             output_subset=None if subset is None else (*subset, *range(n, n + len(updated))),
-            updated=keys(session, updated),
+            updated=session.keys(updated),
             update_modes=tuple([self._mode_of.get(var, "avg") for var in updated]),
             nccl=self._results.over_nccl(wanted) if session.nccl and (everybody or all(counts)) else (),
             master=session.master_rank,
@@ -225,7 +222,7 @@ class Function:
     def _lengths(self, session: Session) -> list[int]:
         """The number of rows of the sliceable shared variables on each rank, which must agree between them."""
         session.distribute((self._keys[self._plain],))
-        shapes = shapes_on_ranks(session, self._graph.sliceable_shareds)
+        shapes = session.shapes(self._graph.sliceable_shareds)
         for rank, on_rank in enumerate(shapes):
             if len({shape[0] for shape in on_rank}) > 1:
                 raise ValueError(

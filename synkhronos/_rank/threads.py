@@ -1,0 +1,48 @@
+"""Each rank's fair part of the cores."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from threadpoolctl import ThreadpoolController
+
+__all__ = ["ThreadLimits", "count_cores"]
+
+
+def count_cores() -> int:
+    """The number of CPU cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+class ThreadLimits:
+    """Keeps the BLAS and OpenMP threads of this process to its fair part of the cores.
+
+    Parameters
+    ----------
+    n_ranks : int
+    """
+
+    def __init__(self, n_ranks: int) -> None:
+        self._n_threads = max(1, count_cores() // n_ranks)
+        self._limited: set[str] = set()
+        self._undo: list[Any] = []
+
+    def apply(self) -> None:
+        """Limit the libraries that this process has loaded by now, and that are not limited yet."""
+        controller = ThreadpoolController()
+        libraries = controller.info()
+        loaded = {library["filepath"] for library in libraries}
+        if loaded - self._limited:
+            limits: dict[str, int] = {}  # no more than the user has set, either
+            for library in libraries:
+                most = min(library["num_threads"], self._n_threads)
+                limits[library["prefix"]] = min(most, limits.get(library["prefix"], most))
+            self._undo.append(controller.limit(limits=limits))
+            self._limited |= loaded
+
+    def restore(self) -> None:
+        """Undo `apply`."""
+        while self._undo:
+            self._undo.pop().restore_original_limits()
+        self._limited.clear()
