@@ -10,7 +10,8 @@ import sys
 
 import numpy as np
 
-OPS = ("avg", "sum", "prod", "max", "min")
+from synkhronos._collectives import OPS
+
 DTYPES = ("bool", "int8", "uint8", "int16", "int32", "int64", "uint64", "float16", "float32", "float64")
 SHAPES = {"vector": (7,), "matrix": (13, 9), "empty": (0, 3), "row": (1,)}
 WEIGHTS = (3.0, 0.0, 1.25, 2.125, 0.5, 1.0, 0.5, 2.0)  # whose averages of whole numbers are never halves

@@ -8,14 +8,13 @@ from typing import Any
 from synkhronos import _graphs
 from synkhronos._calls.functions import Function
 from synkhronos._calls.results import Results
-from synkhronos._collectives import OPS
+from synkhronos._collectives import check_op, lists_ops
 from synkhronos._session import current
 
 __all__ = ["function"]
 
-OUTPUT_MODES = (*OPS, "gather", None)
 
-
+@lists_ops
 def function(
     inputs: Sequence[Any],
     outputs: Any = None,
@@ -32,9 +31,9 @@ def function(
     inputs : list of Theano variables or theano.In
         Scattered over the ranks along axis 0, as evenly as possible.
     outputs : variable, (variable, op), or a list of these, optional
-        ``op`` says how the ranks' values become one: ``"avg"`` (default; weighted by data points), ``"sum"``,
-        ``"prod"``, ``"max"``, ``"min"``, ``"gather"`` (concatenated on axis 0 in rank order), or ``None`` (the
-        master's own value). ``"c_avg"``, ``"c_sum"``, … ask for the CPU path.
+        ``op`` says how the ranks' values become one: element by element by {ops} (``"avg"``, the default, is
+        weighted by data points); ``"gather"`` (concatenated on axis 0 in rank order); or ``None`` (the master's own
+        value). ``"c_avg"``, ``"c_sum"``, … ask for the CPU path.
     bcast_inputs : list of Theano variables, optional
         Inputs that every rank uses whole.
     updates : dict, or list of (shared, expression) or (shared, expression, op), optional
@@ -68,7 +67,7 @@ def function(
     for position, item in enumerate(items):
         var, op = item if _is_pair(item) else (item, "avg")
         variables.append(var)
-        output_modes.append(_check_op(op, f"output {position}", OUTPUT_MODES))
+        output_modes.append(check_op(f"output {position}", op, "gather", None))
         if output_modes[-1] is not None and not _graphs.is_tensor_variable(getattr(var, "variable", var)):
             raise TypeError(f"output {position} must be a Theano tensor variable, or have the op None; got {var!r}")
     graph = _graphs.Graph(
@@ -91,13 +90,6 @@ def _is_pair(item: Any) -> bool:
     return isinstance(item, tuple) and len(item) == 2 and (item[1] is None or isinstance(item[1], str))
 
 
-def _check_op(op: Any, what: str, modes: Sequence[Any]) -> Any:
-    plain = op[2:] if isinstance(op, str) and op.startswith("c_") else op
-    if not (plain is None or isinstance(plain, str)) or plain not in modes:
-        raise ValueError(f"{what}: unknown op {op!r}; expected one of {', '.join(map(repr, modes))}")
-    return plain
-
-
 def _read_updates(updates: Any) -> tuple[list[tuple[Any, Any]], dict[Any, str]]:
     pairs: list[tuple[Any, Any]] = []
     modes: dict[Any, str] = {}
@@ -107,5 +99,5 @@ def _read_updates(updates: Any) -> tuple[list[tuple[Any, Any]], dict[Any, str]]:
         if not isinstance(item, (tuple, list)) or len(item) not in (2, 3):
             raise TypeError(f"updates must be (shared, expression) or (shared, expression, op); got {item!r}")
         pairs.append((item[0], item[1]))
-        modes[item[0]] = _check_op(item[2] if len(item) == 3 else "avg", f"the update of {item[0]}", tuple(OPS))
+        modes[item[0]] = check_op(f"the update of {item[0]}", item[2] if len(item) == 3 else "avg")
     return pairs, modes

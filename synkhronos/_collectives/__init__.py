@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from synkhronos._collectives.arithmetic import OPS, Accumulator, combine, result_dtype
+from synkhronos._collectives.arithmetic import Accumulator, combine, result_dtype
 from synkhronos._collectives.communicator import connect, make_clique
 from synkhronos._collectives.nccl import NcclTransport, nccl_moves, nccl_reduces
 from synkhronos._collectives.on_device import DeviceAccumulator, accumulates
+from synkhronos._collectives.ops import OPS, check_op, lists_ops
 from synkhronos._collectives.shared_memory import ShapesDiffer, SharedMemoryTransport
 from synkhronos._collectives.workspace import Workspace
 
@@ -18,8 +19,10 @@ __all__ = [
     "SharedMemoryTransport",
     "Workspace",
     "accumulates",
+    "check_op",
     "combine",
     "connect",
+    "lists_ops",
     "make_clique",
     "nccl_moves",
     "nccl_reduces",

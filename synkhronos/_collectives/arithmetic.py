@@ -8,12 +8,13 @@ altogether, NaNs in it too. If all weights are 0 they count as equal.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 
+from synkhronos._collectives.ops import OPS
+
 __all__ = [
-    "OPS",
     "Accumulator",
     "as_stored",
     "check_equal_shapes",
@@ -23,15 +24,6 @@ __all__ = [
     "result_dtype",
     "weighted_mean",
 ]
-
-#: What combines two arrays, for each op that reduces.
-OPS: dict[str, Callable[..., Any]] = {
-    "avg": np.add,
-    "sum": np.add,
-    "prod": np.multiply,
-    "max": np.maximum,
-    "min": np.minimum,
-}
 
 
 def normalized(weights: Sequence[float]) -> list[float]:
@@ -49,23 +41,23 @@ def average_dtype(dtype: np.dtype) -> np.dtype:
 
 def result_dtype(dtype: np.dtype, op: str) -> np.dtype:
     """The dtype of a reduction that is returned: NumPy's, so integers and booleans average to float64."""
-    if op == "avg":
+    if OPS[op].weighted:
         return np.dtype(np.float64) if dtype.kind in "iub" else dtype
-    if op in ("sum", "prod") and dtype.kind in "iub":
+    if OPS[op].widens and dtype.kind in "iub":
         return np.add.reduce(np.zeros(1, dtype)).dtype
     return dtype
 
 
 def reduce_into(out: np.ndarray, operands: list[np.ndarray], op: str) -> None:
     """Combine arrays, in their order, into ``out``, which may be the first of them, or of a wider dtype."""
-    ufunc = OPS[op]
+    combine_two = OPS[op].combine
     if len(operands) == 1:
         if out is not operands[0]:
             np.copyto(out, operands[0])
         return
-    ufunc(operands[0], operands[1], out=out, dtype=out.dtype)
+    combine_two(operands[0], operands[1], out=out, dtype=out.dtype)
     for operand in operands[2:]:
-        ufunc(out, operand, out=out)
+        combine_two(out, operand, out=out)
 
 
 def combine(arrays: Sequence[Any], op: str, weights: Sequence[float], what: str) -> np.ndarray:
@@ -78,7 +70,7 @@ def combine(arrays: Sequence[Any], op: str, weights: Sequence[float], what: str)
     op : str
         A key of `OPS`, or ``"gather"`` (concatenate on axis 0; 0-d arrays count as length 1).
     weights : sequence of float
-        As many; used by ``"avg"`` alone.
+        As many; used by a weighted op alone.
     what : str
         What the arrays are, for messages.
 
@@ -100,10 +92,10 @@ def combine(arrays: Sequence[Any], op: str, weights: Sequence[float], what: str)
         return np.concatenate([np.atleast_1d(array) for array in arrays])
     check_equal_shapes(shapes, op, what)
     returned = result_dtype(arrays[0].dtype, op)
-    if op != "avg":
+    if not OPS[op].weighted:
         out = np.array(arrays[0], dtype=returned)
         for array in arrays[1:]:
-            OPS[op](out, array, out=out)
+            OPS[op].combine(out, array, out=out)
         return out
     present = [(array, share) for array, share in zip(arrays, normalized(weights)) if share > 0]
     if len(present) == 1:
@@ -162,17 +154,22 @@ class Accumulator:
         value = np.asarray(value)
         if self._dtype is None:
             self._dtype = result_dtype(value.dtype, self._op)
-        if self._op == "avg":
+        if self._op == "gather":
+            self._parts.append(value)
+            return
+        op = OPS[self._op]
+        if op.weighted:
             share = count / self._total if self._total else 1.0
             value = np.asarray(value * average_dtype(value.dtype).type(share))
-        if self._op == "gather" or not self._parts:
-            self._parts.append(value)
-        else:
-            op = "sum" if self._op == "avg" else self._op
-            self._parts = [combine([self._parts[0], value], op, (), self._what)]
+        if self._parts:
+            former = self._parts.pop()
+            check_equal_shapes([former.shape, value.shape], self._op, self._what)
+            dtype = former.dtype if op.weighted else result_dtype(former.dtype, self._op)
+            value = np.asarray(op.combine(former, value, dtype=dtype))
+        self._parts.append(value)
 
     def result(self) -> np.ndarray:
-        """The reduction (for ``"avg"``, over values weighted by their counts)."""
+        """The reduction (for a weighted op, of values weighted by their counts)."""
         if self._op == "gather":
             return combine(self._parts, "gather", (), self._what)
         assert self._dtype is not None

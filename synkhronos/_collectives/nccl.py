@@ -19,6 +19,7 @@ import numpy as np
 from synkhronos._collectives import communicator
 from synkhronos._collectives.arithmetic import normalized, result_dtype
 from synkhronos._collectives.on_device import scale
+from synkhronos._collectives.ops import OPS
 from synkhronos._collectives.shared_memory import ShapesDiffer
 from synkhronos._collectives.workspace import Workspace
 
@@ -38,7 +39,7 @@ _ABORT_SECONDS = 5.0
 
 def nccl_reduces(dtype: np.dtype, op: str, widen: bool) -> bool:
     """Whether NCCL can reduce arrays of ``dtype``; with ``widen`` to the dtype that NumPy would return."""
-    if dtype not in _DTYPES or (op == "avg" and dtype.kind != "f"):
+    if dtype not in _DTYPES or OPS[op].nccl is None or (OPS[op].weighted and dtype.kind != "f"):
         return False
     return not widen or result_dtype(dtype, op) == dtype
 
@@ -93,7 +94,7 @@ class NcclTransport:
 
         def work() -> None:
             for chunk in self._chunks(works):
-                self._comm.all_reduce(chunk, _nccl_op(op), chunk)
+                self._comm.all_reduce(chunk, OPS[op].nccl, chunk)
 
         self._run(work, works)
         self._finish(works, after)
@@ -108,7 +109,7 @@ class NcclTransport:
 
         def work() -> None:
             for chunk in self._chunks(works):
-                self._comm.reduce(chunk, _nccl_op(op), chunk if root == self._rank else None, root)
+                self._comm.reduce(chunk, OPS[op].nccl, chunk if root == self._rank else None, root)
 
         self._run(work, works)
         if root != self._rank:
@@ -151,7 +152,7 @@ class NcclTransport:
     ) -> float | None:
         """Agree with the other ranks, and weight this rank's arrays; returns what to multiply the sum with."""
         self.agree(arrays)
-        if op != "avg":
+        if not OPS[op].weighted:
             return None
         factors = normalized(weights if weights is not None else (1.0,) * self._n_ranks)
         if len(set(factors)) == 1:
@@ -207,10 +208,6 @@ class NcclTransport:
         if not done.wait(_ABORT_SECONDS):
             _logger.error("a collective hangs on this process's GPU, which cannot be used any more")
             atexit.register(os._exit, 1)  # run before the interpreter frees what is on that GPU, which would hang
-
-
-def _nccl_op(op: str) -> str:
-    return "sum" if op == "avg" else op
 
 
 def _contiguous(array: Any) -> Any:

@@ -11,17 +11,9 @@ from typing import Any
 import numpy as np
 
 from synkhronos._collectives.arithmetic import check_equal_shapes, result_dtype
+from synkhronos._collectives.ops import OPS
 
 __all__ = ["DeviceAccumulator", "accumulates", "scale"]
-
-#: What combines an array ``a`` with another one, ``b`` (``s`` is a number); comparisons keep NaN, as NumPy's do.
-_EXPRESSIONS = {
-    "avg": "a = a + b * s",
-    "sum": "a = a + b",
-    "prod": "a = a * b",
-    "max": "a = (a > b || a != a) ? a : b",
-    "min": "a = (a < b || a != a) ? a : b",
-}
 
 
 def accumulates(dtype: np.dtype, op: str, wanted: np.dtype | None) -> bool:
@@ -33,7 +25,9 @@ def accumulates(dtype: np.dtype, op: str, wanted: np.dtype | None) -> bool:
         return True
     if dtype.kind == "f":
         return dtype.itemsize >= 4 and wanted in (None, dtype)
-    return dtype.kind in "iu" and op != "avg" and (result_dtype(dtype, op) if wanted is None else wanted) == dtype
+    return (
+        dtype.kind in "iu" and not OPS[op].weighted and (result_dtype(dtype, op) if wanted is None else wanted) == dtype
+    )
 
 
 @functools.cache
@@ -79,12 +73,12 @@ class DeviceAccumulator:
             self._parts.append(value.reshape((1,)) if value.shape == () else value)
         elif not self._parts:
             self._parts.append(value.copy())
-            if self._op == "avg":
+            if OPS[self._op].weighted:
                 scale(self._parts[0], share)
         else:
             check_equal_shapes([self._parts[0].shape, value.shape], self._op, self._what)
-            operands = (value, share) if self._op == "avg" else (value,)
-            _apply(_EXPRESSIONS[self._op], self._parts[0], *operands)
+            operands = (value, share) if OPS[self._op].weighted else (value,)
+            _apply(OPS[self._op].on_device, self._parts[0], *operands)
 
     def result(self) -> Any:
         if self._op == "gather":

@@ -22,6 +22,7 @@ import numpy as np
 
 from synkhronos._collectives.arithmetic import as_stored, normalized, reduce_into, weighted_mean
 from synkhronos._collectives.lanes import Lanes
+from synkhronos._collectives.ops import OPS
 from synkhronos._collectives.peer_memory import address_of, can_read, read, readable_by
 from synkhronos._collectives.workspace import Workspace
 from synkhronos._partition import shares
@@ -72,9 +73,9 @@ class SharedMemoryTransport:
         arrays : sequence of array
             C-contiguous and writable; of the same dtypes on every rank.
         op : str
-            ``"avg"``, ``"sum"``, ``"prod"``, ``"max"`` or ``"min"``.
+            A key of `OPS`.
         weights : sequence of float, or None
-            For ``"avg"``: one for each rank; a rank of weight 0 is left out.
+            For a weighted op: one for each rank; a rank of weight 0 is left out.
 
         Raises
         ------
@@ -142,7 +143,7 @@ class SharedMemoryTransport:
         self._signatures[self._rank] = hash(tuple(array.shape for array in arrays))
 
     def _reduction(self, op: str, weights: Sequence[float] | None) -> _Reduction:
-        factors = normalized(weights if weights is not None else (1.0,) * self._n_ranks) if op == "avg" else None
+        factors = normalized(weights if weights is not None else (1.0,) * self._n_ranks) if OPS[op].weighted else None
         return functools.partial(_reduce, op=op, factors=factors)
 
     def _through_lanes(
@@ -202,7 +203,7 @@ def _reduce(out: np.ndarray, operands: list[np.ndarray], op: str, factors: list[
     if factors is None:
         reduce_into(out, operands, op)
     elif operands[0].dtype.kind not in "iub" and len(set(factors)) == 1:
-        reduce_into(out, operands, "sum")
+        reduce_into(out, operands, op)
         np.multiply(out, out.dtype.type(factors[0]), out=out)
     else:
         present = [(operand, factor) for operand, factor in zip(operands, factors) if factor > 0]

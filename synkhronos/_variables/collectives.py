@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 
 from synkhronos import _graphs
-from synkhronos._collectives import nccl_moves, nccl_reduces
+from synkhronos._collectives import check_op, lists_ops, nccl_moves, nccl_reduces
 from synkhronos._rank import AllGather, AllReduce, Command, Get, Nccl, Reduce
 from synkhronos._session import Session
 from synkhronos._team import COLLECTIVES
 from synkhronos._variables.replicated import (
-    check_op,
     check_shapes,
     check_weights,
     like,
@@ -144,6 +143,7 @@ def all_gather(shared_vars: Any, nccl: bool = True) -> None:
             session.run(AllGather(session.keys(rest), tuple(on_ranks[var] for var in rest)))
 
 
+@lists_ops
 def reduce(shared_vars: Any, op: str = "avg", in_place: bool = True, nccl: bool = True) -> Any:
     """Reduce all ranks' values of each variable to the master.
 
@@ -151,7 +151,7 @@ def reduce(shared_vars: Any, op: str = "avg", in_place: bool = True, nccl: bool 
     ----------
     shared_vars : shared variable or list
     op : str
-        ``"avg"``, ``"sum"``, ``"min"``, ``"max"`` or ``"prod"``.
+        {ops}.
     in_place : bool
         ``True``: into the master's variable (integers keep their dtype: averages round to the nearest). ``False``:
         returned (in NumPy's dtype for such a reduction), and nothing changes.
@@ -191,6 +191,7 @@ def _run(session: Session, function: str, variables: Sequence[Any], command: Com
         raise
 
 
+@lists_ops
 def all_reduce(shared_vars: Any, op: str = "avg", nccl: bool = True, weights: Sequence[float] | None = None) -> None:
     """Reduce all ranks' values of each variable into every rank's variable, the same to the bit everywhere.
 
@@ -198,8 +199,7 @@ def all_reduce(shared_vars: Any, op: str = "avg", nccl: bool = True, weights: Se
     ----------
     shared_vars : shared variable or list
     op : str
-        ``"avg"``, ``"sum"``, ``"min"``, ``"max"`` or ``"prod"``. Integers keep their dtype: averages round to the
-        nearest.
+        {ops}. Integers keep their dtype: averages round to the nearest.
     nccl : bool
         Use NCCL where the variable lives on a CUDA GPU; on CPU cores it changes nothing.
     weights : sequence of float, optional

@@ -15,7 +15,6 @@ from synkhronos._rank import Put, Source
 from synkhronos._session import Session, current
 
 __all__ = [
-    "check_op",
     "check_rank",
     "check_shapes",
     "check_weights",
@@ -116,18 +115,12 @@ def check_rank(session: Session, rank: Any) -> int:
     return int(rank)
 
 
-def check_op(function: str, op: Any) -> str:
-    plain = op[2:] if isinstance(op, str) and op.startswith("c_") else op
-    if not isinstance(plain, str) or plain not in OPS:
-        raise ValueError(f"{function}: unknown op {op!r}; expected one of {', '.join(map(repr, OPS))}")
-    return plain
-
-
 def check_weights(session: Session, op: str, weights: Any) -> tuple[float, ...] | None:
     if weights is None:
         return None
-    if op != "avg":
-        raise ValueError(f'weights are for op "avg"; got op {op!r}')
+    if not OPS[op].weighted:
+        weighted = " or ".join(f'"{name}"' for name in OPS if OPS[name].weighted)
+        raise ValueError(f"weights are for op {weighted}; got op {op!r}")
     checked = np.asarray(weights, dtype=np.float64)
     if checked.shape != (session.n_ranks,):
         raise ValueError(f"weights: expected {session.n_ranks} numbers, one for each rank; got shape {checked.shape}")
