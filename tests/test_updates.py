@@ -80,9 +80,7 @@ def adamax_reference(loss, params, learning_rate=0.002, beta1=0.9, beta2=0.999, 
 
 def reference(name):
     lasagne_updates = pytest.importorskip("lasagne.updates")
-    if name == "adamax":
-        return getattr(lasagne_updates, name, adamax_reference)
-    return getattr(lasagne_updates, "sgd" if name == "sgd_nonflat" else name)
+    return getattr(lasagne_updates, "sgd" if name == "sgd_nonflat" else name, globals().get(f"{name}_reference"))
 
 
 def assert_equal_histories(got, expected, dtype):

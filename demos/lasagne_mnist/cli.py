@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 from collections.abc import Sequence
 
-# The rules of synkhronos.extensions.updates, with a learning rate that suits these networks.
+from synkhronos.extensions import updates
+
+RULES = [name for name in updates.__all__ if not name.startswith("apply_")]
+
+# Learning rates that suit these networks, where the rule's own default does not.
 LEARNING_RATES = {
     "sgd": 0.1,
     "sgd_nonflat": 0.1,
@@ -13,9 +18,7 @@ LEARNING_RATES = {
     "nesterov_momentum": 0.02,
     "adagrad": 0.01,
     "rmsprop": 0.001,
-    "adadelta": 1.0,
     "adam": 0.0015,
-    "adamax": 0.002,
 }
 
 
@@ -34,7 +37,7 @@ def make_parser(description: str, ranks: bool = True) -> argparse.ArgumentParser
         "--batch-size", type=positive, default=64, help="images in a minibatch, all ranks together (%(default)s)"
     )
     parser.add_argument("--epochs", type=positive, default=10, help="passes over the training set (%(default)s)")
-    parser.add_argument("--update-rule", default="adam", choices=sorted(LEARNING_RATES), help="(%(default)s)")
+    parser.add_argument("--update-rule", default="adam", choices=RULES, help="(%(default)s)")
     parser.add_argument("--learning-rate", type=float, help="(one that suits the rule)")
     parser.add_argument("--seed", type=int, default=1, help="of weights, order of images, dropout (%(default)s)")
     parser.add_argument("--json", metavar="FILE", help="write the results to FILE")
@@ -51,7 +54,8 @@ def parse_arguments(parser: argparse.ArgumentParser, argv: Sequence[str] | None 
     """Parse the arguments and fill in the learning rate that suits the rule."""
     args = parser.parse_args(argv)
     if args.learning_rate is None:
-        args.learning_rate = LEARNING_RATES[args.update_rule]
+        rule = inspect.signature(getattr(updates, args.update_rule))
+        args.learning_rate = LEARNING_RATES.get(args.update_rule, rule.parameters["learning_rate"].default)
     return args
 
 

@@ -1,16 +1,16 @@
-"""Momentum added to the updates of any rule. The public names are those of `updates`.
+"""Momentum added to the updates of any rule.
 
 As in Lasagne, and in its order of operations: the velocity is computed from the value u that the
-rule gives to a parameter p. `updates.momentum` gets the same from the gradient, in fewer steps.
+rule gives to a parameter p. `momentum` gets the same from the gradient, in fewer steps.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, Optional
 
-from synkhronos.extensions._flat import number, shared_list, zeros_like
+from synkhronos.extensions.updates.flat import Updates, number, shared_list, zeros_like
 
-Updates = dict[Any, Any]
+__all__ = ["apply_momentum", "apply_nesterov_momentum"]
 
 
 def apply_momentum(updates: Updates, params: Optional[Any] = None, momentum: Any = 0.9) -> Updates:
@@ -49,7 +49,7 @@ def apply_nesterov_momentum(updates: Updates, params: Optional[Any] = None, mome
     """Add Nesterov's momentum to a rule: ``v := momentum * v + u - p``, ``p := momentum * v + u``.
 
     Parameters, returns and errors as in `apply_momentum`. Sources as in
-    `updates.nesterov_momentum`.
+    `nesterov_momentum`.
     """
     result = OrderedDict(updates)
     for param, velocity, new, keep in _velocities(updates, params, momentum):

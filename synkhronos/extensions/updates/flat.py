@@ -15,6 +15,9 @@ import theano
 import theano.tensor as T
 from theano.compile import SharedVariable
 
+Updates = dict[Any, Any]
+Divided = tuple[Updates, Updates, Any]
+
 
 def shared_list(params: Any) -> list[Any]:
     """List the parameters.
