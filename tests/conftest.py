@@ -118,6 +118,24 @@ def forget_what_was_built(module):
             value.clear()
 
 
+_groups = {}  # for each folder of tests: when its first test began, when its last one ended, how many there were
+
+
+def pytest_runtest_logreport(report):
+    """Note when each group of tests runs."""
+    group = "/".join(report.nodeid.split("/")[:-1])
+    began, _, n_tests = _groups.get(group, (report.start, 0, 0))
+    _groups[group] = (min(began, report.start), report.stop, n_tests + (report.when == "call"))
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Say how long each group took, the forks and compilations of its modules included."""
+    terminalreporter.section("time of each group")
+    for group, (began, ended, n_tests) in _groups.items():
+        minutes, seconds = divmod(round(ended - began), 60)
+        terminalreporter.line(f"{group:20} {n_tests:5} tests {minutes:3}:{seconds:02}")
+
+
 def pytest_sessionfinish():
     """End what a failing test may have left, lest it outlives the run."""
     for child in psutil.Process().children(recursive=True):

@@ -131,10 +131,10 @@ def install():
     """Have synkhronos, in this process and those forked from it, take this for NCCL."""
     import pygpu.collectives
 
-    from synkhronos import _gpus
     from synkhronos._collectives import communicator, nccl
+    from synkhronos._session import gpus
 
     pygpu.collectives.GpuComm, pygpu.collectives.GpuCommCliqueId = GpuComm, GpuCommCliqueId
-    _gpus.may_use_nccl = lambda devices: True
+    gpus.may_use_nccl = lambda devices: True
     nccl._MAX_ELEMENTS = MAX_ELEMENTS
     communicator.abort = abort

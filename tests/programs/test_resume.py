@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parents[1] / "demos" / "lasagne_mnist"
+FOLDER = Path(__file__).parents[2] / "demos" / "lasagne_mnist"
 OPTIONS = [
     *("--model", "custom_mlp:1,20,0.2,0.5", "--data", "digits"),
     *("--epochs", "5", "--batch-size", "150", "--ranks", "2"),

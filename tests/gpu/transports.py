@@ -1,6 +1,6 @@
 """Every collective on every dtype over one transport: run by `test_transports.py`, in a process of its own.
 
-    python tests/transports.py TRANSPORT DEVICES FILE
+    python tests/gpu/transports.py TRANSPORT DEVICES FILE
 
 TRANSPORT: "shared memory", "host" (GPUs without NCCL), "nccl", or "stand-in" (for NCCL). DEVICES: names with commas
 between them. The results of each collective go to FILE, by the names of `name_of`.

@@ -670,9 +670,9 @@ def test_freed_memory_can_be_used_at_once():
         x = T.dvector("x")
         f = synk.function([x], (x.sum(), "sum"))
         f(np.ones(3))
-        from synkhronos import _segments
+        from synkhronos._memory import segments
         limit = 50_000_000
-        reserve = _segments._reserve
+        reserve = segments._reserve
         used = []
         def counting(fd, size):
             room = os.statvfs("/dev/shm")
@@ -682,7 +682,7 @@ def test_freed_memory_can_be_used_at_once():
             if now + size > used[0] + limit:
                 raise MemoryError("as if /dev/shm were full")
             reserve(fd, size)
-        _segments._reserve = counting
+        segments._reserve = counting
         for _ in range(5):
             d = synk.data(np.ones(4_000_000))
             assert f(d) == 4_000_000

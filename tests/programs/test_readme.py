@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 100  # for one program, compilation included
 
 # Has an environment in which the project is not installed import Theano as an installed one does.

@@ -42,7 +42,7 @@ def outcomes(tmp_path_factory):
                 pytest.skip(f"{len(there)} GPUs")
             devices = ",".join((there * n_ranks)[:n_ranks])
             file = tmp_path_factory.mktemp("outcome") / "results.npz"
-            command = [sys.executable, "tests/transports.py", way, devices, str(file)]
+            command = [sys.executable, "tests/gpu/transports.py", way, devices, str(file)]
             run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
             assert run.returncode == 0, run.stderr
             with np.load(file) as results:

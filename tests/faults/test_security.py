@@ -17,7 +17,7 @@ import theano.tensor as T
 from support import run_script, worker_pids
 
 import synkhronos as synk
-from synkhronos._memory import segments as _segments
+from synkhronos._memory import segments
 
 IN_OPEN, IN_CREATE = 0x20, 0x100
 NOBODY = 65534
@@ -118,7 +118,7 @@ def test_memory_is_for_this_user_alone(family):
 def test_a_loose_umask_changes_nothing(family):
     before = os.umask(0)
     try:
-        segment = _segments.Segment.create(5000)
+        segment = segments.Segment.create(5000)
     finally:
         os.umask(before)
     assert stat.S_IMODE(os.fstat(segment.ref.fd).st_mode) == 0o600
@@ -315,10 +315,11 @@ def test_messages_are_read_only_from_inherited_memory(family, monkeypatch):
     """Whatever the master unpickles in a call lay in memory that it made before it forked, or that a worker made."""
     import pickle
 
-    from synkhronos import _box, _protocol
+    from synkhronos._memory import box
+    from synkhronos._rank import messages
 
     sources = []
-    get = _box.Box.get
+    get = box.Box.get
 
     def noted(box):
         message = get(box)
@@ -332,8 +333,8 @@ def test_messages_are_read_only_from_inherited_memory(family, monkeypatch):
         loaded.append(message)
         return loads(message, *rest, **named)
 
-    monkeypatch.setattr(_box.Box, "get", noted)
-    monkeypatch.setattr(_protocol.pickle, "loads", strict)
+    monkeypatch.setattr(box.Box, "get", noted)
+    monkeypatch.setattr(messages.pickle, "loads", strict)
     use()
     assert loaded
     assert all(any(message is source or message in source for source in sources) for message in loaded)

@@ -10,7 +10,7 @@ import pytest
 
 from synkhronos._compat import blas
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def python(source, *options, timeout=110, directory=None, **environment):

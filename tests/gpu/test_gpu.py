@@ -57,7 +57,7 @@ class TestOnGpu:
 
     @staticmethod
     def run_tests(kind, n_ranks, **environment):
-        command = ["-m", "pytest", "-q", "-ra", "-p", "no:cacheprovider", "--timeout", "300", "tests/on_gpu.py"]
+        command = ["-m", "pytest", "-q", "-ra", "-p", "no:cacheprovider", "--timeout", "300", "tests/gpu/on_gpu.py"]
         done = run(kind, command, n_ranks, **environment)
         print(done.stdout)
         assert done.returncode == 0, done.stdout
@@ -72,7 +72,7 @@ class TestFailuresInsideNccl:
 
     START = """
         import os, signal, sys, time
-        sys.path.insert(0, "tests")
+        sys.path[:0] = ["tests", "tests/gpu"]
         import stand_in
         from support import worker_pids
         stand_in.install()
