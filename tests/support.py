@@ -118,8 +118,9 @@ def start_script(source, *arguments, **options):
         from support import *
     """
     environment = dict(os.environ)
-    paths = [str(ROOT), str(ROOT / "tests"), environment.get("PYTHONPATH", "")]
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    groups = [folder for folder in (ROOT / "tests").iterdir() if folder.is_dir()]
+    paths = [ROOT, ROOT / "tests", *groups, environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, map(str, paths)))
     environment.update(options.pop("environment", {}))
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(prelude) + textwrap.dedent(source), *map(str, arguments)],

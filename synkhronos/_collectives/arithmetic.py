@@ -152,11 +152,11 @@ class Accumulator:
     def add(self, value: Any, count: int) -> None:
         """Add the result of one slice of ``count`` data points."""
         value = np.asarray(value)
-        if self._dtype is None:
-            self._dtype = result_dtype(value.dtype, self._op)
         if self._op == "gather":
             self._parts.append(value)
             return
+        if self._dtype is None:
+            self._dtype = result_dtype(value.dtype, self._op)
         op = OPS[self._op]
         if op.weighted:
             share = count / self._total if self._total else 1.0

@@ -8,8 +8,8 @@ import theano
 import theano.tensor as T
 from hypothesis import given
 from hypothesis import strategies as st
+from strategies import batches
 from support import assert_close, shares
-from test_partition import batches
 
 import synkhronos as synk
 from synkhronos._collectives.lanes import LANE_BYTES

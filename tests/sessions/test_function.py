@@ -9,8 +9,8 @@ import theano
 import theano.tensor as T
 from hypothesis import given
 from hypothesis import strategies as st
+from strategies import batches
 from support import assert_close, shares
-from test_partition import batches
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 import synkhronos as synk

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from strategies import batches
 
 from synkhronos._partition import Rows, pieces, select, select_per_rank, shares, shift, take
 
@@ -13,32 +14,6 @@ LENGTHS = st.integers(0, 60)
 def expand(selection):
     """The row numbers of a selection as a list."""
     return list(range(*selection)) if isinstance(selection, Rows) else list(selection)
-
-
-@st.composite
-def batches(draw, length):
-    """Something that picks rows of ``length``, and the NumPy index that means the same."""
-    kind = draw(st.sampled_from(["none", "int", "slice", "list", "array", "mask"]))
-    if kind == "none":
-        return None, slice(None)
-    if kind == "int":
-        count = draw(st.integers(0, length))
-        return draw(st.sampled_from([count, np.int64(count), np.uint8(count)])), slice(count)
-    bound = st.none() | st.integers(-length, length)
-    if kind == "slice":
-        step = st.none() | st.integers(-7, 7).filter(bool)
-        picked = slice(draw(bound), draw(bound), draw(step))
-        return picked, picked
-    if kind == "mask":
-        mask = draw(st.lists(st.booleans(), min_size=length, max_size=length))
-        index = np.array(mask, dtype=bool)
-        return (mask if draw(st.booleans()) and mask else index), index
-    indexes = draw(st.lists(st.integers(-length, length - 1), max_size=80)) if length else []
-    index = np.array(indexes, dtype=np.int64)
-    if kind == "list":
-        return draw(st.sampled_from([list, tuple]))(indexes), index
-    dtypes = ["int8", "int16", "int32", "int64"] + (["uint8", "uint64"] if not index.size or index.min() >= 0 else [])
-    return index.astype(draw(st.sampled_from(dtypes))), index
 
 
 @given(LENGTHS, st.integers(1, 12))
