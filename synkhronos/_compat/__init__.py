@@ -5,7 +5,7 @@ costs nothing before.
 
 Invariants: this package imports only the standard library and nothing of synkhronos, because ``_synkhronos_start``
 loads it by itself while ``theano`` is being imported; a choice that the user made in ``THEANO_FLAGS``, ``.theanorc`` or
-``theano.config`` is never overruled; nothing is written to disk.
+``theano.config`` is never overruled; nothing is written to disk but to Theano's own cache.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 
 from .blas import find_blas
 from .cache import mend_cache_keys
+from .headers import precompile_headers
 
 __all__ = ["install"]
 
@@ -52,6 +53,7 @@ def install() -> Mender:
         prepare_theano()
         offer_blas(importlib.import_module("theano.configdefaults"))
         mend_cache_keys()
+        precompile_headers()
     return mender
 
 
@@ -95,6 +97,7 @@ def mended(module: types.ModuleType) -> Iterator[None]:
         prepare_theano()
         yield
         mend_cache_keys()
+        precompile_headers()
     elif module.__name__ == "theano.configdefaults":
         yield
         offer_blas(module)

@@ -1,6 +1,7 @@
 """Theano and Lasagne work on this Python, whatever is imported first; each case is a process of its own."""
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -251,3 +252,53 @@ def test_a_blas_is_tried_before_it_is_used(gemv, usable, tmp_path):
 def test_a_library_that_is_no_blas_is_not_used(tmp_path):
     assert not blas.is_usable("libc.so.6")
     assert not blas.is_usable(str(tmp_path / "missing.so"))
+
+
+class TestHeaders:
+    """Theano's headers are compiled once, and a module that cannot use them is compiled as ever."""
+
+    PROGRAM = """
+        import theano, theano.tensor as T, numpy as np
+        x = T.dvector("x")
+        assert theano.function([x], T.exp(x) + x * {number})(np.ones(2)).tolist() == [np.e + {number}] * 2
+        print(theano.config.compiledir)
+    """
+
+    def compile(self, folder, number, **environment):
+        """Compile something into a cache; returns the headers that are in it then, and when they were made."""
+        flags = f"base_compiledir={folder}"
+        out, _ = python(self.PROGRAM.format(number=number), THEANO_FLAGS=flags, **environment)
+        made = Path(out.strip()).glob("synkhronos_headers/*/*.gch")
+        return {path.parent.name: path.stat().st_mtime_ns for path in made}
+
+    def test_they_are_compiled_once(self, tmp_path):
+        first = self.compile(tmp_path, 2)
+        assert len(first) == 1
+        assert self.compile(tmp_path, 3) == first
+
+    def test_another_compiler_compiles_them_again(self, tmp_path):
+        first = self.compile(tmp_path, 2)
+        other = tmp_path / "bin" / "g++"
+        other.parent.mkdir()
+        other.write_text(f'#!/bin/sh\nexec {shutil.which("g++")} "$@"\n')
+        other.chmod(0o755)
+        both = self.compile(tmp_path, 3, PATH=f"{other.parent}:{os.environ['PATH']}")
+        assert len(both) == 2 and first.items() <= both.items()
+
+    @pytest.mark.parametrize("fault", ["no room", "a damaged file", "no compilation"])
+    def test_modules_are_compiled_without_them(self, tmp_path, fault):
+        (name,) = self.compile(tmp_path, 2)
+        (folder,) = tmp_path.glob("*/synkhronos_headers")
+        if fault == "a damaged file":
+            (folder / name / "theano.h.gch").write_bytes(b"gpch")
+        else:
+            shutil.rmtree(folder)
+        if fault == "no room":
+            folder.write_text("a file where the folder should be")
+        compiler = tmp_path / "bin" / "g++"
+        compiler.parent.mkdir()
+        compiler.write_text(f'#!/bin/sh\ncase "$*" in *c++-header*) exit 1;; esac\nexec {shutil.which("g++")} "$@"\n')
+        compiler.chmod(0o755)
+        path = f"{compiler.parent}:{os.environ['PATH']}" if fault == "no compilation" else os.environ["PATH"]
+        found = self.compile(tmp_path, 4, PATH=path)
+        assert set(found) == ({name} if fault == "a damaged file" else set())

@@ -1,0 +1,118 @@
+"""The headers of Theano's C++ modules, compiled once: two thirds of a module's compilation are their parsing.
+
+Each module begins with those of Python, NumPy and the C++ library. They are compiled to a folder of Theano's own
+compile cache, by the very flags of the module, when the first module asks for such flags; later ones include the
+result. The compiler refuses what does not suit, and then parses as ever. A module and its key in the cache stay the
+same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+__all__ = ["precompile_headers"]
+
+_HEADERS = ("Python.h", "iostream", "math.h", "numpy/arrayobject.h", "numpy/arrayscalars.h", "vector", "algorithm")
+_FIRST_LINE = b"#include <Python.h>"
+_FOLDER = "synkhronos_headers"
+
+
+def precompile_headers() -> None:
+    """Have Theano compile with precompiled headers. It must have been imported; calling this again does nothing."""
+    from theano.gof import cmodule
+
+    theanos_own = cmodule.output_subprocess_Popen
+    if getattr(theanos_own, "synkhronos_role", None) == "mend":
+        return
+
+    def output_subprocess_Popen(command: Any, **params: Any) -> Any:
+        """Run a command of Theano's, a compilation with headers that are compiled already."""
+        if isinstance(command, list) and "-shared" in command:
+            with contextlib.suppress(OSError):
+                command = with_headers(command, cmodule.config.compiledir)
+        return theanos_own(command, **params)
+
+    output_subprocess_Popen.synkhronos_role = "mend"  # type: ignore[attr-defined]
+    cmodule.output_subprocess_Popen = output_subprocess_Popen
+
+
+def with_headers(command: list[str], cache: str) -> list[str]:
+    """The command that compiles a module, with precompiled headers if it can use them.
+
+    Parameters
+    ----------
+    command : list of str
+        The compiler, its flags, the source file and the libraries.
+    cache : str
+        Folder in which the headers are kept, for each combination of flags.
+    """
+    sources = [part for part in command if part.endswith(".cpp")]
+    if len(sources) != 1 or not _begins_as_modules_do(sources[0]):
+        return command
+    flags = _flags(command[1:], sources[0])
+    header = os.path.join(cache, _FOLDER, _identity(command[0], flags), "theano.h")
+    if not os.path.exists(f"{header}.gch") and not _compile(command[0], flags, header):
+        return command
+    return [command[0], "-include", header, *command[1:]]
+
+
+def _begins_as_modules_do(source: str) -> bool:
+    with open(source, "rb") as file:
+        return file.readline().strip() == _FIRST_LINE and b"PY_SSIZE_T_CLEAN" not in file.read(2000)
+
+
+def _flags(arguments: list[str], source: str) -> list[str]:
+    """Those that matter for headers: all but what names input, output and libraries."""
+    flags = []
+    skip = False
+    for argument in arguments:
+        if skip or argument == source or argument.startswith(("-l", "-L", "-Wl,", "-shared")):
+            skip = False
+        elif argument == "-o":
+            skip = True
+        else:
+            flags.append(argument)
+    return flags
+
+
+def _identity(compiler: str, flags: list[str]) -> str:
+    """A name that changes with all that the compiled headers are made of: they are never compared with the sources."""
+    import numpy
+
+    program = shutil.which(compiler) or compiler
+    stamps: list[Any] = [os.stat(program).st_mtime_ns]
+    for flag in flags:
+        for header in _HEADERS:
+            path = os.path.join(flag[2:], header)
+            if flag.startswith("-I") and os.path.exists(path):
+                stamps.append((path, os.stat(path).st_mtime_ns))
+    described = repr((sys.version, numpy.__version__, program, stamps, flags))
+    return hashlib.sha256(described.encode()).hexdigest()[:16]
+
+
+def _compile(compiler: str, flags: list[str], header: str) -> bool:
+    """Compile the headers; whether that could be done. Several processes may do it at once: the last one stays."""
+    folder = os.path.dirname(header)
+    os.makedirs(folder, exist_ok=True)
+    with open(header, "w") as file:
+        file.writelines(f"#include <{name}>\n" for name in _HEADERS)
+    handle, partial = tempfile.mkstemp(dir=folder)
+    os.close(handle)
+    try:
+        command = [compiler, *flags, "-x", "c++-header", header, "-o", partial]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=300, check=False)
+        if done.returncode == 0:
+            os.replace(partial, f"{header}.gch")
+        return done.returncode == 0
+    except subprocess.SubprocessError:
+        return False
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(partial)
