@@ -123,7 +123,7 @@ _groups = {}  # for each folder of tests: when its first test began, when its la
 
 def pytest_runtest_logreport(report):
     """Note when each group of tests runs."""
-    group = "/".join(report.nodeid.split("/")[:-1])
+    group = "/".join(report.nodeid.split("::")[0].split("/")[:-1])
     began, _, n_tests = _groups.get(group, (report.start, 0, 0))
     _groups[group] = (min(began, report.start), report.stop, n_tests + (report.when == "call"))
 

@@ -1,0 +1,59 @@
+"""What those who carry on the work rely on: the same commands by hand, in hooks and in workflows; names that exist."""
+
+import re
+
+import pytest
+import yaml
+from support import ROOT
+
+MAKEFILE = (ROOT / "Makefile").read_text()
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+def commands_of(target):
+    """What a target of the Makefile runs."""
+    return re.search(rf"^{target}:.*\n((?:\t.*\n)+)", MAKEFILE, re.M).group(1).replace("$(BIN)", ".venv/bin")
+
+
+def steps_of(path):
+    jobs = yaml.safe_load(path.read_text())["jobs"]
+    return [step for job in jobs.values() for step in job["steps"]]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_workflows_run_targets_of_the_makefile(path):
+    runs = [step["run"] for step in steps_of(path) if "run" in step]
+    targets = [target for run in runs for target in re.findall(r"^make ([\w-]+)", run, re.M)]
+    assert targets
+    for target in targets:
+        assert commands_of(target)
+    assert {"lint", "test", "demo"} <= set(targets)
+
+
+def test_workflows_test_each_python_that_is_supported():
+    supported = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text())
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text())["jobs"]
+    assert jobs["test"]["strategy"]["matrix"]["python"] == supported
+
+
+def test_hooks_run_what_lint_runs():
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    entries = [hook["entry"] for repo in config["repos"] for hook in repo["hooks"]]
+    programs = [re.sub(r" --\w+| \.", "", line.strip()) for line in commands_of("lint").splitlines()]
+    assert [re.sub(r" --\w+", "", entry) for entry in entries] == programs
+
+
+def test_groups_of_tests_are_those_that_are_there():
+    groups = {path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")}
+    named = re.search(r"testpaths = (\[.*?\])", (ROOT / "pyproject.toml").read_text()).group(1)
+    assert {f"tests/{group}" for group in groups} == set(re.findall(r'"(.*?)"', named))
+    contributing = (ROOT / "CONTRIBUTING.md").read_text()
+    assert all(f"`tests/{group}`" in contributing for group in groups)
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/design.md"])
+def test_files_that_pages_name_are_there(page):
+    text = (ROOT / page).read_text()
+    for name in re.findall(r"`((?:synkhronos|tests|docs|_\w+)/[\w/.-]*)`", text):
+        name = name if name.split("/")[0] in ("synkhronos", "tests", "docs") else f"synkhronos/{name}"
+        assert (ROOT / name).exists(), f"{page} names {name}"
