@@ -78,9 +78,9 @@ class Session:
         self._replicate_rng = replicate_rng
         self._ledger = Ledger(segments, self._make_room)
         spin = _SPIN_SECONDS if self.n_ranks <= count_cores() else 0.0
+        workspace = Workspace(self.n_ranks)
         self._team = Team(devices, master_rank, spin, timeout)
         self.timeline = self._team.timeline
-        workspace = Workspace(self.n_ranks)
 
         def work(rank: int) -> None:
             if hasattr(self, "_dispatcher"):  # a worker in the place of one that died
