@@ -12,7 +12,7 @@ import warnings
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
-from support import Machine
+from support import Machine, template
 
 import synkhronos as synk
 
@@ -137,7 +137,8 @@ def pytest_terminal_summary(terminalreporter):
 
 
 def pytest_sessionfinish():
-    """End what a failing test may have left, lest it outlives the run."""
+    """End the template of scripts, and what a failing test may have left, lest it outlives the run."""
+    template.close()
     for child in psutil.Process().children(recursive=True):
         if child.name().startswith(("python", "synkhronos")):
             child.kill()

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from template import Template
 
 import synkhronos  # it mends Theano, which therefore comes after it
 from synkhronos._session.devices import _list_gpus
@@ -19,6 +20,8 @@ from synkhronos._session.devices import _list_gpus
 import theano  # isort: skip
 
 ROOT = Path(synkhronos.__file__).resolve().parent.parent
+
+template = Template()
 
 #: What `Fault` does: the values of its second input.
 NOTHING, RAISE, SLEEP, KILL, SEGFAULT, EXIT, LEAVE, LONG_SLEEP, RAISE_LATE = range(9)
@@ -66,7 +69,8 @@ class Machine:
     """What this process has now: children, shared memory, descriptors, threads."""
 
     def __init__(self):
-        self.children = {child.pid for child in psutil.Process().children(recursive=True)}
+        own = template.process.pid if template.process is not None else None
+        self.children = {child.pid for child in psutil.Process().children(recursive=True)} - {own}
         self.shared = shared_memory_names()
         self.threads = threading.active_count()
         self.descriptors = {}
@@ -107,8 +111,16 @@ def _ancestors(pid):
         return set()
 
 
-def start_script(source, *arguments, **options):
-    """Start a Python script, given as its source, with what tests need imported; returns the `subprocess.Popen`."""
+def start_script(source, *arguments, stdin=None, start_new_session=False, environment=None):
+    """Start a Python script, given as its source, with what tests need imported.
+
+    It is forked from a process that has imported that already; one with variables of the environment of its own gets an
+    interpreter of its own.
+
+    Returns
+    -------
+    template.Script or subprocess.Popen
+    """
     prelude = """
         import os, signal, sys, threading, time
         import numpy as np
@@ -117,19 +129,25 @@ def start_script(source, *arguments, **options):
         import support
         from support import *
     """
-    environment = dict(os.environ)
-    groups = [folder for folder in (ROOT / "tests").iterdir() if folder.is_dir()]
-    paths = [ROOT, ROOT / "tests", *groups, environment.get("PYTHONPATH", "")]
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, map(str, paths)))
-    environment.update(options.pop("environment", {}))
+    source = textwrap.dedent(prelude) + textwrap.dedent(source)
+    if environment is None and not template.outdated():
+        return template.start(source, arguments, {**os.environ, "PYTHONPATH": python_path()}, stdin, start_new_session)
     return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(prelude) + textwrap.dedent(source), *map(str, arguments)],
+        [sys.executable, "-c", source, *map(str, arguments)],
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment,
-        **options,
+        start_new_session=start_new_session,
+        env={**os.environ, "PYTHONPATH": python_path(), **(environment or {})},
     )
+
+
+def python_path():
+    """The variable ``PYTHONPATH`` with which a script finds the package and the modules of all groups of tests."""
+    groups = [folder for folder in (ROOT / "tests").iterdir() if folder.is_dir()]
+    paths = [ROOT, ROOT / "tests", *groups, os.environ.get("PYTHONPATH", "")]
+    return os.pathsep.join(filter(None, map(str, paths)))
 
 
 def run_script(source, *arguments, timeout=90, returncode=0, **options):

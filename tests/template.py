@@ -1,0 +1,214 @@
+"""A process that has imported everything and prepared to fork, from which the scripts of tests are forked.
+
+A script in an interpreter of its own spends 2.5 s on importing Theano and reading its compile cache before its first
+line runs. Here it is a fork of this process, in all else like ``python -c SCRIPT``: its own ``__main__``, its own
+standard streams, exit code and death by signal, atexit functions and threads that are waited for.
+
+    pytest ──Popen── template ──fork── agent ──fork── script      the agent waits for the script, and tells pytest
+
+`start` is the side of pytest, `serve` that of the template.
+"""
+
+import array
+import contextlib
+import json
+import os
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parent
+_LENGTH = 8  # bytes before each request, for its length
+
+
+class Script:
+    """A script that runs; has of `subprocess.Popen` what tests use. Its streams are text."""
+
+    def __init__(self, pid, streams, status):
+        self.pid = pid
+        self.stdin, self.stdout, self.stderr = streams
+        self.returncode = None
+        self._status = status
+
+    def wait(self, timeout=None):
+        """Wait for the end; the exit code, negative for a signal."""
+        if self.returncode is None:
+            if not select.select([self._status], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("a script", timeout)
+            self.returncode = os.waitstatus_to_exitcode(int(os.read(self._status, 32)))
+            os.close(self._status)
+        return self.returncode
+
+    def poll(self):
+        """The exit code, `None` while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.wait(0)
+
+    def communicate(self, text="", timeout=None):
+        """Write to standard input; all that it still prints, on standard output and on standard error, and its end."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if self.stdin:
+            self.stdin.write(text)
+            self.stdin.close()
+        found = {self.stdout: [], self.stderr: []}
+        reading = {stream for stream in found if not stream.closed}
+        while reading:
+            left = None if deadline is None else max(0, deadline - time.monotonic())
+            ready = select.select(list(reading), [], [], left)[0]
+            if not ready:
+                raise subprocess.TimeoutExpired("a script", timeout)
+            for stream in ready:
+                data = os.read(stream.fileno(), 65536)
+                found[stream].append(data)
+                if not data:
+                    reading.discard(stream)
+        self.wait(None if deadline is None else max(0, deadline - time.monotonic()))
+        for stream in found:
+            stream.close()
+        return tuple(b"".join(parts).decode() for parts in found.values())
+
+    def send_signal(self, number):
+        """Send a signal, if it still runs."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self):
+        """End it by SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+class Template:
+    """The template, seen from pytest; started when the first script wants it."""
+
+    def __init__(self):
+        self.process = self._socket = self._flags = None
+
+    def outdated(self):
+        """Whether Theano's flags are others now than when the template was started."""
+        return self.process is not None and os.environ.get("THEANO_FLAGS") != self._flags
+
+    def start(self, source, arguments, environment, stdin=None, new_session=False):
+        """Run a script; returns a `Script`."""
+        if self.process is None:
+            self._socket, theirs = socket.socketpair()
+            self._flags = os.environ.get("THEANO_FLAGS")
+            self.process = subprocess.Popen(
+                [sys.executable, str(TESTS / "template.py"), str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=environment,
+            )
+            theirs.close()
+        pipes = [os.pipe() for _ in range(4)]  # standard input, output and error; the exit status
+        (in_reader, in_writer), (out_reader, out_writer), (err_reader, err_writer), (reader, writer) = pipes
+        if stdin is None:
+            os.close(in_reader)
+            in_reader = os.open(os.devnull, os.O_RDONLY)
+        given = in_reader if stdin in (None, subprocess.PIPE) else stdin
+        request = json.dumps([source, list(map(str, arguments)), os.getcwd(), environment, new_session]).encode()
+        descriptors = array.array("i", [given, out_writer, err_writer, writer]).tobytes()
+        self._socket.sendmsg(
+            [len(request).to_bytes(_LENGTH, "big")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)]
+        )
+        self._socket.sendall(request)
+        pid = int.from_bytes(_read(self._socket, _LENGTH), "big")
+        for descriptor in (in_reader, out_writer, err_writer, writer):
+            os.close(descriptor)
+        input_ = os.fdopen(in_writer, "w") if stdin == subprocess.PIPE else os.close(in_writer)
+        return Script(pid, (input_, os.fdopen(out_reader), os.fdopen(err_reader)), reader)
+
+    def close(self):
+        """End the template, if it was started."""
+        if self.process is not None:
+            self._socket.close()
+            self.process.wait()
+            self.process = None
+
+
+def _read(connection, n_bytes):
+    data = b""
+    while len(data) < n_bytes:
+        part = connection.recv(n_bytes - len(data))
+        if not part:
+            raise EOFError("the other side has ended")
+        data += part
+    return data
+
+
+def serve(connection):
+    """Fork scripts until pytest ends; returns in a script, with its source and its arguments."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for agents
+    while True:
+        length, ancillary, _, _ = connection.recvmsg(_LENGTH, socket.CMSG_SPACE(4 * 4))
+        if not length:
+            os._exit(0)
+        request = json.loads(_read(connection, int.from_bytes(length, "big")))
+        descriptors = array.array("i")
+        descriptors.frombytes(ancillary[0][2])
+        if os.fork() == 0:
+            script = _agent(connection, list(descriptors), *request)
+            if script is not None:
+                return script
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _agent(connection, descriptors, source, arguments, folder, environment, new_session):
+    """Fork the script, tell its pid and, once it has ended, its status."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    pid = os.fork()
+    if pid:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # a signal to the group is for the script
+            signal.signal(number, signal.SIG_IGN)
+        connection.sendall(pid.to_bytes(_LENGTH, "big"))
+        for descriptor in descriptors[:3]:
+            os.close(descriptor)
+        _, status = os.waitpid(pid, 0)
+        with contextlib.suppress(BrokenPipeError):
+            os.write(descriptors[3], str(status).encode())
+        os._exit(0)
+    if new_session:
+        os.setsid()
+    for number, descriptor in enumerate(descriptors[:3]):
+        os.dup2(descriptor, number)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    connection.close()
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    return source, arguments
+
+
+def run(source, arguments):
+    """Be the script."""
+    random.seed()
+    numpy.random.seed()  # noqa: NPY002  (the generator that scripts use)
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
+    sys.argv = ["-c", *arguments]
+    try:
+        exec(compile(source, "<string>", "exec"), main.__dict__)
+    except Exception as error:
+        sys.excepthook(type(error), error, error.__traceback__.tb_next)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    import numpy
+    import support  # noqa: F401  (and with it all that scripts import)
+    import theano.tensor  # noqa: F401
+
+    import synkhronos
+    import synkhronos._calls
+    import synkhronos._graphs
+    import synkhronos._variables
+
+    synkhronos._graphs.prepare_fork()
+    run(*serve(socket.socket(fileno=int(sys.argv[1]))))
