@@ -69,8 +69,7 @@ class Machine:
     """What this process has now: children, shared memory, descriptors, threads."""
 
     def __init__(self):
-        own = template.process.pid if template.process is not None else None
-        self.children = {child.pid for child in psutil.Process().children(recursive=True)} - {own}
+        self.children = {child.pid for child in psutil.Process().children(recursive=True)} - {template.pid}
         self.shared = shared_memory_names()
         self.threads = threading.active_count()
         self.descriptors = {}
@@ -111,11 +110,11 @@ def _ancestors(pid):
         return set()
 
 
-def start_script(source, *arguments, stdin=None, start_new_session=False, environment=None):
+def start_script(source, *arguments, fresh=False, stdin=None, start_new_session=False, environment=None):
     """Start a Python script, given as its source, with what tests need imported.
 
-    It is forked from a process that has imported that already; one with variables of the environment of its own gets an
-    interpreter of its own.
+    It is forked from a process that has imported that already; one that is ``fresh``, or has variables of the
+    environment of its own, gets an interpreter of its own.
 
     Returns
     -------
@@ -130,7 +129,7 @@ def start_script(source, *arguments, stdin=None, start_new_session=False, enviro
         from support import *
     """
     source = textwrap.dedent(prelude) + textwrap.dedent(source)
-    if environment is None and not template.outdated():
+    if not fresh and environment is None and not template.outdated():
         return template.start(source, arguments, {**os.environ, "PYTHONPATH": python_path()}, stdin, start_new_session)
     return subprocess.Popen(
         [sys.executable, "-c", source, *map(str, arguments)],
@@ -184,7 +183,8 @@ def is_running(pid):
 
 def worker_pids():
     """The process ids of the workers of this process's session, in the order of their ranks."""
-    return sorted(child.pid for child in psutil.Process().children() if is_running(child.pid))
+    children = {child.pid for child in psutil.Process().children()} - {template.pid}
+    return sorted(filter(is_running, children))
 
 
 def shares(n, n_ranks):

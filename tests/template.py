@@ -89,6 +89,11 @@ class Template:
     def __init__(self):
         self.process = self._socket = self._flags = None
 
+    @property
+    def pid(self):
+        """Its process id, `None` before the first script."""
+        return None if self.process is None else self.process.pid
+
     def outdated(self):
         """Whether Theano's flags are others now than when the template was started."""
         return self.process is not None and os.environ.get("THEANO_FLAGS") != self._flags
@@ -105,6 +110,7 @@ class Template:
                 env=environment,
             )
             theirs.close()
+            os.register_at_fork(after_in_child=self._socket.close)  # it is not for workers
         pipes = [os.pipe() for _ in range(4)]  # standard input, output and error; the exit status
         (in_reader, in_writer), (out_reader, out_writer), (err_reader, err_writer), (reader, writer) = pipes
         if stdin is None:

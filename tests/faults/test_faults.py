@@ -479,11 +479,15 @@ def build(*output, **options):
 """
 
 
+def run_in_little_memory(source):
+    """Run a script after `SMALL`; it starts itself again, so it is a program of its own."""
+    return run_script(SMALL + source, fresh=True)
+
+
 @needs_mount
 def test_little_shared_memory_for_data():
-    out, _ = run_script(
-        SMALL
-        + """
+    out, _ = run_in_little_memory(
+        """
 synk.fork(2)
 f = build(total)
 d = synk.data(np.arange(100_000.0))
@@ -512,9 +516,8 @@ print(free() > 4_000_000)
 
 @needs_mount
 def test_little_shared_memory_for_inputs():
-    out, _ = run_script(
-        SMALL
-        + """
+    out, _ = run_in_little_memory(
+        """
 synk.fork(2)
 f = build(total)
 for _ in range(4):
@@ -539,9 +542,8 @@ print(free() == 6 * 2**20)
 
 @needs_mount
 def test_little_shared_memory_for_outputs():
-    out, _ = run_script(
-        SMALL
-        + """
+    out, _ = run_in_little_memory(
+        """
 synk.fork(2)
 f = build(total)
 n = theano.shared(np.int64(1000), "n")
@@ -571,9 +573,8 @@ print(free() == 6 * 2**20)
 
 @needs_mount
 def test_little_shared_memory_for_functions():
-    out, _ = run_script(
-        SMALL
-        + """
+    out, _ = run_in_little_memory(
+        """
 synk.fork(2)
 f = build(total)
 assert f(np.ones(6)) == 6
@@ -596,9 +597,8 @@ print(free() == 6 * 2**20)
 
 @needs_mount
 def test_little_shared_memory_for_fork():
-    out, err = run_script(
-        SMALL
-        + """
+    out, err = run_in_little_memory(
+        """
 for _ in range(30):
     refused(lambda: synk.fork(9))
     assert worker_pids() == []
@@ -620,9 +620,8 @@ print(synk.fork(2), build(total)(np.ones(6)))
 @needs_mount
 def test_little_shared_memory_and_a_long_traceback():
     """There is no room for what the failing rank has to tell; it tells less."""
-    out, _ = run_script(
-        SMALL
-        + """
+    out, _ = run_in_little_memory(
+        """
 synk.fork(2)
 y, fault = T.dvector("long" * 100_000), theano.shared(np.int64(NOTHING), "fault")
 f = synk.function([y], (Fault()(y + 0, fault).sum(), "sum"), mode="FAST_COMPILE")

@@ -417,7 +417,7 @@ def test_many_deaths_leave_nothing_behind(no_session):
 
     def held():
         me = psutil.Process()
-        children = [child.pid for child in me.children() if is_running(child.pid)]
+        children = worker_pids()
         return (
             len(children),
             len(os.listdir("/proc/self/fd")),
