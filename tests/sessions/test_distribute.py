@@ -1,5 +1,6 @@
 """Replicating functions: in rounds, when first needed, however deep the graph, and with random streams of their own."""
 
+import functools
 import gc
 import sys
 
@@ -196,7 +197,9 @@ def test_deep_graphs(synchronize):
     assert_close(function(values, num_slices=2)[0], expected)
 
 
-def test_scan(session):
+@functools.cache
+def scanned():
+    """A function with a loop and its gradient, and the variable that holds that."""
     x, steps = T.dmatrix("x"), T.lscalar("steps")
     w = theano.shared(np.array([0.5, 0.25]), "w")
     states, updates = theano.scan(lambda state: T.tanh(state * w + 1), outputs_info=x, n_steps=steps)
@@ -208,6 +211,11 @@ def test_scan(session):
         bcast_inputs=[steps],
         updates=[*updates.items(), (gradient, T.grad(loss, w))],
     )
+    return function, gradient
+
+
+def test_scan(session):
+    function, gradient = scanned()
     values = np.random.RandomState(0).randn(7, 2)
     expected = function.as_theano(values, 5)
     expected_gradient = gradient.get_value()

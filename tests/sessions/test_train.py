@@ -57,6 +57,23 @@ def serial_history(dtype, rule):
     return [(train(*data, batch=batch), values(params)) for batch in batches()]
 
 
+@functools.cache
+def built(dtype, rule):
+    """A train function, its parameters and data, and the values that its variables start from."""
+    loss, params, x, y, data = make_problem(dtype)
+    train = make_train_function(loss, params, x, y, getattr(updates, rule), *RULES[rule])
+    variables = list(dict.fromkeys(train.gradient.get_shared() + train.update.get_shared()))
+    return train, params, data, {var: var.get_value() for var in variables}
+
+
+def start(dtype, rule):
+    """What is `built`, as new: all its variables have the values on all ranks that they start from."""
+    train, params, data, values = built(dtype, rule)
+    synk.distribute()
+    synk.broadcast(list(values), list(values.values()))
+    return train, params, data
+
+
 def assert_close(got, expected, dtype, what):
     tolerance = TOLERANCES[dtype]
     np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance, err_msg=what)
@@ -72,9 +89,7 @@ def test_before_fork_it_says_so(no_session):
 @pytest.mark.parametrize("rule", sorted(RULES))
 def test_training_follows_the_serial_run(session, rule, dtype):
     expected = serial_history(dtype, rule)
-    loss, params, x, y, data = make_problem(dtype)
-    train = make_train_function(loss, params, x, y, getattr(updates, rule), *RULES[rule])
-    synk.distribute()
+    train, params, data = start(dtype, rule)
     shared_data = [synk.data(array) for array in data]
     for step, (batch, (serial_loss, serial_params)) in enumerate(zip(batches(), expected)):
         got = train(*shared_data, batch=batch)
@@ -90,8 +105,7 @@ def test_training_follows_the_serial_run(session, rule, dtype):
 @pytest.mark.parametrize("num_slices", [2, 4])
 def test_slicing_changes_nothing(session, num_slices):
     expected = serial_history("float64", "adam")
-    loss, params, x, y, data = make_problem("float64")
-    train = make_train_function(loss, params, x, y, updates.adam, *RULES["adam"])
+    train, params, data = start("float64", "adam")
     for batch, (serial_loss, serial_params) in zip(batches(), expected):
         got = train(*data, batch=batch, num_slices=num_slices)
         assert_close(got, serial_loss, "float64", "loss")
