@@ -164,11 +164,7 @@ class Selector:
             if length not in self._selected:
                 self._selected[length] = select(batch, length)
             return self._selected[length]
-        rows, length = shift(batch)
-        if len(value) < length:
-            name = self._inputs[position].name
-            raise IndexError(f"batch spans {length} rows, but the minibatch data of input {name} has {len(value)}")
-        return rows
+        return shift(batch, len(value), f"input {self._inputs[position].name}: batch")
 
     def stage(self, sliceable_rows: Sequence[Selection] | None) -> tuple[tuple[Source, ...], tuple[RowsRef, ...]]:
         """Put into shared memory what is not there yet: NumPy inputs (the chosen rows alone) and index arrays.

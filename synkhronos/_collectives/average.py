@@ -1,0 +1,174 @@
+"""Weighted means of arrays, right wherever the mean can be held.
+
+The mean is ``sum(f_k x_k) * s``, where the largest factor ``f_k`` is 1: equal weights need no product but the last. Where
+that sum overflows, the elements concerned are computed again as ``sum(w_k x_k)`` with weights that sum to one. Whether
+it overflowed, the processor notes by itself. So the usual case pays nothing, and every rank decides alike: it has the
+same numbers.
+
+Half precision is averaged in single precision. Integers are averaged exactly.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any, Callable
+
+import numpy as np
+
+from synkhronos._collectives.whole import WholeMean, mean_by_distances
+
+__all__ = ["Average", "add_bounded", "normalized"]
+
+#: In what arrays are averaged that are too narrow.
+_WIDER = {np.dtype(np.float16): np.dtype(np.float32), np.dtype(np.float32): np.dtype(np.float64)}
+
+
+def normalized(weights: Sequence[float]) -> list[float]:
+    """Weights that sum to one; equal ones if all are 0. None but those of 0 become 0."""
+    largest = max(weights)
+    relative = [max(weight / largest, 5e-324) if weight > 0 else 0.0 for weight in weights] if largest > 0 else None
+    if relative is None:
+        return [1.0 / len(weights)] * len(weights)
+    total = math.fsum(relative)
+    return [max(one / total, 5e-324) if one > 0 else 0.0 for one in relative]
+
+
+def add_bounded(total: np.ndarray, term: np.ndarray) -> np.ndarray:
+    """Add a term of a mean: a sum of finite numbers that overflows only did by rounding, and becomes the largest one."""
+    try:
+        with np.errstate(over="raise"):
+            return np.asarray(total + term)
+    except FloatingPointError:
+        with np.errstate(over="ignore", invalid="ignore"):
+            result = np.asarray(total + term)
+        rounded = np.isinf(result) & np.isfinite(total) & np.isfinite(term)
+        np.copyto(result, np.copysign(np.finfo(result.dtype).max, result), where=rounded)
+        return result
+
+
+class Average:
+    """The mean of as many arrays as there are weights.
+
+    Parameters
+    ----------
+    weights : sequence of float
+        Not negative. An array of weight 0 is left out altogether, NaNs in it too. If all are 0 they count as equal.
+    """
+
+    def __init__(self, weights: Sequence[float]) -> None:
+        shares = normalized(weights)
+        self._weights = weights if any(weights) else (1,) * len(weights)
+        self._present = [i for i, share in enumerate(shares) if share > 0]
+        self._shares = [shares[i] for i in self._present]
+        self._largest = max(self._shares)
+        self._factors = [share / self._largest for share in self._shares]
+
+    @staticmethod
+    @functools.lru_cache(maxsize=64)
+    def by(weights: tuple[float, ...]) -> Average:
+        """The average by these weights, made once."""
+        return Average(weights)
+
+    @functools.cached_property
+    def _whole(self) -> tuple[list[int], int]:
+        """The weights as whole numbers without a common divisor, and their sum."""
+        exact = [Fraction(self._weights[i]) for i in self._present]
+        denominator = math.lcm(*[one.denominator for one in exact])
+        wholes = [int(one * denominator) for one in exact]
+        divisor = math.gcd(*wholes)
+        wholes = [one // divisor for one in wholes]
+        return wholes, sum(wholes)
+
+    def of(self, arrays: Sequence[np.ndarray], dtype: np.dtype) -> np.ndarray:
+        """The mean, as a new array of the given dtype."""
+        flat = [np.ascontiguousarray(array).reshape(-1) for array in arrays]
+        out = np.empty(arrays[0].shape, dtype)
+        self.into(out.reshape(-1), flat, lambda: flat)
+        return out
+
+    def into(
+        self,
+        out: np.ndarray,
+        operands: Sequence[np.ndarray],
+        again: Callable[[], Sequence[np.ndarray]],
+        scratch: np.ndarray | None = None,
+    ) -> None:
+        """Write the mean of flat arrays to ``out``.
+
+        Parameters
+        ----------
+        out : array
+            It may be one of the first two operands. Averages of integers become the nearest integer, the even one of
+            two, or are exact to the last bit but one in a floating dtype.
+        operands : sequence of array
+        again : callable
+            Gives the operands once more, if ``out`` or ``scratch`` are among them and were overwritten.
+        scratch : array, optional
+            Where sums are formed rather than in ``out``, which then keeps its values until they are no longer needed.
+        """
+        dtype = operands[0].dtype
+        present = [operands[i] for i in self._present]
+        if len(present) == 1 and out.dtype == dtype:
+            np.copyto(out, present[0])
+        elif dtype.kind in "iub":
+            np.copyto(out, self._of_integers(present, out.dtype))
+        elif dtype.kind == "c":
+            real = out.real.dtype
+            views = [operand.view(real) for operand in operands]
+            self.into(
+                out.view(real),
+                views,
+                lambda: [operand.view(real) for operand in again()],
+                None if scratch is None else scratch.view(real),
+            )
+        elif dtype.itemsize < 4 or (dtype in _WIDER and min(self._factors) < np.finfo(dtype).tiny):
+            wide = [operand.astype(_WIDER[dtype]) for operand in operands]
+            mean = np.empty(out.shape, _WIDER[dtype])
+            self.into(mean, wide, lambda: wide)
+            np.copyto(out, mean, casting="same_kind")
+        else:
+            self._of_floats(out, present, again, out if scratch is None else scratch[: out.size])
+
+    def _of_floats(
+        self, out: np.ndarray, present: list[np.ndarray], again: Callable[[], Sequence[np.ndarray]], total: np.ndarray
+    ) -> None:
+        scale = out.dtype.type(self._largest)
+        try:
+            with np.errstate(over="raise"):
+                self._add(total, present)
+        except FloatingPointError:
+            operands = again()
+            present = [operands[i] for i in self._present]
+            with np.errstate(over="ignore", invalid="ignore"):
+                plain = np.empty_like(out)
+                self._add(plain, present)
+                plain *= scale
+                bounded = present[0] * out.dtype.type(self._shares[0])
+                for operand, share in zip(present[1:], self._shares[1:]):
+                    bounded = add_bounded(bounded, operand * out.dtype.type(share))
+            np.copyto(out, np.where(np.isfinite(plain), plain, bounded))
+        else:
+            np.multiply(total, scale, out=out)
+
+    def _add(self, out: np.ndarray, present: list[np.ndarray]) -> None:
+        """The sum of the operands by their factors, in their order."""
+        type_ = out.dtype.type
+        if min(self._factors) < 1:
+            present = [one if factor == 1 else one * type_(factor) for one, factor in zip(present, self._factors)]
+        np.add(present[0], present[1], out=out)
+        for operand in present[2:]:
+            np.add(out, operand, out=out)
+
+    def _of_integers(self, present: list[np.ndarray], dtype: np.dtype) -> Any:
+        weights, total = self._whole
+        if total >= WholeMean.FEW:
+            mean = mean_by_distances(present, self._shares, dtype)
+            if mean is not None:
+                return mean
+        exact = WholeMean(total)
+        for operand, weight in zip(present, weights):
+            exact.add(operand, weight)
+        return exact.result(dtype)
