@@ -166,6 +166,14 @@ class Selector:
             return self._selected[length]
         return shift(batch, len(value), f"input {self._inputs[position].name}: batch")
 
+    def chosen(self) -> list[Any]:
+        """The arrays that are used, all ranks together: the chosen rows of each scattered input, the others whole."""
+        arrays = [value.data if isinstance(value, Data) else value for value in self._values]
+        return [
+            value if rows is None else value[slice(*rows)] if isinstance(rows, Rows) else value[rows]
+            for value, rows in zip(arrays, self._rows)
+        ]
+
     def stage(self, sliceable_rows: Sequence[Selection] | None) -> tuple[tuple[Source, ...], tuple[RowsRef, ...]]:
         """Put into shared memory what is not there yet: NumPy inputs (the chosen rows alone) and index arrays.
 

@@ -13,6 +13,7 @@ no memory but the lanes is used, whatever the size of the arrays.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Callable
@@ -160,7 +161,7 @@ class SharedMemoryTransport:
                 operands = list(published)
                 if outs is arrays and self._rank < 2:
                     operands[self._rank] = arrays[i][start:stop]  # which is at hand, and may be overwritten
-                reduction(outs[i][start:stop], operands, lambda published=published: published, None)
+                reduction(outs[i][start:stop], operands, functools.partial(list, published), None)
 
     # -- directly
 

@@ -59,7 +59,7 @@ class WholeMean:
 
 
 def mean_by_distances(arrays: Sequence[np.ndarray], shares: Sequence[float], dtype: np.dtype) -> np.ndarray | None:
-    """The mean of integers by weights that sum to one, from their distances to the first; ``None`` if these are long."""
+    """The mean of integers by weights that sum to one, from their distances to the first; ``None`` if that is far."""
     first = arrays[0]
     if not first.size:
         return np.zeros(first.shape, dtype)

@@ -1,8 +1,10 @@
 """`synk.function`: on any split, batch, slices and number of ranks a call gives what one serial Theano call gives."""
 
 import concurrent.futures
+import copy as copying
 import functools
 import itertools
+import pickle
 
 import numpy as np
 import pytest
@@ -305,7 +307,7 @@ def test_remembered_calls_of_several_threads(synchronize):
 def test_shapes_that_cannot_be_reduced_are_named(synchronize):
     synchronize(2)
     x = T.dmatrix("x")
-    function = synk.function([x], [x.sum(axis=1)])
+    function = synk.function([x], [(x.sum(axis=1), "avg")])
     assert_close(function(np.ones((4, 2))), [np.full(2, 2.0)])
     with pytest.raises(ValueError, match=r"output 0.*\(2,\).*\(1,\).*gather"):
         function(np.ones((3, 2)))
@@ -833,6 +835,15 @@ def test_description(synchronize):
     assert tuple(function.output_modes) == Reductions.MODES
     assert function.update_modes == []
     assert "reductions" in repr(function)
+
+
+@pytest.mark.parametrize(
+    "copied", [copying.copy, copying.deepcopy, pickle.dumps, lambda one: copying.deepcopy({"f": [one]})]
+)
+def test_functions_are_not_copied(synchronize, copied):
+    synchronize(2)
+    with pytest.raises(TypeError, match=r"reductions.*synkhronos\.function.*checkpoint"):
+        copied(reductions().call)
 
 
 def test_keywords_go_to_theano(synchronize):

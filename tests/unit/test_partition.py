@@ -115,8 +115,21 @@ def test_shift_leaves_a_number_of_rows_alone():
 
 @pytest.mark.parametrize(
     "batch",
-    [slice(-3, None), slice(0, None), slice(5, 0, -1), [0.5], [[1, 2]], -3, True, "ab", 1.5, slice(0, 5, 0)]
-    + [slice(0, 2**62, 3), [2**63], np.ones((10, 1), bool)],
+    [
+        slice(-3, None),
+        slice(0, None),
+        slice(5, 0, -1),
+        slice(0, 5, 0),
+        slice(0, 2**62, 3),
+        [0.5],
+        [[1, 2]],
+        [2**63],
+        np.ones((10, 1), bool),
+        -3,
+        True,
+        "ab",
+        1.5,
+    ],
 )
 def test_shift_refuses_what_has_no_meaning_for_minibatch_data(batch):
     with pytest.raises((TypeError, ValueError, IndexError), match="batch"):
