@@ -153,14 +153,23 @@ class Serial:
         if not self._unjudged:
             return
         parts = [len(part) for count in call.counts if count for part in pieces(count, call.num_slices)]
-        if len(parts) < 2 or len(set(parts)) > 1:
+        if len(parts) < 2:
             return
-        length = parts[0]
+        sliceable = [self._sliceable(var, rows, call.master) for var in self._graph.sliceable_shareds]
+        lengths = {"inputs": parts[0] if len(set(parts)) == 1 else None, "sliceable": None}
+        if not self._graph.n_scattered or (sliceable and call.num_slices > 1):
+            lengths["sliceable"] = lengths["inputs"]
+        elif sliceable:
+            lengths["sliceable"] = len(sliceable[0])
         for place, i in enumerate(wanted):
-            shapes = [values[place].shape for values in results if values is not None and values[place] is not None]
-            if i not in self._unjudged or any(shape[0] != length for shape in shapes):
+            if i not in self._unjudged:
                 continue
-            follows = self._follows_the_rows(i, length, call, inputs, rows)
+            found = {values[place].shape[0] for values in results if values is not None and values[place] is not None}
+            growing = {kind for kind, length in lengths.items() if found == {length}}
+            if not growing:
+                continue
+            [length] = found
+            follows = self._follows_the_rows(i, length, growing, inputs, sliceable, parts[0])
             if follows:
                 raise ValueError(
                     f"{self._results.names[i]} has a row for each data point (axis 0 has length {length}, and so have "
@@ -177,8 +186,18 @@ class Serial:
                     stacklevel=4,
                 )
 
-    def _follows_the_rows(self, i: int, length: int, call: Call, inputs: Sequence[Any], rows: Any) -> bool | None:
-        """Whether an output has a row for each of ``length`` data points; ``None`` where that cannot be told."""
+    def _sliceable(self, var: Any, rows: Any, rank: int) -> np.ndarray:
+        """The rows that a call uses of the master's part of a sliceable shared variable."""
+        value: np.ndarray = _graphs.to_host(_graphs.get_array(var))
+        return value if rows is None else _rows_of(value, rows[rank])
+
+    def _follows_the_rows(
+        self, i: int, length: int, growing: set[str], inputs: Sequence[Any], sliceable: Sequence[np.ndarray], part: int
+    ) -> bool | None:
+        """Whether an output has a row for each of ``length`` data points; ``None`` where that cannot be told.
+
+        These are points of the inputs, of the sliceable shared variables, or of both, as `growing` says.
+        """
         n = self._graph.n_scattered
         arrays = [
             value.data if isinstance(value, Data) else self._graph.filter_input(position, value)
@@ -186,13 +205,10 @@ class Serial:
         ]
 
         def compute(picked: np.ndarray) -> np.ndarray:
-            some = [array[picked % len(array)] for array in arrays[:n]]
-            sliceable = []
-            for var in self._graph.sliceable_shareds:
-                value = _graphs.to_host(_graphs.get_array(var))
-                value = value if rows is None else _rows_of(value, rows[call.master])
-                sliceable.append(value if n and len(value) != length else value[picked % len(value)])
-            return self._compute([*some, *arrays[n:]], sliceable, [i])[0]
+            of_inputs = picked if "inputs" in growing else np.arange(part)
+            some = [array[of_inputs % len(array)] for array in arrays[:n]]
+            others = [value[picked % len(value)] if "sliceable" in growing else value for value in sliceable]
+            return self._compute([*some, *arrays[n:], *others], [], [i])[0]
 
         in_order = np.arange(length)
         one_more: int | None = None

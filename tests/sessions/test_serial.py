@@ -111,10 +111,10 @@ def test_rows_of_graphs_that_fix_the_size_of_the_batch(synchronize):
     x = T.dmatrix("x")
     for fixed in (x.reshape((6, 4)).sum(axis=1), x.reshape((6, 2, -1)).sum(axis=(1, 2))):
         refused(synk.function([x], fixed), POINTS)
-    told = synk.function([x], x.reshape((6, 4)).sum(axis=1)[::-1] * 0 + x[0, 0])
+    told = synk.function([x], x.reshape((6, 4)).mean() + T.arange(6))
     with pytest.warns(RuntimeWarning, match=r"output 0 of .*averaged.*name the op"):
-        assert_close(told(POINTS), np.full(6, 12.0))
-    assert_close(told(POINTS), np.full(6, 12.0))  # warned of once
+        assert_close(told(POINTS), POINTS.mean() + np.arange(6))
+    assert_close(told(POINTS), POINTS.mean() + np.arange(6))  # warned of once
 
 
 def test_rows_of_sliceable_shared_variables(synchronize):
@@ -132,7 +132,10 @@ def test_rows_of_sliceable_shared_variables(synchronize):
     refused(both, POINTS)
     assert_close(both(POINTS, output_subset=[1])[0], (POINTS**2).mean(axis=0))
     beside = synk.function([y], [x.sum(axis=1), y.sum()], sliceable_shareds=[x])
-    assert_close(beside(np.ones((2, 4)), output_subset=[0], batch_s=slice(0, 4))[0].shape, 4)
+    refused(beside, np.ones((2, 4)), output_subset=[0], batch_s=slice(0, 4))
+    refused(beside, np.ones((3, 4)), output_subset=[0])
+    same = synk.function([y], x.sum(axis=0) * y.sum(), sliceable_shareds=[x])  # of length 4, beside 4 rows
+    assert_close(same(np.ones((2, 4)), batch_s=slice(0, 4)), POINTS[[0, 1, 2, 3, 6, 7, 8, 9]].sum(axis=0) * 2)
 
 
 # ---------------------------------------------------------------- the comparison
