@@ -1,9 +1,9 @@
 """Weighted means of arrays, right wherever the mean can be held.
 
-The mean is ``sum(f_k x_k) * s``, where the largest factor ``f_k`` is 1: equal weights need no product but the last.
-Where that sum overflows, the elements concerned are computed again as ``sum(w_k x_k)`` with weights that sum to one.
-That it overflowed, the processor notes by itself. So the usual case pays nothing, and every rank decides alike: it has
-the same numbers.
+With equal weights the mean is the sum times a number, with whole ones the weighted sum over their total, with others the
+sum by factors of which the largest is 1, times a number. Where that sum overflows, the elements concerned are computed
+again, by weights that sum to one. That it overflowed, the processor notes by itself. So the usual case pays nothing, and
+every rank decides alike: it has the same numbers.
 
 Half precision is averaged in single precision. Integers are averaged exactly.
 """
@@ -80,8 +80,9 @@ class Average:
         self._present = [i for i, share in enumerate(shares) if share > 0]
         self._shares = [shares[i] for i in self._present]
         self._largest = max(self._shares)
-        self._factors = [share / self._largest for share in self._shares]
-        self._least = min(self._factors)
+        self._relative = [share / self._largest for share in self._shares]
+        self._least = min(self._relative)
+        self._plans: dict[Any, tuple[list[Any], Callable[..., Any], Any]] = {}
 
     @staticmethod
     @functools.lru_cache(maxsize=64)
@@ -98,6 +99,20 @@ class Average:
         divisor = math.gcd(*wholes)
         wholes = [one // divisor for one in wholes]
         return wholes, sum(wholes)
+
+    def _plan(self, dtype: np.dtype) -> tuple[list[Any], Callable[..., Any], Any]:
+        """Factors, and what makes a mean of the weighted sum: a function, and its second argument."""
+        if dtype not in self._plans:
+            number = dtype.type
+            wholes, total = self._whole
+            if self._least == 1:
+                self._plans[dtype] = [1] * len(wholes), np.multiply, number(self._largest)
+            elif total <= 1 << np.finfo(dtype).nmant:
+                self._plans[dtype] = [one if one == 1 else number(one) for one in wholes], np.divide, number(total)
+            else:
+                factors = [1 if one == 1 else number(one) for one in self._relative]
+                self._plans[dtype] = factors, np.multiply, number(self._largest)
+        return self._plans[dtype]
 
     def of(self, arrays: Sequence[np.ndarray], dtype: np.dtype) -> np.ndarray:
         """The mean, as a new array of the given dtype."""
@@ -152,32 +167,23 @@ class Average:
     def _of_floats(
         self, out: np.ndarray, present: list[np.ndarray], again: Callable[[], Sequence[np.ndarray]], total: np.ndarray
     ) -> None:
-        scale = out.dtype.type(self._largest)
+        factors, scale, by = self._plan(out.dtype)
         try:
             with _raised_overflow():
-                self._add(total, present)
+                _add(total, present, factors)
         except FloatingPointError:
             operands = again()
             present = [operands[i] for i in self._present]
             with np.errstate(over="ignore", invalid="ignore"):
                 plain = np.empty_like(out)
-                self._add(plain, present)
-                plain *= scale
+                _add(plain, present, factors)
+                scale(plain, by, out=plain)
                 bounded = present[0] * out.dtype.type(self._shares[0])
                 for operand, share in zip(present[1:], self._shares[1:]):
                     bounded = add_bounded(bounded, operand * out.dtype.type(share))
             np.copyto(out, np.where(np.isfinite(plain), plain, bounded))
         else:
-            np.multiply(total, scale, out=out)
-
-    def _add(self, out: np.ndarray, present: list[np.ndarray]) -> None:
-        """The sum of the operands by their factors, in their order."""
-        type_ = out.dtype.type
-        if self._least < 1:
-            present = [one if factor == 1 else one * type_(factor) for one, factor in zip(present, self._factors)]
-        np.add(present[0], present[1], out=out)
-        for operand in present[2:]:
-            np.add(out, operand, out=out)
+            scale(total, by, out=out)
 
     def _of_integers(self, present: list[np.ndarray], dtype: np.dtype) -> Any:
         weights, total = self._whole
@@ -189,3 +195,11 @@ class Average:
         for operand, weight in zip(present, weights):
             exact.add(operand, weight)
         return exact.result(dtype)
+
+
+def _add(out: np.ndarray, operands: Sequence[np.ndarray], factors: Sequence[Any]) -> None:
+    """The sum of two operands or more by their factors, in their order; ``out`` may be one of the first two."""
+    weighted = [one if factor == 1 else one * factor for one, factor in zip(operands, factors)]
+    np.add(weighted[0], weighted[1], out=out)
+    for operand in weighted[2:]:
+        np.add(out, operand, out=out)
