@@ -117,38 +117,45 @@ def _select_indexes(batch: Any, length: int, name: str) -> np.ndarray:
     return np.where(indexes < 0, indexes + length, indexes) if lowest < 0 else indexes
 
 
-def shift(batch: Any, name: str = "batch") -> tuple[Any, int]:
-    """Shift ``batch`` so that the lowest row asked for becomes row 0, for data that is the minibatch already.
+def shift(batch: Any, length: int, name: str = "batch") -> Selection:
+    """Turn ``batch`` into rows of data that is the minibatch already, and has ``length`` rows.
 
-    Returns
-    -------
-    (batch, length) : tuple
-        The shifted rows as a `Rows` or index array, and the number of rows that the data must have.
+    Of a range, the lowest row asked for is row 0. Of a list of indexes, or a mask, row i belongs to the i-th index.
+
+    Raises
+    ------
+    TypeError, ValueError, IndexError
+        As `select`; `IndexError` too if there are fewer rows than a range spans, or not as many as a list has indexes.
     """
     if isinstance(batch, slice):
-        start, stop, step = batch.start or 0, batch.stop, 1 if batch.step is None else batch.step
-        if not all(isinstance(bound, (int, np.integer)) for bound in (start, stop, step)):
-            raise TypeError(f"{name}: {batch}: with minibatch data a slice needs integer bounds, and a stop")
-        if start < 0 or stop < 0 or step < 1:
-            raise ValueError(
-                f"{name}: {batch}: with minibatch data a slice needs bounds of at least 0 and a positive step"
-            )
-        batch = np.arange(start, stop, step, dtype=np.int64)
-    elif isinstance(batch, (list, tuple, np.ndarray)) and np.asarray(batch).dtype.kind == "b":
+        start, stop, step = _minibatch_bounds(batch, name)
+        span = len(range(start, stop, step)) * step - step + 1 if stop > start else 0
+        _check_span(span, length, name)
+        return Rows(0, span) if step == 1 else np.arange(0, span, step, dtype=np.int64)
+    if isinstance(batch, (list, tuple, np.ndarray)) and np.asarray(batch).dtype.kind == "b" and np.ndim(batch) == 1:
         batch = np.flatnonzero(batch)
-    beyond = np.iinfo(np.int64).max
-    rows = select(batch, beyond, name)
-    if isinstance(rows, Rows):
-        return rows, rows.stop
-    if np.less(batch, 0).any():
-        raise IndexError(f"{name}: negative indexes have no meaning for minibatch data; got {int(np.min(batch))}")
-    if len(rows) == 0:
-        return Rows(0, 0), 0
-    rows = rows - int(rows.min())
-    length = int(rows.max()) + 1
-    if len(rows) == length and bool((np.diff(rows) == 1).all()):
-        return Rows(0, length), length
-    return rows, length
+    rows = select(batch, np.iinfo(np.int64).max, name)
+    if isinstance(rows, np.ndarray) and len(rows) != length:
+        raise IndexError(
+            f"{name} has {len(rows)} indexes, but the minibatch data has {length} rows; it needs as many, since its "
+            "row i belongs to the i-th index"
+        )
+    _check_span(len(rows), length, name)
+    return Rows(0, len(rows))
+
+
+def _minibatch_bounds(batch: slice, name: str) -> tuple[int, int, int]:
+    start, stop, step = batch.start or 0, batch.stop, 1 if batch.step is None else batch.step
+    if not all(isinstance(bound, (int, np.integer)) for bound in (start, stop, step)):
+        raise TypeError(f"{name}: {batch}: with minibatch data a slice needs integer bounds, and a stop")
+    if start < 0 or stop < 0 or step < 1:
+        raise ValueError(f"{name}: {batch}: with minibatch data a slice needs bounds of at least 0 and a positive step")
+    return int(start), int(stop), int(step)
+
+
+def _check_span(span: int, length: int, name: str) -> None:
+    if length < span:
+        raise IndexError(f"{name} spans {span} rows, but the minibatch data has {length}")
 
 
 def select_per_rank(batch_s: Any, lengths: Sequence[int]) -> list[Selection]:

@@ -164,11 +164,15 @@ class Selector:
             if length not in self._selected:
                 self._selected[length] = select(batch, length)
             return self._selected[length]
-        rows, length = shift(batch)
-        if len(value) < length:
-            name = self._inputs[position].name
-            raise IndexError(f"batch spans {length} rows, but the minibatch data of input {name} has {len(value)}")
-        return rows
+        return shift(batch, len(value), f"input {self._inputs[position].name}: batch")
+
+    def chosen(self) -> list[Any]:
+        """The arrays that are used, all ranks together: the chosen rows of each scattered input, the others whole."""
+        arrays = [value.data if isinstance(value, Data) else value for value in self._values]
+        return [
+            value if rows is None else value[slice(*rows)] if isinstance(rows, Rows) else value[rows]
+            for value, rows in zip(arrays, self._rows)
+        ]
 
     def stage(self, sliceable_rows: Sequence[Selection] | None) -> tuple[tuple[Source, ...], tuple[RowsRef, ...]]:
         """Put into shared memory what is not there yet: NumPy inputs (the chosen rows alone) and index arrays.

@@ -82,7 +82,8 @@ def function(
     on_host = [_is_pair(item) and str(item[1]).startswith("c_") for item in items]
     title = kwargs.get("name")
     results = Results(variables, output_modes, on_host, session.on_gpu, title or "the function")
-    return Function(session, graph, results, update_modes, single=not many, name=title)
+    named = [_is_pair(item) for item in items]
+    return Function(session, graph, results, update_modes, named=named, single=not many, name=title)
 
 
 def _is_pair(item: Any) -> bool:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from synkhronos import _graphs
 from synkhronos._calls.arguments import Selector, arrange, check_num_slices, check_subset, inputs_of
+from synkhronos._calls.points import count_points, sliceable_rows
 from synkhronos._calls.repeats import LastCall, signature_of
 from synkhronos._calls.results import Results
+from synkhronos._calls.serial import Serial, is_asked
 from synkhronos._data import Data, data
 from synkhronos._graphs import Variant
-from synkhronos._partition import Rows, Selection, select_per_rank
+from synkhronos._partition import Rows, Selection
 from synkhronos._rank import Call
 from synkhronos._session import Session, current, functions
 from synkhronos._team import COLLECTIVES
@@ -44,6 +45,7 @@ class Function:
         results: Results,
         update_modes: dict[Any, str],
         *,
+        named: Sequence[bool],
         single: bool,
         name: str | None,
     ) -> None:
@@ -54,6 +56,7 @@ class Function:
         self._graph = graph
         self._inputs = inputs_of(graph)
         self._results = results
+        self._serial = Serial(graph, results, named)
         self._mode_of = update_modes
         self._single = single
         self._plain = Variant(device=session.on_gpu)
@@ -66,6 +69,13 @@ class Function:
 
     def __repr__(self) -> str:
         return f"<synkhronos.Function {self.name or ''} of {self._graph.input_variables}>"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            f"{self!r} belongs to its session and can be neither copied nor pickled: build it anew, by "
+            "synkhronos.function, where it is wanted; the values of its shared variables can be saved by "
+            "synkhronos.extensions.checkpoint"
+        )
 
     def get_shared(self) -> list[Any]:
         """The shared variables that the function reads or updates, as of a Theano function."""
@@ -104,6 +114,7 @@ class Function:
         batch: Any = None,
         batch_s: Any = None,
         num_slices: int = 1,
+        check_against_theano: bool | None = None,
         **kwargs: Any,
     ) -> Any:
         """Compute on all ranks.
@@ -121,6 +132,9 @@ class Function:
         num_slices : int
             Each rank computes its share in this many pieces; updates are computed from the values before the call and
             applied once.
+        check_against_theano : bool, optional
+            Compare the outputs with what Theano gives for the same rows in one piece, in the master. Default: what the
+            environment variable ``SYNKHRONOS_CHECK`` says (``1`` or ``0``), but for functions that draw random numbers.
 
         Returns
         -------
@@ -131,6 +145,9 @@ class Function:
         ------
         TypeError, ValueError, IndexError
             For bad arguments, before anything is sent.
+        ValueError
+            After the call and its updates: for an output with a row for each data point and no named op, and where
+            outputs differ from Theano's. The message has the largest difference.
         WorkerError
             If a rank fails.
         """
@@ -138,35 +155,50 @@ class Function:
         values = arrange(self._graph, args, kwargs)
         num_slices = check_num_slices(num_slices)
         subset = check_subset(output_subset, len(self.output_modes))
+        wanted = range(len(self.output_modes)) if subset is None else subset
+        is_checked = is_asked(check_against_theano, self._graph)
         with session.lock, session.timeline.call(self.name or "function"):
             session.check_usable()
             if not self.join(session):
                 raise SessionError(f"{self!r} was built on GPUs; this session computes on CPU cores: build it anew")
+            if session.replicas.every:
+                session.replicas.see_call(self.get_shared())
             options = (batch_s is None, num_slices, subset)
-            signature = None if self._graph.sliceable_shareds else signature_of(values, batch, *options)
-            call = self._last.find(session, signature, values)
+            is_new = is_checked or bool(self._graph.sliceable_shareds)
+            signature = None if is_new else signature_of(values, batch, *options)
+            call, rows, expected = self._last.find(session, signature, values), None, None
             if call is None:
-                call = self._plan(session, values, batch, batch_s, num_slices, subset)
+                selector = Selector(session, self._graph, self._inputs, values, batch)
+                rows = self._rows(session, batch_s, num_slices)
+                if is_checked:
+                    expected = self._serial.expected(session, selector.chosen(), rows, wanted)
+                call = self._plan(session, selector, rows, num_slices, subset)
                 self._last.keep(signature, call)
             results = session.run(call)
             session.timeline.switch(COLLECTIVES)
             self.counts = call.counts
-            wanted = range(len(self.output_modes)) if subset is None else subset
             weights = (1,) * session.n_ranks if call.everybody else call.counts
+            self._serial.judge(results, call, values, wanted, rows)
             outputs = self._results.combine(results, session.master_rank, wanted, weights, call.nccl)
+        if expected is not None:
+            self._serial.compare(outputs, expected, wanted)
         return outputs[0] if self._single and outputs and subset is None else outputs if self.output_modes else []
 
+    def _rows(self, session: Session, batch_s: Any, num_slices: int) -> list[Selection] | None:
+        """The rows of the sliceable shared variables on each rank, whose lengths are asked for; ``None`` for all."""
+        if self._graph.sliceable_shareds:
+            session.distribute((self._keys[self._plain],))
+        return sliceable_rows(session, self._graph, batch_s, num_slices)
+
     def _plan(
-        self, session: Session, values: list[Any], batch: Any, batch_s: Any, num_slices: int, subset: Any
+        self, session: Session, selector: Selector, rows: list[Selection] | None, num_slices: int, subset: Any
     ) -> Call:
-        """Check the arguments, and stage what is not in shared memory; returns what every rank is to do."""
-        selector = Selector(session, self._graph, self._inputs, values, batch)
-        rows = self._rows(session, batch_s, num_slices)
+        """Stage what is not in shared memory; returns what every rank is to do."""
         accumulate = num_slices > 1 and bool(self._graph.accumulated)
         kind = "all" if rows is None else "range" if isinstance(rows[0], Rows) else "index"
         key = self._key(session, Variant(accumulate, kind, self._plain.device))
         session.distribute((self._keys[self._plain], key))
-        counts, everybody = self._count(session, selector, rows, num_slices)
+        counts, everybody = count_points(session, self._graph, selector, rows, num_slices)
         sources, row_refs = selector.stage(rows)
         wanted = range(len(self.output_modes)) if subset is None else subset
         updated = self._graph.accumulated if accumulate else []
@@ -195,6 +227,7 @@ class Function:
                 return False
             self._session, self._keys, self._last = weakref.ref(session), {}, LastCall()
             self._key(session, self._plain)
+            session.replicas.note_parts(self._graph.sliceable_shareds)
         return True
 
     def _key(self, session: Session, variant: Variant) -> int:
@@ -203,51 +236,6 @@ class Function:
             key = self._keys[variant] = session.add_function(self._graph.compile(variant))
             weakref.finalize(self, _drop, weakref.ref(session), key).atexit = False
         return self._keys[variant]
-
-    def _rows(self, session: Session, batch_s: Any, num_slices: int) -> list[Selection] | None:
-        """The rows of the sliceable shared variables on each rank; ``None`` for all, as they are."""
-        shareds = self._graph.sliceable_shareds
-        if not shareds:
-            if batch_s is not None:
-                raise ValueError("batch_s was given, but the function was built without sliceable_shareds")
-            return None
-        if batch_s is None and num_slices == 1:
-            return None
-        lengths = self._lengths(session)
-        rows = select_per_rank(batch_s, lengths)
-        if all(isinstance(one, Rows) for one in rows):
-            return rows
-        return [np.arange(*one, dtype=np.int64) if isinstance(one, Rows) else one for one in rows]
-
-    def _lengths(self, session: Session) -> list[int]:
-        """The number of rows of the sliceable shared variables on each rank, which must agree between them."""
-        session.distribute((self._keys[self._plain],))
-        shapes = session.shapes(self._graph.sliceable_shareds)
-        for rank, on_rank in enumerate(shapes):
-            if len({shape[0] for shape in on_rank}) > 1:
-                raise ValueError(
-                    f"sliceable_shareds have different lengths on rank {rank}: {[shape[0] for shape in on_rank]}"
-                )
-        return [on_rank[0][0] for on_rank in shapes]
-
-    def _count(
-        self, session: Session, selector: Selector, rows: list[Selection] | None, num_slices: int
-    ) -> tuple[tuple[int, ...], bool]:
-        """How many data points each rank computes on, and whether ranks without any compute all the same."""
-        if selector.shares is not None:
-            counts = selector.counts
-            if rows is not None and num_slices > 1 and counts != tuple(map(len, rows)):
-                raise ValueError(
-                    "num_slices: scattered inputs and sliceable shared variables are sliced together and need as many "
-                    f"rows on each rank; got {counts} and {tuple(map(len, rows))}"
-                )
-        elif rows is not None:
-            counts = tuple(len(one) for one in rows)
-        elif self._graph.sliceable_shareds:
-            counts = tuple(self._lengths(session))
-        else:
-            return (1,) * session.n_ranks, False
-        return counts, not any(counts)
 
 
 def _drop(session: weakref.ref[Session], key: int) -> None:

@@ -1,13 +1,19 @@
-"""Calls that differ from the last one in nothing but the contents of arrays: what these ask of the ranks is known."""
+"""Calls that differ from the last one in nothing but the contents of arrays: what these ask of the ranks is known.
+
+What is staged is overwritten by whatever any thread stages next. So a call is remembered only if all that it reads
+lies in `Data`, or is staged anew each time: no index lists.
+"""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from synkhronos._data import Data
+from synkhronos._memory import ArrayRef
 from synkhronos._rank import Call
 from synkhronos._session import Session
 
@@ -26,7 +32,12 @@ def signature_of(values: Sequence[Any], batch: Any, *options: Any) -> tuple[Any,
     *options : hashable
         What else was asked for.
     """
-    if type(batch) not in (type(None), int, slice):
+    if isinstance(batch, slice):
+        try:  # numbers of their own: a bound may be an array of 0 dimensions, which changes in place
+            batch = tuple([bound if bound is None else operator.index(bound) for bound in _bounds(batch)])
+        except TypeError:
+            return None
+    elif type(batch) not in (type(None), int):
         return None
     parts: list[Any] = []
     for value in values:
@@ -36,7 +47,11 @@ def signature_of(values: Sequence[Any], batch: Any, *options: Any) -> tuple[Any,
             parts.append((value.shape, value.dtype))
         else:
             return None
-    return (*parts, (batch.start, batch.stop, batch.step) if isinstance(batch, slice) else batch, *options)
+    return (*parts, batch, *options)
+
+
+def _bounds(batch: slice) -> tuple[Any, Any, Any]:
+    return batch.start, batch.stop, batch.step
 
 
 class LastCall:
@@ -47,8 +62,9 @@ class LastCall:
         self._call: Call | None = None
 
     def keep(self, signature: tuple[Any, ...] | None, call: Call) -> None:
-        """Remember a call, if it has a signature."""
-        self._signature, self._call = signature, call
+        """Remember a call, if it has a signature and reads no index list."""
+        lists = any(isinstance(source.rows, ArrayRef) for source in call.inputs) or bool(call.rows)
+        self._signature, self._call = None if lists else signature, call
 
     def find(self, session: Session, signature: tuple[Any, ...] | None, values: Sequence[Any]) -> Call | None:
         """The last call if it had this signature, with NumPy inputs staged anew, and in the same places."""

@@ -31,6 +31,8 @@ class Results:
     Attributes
     ----------
     modes : list of str or None
+    names : list of str
+        What the outputs are called in messages.
     """
 
     def __init__(
@@ -38,7 +40,7 @@ class Results:
     ) -> None:
         self._outputs = outputs
         self.modes = modes
-        self._names = [f"output {i} of {name}" for i in range(len(outputs))]
+        self.names = [f"output {i} of {name}" for i in range(len(outputs))]
         self._reducible = [
             i
             for i, (output, mode) in enumerate(zip(outputs, modes))
@@ -79,6 +81,6 @@ class Results:
             if self.modes[i] is None or (place in reduced and sum(array is not None for array in arrays) == 1):
                 value = None if own is None else own[place]
             else:
-                value = combine(arrays, self.modes[i], present_weights, self._names[i])
+                value = combine(arrays, self.modes[i], present_weights, self.names[i])
             combined.append(_graphs.as_asked(value, self._outputs[i]))
         return combined

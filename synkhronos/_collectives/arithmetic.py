@@ -12,31 +12,18 @@ from typing import Any
 
 import numpy as np
 
+from synkhronos._collectives.average import Average, add_bounded
 from synkhronos._collectives.ops import OPS
+from synkhronos._collectives.whole import WholeMean
 
 __all__ = [
     "Accumulator",
     "as_stored",
     "check_equal_shapes",
     "combine",
-    "normalized",
     "reduce_into",
     "result_dtype",
-    "weighted_mean",
 ]
-
-
-def normalized(weights: Sequence[float]) -> list[float]:
-    """Weights that sum to one; equal ones if all are 0."""
-    total = float(sum(weights))
-    return [weight / total if total > 0 else 1.0 / len(weights) for weight in weights]
-
-
-def average_dtype(dtype: np.dtype) -> np.dtype:
-    """The dtype in which arrays of ``dtype`` are averaged: wide enough that equal integers give that integer."""
-    if dtype.kind in "iub":
-        return np.dtype(np.longdouble if dtype.itemsize > 4 else np.float64)
-    return dtype
 
 
 def result_dtype(dtype: np.dtype, op: str) -> np.dtype:
@@ -97,10 +84,7 @@ def combine(arrays: Sequence[Any], op: str, weights: Sequence[float], what: str)
         for array in arrays[1:]:
             OPS[op].combine(out, array, out=out)
         return out
-    present = [(array, share) for array, share in zip(arrays, normalized(weights)) if share > 0]
-    if len(present) == 1:
-        return np.array(present[0][0], dtype=returned)
-    return as_stored(weighted_mean(*zip(*present)), returned)
+    return Average.by(tuple(weights)).of(arrays, returned)
 
 
 def check_equal_shapes(shapes: Sequence[tuple[int, ...]], op: str, what: str) -> None:
@@ -110,21 +94,6 @@ def check_equal_shapes(shapes: Sequence[tuple[int, ...]], op: str, what: str) ->
             f'{what}: op "{op}" needs equal shapes on all ranks and slices; got {shapes}. '
             'Use "gather" for results with one row for each data point'
         )
-
-
-def weighted_mean(arrays: Sequence[np.ndarray], shares: Sequence[float]) -> np.ndarray:
-    """The mean by weights that sum to one; of integers by their distances from the first, exact if they are equal."""
-    work = average_dtype(arrays[0].dtype)
-    if work == arrays[0].dtype:
-        mean = arrays[0] * work.type(shares[0])
-        for array, share in zip(arrays[1:], shares[1:]):
-            mean += array * work.type(share)
-        return np.asarray(mean)
-    first = arrays[0].astype(work)
-    total = np.zeros_like(first)
-    for array, share in zip(arrays[1:], shares[1:]):
-        total += (array - first) * work.type(share)
-    return np.asarray(first + total)
 
 
 class Accumulator:
@@ -147,6 +116,8 @@ class Accumulator:
         self._total = total
         self._what = what
         self._parts: list[np.ndarray] = []
+        self._whole = WholeMean(max(1, total))
+        self._shape: tuple[int, ...] | None = None
         self._dtype = dtype
 
     def add(self, value: Any, count: int) -> None:
@@ -157,23 +128,28 @@ class Accumulator:
             return
         if self._dtype is None:
             self._dtype = result_dtype(value.dtype, self._op)
-        op = OPS[self._op]
-        if op.weighted:
-            share = count / self._total if self._total else 1.0
-            value = np.asarray(value * average_dtype(value.dtype).type(share))
-        if self._parts:
-            former = self._parts.pop()
-            check_equal_shapes([former.shape, value.shape], self._op, self._what)
-            dtype = former.dtype if op.weighted else result_dtype(former.dtype, self._op)
-            value = np.asarray(op.combine(former, value, dtype=dtype))
-        self._parts.append(value)
+        if self._shape is not None:
+            check_equal_shapes([self._shape, value.shape], self._op, self._what)
+        self._shape = value.shape
+        if not OPS[self._op].weighted:
+            if self._parts:
+                former = self._parts.pop()
+                dtype = result_dtype(former.dtype, self._op)
+                value = np.asarray(OPS[self._op].combine(former, value, dtype=dtype))
+            self._parts.append(value)
+        elif value.dtype.kind in "iub":
+            self._whole.add(value, count if self._total else 1)
+        else:
+            work = np.dtype(np.float32) if value.dtype == np.float16 else value.dtype
+            value = np.asarray(value * work.type(count / self._total if self._total else 1.0), dtype=work)
+            self._parts.append(add_bounded(self._parts.pop(), value) if self._parts else value)
 
     def result(self) -> np.ndarray:
         """The reduction (for a weighted op, of values weighted by their counts)."""
         if self._op == "gather":
             return combine(self._parts, "gather", (), self._what)
         assert self._dtype is not None
-        return as_stored(self._parts[0], self._dtype)
+        return as_stored(self._parts[0], self._dtype) if self._parts else self._whole.result(self._dtype)
 
 
 def as_stored(value: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Callable
 import numpy as np
 
 from synkhronos._collectives import communicator
-from synkhronos._collectives.arithmetic import normalized, result_dtype
+from synkhronos._collectives.arithmetic import result_dtype
+from synkhronos._collectives.average import normalized
 from synkhronos._collectives.on_device import scale
 from synkhronos._collectives.ops import OPS
 from synkhronos._collectives.shared_memory import ShapesDiffer
@@ -90,14 +91,13 @@ class NcclTransport:
     def all_reduce(self, arrays: Sequence[Any], op: str, weights: Sequence[float] | None) -> None:
         """Reduce arrays over the ranks, in place; arguments and errors as of `SharedMemoryTransport.all_reduce`."""
         works = [_contiguous(array) for array in arrays]
-        after = self._begin(works, op, weights, arrays)
+        self._begin(works, op, weights, arrays)
 
         def work() -> None:
             for chunk in self._chunks(works):
                 self._comm.all_reduce(chunk, OPS[op].nccl, chunk)
 
         self._run(work, works)
-        self._finish(works, after)
         for array, done in zip(arrays, works):
             if done is not array:
                 array[...] = done
@@ -105,7 +105,7 @@ class NcclTransport:
     def reduce(self, arrays: Sequence[Any], op: str, weights: Sequence[float] | None, root: int) -> list[Any]:
         """Reduce arrays to new ones on rank ``root``; returns an empty list on the other ranks."""
         works = [array.copy() for array in arrays]
-        after = self._begin(works, op, weights, works)
+        self._begin(works, op, weights, works)
 
         def work() -> None:
             for chunk in self._chunks(works):
@@ -114,7 +114,6 @@ class NcclTransport:
         self._run(work, works)
         if root != self._rank:
             return []
-        self._finish(works, after)
         return works
 
     def broadcast(self, arrays: Sequence[Any], root: int) -> None:
@@ -147,22 +146,11 @@ class NcclTransport:
 
     # -- the steps
 
-    def _begin(
-        self, works: Sequence[Any], op: str, weights: Sequence[float] | None, arrays: Sequence[Any]
-    ) -> float | None:
-        """Agree with the other ranks, and weight this rank's arrays; returns what to multiply the sum with."""
+    def _begin(self, works: Sequence[Any], op: str, weights: Sequence[float] | None, arrays: Sequence[Any]) -> None:
+        """Agree with the other ranks, and weight this rank's arrays: before they are added, lest the sum overflow."""
         self.agree(arrays)
-        if not OPS[op].weighted:
-            return None
-        factors = normalized(weights if weights is not None else (1.0,) * self._n_ranks)
-        if len(set(factors)) == 1:
-            return factors[0]
-        for array in works:
-            scale(array, factors[self._rank])
-        return None
-
-    def _finish(self, works: Sequence[Any], factor: float | None) -> None:
-        if factor is not None:
+        if OPS[op].weighted:
+            factor = normalized(weights if weights is not None else (1.0,) * self._n_ranks)[self._rank]
             for array in works:
                 scale(array, factor)
 

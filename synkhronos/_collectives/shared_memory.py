@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Callable
 
 import numpy as np
 
-from synkhronos._collectives.arithmetic import as_stored, normalized, reduce_into, weighted_mean
+from synkhronos._collectives.arithmetic import reduce_into
+from synkhronos._collectives.average import Average
 from synkhronos._collectives.lanes import Lanes
 from synkhronos._collectives.ops import OPS
 from synkhronos._collectives.peer_memory import address_of, can_read, read, readable_by
@@ -35,8 +36,8 @@ __all__ = ["ShapesDiffer", "SharedMemoryTransport"]
 #: Arrays of this size and more, on all ranks together, are reduced directly.
 LARGE_BYTES = 16 * 1024 * 1024
 
-#: Combines as many operands as there are ranks into its first argument, which may be one of the first two operands.
-_Reduction = Callable[[np.ndarray, list[np.ndarray]], None]
+#: Combines as many operands as there are ranks into its first argument; the others are as of `Average.into`.
+_Reduction = Callable[[np.ndarray, "list[np.ndarray]", Callable[[], "list[np.ndarray]"], "np.ndarray | None"], None]
 
 
 class ShapesDiffer(Exception):
@@ -143,8 +144,9 @@ class SharedMemoryTransport:
         self._signatures[self._rank] = hash(tuple(array.shape for array in arrays))
 
     def _reduction(self, op: str, weights: Sequence[float] | None) -> _Reduction:
-        factors = normalized(weights if weights is not None else (1.0,) * self._n_ranks) if OPS[op].weighted else None
-        return functools.partial(_reduce, op=op, factors=factors)
+        if OPS[op].weighted:
+            return Average.by(tuple(weights) if weights is not None else (1,) * self._n_ranks).into
+        return lambda out, operands, again, scratch: reduce_into(out, operands, op)
 
     def _through_lanes(
         self, arrays: Sequence[np.ndarray], reduction: _Reduction, outs: Sequence[np.ndarray] | None
@@ -156,9 +158,10 @@ class SharedMemoryTransport:
             if outs is None:
                 continue
             for (i, start, stop, _), published in block:
+                operands = list(published)
                 if outs is arrays and self._rank < 2:
-                    published[self._rank] = arrays[i][start:stop]  # which is at hand, and may be overwritten
-                reduction(outs[i][start:stop], published)
+                    operands[self._rank] = arrays[i][start:stop]  # which is at hand, and may be overwritten
+                reduction(outs[i][start:stop], operands, functools.partial(list, published), None)
 
     # -- directly
 
@@ -183,28 +186,22 @@ class SharedMemoryTransport:
         buffers = self._lanes.buffers(array.dtype)
         for start in range(chunk.start, chunk.stop, buffers[0].size):
             own = array[start : min(start + buffers[0].size, chunk.stop)]
-            operands = [buffer[: own.size] for buffer in buffers]
-            for rank, pid, address in places:
-                read(pid, address + start * array.itemsize, operands[rank])
-            if self._rank < 2:
-                operands[self._rank] = own
-            else:
-                np.copyto(operands[self._rank], own)
-            reduction(own, operands)
+
+            def gather(start: int = start, own: np.ndarray = own) -> list[np.ndarray]:
+                operands = [buffer[: own.size] for buffer in buffers]
+                for rank, pid, address in places:
+                    read(pid, address + start * array.itemsize, operands[rank])
+                if self._rank < 2:
+                    operands[self._rank] = own
+                else:
+                    np.copyto(operands[self._rank], own)
+                return operands
+
+            # What is added up in another rank's place can be had from that rank again; one's own could not.
+            reduction(own, gather(), gather, buffers[min(int(self._rank == 0), self._n_ranks - 1)])
 
     def _collect_chunks(self, array: np.ndarray, places: list[tuple[int, int, int]]) -> None:
         chunks = shares(array.size, self._n_ranks)
         for rank, pid, address in places:
             start, stop = chunks[rank]
             read(pid, address + start * array.itemsize, array[start:stop])
-
-
-def _reduce(out: np.ndarray, operands: list[np.ndarray], op: str, factors: list[float] | None) -> None:
-    if factors is None:
-        reduce_into(out, operands, op)
-    elif operands[0].dtype.kind not in "iub" and len(set(factors)) == 1:
-        reduce_into(out, operands, op)
-        np.multiply(out, out.dtype.type(factors[0]), out=out)
-    else:
-        present = [(operand, factor) for operand, factor in zip(operands, factors) if factor > 0]
-        np.copyto(out, as_stored(weighted_mean(*zip(*present)), out.dtype))

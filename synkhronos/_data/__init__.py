@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from synkhronos._data.array import Data, data
+from synkhronos._data.array import Data
 from synkhronos._data.conversion import condition
+from synkhronos._data.making import data
 
 __all__ = [
     "Data",

@@ -1,100 +1,25 @@
-"""`synk.data`: function inputs in shared memory, written once and read by every rank where they lie."""
+"""`Data`: function inputs in shared memory, written once and read by every rank where they lie."""
 
 from __future__ import annotations
 
-import os
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from synkhronos import _graphs
 from synkhronos._data.conversion import check_oversize, check_shape, condition, size_in_bytes
+from synkhronos._data.holding import Holding
 from synkhronos._memory import ArrayRef, OpenFile, dtype_spec
-from synkhronos._session import current, drop_segment, settle
+from synkhronos._session import settle
 
-__all__ = ["Data", "data"]
-
-
-def data(
-    value: Any = None,
-    var: Any = None,
-    dtype: Any = None,
-    ndim: int | None = None,
-    shape: Sequence[int] | None = None,
-    minibatch: bool = False,
-    force_cast: bool = False,
-    oversize: float = 1,
-    name: str | None = None,
-) -> Data:
-    """Make an array in shared memory, to be given to functions as input.
-
-    Parameters
-    ----------
-    value : array_like, optional
-        Initial contents, copied; a `numpy.memmap` of a whole or part of a file (C-contiguous, not of mode ``"c"``) is
-        shared as the file that it is, and not copied.
-    var : Theano variable, optional
-        The input that this is for: gives dtype and ndim.
-    dtype, ndim : optional
-        Given explicitly. dtype and ndim never change later.
-    shape : tuple of int, optional
-        Shape to allocate, filled with zeros, if there is no value.
-    minibatch : bool
-        Whether this will hold just the current batch, so that ``batch`` indexes count from the lowest one asked for.
-    force_cast : bool
-        Convert the value even if that loses precision.
-    oversize : float
-        From 1 to 2: allocate this many times the memory needed, so that it can grow in place.
-    name : str, optional
-
-    Returns
-    -------
-    Data
-
-    Raises
-    ------
-    SessionError
-        A `RuntimeError`: before ``fork``.
-    TypeError, ValueError
-        If dtype or ndim stay unknown, or the value does not fit them.
-    MemoryError
-        If shared memory is too small.
-    """
-    current("data")
-    if var is not None:
-        var = getattr(var, "variable", var)
-        if not _graphs.is_tensor_variable(var):
-            raise TypeError(f"var must be a Theano tensor variable; got {var!r}")
-        if dtype is not None and np.dtype(dtype) != np.dtype(var.dtype):
-            raise TypeError(f"dtype={dtype!r} contradicts var, whose dtype is {var.dtype}")
-        if ndim is not None and ndim != var.ndim:
-            raise TypeError(f"ndim={ndim!r} contradicts var, whose ndim is {var.ndim}")
-        dtype, ndim, name = var.dtype, var.ndim, name or var.name
-    if value is not None and (dtype is None or ndim is None):
-        array = np.asarray(value)
-        dtype = array.dtype if dtype is None else dtype
-        ndim = array.ndim if ndim is None else ndim
-    if shape is not None:
-        shape = check_shape(shape, ndim)
-        ndim = len(shape)
-    if dtype is None or ndim is None:
-        raise TypeError(
-            "data needs a dtype and a number of dimensions: give var, or value, or dtype with ndim or shape"
-        )
-    made = Data(np.dtype(dtype), ndim, bool(minibatch), name)
-    if value is not None:
-        made.set_value(value, force_cast=force_cast, oversize=oversize)
-        if shape is not None and made.shape != shape:
-            raise ValueError(f"shape={shape}, but the value has shape {made.shape}")
-    elif shape is not None:
-        made.set_shape(shape, oversize=oversize)
-    return made
+__all__ = ["Data"]
 
 
 class Data:
     """An array in shared memory; made by `data`. Reads and writes like a NumPy array.
+
+    ``copy.copy`` and ``copy.deepcopy`` copy the memory. Pickled `Data` is the same memory again, in the process that
+    made it and in those forked from it later; in others unpickling it is a `TypeError`: pickle ``numpy.asarray(data)``.
 
     Attributes
     ----------
@@ -118,24 +43,21 @@ class Data:
         self.minibatch = minibatch
         self.name = name
         self._array = np.zeros((0,) * ndim, dtype)
-        self._buffer = np.zeros(0, np.uint8)
-        self._key: str | None = None
-        self._is_file = False
-        self._finalizer: Any = None
+        self._held: Holding | None = None
 
     dtype = property(lambda self: self._array.dtype)
     ndim = property(lambda self: self._array.ndim)
     shape = property(lambda self: self._array.shape)
     size = property(lambda self: self._array.size)
     data = property(lambda self: self._array)
-    alloc_size = property(lambda self: self._buffer.nbytes // max(1, self.dtype.itemsize))
+    alloc_size = property(lambda self: self._n_bytes // max(1, self.dtype.itemsize))
 
     @property
     def ref(self) -> ArrayRef:
         """Where the array lies, for the other ranks."""
-        if self._key is None:
+        if self._held is None:
             raise ValueError(f"{self!r} has no memory: set its value or shape first")
-        return ArrayRef(self._key, 0, self._array.shape, dtype_spec(self._array.dtype))
+        return ArrayRef(self._held.key, 0, self._array.shape, dtype_spec(self._array.dtype))
 
     def __len__(self) -> int:
         return len(self._array)
@@ -176,16 +98,11 @@ class Data:
         array = self.condition_data(value, force_cast)
         file = OpenFile.of(array)
         if file is not None:
-            session = current("Data")
-            self._release()
-            self._keep(file.ref.key, file.bytes, is_file=True)
-            session.share(file)
+            self._hold(Holding.share(file))
             self._array = array.view(np.ndarray)
             return
-        if self._is_file or not self._fits(array.shape):
-            fresh = self._allocate(array.shape, oversize)
-        else:
-            fresh = self._view(array.shape)
+        fits = self._fits(array.shape) and not self._is_file
+        fresh = self._view(array.shape) if fits else self._allocate(array.shape, oversize)
         np.copyto(fresh, array)
         self._array = fresh
 
@@ -196,7 +113,7 @@ class Data:
         """
         check_oversize(oversize)
         shape = check_shape(shape, self.ndim)
-        if shape == self.shape and self._key is not None:
+        if shape == self.shape and self._held is not None:
             return
         old = self._array
         if shape[1:] == old.shape[1:] and self._fits(shape):  # only the length changes, in place
@@ -221,36 +138,69 @@ class Data:
         self.set_shape((length, *self.shape[1:]), oversize)
 
     def free_memory(self) -> None:
-        """Give the memory back, on all ranks, now; the shape becomes all zeros."""
-        held = self._key is not None
-        self._release()
+        """Give the memory back, on all ranks, now; the shape becomes all zeros.
+
+        Other `Data` over the same memory, which came of pickling, keep it.
+        """
+        held = self._held is not None
+        self._hold(None)
         if held:
             settle()
 
     # -- memory
 
+    @property
+    def _n_bytes(self) -> int:
+        return 0 if self._held is None else self._held.bytes.nbytes
+
+    @property
+    def _is_file(self) -> bool:
+        return self._held is not None and self._held.is_file
+
     def _view(self, shape: tuple[int, ...]) -> np.ndarray:
-        return np.ndarray(shape, self.dtype, self._buffer)
+        assert self._held is not None
+        return np.ndarray(shape, self.dtype, self._held.bytes)
 
     def _fits(self, shape: tuple[int, ...]) -> bool:
-        return self._key is not None and size_in_bytes(shape, self.dtype) <= self._buffer.nbytes
+        return self._held is not None and size_in_bytes(shape, self.dtype) <= self._n_bytes
 
     def _allocate(self, shape: tuple[int, ...], oversize: float) -> np.ndarray:
         """A view of the given shape, in new memory."""
-        n_bytes = max(1, int(size_in_bytes(shape, self.dtype) * oversize))
-        segment = current("Data").allocate(n_bytes)
-        self._release()
-        self._keep(segment.ref.key, segment.array((n_bytes,), np.uint8), is_file=False)
+        self._hold(Holding.allocate(max(1, int(size_in_bytes(shape, self.dtype) * oversize))))
         return self._view(shape)
 
-    def _keep(self, key: str, buffer: np.ndarray, is_file: bool) -> None:
-        self._key, self._buffer, self._is_file = key, buffer, is_file
-        self._finalizer = weakref.finalize(self, drop_segment, key, os.getpid())
-        self._finalizer.atexit = False
-
-    def _release(self) -> None:
-        if self._finalizer is not None:
-            self._finalizer()
-        self._key, self._is_file, self._finalizer = None, False, None
-        self._buffer = np.zeros(0, np.uint8)
+    def _hold(self, memory: Holding | None) -> None:
+        """Have this memory rather than what there was."""
         self._array = np.zeros((0,) * self.ndim, self.dtype)
+        self._held = memory
+
+    # -- copies
+
+    def __copy__(self) -> Data:
+        made = Data(self.dtype, self.ndim, self.minibatch, self.name)
+        if self._held is not None:
+            made.set_value(self._array)
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Data:
+        return self.__copy__()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        held = None if self._held is None else self._held.key
+        return _unpickled, (held, self.shape, dtype_spec(self.dtype), self.minibatch, self.name)
+
+
+def _unpickled(key: str | None, shape: tuple[int, ...], dtype: Any, minibatch: bool, name: str | None) -> Data:
+    """The `Data` that was pickled, over the same memory."""
+    made = Data(np.dtype(dtype), len(shape), minibatch, name)
+    if key is not None:
+        held = Holding.find(key)
+        if held is None:
+            raise TypeError(
+                f"Data of shape {shape} was pickled, and this process has no part in its memory: only the process that "
+                "made it has (while it holds it), and those that were forked from it later. Pickle a copy: "
+                "numpy.asarray(data)"
+            )
+        made._hold(held)
+        made._array = made._view(shape)
+    return made

@@ -134,6 +134,17 @@ class Graph:
             kwargs["name"] = f"{kwargs['name']} ({variant})"
         return theano.function([*self._copied_ins(), *extra], outputs, updates=updates, **kwargs)
 
+    def compile_serial(self) -> Any:
+        """Compile the outputs alone: of all inputs, then of values for the sliceable shared variables; no updates."""
+        return with_deep_stack(self._compile_serial)
+
+    def _compile_serial(self) -> Any:
+        outputs, _ = self._rebuilt()
+        values = [T.TensorType(var.dtype, var.broadcastable)() for var in self.sliceable_shareds]
+        replace = {var: _same_type(value, var) for var, value in zip(self.sliceable_shareds, values)}
+        kwargs = {**self._kwargs, "no_default_updates": True, "on_unused_input": "ignore"}
+        return theano.function([*self._copied_ins(), *values], theano.clone(outputs, replace=replace), **kwargs)
+
     def _compile_plain(self, device: bool) -> Any:
         outputs = [_stay(output) for output in self.outputs] if device else self.outputs
         function = theano.function(
@@ -175,6 +186,11 @@ class Graph:
         if self._cloned is None:
             with_deep_stack(self._rebuilt)
         return [var for var, _ in self._rebuilt()[1] if not is_random_state(var)]
+
+    @property
+    def is_random(self) -> bool:
+        """Whether a call draws random numbers."""
+        return any(is_random_state(var) for var, _ in with_deep_stack(self._rebuilt)[1])
 
     def filter_input(self, position: int, value: Any) -> Any:
         """Cast a value as Theano would for this input; `TypeError` where Theano would refuse."""

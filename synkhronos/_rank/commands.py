@@ -18,6 +18,7 @@ __all__ = [
     "Call",
     "Command",
     "Connect",
+    "Digest",
     "Get",
     "Load",
     "Nccl",
@@ -152,6 +153,13 @@ class AllGather:
 
 
 @dataclass(frozen=True)
+class Digest:
+    """Return digests of variables' values: equal for values that are equal to the bit, of equal shapes."""
+
+    variables: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Shapes:
     """Return the shapes of variables."""
 
@@ -166,4 +174,4 @@ class Record:
     room: int = 0
 
 
-Command = Union[Settle, Bind, Connect, Load, Call, Get, Put, AllReduce, Reduce, Nccl, AllGather, Shapes, Record]
+Command = Union[Settle, Bind, Connect, Load, Call, Get, Put, AllReduce, Reduce, Nccl, AllGather, Digest, Shapes, Record]

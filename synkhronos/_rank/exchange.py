@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from typing import Any, Callable
@@ -12,7 +13,7 @@ from synkhronos import _graphs
 from synkhronos._collectives import NcclTransport, SharedMemoryTransport, Workspace, nccl_reduces, result_dtype
 from synkhronos._memory import Arena, SegmentTable, aligned
 from synkhronos._partition import Rows
-from synkhronos._rank.commands import AllGather, AllReduce, Get, Nccl, Put, Reduce, Shapes
+from synkhronos._rank.commands import AllGather, AllReduce, Digest, Get, Nccl, Put, Reduce, Shapes
 from synkhronos._rank.excerpts import Excerpts
 from synkhronos._rank.messages import Arrays
 from synkhronos._team import SHUFFLE, TRANSFERS, Team
@@ -64,6 +65,7 @@ class Exchange:
             Reduce: self._reduce,
             Nccl: self._nccl,
             AllGather: self._all_gather,
+            Digest: self._digest,
             Shapes: self._shapes,
         }
 
@@ -183,6 +185,15 @@ class Exchange:
         for key, value, shapes in zip(command.variables, gathered, command.shapes):
             length = sum(shape[0] for shape in shapes)
             _graphs.set_array(self._variables[key], value.reshape(length, *shapes[0][1:]))
+
+    def _digest(self, command: Digest) -> list[bytes]:
+        arrays = self._host_arrays([self._variables[key] for key in command.variables])
+        digests = []
+        for array in arrays:
+            digest = hashlib.blake2b(repr((array.shape, array.dtype.str)).encode(), digest_size=16)
+            digest.update(array.reshape(-1).view(np.uint8).data)
+            digests.append(digest.digest())
+        return digests
 
     def _shapes(self, command: Shapes) -> list[tuple[int, ...]]:
         return [tuple(_graphs.get_array(self._variables[key]).shape) for key in command.variables]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from synkhronos._session.instruments import Profile, profile, trace
 from synkhronos._session.lifecycle import close, current, distribute, drop_segment, fork, functions, get_n_gpu, settle
+from synkhronos._session.replicas import distances
 from synkhronos._session.session import Session
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "Session",
     "close",
     "current",
+    "distances",
     "distribute",
     "drop_segment",
     "fork",

@@ -65,6 +65,7 @@ def fork(
     timeout: float | None = None,
     restart_workers: bool = False,
     profile: bool | Serial = False,
+    check_replicas: int = 0,
 ) -> int:
     """Start one worker process for each further device; this process becomes one of the ranks, the master.
 
@@ -97,6 +98,9 @@ def fork(
     profile : bool, Profile or dict
         Measure from here to `close` where the time of every rank goes; `close` writes the table to standard error. The
         times of a serial run give it a further column, as in `synkhronos.profile`.
+    check_replicas : int
+        At every so many-th call of a function, compare the replicas of its shared variables before, and warn of each
+        that differs, once. 0: never.
 
     Returns
     -------
@@ -122,6 +126,8 @@ def fork(
         raise ValueError(f"master_rank={master_rank}: expected a rank from 0 to {len(names) - 1}")
     if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0):
         raise ValueError(f"timeout must be a positive number of seconds, or None; got {timeout!r}")
+    if isinstance(check_replicas, bool) or not hasattr(check_replicas, "__index__") or check_replicas < 0:
+        raise ValueError(f"check_replicas must be a number of calls, or 0; got {check_replicas!r}")
     measured = None if profile is False else Profile(None if profile is True else profile)
     remove_stale()
     _session = Session(
@@ -131,6 +137,7 @@ def fork(
         replicate_rng=bool(replicate_rng),
         timeout=timeout,
         restart_workers=bool(restart_workers),
+        check_replicas=int(check_replicas),
     )
     for function in list(functions):
         function.join(_session)

@@ -30,6 +30,7 @@ from synkhronos._session.dispatch import CLOSED, Dispatcher
 from synkhronos._session.gpus import connect_gpus, take_gpus
 from synkhronos._session.ledger import Ledger, Staged
 from synkhronos._session.library import Library
+from synkhronos._session.replicas import Replicas
 from synkhronos._team import TRANSFERS, Team, collect_garbage, deferred_interrupts
 
 __all__ = ["Session", "segments"]
@@ -56,6 +57,8 @@ class Session:
         Seconds that a rank may take for a command.
     restart_workers : bool
         Replace workers that die.
+    check_replicas : int
+        Compare replicas at every so many-th call; 0: never.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Session:
         replicate_rng: bool,
         timeout: float | None,
         restart_workers: bool,
+        check_replicas: int,
     ) -> None:
         self.n_ranks = len(devices)
         self.master_rank = master_rank
@@ -75,6 +79,7 @@ class Session:
         self.on_gpu = kind(devices[0]) != "cpu"
         self.nccl = False  # whether NCCL connects the ranks
         self.profile: Any = None  # the one that is being filled
+        self.replicas = Replicas(self, check_replicas)
         self._replicate_rng = replicate_rng
         self._ledger = Ledger(segments, self._make_room)
         spin = _SPIN_SECONDS if self.n_ranks <= count_cores() else 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from synkhronos._variables.checking import check_replicas
 from synkhronos._variables.collectives import all_gather, all_reduce, broadcast, gather, reduce, scatter
 from synkhronos._variables.single import get_lengths, get_shapes, get_value, set_value
 
@@ -9,6 +10,7 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "broadcast",
+    "check_replicas",
     "gather",
     "get_lengths",
     "get_shapes",

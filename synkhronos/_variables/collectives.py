@@ -53,6 +53,7 @@ def broadcast(shared_vars: Any, values: Any = None, nccl: bool = True) -> None:
     with session.lock, session.timeline.call("broadcast"):
         if values is not None:
             put(session, variables, match(shared_vars, variables, values))
+            session.replicas.note_parts(variables, are_parts=False)
             return
         direct = over_nccl(session, variables, nccl, nccl_moves)
         if direct:
@@ -62,6 +63,7 @@ def broadcast(shared_vars: Any, values: Any = None, nccl: bool = True) -> None:
         if rest:
             workers = tuple(rank for rank in range(session.n_ranks) if rank != session.master_rank)
             put(session, rest, [_graphs.host_array(var) for var in rest], ranks=workers)
+        session.replicas.note_parts(variables, are_parts=False)
 
 
 def scatter(shared_vars: Any, values: Any, batch: Any = None) -> None:
@@ -82,6 +84,7 @@ def scatter(shared_vars: Any, values: Any, batch: Any = None) -> None:
             if var.ndim == 0:
                 raise ValueError(f"scatter: {var} is 0-dimensional")
         put(session, variables, values, batch=batch, split=True)
+        session.replicas.note_parts(variables)
 
 
 def gather(shared_vars: Any, nd_up: int = 1, nccl: bool = True) -> Any:

@@ -33,6 +33,13 @@ class TrainFunction:
         self.grad_shared = grad_shared
         self._structure = structure
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "a TrainFunction belongs to its session and can be neither copied nor pickled: make it anew, by "
+            "make_train_function, where it is wanted; what it has trained can be saved by "
+            "synkhronos.extensions.checkpoint"
+        )
+
     def __call__(self, x_data: Any, y_data: Any, batch: Any = None, num_slices: int = 1) -> Any:
         """Make one training step.
 

@@ -1,16 +1,20 @@
 """`synk.data`: arrays in shared memory that grow, shrink, are files, and go away with the last who holds them."""
 
+import copy
 import gc
 import multiprocessing
 import os
+import pickle
 import resource
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import theano.tensor as T
 from hypothesis import given
 from hypothesis import strategies as st
-from support import assert_close, run_script, wait_until, worker_pids
+from support import ROOT, assert_close, run_script, wait_until, worker_pids
 
 import synkhronos as synk
 
@@ -542,6 +546,88 @@ def test_data_that_no_worker_has_seen_survive_their_session(no_session, synchron
 def test_data_before_fork_say_so(no_session):
     with pytest.raises(RuntimeError, match="fork"):
         synk.data(np.ones(3))
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda one: copy.deepcopy([one, one])[1]])
+def test_copies_have_memory_of_their_own(two, summing, file, copied):
+    originals = [
+        synk.data(np.arange(4.0), name="it", minibatch=True, oversize=2),
+        synk.data(np.memmap(file, "float64", "r+")[:4]),
+        synk.data(dtype="float64", ndim=1),
+        synk.data(np.zeros(0)),
+    ]
+    for x in originals:
+        y = copied(x)
+        assert (y.dtype, y.shape, y.name, y.minibatch) == (x.dtype, x.shape, x.name, x.minibatch)
+        if not x.size:
+            continue
+        before = x.data.copy()
+        y[1] = 100
+        assert np.array_equal(x.data, before)
+        assert summing(x) == before.sum()
+        x.free_memory()
+        del x
+        assert summing(y) == before.sum() - before[1] + 100
+    assert np.memmap(file, "float64", "r")[1] != 100
+
+
+def test_a_deep_copy_copies_what_is_twice_in_it_once(two):
+    x = synk.data(np.ones(3))
+    first, second = copy.deepcopy((x, x))
+    assert first is second
+    assert first is not x
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_pickled_data_are_the_same_memory(two, summing, protocol):
+    x = synk.data(np.arange(4.0), name="it", minibatch=True)
+    y = pickle.loads(pickle.dumps(x, protocol))
+    assert (y.name, y.minibatch, y.shape) == ("it", True, (4,))
+    y[0] = 10
+    assert x[0] == 10
+    del x
+    gc.collect()
+    assert summing(y) == 16  # the memory is there as long as any of them
+    z = pickle.loads(pickle.dumps(y, protocol))
+    y.free_memory()
+    assert y.shape == (0,)
+    assert summing(z) == 16
+    y.set_value(np.ones(2))
+    assert (summing(y), summing(z)) == (2, 16)
+    pickled = pickle.dumps(z, protocol)
+    del z
+    with pytest.raises(TypeError, match=r"numpy\.asarray"):
+        pickle.loads(pickled)
+    assert pickle.loads(pickle.dumps(synk.data(dtype="int8", ndim=2), protocol)).shape == (0, 0)
+
+
+def test_pickled_data_of_a_file_and_of_structures(two, file):
+    x = synk.data(np.memmap(file, "float64", "r+")[10:20])
+    y = pickle.loads(pickle.dumps(x))
+    y[0] = -5
+    assert np.memmap(file, "float64", "r")[10] == -5
+    structured = synk.data(np.zeros(3, [("a", "i4"), ("b", "f8")]))
+    assert pickle.loads(pickle.dumps(structured)).dtype == structured.dtype
+
+
+def test_pickled_data_in_other_processes(two, summing):
+    x = synk.data(np.arange(4.0))
+    with multiprocessing.get_context("fork").Pool(1) as pool:  # forked later: it has the memory
+        assert pool.apply(_write_through, (x,)) == 6
+    assert x.data.tolist() == [50, 1, 2, 3]
+    assert summing(x) == 56
+    script = "import pickle, sys; pickle.loads(bytes.fromhex(sys.argv[1]))"
+    command = [sys.executable, "-c", script, pickle.dumps(x).hex()]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("TypeError: Data of shape (4,) was pickled")
+    assert "numpy.asarray(data)" in done.stderr
+
+
+def _write_through(data):
+    total = data.data.sum()
+    data[0] = 50
+    return total
 
 
 # ---------------------------------------------------------------- memory

@@ -1,7 +1,10 @@
 """`synk.function`: on any split, batch, slices and number of ranks a call gives what one serial Theano call gives."""
 
+import concurrent.futures
+import copy as copying
 import functools
 import itertools
+import pickle
 
 import numpy as np
 import pytest
@@ -240,10 +243,71 @@ def test_calls_in_a_row_see_what_changes(session):
         check(x, y)
 
 
+def test_a_remembered_call_relies_on_nothing_that_others_stage(session):
+    """Index lists lie in staging memory, which every command that brings arrays overwrites."""
+    x, y = T.fmatrix("x"), T.fvector("y")
+    rows_of = synk.function([x], [(x, "gather")])
+    both = synk.function([x, y], [(x.sum(axis=1) + y, "gather")])
+    other = synk.function([y], [(y, "gather")])
+    var = theano.shared(np.zeros(3), "var")
+    keeper = synk.function([], [(var, None)])
+    points, targets = draw_points(100)
+    data, minibatch, whole = synk.data(points), synk.data(points[:50], minibatch=True), synk.data(targets)
+    intruders = [
+        lambda: other(targets[::-1].copy()),
+        lambda: rows_of(data, batch=[99] * 80),
+        lambda: other(np.zeros(300_000, "float32")),  # for which the staging memory grows
+        lambda: synk.broadcast(var, np.full(3, 7.0)),
+        lambda: synk.scatter(var, np.arange(300.0), batch=slice(0, 300, 3)),
+        lambda: synk.set_value(session - 1, var, np.full(40_000, -1.0)),
+        lambda: rows_of(data, batch=slice(99, None, -1)),
+        keeper,
+    ]
+    start, step = np.array(0), np.array(2)
+    for intrude in intruders:
+        for batch in (slice(0, 100, 2), slice(None, None, -3), slice(10, 20), 30, None):
+            part = targets if batch is None else targets[batch] if isinstance(batch, slice) else targets[:batch]
+            chosen = points if batch is None else points[batch] if isinstance(batch, slice) else points[:batch]
+            rows_of(data, batch=batch)
+            both(points, whole, batch=batch)
+            intrude()
+            np.testing.assert_array_equal(rows_of(data, batch=batch)[0], chosen)
+            intrude()
+            assert_close(both(points, whole, batch=batch)[0], chosen.sum(axis=1) + part)
+        both(minibatch, whole, batch=slice(20, 70, 7))
+        intrude()
+        expected = points[0:50:7].sum(axis=1) + targets[20:70:7]
+        assert_close(both(minibatch, whole, batch=slice(20, 70, 7))[0], expected)
+        for start[...], step[...] in ((0, 2), (4, 1), (5, 1)):  # bounds that change in place
+            np.testing.assert_array_equal(rows_of(data, batch=slice(start, 90, step))[0], points[start:90:step])
+
+
+def test_remembered_calls_of_several_threads(synchronize):
+    synchronize(2)
+    x, y = T.fmatrix("x"), T.fvector("y")
+    functions = [synk.function([x, y], [(x.sum(axis=1) * y, "gather")]) for _ in range(2)]
+    points, targets = draw_points(60)
+    data = synk.data(points)
+    batches = [None, slice(0, 60, 2), slice(59, None, -1), 60]
+
+    def work(which):
+        random = np.random.RandomState(which)
+        for turn in range(60):
+            batch = batches[random.randint(4)]
+            mine = targets + which
+            got = functions[(which + turn // 5) % 2](data, mine, batch=batch)[0]
+            rows = slice(batch) if isinstance(batch, int) else slice(None) if batch is None else batch
+            np.testing.assert_allclose(got, points[rows].sum(axis=1) * mine[rows], rtol=1e-4, atol=1e-5)
+
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        for done in [pool.submit(work, which) for which in range(3)]:
+            done.result()
+
+
 def test_shapes_that_cannot_be_reduced_are_named(synchronize):
     synchronize(2)
     x = T.dmatrix("x")
-    function = synk.function([x], [x.sum(axis=1)])
+    function = synk.function([x], [(x.sum(axis=1), "avg")])
     assert_close(function(np.ones((4, 2))), [np.full(2, 2.0)])
     with pytest.raises(ValueError, match=r"output 0.*\(2,\).*\(1,\).*gather"):
         function(np.ones((3, 2)))
@@ -704,13 +768,31 @@ def test_minibatch_data_are_the_batch_already(session):
     function = synk.function([x, y], [(x * y.dimshuffle(0, "x"), "gather")])
     points, targets = draw_points(30)
     whole = synk.data(targets)
-    for batch in (slice(10, 20), [14, 12, 12, 19], np.arange(30) % 7 == 4, slice(3, 20, 4), 6):
+    for batch in (slice(10, 20), slice(3, 20, 4), 6):
         rows = np.arange(30)[:batch] if isinstance(batch, int) else np.arange(30)[batch]
         small = synk.data(points[rows.min() : rows.max() + 1], minibatch=True)
         assert_close(function(small, whole, batch=batch)[0], points[rows] * targets[rows][:, None])
     short = synk.data(points[:5], minibatch=True)
     with pytest.raises(IndexError, match="minibatch"):
         function(short, whole, batch=slice(10, 20))
+
+
+def test_row_i_of_minibatch_data_belongs_to_the_ith_index(session):
+    """The program of 2017: data made for a random list of indexes."""
+    x, y = T.fmatrix("x"), T.fvector("y")
+    function = synk.function([x, y], [(x * y.dimshuffle(0, "x"), "gather")])
+    points, targets = draw_points(30)
+    whole = synk.data(targets)
+    order = np.random.RandomState(3).permutation(30)
+    for batch in (order[:12], order[:12].tolist(), [14, 12, -1, 12], np.arange(30) % 7 == 4, [], [7]):
+        rows = np.arange(30)[np.asarray(batch, None if len(batch) else int)]
+        small = synk.data(points[rows], minibatch=True)
+        for num_slices in (1, 3):
+            got = function(small, whole, batch=batch, num_slices=num_slices)[0]
+            assert_close(got, points[rows] * targets[rows][:, None])
+        for wrong in (synk.data(points[: len(rows) + 1], minibatch=True), synk.data(points, minibatch=True)):
+            with pytest.raises(IndexError, match=f"input x: batch has {len(rows)} indexes"):
+                function(wrong, whole, batch=batch)
 
 
 def test_counts_tell_the_points_of_each_rank(session):
@@ -753,6 +835,15 @@ def test_description(synchronize):
     assert tuple(function.output_modes) == Reductions.MODES
     assert function.update_modes == []
     assert "reductions" in repr(function)
+
+
+@pytest.mark.parametrize(
+    "copied", [copying.copy, copying.deepcopy, pickle.dumps, lambda one: copying.deepcopy({"f": [one]})]
+)
+def test_functions_are_not_copied(synchronize, copied):
+    synchronize(2)
+    with pytest.raises(TypeError, match=r"reductions.*synkhronos\.function.*checkpoint"):
+        copied(reductions().call)
 
 
 def test_keywords_go_to_theano(synchronize):

@@ -1,6 +1,8 @@
 """A training step on any number of ranks against the serial step, parameter by parameter."""
 
+import copy
 import functools
+import pickle
 
 import numpy as np
 import pytest
@@ -156,6 +158,16 @@ def test_lists_of_inputs_and_givens(session):
             train(data[0][0], data[1])
     for got, expected in zip(results[1], results[0]):
         np.testing.assert_allclose(got, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_what_trains_is_not_copied(synchronize, copied):
+    synchronize(2)
+    x, y = T.dmatrix("x"), T.dvector("y")
+    w = theano.shared(np.zeros(2), "w")
+    train = make_train_function(T.sqr(T.dot(x, w) - y).mean(), [w], x, y, updates.sgd, 0.1)
+    with pytest.raises(TypeError, match=r"make_train_function.*checkpoint"):
+        copied(train)
 
 
 def test_bad_batch_leaves_the_parameters_alone(session):

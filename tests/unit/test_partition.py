@@ -85,32 +85,55 @@ def test_what_picks_no_rows_is_refused_by_name(batch, error):
         select(batch, 10)
 
 
+@given(st.integers(0, 40), st.integers(0, 40), st.none() | st.integers(1, 4), st.integers(0, 3))
+def test_shift_moves_the_lowest_row_of_a_slice_to_0(start, stop, step, more):
+    rows = np.arange(40)[start:stop:step]
+    needed = rows[-1] - rows[0] + 1 if len(rows) else 0
+    assert expand(shift(slice(start, stop, step), needed + more)) == list(rows - rows.min() if len(rows) else rows)
+    if needed:
+        with pytest.raises(IndexError, match=f"batch spans {needed} rows.*has {needed - 1}"):
+            shift(slice(start, stop, step), needed - 1)
+
+
 @given(st.data(), st.integers(1, 40))
-def test_shift_moves_the_lowest_row_to_0(data, length):
-    picks = st.lists(st.integers(0, length - 1), min_size=1)
-    mask = st.lists(st.booleans(), min_size=length, max_size=length).filter(any)
-    start, stop = data.draw(st.integers(0, length - 1)), data.draw(st.integers(1, length))
-    step = data.draw(st.none() | st.integers(1, 4))
-    batch = data.draw(st.sampled_from(["list", "mask", "slice"]))
-    batch = {"list": picks, "mask": mask, "slice": st.just(slice(start, stop, step))}[batch]
-    batch = data.draw(batch)
-    rows = np.arange(length)[np.asarray(batch) if isinstance(batch, list) else batch]
-    shifted, needed = shift(batch)
-    assert expand(shifted) == list(rows - rows.min() if len(rows) else rows)
-    assert needed == (rows.max() - rows.min() + 1 if len(rows) else 0)
+def test_row_i_of_minibatch_data_belongs_to_the_ith_index(data, length):
+    indexes = st.lists(st.integers(-length, length - 1))
+    masks = st.lists(st.booleans(), min_size=length, max_size=length)
+    batch = data.draw(indexes | indexes.map(np.array).map(lambda one: one.astype(int)) | masks | masks.map(np.array))
+    n = len(np.arange(length)[np.asarray(batch, int if not len(batch) else None)])
+    assert shift(batch, n) == Rows(0, n)
+    for other in (n - 1, n + 1):
+        with pytest.raises(IndexError, match=f"batch has {n} indexes.*has {other} rows"):
+            shift(batch, other)
 
 
 def test_shift_leaves_a_number_of_rows_alone():
-    assert shift(7) == (Rows(0, 7), 7)
+    assert shift(7, 7) == shift(7, 9) == Rows(0, 7)
+    with pytest.raises(IndexError, match="batch spans 7 rows"):
+        shift(7, 6)
 
 
 @pytest.mark.parametrize(
     "batch",
-    [slice(-3, None), slice(0, None), slice(5, 0, -1), [-1, 0], [0.5], [[1, 2]], -3, True, "ab", 1.5, slice(0, 5, 0)],
+    [
+        slice(-3, None),
+        slice(0, None),
+        slice(5, 0, -1),
+        slice(0, 5, 0),
+        slice(0, 2**62, 3),
+        [0.5],
+        [[1, 2]],
+        [2**63],
+        np.ones((10, 1), bool),
+        -3,
+        True,
+        "ab",
+        1.5,
+    ],
 )
 def test_shift_refuses_what_has_no_meaning_for_minibatch_data(batch):
     with pytest.raises((TypeError, ValueError, IndexError), match="batch"):
-        shift(batch)
+        shift(batch, 10)
 
 
 LENGTHS_OF_RANKS = (5, 4, 0)

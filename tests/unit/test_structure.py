@@ -35,7 +35,7 @@ PUBLIC = {
     "fork", "close", "function", "distribute", "get_n_gpu", "Function", "data", "Data",
     # collectives
     "broadcast", "scatter", "gather", "all_gather", "reduce", "all_reduce",
-    "set_value", "get_value", "get_lengths", "get_shapes",
+    "set_value", "get_value", "get_lengths", "get_shapes", "check_replicas",
     # instruments
     "profile", "trace", "Profile",
     # errors
@@ -205,6 +205,7 @@ SIGNATURES = {
     "get_value": ["rank", "shared_vars"],
     "get_lengths": ["shared_vars"],
     "get_shapes": ["shared_vars"],
+    "check_replicas": ["shared_vars"],
 }
 DEFAULTS = {
     "fork": [None, None, 0, False, 1000, 16],

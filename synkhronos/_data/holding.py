@@ -1,0 +1,59 @@
+"""The shared memory that `Data` hold: one of them, or several in which it was unpickled."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Any
+
+import numpy as np
+
+from synkhronos._memory import OpenFile
+from synkhronos._session import current, drop_segment
+
+__all__ = ["Holding"]
+
+
+#: By key: the memory of this process, and what it inherited.
+_known: Any = weakref.WeakValueDictionary()
+
+
+class Holding:
+    """Memory that is given back when the last `Data` lets go of it.
+
+    Parameters
+    ----------
+    key : str
+    content : uint8 array
+        All of it.
+    is_file : bool
+        Whether it is a file of the user's.
+    """
+
+    def __init__(self, key: str, content: np.ndarray, is_file: bool) -> None:
+        self.key = key
+        self.bytes = content
+        self.is_file = is_file
+        self._finalizer = weakref.finalize(self, drop_segment, key, os.getpid())
+        self._finalizer.atexit = False
+        _known[key] = self
+
+    @classmethod
+    def allocate(cls, n_bytes: int) -> Holding:
+        """New memory, filled with zeros."""
+        segment = current("Data").allocate(n_bytes)
+        return cls(segment.ref.key, segment.array((n_bytes,), np.uint8), is_file=False)
+
+    @classmethod
+    def share(cls, file: OpenFile) -> Holding:
+        """A file that is mapped already, made known to all ranks."""
+        session = current("Data")
+        made = cls(file.ref.key, file.bytes, is_file=True)
+        session.share(file)
+        return made
+
+    @classmethod
+    def find(cls, key: str) -> Holding | None:
+        """The memory of this key, if this process has it."""
+        found: Holding | None = _known.get(key)
+        return found

@@ -1,0 +1,105 @@
+"""Whether the replicas of shared variables are equal: digests first, then the values of those that differ."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from synkhronos import _graphs
+from synkhronos._rank import Digest, Get
+
+if TYPE_CHECKING:
+    from synkhronos._session.session import Session
+
+__all__ = ["Replicas", "distances"]
+
+
+class Replicas:
+    """The shared variables of a session that ought to be equal on all ranks.
+
+    Those that differ by purpose are left out: states of random streams, and parts of data (sliceable shared variables,
+    and what was scattered).
+
+    Parameters
+    ----------
+    session : Session
+    every : int
+        Look at the variables of a function before every so many-th call of functions; 0: never.
+    """
+
+    def __init__(self, session: Session, every: int) -> None:
+        self.every = every
+        self._session = session
+        self._n_calls = 0
+        self._parts: Any = weakref.WeakSet()  # their containers
+        self._warned: Any = weakref.WeakSet()
+
+    def note_parts(self, variables: Sequence[Any], are_parts: bool = True) -> None:
+        """Each rank has another part of these variables, or (if not) they have been made equal."""
+        for var in variables:
+            (self._parts.add if are_parts else self._parts.discard)(var.container)
+
+    def all(self) -> list[Any]:
+        """The variables that ought to be equal."""
+        return self._equal(list(self._session.replica.variables.items().values()))
+
+    def _equal(self, variables: Sequence[Any]) -> list[Any]:
+        table = self._session.replica.variables
+        return [
+            var
+            for var in variables
+            if table.key(var) is not None
+            and _graphs.is_tensor_variable(var)
+            and not _graphs.is_random_state(var)
+            and var.container not in self._parts
+        ]
+
+    def compare(self, variables: Sequence[Any]) -> dict[Any, float]:
+        """The variables that differ from the master's, and by how much; see `check_replicas`."""
+        if not variables:
+            return {}
+        session = self._session
+        differ: dict[Any, float] = {}
+        for var, digests in zip(variables, zip(*session.run(Digest(session.keys(variables))))):
+            if len(set(digests)) == 1:
+                continue
+            values = [result[0] for result in session.run(Get(session.keys([var])))]
+            own = values[session.master_rank]
+            most = max(float(distances(own, value).max(initial=0)) for value in values)
+            if most > 0:  # digests tell 0.0 from -0.0, and NaNs apart
+                differ[var] = most
+        return differ
+
+    def see_call(self, variables: Sequence[Any]) -> None:
+        """Compare the variables of a function that is about to be called, if it is time to, and warn of each once."""
+        self._n_calls += 1
+        if self._n_calls % self.every:
+            return
+        for var, most in self.compare(self._equal(variables)).items():
+            if var.container not in self._warned:
+                self._warned.add(var.container)
+                warnings.warn(
+                    f"the replicas of {var} differ between ranks, by up to {most:.6g}, before call {self._n_calls}: "
+                    f"updates are local, and set_value concerns the master alone. synkhronos.broadcast makes them "
+                    "equal, synkhronos.all_reduce averages them",
+                    RuntimeWarning,
+                    stacklevel=3,
+                )
+
+
+def distances(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Absolute differences, element by element: 0 where both are the same, NaN and infinity included.
+
+    They are infinite where one is NaN, or if the shapes differ.
+    """
+    if one.shape != other.shape:
+        return np.array(np.inf)
+    wide = np.complex128 if "c" in (one.dtype.kind, other.dtype.kind) else np.longdouble
+    one, other = one.astype(wide), other.astype(wide)
+    with np.errstate(invalid="ignore"):
+        same = (one == other) | (np.isnan(one) & np.isnan(other))
+        return np.where(same, 0, np.nan_to_num(np.abs(one - other), nan=np.inf, posinf=np.inf))

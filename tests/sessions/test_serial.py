@@ -1,0 +1,273 @@
+"""Results beside what Theano gives in one piece: rows that would be averaged, ops that do not suit their outputs."""
+
+import warnings
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from support import assert_close
+from theano.sandbox.rng_mrg import MRG_RandomStreams
+
+import synkhronos as synk
+
+POINTS = np.arange(48.0).reshape(12, 4)
+
+
+@pytest.fixture(autouse=True)
+def no_warnings():
+    """A false alarm is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        yield
+
+
+# ---------------------------------------------------------------- rows that would be averaged
+
+
+def refused(function, *args, **kwargs):
+    with pytest.raises(ValueError, match=r"output \d of .* a row for each data point.*gather") as caught:
+        function(*args, **kwargs)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("form", ["array", "list", "data", "float32", "batch"])
+def test_rows_that_would_be_averaged_are_refused(synchronize, form):
+    synchronize(2)
+    x, w = T.dmatrix("x"), T.dvector("w")
+    function = synk.function([x], [x.mean(), T.dot(x, w)], bcast_inputs=[w], name="predict")
+    w_data = [1.0, 1.0, 1.0, 1.0]
+    given = {"list": POINTS.tolist(), "data": synk.data(POINTS), "float32": POINTS.astype("float32")}.get(form, POINTS)
+    batch = [3, 1, 4, 1] if form == "batch" else None
+    for _ in range(2):
+        message = refused(function, given, w_data, batch=batch)
+    assert message.startswith("output 1 of predict")
+    assert function(given, w_data, batch=batch, output_subset=[0])[0] == POINTS[batch or slice(None)].mean()
+
+
+def test_rows_are_refused_on_any_even_split(session):
+    x = T.dmatrix("x")
+    function = synk.function([x], x.sum(axis=1))
+    n = 2 * session
+    if session > 1:
+        refused(function, POINTS[:n] if n <= 12 else np.resize(POINTS, (n, 4)))
+        with pytest.raises(ValueError, match="equal shapes"):
+            function(np.ones((n + 1, 4)))
+    else:  # nothing is averaged
+        assert_close(function(POINTS), POINTS.sum(axis=1))
+        refused(function, POINTS, num_slices=3)
+        refused(function, POINTS, num_slices=2)
+    assert_close(function(POINTS, batch=1), POINTS[:1].sum(axis=1))  # one rank has all of it
+
+
+def test_rows_of_functions_with_updates_are_refused_and_updates_happen_once(synchronize):
+    synchronize(2)
+    x = T.dmatrix("x")
+    calls = theano.shared(0, "calls")
+    random = MRG_RandomStreams(1)
+    draw = random.uniform((3,))
+    function = synk.function([x], [x * 2, (draw.mean(), None)], updates=[(calls, calls + 1)])
+    state = random.state_updates[0][0]
+    synk.distribute()
+    refused(function, POINTS)
+    assert synk.gather(calls).tolist() == [1, 1]
+    other = MRG_RandomStreams(1)
+    reference = theano.function([], other.uniform((3,)).mean())
+    reference()
+    assert np.array_equal(state.get_value(), other.state_updates[0][0].get_value())  # advanced by one call
+
+
+def test_outputs_as_long_as_the_share_that_are_no_rows_are_averaged(session):
+    """A weight vector of length 4 beside 4 rows on each rank."""
+    x, v = T.dmatrix("x"), T.dvector("v")
+    w = theano.shared(np.arange(1.0, 5.0), "w")
+    calls = theano.shared(0, "calls")
+    cost = T.sqr(T.dot(x, w)).mean()
+    outputs = [T.grad(cost, w), x.mean(axis=0), w * 1, T.dot(x.T, x) / x.shape[0], v + x.mean(axis=0), T.ones(4)]
+    function = synk.function([x], outputs, bcast_inputs=[v], updates=[(calls, calls + 1)])
+    points = np.random.RandomState(0).randn(4 * session, 4)
+    for num_slices in (1, 2, 1):
+        for batch in (None, slice(0, 2 * session), slice(0, 4)):
+            picked = slice(None) if batch is None else batch
+            expected = function.as_theano(points[picked], np.ones(4))
+            got = function(points, np.ones(4), batch=batch, num_slices=num_slices)
+            for one, other in zip(got, expected):
+                assert_close(one, other)
+    square = synk.function([x], x.mean(axis=0))
+    assert_close(square(np.resize(points, (4 * session, 4))), np.resize(points, (4 * session, 4)).mean(axis=0))
+
+
+def test_rows_beside_others_of_the_same_length(synchronize):
+    """An addend of fixed length must not hide that there is a row for each data point."""
+    synchronize(2)
+    x, v = T.dmatrix("x"), T.dvector("v")
+    b = theano.shared(np.ones(6), "b")
+    refused(synk.function([x], b + x.sum(axis=1)), POINTS)
+    refused(synk.function([x], v + x.sum(axis=1), bcast_inputs=[v]), POINTS, np.ones(6))
+
+
+def test_rows_of_graphs_that_fix_the_size_of_the_batch(synchronize):
+    synchronize(2)
+    x = T.dmatrix("x")
+    for fixed in (x.reshape((6, 4)).sum(axis=1), x.reshape((6, 2, -1)).sum(axis=(1, 2))):
+        refused(synk.function([x], fixed), POINTS)
+    told = synk.function([x], x.reshape((6, 4)).mean() + T.arange(6))
+    with pytest.warns(RuntimeWarning, match=r"output 0 of .*averaged.*name the op"):
+        assert_close(told(POINTS), POINTS.mean() + np.arange(6))
+    assert_close(told(POINTS), POINTS.mean() + np.arange(6))  # warned of once
+
+
+def test_rows_of_sliceable_shared_variables(synchronize):
+    synchronize(2)
+    x = theano.shared(POINTS, "x")
+    y = T.dmatrix("y")
+    function = synk.function([], [x.sum(axis=1), x.mean(axis=0)], sliceable_shareds=[x])
+    synk.scatter(x, POINTS)
+    refused(function)
+    refused(function, batch_s=[3, 1, 0])
+    refused(function, batch_s=[[3, 1, 0], [0, 1, 2]])
+    refused(function, batch_s=slice(0, 4), num_slices=2)
+    assert_close(function(batch_s=slice(0, 4), output_subset=[1])[0], POINTS[[0, 1, 2, 3, 6, 7, 8, 9]].mean(axis=0))
+    both = synk.function([y], [(x + y).sum(axis=1), (x * y).mean(axis=0)], sliceable_shareds=[x])
+    refused(both, POINTS)
+    assert_close(both(POINTS, output_subset=[1])[0], (POINTS**2).mean(axis=0))
+    beside = synk.function([y], [x.sum(axis=1), y.sum()], sliceable_shareds=[x])
+    refused(beside, np.ones((2, 4)), output_subset=[0], batch_s=slice(0, 4))
+    refused(beside, np.ones((3, 4)), output_subset=[0])
+    same = synk.function([y], x.sum(axis=0) * y.sum(), sliceable_shareds=[x])  # of length 4, beside 4 rows
+    assert_close(same(np.ones((2, 4)), batch_s=slice(0, 4)), POINTS[[0, 1, 2, 3, 6, 7, 8, 9]].sum(axis=0) * 2)
+
+
+# ---------------------------------------------------------------- the comparison
+
+
+def test_the_documented_deviation_is_found(session):
+    x = T.dvector("x")
+    spread = synk.function([x], [x.std(), x.mean()], name="spread")
+    points = np.arange(12.0)
+    parts = np.array_split(points, session)
+    wrong = np.average([part.std() for part in parts], weights=[len(part) for part in parts])
+    assert_close(spread(points), [wrong, 5.5])
+    if session == 1:
+        assert_close(spread(points, check_against_theano=True), [points.std(), 5.5])
+    else:
+        with pytest.raises(ValueError, match=r"output 0 of spread, op 'avg'.*by up to") as caught:
+            spread(points, check_against_theano=True)
+        assert f"{points.std() - wrong:.6g}" in str(caught.value)
+        assert f"expected {points.std():.9g}" in str(caught.value)
+    right = synk.function([x], [x.mean(), (x**2).mean()])
+    mean, square = right(points, check_against_theano=True)
+    assert_close(np.sqrt(square - mean**2), points.std())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_what_is_right_passes(session, dtype):
+    x, s = T.matrix("x", dtype=dtype), T.scalar("s", dtype=dtype)
+    v = T.ivector("v")
+    y = T.exp(x * s / 50)
+    outputs = [y.mean(), (y.sum(), "sum"), (y, "gather"), (y.max(axis=0), "max"), (y.min(), "min"), (v.sum(), None)]
+    outputs += [(y.sum(), "gather"), (v, "gather"), (v.sum(), "sum"), T.eq(v, 3).mean(), (y.prod() * 0 + 1, "prod")]
+    calls = theano.shared(0, "calls")
+    function = synk.function([x, v], outputs, bcast_inputs=[s], updates=[(calls, calls + 1)])
+    points = np.random.RandomState(1).randn(17, 3).astype(dtype)
+    labels = np.arange(17, dtype="int32")
+    n_calls = 0
+    data, minibatch = synk.data(points), synk.data(points[3:9], minibatch=True)
+    for given, batch in (
+        (points, None),
+        (data, [3, 1, -1]),
+        (data, slice(0, 17, 3)),
+        (minibatch, slice(3, 9)),
+        (points, []),
+    ):
+        for num_slices in (1, 3):
+            if batch == []:
+                function(given, labels, 2.0, batch=batch, output_subset=[1, 2, 5], check_against_theano=True)
+            else:
+                function(given, labels, 2.0, batch=batch, num_slices=num_slices, check_against_theano=True)
+                function(given, labels, 2.0, batch=batch, output_subset=[4, 0], check_against_theano=True)
+                n_calls += 1
+            n_calls += 1
+    assert synk.gather(calls).tolist()[0] == n_calls  # updates are applied once
+
+
+def test_updates_do_not_disturb_the_comparison(synchronize):
+    synchronize(2)
+    x = T.dvector("x")
+    w = theano.shared(np.float64(1), "w")
+    function = synk.function([x], (x * w).mean(), updates=[(w, w * 2)])
+    for power in range(4):
+        assert function(np.ones(4), check_against_theano=True) == 2**power
+    synk.set_value(1, w, 7.0)
+    with pytest.raises(ValueError, match=r"expected 16.*check_replicas"):
+        function(np.ones(4), check_against_theano=True)
+    assert synk.gather(w).tolist() == [32, 14]
+
+
+def test_sliceable_shared_variables_are_compared_as_a_whole(synchronize):
+    synchronize(3)
+    x, y = theano.shared(POINTS, "x"), T.dmatrix("y")
+    function = synk.function([], [x.mean(), (x, "gather")], sliceable_shareds=[x])
+    both = synk.function([y], [(x * y).mean(), (x + y, "gather")], sliceable_shareds=[x])
+    spread = synk.function([], x.std(), sliceable_shareds=[x])
+    synk.scatter(x, POINTS[:11])
+    for batch_s in (None, slice(0, 2), [2, 0], [[0], [1, 2], slice(0, 3)]):
+        for num_slices in (1, 2):
+            function(batch_s=batch_s, num_slices=num_slices, check_against_theano=True)
+    both(POINTS[:11], check_against_theano=True)
+    both(POINTS[:11], check_against_theano=True, num_slices=2)
+    with pytest.raises(ValueError, match="differs"):
+        spread(check_against_theano=True)
+
+
+def test_wrong_ops_are_found(synchronize):
+    synchronize(2)
+    x = T.dvector("x")
+    points = np.array([1.0, 2.0, 4.0])
+    for op, output in (("avg", x.sum()), ("sum", x.mean()), ("max", x.min()), ("gather", x.sum(keepdims=True))):
+        function = synk.function([x], (output, op))
+        with pytest.raises(ValueError, match=f"op '{op}'"):
+            function(points, check_against_theano=True)
+        function(points, check_against_theano=False)
+
+
+def test_the_environment_asks_for_the_comparison(synchronize, monkeypatch):
+    synchronize(2)
+    x = T.dvector("x")
+    spread = synk.function([x], x.std())
+    noise = synk.function([x], (x + MRG_RandomStreams(3).normal(x.shape)).mean())
+    for value, asked in (("0", False), ("", False), ("1", True)):
+        monkeypatch.setenv("SYNKHRONOS_CHECK", value)
+        noise(np.ones(4))  # cannot be compared
+        if asked:
+            with pytest.raises(ValueError, match="differs"):
+                spread(np.arange(4.0))
+            spread(np.arange(4.0), check_against_theano=False)
+        else:
+            spread(np.arange(4.0))
+    with pytest.raises(ValueError, match="random"):
+        noise(np.ones(4), check_against_theano=True)
+    with pytest.raises(TypeError, match="check_against_theano"):
+        spread(np.ones(4), check_against_theano=1)
+
+
+def test_what_theano_cannot_compute_in_one_piece_says_so(synchronize):
+    synchronize(2)
+    x = T.dvector("x")
+    fixed = synk.function([x], x.reshape((2, 1)).mean())
+    assert fixed(np.ones(4)) == 1
+    with pytest.raises(ValueError, match="in one piece"):
+        fixed(np.ones(4), check_against_theano=True)
+    assert fixed(np.ones(4)) == 1
+
+
+def test_not_a_number_is_compared_too(synchronize):
+    synchronize(2)
+    x = T.dvector("x")
+    function = synk.function([x], [(T.log(x), "gather"), (x.sum(), "sum")])
+    with np.errstate(all="ignore"):
+        function([-1.0, 0.0, 1.0], check_against_theano=True)
+        with pytest.raises(ValueError, match="by up to inf"):
+            synk.function([x], T.switch(T.eq(x.shape[0], 3), x.sum(), np.nan))(
+                [1.0, 2.0, 3.0], check_against_theano=True
+            )
