@@ -5,15 +5,15 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-import numpy as np
-
 from synkhronos import _graphs
 from synkhronos._calls.arguments import Selector, arrange, check_num_slices, check_subset, inputs_of
+from synkhronos._calls.doubt import Doubt
+from synkhronos._calls.points import count_points, rows_of
 from synkhronos._calls.repeats import LastCall, signature_of
 from synkhronos._calls.results import Results
 from synkhronos._data import Data, data
 from synkhronos._graphs import Variant
-from synkhronos._partition import Rows, Selection, select_per_rank
+from synkhronos._partition import Rows
 from synkhronos._rank import Call
 from synkhronos._session import Session, current, functions
 from synkhronos._team import COLLECTIVES
@@ -61,11 +61,16 @@ class Function:
         self._keys: dict[Variant, int] = {}
         self._session: weakref.ref[Session] | None = None
         self._last = LastCall()
+        self._doubt = Doubt(graph, results.modes)
         functions.add(self)
         self.join(session)
 
     def __repr__(self) -> str:
         return f"<synkhronos.Function {self.name or ''} of {self._graph.input_variables}>"
+
+    maker: Any = property(lambda self: self._theano.maker, doc="That of the master's Theano function, with its graph.")
+    fn: Any = property(lambda self: self._theano.fn, doc="What the master's Theano function runs.")
+    profile: Any = property(lambda self: self._theano.profile, doc="Theano's profile of it, or ``None``.")
 
     def get_shared(self) -> list[Any]:
         """The shared variables that the function reads or updates, as of a Theano function."""
@@ -150,6 +155,7 @@ class Function:
                 self._last.keep(signature, call)
             results = session.run(call)
             session.timeline.switch(COLLECTIVES)
+            self._doubt.settle(self.name, results)
             self.counts = call.counts
             wanted = range(len(self.output_modes)) if subset is None else subset
             weights = (1,) * session.n_ranks if call.everybody else call.counts
@@ -161,12 +167,15 @@ class Function:
     ) -> Call:
         """Check the arguments, and stage what is not in shared memory; returns what every rank is to do."""
         selector = Selector(session, self._graph, self._inputs, values, batch)
-        rows = self._rows(session, batch_s, num_slices)
+        shareds = self._graph.sliceable_shareds
+        if shareds:
+            session.distribute((self._keys[self._plain],))
+        rows = rows_of(session, shareds, batch_s, num_slices)
         accumulate = num_slices > 1 and bool(self._graph.accumulated)
         kind = "all" if rows is None else "range" if isinstance(rows[0], Rows) else "index"
         key = self._key(session, Variant(accumulate, kind, self._plain.device))
         session.distribute((self._keys[self._plain], key))
-        counts, everybody = self._count(session, selector, rows, num_slices)
+        counts, everybody = count_points(session, selector.counts, shareds, rows, num_slices)
         sources, row_refs = selector.stage(rows)
         wanted = range(len(self.output_modes)) if subset is None else subset
         updated = self._graph.accumulated if accumulate else []
@@ -204,50 +213,8 @@ class Function:
             weakref.finalize(self, _drop, weakref.ref(session), key).atexit = False
         return self._keys[variant]
 
-    def _rows(self, session: Session, batch_s: Any, num_slices: int) -> list[Selection] | None:
-        """The rows of the sliceable shared variables on each rank; ``None`` for all, as they are."""
-        shareds = self._graph.sliceable_shareds
-        if not shareds:
-            if batch_s is not None:
-                raise ValueError("batch_s was given, but the function was built without sliceable_shareds")
-            return None
-        if batch_s is None and num_slices == 1:
-            return None
-        lengths = self._lengths(session)
-        rows = select_per_rank(batch_s, lengths)
-        if all(isinstance(one, Rows) for one in rows):
-            return rows
-        return [np.arange(*one, dtype=np.int64) if isinstance(one, Rows) else one for one in rows]
 
-    def _lengths(self, session: Session) -> list[int]:
-        """The number of rows of the sliceable shared variables on each rank, which must agree between them."""
-        session.distribute((self._keys[self._plain],))
-        shapes = session.shapes(self._graph.sliceable_shareds)
-        for rank, on_rank in enumerate(shapes):
-            if len({shape[0] for shape in on_rank}) > 1:
-                raise ValueError(
-                    f"sliceable_shareds have different lengths on rank {rank}: {[shape[0] for shape in on_rank]}"
-                )
-        return [on_rank[0][0] for on_rank in shapes]
-
-    def _count(
-        self, session: Session, selector: Selector, rows: list[Selection] | None, num_slices: int
-    ) -> tuple[tuple[int, ...], bool]:
-        """How many data points each rank computes on, and whether ranks without any compute all the same."""
-        if selector.shares is not None:
-            counts = selector.counts
-            if rows is not None and num_slices > 1 and counts != tuple(map(len, rows)):
-                raise ValueError(
-                    "num_slices: scattered inputs and sliceable shared variables are sliced together and need as many "
-                    f"rows on each rank; got {counts} and {tuple(map(len, rows))}"
-                )
-        elif rows is not None:
-            counts = tuple(len(one) for one in rows)
-        elif self._graph.sliceable_shareds:
-            counts = tuple(self._lengths(session))
-        else:
-            return (1,) * session.n_ranks, False
-        return counts, not any(counts)
+_graphs.make_printable(Function)
 
 
 def _drop(session: weakref.ref[Session], key: int) -> None:

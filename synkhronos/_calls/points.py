@@ -1,0 +1,74 @@
+"""The data points of a call: how many each rank has, and which rows of the sliceable shared variables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from synkhronos._partition import Rows, Selection, select_per_rank
+from synkhronos._session import Session
+
+__all__ = ["count_points", "rows_of"]
+
+
+def rows_of(session: Session, shareds: Sequence[Any], batch_s: Any, num_slices: int) -> list[Selection] | None:
+    """The rows of the sliceable shared variables on each rank; ``None`` for all, as they are."""
+    if not shareds:
+        if batch_s is not None:
+            raise ValueError("batch_s was given, but the function was built without sliceable_shareds")
+        return None
+    if batch_s is None and num_slices == 1:
+        return None
+    rows = select_per_rank(batch_s, _lengths(session, shareds))
+    if all(isinstance(one, Rows) for one in rows):
+        return rows
+    return [np.arange(*one, dtype=np.int64) if isinstance(one, Rows) else one for one in rows]
+
+
+def _lengths(session: Session, shareds: Sequence[Any]) -> list[int]:
+    """The number of rows of the sliceable shared variables on each rank, which must agree between them."""
+    shapes = session.shapes(shareds)
+    for rank, on_rank in enumerate(shapes):
+        if len({shape[0] for shape in on_rank}) > 1:
+            raise ValueError(
+                f"sliceable_shareds have different lengths on rank {rank}: {[shape[0] for shape in on_rank]}"
+            )
+    return [on_rank[0][0] for on_rank in shapes]
+
+
+def count_points(
+    session: Session,
+    scattered: tuple[int, ...],
+    shareds: Sequence[Any],
+    rows: list[Selection] | None,
+    num_slices: int,
+) -> tuple[tuple[int, ...], bool]:
+    """How many data points each rank computes on, and whether ranks without any compute all the same.
+
+    Parameters
+    ----------
+    session : Session
+    scattered : tuple of int
+        The ranks' numbers of rows of the scattered inputs; empty if there is none.
+    shareds : sequence of shared variables
+        The sliceable ones.
+    rows : list of Rows or array, or None
+        What `rows_of` gave.
+    num_slices : int
+    """
+    if scattered:
+        counts = scattered
+        if rows is not None and num_slices > 1 and counts != tuple(map(len, rows)):
+            raise ValueError(
+                "num_slices: scattered inputs and sliceable shared variables are sliced together and need as many "
+                f"rows on each rank; got {counts} and {tuple(map(len, rows))}"
+            )
+    elif rows is not None:
+        counts = tuple(len(one) for one in rows)
+    elif shareds:
+        counts = tuple(_lengths(session, shareds))
+    else:
+        return (1,) * session.n_ranks, False
+    return counts, not any(counts)
