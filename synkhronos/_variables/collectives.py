@@ -159,7 +159,7 @@ def reduce(shared_vars: Any, op: str = "avg", in_place: bool = True, nccl: bool 
         Use NCCL where the variable lives on a CUDA GPU; on CPU cores it changes nothing.
     """
     session, variables = start("reduce", shared_vars)
-    op = check_op("reduce", op)
+    op, in_place = check_op("reduce", op), bool(in_place)
     with session.lock, session.timeline.call("reduce"):
         direct = over_nccl(session, variables, nccl, lambda dtype: nccl_reduces(dtype, op, not in_place))
         reduced: dict[Any, Any] = {}
