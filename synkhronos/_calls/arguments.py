@@ -89,6 +89,17 @@ def _split(n: int, n_ranks: int) -> tuple[tuple[Rows, ...], tuple[int, ...]]:
     return split, tuple(map(len, split))
 
 
+def _second_axes(shapes: Sequence[tuple[int, ...]]) -> str:
+    """A hint for inputs of unequal lengths whose data points seem to lie along axis 1, as in time-major sequences."""
+    lengths = [set(shape[:2]) for shape in shapes]
+    if not set.intersection(*lengths):
+        return ""
+    return (
+        ". Rows are counted along axis 0. Of time-major inputs, shape (T, N, ...), the data points lie along axis 1: "
+        "declare and pass them as (N, T, ...), and transpose them in the graph, x.dimshuffle(1, 0, 2)"
+    )
+
+
 class Selector:
     """The inputs of one call: arrays, the rows chosen from each, and how ranks share these rows.
 
@@ -131,6 +142,7 @@ class Selector:
                 raise ValueError(
                     "scattered inputs must all have the same number of data points; got "
                     + ", ".join(f"{name}: {size}" for name, size in zip(graph.input_names, sizes))
+                    + _second_axes([value.shape for value in self._values[: graph.n_scattered]])
                 )
             self.shares, self.counts = _split(sizes[0], session.n_ranks)
         elif batch is not None:
@@ -147,7 +159,10 @@ class Selector:
                 type_ = self._graph.input_variables[position].type
                 raise TypeError(f"input {name}: not an array of {type_}: {error}") from None
         if value.dtype != dtype:
-            raise TypeError(f"input {name}: expected Data of dtype {dtype}; got {value.dtype}")
+            try:  # each rank casts its own rows, where Theano would cast an array
+                self._graph.filter_input(position, np.zeros((1,) * ndim, value.dtype))
+            except Exception:
+                raise TypeError(f"input {name}: expected Data of dtype {dtype}; got {value.dtype}") from None
         if value.ndim != ndim:
             raise TypeError(f"input {name}: expected Data of {ndim} dimensions; got {value.ndim}")
         for axis in fixed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ def function(
     sliceable_shareds: Sequence[Any] | None = None,
     **kwargs: Any,
 ) -> Function:
-    """Build a function that runs on every rank; replaces `theano.function`.
+    """Build a function that runs on every rank; replaces `theano.function`, which may be set to it.
 
     Parameters
     ----------
@@ -56,6 +57,10 @@ def function(
     TypeError, ValueError
         For arguments that make no sense, and whatever Theano raises.
     """
+    if sys._getframe(1).f_globals.get("__name__", "").startswith("theano."):
+        # the program has set theano.function to this one; Variable.eval and the like mean Theano's own
+        own = {"outputs": outputs, "updates": updates, "givens": givens, **kwargs}
+        return _graphs.compile_function(inputs, **{name: value for name, value in own.items() if value is not None})
     session = current("function")
     for name, value in (("inputs", inputs), ("bcast_inputs", bcast_inputs), ("sliceable_shareds", sliceable_shareds)):
         if value is not None and not isinstance(value, (list, tuple)):

@@ -8,6 +8,7 @@ from typing import Any
 
 from synkhronos import _graphs
 from synkhronos._calls.arguments import Selector, arrange, check_num_slices, check_subset, inputs_of
+from synkhronos._calls.doubt import Doubt
 from synkhronos._calls.points import count_points, sliceable_rows
 from synkhronos._calls.repeats import LastCall, signature_of
 from synkhronos._calls.results import Results
@@ -64,6 +65,7 @@ class Function:
         self._keys: dict[Variant, int] = {}
         self._session: weakref.ref[Session] | None = None
         self._last = LastCall()
+        self._doubt = Doubt(graph, results.modes)
         functions.add(self)
         self.join(session)
 
@@ -76,6 +78,10 @@ class Function:
             "synkhronos.function, where it is wanted; the values of its shared variables can be saved by "
             "synkhronos.extensions.checkpoint"
         )
+
+    maker: Any = property(lambda self: self._theano.maker, doc="That of the master's Theano function, with its graph.")
+    fn: Any = property(lambda self: self._theano.fn, doc="What the master's Theano function runs.")
+    profile: Any = property(lambda self: self._theano.profile, doc="Theano's profile of it, or ``None``.")
 
     def get_shared(self) -> list[Any]:
         """The shared variables that the function reads or updates, as of a Theano function."""
@@ -176,6 +182,7 @@ class Function:
                 self._last.keep(signature, call)
             results = session.run(call)
             session.timeline.switch(COLLECTIVES)
+            self._doubt.settle(self.name, results)
             self.counts = call.counts
             weights = (1,) * session.n_ranks if call.everybody else call.counts
             self._serial.judge(results, call, values, wanted, rows)
@@ -236,6 +243,9 @@ class Function:
             key = self._keys[variant] = session.add_function(self._graph.compile(variant))
             weakref.finalize(self, _drop, weakref.ref(session), key).atexit = False
         return self._keys[variant]
+
+
+_graphs.make_printable(Function)
 
 
 def _drop(session: weakref.ref[Session], key: int) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from synkhronos._graphs.functions import Graph, Variant
+from synkhronos._graphs.definitions import Definitions
+from synkhronos._graphs.functions import Graph, Variant, compile_function
 from synkhronos._graphs.gpu import as_asked, bind, bound, is_device_array, read, to_device, to_host, unbind
 from synkhronos._graphs.pickling import Bundle, dump, load
 from synkhronos._graphs.shared import (
@@ -14,20 +15,24 @@ from synkhronos._graphs.shared import (
     is_random_state,
     is_shared_variable,
     is_tensor_variable,
+    make_printable,
     prepare_fork,
     set_array,
     shared_variables_of,
     start_worker,
+    uses,
 )
 
 __all__ = [
     "Bundle",
+    "Definitions",
     "Graph",
     "VariableTable",
     "Variant",
     "as_asked",
     "bind",
     "bound",
+    "compile_function",
     "copy_array",
     "describe",
     "dump",
@@ -38,6 +43,7 @@ __all__ = [
     "is_shared_variable",
     "is_tensor_variable",
     "load",
+    "make_printable",
     "prepare_fork",
     "read",
     "set_array",
@@ -46,4 +52,5 @@ __all__ = [
     "to_device",
     "to_host",
     "unbind",
+    "uses",
 ]

@@ -15,7 +15,10 @@ from typing import Any, NamedTuple
 
 import theano
 import theano.tensor as T
+from theano.compile.function import function as compile_function  # programs may set theano.function to synk.function
 from theano.compile.pfunc import rebuild_collect_shared
+from theano.gof.graph import ancestors
+from theano.tensor.subtensor import AdvancedSubtensor, AdvancedSubtensor1, Subtensor
 
 from synkhronos._graphs.gpu import stay_on_device
 from synkhronos._graphs.shared import (
@@ -27,7 +30,7 @@ from synkhronos._graphs.shared import (
 )
 from synkhronos._graphs.stack import with_deep_stack
 
-__all__ = ["PLAIN", "Graph", "Variant"]
+__all__ = ["PLAIN", "Graph", "Variant", "compile_function"]
 
 
 class Variant(NamedTuple):
@@ -37,6 +40,8 @@ class Variant(NamedTuple):
     rows: str = "all"  # of the sliceable shared variables: "all", "range" (start, stop), or "index" (a vector)
     device: bool = False  # leave the outputs on the GPU
 
+
+_PICK = (Subtensor, AdvancedSubtensor1, AdvancedSubtensor)
 
 #: The function as the user asked for it.
 PLAIN = Variant()
@@ -132,7 +137,7 @@ class Graph:
         kwargs = {**self._kwargs, "no_default_updates": True, "on_unused_input": "ignore"}
         if kwargs.get("name"):
             kwargs["name"] = f"{kwargs['name']} ({variant})"
-        return theano.function([*self._copied_ins(), *extra], outputs, updates=updates, **kwargs)
+        return compile_function([*self._copied_ins(), *extra], outputs, updates=updates, **kwargs)
 
     def compile_serial(self) -> Any:
         """Compile the outputs alone: of all inputs, then of values for the sliceable shared variables; no updates."""
@@ -143,11 +148,11 @@ class Graph:
         values = [T.TensorType(var.dtype, var.broadcastable)() for var in self.sliceable_shareds]
         replace = {var: _same_type(value, var) for var, value in zip(self.sliceable_shareds, values)}
         kwargs = {**self._kwargs, "no_default_updates": True, "on_unused_input": "ignore"}
-        return theano.function([*self._copied_ins(), *values], theano.clone(outputs, replace=replace), **kwargs)
+        return compile_function([*self._copied_ins(), *values], theano.clone(outputs, replace=replace), **kwargs)
 
     def _compile_plain(self, device: bool) -> Any:
         outputs = [_stay(output) for output in self.outputs] if device else self.outputs
-        function = theano.function(
+        function = compile_function(
             self._copied_ins(), outputs, updates=self.updates, givens=self._givens, **self._kwargs
         )
         used = shared_variables_of(function)
@@ -191,6 +196,19 @@ class Graph:
     def is_random(self) -> bool:
         """Whether a call draws random numbers."""
         return any(is_random_state(var) for var, _ in with_deep_stack(self._rebuilt)[1])
+
+    def picks_rows_of_shared(self) -> bool:
+        """Whether an input that is not scattered says which rows of a shared variable are used."""
+        outputs, updates = with_deep_stack(self._rebuilt)
+        inputs = set(self.input_variables[self.n_scattered :])
+        for var in ancestors([*outputs, *(new for _, new in updates)]):
+            node = var.owner
+            if node is not None and isinstance(node.op, _PICK):
+                picked_from, *by = node.inputs
+                shared = any(is_shared_variable(one) for one in ancestors([picked_from]))
+                if shared and not inputs.isdisjoint(ancestors(by)):
+                    return True
+        return False
 
     def filter_input(self, position: int, value: Any) -> Any:
         """Cast a value as Theano would for this input; `TypeError` where Theano would refuse."""

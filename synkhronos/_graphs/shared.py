@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import weakref
 from typing import Any, Callable
 
@@ -26,10 +27,12 @@ __all__ = [
     "is_random_state",
     "is_shared_variable",
     "is_tensor_variable",
+    "make_printable",
     "prepare_fork",
     "set_array",
     "shared_variables_of",
     "start_worker",
+    "uses",
 ]
 
 
@@ -64,10 +67,21 @@ def shared_variables_of(function: Any) -> list[Any]:
     return [spec.variable for spec in function.maker.inputs if spec.implicit or spec.shared]
 
 
+def uses(function: Any, var: Any) -> bool:
+    """Whether a compiled function reads or updates a shared variable, or another one over its container."""
+    return any(other.container is var.container for other in shared_variables_of(function))
+
+
 def describe(function: Any) -> str:
     """A compiled function, for messages."""
     inputs = ", ".join(str(spec.variable) for spec in function.maker.inputs if not (spec.implicit or spec.shared))
-    return f"the function {function.name or ''}({inputs})"
+    named_by_theano = (function.name or "").startswith(os.path.dirname(__file__))  # by the line that compiles it
+    return f"the function {'' if named_by_theano else function.name or ''}({inputs})"
+
+
+def make_printable(cls: type) -> None:
+    """Have Theano's printing functions take objects of a class, which have a function's ``maker``, as functions."""
+    theano.printing.Function = (theano.compile.Function, cls)
 
 
 def get_array(var: Any) -> Any:

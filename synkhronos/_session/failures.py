@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
-from synkhronos._rank import Command, Failure
+from synkhronos._rank import Call, Command, Failure, Load
 from synkhronos.errors import RemoteError, WorkerError
 
 __all__ = ["BROKEN", "first_failure", "worker_error"]
 
 #: What to do when a session cannot go on.
 BROKEN = "the session is broken: call synkhronos.close(), then synkhronos.fork() again"
+
+#: What Theano's messages about shapes that do not fit have in their first lines.
+_OF_SHAPES = re.compile("shape|dimension|size|align|broadcast|out of bounds|mis-?match", re.IGNORECASE)
 
 
 def first_failure(results: Sequence[Any], master_rank: int) -> int | None:
@@ -33,7 +37,11 @@ def worker_error(
     """The error for the failure of ``rank``; ``own_error`` is the exception itself if that is the master."""
     failure = results[rank]
     message = f"rank {rank} ({device}) failed in {type(command).__name__}: {failure.summary}"
-    if not all(isinstance(result, Failure) and result.summary == failure.summary for result in results):
+    if isinstance(command, Call):
+        message += _share(command, rank, failure.summary)
+    if not isinstance(command, Load) and not all(
+        isinstance(result, Failure) and result.summary == failure.summary for result in results
+    ):
         message += (
             "\nOther ranks may have gone on, so that replicas may differ now; "
             "synkhronos.broadcast(shared_vars) gives all ranks the master's values."
@@ -41,3 +49,22 @@ def worker_error(
     error = WorkerError(message, rank, device)
     error.__cause__ = own_error if own_error is not None else RemoteError(failure.traceback)
     return error
+
+
+def _share(command: Call, rank: int, summary: str) -> str:
+    """Which of the data points a rank had: graphs with a batch size built in fail on shares of another size."""
+    n_points, n_all = command.counts[rank], sum(command.counts)
+    if not n_points or len(command.counts) == 1 == command.num_slices:
+        return ""
+    if command.shares is not None:
+        start, stop = command.shares[rank]
+        had = f"rows {start} to {stop - 1} of {n_all}" if n_points > 1 else f"row {start} of {n_all}"
+    elif command.rows:
+        had = f"{n_points} rows of the sliceable shared variables"
+    else:
+        return ""
+    if command.num_slices > 1:
+        had += f", in {min(n_points, command.num_slices)} slices"
+    built_in = _OF_SHAPES.search(summary.split("\n")[0])
+    hint = "; a batch size that is built into the graph must be that of every such part" if built_in else ""
+    return f"\nThis rank had {had}{hint}."

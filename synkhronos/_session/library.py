@@ -8,6 +8,7 @@ from typing import Any, Callable
 from synkhronos import _graphs
 from synkhronos._rank import Replica
 from synkhronos._session.ledger import Ledger
+from synkhronos.errors import WorkerError
 
 __all__ = ["Library"]
 
@@ -35,6 +36,8 @@ class Library:
         self._load = load
         self._pending: dict[int, Any] = {}  # compiled, not yet distributed
         self._orphans: set[int] = set()  # of these, the ones that the user has dropped
+        self._failed: set[int] = set()  # of these, the ones that could not be distributed
+        self._definitions = _graphs.Definitions()  # what the workers inherit
         self._next = 0
 
     def add(self, function: Any) -> int:
@@ -52,47 +55,84 @@ class Library:
         else:
             self._ledger.functions.append(key)
 
-    def distribute(self, keys: Sequence[int] | None = None) -> None:
-        """Replicate the functions that are not yet on every rank: those with the given keys, or all.
+    def distribute(self, keys: Sequence[int] | None = None, variable: Any = None) -> None:
+        """Replicate functions that are not yet on every rank.
+
+        One that fails does so alone: the others are replicated all the same. It is tried again when it is called, not
+        whenever others are replicated.
+
+        Parameters
+        ----------
+        keys : sequence of int, optional
+            These; default: all that have not failed yet.
+        variable : shared variable, optional
+            Those that use it; it does not matter which of them fail, if one brings it to the ranks.
 
         Raises
         ------
         TypeError
-            If a function cannot be pickled; the others are replicated all the same.
+            If a function cannot be pickled.
+        WorkerError
+            If a rank cannot load one.
         """
         if not self._pending:
             return
+        if variable is not None:
+            keys = [key for key, one in self._pending.items() if _graphs.uses(one, variable)]
+        elif keys is None:
+            keys = [key for key in self._pending if key not in self._failed]
         failed: Exception | None = None
-        for key in list(self._pending) if keys is None else [*keys, *self._orphans]:
-            function = self._pending.get(key)
-            if function is None:
-                continue
-            try:
-                bundle = _graphs.dump({key: function}, self._replica.variables)
-            except Exception as error:
-                if key in self._orphans:  # nobody will call it
-                    self._settled(key)
-                    continue
-                failed = TypeError(f"{_graphs.describe(function)} cannot be pickled, so not replicated: {error}")
-                failed.__cause__ = error
-                continue
-            try:
-                self._load(bundle, None)
-            except BaseException:
-                self._ledger.variables.extend(bundle.new)  # some ranks may have them; the next try uses other keys
-                raise
-            for new, var in bundle.new.items():
-                self._replica.variables.put(new, var)
-            self._settled(key)
-        if failed is not None:
+        for key in [*keys, *self._orphans]:
+            error = self._replicate(key) if key in self._pending else None
+            if key in self._orphans:  # nobody will call it
+                self._settled(key)
+            else:
+                failed = failed or error
+        if failed is not None and (variable is None or self._replica.variables.key(variable) is None):
             try:
                 raise failed
             finally:
                 del failed  # else it and this frame keep each other, and what the user drops, alive
 
+    def _replicate(self, key: int) -> Exception | None:
+        """Replicate one function; returns why that cannot be done."""
+        function = self._pending[key]
+        try:
+            bundle = _graphs.dump({key: function}, self._replica.variables, definitions=self._definitions)
+        except Exception as error:
+            self._failed.add(key)
+            failed = TypeError(
+                f"{_graphs.describe(function)} cannot be pickled, so not replicated: {error}. Define what "
+                "it uses at the top level: before fork, or in a module"
+            )
+            failed.__cause__ = error
+            return failed
+        try:
+            self._send(bundle)
+        except WorkerError as error:
+            self._failed.add(key)
+            error.args = (f"{_graphs.describe(function)} cannot be loaded: {error}",)
+            return error
+        self._settled(key)
+        return None
+
+    def distribute_variables(self, variables: Sequence[Any]) -> None:
+        """Give the ranks shared variables that no function of theirs uses yet."""
+        self._send(_graphs.dump({}, self._replica.variables, also=variables))
+
+    def _send(self, bundle: _graphs.Bundle) -> None:
+        try:
+            self._load(bundle, None)
+        except BaseException:
+            self._ledger.variables.extend(bundle.new)  # some ranks may have them; the next try uses other keys
+            raise
+        for new, var in bundle.new.items():
+            self._replica.variables.put(new, var)
+
     def _settled(self, key: int) -> None:
         """The function ``key`` is no longer pending: forget it, if the user has."""
         self._pending.pop(key, None)
+        self._failed.discard(key)
         if key in self._orphans:
             self._orphans.discard(key)
             self._ledger.functions.append(key)

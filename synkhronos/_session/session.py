@@ -212,17 +212,22 @@ class Session:
         """Have every rank forget a function, with the next command; one still to be distributed, after that."""
         self._library.drop(key)
 
-    def distribute(self, keys: Sequence[int] | None = None) -> None:
-        """Replicate the functions that are not yet on every rank: those with the given keys, or all.
+    def distribute(self, keys: Sequence[int] | None = None, variable: Any = None) -> None:
+        """Replicate functions that are not yet on every rank: all, or those with these keys, or that use a variable.
 
         Raises
         ------
-        TypeError
-            If a function cannot be pickled; the others are replicated all the same.
+        TypeError, WorkerError
+            If a function cannot be pickled or loaded; the others are replicated all the same.
         """
         with self.lock:
             self.check_usable()
-            self._library.distribute(keys)
+            self._library.distribute(keys, variable)
+
+    def distribute_variables(self, variables: Sequence[Any]) -> None:
+        """Give the ranks shared variables that no function of theirs uses yet."""
+        with self.lock:
+            self._library.distribute_variables(variables)
 
     def _load(self, bundle: _graphs.Bundle, ranks: tuple[int, ...] | None) -> None:
         refs = self.stage([np.frombuffer(bundle.pickled, dtype=np.uint8), *bundle.buffers])

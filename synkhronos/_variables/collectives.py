@@ -49,7 +49,7 @@ def broadcast(shared_vars: Any, values: Any = None, nccl: bool = True) -> None:
     nccl : bool
         Use NCCL where the variable lives on a CUDA GPU; on CPU cores it changes nothing.
     """
-    session, variables = start("broadcast", shared_vars)
+    session, variables = start("broadcast", shared_vars, to_set=True)
     with session.lock, session.timeline.call("broadcast"):
         if values is not None:
             put(session, variables, match(shared_vars, variables, values))
@@ -77,7 +77,7 @@ def scatter(shared_vars: Any, values: Any, batch: Any = None) -> None:
     batch : int, slice, list or array, optional
         Which rows of the values to use, as in a function call.
     """
-    session, variables = start("scatter", shared_vars)
+    session, variables = start("scatter", shared_vars, to_set=True)
     with session.lock, session.timeline.call("scatter"):
         values = match(shared_vars, variables, values)
         for var in variables:
@@ -162,7 +162,7 @@ def reduce(shared_vars: Any, op: str = "avg", in_place: bool = True, nccl: bool 
         Use NCCL where the variable lives on a CUDA GPU; on CPU cores it changes nothing.
     """
     session, variables = start("reduce", shared_vars)
-    op = check_op("reduce", op)
+    op, in_place = check_op("reduce", op), bool(in_place)
     with session.lock, session.timeline.call("reduce"):
         direct = over_nccl(session, variables, nccl, lambda dtype: nccl_reduces(dtype, op, not in_place))
         reduced: dict[Any, Any] = {}

@@ -24,7 +24,7 @@ def set_value(rank: int, shared_vars: Any, values: Any, batch: Any = None) -> No
     batch : int, slice, list or array, optional
         Which rows of the values to use.
     """
-    session, variables = start("set_value", shared_vars)
+    session, variables = start("set_value", shared_vars, to_set=True)
     with session.lock, session.timeline.call("set_value"):
         values = match(shared_vars, variables, values)
         put(session, variables, values, ranks=(check_rank(session, rank),), batch=batch)

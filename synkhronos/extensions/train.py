@@ -5,13 +5,20 @@ the gradients, and the update function. Weighting the all-reduce by the number o
 each rank computed makes the step equal to a serial one on any split of the data.
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from numbers import Integral
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
+import numpy as np
 import theano
+from theano.compile import SharedVariable
+from theano.compile.function import function as compile_function  # theano.function may be synk.function
+from theano.gof.graph import inputs as inputs_of
 
 import synkhronos as synk
+from synkhronos.extensions.updates.divide import divide
+from synkhronos.extensions.weighting import per_point, times, weighted
 
 
 class TrainFunction:
@@ -22,16 +29,22 @@ class TrainFunction:
     gradient : Function
         Computes the loss, and each rank's gradients into `grad_shared`.
     update : Function
-        Changes the parameters on every rank. It has no inputs and no outputs.
+        Changes the parameters on every rank. Its inputs are symbolic hyperparameters, if there are
+        any; it has no outputs.
     grad_shared : shared variable, or list of them
         After a call: the gradient of the whole minibatch, on every rank.
     """
 
-    def __init__(self, gradient: Any, update: Any, grad_shared: Any, structure: Any) -> None:
+    def __init__(
+        self, gradient: Any, update: Any, grad_shared: Any, structure: Any, *, names: Any = ((), ()), weight: Any = None
+    ) -> None:
         self.gradient = gradient
         self.update = update
         self.grad_shared = grad_shared
         self._structure = structure
+        self._names = names  # of the hyperparameters of the two functions
+        self._weight = weight  # of one data point, as a shared variable; None: 1
+        self._reduced = [*_listed(grad_shared), *([] if weight is None else [weight])]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
@@ -40,7 +53,7 @@ class TrainFunction:
             "synkhronos.extensions.checkpoint"
         )
 
-    def __call__(self, x_data: Any, y_data: Any, batch: Any = None, num_slices: int = 1) -> Any:
+    def __call__(self, x_data: Any, y_data: Any, batch: Any = None, num_slices: int = 1, **hyperparameters: Any) -> Any:
         """Make one training step.
 
         Parameters
@@ -51,16 +64,30 @@ class TrainFunction:
             Which rows make the minibatch: the first ones, a range, or an index list.
         num_slices : int
             In how many pieces each rank computes its share, to save memory.
+        **hyperparameters
+            The values of the other symbolic variables in the loss or in the rule, by name: of a
+            learning rate ``T.scalar("rate")``, say.
 
         Returns
         -------
         numpy.ndarray, shape ``()``
             The loss of the minibatch before the step.
+
+        Raises
+        ------
+        TypeError
+            If a hyperparameter is missing, or is not one.
+        ValueError
+            If the weights are not finite, negative, or all 0; the parameters are left as they are.
         """
         inputs = _flatten((x_data, y_data), self._structure)
-        loss = self.gradient(*inputs, batch=batch, num_slices=num_slices)
-        synk.all_reduce(self.grad_shared, op="avg", weights=self.gradient.counts)
-        self.update()
+        _check_names(hyperparameters, {*self._names[0], *self._names[1]})
+        of_gradient, of_update = ({name: hyperparameters[name] for name in names} for names in self._names)
+        loss = self.gradient(*inputs, batch=batch, num_slices=num_slices, **of_gradient)
+        if self._weight is not None:
+            loss = weighted(*loss)
+        synk.all_reduce(self._reduced, op="avg", weights=self.gradient.counts)
+        self.update(**of_update)
         return loss
 
 
@@ -73,6 +100,7 @@ def make_train_function(
     *args: Any,
     givens: Any = None,
     mode: Any = None,
+    weights: Optional[Any] = None,
     **kwargs: Any,
 ) -> TrainFunction:
     """Make a function that trains on all ranks as if one process trained on the whole minibatch.
@@ -87,9 +115,14 @@ def make_train_function(
     x, y : variable or list of variables
         The inputs of the loss, all scattered along axis 0.
     update_rule : callable
-        One of `synkhronos.extensions.updates`, called with ``(loss, params, *args, **kwargs)``.
+        One of `synkhronos.extensions.updates`, or of Lasagne, or another that is called with ``(loss or
+        gradients, params, *args, **kwargs)`` and gives updates. Symbolic variables in it, such as a
+        learning rate, become inputs of the function that is made, by their names.
     givens, mode
         As for `theano.function`: `givens` for the loss and the gradients, `mode` for both functions.
+    weights : scalar expression, optional
+        By what the loss divides, if that is not the number of data points: ``m.sum()`` for
+        ``(m * l).sum() / m.sum()``. Where it is 0, neither loss nor gradients count, NaNs among them.
 
     Returns
     -------
@@ -100,12 +133,30 @@ def make_train_function(
     ------
     RuntimeError
         Before `synk.fork`.
+    TypeError
+        If the rule cannot be divided, or a symbolic variable has no name.
     """
-    grad_updates, param_updates, grad_shared = update_rule(loss, params, *args, **kwargs)
+    grad_updates, param_updates, grad_shared = divide(update_rule, loss, params, *args, **kwargs)
     inputs = _flatten((x, y), (x, y))
-    gradient = synk.function(inputs, outputs=loss, updates=grad_updates, givens=givens, mode=mode, name="gradient")
-    update = synk.function([], updates=param_updates, mode=mode, name="update")
-    return TrainFunction(gradient, update, grad_shared, (x, y))
+    outputs, weight = loss, None
+    if weights is not None:
+        weight = theano.shared(np.zeros((), "float64"), "weight")
+        one = per_point(weights, inputs[0])
+        for var, grad in grad_updates.items():
+            grad_updates[var] = times(one, grad, var.dtype)
+        grad_updates[weight] = one
+        outputs = [times(one, loss, loss.dtype), one, (one, "min")]
+        divided = {var: var / weight.astype(var.dtype) for var in _listed(grad_shared)}
+        news = theano.clone(list(param_updates.values()), replace=divided)
+        param_updates = OrderedDict([*zip(param_updates, news), *divided.items()])
+    of_gradient = _free([loss, *grad_updates.values()], inputs, givens)
+    of_update = _free(param_updates.values(), (), None)
+    gradient = synk.function(
+        inputs, outputs, bcast_inputs=of_gradient, updates=grad_updates, givens=givens, mode=mode, name="gradient"
+    )
+    update = synk.function([], bcast_inputs=of_update, updates=param_updates, mode=mode, name="update")
+    names = [var.name for var in of_gradient], [var.name for var in of_update]
+    return TrainFunction(gradient, update, grad_shared, (x, y), names=names, weight=weight)
 
 
 def make_train_function_theano(
@@ -117,29 +168,66 @@ def make_train_function_theano(
     *args: Any,
     givens: Any = None,
     mode: Any = None,
+    weights: Optional[Any] = None,
     **kwargs: Any,
 ) -> Callable[..., Any]:
     """Make the same training step for this process alone, in one plain Theano function.
 
-    It needs no `synk.fork`. Parameters as in `make_train_function`.
+    It needs no `synk.fork`. Parameters as in `make_train_function`; `weights` change nothing here.
 
     Returns
     -------
     callable
-        ``f(x_data, y_data, batch=None)`` makes a step and returns the loss; `x_data` and `y_data`
-        are arrays (or lists of them) and `batch` is an int, a slice or an index list.
+        ``f(x_data, y_data, batch=None, **hyperparameters)`` makes a step and returns the loss; `x_data`
+        and `y_data` are arrays (or lists of them) and `batch` is an int, a slice or an index list.
     """
-    grad_updates, param_updates, _ = update_rule(loss, params, *args, **kwargs)
+    grad_updates, param_updates, _ = divide(update_rule, loss, params, *args, **kwargs)
     # The gradients need no variable between two functions here: the rule reads the expressions.
     replaced = [*dict(givens or ()).items(), *grad_updates.items()]
     inputs = _flatten((x, y), (x, y))
-    step = theano.function(inputs, loss, updates=param_updates, givens=replaced, mode=mode, name="train")
+    others = _free([loss, *grad_updates.values(), *param_updates.values()], inputs, givens)
+    names = [var.name for var in others]
+    step = compile_function([*inputs, *others], loss, updates=param_updates, givens=replaced, mode=mode, name="train")
 
-    def train(x_data: Any, y_data: Any, batch: Any = None) -> Any:
+    def train(x_data: Any, y_data: Any, batch: Any = None, **hyperparameters: Any) -> Any:
         arrays = _flatten((x_data, y_data), (x, y))
-        return step(*(data if batch is None else data[_rows(batch)] for data in arrays))
+        _check_names(hyperparameters, names)
+        rows = (data if batch is None else data[_rows(batch)] for data in arrays)
+        return step(*rows, *(hyperparameters[name] for name in names))
 
     return train
+
+
+def _free(expressions: Any, inputs: Sequence[Any], givens: Any) -> list[Any]:
+    """List the symbolic variables in expressions that have no value yet, each with a name of its own."""
+    replaced = dict(givens or ())
+    found = [var for var in inputs_of([*expressions, *replaced.values()], blockers=list(replaced)) if var.owner is None]
+    known = {*inputs, *replaced}
+    free = [
+        var
+        for var in dict.fromkeys(found)
+        if var not in known and not isinstance(var, (SharedVariable, theano.Constant))
+    ]
+    names = [var.name for var in free]
+    for name in names:
+        if name is None or names.count(name) > 1 or name in ("x_data", "y_data", "batch", "num_slices"):
+            raise TypeError(
+                f"the loss or the rule has the symbolic variables {free} beside x and y: each needs a name, by which "
+                "a value is passed at every call; no two the same, and none that is a parameter of the call"
+            )
+    return free
+
+
+def _check_names(given: dict[str, Any], names: Any) -> None:
+    if set(given) != set(names):
+        raise TypeError(
+            f"the step takes the symbolic variables {sorted(names)} of the loss and of the rule as keyword arguments; "
+            f"got {sorted(given)}"
+        )
+
+
+def _listed(one_or_more: Any) -> list[Any]:
+    return list(one_or_more) if isinstance(one_or_more, (list, tuple)) else [one_or_more]
 
 
 def _rows(batch: Any) -> Any:

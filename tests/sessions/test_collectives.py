@@ -1,6 +1,7 @@
 """Collectives: every op and dtype on every number of ranks, against NumPy on the values of all ranks."""
 
 import functools
+import gc
 
 import numpy as np
 import pytest
@@ -483,11 +484,54 @@ CALLS = {
 def test_variables_that_no_function_uses(synchronize, name):
     synchronize(2)
     unknown = theano.shared(np.zeros(1), "unknown")
-    with pytest.raises(ValueError, match=rf"{name}.*unknown"):
+    if name in ("broadcast", "scatter", "set_value"):  # the ranks get it
         CALLS[name](unknown)
+        assert len(synk.get_lengths(unknown)) == 2
+    else:
+        with pytest.raises(ValueError, match=rf"{name}.*unknown"):
+            CALLS[name](unknown)
     for wrong in (T.dvector("symbol"), "text", None, 3, [], [theano.shared(object(), "generic")]):
         with pytest.raises((TypeError, ValueError)):
             CALLS[name](wrong)
+
+
+def test_variables_are_set_before_between_and_after_functions_use_them(session):
+    x, w = T.dvector("x"), theano.shared(np.zeros(2), "w")
+    synk.broadcast(w, [1.0, 2.0])
+    assert w.get_value().tolist() == [1, 2]
+    assert synk.gather(w).tolist() == [[1, 2]] * session
+    synk.set_value(session - 1, w, [3.0, 4.0])
+    function = synk.function([x], [((x * w.sum()), "gather")])
+    expected = [3.0] * (session - 1) + [7.0]
+    assert function(np.ones(session))[0].tolist() == expected  # its replicas are those that were set before
+    w.set_value(np.array([5.0, 6.0]))  # Theano's own, of the master alone
+    assert function(np.ones(session))[0].tolist() == [11.0, *expected[1:]]
+    synk.broadcast(w)
+    between = synk.function([x], [(x * w[0], "gather")])
+    synk.set_value(0, w, [0.0, 1.0])
+    assert between(np.ones(session))[0].tolist() == [0.0, *[5.0] * (session - 1)]
+    del function, between
+    gc.collect()
+    synk.broadcast(w, [7.0, 8.0])  # nothing uses it any more
+    assert synk.gather(w).tolist() == [[7, 8]] * session
+
+
+def test_known_and_new_variables_together(session):
+    old, new = theano.shared(np.zeros(2), "old"), theano.shared(np.zeros(3, "float32"), "new")
+    alias = theano.clone(new, share_inputs=False)
+    kept = synk.function([], updates=[(old, old + 1)])
+    synk.broadcast([new, old], [[1, 2, 3], [4.0, 5.0]])
+    assert synk.gather(old).tolist() == [[4, 5]] * session
+    assert synk.gather(alias).tolist() == [[1, 2, 3]] * session
+    with pytest.raises(TypeError, match="another"):
+        synk.broadcast(theano.shared(np.zeros(2), "another"), ["a", "b"])
+    with pytest.raises(ValueError, match=f"rank {session} does not exist"):
+        synk.set_value(session, theano.shared(np.zeros(2)), [1.0, 2.0])
+    rows = theano.shared(np.zeros((1, 2)), "rows")
+    values = np.arange(14.0).reshape(7, 2)
+    synk.scatter(rows, values)
+    assert np.array_equal(synk.gather(rows, nd_up=0), values)
+    assert kept() == []
 
 
 @pytest.mark.parametrize("name", CALLS)

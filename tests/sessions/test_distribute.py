@@ -13,6 +13,7 @@ from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
+from synkhronos._graphs import functions
 
 # ---------------------------------------------------------------- rounds
 
@@ -79,13 +80,13 @@ def test_collectives_distribute_first(session):
 def compilations(monkeypatch):
     """A list to which every compilation of a Theano function is added."""
     done = []
-    compile_function = theano.function
+    compile_function = functions.compile_function
 
     def counting(*args, **kwargs):
         done.append(kwargs.get("name"))
         return compile_function(*args, **kwargs)
 
-    monkeypatch.setattr(theano, "function", counting)
+    monkeypatch.setattr(functions, "compile_function", counting)
     return done
 
 

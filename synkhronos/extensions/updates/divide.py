@@ -1,0 +1,112 @@
+"""Any update rule in two parts, with room for an all-reduce of the gradients between them.
+
+A rule that was not written for that gets a variable for each gradient in the place of the gradient itself; afterwards
+the variables are replaced by what the all-reduce leaves. Rules take a list of gradients, or a loss that they
+differentiate: for these it is the sum of the products of gradients and parameters, whose gradients are the variables.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import numpy as np
+import theano
+import theano.tensor as T
+from theano.compile import SharedVariable
+from theano.tensor.opt import Shape_i
+
+from synkhronos.extensions.updates.flat import Divided, FlatGradient, gradients, shared_list, zeros_like
+
+
+def divide(rule: Callable[..., Any], loss: Any, params: Any, *args: Any, **kwargs: Any) -> Divided:
+    """Have a rule give the updates of the gradients, and those of the parameters.
+
+    Parameters
+    ----------
+    rule : callable
+        Called with ``(loss or gradients, params, *args, **kwargs)``. It gives updates, as a dict or as pairs of shared
+        variable and expression (Lasagne's rules and most others do), or what the rules of
+        `synkhronos.extensions.updates` give. It may use a loss for its gradients only.
+    loss : scalar expression, or list of gradients
+    params : iterable of shared variables
+
+    Returns
+    -------
+    grad_updates, param_updates : OrderedDict
+    grad_shared : shared variable, or list of them
+        One vector; or one variable for each parameter, if these differ in dtype and the rule gave plain updates.
+
+    Raises
+    ------
+    TypeError
+        If the rule gives something else, or uses the value of the loss.
+    """
+    params = shared_list(params)
+    stand_ins = [param.type() for param in params]
+    # NaN, so that a use of its value that is overlooked below cannot go unnoticed
+    stand_in_loss = sum((param * grad).sum() for param, grad in zip(params, stand_ins)) + np.nan
+    try:
+        result = rule(stand_in_loss, params, *args, **kwargs)
+    except Exception:
+        try:
+            result = rule(stand_ins, params, *args, **kwargs)
+        except Exception:
+            result = None
+        if result is None:
+            raise
+    if _is_divided(result):
+        return rule(loss, params, *args, **kwargs)
+    try:
+        updates = OrderedDict(result)
+    except (TypeError, ValueError):
+        updates = OrderedDict()
+    if not updates or not all(isinstance(var, SharedVariable) for var in updates):
+        raise TypeError(
+            f"the update rule {getattr(rule, '__name__', rule)} must give updates, as a dict or as pairs of shared "
+            f"variable and expression, or (grad_updates, param_updates, grad_shared); got {result!r}"
+        )
+    expressions = [new if isinstance(new, theano.Variable) else T.as_tensor_variable(new) for new in updates.values()]
+    if _uses_value(expressions, stand_in_loss):
+        raise TypeError(
+            f"the update rule {getattr(rule, '__name__', rule)} uses the value of the loss, not its gradients alone; "
+            "no rank knows that value while it computes"
+        )
+    if len({param.dtype for param in params}) == 1:
+        flat = FlatGradient(loss, params)
+        grad_updates, grad_shared, pieces = flat.updates, flat.vector, list(flat.pieces(flat.vector))
+    else:
+        grad_shared = pieces = [zeros_like(param, "grad_shared") for param in params]
+        grads = [T.cast(grad, param.dtype) for param, grad in zip(params, gradients(loss, params))]
+        grad_updates = OrderedDict(zip(grad_shared, grads))
+    replaced = theano.clone(expressions, replace=dict(zip(stand_ins, pieces)))
+    return grad_updates, OrderedDict(zip(updates, replaced)), grad_shared
+
+
+def _is_divided(result: Any) -> bool:
+    if not isinstance(result, (tuple, list)) or len(result) != 3:
+        return False
+    return not all(isinstance(item, (tuple, list)) and _is_pair(item) for item in result)
+
+
+def _is_pair(item: Sequence[Any]) -> bool:
+    return len(item) == 2 and isinstance(item[0], SharedVariable)
+
+
+def _uses_value(expressions: Sequence[Any], loss: Any) -> bool:
+    """Whether more of a loss is used than its shape, as gradients do that begin with ones like it."""
+    seen, waiting = set(), list(expressions)
+    while waiting:
+        var = waiting.pop()
+        if var is loss:
+            return True
+        node = var.owner
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        inputs = list(node.inputs)
+        if isinstance(node.op, (T.Shape, Shape_i)):
+            inputs = []
+        elif isinstance(getattr(node.op, "scalar_op", None), theano.scalar.basic.Second):
+            inputs = inputs[1:]
+        waiting.extend(inputs)
+    return False

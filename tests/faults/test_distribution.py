@@ -1,0 +1,325 @@
+"""Functions that cannot be replicated: each fails alone, by name, and nothing that it drags along travels."""
+
+import gc
+import os
+import pickle
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from support import run_script
+from theano.compile.monitormode import MonitorMode
+from theano.compile.nanguardmode import NanGuardMode
+
+import synkhronos as synk
+from synkhronos._graphs import VariableTable, dump, load
+
+
+class Copy(theano.Op):
+    """A copy of a vector."""
+
+    __props__ = ()
+
+    def make_node(self, x):
+        return theano.Apply(self, [x], [x.type()])
+
+    def perform(self, node, inputs, outputs):
+        outputs[0][0] = inputs[0].copy()
+
+
+class Unloadable(Copy):
+    """An op that can be pickled, but not unpickled while a file is there."""
+
+    __props__ = ("file",)
+
+    def __init__(self, file):
+        self.file = file
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        if os.path.exists(self.file):
+            raise LookupError("cannot be unpickled here")
+
+
+class TestOneThatCannotBeLoaded:
+    """A function that the workers cannot unpickle, beside others."""
+
+    @pytest.fixture(autouse=True)
+    def session(self, synchronize, tmp_path):
+        synchronize(3)
+        self.file = tmp_path / "there"
+        self.file.touch()
+        self.x, self.w = T.dvector("x"), theano.shared(np.ones(1), "w")
+
+    def stuck(self):
+        copy = Unloadable(str(self.file))(self.x)
+        return synk.function([self.x], ((copy * self.w.sum()).sum(), "sum"), name="stuck")
+
+    def another(self):
+        return synk.function([self.x], ((self.x * self.w.sum()).sum(), "sum"))
+
+    def test_fails_alone_and_by_name(self):
+        stuck = self.stuck()
+        x, s = self.x, theano.shared(np.zeros(2), "s")
+        with pytest.raises(synk.WorkerError, match=r"the function stuck\(x\) cannot be loaded: rank \d") as caught:
+            synk.distribute()
+        assert "LookupError: cannot be unpickled here" in str(caught.value)
+        assert "broadcast" not in str(caught.value)  # no replica has changed
+        later = synk.function([x], updates=[(s, s + x.sum())])
+        synk.distribute()  # what has failed was told
+        synk.broadcast(s, [1.0, 2.0])
+        assert later(np.ones(3)) == []
+        assert synk.gather(s).tolist() == [[2, 3]] * 3
+        assert self.another()(np.ones(6)) == 6
+        synk.broadcast(self.w, [2.0])
+        for _ in range(2):
+            with pytest.raises(synk.WorkerError, match=r"stuck\(x\) cannot be loaded"):
+                stuck(np.ones(6))
+        self.file.unlink()
+        assert stuck(np.ones(6)) == 12
+
+    def test_and_that_is_distributed_with_others(self):
+        stuck = self.stuck()
+        others = [self.another() for _ in range(2)]
+        with pytest.raises(synk.WorkerError, match="stuck"):
+            synk.distribute()
+        assert [other(np.ones(6)) for other in others] == [6, 6]
+        self.file.unlink()
+        assert stuck(np.ones(6)) == 6
+
+    def test_is_forgotten_when_it_is_dropped(self):
+        stuck = self.stuck()
+        with pytest.raises(synk.WorkerError, match="stuck"):
+            stuck(np.ones(6))
+        del stuck
+        gc.collect()
+        for _ in range(2):
+            assert self.another()(np.ones(6)) == 6
+            synk.distribute()
+
+    def test_and_that_is_dropped_before_it_is_tried(self):
+        stuck = self.stuck()
+        other = self.another()
+        del stuck
+        gc.collect()
+        assert other(np.ones(6)) == 6
+        synk.distribute()
+        synk.broadcast(self.w)
+
+    def test_that_alone_uses_a_variable(self):
+        stuck = self.stuck()
+        with pytest.raises(synk.WorkerError, match="stuck"):
+            synk.gather(self.w)
+        self.file.unlink()
+        assert synk.gather(self.w).tolist() == [[1]] * 3
+        assert stuck(np.ones(6)) == 6
+
+
+def test_what_the_main_program_defines_after_fork_is_refused_by_name():
+    out, err = run_script(
+        """
+        from theano.compile.ops import as_op
+
+        class Twice(Fault):
+            def perform(self, node, inputs, outputs):
+                outputs[0][0] = 2 * inputs[0]
+
+        class Outer:
+            class Inner(Twice):
+                pass
+
+        x, zero = T.dvector("x"), T.constant(0)
+        vector = dict(itypes=[T.dvector], otypes=[T.dvector])
+
+        @as_op(**vector)
+        def before(value):
+            return value + 1
+
+        def build(op, *more):
+            return synk.function([x], (op(x, *more), "gather"), name=type(op).__name__)
+
+        def refused(function, name):
+            for call in (lambda: function([1.0, 2.0]), lambda: function([1.0, 2.0])):
+                try:
+                    call()
+                except TypeError as error:
+                    assert f"__main__.{name} was defined after synkhronos.fork()" in str(error), error
+                    assert "before fork, or in a module" in str(error), error
+                else:
+                    raise AssertionError(name)
+
+        synk.fork(2, use_gpu=False)
+        old = build(Twice(), zero)
+        never_called = build(Twice(), zero)
+        assert old([1.0, 2.0]).tolist() == [2, 4]
+        assert build(Outer.Inner(), zero)([1.0, 2.0]).tolist() == [2, 4]
+        assert build(before)([1.0, 2.0]).tolist() == [2, 3]
+
+        class Late(Fault):
+            def perform(self, node, inputs, outputs):
+                outputs[0][0] = 3 * inputs[0]
+
+        late = build(Late(), zero)
+        refused(late, "Late")
+
+        for factor in (5, 7):  # the cell is run again, and again
+            class Twice(Fault):
+                def perform(self, node, inputs, outputs):
+                    outputs[0][0] = factor * inputs[0]
+
+            again = build(Twice(), zero)
+            refused(again, "Twice")
+
+        @as_op(**vector)
+        def before(value):
+            return value + 9
+
+        refused(build(before), "before")
+        assert old([1.0, 2.0]).tolist() == [2, 4]  # it is on the workers
+        try:
+            never_called([1.0, 2.0])
+        except TypeError as error:
+            assert "not the same object" in str(error), error
+        synk.distribute()
+        assert synk.function([x], (x.sum(), "sum"))([1.0, 2.0]) == 3
+        synk.close()
+        synk.fork(2, use_gpu=False)  # these workers know them
+        assert late([1.0, 2.0]).tolist() == [3, 6]
+        assert again([1.0, 2.0]).tolist() == [7, 14]
+        print("done")
+        """
+    )
+    assert out == "done\n"
+    assert "Traceback" not in err
+
+
+def test_an_op_of_a_module_that_is_reloaded_is_refused(tmp_path):
+    (tmp_path / "ops_of_mine.py").write_text("from support import Fault\nclass Mine(Fault):\n    pass\n")
+    (tmp_path / "later_ops.py").write_text("from support import Fault\nclass Later(Fault):\n    pass\n")
+    out, _ = run_script(
+        f"""
+        import importlib
+        sys.path.insert(0, {str(tmp_path)!r})
+        import ops_of_mine
+        synk.fork(2, use_gpu=False)
+        import later_ops  # each worker imports it for itself
+        x = T.dvector("x")
+        assert synk.function([x], (later_ops.Later()(x, 0).sum(), "sum"))([1.0, 2.0]) == 3
+        importlib.reload(ops_of_mine)
+        try:
+            synk.function([x], (ops_of_mine.Mine()(x, 0).sum(), "sum"))([1.0, 2.0])
+        except TypeError as error:
+            print(error)
+        """
+    )
+    assert "ops_of_mine.Mine was defined after synkhronos.fork()" in out
+
+
+def test_nan_guard_mode(session):
+    x = T.dvector("x")
+    for mode, bad, words in (
+        (NanGuardMode(True, False, False), -1.0, "NaN detected"),
+        (NanGuardMode(False, True, False), 0.0, "Inf detected"),
+        (NanGuardMode(False, False, True, optimizer="fast_compile"), 1e300, "Big value detected"),
+    ):
+        expression = T.exp(x) if words.startswith("Big") else T.log(x)
+        function = synk.function([x], (expression.sum(), "sum"), mode=mode)
+        values = np.ones(2 * session)
+        assert function(values) == pytest.approx(float(function.as_theano(values)))
+        values[-1] = 700.0 if words.startswith("Big") else bad
+        with pytest.raises(synk.WorkerError, match=words) as caught:
+            function(values)
+        assert caught.value.rank == session - 1
+        values[-1] = 2.0
+        assert np.isfinite(function(values))
+
+
+def test_a_mode_that_cannot_be_pickled_says_so(synchronize):
+    synchronize(2)
+    x = T.dvector("x")
+    monitored = synk.function([x], x.sum(), mode=MonitorMode(), name="monitored")
+    with pytest.raises(TypeError, match=r"the function monitored\(x\) cannot be pickled, so not replicated"):
+        monitored(np.ones(4))
+    unnamed = synk.function([x], x.sum(), mode=MonitorMode())
+    with pytest.raises(TypeError, match=r"the function \(x\) cannot be pickled"):
+        unnamed(np.ones(4))
+
+
+# ---------------------------------------------------------------- what others hang on variables
+
+
+class Layer:
+    """What cannot be pickled, and must not be."""
+
+    def __reduce__(self):
+        raise AssertionError("a foreign attribute was pickled")
+
+
+def test_foreign_attributes_do_not_travel(session):
+    layer = Layer()
+    x, w = T.dmatrix("x"), theano.shared(np.ones(3), "w")
+    constant = T.constant(np.arange(3.0))
+    y = T.dot(x, w) + (x * constant).sum(axis=1)
+    for var in (x, w, y, constant):
+        var._keras_history = (layer, 0, 0)
+        var._uses_learning_phase = True
+        var.tag.annotations = [layer]
+    y.owner.tag.brick = layer
+    total, rate = theano.shared(0.0, "total"), T.dscalar("rate")
+    rate._keras_shape = layer
+    function = synk.function([x], [(y, "gather")], bcast_inputs=[rate], updates=[(total, total + rate * y.sum())])
+    values = np.arange(21.0).reshape(7, 3)
+    expected = values.sum(axis=1) + values @ np.arange(3.0)
+    for num_slices in (1, 2):
+        np.testing.assert_allclose(function(values, 2.0, num_slices=num_slices)[0], expected)
+    for var in (x, w, y, constant):
+        assert var._keras_history == (layer, 0, 0)
+        assert var.tag.annotations == [layer]
+        assert "trace" in vars(var.tag) or var is not y
+    assert y.owner.tag.brick is layer
+
+
+def test_modules_that_only_foreign_attributes_need_are_not_imported():
+    out, _ = run_script(
+        """
+        import types
+        synk.fork(2, use_gpu=False)
+        keras = types.ModuleType("keras_of_the_test")  # no worker can import it
+        exec("class Layer: pass", keras.__dict__)
+        sys.modules["keras_of_the_test"] = keras
+        x = T.dvector("x")
+        x._keras_history = (keras.Layer(), 0, 0)
+        print(synk.function([x], (x.sum(), "sum"))(np.ones(4)))
+        """
+    )
+    assert out == "4.0\n"
+
+
+def test_attributes_of_a_users_own_variables_travel():
+    x = T.dvector("x")
+    x.__class__ = Own
+    x.own, x.tag.trace = 5, []
+    function = theano.function([x], x + 1)
+    (replica,) = load(dump({0: function}, VariableTable(None)), VariableTable(None), 0).values()
+    assert replica.maker.inputs[0].variable.own == 5
+    assert replica(np.ones(2)).tolist() == [2, 2]
+
+
+class Own(T.TensorVariable):
+    """A variable of a class of the user's own."""
+
+
+def test_traces_travel_once():
+    """Errors on workers say where the user made what fails, and that costs little."""
+    x = y = T.dvector("x")
+    for _ in range(40):
+        y = Copy()(y)
+    function = theano.function([x], y, mode=theano.Mode("py", None))
+    (replica,) = load(dump({0: function}, VariableTable(None)), VariableTable(None), 0).values()
+    nodes = replica.maker.fgraph.toposort()
+    assert [node.outputs[0].tag.trace for node in nodes] == [
+        node.outputs[0].tag.trace for node in function.maker.fgraph.toposort()
+    ]
+    assert any(__file__ in str(frame) for frame in nodes[0].outputs[0].tag.trace[-1])
+    assert len(dump({0: function}, VariableTable(None)).pickled) < len(pickle.dumps(function)) / 2

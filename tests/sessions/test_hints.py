@@ -1,0 +1,234 @@
+"""What users are told where a program is not what they meant: work not scattered, shares of other sizes, wrong axes."""
+
+import warnings
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from support import shares
+
+import synkhronos as synk
+
+WARNING = "no input is scattered, and all {} ranks came to the same values: every rank computes the whole"
+
+# ---------------------------------------------------------------- nothing is scattered
+
+
+def tutorial(ops=("avg",), updates=None, pick=lambda data, index: data[index * 4 : (index + 1) * 4]):
+    """A function of the tutorials: the number of the minibatch as input, the data by givens."""
+    x, index = T.dmatrix("x"), T.lscalar("index")
+    data = theano.shared(np.arange(24.0).reshape(8, 3), "data")
+    outputs = [(x.mean(), op) for op in ops]
+    givens = {x: pick(data, index)}
+    return synk.function([], outputs, bcast_inputs=[index], givens=givens, updates=updates, name="tutorial"), data
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_data_by_givens_that_every_rank_has_whole(session, trained):
+    w = theano.shared(0.0, "w")
+    function, _ = tutorial(updates=[(w, w + 1)] if trained else None)
+    expected = [5.5, 17.5]
+    if session == 1:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert [function(i)[0] for i in range(2)] == expected
+        return
+    with pytest.warns(RuntimeWarning, match=f"tutorial: {WARNING.format(session)}") as caught:
+        assert function(0)[0] == expected[0]
+    assert len(caught) == 1 and caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert function(1)[0] == expected[1]  # once is enough
+
+
+@pytest.mark.parametrize(
+    "pick",
+    [
+        lambda data, index: data[index : index + 2].astype("float32").astype("float64"),
+        lambda data, index: (data * 2)[T.arange(index, index + 2)],
+        lambda data, index: data[:, index : index + 1].dimshuffle(1, 0).repeat(2, 0).T,
+    ],
+    ids=["a cast", "an index list", "columns"],
+)
+def test_other_ways_to_pick(synchronize, pick):
+    synchronize(2)
+    with pytest.warns(RuntimeWarning, match=WARNING.format(2)):
+        tutorial(pick=pick)[0](0)
+
+
+def silent():
+    """Functions without scattered inputs that are as they should be, and calls of them."""
+    w, rate, index = theano.shared(np.arange(4.0), "w"), T.dscalar("rate"), T.lscalar("index")
+    yield synk.function([], w.sum()), ()
+    yield synk.function([], [], updates=[(w, w * 1)]), ()
+    yield synk.function([], updates=[(w, w - rate * w[index])], bcast_inputs=[rate, index]), (0.0, 1)
+    yield synk.function([], (w**2).sum(), updates=[(w, w - rate * w)], bcast_inputs=[rate]), (0.0,)
+    yield synk.function([], (w * rate).mean(), bcast_inputs=[rate]), (2.0,)
+    yield synk.function([], [(w[index : index + 2], "gather"), (w[index], None)], bcast_inputs=[index]), (1,)
+    yield synk.function([], w[index:].mean(), bcast_inputs=[index], sliceable_shareds=[w]), (1,)
+    x = T.dvector("x")
+    yield synk.function([x], (x.sum() * w[index]), bcast_inputs=[index]), (np.ones(6), 1)
+    yield tutorial(ops=["gather", None])[0], (1,)
+
+
+def test_functions_that_are_as_they_should_be(synchronize):
+    synchronize(2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for function, arguments in silent():
+            function(*arguments)
+        function, data = tutorial()
+        synk.scatter(data, np.random.RandomState(0).rand(16, 3))  # each rank has rows of its own
+        whole = synk.gather(data, nd_up=0)
+        assert function(0)[0] == pytest.approx((whole[:4].mean() + whole[8:12].mean()) / 2)
+
+
+# ---------------------------------------------------------------- shares of another size
+
+
+def test_a_batch_size_that_is_built_in(synchronize):
+    synchronize(2)
+    x = T.dvector("x")
+    fixed = theano.shared(np.ones(3), "fixed")
+    function = synk.function([x], ((x * fixed).sum(), "sum"))
+    with pytest.raises(synk.WorkerError) as caught:
+        function(np.ones(7))  # 4 and 3
+    assert caught.value.rank == 0
+    assert "\nThis rank had rows 0 to 3 of 7; a batch size that is built into the graph" in str(caught.value)
+    with pytest.raises(synk.WorkerError, match=r"This rank had rows 3 to 4 of 5;"):
+        function(np.ones(5))
+    with pytest.raises(synk.WorkerError, match=r"This rank had rows 0 to 4 of 9, in 2 slices;"):
+        function(np.ones(9), num_slices=2)
+    with pytest.raises(synk.WorkerError, match=r"This rank had row 0 of 2;"):
+        function(np.ones(2))
+    assert function(np.ones(6)) == 6
+
+
+def test_a_batch_size_of_data_in_shared_variables(synchronize):
+    synchronize(2)
+    data, fixed = theano.shared(np.zeros(1), "data"), theano.shared(np.ones(3), "fixed")
+    function = synk.function([], ((data * fixed).sum(), "sum"), sliceable_shareds=[data])
+    synk.scatter(data, np.ones(10))
+    with pytest.raises(synk.WorkerError, match="This rank had 4 rows of the sliceable shared variables; a batch size"):
+        function(batch_s=slice(0, 4))
+    assert function(batch_s=slice(0, 3)) == 6
+
+
+def test_other_failures_tell_the_rows_alone(synchronize):
+    synchronize(2)
+    x = T.dvector("x")
+    function = synk.function([x], T.opt.Assert("too large")(x, T.lt(x.max(), 5)).sum())
+    with pytest.raises(synk.WorkerError, match=r"too large(.|\n)*This rank had rows 3 to 5 of 6\.") as caught:
+        function(np.arange(6.0))
+    assert caught.value.rank == 1
+
+
+# ---------------------------------------------------------------- the wrong axis
+
+
+def test_time_major_inputs_of_unequal_rows(synchronize):
+    synchronize(2)
+    x, y = T.dtensor3("x"), T.dvector("y")
+    function = synk.function([x, y], (x.sum() + y.sum(), "sum"))
+    with pytest.raises(
+        ValueError, match=r"got x: 4, y: 6\. Rows are counted .*\(N, T, \.\.\.\).*dimshuffle\(1, 0, 2\)"
+    ):
+        function(np.ones((4, 6, 2)), np.ones(6))
+    with pytest.raises(ValueError, match=r"got x: 4, y: 5$"):
+        function(np.ones((4, 6, 2)), np.ones(5))
+
+
+def test_time_major_graphs_of_transposed_inputs(session):
+    """The transposition that the documentation shows, where T == N too."""
+    x, y = T.dtensor3("x"), T.dmatrix("y")  # (N, T, width), (N, T)
+    x_in_time, y_in_time = x.dimshuffle(1, 0, 2), y.dimshuffle(1, 0)
+    states, _ = theano.scan(lambda now, before: T.tanh(now.sum(axis=1) + before), [x_in_time], T.zeros_like(y[:, 0]))
+    function = synk.function([x, y], [T.sqr(states - y_in_time).mean(), (states.dimshuffle(1, 0), "gather")])
+    rng = np.random.RandomState(0)
+    for n_points, n_steps in ((7, 7), (9, 4)):
+        values = rng.randn(n_points, n_steps, 2), rng.randn(n_points, n_steps)
+        for got, expected in zip(function(*values), function.as_theano(*values)):
+            np.testing.assert_allclose(got, expected, rtol=1e-10)
+
+
+# ---------------------------------------------------------------- in the place of Theano's functions
+
+
+def test_theano_function_may_be_set_to_ours(synchronize, monkeypatch):
+    n_ranks = synchronize(2)
+    monkeypatch.setattr(theano, "function", synk.function)
+    x, w = T.dvector("x"), theano.shared(np.ones(1), "w")
+    function = theano.function([x], (x * w.sum()).mean(), updates=[(w, w + 1)], name="mine")
+    assert isinstance(function, synk.Function)
+    values = np.arange(5.0)
+    assert function(values) == 2
+    assert function(values, num_slices=2) == 4
+    assert function.counts == tuple(stop - start for start, stop in shares(5, n_ranks))
+    assert function.as_theano(values) == 6
+    # what Theano itself compiles stays Theano's
+    assert x.shape[0].eval({x: values}) == 5
+    assert T.arange(3).eval().dtype == np.int64
+    states, _ = theano.scan(lambda now, before: now + before, [x], T.zeros(()))
+    assert theano.function([x], states[-1:].sum())(np.ones(4)) == 2
+    synk.distribute()
+
+
+def test_theanos_printing(synchronize, capsys):
+    synchronize(2)
+    x = T.dvector("x")
+    function = synk.function([x], T.exp(x).sum(), name="printed")
+    assert function.maker.fgraph.toposort()
+    theano.printing.debugprint(function)
+    ours = capsys.readouterr().out
+    assert "Elemwise{exp" in ours and "[id A]" in ours
+    theano.printing.debugprint([function, x], print_storage=True)
+    assert capsys.readouterr().out.startswith("Sum")
+    theano.printing.debugprint(function.maker.fgraph)
+    assert capsys.readouterr().out.splitlines()[0].split(" '")[0] in ours
+
+
+# ---------------------------------------------------------------- Data of other dtypes
+
+
+def test_data_of_a_dtype_that_theano_casts(session):
+    x, y = T.fmatrix("x"), T.dvector("y")
+    function = synk.function([x], [(x / 2, "gather"), y.sum()], bcast_inputs=[y])
+    image = np.random.RandomState(0).randint(0, 256, (7, 3)).astype("uint8")
+    data, whole = synk.data(image), synk.data(np.arange(3, dtype="int16"))
+    for batch in (None, 5, slice(1, 6), slice(0, 7, 2), [6, 0, 0], np.arange(7) % 2 == 0):
+        rows = image[slice(batch) if isinstance(batch, int) else slice(None) if batch is None else batch]
+        for num_slices in (1, 2):
+            halves, total = function(data, whole, batch=batch, num_slices=num_slices)
+            assert halves.dtype == np.float32 and total == pytest.approx(3)
+            np.testing.assert_array_equal(halves, rows.astype("float32") / 2)
+    assert data.dtype == np.uint8
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int32", "int64", "complex64", "S3", "bool"])
+def test_data_of_a_dtype_that_theano_refuses(synchronize, dtype):
+    synchronize(2)
+    x = T.fvector("x")
+    function = synk.function([x], x.sum())
+    array = np.ones(4, dtype)
+    data = synk.data(array)
+    try:
+        expected = function(array)
+    except TypeError:
+        with pytest.raises(TypeError, match=rf"input x: expected Data of dtype float32; got {np.dtype(dtype)}"):
+            function(data)
+    else:
+        assert function(data) == expected
+
+
+def test_data_of_other_dtypes_where_downcasts_are_allowed_or_nothing_is(synchronize):
+    synchronize(2)
+    x = T.fvector("x")
+    data = synk.data(np.arange(4.0) + 0.1)
+    with pytest.raises(TypeError, match="expected Data of dtype float32; got float64"):
+        synk.function([x], x.sum())(data)
+    function = synk.function([x], [(x, "gather")], allow_input_downcast=True)
+    assert function(data)[0].tolist() == (np.arange(4.0) + 0.1).astype("float32").tolist()
+    strict = synk.function([theano.In(x, strict=True)], x.sum())
+    with pytest.raises(TypeError, match="expected Data of dtype float32; got uint8"):
+        strict(synk.data(np.ones(4, "uint8")))

@@ -1,0 +1,275 @@
+"""Training with any update rule, with symbolic hyperparameters, and with losses that are weighted averages."""
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+
+import synkhronos as synk
+from synkhronos.extensions import updates
+from synkhronos.extensions.train import make_train_function, make_train_function_theano
+
+N = 13
+BATCHES = (None, 6, [12, 0, 3, 3, 7], slice(2, 11), [5])
+
+
+def make_problem(dtype="float64", second=None):
+    """A small network: the losses of its data points, their variables, parameters, data."""
+    rng = np.random.RandomState(0)
+    x, y = T.matrix("x", dtype), T.vector("y", dtype)
+    w = theano.shared(rng.randn(3, 4).astype(dtype), "w")
+    v = theano.shared(rng.randn(4).astype(second or dtype), "v")
+    losses = T.sqr(T.dot(T.tanh(T.dot(x, w)), v) - y)
+    data = rng.randn(N, 3).astype(dtype), rng.randn(N).astype(dtype)
+    return losses, (x, y), [w, v], data
+
+
+def follow(session, rule, *args, second=None, **kwargs):
+    """Train on all ranks and in plain Theano; the same, or this fails. Returns the function on all ranks."""
+    values = {name: kwargs.pop(name) for name in list(kwargs) if name.startswith("value_of_")}
+    given = {name[9:]: value for name, value in values.items()}
+    made = []
+    for make in (make_train_function_theano, make_train_function):
+        losses, (x, y), params, data = make_problem(second=second)
+        loss = losses.mean() + 0.01 * sum((param**2).sum() for param in params)
+        train = make(loss, params, x, y, rule, *args, **kwargs)
+        history = [train(*data, batch=batch, **given) for batch in BATCHES]
+        made.append((history, [param.get_value() for param in params]))
+    for got, expected in zip(made[1][0] + made[1][1], made[0][0] + made[0][1]):
+        np.testing.assert_allclose(got, expected, rtol=1e-5 if second else 1e-9)
+    for param in params:
+        copies = synk.gather(param)
+        assert all(np.array_equal(copy, copies[0]) for copy in copies)
+    return train, params, data
+
+
+# ---------------------------------------------------------------- rules of others
+
+
+def of_the_loss(loss, params, rate):
+    """As in Theano's tutorials."""
+    return [(param, param - rate * T.grad(cost=loss, wrt=param)) for param in params]
+
+
+def of_gradients(grads, params, rate):
+    """As in many a program for reinforcement learning."""
+    return {param: param - rate * grad for grad, param in zip(grads, params)}
+
+
+def with_memory(loss, params, rate):
+    """Adds state of its own, and squares the gradients."""
+    result = []
+    for param, grad in zip(params, T.grad(loss, params)):
+        squares = theano.shared(np.zeros_like(param.get_value()), "squares")
+        new = 0.9 * squares + 0.1 * grad**2
+        result += [(squares, new), (param, param - rate * grad / T.sqrt(new + 1e-6))]
+    steps = theano.shared(0, "steps")
+    return [*result, (steps, steps + 1)]
+
+
+def clipping(loss, params, rate):
+    """Scales all gradients together."""
+    grads = T.grad(loss, params)
+    norm = T.sqrt(sum(T.sqr(grad).sum() for grad in grads))
+    return [(p, p - rate * g * T.minimum(1, 0.5 / norm)) for p, g in zip(params, grads)]
+
+
+class Optimizer:
+    """As in Keras."""
+
+    def __init__(self, rate):
+        self.rate = theano.shared(rate, "rate")
+
+    def get_updates(self, loss, params):
+        self.updates = [(self.rate, self.rate * 0.9)]
+        self.updates += of_the_loss(loss, params, self.rate)
+        return self.updates
+
+
+@pytest.mark.parametrize("rule", [of_the_loss, of_gradients, with_memory, clipping])
+def test_rules_that_know_nothing_of_ranks(session, rule):
+    follow(session, rule, 0.1)
+
+
+def test_a_rule_that_is_a_method(session):
+    follow(session, lambda loss, params: Optimizer(0.1).get_updates(loss, params))
+
+
+@pytest.mark.parametrize("name", ["sgd", "nesterov_momentum", "adam", "adadelta"])
+def test_rules_of_lasagne(session, name):
+    theirs = getattr(pytest.importorskip("lasagne.updates"), name)
+    train, params, data = follow(session, theirs, learning_rate=0.05)
+    losses, (x, y), own_params, _ = make_problem()
+    loss = losses.mean() + 0.01 * sum((param**2).sum() for param in own_params)
+    ours = make_train_function_theano(loss, own_params, x, y, getattr(updates, name), learning_rate=0.05)
+    for batch in BATCHES:
+        ours(*data, batch=batch)
+    for got, expected in zip(params, own_params):
+        np.testing.assert_allclose(got.get_value(), expected.get_value(), rtol=1e-9)
+    before = params[0].get_value()
+    train(*data, num_slices=3)
+    assert not np.array_equal(params[0].get_value(), before)
+
+
+def test_parameters_of_two_dtypes(session):
+    train, params, _ = follow(session, of_the_loss, np.float32(0.1), second="float32")
+    assert [grad.dtype for grad in train.grad_shared] == ["float64", "float32"]
+    assert [param.dtype for param in params] == ["float64", "float32"]
+
+
+def test_rules_that_make_no_sense(synchronize):
+    synchronize(2)
+    losses, (x, y), params, _ = make_problem()
+
+    def nothing(loss, params):
+        return None
+
+    def by_name(loss, params):
+        return {"w": params[0]}
+
+    def of_the_value(loss, params):
+        return [(param, param - loss * T.grad(loss, param)) for param in params]
+
+    def broken(loss, params):
+        raise LookupError("the rule's own error")
+
+    for rule, error, words in (
+        (nothing, TypeError, "the update rule nothing must give updates.*got None"),
+        (by_name, TypeError, "must give updates"),
+        (of_the_value, TypeError, "the update rule of_the_value uses the value of the loss"),
+        (broken, LookupError, "the rule's own error"),
+    ):
+        for make in (make_train_function, make_train_function_theano):
+            with pytest.raises(error, match=words):
+                make(losses.mean(), params, x, y, rule)
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        make_train_function(losses.mean(), params, x, y, updates.sgd)
+
+
+# ---------------------------------------------------------------- symbolic hyperparameters
+
+
+@pytest.mark.parametrize("rule", [updates.adam, of_the_loss], ids=["ours", "another"])
+def test_a_symbolic_learning_rate(session, rule):
+    train, params, data = follow(session, rule, T.dscalar("rate"), value_of_rate=0.05)
+    before = [param.get_value() for param in params]
+    train(*data, rate=0.0)
+    for param, value in zip(params, before):
+        np.testing.assert_array_equal(param.get_value(), value)
+    for wrong in ({}, {"rat": 0.1}, {"rate": 0.1, "more": 1}):
+        with pytest.raises(TypeError, match=r"takes the symbolic variables \['rate'\]"):
+            train(*data, **wrong)
+
+
+def test_symbolic_variables_in_loss_and_rule(session):
+    decay, rate = T.dscalar("decay"), T.dscalar("rate")
+    results = []
+    for make in (make_train_function_theano, make_train_function):
+        losses, (x, y), params, data = make_problem()
+        train = make(losses.mean() + decay * (params[0] ** 2).sum(), params, x, y, updates.sgd, rate * decay)
+        step = [train(*data, batch=batch, rate=0.1, decay=decay_now) for batch, decay_now in zip(BATCHES, (2, 0, 1))]
+        results.append([*step, *(param.get_value() for param in params)])
+    for got, expected in zip(results[1], results[0]):
+        np.testing.assert_allclose(got, expected, rtol=1e-9)
+
+
+def test_symbolic_variables_need_names(synchronize):
+    synchronize(2)
+    losses, (x, y), params, _ = make_problem()
+    for rate in (T.dscalar(), T.dscalar("batch")):
+        with pytest.raises(TypeError, match="each needs a name"):
+            make_train_function(losses.mean(), params, x, y, updates.sgd, rate)
+
+
+# ---------------------------------------------------------------- weighted averages
+
+
+def weighted(make, masks, rule=updates.momentum, dtype="float64", second=None, weights=True):
+    """Train with a loss (m * l).sum() / m.sum(), for each of the masks; losses, then parameters."""
+    losses, (x, y), params, data = make_problem(dtype, second)
+    m = T.vector("m", dtype)
+    loss = (m * losses).sum() / m.sum() + 0.01 * (params[0] ** 2).sum()  # NaN where all of m is 0
+    keywords = {"weights": m.sum()} if weights else {}
+    train = make(loss, params, [x, m], y, rule, 0.1, **keywords)
+    return train, params, data
+
+
+def masks():
+    """Weights of data points; all of some ranks' are 0, on 2, 3 and 5 ranks."""
+    rng = np.random.RandomState(1)
+    ends = (np.arange(N) < 2) * 1.0, (np.arange(N) >= 11) * 0.25
+    return [rng.rand(N), (rng.rand(N) < 0.5) * 1.0, *ends, np.ones(N)]
+
+
+@pytest.mark.parametrize("num_slices", [1, 3])
+@pytest.mark.parametrize("rule", [updates.momentum, of_the_loss, updates.sgd_nonflat], ids=lambda rule: rule.__name__)
+def test_a_weighted_loss_is_that_of_the_serial_step(session, rule, num_slices):
+    serial, serial_params, data = weighted(make_train_function_theano, masks(), rule)
+    train, params, _ = weighted(make_train_function, masks(), rule)
+    for mask in masks():
+        expected = serial([data[0], mask], data[1])
+        got = train([data[0], mask], data[1], num_slices=num_slices)
+        np.testing.assert_allclose(got, expected, rtol=1e-9)
+        for param, other in zip(params, serial_params):
+            np.testing.assert_allclose(param.get_value(), other.get_value(), rtol=1e-9)
+    for batch in ([0, 1, 2], [12], slice(3, 9)):  # ranks without data points
+        expected = serial([data[0], masks()[0]], data[1], batch=batch)
+        np.testing.assert_allclose(train([data[0], masks()[0]], data[1], batch=batch), expected, rtol=1e-9)
+    for param, other in zip(params, serial_params):
+        copies = synk.gather(param)
+        np.testing.assert_allclose(copies[-1], other.get_value(), rtol=1e-9)
+        assert all(np.array_equal(copy, copies[0]) for copy in copies)
+
+
+def test_what_is_shared_of_a_weighted_step_is_the_gradient(session):
+    train, _, data = weighted(make_train_function, masks())
+    losses, (x, y), others, _ = make_problem()
+    m = T.vector("m", "float64")
+    gradient = theano.grad((m * losses).sum() / m.sum() + 0.01 * (others[0] ** 2).sum(), others)
+    expected = theano.function([x, m, y], gradient)(data[0], masks()[1], data[1])
+    train([data[0], masks()[1]], data[1])
+    flat = np.concatenate([one.ravel() for one in expected])
+    np.testing.assert_allclose(synk.gather(train.grad_shared), [flat] * session, rtol=1e-9)
+
+
+def test_without_weights_another_step_is_made(synchronize):
+    synchronize(2)
+    serial, serial_params, data = weighted(make_train_function_theano, masks())
+    train, params, _ = weighted(make_train_function, masks(), weights=False)
+    mask = masks()[2]  # all of the second rank's are 0
+    serial([data[0], mask], data[1])
+    train([data[0], mask], data[1])
+    assert not np.isfinite(params[0].get_value()).all()
+    assert np.isfinite(serial_params[0].get_value()).all()
+
+
+def test_weights_that_cannot_be(session):
+    train, params, data = weighted(make_train_function, masks())
+    before = [param.get_value() for param in params]
+    few = np.zeros(N)
+    few[0] = np.nan
+    mixed = np.where(np.arange(N) < N / 2, -1.0, 9.0 if session > 1 else 0.0)  # a rank's sum is negative
+    for mask, batch in ((np.zeros(N), None), (few, None), (-np.ones(N), None), (mixed, None), (np.ones(N), [])):
+        with pytest.raises(ValueError, match=r"weights must be finite, not negative, and not 0 on all ranks"):
+            train([data[0], mask], data[1], batch=batch)
+        for param, value in zip(params, before):
+            assert np.array_equal(param.get_value(), value)
+    assert np.isfinite(train([data[0], np.ones(N)], data[1]))
+    losses, (x, y), params, _ = make_problem()
+    with pytest.raises(TypeError, match="weights must be a scalar expression"):
+        make_train_function(losses.mean(), params, x, y, updates.sgd, 0.1, weights=y)
+
+
+def test_integer_weights_of_float32(session):
+    results = []
+    for make in (make_train_function_theano, make_train_function):
+        losses, (x, y), params, data = make_problem("float32")
+        m = T.ivector("m")
+        loss = (m.astype("float32") * losses).sum() / m.sum().astype("float32")
+        train = make(loss, params, x, [y, m], updates.adam, 0.1, weights=m.sum())
+        counts = np.arange(N, dtype="int32") % 4
+        got = [train(data[0], [data[1], counts], batch=batch) for batch in (None, 7, [12, 1, 2])]
+        assert got[0].dtype == np.float32
+        results.append([*got, *(param.get_value() for param in params)])
+    for got, expected in zip(results[1], results[0]):
+        np.testing.assert_allclose(got, expected, rtol=2e-4)
