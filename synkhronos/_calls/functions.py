@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from synkhronos import _graphs
-from synkhronos._calls.arguments import Selector, arrange, check_num_slices, check_subset, inputs_of
+from synkhronos._calls.arguments import Selector, arrange, check_num_slices, check_subset, describe_inputs, inputs_of
 from synkhronos._calls.repeats import LastCall, signature_of
 from synkhronos._calls.results import Results
 from synkhronos._data import Data, data
@@ -65,7 +65,9 @@ class Function:
         self.join(session)
 
     def __repr__(self) -> str:
-        return f"<synkhronos.Function {self.name or ''} of {self._graph.input_variables}>"
+        session = None if self._session is None else self._session()
+        ranks = "no session" if session is None or session.broken else f"{session.n_ranks} ranks"
+        return f"<synkhronos.Function {self.name or ''}({describe_inputs(self._graph)}) -> {self._results}; {ranks}>"
 
     def get_shared(self) -> list[Any]:
         """The shared variables that the function reads or updates, as of a Theano function."""
@@ -74,7 +76,8 @@ class Function:
     def as_theano(self, *args: Any, **kwargs: Any) -> Any:
         """Call the plain Theano function, in the master only, on the whole arguments."""
         subset = kwargs.pop("output_subset", None)
-        inputs = [value.data if isinstance(value, Data) else value for value in arrange(self._graph, args, kwargs)]
+        given = arrange(self._graph, args, kwargs, ("output_subset",))
+        inputs = [value.data if isinstance(value, Data) else value for value in given]
         values = self._theano(*inputs, output_subset=subset)
         outputs = self._graph.outputs if subset is None else [self._graph.outputs[i] for i in subset]
         values = [_graphs.as_asked(value, output) for value, output in zip(values, outputs)]
@@ -90,7 +93,7 @@ class Function:
         Data, or list of Data
             A list unless the function has one input.
         """
-        values = arrange(self._graph, args, kwargs)
+        values = arrange(self._graph, args, kwargs, ("force_cast", "oversize", "minibatch"))
         made = [
             data(value, var, minibatch=minibatch, force_cast=force_cast, oversize=oversize)
             for value, var in zip(values, self._graph.input_variables)

@@ -11,12 +11,14 @@ import numpy as np
 
 from synkhronos import _graphs
 from synkhronos._data.conversion import check_oversize, check_shape, condition, size_in_bytes
+from synkhronos._keywords import checks_keywords
 from synkhronos._memory import ArrayRef, OpenFile, dtype_spec
 from synkhronos._session import current, drop_segment, settle
 
 __all__ = ["Data", "data"]
 
 
+@checks_keywords
 def data(
     value: Any = None,
     var: Any = None,
@@ -151,7 +153,8 @@ class Data:
 
     def __repr__(self) -> str:
         name = f"{self.name!r}, " if self.name else ""
-        return f"<synkhronos.Data {name}shape {self.shape}, {self.dtype}>"
+        minibatch = ", minibatch" if self.minibatch else ""
+        return f"<synkhronos.Data {name}shape {self.shape}, {self.dtype}, {self.data.nbytes:,} bytes{minibatch}>"
 
     def condition_data(self, value: Any, force_cast: bool = False) -> np.ndarray:
         """What `set_value` would store: ``value`` as an array of this dtype and ndim.

@@ -10,6 +10,7 @@ Invariants
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -27,7 +28,10 @@ from synkhronos._graphs.shared import (
 )
 from synkhronos._graphs.stack import with_deep_stack
 
-__all__ = ["PLAIN", "Graph", "Variant"]
+__all__ = ["PLAIN", "THEANO_KEYWORDS", "Graph", "Variant"]
+
+#: The arguments of `theano.function`.
+THEANO_KEYWORDS = tuple(inspect.signature(theano.function).parameters)
 
 
 class Variant(NamedTuple):

@@ -5,13 +5,16 @@ the gradients, and the update function. Weighting the all-reduce by the number o
 each rank computed makes the step equal to a serial one on any split of the data.
 """
 
+import contextlib
+import inspect
 from collections.abc import Sequence
 from numbers import Integral
-from typing import Any, Callable
+from typing import Any, Callable, Union
 
 import theano
 
 import synkhronos as synk
+from synkhronos.extensions import updates
 
 
 class TrainFunction:
@@ -32,6 +35,9 @@ class TrainFunction:
         self.update = update
         self.grad_shared = grad_shared
         self._structure = structure
+
+    def __repr__(self) -> str:
+        return f"<synkhronos TrainFunction: {self.gradient!r}, all-reduce of {self.grad_shared}, {self.update!r}>"
 
     def __call__(self, x_data: Any, y_data: Any, batch: Any = None, num_slices: int = 1) -> Any:
         """Make one training step.
@@ -62,7 +68,7 @@ def make_train_function(
     params: Sequence[Any],
     x: Any,
     y: Any,
-    update_rule: Callable[..., Any],
+    update_rule: Union[str, Callable[..., Any]],
     *args: Any,
     givens: Any = None,
     mode: Any = None,
@@ -79,8 +85,8 @@ def make_train_function(
         What to train. Ranks must start from equal values, which `synk.distribute` sees to.
     x, y : variable or list of variables
         The inputs of the loss, all scattered along axis 0.
-    update_rule : callable
-        One of `synkhronos.extensions.updates`, called with ``(loss, params, *args, **kwargs)``.
+    update_rule : str or callable
+        One of `synkhronos.extensions.updates`, or its name, called with ``(loss, params, *args, **kwargs)``.
     givens, mode
         As for `theano.function`: `givens` for the loss and the gradients, `mode` for both functions.
 
@@ -93,8 +99,10 @@ def make_train_function(
     ------
     RuntimeError
         Before `synk.fork`.
+    TypeError, ValueError
+        If there is no such rule, or it does not take these arguments.
     """
-    grad_updates, param_updates, grad_shared = update_rule(loss, params, *args, **kwargs)
+    grad_updates, param_updates, grad_shared = _divide(update_rule, loss, params, args, kwargs)
     inputs = _flatten((x, y), (x, y))
     gradient = synk.function(inputs, outputs=loss, updates=grad_updates, givens=givens, mode=mode, name="gradient")
     update = synk.function([], updates=param_updates, mode=mode, name="update")
@@ -106,7 +114,7 @@ def make_train_function_theano(
     params: Sequence[Any],
     x: Any,
     y: Any,
-    update_rule: Callable[..., Any],
+    update_rule: Union[str, Callable[..., Any]],
     *args: Any,
     givens: Any = None,
     mode: Any = None,
@@ -122,7 +130,7 @@ def make_train_function_theano(
         ``f(x_data, y_data, batch=None)`` makes a step and returns the loss; `x_data` and `y_data`
         are arrays (or lists of them) and `batch` is an int, a slice or an index list.
     """
-    grad_updates, param_updates, _ = update_rule(loss, params, *args, **kwargs)
+    grad_updates, param_updates, _ = _divide(update_rule, loss, params, args, kwargs)
     # The gradients need no variable between two functions here: the rule reads the expressions.
     replaced = [*dict(givens or ()).items(), *grad_updates.items()]
     inputs = _flatten((x, y), (x, y))
@@ -133,6 +141,25 @@ def make_train_function_theano(
         return step(*(data if batch is None else data[_rows(batch)] for data in arrays))
 
     return train
+
+
+def _divide(update_rule: Any, loss: Any, params: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Apply an update rule, which may be given by its name."""
+    rules = [name for name in updates.__all__ if not name.startswith("apply_")]
+    if isinstance(update_rule, str):
+        if update_rule not in rules:
+            raise ValueError(f"update_rule: there is no rule {update_rule!r}; expected one of {', '.join(rules)}")
+        update_rule = getattr(updates, update_rule)
+    if not callable(update_rule):
+        raise TypeError(f"update_rule must be a rule, or the name of one: {', '.join(rules)}; got {update_rule!r}")
+    with contextlib.suppress(ValueError):  # a callable whose arguments Python does not know
+        signature = inspect.signature(update_rule)
+        try:
+            signature.bind(loss, params, *args, **kwargs)
+        except TypeError as error:
+            name = getattr(update_rule, "__name__", "update_rule")
+            raise TypeError(f"{name}: {error}; it takes ({', '.join(signature.parameters)})") from None
+    return update_rule(loss, params, *args, **kwargs)
 
 
 def _rows(batch: Any) -> Any:
