@@ -121,6 +121,7 @@ def start_script(source, *arguments, **options):
     groups = [folder for folder in (ROOT / "tests").iterdir() if folder.is_dir()]
     paths = [ROOT, ROOT / "tests", *groups, environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, map(str, paths)))
+    environment.setdefault("PYTHONWARNINGS", "ignore:synkhronos.fork:RuntimeWarning")  # more ranks than cores
     environment.update(options.pop("environment", {}))
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(prelude) + textwrap.dedent(source), *map(str, arguments)],

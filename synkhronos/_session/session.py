@@ -116,6 +116,11 @@ class Session:
                 self._team.stop(grace=0.0)
             raise
 
+    def __repr__(self) -> str:
+        devices = ", ".join(sorted(set(self.devices)))
+        state = ", which cannot be used any more" if self.broken else ""
+        return f"<synkhronos session of {self.n_ranks} ranks on {devices}, master rank {self.master_rank}{state}>"
+
     # -- commands
 
     def run(self, command: Command) -> list[Any]:
