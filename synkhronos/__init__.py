@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from synkhronos._calls import Function, function
     from synkhronos._data import Data, data
     from synkhronos._session import Profile, close, distribute, fork, get_n_gpu, profile, trace
+    from synkhronos._session.block import session
     from synkhronos._variables import (
         all_gather,
         all_reduce,
@@ -74,6 +75,7 @@ __all__ = [
     "profile",
     "reduce",
     "scatter",
+    "session",
     "set_value",
     "trace",
 ]

@@ -99,6 +99,12 @@ def _select_indexes(batch: Any, length: int, name: str) -> np.ndarray:
         raise ValueError(f"{name}: expected one flat list of indexes; got lists of different lengths") from error
     if indexes.ndim == 0 and indexes.dtype.kind in "iu":
         raise TypeError(f"{name} must be a Python int, a slice, or a list or 1-d array of indexes; got a 0-d array")
+    if indexes.ndim == 0:
+        value = indexes.item()
+        meant = f"; did you mean {value:.0f}?" if isinstance(value, float) and value.is_integer() else ""
+        raise TypeError(
+            f"{name} must be an int, a slice, or a list or 1-d array of indexes or booleans; got {value!r}{meant}"
+        )
     if indexes.ndim != 1:
         raise ValueError(f"{name} must be 1-dimensional; got an array of shape {indexes.shape}")
     if indexes.dtype.kind == "b":

@@ -9,7 +9,6 @@ from __future__ import annotations
 __all__ = [
     "CollectiveAborted",
     "DeviceError",
-    "RemoteError",
     "SessionError",
     "SynkhronosError",
     "WorkerDied",
@@ -34,8 +33,7 @@ class DeviceError(SynkhronosError, RuntimeError):
 class WorkerError(SynkhronosError, RuntimeError):
     """An exception was raised on a rank while it executed a command.
 
-    The exception itself is the ``__cause__``: the original object for the master's own rank, a `RemoteError` that
-    carries the remote traceback as text for a worker. The session stays usable.
+    ``str()`` gives what was raised, once, and after it the traceback from that rank. The session stays usable.
 
     Attributes
     ----------
@@ -43,12 +41,25 @@ class WorkerError(SynkhronosError, RuntimeError):
         The rank that failed first.
     device : str
         That rank's device.
+    traceback_text : str
+        Where on that rank it was raised, and what it came from.
+    exception : Exception or None
+        The exception itself, if the rank is the master's own: exceptions of workers stay there.
     """
 
-    def __init__(self, message: str, rank: int, device: str) -> None:
+    def __init__(
+        self, message: str, rank: int, device: str, traceback_text: str = "", exception: Exception | None = None
+    ) -> None:
         super().__init__(message)
         self.rank = rank
         self.device = device
+        self.traceback_text = traceback_text
+        self.exception = exception
+
+    def __str__(self) -> str:
+        """What was raised, then where."""
+        where = f"\n\nOn rank {self.rank}: {self.traceback_text.rstrip()}" if self.traceback_text else ""
+        return f"{super().__str__()}{where}"
 
 
 class WorkerDied(SynkhronosError, RuntimeError):
@@ -98,18 +109,6 @@ class WorkerTimeout(SynkhronosError, TimeoutError):
         super().__init__(message)
         self.rank = rank
         self.pid = pid
-
-
-class RemoteError(SynkhronosError):
-    """The traceback of an exception on a worker, as text: the cause of a `WorkerError`."""
-
-    def __init__(self, traceback_text: str) -> None:
-        super().__init__(traceback_text)
-        self.traceback_text = traceback_text
-
-    def __str__(self) -> str:
-        """Start on a line of its own."""
-        return "\n" + self.traceback_text
 
 
 class CollectiveAborted(SynkhronosError):

@@ -129,8 +129,9 @@ def start_script(source, *arguments, fresh=False, stdin=None, start_new_session=
         from support import *
     """
     source = textwrap.dedent(prelude) + textwrap.dedent(source)
+    own = {"PYTHONPATH": python_path(), "PYTHONWARNINGS": "ignore:synkhronos.fork:RuntimeWarning"}  # of many ranks
     if not fresh and environment is None and not template.outdated():
-        return template.start(source, arguments, {**os.environ, "PYTHONPATH": python_path()}, stdin, start_new_session)
+        return template.start(source, arguments, {**os.environ, **own}, stdin, start_new_session)
     return subprocess.Popen(
         [sys.executable, "-c", source, *map(str, arguments)],
         stdin=stdin,
@@ -138,7 +139,7 @@ def start_script(source, *arguments, fresh=False, stdin=None, start_new_session=
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=start_new_session,
-        env={**os.environ, "PYTHONPATH": python_path(), **(environment or {})},
+        env={**os.environ, **own, **(environment or {})},
     )
 
 

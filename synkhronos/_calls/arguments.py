@@ -10,22 +10,32 @@ import numpy as np
 
 from synkhronos._data import Data
 from synkhronos._graphs import Graph
+from synkhronos._keywords import unknown_keyword
 from synkhronos._partition import Rows, Selection, select, shares, shift
 from synkhronos._rank import RowsRef, Source
 from synkhronos._session import Session
 
-__all__ = ["Input", "Selector", "arrange", "check_num_slices", "check_subset", "inputs_of"]
+__all__ = ["Input", "Selector", "arrange", "check_num_slices", "check_subset", "describe_inputs", "inputs_of"]
 
 
-def arrange(graph: Graph, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
-    """The value given for each input, in the order of the inputs; `TypeError` for missing and surplus ones."""
+#: What a call takes beside the inputs.
+CALL_OPTIONS = ("output_subset", "batch", "batch_s", "num_slices")
+
+
+def arrange(
+    graph: Graph, args: Sequence[Any], kwargs: dict[str, Any], options: Sequence[str] = CALL_OPTIONS
+) -> list[Any]:
+    """The value given for each input, in the order of the inputs; `TypeError` for missing and surplus ones.
+
+    ``options`` are the arguments beside the inputs, one of which the user may have misspelled.
+    """
     names, defaults = graph.input_names, graph.input_defaults
     if len(args) > len(names):
         raise TypeError(f"the function takes {len(names)} inputs {names}; got {len(args)}")
     values = list(args) + [None] * (len(names) - len(args))
     for name, value in kwargs.items():
         if name not in names:
-            raise TypeError(f"the function has no input named {name!r}; its inputs are {names}")
+            raise unknown_keyword("the function", name, [one for one in (*names, *options) if one])
         position = names.index(name)
         if values[position] is not None:
             raise TypeError(f"input {name!r} was given twice")
@@ -80,6 +90,13 @@ def inputs_of(graph: Graph) -> list[Input]:
         )
         for position, (name, var) in enumerate(zip(graph.input_names, graph.input_variables))
     ]
+
+
+def describe_inputs(graph: Graph) -> str:
+    """The names of the inputs: of the scattered ones, then of the broadcast ones."""
+    names = [name or str(var) for name, var in zip(graph.input_names, graph.input_variables)]
+    groups = names[: graph.n_scattered], names[graph.n_scattered :]
+    return "; ".join([", ".join(groups[0]), *([", ".join(groups[1])] if groups[1] else [])])
 
 
 @functools.lru_cache(maxsize=256)

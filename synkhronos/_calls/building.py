@@ -10,9 +10,14 @@ from synkhronos import _graphs
 from synkhronos._calls.functions import Function
 from synkhronos._calls.results import Results
 from synkhronos._collectives import check_op, lists_ops
+from synkhronos._keywords import unknown_keyword
 from synkhronos._session import current
 
 __all__ = ["function"]
+
+
+_OWN_KEYWORDS = ("inputs", "outputs", "bcast_inputs", "updates", "givens", "sliceable_shareds")
+_KEYWORDS_FOR_THEANO = [name for name in _graphs.THEANO_KEYWORDS if name not in _OWN_KEYWORDS]
 
 
 @lists_ops
@@ -62,6 +67,9 @@ def function(
         own = {"outputs": outputs, "updates": updates, "givens": givens, **kwargs}
         return _graphs.compile_function(inputs, **{name: value for name, value in own.items() if value is not None})
     session = current("function")
+    for name in kwargs:
+        if name not in _graphs.THEANO_KEYWORDS:
+            raise unknown_keyword("synkhronos.function", name, [*_OWN_KEYWORDS, *_KEYWORDS_FOR_THEANO])
     for name, value in (("inputs", inputs), ("bcast_inputs", bcast_inputs), ("sliceable_shareds", sliceable_shareds)):
         if value is not None and not isinstance(value, (list, tuple)):
             raise TypeError(f"{name} must be a list; got {value!r}")
@@ -101,6 +109,13 @@ def _read_updates(updates: Any) -> tuple[list[tuple[Any, Any]], dict[Any, str]]:
     modes: dict[Any, str] = {}
     if updates is None:
         return pairs, modes
+    if isinstance(updates, tuple) and len(updates) == 3 and all(hasattr(part, "items") for part in updates[:2]):
+        raise TypeError(
+            "updates: got the three parts that a rule of synkhronos.extensions.updates gives, (grad_updates, "
+            "param_updates, grad_shared). Give grad_updates to the function that computes the loss and param_updates "
+            "to another, and call synkhronos.all_reduce(grad_shared, weights=f.counts) in between; or let "
+            "synkhronos.extensions.train.make_train_function do the three"
+        )
     for item in updates.items() if hasattr(updates, "items") else updates:
         if not isinstance(item, (tuple, list)) or len(item) not in (2, 3):
             raise TypeError(f"updates must be (shared, expression) or (shared, expression, op); got {item!r}")

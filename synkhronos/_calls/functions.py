@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from synkhronos import _graphs
-from synkhronos._calls.arguments import Selector, arrange, check_num_slices, check_subset, inputs_of
+from synkhronos._calls.arguments import Selector, arrange, check_num_slices, check_subset, describe_inputs, inputs_of
 from synkhronos._calls.doubt import Doubt
 from synkhronos._calls.points import count_points, sliceable_rows
 from synkhronos._calls.repeats import LastCall, signature_of
@@ -70,7 +70,9 @@ class Function:
         self.join(session)
 
     def __repr__(self) -> str:
-        return f"<synkhronos.Function {self.name or ''} of {self._graph.input_variables}>"
+        session = None if self._session is None else self._session()
+        ranks = "no session" if session is None or session.broken else f"{session.n_ranks} ranks"
+        return f"<synkhronos.Function {self.name or ''}({describe_inputs(self._graph)}) -> {self._results}; {ranks}>"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
@@ -90,7 +92,8 @@ class Function:
     def as_theano(self, *args: Any, **kwargs: Any) -> Any:
         """Call the plain Theano function, in the master only, on the whole arguments."""
         subset = kwargs.pop("output_subset", None)
-        inputs = [value.data if isinstance(value, Data) else value for value in arrange(self._graph, args, kwargs)]
+        given = arrange(self._graph, args, kwargs, ("output_subset",))
+        inputs = [value.data if isinstance(value, Data) else value for value in given]
         values = self._theano(*inputs, output_subset=subset)
         outputs = self._graph.outputs if subset is None else [self._graph.outputs[i] for i in subset]
         values = [_graphs.as_asked(value, output) for value, output in zip(values, outputs)]
@@ -106,7 +109,7 @@ class Function:
         Data, or list of Data
             A list unless the function has one input.
         """
-        values = arrange(self._graph, args, kwargs)
+        values = arrange(self._graph, args, kwargs, ("force_cast", "oversize", "minibatch"))
         made = [
             data(value, var, minibatch=minibatch, force_cast=force_cast, oversize=oversize)
             for value, var in zip(values, self._graph.input_variables)

@@ -50,6 +50,10 @@ class Results:
             and nccl_reduces(np.dtype(getattr(output, "variable", output).dtype), mode, True)
         ]
 
+    def __str__(self) -> str:
+        outputs = [getattr(output, "variable", output) for output in self._outputs]
+        return ", ".join(f"{output} ({mode})" for output, mode in zip(outputs, self.modes)) or "nothing"
+
     def over_nccl(self, wanted: Sequence[int]) -> tuple[int, ...]:
         """Which of the wanted outputs NCCL can reduce, by their places among these."""
         return tuple(place for place, i in enumerate(wanted) if i in self._reducible)

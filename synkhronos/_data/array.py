@@ -73,7 +73,8 @@ class Data:
 
     def __repr__(self) -> str:
         name = f"{self.name!r}, " if self.name else ""
-        return f"<synkhronos.Data {name}shape {self.shape}, {self.dtype}>"
+        minibatch = ", minibatch" if self.minibatch else ""
+        return f"<synkhronos.Data {name}shape {self.shape}, {self.dtype}, {self.data.nbytes:,} bytes{minibatch}>"
 
     def condition_data(self, value: Any, force_cast: bool = False) -> np.ndarray:
         """What `set_value` would store: ``value`` as an array of this dtype and ndim.

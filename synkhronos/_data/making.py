@@ -10,11 +10,13 @@ import numpy as np
 from synkhronos import _graphs
 from synkhronos._data.array import Data
 from synkhronos._data.conversion import check_shape
+from synkhronos._keywords import checks_keywords
 from synkhronos._session import current
 
 __all__ = ["data"]
 
 
+@checks_keywords
 def data(
     value: Any = None,
     var: Any = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from synkhronos._graphs.definitions import Definitions
-from synkhronos._graphs.functions import Graph, Variant, compile_function
+from synkhronos._graphs.functions import THEANO_KEYWORDS, Graph, Variant, compile_function
 from synkhronos._graphs.gpu import as_asked, bind, bound, is_device_array, read, to_device, to_host, unbind
 from synkhronos._graphs.pickling import Bundle, dump, load
 from synkhronos._graphs.shared import (
@@ -24,6 +24,7 @@ from synkhronos._graphs.shared import (
 )
 
 __all__ = [
+    "THEANO_KEYWORDS",
     "Bundle",
     "Definitions",
     "Graph",

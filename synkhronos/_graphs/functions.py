@@ -10,6 +10,7 @@ Invariants
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -30,7 +31,10 @@ from synkhronos._graphs.shared import (
 )
 from synkhronos._graphs.stack import with_deep_stack
 
-__all__ = ["PLAIN", "Graph", "Variant", "compile_function"]
+__all__ = ["PLAIN", "THEANO_KEYWORDS", "Graph", "Variant", "compile_function"]
+
+#: The arguments of `theano.function`.
+THEANO_KEYWORDS = tuple(inspect.signature(compile_function).parameters)
 
 
 class Variant(NamedTuple):

@@ -37,7 +37,7 @@ class Failure(NamedTuple):
 
     when: float  # time.monotonic(), the same clock on every rank
     summary: str  # type and message of the exception
-    traceback: str
+    traceback: str  # without them
     aborted: bool = False  # it only stopped because another rank had failed
     unprepared: bool = False  # it could not map what the envelope said, and did not begin
 
@@ -46,7 +46,22 @@ class Failure(NamedTuple):
         """What a rank answers when this was raised there; to be called while the exception is handled."""
         summary = f"{type(error).__name__}: {error}"
         aborted = isinstance(error, CollectiveAborted)
-        return cls(time.monotonic(), summary, traceback.format_exc(), aborted, unprepared)
+        return cls(time.monotonic(), summary, _way_to(error), aborted, unprepared)
+
+
+def _way_to(error: Exception) -> str:
+    """The traceback of an exception, without its message, which is told beside it; before that, what it came from.
+
+    What Theano raises while it computes is a copy, with a longer message, of an exception that it has caught.
+    """
+    origin: BaseException = error
+    context = error.__context__
+    if type(context) is type(error) and str(error).startswith(str(context)):
+        origin = context
+    before = origin.__cause__ or (None if origin.__suppress_context__ else origin.__context__)
+    chain = [] if before is None else traceback.format_exception(type(before), before, before.__traceback__)
+    chain += ["\nwhich led to\n\n"] if chain else []
+    return "".join([*chain, "Traceback (most recent call last):\n", *traceback.format_tb(error.__traceback__)])
 
 
 class Arrays(NamedTuple):

@@ -73,12 +73,16 @@ class Replica:
             **self._exchange.handlers,
         }
 
+    def describe(self, command: Command) -> str:
+        """A command in a word or two: its kind, and the name of the function that it calls."""
+        function = self.functions[command.function].name if isinstance(command, Call) else None
+        return f"{type(command).__name__} {function or ''}".rstrip()
+
     def execute(self, command: Command) -> Any:
         """Carry out one command; returns arrays for `Call` and `Get`, else metadata or ``None``."""
         kind = type(command)
         if self._timeline.tracing:
-            function = self.functions[command.function].name if isinstance(command, Call) else None
-            self._timeline.name(f"{kind.__name__} {function or ''}".rstrip())
+            self._timeline.name(self.describe(command))
         self._exchange.restart()
         self._timeline.switch(COLLECTIVES if kind in self._exchange.handlers and kind is not Shapes else CONTROL)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from synkhronos._session.block import session
 from synkhronos._session.instruments import Profile, profile, trace
 from synkhronos._session.lifecycle import close, current, distribute, drop_segment, fork, functions, get_n_gpu, settle
 from synkhronos._session.replicas import distances
@@ -19,6 +20,7 @@ __all__ = [
     "functions",
     "get_n_gpu",
     "profile",
+    "session",
     "settle",
     "trace",
 ]

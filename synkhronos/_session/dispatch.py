@@ -93,7 +93,8 @@ class Dispatcher:
             if failed is not None:
                 self._team.signals.reset()
                 cause = own_error if failed == self._team.master_rank else None
-                raise worker_error(command, failed, self._team.devices[failed], results, cause)
+                described = self._replica.describe(command)
+                raise worker_error(command, described, failed, self._team.devices[failed], results, cause)
             self._ledger.see_outboxes(results, self._team.workers)
             return results
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from synkhronos._rank import Call, Command, Failure, Load
-from synkhronos.errors import RemoteError, WorkerError
+from synkhronos.errors import WorkerError
 
 __all__ = ["BROKEN", "first_failure", "worker_error"]
 
@@ -32,11 +32,11 @@ def first_failure(results: Sequence[Any], master_rank: int) -> int | None:
 
 
 def worker_error(
-    command: Command, rank: int, device: str, results: Sequence[Any], own_error: Exception | None
+    command: Command, described: str, rank: int, device: str, results: Sequence[Any], own_error: Exception | None
 ) -> WorkerError:
-    """The error for the failure of ``rank``; ``own_error`` is the exception itself if that is the master."""
+    """The error for the failure of ``rank`` in a command; ``own_error`` is the exception itself on the master."""
     failure = results[rank]
-    message = f"rank {rank} ({device}) failed in {type(command).__name__}: {failure.summary}"
+    message = f"rank {rank} ({device}) failed in {described}: {failure.summary}"
     if isinstance(command, Call):
         message += _share(command, rank, failure.summary)
     if not isinstance(command, Load) and not all(
@@ -46,9 +46,7 @@ def worker_error(
             "\nOther ranks may have gone on, so that replicas may differ now; "
             "synkhronos.broadcast(shared_vars) gives all ranks the master's values."
         )
-    error = WorkerError(message, rank, device)
-    error.__cause__ = own_error if own_error is not None else RemoteError(failure.traceback)
-    return error
+    return WorkerError(message, rank, device, failure.traceback, own_error)
 
 
 def _share(command: Call, rank: int, summary: str) -> str:

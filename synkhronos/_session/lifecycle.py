@@ -14,14 +14,17 @@ from collections.abc import Sequence
 from typing import Any, Callable, TypeVar, cast
 
 from synkhronos import _graphs
+from synkhronos._keywords import checks_keywords
 from synkhronos._memory import remove_stale
+from synkhronos._session.cautions import check_cores, check_threads
 from synkhronos._session.devices import check_unused, count_gpus, find_devices, kind
+from synkhronos._session.options import Options
 from synkhronos._session.profiles import Profile, Serial, begin, finish
 from synkhronos._session.session import Session, segments
 from synkhronos._team import collect_garbage
 from synkhronos.errors import DeviceError, SessionError
 
-__all__ = ["close", "current", "distribute", "drop_segment", "fork", "functions", "get_n_gpu", "settle"]
+__all__ = ["close", "current", "distribute", "drop_segment", "fork", "functions", "get_n_gpu", "held", "settle"]
 
 _logger = logging.getLogger("synkhronos")
 _session: Session | None = None
@@ -51,6 +54,12 @@ def _one_at_a_time(function: _Callable) -> _Callable:
     return cast("_Callable", wait_and_call)
 
 
+def held() -> Session | None:
+    """The session of this process, if it has one; a process that the user has forked does not."""
+    return _session if _session is not None and _session.pid == os.getpid() else None
+
+
+@checks_keywords
 @_one_at_a_time
 def fork(
     n_parallel: int | None = None,
@@ -115,7 +124,7 @@ def fork(
         If a device that was asked for cannot be used.
     """
     global _session, _measured
-    if _session is not None and _session.pid == os.getpid():
+    if held() is not None:
         raise SessionError("synkhronos.fork was called already; call synkhronos.close() first")
     names = find_devices(n_parallel, use_gpu, devices)
     if kind(names[0]) != "cpu":
@@ -129,16 +138,19 @@ def fork(
     if isinstance(check_replicas, bool) or not hasattr(check_replicas, "__index__") or check_replicas < 0:
         raise ValueError(f"check_replicas must be a number of calls, or 0; got {check_replicas!r}")
     measured = None if profile is False else Profile(None if profile is True else profile)
+    if kind(names[0]) == "cpu":
+        check_cores(len(names))
+    if len(names) > 1:
+        check_threads()
     remove_stale()
-    _session = Session(
-        names,
-        int(master_rank),
+    options = Options(
         profile_workers=bool(profile_workers),
         replicate_rng=bool(replicate_rng),
         timeout=timeout,
         restart_workers=bool(restart_workers),
         check_replicas=int(check_replicas),
     )
+    _session = Session(names, int(master_rank), options)
     for function in list(functions):
         function.join(_session)
     atexit.unregister(_close_at_exit)
@@ -167,7 +179,7 @@ def _check_fork_to_gpus(restart_workers: bool) -> None:
 def close() -> None:
     """Stop the workers and join them. Runs by itself at exit; without a session it warns and does nothing."""
     global _session
-    if _session is None or _session.pid != os.getpid():
+    if _session is None or held() is None:
         warnings.warn("synkhronos.close: there is no session to close", RuntimeWarning, stacklevel=3)
         return
     try:
@@ -183,7 +195,7 @@ def close() -> None:
 
 
 def _close_at_exit() -> None:
-    if _session is not None and _session.pid == os.getpid():
+    if held() is not None:
         close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from html import escape
 from typing import Any, Union
 
 from synkhronos._rank import Record
@@ -14,6 +15,8 @@ __all__ = ["Profile", "Serial", "begin", "check_serial", "events", "finish"]
 
 #: Marks that each rank keeps for a trace, of 16 bytes each; older ones give way.
 _ROOM = 1_000_000
+
+_NOTHING = "nothing was measured yet"
 
 _ITEMS = dict(
     zip(
@@ -56,7 +59,27 @@ class Profile:
 
     def __str__(self) -> str:
         if not self.seconds:
-            return "nothing was measured yet"
+            return _NOTHING
+        lines = self._lines()
+        widths = [max(map(len, column)) for column in zip(*lines)]
+        return "\n".join("  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines)
+
+    def _repr_html_(self) -> str:
+        """The table, as notebooks show it."""
+        if not self.seconds:
+            return f"<p>{_NOTHING}</p>"
+        head, *body = (
+            "".join(
+                f'<{tag} style="text-align: {"right" if column else "left"}">{escape(cell)}</{tag}>'
+                for column, cell in enumerate(line)
+            )
+            for tag, line in zip(["th", *["td"] * len(_ITEMS), "td"], self._lines())
+        )
+        rows = "".join(f"<tr>{row}</tr>" for row in body)
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+    def _lines(self) -> list[list[str]]:
+        """The cells of the table, line by line."""
         n_ranks = len(self.seconds)
         mean = {"total": sum(self.elapsed.values()) / n_ranks}
         mean.update((name, seconds / n_ranks) for name, seconds in self.total.items())
@@ -72,8 +95,7 @@ class Profile:
                 scaling = "-" if not serial or not mean[name] else f"{serial / mean[name]:.1f}"
                 line[1:1], line[3:3] = ["-" if serial is None else f"{serial:.3f}"], [scaling]
             lines.append(line)
-        widths = [max(map(len, column)) for column in zip(*lines)]
-        return "\n".join("  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines)
+        return lines
 
     def _take(self, notes: dict[int, Notes], devices: list[str]) -> None:
         self._notes, self._devices = notes, devices

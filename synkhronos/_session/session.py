@@ -30,6 +30,7 @@ from synkhronos._session.dispatch import CLOSED, Dispatcher
 from synkhronos._session.gpus import connect_gpus, take_gpus
 from synkhronos._session.ledger import Ledger, Staged
 from synkhronos._session.library import Library
+from synkhronos._session.options import Options
 from synkhronos._session.replicas import Replicas
 from synkhronos._team import TRANSFERS, Team, collect_garbage, deferred_interrupts
 
@@ -49,29 +50,10 @@ class Session:
     devices : list of str
         The device of each rank.
     master_rank : int
-    profile_workers : bool
-        Print Theano's profiles of the workers when they stop.
-    replicate_rng : bool
-        Leave all ranks the same random streams.
-    timeout : float or None
-        Seconds that a rank may take for a command.
-    restart_workers : bool
-        Replace workers that die.
-    check_replicas : int
-        Compare replicas at every so many-th call; 0: never.
+    options : Options
     """
 
-    def __init__(
-        self,
-        devices: list[str],
-        master_rank: int,
-        *,
-        profile_workers: bool,
-        replicate_rng: bool,
-        timeout: float | None,
-        restart_workers: bool,
-        check_replicas: int,
-    ) -> None:
+    def __init__(self, devices: list[str], master_rank: int, options: Options) -> None:
         self.n_ranks = len(devices)
         self.master_rank = master_rank
         self.devices = devices
@@ -79,12 +61,12 @@ class Session:
         self.on_gpu = kind(devices[0]) != "cpu"
         self.nccl = False  # whether NCCL connects the ranks
         self.profile: Any = None  # the one that is being filled
-        self.replicas = Replicas(self, check_replicas)
-        self._replicate_rng = replicate_rng
+        self.replicas = Replicas(self, options.check_replicas)
+        self._replicate_rng = options.replicate_rng
         self._ledger = Ledger(segments, self._make_room)
         spin = _SPIN_SECONDS if self.n_ranks <= count_cores() else 0.0
         workspace = Workspace(self.n_ranks)
-        self._team = Team(devices, master_rank, spin, timeout)
+        self._team = Team(devices, master_rank, spin, options.timeout)
         self.timeline = self._team.timeline
 
         def work(rank: int) -> None:
@@ -92,7 +74,7 @@ class Session:
                 self._ledger.abandon(self.replica.outbox)
             gc.freeze()  # what was inherited is not this process's to collect: quicker, and its pages stay shared
             self.timeline.reset(rank)
-            finish = _graphs.start_worker(profile_workers)
+            finish = _graphs.start_worker(options.profile_workers)
             replica = Replica(self._team, workspace, segments, _graphs.VariableTable(None))
             replica.thread_limits.apply()
             serve(self._team, replica)
@@ -106,8 +88,8 @@ class Session:
             self.replica = Replica(self._team, workspace, segments, table)
             self.replica.thread_limits.apply()
             self._library = Library(self.replica, self._ledger, self._load)
-            restore = self._library.restore if restart_workers else None
-            self._dispatcher = Dispatcher(self._team, self.replica, self._ledger, timeout, restore)
+            restore = self._library.restore if options.restart_workers else None
+            self._dispatcher = Dispatcher(self._team, self.replica, self._ledger, options.timeout, restore)
             self.lock = self._dispatcher.lock
             self.check_usable = self._dispatcher.check_usable
             self.settle()  # every worker has started, or this raises
@@ -120,6 +102,11 @@ class Session:
             with deferred_interrupts():
                 self._team.stop(grace=0.0)
             raise
+
+    def __repr__(self) -> str:
+        devices = ", ".join(sorted(set(self.devices)))
+        state = ", which cannot be used any more" if self.broken else ""
+        return f"<synkhronos session of {self.n_ranks} ranks on {devices}, master rank {self.master_rank}{state}>"
 
     # -- commands
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from synkhronos import _graphs
 from synkhronos._collectives import check_op, lists_ops, nccl_moves, nccl_reduces
+from synkhronos._keywords import checks_keywords
 from synkhronos._rank import AllGather, AllReduce, Command, Get, Nccl, Reduce
 from synkhronos._session import Session
 from synkhronos._team import COLLECTIVES
@@ -38,6 +39,7 @@ __all__ = [
 ]
 
 
+@checks_keywords
 def broadcast(shared_vars: Any, values: Any = None, nccl: bool = True) -> None:
     """Give every rank the master's value of each variable, or ``values``.
 
@@ -66,6 +68,7 @@ def broadcast(shared_vars: Any, values: Any = None, nccl: bool = True) -> None:
         session.replicas.note_parts(variables, are_parts=False)
 
 
+@checks_keywords
 def scatter(shared_vars: Any, values: Any, batch: Any = None) -> None:
     """Split each value along axis 0, as evenly as possible, and give each rank its share as the variable's value.
 
@@ -87,6 +90,7 @@ def scatter(shared_vars: Any, values: Any, batch: Any = None) -> None:
         session.replicas.note_parts(variables)
 
 
+@checks_keywords
 def gather(shared_vars: Any, nd_up: int = 1, nccl: bool = True) -> Any:
     """All ranks' values of each variable, in rank order; nothing changes on any rank.
 
@@ -116,6 +120,7 @@ def gather(shared_vars: Any, nd_up: int = 1, nccl: bool = True) -> Any:
     return like(shared_vars, gathered)
 
 
+@checks_keywords
 def all_gather(shared_vars: Any, nccl: bool = True) -> None:
     """Make every rank's variable the concatenation, on axis 0 in rank order, of all ranks' values.
 
@@ -146,6 +151,7 @@ def all_gather(shared_vars: Any, nccl: bool = True) -> None:
             session.run(AllGather(session.keys(rest), tuple(on_ranks[var] for var in rest)))
 
 
+@checks_keywords
 @lists_ops
 def reduce(shared_vars: Any, op: str = "avg", in_place: bool = True, nccl: bool = True) -> Any:
     """Reduce all ranks' values of each variable to the master.
@@ -189,11 +195,16 @@ def _run(session: Session, function: str, variables: Sequence[Any], command: Com
     try:
         return session.run(command)
     except WorkerError:
-        for var, shapes in zip(variables, zip(*session.shapes(variables))):
-            check_shapes(function, var, shapes)
+        every = list(zip(*session.shapes(variables)))
+        try:
+            for var, shapes in zip(variables, every):
+                check_shapes(function, var, shapes)
+        except ValueError as error:
+            raise error from None  # it says all that there is to say
         raise
 
 
+@checks_keywords
 @lists_ops
 def all_reduce(shared_vars: Any, op: str = "avg", nccl: bool = True, weights: Sequence[float] | None = None) -> None:
     """Reduce all ranks' values of each variable into every rank's variable, the same to the bit everywhere.

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from synkhronos._keywords import checks_keywords
 from synkhronos._rank import Get
 from synkhronos._team import TRANSFERS
 from synkhronos._variables.replicated import check_rank, like, match, put, start
@@ -13,6 +14,7 @@ from synkhronos._variables.replicated import check_rank, like, match, put, start
 __all__ = ["get_lengths", "get_shapes", "get_value", "set_value"]
 
 
+@checks_keywords
 def set_value(rank: int, shared_vars: Any, values: Any, batch: Any = None) -> None:
     """Set one rank's copy of each variable.
 
@@ -30,6 +32,7 @@ def set_value(rank: int, shared_vars: Any, values: Any, batch: Any = None) -> No
         put(session, variables, values, ranks=(check_rank(session, rank),), batch=batch)
 
 
+@checks_keywords
 def get_value(rank: int, shared_vars: Any) -> Any:
     """One rank's value of each variable, copied.
 
@@ -50,6 +53,7 @@ def get_value(rank: int, shared_vars: Any) -> Any:
         return like(shared_vars, [np.array(value) for value in values])
 
 
+@checks_keywords
 def get_shapes(shared_vars: Any) -> list[Any]:
     """The shape of each variable on each rank.
 
@@ -66,6 +70,7 @@ def get_shapes(shared_vars: Any) -> list[Any]:
     return like(shared_vars, [list(shapes) for shapes in zip(*session.shapes(variables))])
 
 
+@checks_keywords
 def get_lengths(shared_vars: Any) -> list[Any]:
     """The length of axis 0 of each variable on each rank.
 

@@ -7,11 +7,17 @@ process, the path holds either the whole old checkpoint or the whole new one.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
+import math
 import os
+import zipfile
 from collections.abc import Sequence
 from typing import Any, Union
 
 import numpy as np
+from numpy.lib import format as npy
 
 import synkhronos as synk
 
@@ -26,14 +32,16 @@ def save(path: Path, shared_vars: Any) -> None:
     Parameters
     ----------
     path : str or path
-        An existing file is replaced, atomically. While saving, there is also ``<path>.partial`` beside it.
+        An existing file is replaced, atomically. While saving, there is also ``<path>.partial`` beside it; what lies
+        there before is removed, and no symbolic link is followed.
     shared_vars : shared variable or list
         Used by functions of the session; of any dtype and shape, which may differ between ranks.
 
     Raises
     ------
     OSError
-        If the file cannot be written; an older one stands.
+        If the file cannot be written, because the disk is full, for example; an older one stands, and nothing is left
+        beside it. The message names file and reason.
     TypeError, ValueError, SessionError
         As `synkhronos.get_value`.
     """
@@ -44,11 +52,21 @@ def save(path: Path, shared_vars: Any) -> None:
             arrays[f"{position}/{rank}"] = value
     target = os.fspath(path)
     partial = f"{target}.partial"
-    with open(partial, "wb") as file:
-        np.savez(file, **arrays)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, target)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(partial)  # what a kill has left, or a link, which would be written through
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            np.savez(file, **arrays)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, target)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            os.unlink(partial)
+        if isinstance(error, OSError):
+            raise OSError(error.errno or errno.EIO, error.strerror or str(error), target) from None
+        raise
     folder = os.open(os.path.dirname(os.path.abspath(target)), os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -70,23 +88,24 @@ def load(path: Path, shared_vars: Any) -> None:
     OSError
         If there is no such file.
     ValueError
-        If the file holds other variables, or values that differ between ranks, of another number of ranks. Nothing is
-        changed.
+        If the file is damaged or no checkpoint, or holds other variables, or values that differ between ranks, of
+        another number of ranks. Nothing is changed. The message names file and reason.
     """
     variables = _listed(shared_vars)
     n_ranks = _count_ranks(variables)
-    with np.load(os.fspath(path), allow_pickle=False) as archive:
-        saved = {tuple(map(int, name.split("/"))): archive[name] for name in archive.files}
-    n_saved = 1 + max(rank for _, rank in saved)
+    saved, n_saved = _read(path)
     if len(saved) != len(variables) * n_saved:
         raise ValueError(f"{path}: {len(saved) // n_saved} variables were saved; got {len(variables)} to load")
     columns = [[saved[position, rank] for rank in range(n_saved)] for position in range(len(variables))]
     for var, values in zip(variables, columns):
-        if values[0].dtype != np.dtype(var.dtype) or values[0].ndim != var.ndim:
-            raise ValueError(
-                f"{path}: expected {var.dtype} of {var.ndim} dimensions for {var}; "
-                f"found {values[0].dtype} of {values[0].ndim}"
-            )
+        for value in values:
+            if value.dtype != np.dtype(var.dtype) or value.ndim != var.ndim:
+                raise ValueError(
+                    f"{path}: expected {var.dtype} of {var.ndim} dimensions for {var}; "
+                    f"found {value.dtype} of {value.ndim}"
+                )
+            if any(fixed and length != 1 for fixed, length in zip(var.broadcastable, value.shape)):
+                raise ValueError(f"{path}: {var} is broadcastable {var.broadcastable}; found shape {value.shape}")
     if n_saved != n_ranks:
         for var, values in zip(variables, columns):
             if any(not np.array_equal(values[0], value, equal_nan=value.dtype.kind in "fc") for value in values[1:]):
@@ -95,6 +114,44 @@ def load(path: Path, shared_vars: Any) -> None:
         return
     for rank in range(n_ranks):
         synk.set_value(rank, variables, [values[rank] for values in columns])
+
+
+def _read(path: Path) -> tuple[dict[tuple[int, int], np.ndarray], int]:
+    """Every array of a checkpoint, by position and rank, and the number of ranks."""
+    with open(os.fspath(path), "rb") as file:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                saved = {_place(info.filename): _array(archive.read(info)) for info in archive.infolist()}
+            n_variables, n_ranks = (1 + max((place[i] for place in saved), default=-1) for i in (0, 1))
+            if not saved or len(saved) != n_variables * n_ranks:
+                raise ValueError(f"it holds {len(saved)} arrays, not one for each variable and rank")
+        except MemoryError:
+            raise
+        except Exception as error:  # zipfile, zlib and NumPy have a dozen classes for what may be wrong with bytes
+            if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+                raise
+            reason = f"{error}" or type(error).__name__
+            raise ValueError(f"{path} is damaged, or no checkpoint: {reason}") from None
+    return saved, n_ranks
+
+
+def _place(name: str) -> tuple[int, int]:
+    """The position and the rank of an array, by its name."""
+    position, _, rank = name[: -len(".npy")].partition("/")
+    if not (name.endswith(".npy") and position.isdecimal() and rank.isdecimal()):
+        raise ValueError(f"it holds {name!r}")
+    return int(position), int(rank)
+
+
+def _array(contents: bytes) -> np.ndarray:
+    """A view of the array in a ``.npy`` file, whose bytes zipfile has checked."""
+    file = io.BytesIO(contents)
+    if npy.read_magic(file) != (1, 0):
+        raise ValueError("it holds an array of another format than NumPy writes for numbers")
+    shape, fortran_order, dtype = npy.read_array_header_1_0(file)
+    if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(contents) - file.tell():
+        raise ValueError(f"it holds {len(contents)} bytes as an array of {dtype} of shape {shape}")
+    return np.ndarray(shape, dtype, contents, file.tell(), order="F" if fortran_order else "C")
 
 
 def _listed(shared_vars: Any) -> Sequence[Any]:

@@ -8,7 +8,7 @@ each rank computed makes the step equal to a serial one on any split of the data
 from collections import OrderedDict
 from collections.abc import Sequence
 from numbers import Integral
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Union
 
 import numpy as np
 import theano
@@ -45,6 +45,9 @@ class TrainFunction:
         self._names = names  # of the hyperparameters of the two functions
         self._weight = weight  # of one data point, as a shared variable; None: 1
         self._reduced = [*_listed(grad_shared), *([] if weight is None else [weight])]
+
+    def __repr__(self) -> str:
+        return f"<synkhronos TrainFunction: {self.gradient!r}, all-reduce of {self.grad_shared}, {self.update!r}>"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
@@ -96,7 +99,7 @@ def make_train_function(
     params: Sequence[Any],
     x: Any,
     y: Any,
-    update_rule: Callable[..., Any],
+    update_rule: Union[str, Callable[..., Any]],
     *args: Any,
     givens: Any = None,
     mode: Any = None,
@@ -114,10 +117,10 @@ def make_train_function(
         What to train. Ranks must start from equal values, which `synk.distribute` sees to.
     x, y : variable or list of variables
         The inputs of the loss, all scattered along axis 0.
-    update_rule : callable
-        One of `synkhronos.extensions.updates`, or of Lasagne, or another that is called with ``(loss or
-        gradients, params, *args, **kwargs)`` and gives updates. Symbolic variables in it, such as a
-        learning rate, become inputs of the function that is made, by their names.
+    update_rule : str or callable
+        One of `synkhronos.extensions.updates`, or its name, or one of Lasagne, or another that is called
+        with ``(loss or gradients, params, *args, **kwargs)`` and gives updates. Symbolic variables in it,
+        such as a learning rate, become inputs of the function that is made, by their names.
     givens, mode
         As for `theano.function`: `givens` for the loss and the gradients, `mode` for both functions.
     weights : scalar expression, optional
@@ -133,8 +136,9 @@ def make_train_function(
     ------
     RuntimeError
         Before `synk.fork`.
-    TypeError
-        If the rule cannot be divided, or a symbolic variable has no name.
+    TypeError, ValueError
+        If there is no such rule, it does not take these arguments or cannot be divided, or a symbolic
+        variable has no name.
     """
     grad_updates, param_updates, grad_shared = divide(update_rule, loss, params, *args, **kwargs)
     inputs = _flatten((x, y), (x, y))
@@ -164,7 +168,7 @@ def make_train_function_theano(
     params: Sequence[Any],
     x: Any,
     y: Any,
-    update_rule: Callable[..., Any],
+    update_rule: Union[str, Callable[..., Any]],
     *args: Any,
     givens: Any = None,
     mode: Any = None,

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+import traceback
 
 import numpy as np
 import pytest
@@ -77,16 +78,58 @@ def test_a_rank_that_raises(faulty, rank, num_slices):
         function(np.ones(6), num_slices=num_slices)
     assert (caught.value.rank, caught.value.device) == (rank, "cpu")
     assert "broadcast" in str(caught.value)  # how replicas become equal again
-    cause = caught.value.__cause__
+    text = "".join(traceback.format_exception(None, caught.value, caught.value.__traceback__))
+    assert text.count("the fault that the test ordered, fault 1") == 1
+    assert text.count("Apply node that caused the error") == 1
+    cause, where = text.split(f"On rank {rank}: Traceback (most recent call last):\n")
+    assert "ZeroDivisionError: the fault that the test ordered, fault 1\n" in cause
+    assert where.count("in perform") == 1
+    assert caught.value.traceback_text.endswith(where.strip() + "\n")
     if rank == 0:
-        assert isinstance(cause, ZeroDivisionError)
-        assert cause.__traceback__ is not None
+        assert isinstance(caught.value.exception, ZeroDivisionError)
+        assert caught.value.exception.__traceback__ is not None
     else:
-        assert "ZeroDivisionError" in str(cause)
-        assert "Traceback (most recent call last)" in str(cause)
-        assert "in perform" in str(cause)
+        assert caught.value.exception is None
     synk.broadcast(fault, NOTHING)
     assert function(np.ones(6), num_slices=num_slices) == 6
+
+
+class RaisesFrom(theano.Op):
+    """An op whose exception has a cause of its own."""
+
+    __props__ = ()
+
+    def make_node(self, x):
+        return theano.Apply(self, [x], [x.type()])
+
+    def perform(self, node, inputs, outputs):
+        try:
+            {}["the key"]
+        except KeyError as error:
+            raise RuntimeError("no such entry") from error
+
+
+@pytest.mark.usefixtures("faulty")
+def test_what_an_exception_came_from_is_told_after_it():
+    x = T.dvector("x")
+    broken = synk.function([x], RaisesFrom()(x).sum(), name="lookup")
+    with pytest.raises(synk.WorkerError) as caught:
+        broken(np.ones(6))
+    text = "".join(traceback.format_exception(None, caught.value, caught.value.__traceback__))
+    assert "(cpu) failed in Call lookup: RuntimeError: no such entry\n" in text
+    assert text.count("RuntimeError: no such entry") == text.count("KeyError: 'the key'") == 1
+    assert text.index("RuntimeError: no") < text.index("KeyError: 'the key'") < text.index("\nwhich led to\n")
+
+
+@pytest.mark.usefixtures("faulty")
+def test_shapes_that_differ_are_told_once():
+    for rank in range(3):
+        synk.set_value(rank, _built["seen"], np.zeros(rank + 1))
+    with pytest.raises(ValueError, match="all_reduce: the shapes of seen differ between ranks") as caught:
+        synk.all_reduce(_built["seen"])
+    text = "".join(traceback.format_exception(None, caught.value, caught.value.__traceback__))
+    assert text.count("Traceback (most recent call last)") == text.count("Error: ") == 1
+    synk.broadcast(_built["seen"], np.zeros(2))
 
 
 def test_the_first_failure_is_told(faulty):
@@ -203,7 +246,7 @@ def test_long_tracebacks_arrive_whole(faulty):
     synk.set_value(2, fault, RAISE)
     with pytest.raises(synk.WorkerError) as caught:
         verbose(np.ones(6))
-    assert "ZeroDivisionError" in str(caught.value.__cause__)
+    assert "ZeroDivisionError" in str(caught.value)
     synk.broadcast(fault, NOTHING)
     assert function(np.ones(6)) == 6
 

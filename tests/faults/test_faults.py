@@ -114,7 +114,7 @@ def test_a_rank_that_raises_in_the_midst_of_a_collective(no_session, rank):
             synk.all_reduce(big, op="prod")
         assert time.monotonic() - began < 1
         assert caught.value.rank == rank
-        assert "Traceback (most recent call last)" in str(caught.value.__cause__)
+        assert "Traceback (most recent call last)" in caught.value.traceback_text
         assert "broadcast" in str(caught.value)
         synk.broadcast(big, np.ones(600_000))
         synk.all_reduce(big, op="sum")

@@ -75,7 +75,7 @@ def test_quick_start_marks_what_differs():
     same = [line for line in parallel if line and not line.endswith(("# new", "# changed"))]
     changed = [line for line in parallel if line.endswith("# changed")]
     kept = [line for line in serial if line]
-    assert len(changed) == 2
+    assert len(changed) == 3
     assert [line for line in kept if line in same] == same
     assert len(kept) - len(same) == len(changed)
 

@@ -1,14 +1,19 @@
 """`extensions.checkpoint`: every rank's values come back, and a kill while saving leaves the previous file whole."""
 
+import errno
+import io
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import zipfile
 
 import numpy as np
 import pytest
 import theano
+from support import run_script
 
 import synkhronos as synk
 from synkhronos.extensions import checkpoint
@@ -81,6 +86,132 @@ def test_a_failed_save_leaves_the_old_file(variables, tmp_path):
     with pytest.raises(OSError, match="partial"):
         checkpoint.save(tmp_path / "one.npz", variables)
     assert (tmp_path / "one.npz").read_bytes() == before
+
+
+def test_a_link_in_the_way_is_not_followed(variables, tmp_path):
+    values = set_apart(variables)
+    (tmp_path / "target").write_text("of somebody else")
+    (tmp_path / "one.npz.partial").symlink_to(tmp_path / "target")
+    checkpoint.save(tmp_path / "one.npz", variables)
+    assert (tmp_path / "target").read_text() == "of somebody else"
+    assert sorted(os.listdir(tmp_path)) == ["one.npz", "target"]
+    checkpoint.load(tmp_path / "one.npz", variables)
+    np.testing.assert_array_equal(synk.gather(variables[0]), [one[0] for one in values])
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_what_ends_a_save_leaves_nothing(variables, tmp_path, monkeypatch, error):
+    set_apart(variables)
+    path = tmp_path / "one.npz"
+    checkpoint.save(path, variables)
+    before = path.read_bytes()
+
+    def fail(descriptor):
+        raise error
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(type(error)) as caught:
+        checkpoint.save(path, variables)
+    if isinstance(error, OSError):
+        assert str(caught.value) == f"[Errno 28] No space left on device: '{path}'"
+    assert os.listdir(tmp_path) == ["one.npz"]
+    assert path.read_bytes() == before
+
+
+def test_a_full_disk(tmp_path):
+    """A disk is full in the midst of the file: a limit of file sizes stands for it."""
+    script = """
+    import resource
+    from synkhronos.extensions import checkpoint
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    synk.fork(2)
+    big = theano.shared(np.zeros(100_000), "big")
+    synk.function([], big[0])
+    checkpoint.save(sys.argv[1], big)
+    synk.broadcast(big, np.ones(100_000))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+    try:
+        checkpoint.save(sys.argv[1], big)
+    except OSError as error:
+        assert error.filename == sys.argv[1] and "File too large" in str(error), error
+    else:
+        raise AssertionError
+    assert os.listdir(os.path.dirname(sys.argv[1])) == ["one.npz"]
+    checkpoint.load(sys.argv[1], big)
+    assert not synk.gather(big).any()
+    """
+    run_script(script, tmp_path / "one.npz")
+
+
+def npy_of(shape, dtype="float32"):
+    """The bytes of a .npy file that promises an array of this shape, and holds 32 bytes."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"shape": shape, "fortran_order": False, "descr": dtype})
+    return file.getvalue() + bytes(32)
+
+
+def zipped(**members):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, contents in members.items():
+            archive.writestr(name.replace("_", "/") + ".npy", contents)
+    return file.getvalue()
+
+
+GOOD = npy_of((4, 2))
+
+FOREIGN = {
+    "nothing": (b"", "File is not a zip file"),
+    "text": (b"not a checkpoint", "File is not a zip file"),
+    "a single array": (GOOD, "File is not a zip file"),
+    "an empty archive": (zipped(), "it holds 0 arrays, not one for each variable and rank"),
+    "other names": (zipped(weights=GOOD), "it holds 'weights.npy'"),
+    "a rank is missing": (
+        zipped(**{"0_0": GOOD, "1_1": GOOD}),
+        "it holds 2 arrays, not one for each variable and rank",
+    ),
+    "no array": (zipped(**{"0_0": b"text"}), "magic string"),
+    "a short array": (zipped(**{"0_0": npy_of((5, 2))}), r"as an array of float32 of shape \(5, 2\)"),
+    "a huge array": (zipped(**{"0_0": npy_of((10**15, 2))}), r"as an array of float32 of shape \(10+, 2\)"),
+    "objects": (zipped(**{"0_0": npy_of((4,), "O")}), "as an array of object of shape"),
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_a_foreign_file(variables, tmp_path, kind):
+    path = tmp_path / "foreign.npz"
+    contents, reason = FOREIGN[kind]
+    path.write_bytes(contents)
+    with pytest.raises(ValueError, match=f"^{re.escape(str(path))} is damaged, or no checkpoint: .*{reason}"):
+        checkpoint.load(path, variables[0])
+
+
+def test_a_damaged_file_changes_nothing(variables, tmp_path):
+    """Whatever byte is wrong, and wherever the file ends: a ValueError, or the very values."""
+    path = tmp_path / "one.npz"
+    set_apart(variables)
+    checkpoint.save(path, variables)
+    whole = path.read_bytes()
+    before = [synk.gather(var, nd_up=0) if var.ndim else synk.gather(var) for var in variables]
+    rng = np.random.default_rng(0)
+    n_refused = 0
+    for step in range(300):
+        at = int(rng.integers(len(whole)))
+        wrong = whole[:at] if step % 3 == 0 else whole[:at] + bytes([whole[at] ^ 1 << step % 8]) + whole[at + 1 :]
+        path.write_bytes(wrong)
+        try:
+            checkpoint.load(path, variables)
+        except ValueError as error:
+            assert str(path) in str(error)
+            n_refused += 1
+        for var, expected in zip(variables, before):
+            np.testing.assert_array_equal(synk.gather(var, nd_up=0) if var.ndim else synk.gather(var), expected)
+    assert n_refused > 200
+
+
+def test_a_folder_is_no_file(variables, tmp_path):
+    with pytest.raises(IsADirectoryError):
+        checkpoint.load(tmp_path, variables)
 
 
 def write(path, values):

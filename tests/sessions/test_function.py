@@ -5,6 +5,7 @@ import copy as copying
 import functools
 import itertools
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ from support import assert_close, shares
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 import synkhronos as synk
+from synkhronos import _session
+from synkhronos.extensions import updates
 
 WIDTH = 3
 
@@ -606,7 +609,12 @@ def test_inputs_by_name_and_default(session):
         ((np.zeros(3),), {}, r"missing.*y"),
         ((np.zeros(3),) * 3, {}, "2 inputs.*got 3"),
         ((np.zeros(3),) * 2, {"y": np.zeros(3)}, "'y'.*twice"),
-        ((np.zeros(3),), {"z": np.zeros(3)}, "'z'"),
+        (
+            (np.zeros(3),),
+            {"z": np.zeros(3)},
+            r"^the function has no argument 'z'\. It takes x, y, output_subset, batch, batch_s, num_slices$",
+        ),
+        ((np.zeros(3), np.zeros(3)), {"num_slice": 2}, "has no argument 'num_slice'; did you mean num_slices"),
         ((np.zeros((3, 1)), np.zeros(3)), {}, "input x"),
         ((np.zeros(3), np.zeros(3, complex)), {}, "input y"),
         ((np.zeros(3), "text"), {}, "input y"),
@@ -628,7 +636,16 @@ def test_wrong_arguments_are_named_and_nothing_is_sent(synchronize, args, kwargs
     ("sizes", "kwargs", "error", "words"),
     [
         ((3, 4), {}, ValueError, "number of data points.*3.*4"),
-        ((3, 3), {"batch": 1.5}, (TypeError, ValueError), "batch"),
+        (
+            (3, 3),
+            {"batch": 1.5},
+            TypeError,
+            "^batch must be an int, a slice, or a list or 1-d array of indexes or booleans; got 1.5$",
+        ),
+        ((3, 3), {"batch": 2.0}, TypeError, r"got 2\.0; did you mean 2\?$"),
+        ((3, 3), {"batch": np.float32(2)}, TypeError, r"got 2\.0; did you mean 2\?$"),
+        ((3, 3), {"batch": "text"}, TypeError, "got 'text'$"),
+        ((3, 3), {"batch": {1, 2}}, TypeError, r"got \{1, 2\}$"),
         ((3, 3), {"num_slices": 0}, ValueError, "num_slices"),
         ((3, 3), {"batch": 4}, ValueError, "batch"),
         ((3, 3), {"batch": [3]}, IndexError, "batch"),
@@ -737,6 +754,13 @@ def test_batch_needs_scattered_inputs(synchronize):
         ({"inputs": [], "updates": [(1, 2, 3, 4)]}, TypeError, "updates"),
         ({"inputs": [], "updates": [(theano.shared(0.0), T.constant(1.0), "gather")]}, ValueError, "gather"),
         ({"inputs": [], "sliceable_shareds": theano.shared(np.zeros(2))}, TypeError, "sliceable_shareds"),
+        ({"inputs": [], "update": []}, TypeError, "has no argument 'update'; did you mean updates"),
+        ({"inputs": [], "allow_downcast": True}, TypeError, "did you mean allow_input_downcast"),
+        (
+            {"inputs": [], "updates": updates.sgd([T.zeros(2)], [theano.shared(np.zeros(2))], 0.1)},
+            TypeError,
+            "^updates: got the three parts that a rule of synkhronos.extensions.updates gives.*Give grad_updates",
+        ),
     ],
 )
 def test_functions_that_make_no_sense_are_refused(synchronize, arguments, error, words):
@@ -834,7 +858,25 @@ def test_description(synchronize):
     assert function.name == "reductions"
     assert tuple(function.output_modes) == Reductions.MODES
     assert function.update_modes == []
-    assert "reductions" in repr(function)
+    assert re.fullmatch(r"<synkhronos\.Function reductions\(.*\) -> .*; 2 ranks>", repr(function))
+    x, w, y = T.dmatrix("x"), T.dvector("w"), T.dvector()
+    product = T.dot(x, w)
+    product.name = "product"
+    several = synk.function([x, y], [product.mean(), (product, "gather"), (y.sum(), None)], bcast_inputs=[w])
+    expected = "<synkhronos.Function (x, <TensorType(float64, vector)>; w) -> mean (avg), product (gather), Sum"
+    assert repr(several).startswith(expected), repr(several)
+    assert repr(several).endswith(".0 (None); 2 ranks>")
+    assert repr(synk.function([], [], name="nothing")) == "<synkhronos.Function nothing() -> nothing; 2 ranks>"
+    session = _session.current()
+    assert repr(session) == "<synkhronos session of 2 ranks on cpu, master rank 0>"
+
+
+def test_description_without_a_session(no_session):
+    synk.fork(2)
+    x = T.dvector("x")
+    function = synk.function([x], (x.sum(), "sum"), name="total")
+    synk.close()
+    assert repr(function) == "<synkhronos.Function total(x) -> Sum{acc_dtype=float64}.0 (sum); no session>"
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,13 @@
 """`fork` and `close`: calls in any order, and every way in which a master can end."""
 
+import inspect
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import textwrap
+import threading
 import warnings
 
 import numpy as np
@@ -23,6 +26,7 @@ from support import (
 from threadpoolctl import threadpool_info
 
 import synkhronos as synk
+from synkhronos._session import cautions, lifecycle
 
 _built = {}
 
@@ -128,6 +132,172 @@ class TestOrder:
         synk.close()
         synk.fork(2)
         assert function(np.ones(4)) == 2
+
+
+@pytest.mark.usefixtures("no_session")
+class TestBlock:
+    """`synk.session`."""
+
+    def test_it_forks_and_closes(self):
+        with synk.session(3, use_gpu=False, master_rank=1) as n_ranks:
+            assert n_ranks == 3
+            assert len(worker_pids()) == 2
+            assert summing()(np.ones(4)) == 4
+        assert worker_pids() == []
+        with pytest.raises(synk.SessionError):
+            synk.distribute()
+        with synk.session(2), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            synk.close()  # no reason for a warning at the end of the block
+        with synk.session(2):
+            synk.close()
+            synk.fork(3)
+        assert worker_pids() == []
+
+    def test_as_a_decorator(self):
+        @synk.session(2)
+        def main():
+            return len(worker_pids())
+
+        assert [main(), main()] == [1, 1]
+        assert worker_pids() == []
+
+    def test_arguments_are_those_of_fork(self):
+        assert list(inspect.signature(synk.session).parameters) == list(inspect.signature(synk.fork).parameters)
+        words = "^synkhronos.session has no argument 'n_paralel'; did you mean n_parallel"
+        with pytest.raises(TypeError, match=words):
+            synk.session(n_paralel=2)
+        with pytest.raises(ValueError, match="n_parallel must be at least 1"), synk.session(0):
+            raise AssertionError
+        synk.fork(2)
+        with pytest.raises(synk.SessionError, match="fork was called already"), synk.session(2):
+            raise AssertionError
+        assert len(worker_pids()) == 1  # the session that was there
+
+    @pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt(), SystemExit(3), GeneratorExit()])
+    def test_exceptions_go_through(self, error):
+        with pytest.raises(type(error)) as caught, synk.session(2):
+            raise error
+        assert caught.value is error
+        assert worker_pids() == []
+
+    def test_return_closes(self):
+        def compute():
+            with synk.session(2):
+                return summing()(np.ones(3))
+
+        assert compute() == 3
+        assert worker_pids() == []
+
+    def test_an_error_of_close_does_not_mask_that_of_the_block(self, monkeypatch, caplog):
+        def fail(session):
+            raise OSError("cannot be finished")
+
+        monkeypatch.setattr(lifecycle, "finish", fail)
+        with pytest.raises(ValueError, match="mine"), synk.session(2):
+            raise ValueError("mine")
+        assert "closing the session failed, too: OSError: cannot be finished" in caplog.text
+        assert worker_pids() == []
+        with pytest.raises(OSError, match="cannot be finished"), synk.session(2):
+            pass
+        assert worker_pids() == []
+
+    def test_a_broken_session(self):
+        with pytest.raises(synk.WorkerDied), synk.session(3):
+            summing()(np.ones(3))
+            os.kill(worker_pids()[0], signal.SIGKILL)
+            summing()(np.ones(3))
+        assert worker_pids() == []
+        with synk.session(3):
+            os.kill(worker_pids()[0], signal.SIGKILL)
+            with pytest.raises(synk.WorkerDied):
+                summing()(np.ones(3))
+        assert worker_pids() == []
+
+    def test_a_child_of_the_user_leaves_the_session_alone(self):
+        """Its copy of the block is left by an exception, and closes nothing."""
+        try:
+            with synk.session(2):
+                pid = os.fork()
+                if pid == 0:
+                    raise SystemExit
+                assert os.waitpid(pid, 0)[1] == 0
+                assert summing()(np.ones(3)) == 3
+        except SystemExit:
+            os._exit(0)
+        assert worker_pids() == []
+
+    def test_ctrl_c(self):
+        script = """
+            x = T.dvector("x")
+            try:
+                with synk.session(2):
+                    f = synk.function([x], (x.sum(), "sum"))
+                    os.kill(os.getpid(), signal.SIGINT)
+                    time.sleep(5)
+            except KeyboardInterrupt:
+                assert worker_pids() == []
+                print("closed")
+        """
+        assert run_script("signal.signal(signal.SIGINT, signal.default_int_handler)\n" + textwrap.dedent(script)) == (
+            "closed\n",
+            "",
+        )
+
+
+@pytest.mark.usefixtures("no_session")
+class TestCautions:
+    def test_more_ranks_than_cores(self, monkeypatch):
+        monkeypatch.setattr(cautions, "count_cores", lambda: 2)
+        words = (
+            "^synkhronos.fork: 3 ranks share 2 CPU cores and take turns, which is slower than one rank on each core; "
+            "`python -m synkhronos info` tells what this machine has$"
+        )
+        with pytest.warns(RuntimeWarning, match=words) as caught:
+            synk.fork(3)
+        assert [one.filename for one in caught] == [__file__]
+        synk.close()
+        with pytest.warns(RuntimeWarning, match="3 ranks share 2 CPU cores") as caught, synk.session(3):
+            pass
+        assert [one.filename for one in caught] == [__file__]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            synk.fork(2)
+        monkeypatch.setattr(cautions, "count_cores", lambda: 1)
+        synk.close()
+        with pytest.warns(RuntimeWarning, match="2 ranks share 1 CPU core and"):
+            synk.fork(2)
+
+    def test_threads(self):
+        done = threading.Event()
+        thread = threading.Thread(target=done.wait, name="the loader")
+        thread.start()
+        try:
+            words = (
+                r"^synkhronos.fork: other threads are running \(the loader\)\. Locks .*fork before starting threads$"
+            )
+            with pytest.warns(RuntimeWarning, match=words) as caught:
+                synk.fork(2)
+            assert [one.filename for one in caught] == [__file__]
+            synk.close()
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                synk.fork(1)  # forks nothing
+                synk.close()
+        finally:
+            done.set()
+            thread.join()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            synk.fork(2)
+
+    def test_a_warning_that_is_an_error_leaves_no_session(self, monkeypatch):
+        monkeypatch.setattr(cautions, "count_cores", lambda: 1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(RuntimeWarning):
+                synk.fork(2)
+        assert worker_pids() == []
 
 
 @pytest.mark.usefixtures("no_session")

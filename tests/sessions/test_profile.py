@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import numpy as np
 import pytest
@@ -177,6 +178,7 @@ def test_categories_make_up_the_time(synchronize, n_ranks):
     with synk.profile() as profile:
         assert profile.seconds == profile.total == profile.elapsed == {}
         assert str(profile) == "nothing was measured yet"
+        assert profile._repr_html_() == "<p>nothing was measured yet</p>"
         work(f, seen)
     check(profile, range(n_ranks))
     for seconds in profile.seconds.values():
@@ -286,6 +288,9 @@ def test_the_table(synchronize):
         work(f, seen)
     rows = [[cell.strip() for cell in line.split("  ") if cell] for line in str(profile).splitlines()]
     assert rows[0] == ["Time (s)", "Serial", "Synk-2", "Scaling", "rank 0", "rank 1"]
+    html = profile._repr_html_()  # the same table
+    assert re.findall(r"<t[dh][^>]*>([^<]*)</t[dh]>", html) == [cell for row in rows for cell in row]
+    assert html.count("<tr>") == len(rows)
     items = ["Theano Function", "Shuffle", "Straggler Effect", "Collectives", "Transfers", "Control"]
     assert [row[0] for row in rows[1:]] == ["Total", *items, "Outside of Calls"]
     mean = sum(profile.elapsed.values()) / 2

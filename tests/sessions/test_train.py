@@ -104,6 +104,45 @@ def test_training_follows_the_serial_run(session, rule, dtype):
         assert all(np.array_equal(copy, copies[0]) for copy in copies)
 
 
+def test_a_rule_by_its_name(synchronize):
+    synchronize(2)
+    made = []
+    for rule in ("nesterov_momentum", updates.nesterov_momentum):
+        for make in (make_train_function, make_train_function_theano):
+            loss, params, x, y, data = make_problem("float64")
+            train = make(loss, params, x, y, rule, learning_rate=0.1)
+            made.append([float(train(*data)) for _ in range(3)])
+    np.testing.assert_allclose(made, [made[0]] * 4, rtol=1e-12)
+
+
+@pytest.mark.parametrize("make", [make_train_function, make_train_function_theano])
+def test_a_rule_that_is_none(synchronize, make):
+    synchronize(2)
+    loss, params, x, y, _ = make_problem("float64")
+    names = "adadelta, adagrad, adam, adamax, momentum, nesterov_momentum, rmsprop, sgd, sgd_nonflat"
+    with pytest.raises(ValueError, match=f"^update_rule: there is no rule 'adams'; expected one of {names}$"):
+        make(loss, params, x, y, "adams")
+    with pytest.raises(ValueError, match="'apply_momentum'; expected one of"):
+        make(loss, params, x, y, "apply_momentum")
+    with pytest.raises(TypeError, match=f"^update_rule must be a rule, or the name of one: {names}; got 0.1$"):
+        make(loss, params, x, y, 0.1)
+    takes = r"it takes \(loss_or_grads, params, learning_rate, beta1, beta2, epsilon\)$"
+    with pytest.raises(TypeError, match=f"^adam: got an unexpected keyword argument 'lr'; {takes}"):
+        make(loss, params, x, y, "adam", lr=0.1)
+    with pytest.raises(TypeError, match="sgd: missing a required argument: 'learning_rate'"):
+        make(loss, params, x, y, "sgd")
+
+
+def test_description(synchronize):
+    synchronize(2)
+    loss, params, x, y, _ = make_problem("float64")
+    text = repr(make_train_function(loss, params, x, y, "sgd", 0.1))
+    assert text.startswith("<synkhronos TrainFunction: <synkhronos.Function gradient(x, y) -> ")
+    assert text.endswith(
+        " (avg); 2 ranks>, all-reduce of grad_shared, <synkhronos.Function update() -> nothing; 2 ranks>>"
+    )
+
+
 @pytest.mark.parametrize("num_slices", [2, 4])
 def test_slicing_changes_nothing(session, num_slices):
     expected = serial_history("float64", "adam")

@@ -5,9 +5,11 @@ the variables are replaced by what the all-reduce leaves. Rules take a list of g
 differentiate: for these it is the sum of the products of gradients and parameters, whose gradients are the variables.
 """
 
+import contextlib
+import inspect
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, Callable
+from typing import Any, Callable, Union
 
 import numpy as np
 import theano
@@ -18,15 +20,16 @@ from theano.tensor.opt import Shape_i
 from synkhronos.extensions.updates.flat import Divided, FlatGradient, gradients, shared_list, zeros_like
 
 
-def divide(rule: Callable[..., Any], loss: Any, params: Any, *args: Any, **kwargs: Any) -> Divided:
+def divide(rule: Union[str, Callable[..., Any]], loss: Any, params: Any, *args: Any, **kwargs: Any) -> Divided:
     """Have a rule give the updates of the gradients, and those of the parameters.
 
     Parameters
     ----------
-    rule : callable
-        Called with ``(loss or gradients, params, *args, **kwargs)``. It gives updates, as a dict or as pairs of shared
-        variable and expression (Lasagne's rules and most others do), or what the rules of
-        `synkhronos.extensions.updates` give. It may use a loss for its gradients only.
+    rule : str or callable
+        The name of one of `synkhronos.extensions.updates`, or what is called with ``(loss or gradients, params,
+        *args, **kwargs)``. It gives updates, as a dict or as pairs of shared variable and expression (Lasagne's rules
+        and most others do), or what the rules of `synkhronos.extensions.updates` give. It may use a loss for its
+        gradients only.
     loss : scalar expression, or list of gradients
     params : iterable of shared variables
 
@@ -39,8 +42,12 @@ def divide(rule: Callable[..., Any], loss: Any, params: Any, *args: Any, **kwarg
     Raises
     ------
     TypeError
-        If the rule gives something else, or uses the value of the loss.
+        If the rule gives something else, does not take these arguments, or uses the value of the loss.
+    ValueError
+        If there is no rule of that name.
     """
+    rule = _found(rule)
+    _check_arguments(rule, loss, params, args, kwargs)
     params = shared_list(params)
     stand_ins = [param.type() for param in params]
     # NaN, so that a use of its value that is overlooked below cannot go unnoticed
@@ -110,3 +117,28 @@ def _uses_value(expressions: Sequence[Any], loss: Any) -> bool:
             inputs = inputs[1:]
         waiting.extend(inputs)
     return False
+
+
+def _found(rule: Any) -> Callable[..., Any]:
+    """The rule of this name, or the rule itself."""
+    from synkhronos.extensions import updates
+
+    rules = [name for name in updates.__all__ if not name.startswith("apply_")]
+    if isinstance(rule, str):
+        if rule not in rules:
+            raise ValueError(f"update_rule: there is no rule {rule!r}; expected one of {', '.join(rules)}")
+        rule = getattr(updates, rule)
+    if not callable(rule):
+        raise TypeError(f"update_rule must be a rule, or the name of one: {', '.join(rules)}; got {rule!r}")
+    return rule
+
+
+def _check_arguments(rule: Callable[..., Any], *given: Any) -> None:
+    loss, params, args, kwargs = given
+    with contextlib.suppress(ValueError):  # a callable whose arguments Python does not know
+        signature = inspect.signature(rule)
+        try:
+            signature.bind(loss, params, *args, **kwargs)
+        except TypeError as error:
+            name = getattr(rule, "__name__", "update_rule")
+            raise TypeError(f"{name}: {error}; it takes ({', '.join(signature.parameters)})") from None
