@@ -57,6 +57,12 @@ def main(argv=None):
     y_part = synk.data(y_data[16:32], minibatch=True)
     got = f(x_synk, y_part, batch=slice(16, 32))[0]
     check("x by batch, y is the batch", got, f_theano(x_data[16:32], y_data[16:32])[0])
+
+    # The same with a shuffled batch: row i of y belongs to the i-th index.
+    batch = order[:12]
+    y_part.set_value(y_data[batch])
+    got = f(x_synk, y_part, batch=batch)[0]
+    check("x by indexes, y is the batch", got, f_theano(x_data[batch], y_data[batch])[0])
     synk.close()
     print("demo 4: all results agree with Theano")
 

@@ -4,6 +4,8 @@ With equal weights the mean is the sum times a number, with whole ones the weigh
 the sum by factors of which the largest is 1, times a number. Where that sum overflows, the elements concerned are
 computed again, by weights that sum to one. That it overflowed, the processor notes by itself. So the usual case pays
 nothing, and every rank decides alike: it has the same numbers.
+
+Half precision is averaged in single precision. Integers are averaged exactly.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 import functools
 import gc
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from support import assert_close, shares
 import synkhronos as synk
 from synkhronos._collectives.lanes import LANE_BYTES
 from synkhronos._collectives.ops import OPS, Op
+from synkhronos._collectives.shared_memory import LARGE_BYTES
 
 DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8", "bool", "complex64")
 UFUNCS = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
@@ -131,6 +133,51 @@ def test_all_reduce_of_more_than_fits_into_a_lane(session, var_of, dtype):
             put(var, values)
             synk.all_reduce(var, op=op)
             check_equal_on_all_ranks(var, expected_of(values, op), session)
+
+
+def extreme_values(dtype, length, n_ranks):
+    """Values of all ranks whose sum overflows, and whose mean does not; and the mean."""
+    if dtype == "int64":
+        values = [np.full(length, 2**62 + rank) for rank in range(n_ranks)]
+        values[0][::3] = -(2**62)
+        total = sum(value.astype(object) for value in values)
+        return values, np.array([round(Fraction(int(one), n_ranks)) for one in total[:30]], dtype)
+    largest = np.finfo(dtype).max
+    values = [np.full(length, largest * (0.9 if rank % 2 else 0.7), dtype) for rank in range(n_ranks)]
+    for rank, value in enumerate(values):
+        value[::3] = rank
+    return values, (sum(value[:30].astype("longdouble") / n_ranks for value in values)).astype(dtype)
+
+
+@pytest.mark.parametrize("way", ["lanes", "direct"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int64"])
+def test_averages_whose_sum_overflows(session, var_of, dtype, way):
+    var = var_of(dtype, 1)
+    length = 3000 if way == "lanes" else LARGE_BYTES // session // np.dtype(dtype).itemsize // 30 * 30 + 30
+    values, expected = extreme_values(dtype, length, session)
+    weights = [1e308] * session, [2] * session, None
+    for each in weights if way == "lanes" else weights[:1]:
+        put(var, values)
+        synk.all_reduce(var, weights=each)
+        results = get(var, session)
+        for result in results:
+            close_to(result[:30], expected)
+            close_to(result[-30:], expected)  # the rank that reduced these is another
+            assert result.tobytes() == results[0].tobytes()
+    if way == "lanes":
+        put(var, values)
+        close_to(synk.reduce(var, in_place=False)[:30], expected)
+        put(var, values)
+        synk.reduce(var)
+        close_to(var.get_value()[:30], expected)
+
+
+def close_to(result, expected):
+    if result.dtype.kind == "i":
+        np.testing.assert_array_equal(result, expected)
+    else:
+        rtol = 4e-3 if result.dtype == "float16" else 1e-6
+        np.testing.assert_allclose(result, expected, rtol=rtol, atol=0.5 * (expected.dtype.kind == "i"))
 
 
 @given(

@@ -174,6 +174,20 @@ def test_integer_and_boolean_outputs(session, num_slices):
     assert outputs[15] == sum(bool(flags[part].any()) for part in pieces)
 
 
+@pytest.mark.parametrize("num_slices", [1, 3])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int64"])
+def test_averages_of_outputs_whose_sum_overflows(session, dtype, num_slices):
+    x = T.vector("x", dtype=dtype)
+    kept = theano.shared(np.zeros((), dtype), "kept")
+    function = synk.function([x], [x[0], x[:1]], updates=[(kept, x[0])])
+    largest = 2**62 + 1 if dtype == "int64" else np.finfo(dtype).max
+    for value in np.array([largest, largest // 4 * 3], dtype):
+        for got in function(np.full(session * 4 + 1, value), num_slices=num_slices):
+            np.testing.assert_allclose(got.astype("longdouble"), value.astype("longdouble"), rtol=2e-3)
+        synk.all_reduce(kept)
+        assert kept.get_value() == (value if dtype == "int64" else pytest.approx(value, rel=2e-3))
+
+
 def test_an_output_without_a_reduction_may_be_of_any_type(session):
     sparse = pytest.importorskip("theano.sparse")
     x = T.dmatrix("x")
