@@ -806,6 +806,7 @@ def test_wheels_that_go_with_the_driver(name, cuda, oldest, wanted):
 def test_the_requirements_are_those_of_the_package():
     text = (ROOT / "pyproject.toml").read_text()
     declared = re.findall(r'^    "([^"]+)"', re.search(r"^dependencies = \[\n(.*?)^\]", text, re.M | re.S)[1], re.M)
-    known = {requirement for _, module, requirement in PACKAGES if module != "lasagne"}
+    suits = "; python_version < '3.12'"  # elsewhere pip must refuse Synkhronos before it builds what it needs
+    known = {requirement + suits for _, module, requirement in PACKAGES if module != "lasagne"}
     assert known == set(declared)
-    assert 'lasagne = ["Lasagne==0.1"]' in text
+    assert f'lasagne = ["Lasagne==0.1{suits}"]' in text
