@@ -1,41 +1,64 @@
-"""The command line: ``python -m synkhronos run script.py`` and ``python -m synkhronos info``."""
+"""The command line: ``synkhronos`` and ``python -m synkhronos``, with ``run script.py`` and ``info``."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
-USAGE = """usage: python -m synkhronos run SCRIPT [ARGUMENT ...]
-       python -m synkhronos run -m MODULE [ARGUMENT ...]
-       python -m synkhronos info [--json]
-
-run    execute a Python program as `python SCRIPT` would, in an environment in which GPUs work:
-       libgpuarray finds CUDA's libraries, Python finds the system's pygpu, Theano leaves cuDNN 8 and later alone
-info   show what there is on this machine to compute with, what is missing, and the command that mends it;
-       the exit code is 0 if synkhronos can compute on CPU cores, else 1"""
+_RUN = """execute a Python program as `python SCRIPT` would, in an environment in which GPUs work:
+libgpuarray finds CUDA's libraries, Python finds the system's pygpu, Theano leaves cuDNN 8 and later alone"""
+_INFO = """show what there is on this machine to compute with, what is missing, and the command that mends it;
+the exit code is 0 if synkhronos can compute on CPU cores, else 1"""
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Execute the command line.
 
     Parameters
     ----------
-    arguments : list of str
-        ``sys.argv[1:]``.
+    arguments : sequence of str, optional
+        Default: ``sys.argv[1:]``.
 
     Returns
     -------
     int
         The exit code.
+
+    Raises
+    ------
+    SystemExit
+        After help and version, with code 0; for arguments that make no sense, with code 2.
     """
-    if arguments[:1] == ["run"] and arguments[1:] not in ([], ["-h"], ["--help"]):
-        return run(arguments[1:])
-    if arguments[:1] == ["info"] and arguments[1:] in ([], ["--json"]):
-        return info(as_json="--json" in arguments)
-    helping = bool({"-h", "--help"} & set(arguments))
-    print(USAGE, file=sys.stdout if helping else sys.stderr)
-    return 0 if helping else 2
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if given[:1] == ["run"] and given[1:] and given[1] not in ("-h", "--help"):
+        run(given[1:])  # all that follows is the program's: argparse would take what looks like an option
+    options = make_parser().parse_args(given)
+    if options.command == "run":
+        make_parser().error("run: which program?")
+    return info(options.json)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Make the parser."""
+    from synkhronos import __version__
+
+    parser = argparse.ArgumentParser(prog=program_name(), description="Synkhronos: data-parallel Theano.")
+    parser.add_argument("--version", action="version", version=f"Synkhronos {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    running = commands.add_parser("run", help="execute a Python program such that GPUs work", description=_RUN)
+    running.usage = f"{parser.prog} run SCRIPT [ARGUMENT ...]\n       {parser.prog} run -m MODULE [ARGUMENT ...]"
+    informing = commands.add_parser("info", help="show what there is to compute with", description=_INFO)
+    informing.add_argument("--json", action="store_true", help="as JSON")
+    return parser
+
+
+def program_name() -> str:
+    """The command as the user gave it."""
+    name = os.path.basename(sys.argv[0])
+    return "python -m synkhronos" if name == "__main__.py" else name
 
 
 def run(program: list[str]) -> NoReturn:
@@ -47,7 +70,7 @@ def run(program: list[str]) -> NoReturn:
     try:
         launch(program, command_line[: len(command_line) - len(sys.argv[1:])], search_path())
     except OSError as error:
-        sys.exit(f"python -m synkhronos run: {error}")
+        sys.exit(f"{program_name()} run: {error}")
 
 
 def info(as_json: bool) -> int:
@@ -63,9 +86,10 @@ def info(as_json: bool) -> int:
 
 
 def search_path() -> list[str]:
-    """Return where programs find packages: this process's path, without the folder that ``-m`` has put first."""
-    return [folder for index, folder in enumerate(sys.path) if index or folder != os.getcwd()]
+    """Return where programs find packages: this process's path, but what ``-m`` or the script has put first."""
+    own = (os.getcwd(), os.path.dirname(os.path.abspath(sys.argv[0])))
+    return [folder for index, folder in enumerate(sys.path) if index or folder not in own]
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import inspect
 from collections.abc import Sequence
+from pathlib import Path
 
+from demos.lasagne_mnist.data import DIGITS
 from synkhronos.extensions import updates
 
 RULES = [name for name in updates.__all__ if not name.startswith("apply_")]
@@ -27,12 +29,17 @@ def make_parser(description: str, ranks: bool = True) -> argparse.ArgumentParser
     description = description.splitlines()[0]
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument(
-        "--model", default="cnn", help="cnn, mlp or custom_mlp:DEPTH,WIDTH,DROP_IN,DROP_HID (%(default)s)"
+        "--model", type=model, default="cnn", help="cnn, mlp or custom_mlp:DEPTH,WIDTH,DROP_IN,DROP_HID (%(default)s)"
     )
     parser.add_argument(
-        "--dropout", type=float, default=0.0, help="drop probability of cnn's and mlp's dense layers (%(default)s)"
+        "--dropout",
+        type=probability,
+        default=0.0,
+        help="drop probability of cnn's and mlp's dense layers (%(default)s)",
     )
-    parser.add_argument("--data", help="folder of MNIST's IDX files, or 'digits' (~/.cache/synkhronos/mnist)")
+    parser.add_argument(
+        "--data", type=place, help="folder of MNIST's IDX files, or 'digits' (~/.cache/synkhronos/mnist)"
+    )
     parser.add_argument(
         "--batch-size", type=positive, default=64, help="images in a minibatch, all ranks together (%(default)s)"
     )
@@ -57,6 +64,34 @@ def parse_arguments(parser: argparse.ArgumentParser, argv: Sequence[str] | None 
         rule = inspect.signature(getattr(updates, args.update_rule))
         args.learning_rate = LEARNING_RATES.get(args.update_rule, rule.parameters["learning_rate"].default)
     return args
+
+
+def model(text: str) -> str:
+    """Check the name of a network."""
+    kind, _, settings = text.partition(":")
+    if kind == "custom_mlp" and settings.count(",") == 3:
+        depth, width, drop_input, drop_hidden = settings.split(",")
+        positive(depth), positive(width), probability(drop_input), probability(drop_hidden)
+    elif text not in ("cnn", "mlp"):
+        raise argparse.ArgumentTypeError(
+            f"there is no model {text!r}: expected cnn, mlp or custom_mlp:DEPTH,WIDTH,DROP_IN,DROP_HID"
+        )
+    return text
+
+
+def place(text: str) -> str:
+    """Check where the digits are to be found; a folder is not made, as its name may be mistyped."""
+    if text != DIGITS and not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {text!r}: expected one that exists, or {DIGITS!r}")
+    return text
+
+
+def probability(text: str) -> float:
+    """Read a probability below 1."""
+    number = float(text)
+    if not 0 <= number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no probability from 0 to below 1")
+    return number
 
 
 def positive(text: str) -> int:

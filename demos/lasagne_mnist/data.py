@@ -7,13 +7,10 @@ shape ``(n, 1, 28, 28)`` and int32 labels of shape ``(n,)``. Nothing here needs 
 from __future__ import annotations
 
 import gzip
-import hashlib
 import os
 import struct
-import tempfile
-import urllib.request
+import sys
 from collections.abc import Sequence
-from http.client import HTTPException
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,7 +33,6 @@ MIRRORS = (
 )
 DIGITS = "digits"  # in place of a folder
 TIMEOUT = 5.0  # seconds without an answer, or without a byte
-BLOCK = 1 << 16  # bytes read at a time
 MNIST_VALIDATION = 10000  # the last of the 60,000 training images
 DIGITS_TEST, DIGITS_VALIDATION = 300, 200  # of 1,797
 
@@ -148,7 +144,7 @@ def download(folder: Path, mirrors: Sequence[str] = MIRRORS) -> None:
             try:
                 download_file(mirror + name, folder / name, checksum)
                 break
-            except (OSError, HTTPException) as error:  # URLError and timeouts are OSErrors
+            except OSError as error:  # those of requests are OSErrors
                 reason = error
         else:
             raise OSError(f"no mirror gave {name} ({reason})")
@@ -156,22 +152,14 @@ def download(folder: Path, mirrors: Sequence[str] = MIRRORS) -> None:
 
 def download_file(url: str, path: Path, checksum: str) -> None:
     """Download one file next to its place, check it, and only then give it its name."""
-    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".")
-    digest = hashlib.sha256()
+    import pooch
+
+    pooch.get_logger().setLevel("WARNING")
+    downloader = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), timeout=TIMEOUT)
     try:
-        with os.fdopen(handle, "wb") as file, urllib.request.urlopen(url, timeout=TIMEOUT) as reply:
-            size = int(reply.headers.get("Content-Length") or 0) or None
-            # disable=None: no bar where the output is no terminal
-            with tqdm(total=size, desc=path.name, unit="B", unit_scale=True, disable=None) as bar:
-                for block in iter(lambda: reply.read(BLOCK), b""):
-                    digest.update(block)
-                    bar.update(file.write(block))
-        if digest.hexdigest() != checksum:
-            raise OSError(f"{url} has the SHA-256 checksum {digest.hexdigest()}, not {checksum}")
-        os.replace(partial, path)
-    finally:
-        if os.path.exists(partial):
-            os.unlink(partial)
+        pooch.retrieve(url, f"sha256:{checksum}", path.name, path.parent, downloader=downloader)
+    except ValueError as error:
+        raise OSError(f"{url}: a wrong checksum: {error}") from None
 
 
 def load_mnist(folder: Path) -> DigitSets:

@@ -18,7 +18,7 @@ from support import ROOT, shared_memory_names, wait_until
 
 sys.path.append(str(ROOT))
 
-from demos.lasagne_mnist import data, training
+from demos.lasagne_mnist import cli, data, training
 
 DEMOS = sorted(p.relative_to(ROOT) for p in ROOT.glob("demos/**/*.py") if "__main__" in p.read_text())
 SMALL = ["--data", "digits", "--epochs", "2", "--update-rule", "sgd"]
@@ -192,6 +192,33 @@ def test_digits_without_a_network(tmp_path, capsys):
     assert all(np.array_equal(a, b) for a, b in zip(sets[:6], again[:6]))
     images = np.concatenate(sets[0:6:2]).reshape(-1, 784)
     assert len(images) == 1797 and len(np.unique(images, axis=0)) == 1797  # no image in two sets
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "reason"),
+    [
+        ("--model", "foo", "there is no model 'foo': expected cnn, mlp or custom_mlp:DEPTH,WIDTH,DROP_IN,DROP_HID"),
+        ("--model", "custom_mlp:2,800", "there is no model 'custom_mlp:2,800': expected cnn, mlp or custom_mlp"),
+        ("--model", "custom_mlp:0,800,0,0", "0 is less than 1"),
+        ("--model", "custom_mlp:2,800,0,1", "1 is no probability from 0 to below 1"),
+        ("--dropout", "1.5", "1.5 is no probability from 0 to below 1"),
+        ("--data", "digist", "there is no folder 'digist': expected one that exists, or 'digits'"),
+    ],
+)
+def test_what_is_mistyped_is_refused_first(tmp_path, monkeypatch, capsys, option, value, reason):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        cli.parse_arguments(cli.make_parser("A demo"), [option, value])
+    assert caught.value.code == 2
+    assert f"error: argument {option}: {reason}" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_right_is_taken(tmp_path):
+    for model in ("cnn", "mlp", "custom_mlp:1,32,0.1,0.2"):
+        for place in ("digits", str(tmp_path)):
+            args = cli.parse_arguments(cli.make_parser("A demo"), ["--model", model, "--data", place])
+            assert (args.model, args.data) == (model, place)
 
 
 def test_broken_files_say_so(tmp_path):

@@ -77,6 +77,25 @@ def test_the_sdist_holds_what_developers_need(built):
     assert not [name for name in names if "__pycache__" in name or name.startswith((".venv", ".git/"))]
 
 
+def unsuitable_pythons():
+    found = [shutil.which("python3.12"), shutil.which("python3.13")]
+    found += Path.home().glob(".pyenv/versions/3.1[2-9].*/bin/python")
+    works = [str(path) for path in found if path and subprocess.run([path, "-c", "import ensurepip"]).returncode == 0]
+    return works or [pytest.param("", marks=pytest.mark.skip(reason="there is no Python 3.12 or later"))]
+
+
+@pytest.mark.parametrize("python", unsuitable_pythons())
+def test_another_python_is_refused_in_one_line(built, tmp_path, python):
+    run(python, "-m", "venv", tmp_path / "env", directory=tmp_path)
+    pip = [tmp_path / "env" / "bin" / "python", "-m", "pip", "install", "--disable-pip-version-check", "--dry-run"]
+    for package in built.iterdir():
+        done = subprocess.run([*map(str, pip), str(package)], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode != 0
+        (line,) = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        assert "requires a different Python: 3.1" in line and line.endswith("not in '<3.12,>=3.9'")
+        assert "Traceback" not in done.stderr + done.stdout
+
+
 def test_the_wheel_works_in_an_empty_environment(built, tmp_path):
     run(sys.executable, "-m", "venv", tmp_path / "env", directory=tmp_path)
     python = tmp_path / "env" / "bin" / "python"
