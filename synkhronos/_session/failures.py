@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from synkhronos._rank import Command, Failure
+from synkhronos._rank import Call, Command, Failure
 from synkhronos.errors import RemoteError, WorkerError
 
 __all__ = ["BROKEN", "first_failure", "worker_error"]
@@ -33,6 +33,11 @@ def worker_error(
     """The error for the failure of ``rank``; ``own_error`` is the exception itself if that is the master."""
     failure = results[rank]
     message = f"rank {rank} ({device}) failed in {type(command).__name__}: {failure.summary}"
+    if isinstance(command, Call) and command.everybody:
+        message += (
+            "\nThere are no data points in this call: every rank computed on arrays without rows, "
+            "and what failed may only need rows. Call the function with one data point at least."
+        )
     if not all(isinstance(result, Failure) and result.summary == failure.summary for result in results):
         message += (
             "\nOther ranks may have gone on, so that replicas may differ now; "
