@@ -24,10 +24,16 @@ from typing import Any
 from .blas import find_blas
 from .cache import mend_cache_keys
 from .headers import precompile_headers
+from .pooling import mend_pooling
+from .scan import loop_in_c
+from .strides import mend_strides
+from .topk import mend_topk
 
 __all__ = ["install"]
 
-MENDED = ("theano", "theano.configdefaults", "theano.gpuarray.linalg", "lasagne")
+SCAN_LOOP = "theano.scan_module.scan_perform_ext"
+POOLING = "theano.tensor.signal.pool"
+MENDED = ("theano", "theano.configdefaults", "theano.gpuarray.linalg", SCAN_LOOP, POOLING, "lasagne")
 DOWNSAMPLE = "theano.tensor.signal.downsample"
 
 
@@ -52,8 +58,9 @@ def install() -> Mender:
     if "theano" in sys.modules:
         prepare_theano()
         offer_blas(importlib.import_module("theano.configdefaults"))
-        mend_cache_keys()
-        precompile_headers()
+        mend_ops()
+        if POOLING in sys.modules:
+            mend_pooling(sys.modules[POOLING])
     return mender
 
 
@@ -96,11 +103,16 @@ def mended(module: types.ModuleType) -> Iterator[None]:
     if module.__name__ == "theano":
         prepare_theano()
         yield
-        mend_cache_keys()
-        precompile_headers()
+        mend_ops()
     elif module.__name__ == "theano.configdefaults":
         yield
         offer_blas(module)
+    elif module.__name__ == SCAN_LOOP:
+        with loop_in_c():
+            yield
+    elif module.__name__ == POOLING:
+        yield
+        mend_pooling(module)
     else:
         quieten(module.__name__)
         with pkg_resources_lent():
@@ -139,11 +151,14 @@ def prepare_theano() -> None:
     # `find_blas` is asked before it comes to that.
     if not hasattr(config, "blas_opt_info"):
         config.blas_opt_info = {}
-    # Scan's C extension reads structures of the interpreter that are private since Python 3.11. None makes its import
-    # an ImportError, upon which Theano runs Scan's loop in Python.
-    if sys.version_info >= (3, 11):
-        modules: dict[str, Any] = sys.modules
-        modules.setdefault("theano.scan_module.scan_perform_ext", None)
+
+
+def mend_ops() -> None:
+    """Mend what Theano, which has been imported, compiles and computes."""
+    mend_cache_keys()
+    mend_strides()
+    mend_topk()
+    precompile_headers()
 
 
 def quieten(package: str) -> None:

@@ -30,7 +30,8 @@ def mend_cache_keys() -> None:
             return key
         versions: list[Any] = []
         for node in self.schedule(fgraph):
-            versions.append(node.op.c_code_cache_version_apply(node))
+            if hasattr(node.op, "c_code_cache_version_apply"):  # not a Scan, whose code is that of its inner function
+                versions.append(node.op.c_code_cache_version_apply(node))
             versions.extend(variable.type.c_code_cache_version() for variable in (*node.inputs, *node.outputs))
         return (tuple(versions), *key[1:]) if versions and all(versions) else key
 

@@ -52,6 +52,11 @@ def worker_error(
 def _share(command: Call, rank: int, summary: str) -> str:
     """Which of the data points a rank had: graphs with a batch size built in fail on shares of another size."""
     n_points, n_all = command.counts[rank], sum(command.counts)
+    if command.everybody:
+        return (
+            "\nThere are no data points in this call: every rank computed on arrays without rows, "
+            "and what failed may only need rows. Call the function with one data point at least."
+        )
     if not n_points or len(command.counts) == 1 == command.num_slices:
         return ""
     if command.shares is not None:

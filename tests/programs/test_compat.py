@@ -109,13 +109,15 @@ def test_theano_imported_without_the_hook_is_mended_afterwards():
         import theano
         import synkhronos
         import lasagne
-        print(theano.config.blas.ldflags, sys.modules.get("theano.scan_module.scan_perform_ext", "real"))
+        print(theano.config.blas.ldflags)
+        from theano.scan_module import scan_perform_ext
+        print(scan_perform_ext.perform)
         """,
         THEANO_FLAGS=None,
         THEANORC="/dev/null",
     )
     assert out.startswith(("-l", "-L"))
-    assert out.endswith(" None" if sys.version_info >= (3, 11) else " real")
+    assert out.endswith("<built-in function perform>")
 
 
 @pytest.mark.parametrize("module", ["lasagne", "theano.gpuarray.linalg"])  # Scan imports the second one
@@ -156,16 +158,76 @@ def test_compiled_code_is_linked_and_finds_its_blas_in_the_next_process():
         assert (op, linked) == ("Dot22", "1")
 
 
-def test_scan_runs():
-    python(
-        """
+class TestScan:
+    """Scan's loop is C code on every Python; where that cannot be compiled, Theano runs it in Python."""
+
+    POWERS = """
+        import logging, sys
+        logging.basicConfig(level=logging.WARNING)
         import numpy as np, theano, theano.tensor as T
         x, n = T.dvector("x"), T.iscalar("n")
         powers, updates = theano.scan(lambda p, x: p * x, outputs_info=T.ones_like(x), non_sequences=x, n_steps=n)
         power = theano.function([x, n], powers[-1], updates=updates)
         assert (power([1.0, 2.0, 3.0], 3) == [1.0, 8.0, 27.0]).all()
-        """
-    )
+        slope = theano.function([x, n], theano.grad(powers[-1].sum(), x))
+        assert (slope([1.0, 2.0, 3.0], 3) == [3.0, 12.0, 27.0]).all()
+    """
+    ON_RANKS = """
+        import synkhronos as synk, psutil
+        synk.fork(3)
+        f = synk.function([x], theano.scan(lambda x: x * x, sequences=x)[0].sum())
+        assert f(np.arange(6.0)) == 55 / 3
+        programs = [psutil.Process(), *psutil.Process().children()]
+        print(sum("/scan_perform.so" in open(f"/proc/{one.pid}/maps").read() for one in programs))
+        synk.close()
+    """
+
+    def test_the_loop_is_compiled_once_for_all_processes(self, tmp_path):
+        made = []
+        for program in (self.POWERS, self.POWERS + self.ON_RANKS):
+            out, err = python(program, THEANO_FLAGS=f"base_compiledir={tmp_path}")
+            (library,) = tmp_path.glob("*/scan_perform/scan_perform.so")
+            made.append(library.stat().st_mtime_ns)
+            assert err == ""
+        assert out == "3"
+        assert made[0] == made[1]
+
+    def test_an_error_in_a_step_is_told_with_its_step_and_leaves_the_loop_usable(self):
+        python(
+            """
+            import numpy as np, theano, theano.tensor as T, traceback
+            x, y = T.dmatrix("x"), T.dvector("y")
+            rows, _ = theano.scan(lambda row, y: T.dot(row, y), sequences=x, non_sequences=y)
+            products = theano.function([x, y], rows)
+            for _ in range(3):
+                try:
+                    products(np.ones((2, 3)), np.ones(4))
+                except ValueError:
+                    trace = traceback.format_exc()
+                else:
+                    raise AssertionError("no error")
+                assert "Shape mismatch" in trace and "scan_perform.pyx" in trace, trace
+                assert (products(np.ones((2, 3)), np.ones(3)) == 3).all()
+            """
+        )
+
+    @pytest.mark.skipif(sys.version_info < (3, 11), reason="Theano compiles the loop by itself")
+    def test_without_it_theano_runs_the_loop_in_python(self, tmp_path):
+        compiler, log = tmp_path / "bin" / "g++", tmp_path / "log"
+        compiler.parent.mkdir()
+        compiler.write_text(
+            f'#!/bin/sh\ncase "$*" in *scan_perform*) echo tried >> {log}; exit 1;; esac\n'
+            f'exec {shutil.which("g++")} "$@"\n'
+        )
+        compiler.chmod(0o755)
+        path = f"{compiler.parent}:{os.environ['PATH']}"
+        out, err = python(self.POWERS, PATH=path, THEANO_FLAGS=f"base_compiledir={tmp_path / 'cache'}")
+        assert out == ""
+        assert len(err.splitlines()) == 1 and "Scan runs its loop in Python" in err
+        assert log.read_text() == "tried\n"
+
+    def test_without_a_compiler(self):
+        python(self.POWERS, THEANO_FLAGS="cxx=")
 
 
 @pytest.mark.timeout(300)  # with nothing compiled yet
