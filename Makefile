@@ -1,5 +1,6 @@
 # make demo    train the MNIST CNN on all cores          (ARGS="--epochs 3" and the like are passed on)
 # make test    run all tests                             (ARGS="-k data -x" is passed on to pytest)
+# make test-theano   run Theano's own tests   (ARGS=--quick for the quick ones, ARGS=theano.tests.test_rop for one module)
 # make test-opencl   run the tests of GPUs on OpenCL, which PoCL offers on CPU cores; apt brings it
 # make soak    work for 5 minutes with random faults, and write docs/soak.md       (SECONDS=60 for one)
 # make bench   measure beside Theano, PyTorch and MPICH, and write docs/benchmarks.md  (ARGS="cnn mlp" for some)
@@ -11,7 +12,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-opencl soak bench lint format docs wheel clean
+.PHONY: help demo test test-theano test-opencl soak bench lint format docs wheel clean
 .NOTPARALLEL:
 
 VENV ?= .venv
@@ -33,6 +34,9 @@ demo: $(VENV)/with-demos
 
 test: $(VENV)/with-test
 	$(BIN)/python -m pytest $(ARGS)
+
+test-theano: $(VENV)/with-test
+	$(BIN)/python tests/theano/run.py $(ARGS)
 
 test-opencl: $(VENV)/with-test
 	@$(check-opencl)
