@@ -47,7 +47,8 @@ class Serial:
         self._results = results
         self._function: Any = None
         has_data = graph.n_scattered or graph.sliceable_shareds
-        self._unjudged = {i for i, name in enumerate(named) if has_data and not name and self._may_have_rows(i)}
+        self._judged: set[tuple[Any, ...]] = set()
+        self._unnamed = {i for i, name in enumerate(named) if has_data and not name and self._may_have_rows(i)}
 
     def _may_have_rows(self, i: int) -> bool:
         variable = getattr(self._graph.outputs[i], "variable", self._graph.outputs[i])
@@ -131,7 +132,8 @@ class Serial:
         """Refuse to average an output that has a row for each data point, if the user did not name the op.
 
         Suspicious is one that is as long as each piece of the data. Whether it follows the data, computations on one
-        row more and on the same rows in reverse tell; if they do not, there is a warning. Each output is judged once.
+        row more and on the same rows in reverse tell; if they cannot, there is a warning. What is no such output is not
+        judged again.
 
         Parameters
         ----------
@@ -150,25 +152,27 @@ class Serial:
         ValueError
             For an output with a row for each data point.
         """
-        if not self._unjudged:
+        if not self._unnamed:
             return
         parts = [len(part) for count in call.counts if count for part in pieces(count, call.num_slices)]
         if len(parts) < 2:
             return
-        sliceable = [self._sliceable(var, rows, call.master) for var in self._graph.sliceable_shareds]
+        shareds = self._graph.sliceable_shareds
         lengths = {"inputs": parts[0] if len(set(parts)) == 1 else None, "sliceable": None}
-        if not self._graph.n_scattered or (sliceable and call.num_slices > 1):
+        if not self._graph.n_scattered or (shareds and call.num_slices > 1):
             lengths["sliceable"] = lengths["inputs"]
-        elif sliceable:
-            lengths["sliceable"] = len(sliceable[0])
+        elif shareds:
+            own = _graphs.get_array(shareds[0]).shape[0] if rows is None else len(rows[call.master])
+            lengths["sliceable"] = own
         for place, i in enumerate(wanted):
-            if i not in self._unjudged:
+            if i not in self._unnamed:
                 continue
             found = {values[place].shape[0] for values in results if values is not None and values[place] is not None}
-            growing = {kind for kind, length in lengths.items() if found == {length}}
-            if not growing:
+            growing = [kind for kind, length in lengths.items() if found == {length}]
+            if not growing or (i, *growing) in self._judged:
                 continue
             [length] = found
+            sliceable = [self._sliceable(var, rows, call.master) for var in shareds]
             follows = self._follows_the_rows(i, length, growing, inputs, sliceable, parts[0])
             if follows:
                 raise ValueError(
@@ -176,7 +180,7 @@ class Serial:
                     "the parts of the data), and no op was named: an average would mix unrelated rows. Name the op: "
                     '"gather" for all rows, or "avg" if their average over ranks is meant'
                 )
-            self._unjudged.discard(i)
+            self._judged.add((i, *growing))
             if follows is None:
                 warnings.warn(
                     f"{self._results.names[i]} is averaged over ranks, and axis 0 is as long as the parts of the data "
@@ -192,7 +196,13 @@ class Serial:
         return value if rows is None else _rows_of(value, rows[rank])
 
     def _follows_the_rows(
-        self, i: int, length: int, growing: set[str], inputs: Sequence[Any], sliceable: Sequence[np.ndarray], part: int
+        self,
+        i: int,
+        length: int,
+        growing: Sequence[str],
+        inputs: Sequence[Any],
+        sliceable: Sequence[np.ndarray],
+        part: int,
     ) -> bool | None:
         """Whether an output has a row for each of ``length`` data points; ``None`` where that cannot be told.
 
