@@ -23,11 +23,12 @@ from typing import Any
 
 from .blas import find_blas
 from .cache import mend_cache_keys
+from .complaints import explain_missing_headers, shorten_complaints
 from .headers import precompile_headers
 
 __all__ = ["install"]
 
-MENDED = ("theano", "theano.configdefaults", "theano.gpuarray.linalg", "lasagne")
+MENDED = ("theano", "theano.configdefaults", "theano.gof.cmodule", "theano.gpuarray.linalg", "lasagne")
 DOWNSAMPLE = "theano.tensor.signal.downsample"
 
 
@@ -54,6 +55,7 @@ def install() -> Mender:
         offer_blas(importlib.import_module("theano.configdefaults"))
         mend_cache_keys()
         precompile_headers()
+        explain_missing_headers(importlib.import_module("theano.gof.cmodule"))
     return mender
 
 
@@ -101,6 +103,9 @@ def mended(module: types.ModuleType) -> Iterator[None]:
     elif module.__name__ == "theano.configdefaults":
         yield
         offer_blas(module)
+    elif module.__name__ == "theano.gof.cmodule":
+        yield
+        explain_missing_headers(module)
     else:
         quieten(module.__name__)
         with pkg_resources_lent():
@@ -131,6 +136,7 @@ def pkg_resources_lent() -> Iterator[None]:
 def prepare_theano() -> None:
     """Do what has to be done before Theano's own code runs."""
     quieten("theano")
+    shorten_complaints()
     importlib.import_module("numpy")  # outside of catch_warnings, which would undo the filters that it sets
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
