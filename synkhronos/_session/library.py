@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Sequence
 from typing import Any, Callable
 
@@ -10,6 +12,8 @@ from synkhronos._rank import Replica
 from synkhronos._session.ledger import Ledger
 
 __all__ = ["Library"]
+
+_logger = logging.getLogger("synkhronos")
 
 
 class Library:
@@ -76,6 +80,7 @@ class Library:
                 failed = TypeError(f"{_graphs.describe(function)} cannot be pickled, so not replicated: {error}")
                 failed.__cause__ = error
                 continue
+            start = time.perf_counter()
             try:
                 self._load(bundle, None)
             except BaseException:
@@ -83,6 +88,14 @@ class Library:
                 raise
             for new, var in bundle.new.items():
                 self._replica.variables.put(new, var)
+            _logger.debug(
+                "distributed %s in %.2f s: a graph of %d bytes, and %d bytes of values; new shared variables: %s",
+                _graphs.describe(function),
+                time.perf_counter() - start,
+                len(bundle.pickled),
+                sum(buffer.nbytes for buffer in bundle.buffers),
+                ", ".join(map(str, bundle.new.values())) or "none",
+            )
             self._settled(key)
         if failed is not None:
             try:
