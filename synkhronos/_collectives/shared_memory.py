@@ -66,7 +66,7 @@ class SharedMemoryTransport:
         """Every rank calls this at the start of a command, so that all are in step."""
         self._lanes.restart()
 
-    def all_reduce(self, arrays: Sequence[np.ndarray], op: str, weights: Sequence[float] | None) -> None:
+    def all_reduce(self, arrays: Sequence[np.ndarray], op: str, weights: Sequence[float] | None) -> bool:
         """Reduce arrays over the ranks, in place; once in each command.
 
         Parameters
@@ -77,6 +77,11 @@ class SharedMemoryTransport:
             A key of `OPS`.
         weights : sequence of float, or None
             For a weighted op: one for each rank; a rank of weight 0 is left out.
+
+        Returns
+        -------
+        bool
+            Whether the large ones, if there are any, went directly from rank to rank.
 
         Raises
         ------
@@ -90,8 +95,12 @@ class SharedMemoryTransport:
         large = [array for array in flat if array.nbytes >= limit]
         small = [array for array in flat if array.nbytes < limit]
         self._through_lanes(small, reduction, small)  # compares shapes, even if there are none
-        if large and not self._directly(large, reduction):
+        if not large:
+            return False
+        direct = self._directly(large, reduction)
+        if not direct:
             self._through_lanes(large, reduction, large)
+        return direct
 
     def reduce(self, arrays: Sequence[np.ndarray], op: str, outs: Sequence[np.ndarray] | None) -> None:
         """Reduce arrays over the ranks, with equal weights, into ``outs`` on the ranks that have them.

@@ -23,6 +23,7 @@ from typing import Any
 
 from .blas import find_blas
 from .cache import mend_cache_keys
+from .complaints import explain_missing_headers, shorten_complaints
 from .headers import precompile_headers
 from .pooling import mend_pooling
 from .scan import loop_in_c
@@ -33,7 +34,8 @@ __all__ = ["install"]
 
 SCAN_LOOP = "theano.scan_module.scan_perform_ext"
 POOLING = "theano.tensor.signal.pool"
-MENDED = ("theano", "theano.configdefaults", "theano.gpuarray.linalg", SCAN_LOOP, POOLING, "lasagne")
+COMPILING = "theano.gof.cmodule"
+MENDED = ("theano", "theano.configdefaults", COMPILING, "theano.gpuarray.linalg", SCAN_LOOP, POOLING, "lasagne")
 DOWNSAMPLE = "theano.tensor.signal.downsample"
 
 
@@ -59,6 +61,7 @@ def install() -> Mender:
         prepare_theano()
         offer_blas(importlib.import_module("theano.configdefaults"))
         mend_ops()
+        explain_missing_headers(importlib.import_module(COMPILING))
         if POOLING in sys.modules:
             mend_pooling(sys.modules[POOLING])
     return mender
@@ -113,6 +116,9 @@ def mended(module: types.ModuleType) -> Iterator[None]:
     elif module.__name__ == POOLING:
         yield
         mend_pooling(module)
+    elif module.__name__ == COMPILING:
+        yield
+        explain_missing_headers(module)
     else:
         quieten(module.__name__)
         with pkg_resources_lent():
@@ -143,6 +149,7 @@ def pkg_resources_lent() -> Iterator[None]:
 def prepare_theano() -> None:
     """Do what has to be done before Theano's own code runs."""
     quieten("theano")
+    shorten_complaints()
     importlib.import_module("numpy")  # outside of catch_warnings, which would undo the filters that it sets
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)

@@ -11,6 +11,8 @@ Invariants
 from __future__ import annotations
 
 import inspect
+import logging
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -23,6 +25,7 @@ from theano.tensor.subtensor import AdvancedSubtensor, AdvancedSubtensor1, Subte
 
 from synkhronos._graphs.gpu import stay_on_device
 from synkhronos._graphs.shared import (
+    describe,
     is_host_variable,
     is_random_state,
     is_shared_variable,
@@ -32,6 +35,8 @@ from synkhronos._graphs.shared import (
 from synkhronos._graphs.stack import with_deep_stack
 
 __all__ = ["PLAIN", "THEANO_KEYWORDS", "Graph", "Variant", "compile_function"]
+
+_logger = logging.getLogger("synkhronos")
 
 #: The arguments of `theano.function`.
 THEANO_KEYWORDS = tuple(inspect.signature(compile_function).parameters)
@@ -118,11 +123,16 @@ class Graph:
 
     def compile(self, variant: Variant = PLAIN) -> Any:
         """Compile one variant; its inputs are the graph's, then ``start, stop`` or ``index`` where it takes rows."""
-        if variant._replace(device=False) == PLAIN:
-            if variant not in self._plain:
-                self._plain[variant] = self._compile_plain(variant.device)
+        if variant in self._plain:
             return self._plain[variant]
-        return with_deep_stack(lambda: self._compile_variant(variant))
+        start = time.perf_counter()
+        if variant._replace(device=False) == PLAIN:
+            function = self._plain[variant] = self._compile_plain(variant.device)
+        else:
+            function = with_deep_stack(lambda: self._compile_variant(variant))
+        if _logger.isEnabledFor(logging.DEBUG):
+            _logger.debug("compiled %s in %.2f s", describe(function), time.perf_counter() - start)
+        return function
 
     def _compile_variant(self, variant: Variant) -> Any:
         outputs, updates = self._rebuilt()

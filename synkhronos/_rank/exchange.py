@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 from collections.abc import Sequence
 from typing import Any, Callable
@@ -19,6 +20,8 @@ from synkhronos._rank.messages import Arrays
 from synkhronos._team import SHUFFLE, TRANSFERS, Team
 
 __all__ = ["Exchange"]
+
+_logger = logging.getLogger("synkhronos")
 
 
 class Exchange:
@@ -97,13 +100,21 @@ class Exchange:
         _graphs.read(value, view)
         return ref
 
+    def _tell(self, what: str, variables: Sequence[Any], way: str) -> None:
+        """Log, on the master, which way variables took; the bytes are those of the master's values."""
+        if self._is_master and _logger.isEnabledFor(logging.DEBUG):
+            n_bytes = sum(_n_bytes(_graphs.get_array(var)) for var in variables)
+            _logger.debug("%s of %s (%d bytes): %s", what, ", ".join(map(str, variables)), n_bytes, way)
+
     def _get(self, command: Get) -> Any | None:
+        self._tell("get", [self._variables[key] for key in command.variables], "through shared memory")
         if command.ranks is not None and self.rank not in command.ranks:
             return None
         values = [_graphs.get_array(self._variables[key]) for key in command.variables]
         return [_graphs.to_host(value) for value in values] if self._is_master else values
 
     def _put(self, command: Put) -> None:
+        self._tell("set", [self._variables[key] for key in command.variables], "through shared memory")
         if command.ranks is not None and self.rank not in command.ranks:
             return
         for i, (key, source) in enumerate(zip(command.variables, command.sources)):
@@ -125,15 +136,18 @@ class Exchange:
             if direct:
                 self.nccl.agree([_graphs.get_array(var) for var in hosts])  # on all shapes, before anything changes
                 self.nccl.all_reduce([_graphs.get_array(var) for var in direct], command.op, command.weights)
+                self._tell("all-reduce", direct, "over NCCL")
             hosts = [var for var in hosts if not any(var is other for other in direct)]
         if not hosts:
             return
         arrays = self._host_arrays(hosts)
-        self._transport.all_reduce(arrays, command.op, command.weights)
+        directly = self._transport.all_reduce(arrays, command.op, command.weights)
         self._write_back(hosts, arrays)
+        self._tell("all-reduce", hosts, "large ones out of the ranks' own memory" if directly else "through lanes")
 
     def _reduce(self, command: Reduce) -> list[np.ndarray] | None:
         variables = [self._variables[key] for key in command.variables]
+        self._tell("reduce", variables, "through lanes")
         arrays = self._host_arrays(variables)
         if not self._is_master:
             self._transport.reduce(arrays, command.op, None)
@@ -163,6 +177,7 @@ class Exchange:
     def _nccl(self, command: Nccl) -> list[Any] | None:
         assert self.nccl is not None
         variables = [self._variables[key] for key in command.variables]
+        self._tell(command.kind, variables, "over NCCL")
         if command.kind == "broadcast":
             for var, shape in zip(variables, command.shapes):
                 old = _graphs.get_array(var)
@@ -185,6 +200,7 @@ class Exchange:
         for key, value, shapes in zip(command.variables, gathered, command.shapes):
             length = sum(shape[0] for shape in shapes)
             _graphs.set_array(self._variables[key], value.reshape(length, *shapes[0][1:]))
+        self._tell("all-gather", [self._variables[key] for key in command.variables], "through lanes")
 
     def _digest(self, command: Digest) -> list[bytes]:
         arrays = self._host_arrays([self._variables[key] for key in command.variables])

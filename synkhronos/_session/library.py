@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Sequence
 from typing import Any, Callable
 
@@ -11,6 +13,8 @@ from synkhronos._session.ledger import Ledger
 from synkhronos.errors import WorkerError
 
 __all__ = ["Library"]
+
+_logger = logging.getLogger("synkhronos")
 
 
 class Library:
@@ -107,12 +111,21 @@ class Library:
             )
             failed.__cause__ = error
             return failed
+        start = time.perf_counter()
         try:
             self._send(bundle)
         except WorkerError as error:
             self._failed.add(key)
             error.args = (f"{_graphs.describe(function)} cannot be loaded: {error}",)
             return error
+        _logger.debug(
+            "distributed %s in %.2f s: a graph of %d bytes, and %d bytes of values; new shared variables: %s",
+            _graphs.describe(function),
+            time.perf_counter() - start,
+            len(bundle.pickled),
+            sum(buffer.nbytes for buffer in bundle.buffers),
+            ", ".join(map(str, bundle.new.values())) or "none",
+        )
         self._settled(key)
         return None
 

@@ -1,5 +1,6 @@
 """Theano and Lasagne work on this Python, whatever is imported first; each case is a process of its own."""
 
+import logging
 import os
 import shutil
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from synkhronos._compat import blas
+from synkhronos._compat import blas, complaints
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -276,6 +277,78 @@ def system_has_openblas():
 def test_no_compiler_means_no_blas():
     assert blas.find_blas("") == ""
     assert not [flags for flags, _ in blas.candidates("/nonexistent/g++") if flags == "-lopenblas"]
+
+
+MISSING = "`python -m synkhronos info` says what is missing"
+
+
+def test_no_compiler_is_told_in_one_line(tmp_path):
+    (tmp_path / "bin").mkdir()
+    program = """
+        import numpy as np, theano, theano.tensor as T
+        x = T.dvector("x")
+        print(theano.function([x], x.sum())(np.ones(3)))
+    """
+    out, err = python(program, PATH=str(tmp_path / "bin"), THEANO_FLAGS=f"base_compiledir={tmp_path}")
+    assert out == "3.0"
+    assert err == (
+        "WARNING (theano.configdefaults): there is no C++ compiler: Theano computes in Python, which takes many times "
+        f"longer; {MISSING}"
+    )
+
+
+@pytest.mark.parametrize("flags", ["device=cuda", "device=cpu,init_gpu_device=cuda0"])
+def test_a_gpu_that_is_not_there_is_told_in_one_line(flags, tmp_path):
+    (tmp_path / "pygpu").mkdir()
+    (tmp_path / "pygpu" / "__init__.py").write_text("raise ImportError")  # whatever this machine has
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    _, err = python("import theano", THEANO_FLAGS=flags, PYTHONPATH=path)
+    named = flags.split(",")[-1]
+    assert err == (
+        f"ERROR (theano.gpuarray): Theano's flags ask for a GPU ({named}), but pygpu cannot be imported; it computes "
+        f"on the CPU. {MISSING}"
+    )
+
+
+def test_a_gpu_that_fails_is_told_by_the_first_line_of_its_error():
+    words = "Could not initialize pygpu, support disabled"
+    record = logging.LogRecord("theano.gpuarray", logging.ERROR, "", 0, words, (), None)
+    try:
+        raise RuntimeError((b"Could not load libcuda.so\nand more", 3))
+    except RuntimeError:
+        record.exc_info = sys.exc_info()
+    assert complaints._shortened(record)
+    words = "Theano's flags ask for a GPU (), but Could not load libcuda.so; it computes on the CPU. " + MISSING
+    assert logging.Formatter().format(record) == words
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_missing_headers_are_told_in_one_line(warm, tmp_path):
+    """Without Python.h; Theano's own extension lies in its cache, or does not."""
+    if shutil.which("g++") is None:
+        pytest.skip("there is no compiler")
+    compiler = tmp_path / "g++"
+    compiler.write_text(
+        '#!/bin/sh\ncase "$*" in *-shared*) [ -e no_headers ] && '
+        "{ echo 'mod.cpp:1:10: fatal error: Python.h: No such file or directory' >&2; exit 1; };; esac\n"
+        f'exec {shutil.which("g++")} "$@"\n'
+    )
+    compiler.chmod(0o755)
+    flags = f"base_compiledir={tmp_path}/cache,cxx={compiler}"
+    if warm:
+        python("import theano", THEANO_FLAGS=flags, directory=tmp_path)
+    (tmp_path / "no_headers").touch()
+    program = f"""
+        try:
+            import theano, theano.tensor as T
+            assert {warm}
+            theano.function([], T.constant(1.0) * theano.shared(2.0) + {os.getpid()})
+        except RuntimeError as error:
+            assert error.__suppress_context__
+            print(error)
+    """
+    out, _ = python(program, THEANO_FLAGS=flags, directory=tmp_path)
+    assert f"Theano cannot compile, because Python.h is missing; {MISSING}" in out
 
 
 def test_white_space_in_a_path_cannot_be_passed_to_theano():

@@ -3,6 +3,7 @@
 import inspect
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -243,6 +244,40 @@ class TestBlock:
             "closed\n",
             "",
         )
+
+
+def test_what_is_logged_at_debug(synchronize, caplog):
+    """What is compiled, what is distributed and how large, and which way collectives went: by the master alone."""
+    synchronize(2)
+    x, w = T.dvector("x"), theano.shared(np.zeros(3), "w")
+    large = theano.shared(np.zeros(2 * 1024 * 1024), "large")
+    with caplog.at_level("DEBUG", "synkhronos"):
+        function = synk.function([x], (x.sum() + 0 * w.sum() + 0 * large[0], "sum"), updates=[(w, w + 1)], name="total")
+        assert function(np.ones(4)) == 4
+        assert function(np.ones(4), num_slices=2) == 4
+        synk.all_reduce(w)
+        synk.all_reduce([large, w])
+        synk.reduce(w)
+        synk.gather(w)
+        synk.broadcast(w)
+        synk.all_gather(w)
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "DEBUG"]
+    expected = [
+        r"compiled the function total\(x\) in \d+\.\d\d s",
+        r"distributed the function total\(x\) in \d+\.\d\d s: a graph of \d+ bytes, and \d{8} bytes of values; "
+        r"new shared variables: (w, large|large, w)",
+        r"compiled the function total \(Variant\(accumulate=True.*\)\)\(x\) in \d+\.\d\d s",
+        r"distributed the function total \(Variant\(accumulate=True.*new shared variables: none",
+        r"all-reduce of w \(24 bytes\): through lanes",
+        r"all-reduce of large, w \(16777240 bytes\): (large ones out of the ranks' own memory|through lanes)",
+        r"reduce of w \(24 bytes\): through lanes",
+        r"get of w \(24 bytes\): through shared memory",
+        r"set of w \(24 bytes\): through shared memory",
+        r"all-gather of w \(48 bytes\): through lanes",
+    ]
+    assert len(lines) == len(expected), "\n".join(lines)
+    for line, pattern in zip(lines, expected):
+        assert re.fullmatch(pattern, line), line
 
 
 @pytest.mark.usefixtures("no_session")

@@ -1,0 +1,76 @@
+"""Theano's complaints about the machine, each in one line that names the command which says what mends it."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from typing import Any
+
+__all__ = ["explain_missing_headers", "shorten_complaints"]
+
+_COMMAND = "`python -m synkhronos info` says what is missing"
+
+
+def shorten_complaints() -> None:
+    """Have Theano say in one line that there is no compiler, or no GPU. To be called before it is imported.
+
+    Its own records go on, through its own loggers; only their words change. Calling this again does nothing.
+    """
+    warnings.filterwarnings("ignore", message="DeprecationWarning: there is no c\\+\\+ compiler")  # said once more
+    for name in ("theano.configdefaults", "theano.tensor.blas", "theano.gpuarray"):
+        logging.getLogger(name).addFilter(_shortened)  # the same filter is added once only
+
+
+def _shortened(record: logging.LogRecord) -> bool:
+    """Change the words of a record; returns whether it is worth saying at all."""
+    said = str(record.msg)
+    if said.startswith("g++ not detected"):
+        _say(record, f"there is no C++ compiler: Theano computes in Python, which takes many times longer; {_COMMAND}")
+    elif said.startswith("Using NumPy C-API based implementation for BLAS"):
+        from theano import config
+
+        return bool(config.cxx)
+    elif said.startswith(("pygpu was configured", "Could not initialize pygpu")):
+        from theano import config
+
+        names = ("device", "init_gpu_device", "contexts")
+        flags = ",".join(
+            f"{name}={getattr(config, name)}" for name in names if getattr(config, name) not in ("", "cpu")
+        )
+        error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+        cause = "pygpu cannot be imported" if error is None else _first_line(error)
+        _say(record, f"Theano's flags ask for a GPU ({flags}), but {cause}; it computes on the CPU. {_COMMAND}")
+    return True
+
+
+def _say(record: logging.LogRecord, words: str) -> None:
+    record.msg, record.args, record.exc_info, record.exc_text = words, None, None, None
+
+
+def _first_line(error: BaseException) -> str:
+    first: Any = error.args[0] if error.args else ""
+    while isinstance(first, tuple) and first:  # pygpu: ((message, code),)
+        first = first[0]
+    text = first.decode(errors="replace") if isinstance(first, bytes) else str(first)
+    return (text.strip().splitlines() or [type(error).__name__])[0]
+
+
+def explain_missing_headers(cmodule: Any) -> None:
+    """Have a compilation that misses Python.h say so in one line.
+
+    Parameters
+    ----------
+    cmodule : module
+        ``theano.gof.cmodule``, executed.
+    """
+    theanos_own = cmodule.output_subprocess_Popen
+
+    def output_subprocess_Popen(command: Any, **params: Any) -> Any:
+        """Run a command of Theano's, and look whether it failed for want of Python's headers."""
+        out, err, code = done = theanos_own(command, **params)
+        if code and b"Python.h: No such file" in (err or b"") + (out or b""):
+            # no ImportError, at which Theano would go on without its virtual machine
+            raise RuntimeError(f"Theano cannot compile, because Python.h is missing; {_COMMAND}") from None
+        return done
+
+    cmodule.output_subprocess_Popen = output_subprocess_Popen
