@@ -181,7 +181,7 @@ class Selector:
         of_data = [rows for value, rows in zip(self._values, self._rows) if isinstance(value, Data)]
         listed = {id(rows): rows for rows in (*of_data, *(sliceable_rows or ())) if isinstance(rows, np.ndarray)}
         arrays = [
-            value if rows is None else value[slice(*rows)] if isinstance(rows, Rows) else (value, rows)
+            value if rows is None else value[slice(*rows.bounds)] if isinstance(rows, Rows) else (value, rows)
             for value, rows in zip(self._values, self._rows)
             if not isinstance(value, Data)
         ]

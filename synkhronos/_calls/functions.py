@@ -217,7 +217,7 @@ class Function:
         rows = select_per_rank(batch_s, lengths)
         if all(isinstance(one, Rows) for one in rows):
             return rows
-        return [np.arange(*one, dtype=np.int64) if isinstance(one, Rows) else one for one in rows]
+        return [np.arange(*one.bounds, dtype=np.int64) if isinstance(one, Rows) else one for one in rows]
 
     def _lengths(self, session: Session) -> list[int]:
         """The number of rows of the sliceable shared variables on each rank, which must agree between them."""

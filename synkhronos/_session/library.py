@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Callable
 
 from synkhronos import _graphs
-from synkhronos._rank import Replica
+from synkhronos._rank import Replica, summarize
 from synkhronos._session.ledger import Ledger
 
 __all__ = ["Library"]
@@ -73,7 +73,8 @@ class Library:
                 if key in self._orphans:  # nobody will call it
                     self._settled(key)
                     continue
-                failed = TypeError(f"{_graphs.describe(function)} cannot be pickled, so not replicated: {error}")
+                what = f"{_graphs.describe(function)} cannot be pickled, so not replicated"
+                failed = TypeError(f"{what}: {summarize(error)}")
                 failed.__cause__ = error
                 continue
             try:
