@@ -7,15 +7,13 @@ import os
 import threading
 from typing import Any, Callable
 
-from synkhronos._rank import Command, Decoder, Encoder, Failure, Replica
+from synkhronos._rank import Command, Decoder, Encoder, Failure, Replica, summarize
 from synkhronos._session.failures import BROKEN, first_failure, worker_error
 from synkhronos._session.ledger import Ledger
-from synkhronos._team import Team, deferred_interrupts
+from synkhronos._team import Team, deferred_interrupts, log
 from synkhronos.errors import SessionError, WorkerDied, WorkerRestarted, WorkerTimeout
 
 __all__ = ["CLOSED", "Dispatcher"]
-
-_logger = logging.getLogger("synkhronos")
 
 _INTERRUPT_SECONDS = 0.7  # how long a rank may take to answer after the master was interrupted
 _MAX_RESTARTS = 3
@@ -108,7 +106,7 @@ class Dispatcher:
         lost = isinstance(error, (WorkerDied, WorkerTimeout))
         if lost:
             error.args = (f"{error} (in {type(command).__name__})",)
-        cause = f"{type(error).__name__}: {error}".rstrip(": ")
+        cause = summarize(error)
         second: BaseException | None = None
         try:
             self._team.signals.abort()
@@ -118,7 +116,7 @@ class Dispatcher:
                 with deferred_interrupts():
                     self._team.signals.reset()
                     self._received(self._team.collect())
-                _logger.warning("interrupted; the session is usable, but replicas may differ now")
+                log(logging.WARNING, "interrupted; the session is usable, but replicas may differ now")
                 return
         except WorkerRestarted:
             raise
@@ -129,7 +127,7 @@ class Dispatcher:
         with deferred_interrupts():
             self.broken = cause
             self._team.stop(grace=0.0)
-        _logger.error("%s; %s", cause, BROKEN)
+        log(logging.ERROR, "%s; %s", cause, BROKEN)
         if second is not None and not isinstance(second, Exception):
             raise second
 
@@ -148,7 +146,7 @@ class Dispatcher:
         except WorkerRestarted as another:
             ranks += another.ranks
         self._restarts = 0
-        _logger.warning("%s; it was replaced", error)
+        log(logging.WARNING, "%s; it was replaced", error)
         raise WorkerRestarted(
             f"{error}; it was replaced, and the next call will work. This call was not completed, and "
             "ranks may differ: synkhronos.broadcast(shared_vars) gives all of them the master's values.",

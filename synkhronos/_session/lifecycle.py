@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import logging
 import os
@@ -167,7 +168,8 @@ def close() -> None:
         try:
             finish(_session)
             if _measured is not None:
-                sys.stderr.write(f"{_measured}\n")
+                with contextlib.suppress(AttributeError, OSError, ValueError):  # a program may have closed it
+                    sys.stderr.write(f"{_measured}\n")
         finally:
             _session.stop()
     finally:

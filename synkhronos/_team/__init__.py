@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from synkhronos._team.interrupts import collect_garbage, deferred_interrupts
+from synkhronos._team.log import log
 from synkhronos._team.signals import Barrier
 from synkhronos._team.team import Team
 from synkhronos._team.timeline import (
@@ -28,5 +29,6 @@ __all__ = [
     "Team",
     "collect_garbage",
     "deferred_interrupts",
+    "log",
     "spans",
 ]

@@ -6,6 +6,7 @@ at its own exit, and because it forbids children in the workers of its pools.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -27,8 +28,7 @@ class Process:
     """
 
     def __init__(self, work: Callable[[], None]) -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        _flush_output()
         self._exitcode: int | None = None
         self.pid = os.fork()
         if self.pid == 0:
@@ -40,8 +40,7 @@ class Process:
                 traceback.print_exc()
             finally:
                 try:
-                    sys.stdout.flush()
-                    sys.stderr.flush()
+                    _flush_output()
                 finally:
                     os._exit(code)
 
@@ -74,6 +73,13 @@ class Process:
             os.kill(self.pid, signal.SIGKILL)
             while not self.join(60.0):
                 pass
+
+
+def _flush_output() -> None:
+    """Write out what is buffered; programs may have closed these streams, or put other objects in their places."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
 
 
 def describe_exit(exitcode: int | None) -> str:

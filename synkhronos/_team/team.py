@@ -28,16 +28,15 @@ from typing import Callable
 
 import numpy as np
 
-from synkhronos._memory import Box, Segment
+from synkhronos._memory import Box, Segment, clear_of_streams
 from synkhronos._team.interrupts import deferred_interrupts
+from synkhronos._team.log import log
 from synkhronos._team.process import Process, describe_exit
 from synkhronos._team.signals import Barrier, Signals
 from synkhronos._team.timeline import CONTROL, OUTSIDE, Timeline
 from synkhronos.errors import CollectiveAborted, WorkerDied, WorkerTimeout
 
 __all__ = ["MasterDied", "Team"]
-
-_logger = logging.getLogger("synkhronos")
 
 _PR_SET_PDEATHSIG = 1
 _F_SETSIG = 10
@@ -86,7 +85,9 @@ class Team:
         self._mailbox = Box()
         self._answers = [Box() for _ in range(self.n_ranks)]
         self._processes: dict[int, Process] = {}
-        self._alive_reader, self._alive_writer = os.pipe()  # open for writing as long as the master lives
+        self._alive_reader, self._alive_writer = map(
+            clear_of_streams, os.pipe()
+        )  # open for writing as long as the master lives
 
     # -- the master's side
 
@@ -184,7 +185,8 @@ class Team:
         for rank, process in self._processes.items():
             if not process.join(max(0.0, deadline - time.monotonic())):
                 if grace > 0:
-                    _logger.warning("the worker of rank %d (pid %d) did not stop and is killed", rank, process.pid)
+                    text = "the worker of rank %d (pid %d) did not stop and is killed"
+                    log(logging.WARNING, text, rank, process.pid)
                 process.kill()
         self._processes.clear()
         os.close(self._alive_reader)
