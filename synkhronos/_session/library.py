@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Callable
 
 from synkhronos import _graphs
+from synkhronos._interrupts import interrupt_behind
 from synkhronos._rank import Replica, summarize
 from synkhronos._session.ledger import Ledger
 
@@ -70,6 +71,9 @@ class Library:
             try:
                 bundle = _graphs.dump({key: function}, self._replica.variables)
             except Exception as error:
+                interrupt = interrupt_behind(error)
+                if interrupt is not None:
+                    raise interrupt  # noqa: B904 - it is where the error comes from
                 if key in self._orphans:  # nobody will call it
                     self._settled(key)
                     continue
