@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Union
 
 import numpy as np
@@ -17,13 +17,28 @@ __all__ = ["Rows", "Selection", "pieces", "select", "select_per_rank", "shares",
 
 
 class Rows(NamedTuple):
-    """The rows ``start, start + 1, …, stop - 1`` of an array."""
+    """The rows ``start, start + 1, …, stop - 1`` of an array.
+
+    It is no sequence: to make a tuple of it would take as much memory as there are rows, since Python asks for the
+    length first.
+    """
 
     start: int
     stop: int
 
     def __len__(self) -> int:
         return self.stop - self.start
+
+    def __iter__(self) -> Iterator[int]:
+        raise TypeError("rows cannot be iterated over; `bounds` are the first one and the one after the last")
+
+    def __reduce__(self) -> tuple[type[Rows], tuple[int, int]]:
+        return Rows, (self.start, self.stop)
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """``start`` and ``stop``."""
+        return self.start, self.stop
 
 
 #: Rows of a data set: a contiguous range, or a 1-d int64 array of non-negative row numbers.

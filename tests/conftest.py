@@ -6,6 +6,7 @@ that there is if it fits and is intact, so that a module forks a few times only;
 
 import gc
 import os
+import signal
 import time
 import warnings
 
@@ -17,6 +18,11 @@ from support import Machine, template
 import synkhronos as synk
 
 RANKS = (1, 2, 3, 5)
+
+#: Under ``nohup`` and in background jobs these are ignored, and so they are in what is started there.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 _suppressed = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
 _common = {"deadline": None, "database": None, "suppress_health_check": _suppressed}

@@ -202,7 +202,7 @@ class Selector:
         """The arrays that are used, all ranks together: the chosen rows of each scattered input, the others whole."""
         arrays = [value.data if isinstance(value, Data) else value for value in self._values]
         return [
-            value if rows is None else value[slice(*rows)] if isinstance(rows, Rows) else value[rows]
+            value if rows is None else value[slice(*rows.bounds)] if isinstance(rows, Rows) else value[rows]
             for value, rows in zip(arrays, self._rows)
         ]
 
@@ -217,7 +217,7 @@ class Selector:
         of_data = [rows for value, rows in zip(self._values, self._rows) if isinstance(value, Data)]
         listed = {id(rows): rows for rows in (*of_data, *(sliceable_rows or ())) if isinstance(rows, np.ndarray)}
         arrays = [
-            value if rows is None else value[slice(*rows)] if isinstance(rows, Rows) else (value, rows)
+            value if rows is None else value[slice(*rows.bounds)] if isinstance(rows, Rows) else (value, rows)
             for value, rows in zip(self._values, self._rows)
             if not isinstance(value, Data)
         ]

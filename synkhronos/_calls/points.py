@@ -25,7 +25,7 @@ def sliceable_rows(session: Session, graph: Graph, batch_s: Any, num_slices: int
     rows = select_per_rank(batch_s, _lengths(session, graph))
     if all(isinstance(one, Rows) for one in rows):
         return rows
-    return [np.arange(*one, dtype=np.int64) if isinstance(one, Rows) else one for one in rows]
+    return [np.arange(*one.bounds, dtype=np.int64) if isinstance(one, Rows) else one for one in rows]
 
 
 def _lengths(session: Session, graph: Graph) -> list[int]:

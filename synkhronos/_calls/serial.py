@@ -234,7 +234,7 @@ class Serial:
 
 
 def _rows_of(value: Any, rows: Selection) -> Any:
-    return value[slice(*rows)] if isinstance(rows, tuple) else value[rows]
+    return value[slice(*rows.bounds)] if isinstance(rows, tuple) else value[rows]
 
 
 def _largest_difference(got: np.ndarray, right: np.ndarray) -> tuple[float, float]:

@@ -212,5 +212,5 @@ class SharedMemoryTransport:
     def _collect_chunks(self, array: np.ndarray, places: list[tuple[int, int, int]]) -> None:
         chunks = shares(array.size, self._n_ranks)
         for rank, pid, address in places:
-            start, stop = chunks[rank]
+            start, stop = chunks[rank].bounds
             read(pid, address + start * array.itemsize, array[start:stop])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from synkhronos._memory.arena import Arena
 from synkhronos._memory.box import Box
+from synkhronos._memory.descriptors import clear_of_streams
 from synkhronos._memory.files import OpenFile
 from synkhronos._memory.heap import keep_freed_memory, return_freed_memory
 from synkhronos._memory.segments import (
@@ -27,6 +28,7 @@ __all__ = [
     "SegmentRef",
     "SegmentTable",
     "aligned",
+    "clear_of_streams",
     "dtype_spec",
     "keep_freed_memory",
     "remove_stale",

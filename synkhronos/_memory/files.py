@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from synkhronos._memory.descriptors import clear_of_streams
 from synkhronos._memory.segments import FileRef, new_key
 
 __all__ = ["OpenFile"]
@@ -49,7 +50,7 @@ class OpenFile:
             return None
         writable = array.mode in ("r+", "w+")
         try:
-            fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+            fd = clear_of_streams(os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC))
         except OSError:
             return None
         if _mapped_inode(base) != os.fstat(fd).st_ino:  # another file has taken the name

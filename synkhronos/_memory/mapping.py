@@ -1,10 +1,15 @@
-"""Memory mappings without a file descriptor each: `mmap.mmap` keeps a duplicate open for as long as it lives."""
+"""Memory mappings without a file descriptor each: `mmap.mmap` keeps a duplicate open for as long as it lives.
+
+They are unmapped by C code alone. A ``__del__`` in Python can be torn apart by Ctrl-C, and its memory would be lost.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
 import os
+import platform
+import resource
 
 import numpy as np
 
@@ -13,26 +18,35 @@ __all__ = ["map_shared"]
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _FAILED = ctypes.c_void_p(-1).value
+_MAP_FIXED = 0x10
+_MAP_NORESERVE = 0x8000 if platform.machine() in ("mips", "mips64") else 0x4000
+_PROT_NONE = 0
 
 
 class _Mapping:
-    """One ``mmap(2)`` with ``MAP_SHARED``, unmapped with the last array that views it."""
+    """One ``mmap(2)`` with ``MAP_SHARED``, unmapped with the last array that views it.
+
+    `mmap.mmap` reserves the addresses, with nothing behind them, and gives them back; the file is mapped over them.
+    """
 
     def __init__(self, fd: int, size: int, offset: int, writable: bool) -> None:
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        address = _libc.mmap(None, size, protection, mmap.MAP_SHARED, fd, offset)
-        if address == _FAILED:
-            number = ctypes.get_errno()
-            raise MemoryError(f"cannot map {size:,} bytes: {os.strerror(number)}")
-        self._address, self._size = address, size
-        self._munmap = _libc.munmap  # still there when the interpreter shuts down
+        try:
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+            self._addresses = mmap.mmap(-1, size, flags, _PROT_NONE)
+        except (OSError, OverflowError) as error:
+            raise _refusal(size, str(getattr(error, "strerror", error))) from None
+        address = np.frombuffer(self._addresses, np.uint8).ctypes.data
+        if _libc.mmap(address, size, protection, mmap.MAP_SHARED | _MAP_FIXED, fd, offset) == _FAILED:
+            raise _refusal(size, os.strerror(ctypes.get_errno()))
         self.__array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, not writable), "version": 3}
 
-    def __del__(self) -> None:
-        if hasattr(self, "_munmap"):
-            self._munmap(self._address, self._size)
+
+def _refusal(size: int, reason: str) -> MemoryError:
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    hint = "" if limit == resource.RLIM_INFINITY else f" (this process may have {limit:,} bytes in all: ulimit -v)"
+    return MemoryError(f"cannot map {size:,} bytes: {reason}{hint}")
 
 
 def map_shared(fd: int, size: int, offset: int = 0, writable: bool = True) -> np.ndarray:

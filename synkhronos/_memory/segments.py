@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import posix_ipc
 
+from synkhronos._memory.descriptors import clear_of_streams
 from synkhronos._memory.mapping import map_shared
 
 __all__ = [
@@ -118,7 +119,7 @@ class Segment:
         size = max(int(size), mmap.PAGESIZE)
         if size > _MOST_BYTES:
             raise MemoryError(f"{size:,} bytes are more than there can be")
-        fd = _unnamed()
+        fd = clear_of_streams(_unnamed())
         try:
             _reserve(fd, size)
             return cls(SegmentRef(new_key(), os.getpid(), fd, size), map_shared(fd, size))

@@ -21,7 +21,7 @@ from synkhronos._rank.commands import (
     Shapes,
     Source,
 )
-from synkhronos._rank.messages import Arrays, Decoder, Encoder, Envelope, Failure, Release
+from synkhronos._rank.messages import Arrays, Decoder, Encoder, Envelope, Failure, Release, summarize
 from synkhronos._rank.replica import Replica
 from synkhronos._rank.threads import count_cores
 from synkhronos._rank.worker import serve
@@ -53,4 +53,5 @@ __all__ = [
     "Source",
     "count_cores",
     "serve",
+    "summarize",
 ]

@@ -13,7 +13,7 @@ from synkhronos._partition import Rows
 from synkhronos._rank.commands import Call, Command, Source
 from synkhronos.errors import CollectiveAborted
 
-__all__ = ["Arrays", "Decoder", "Encoder", "Envelope", "Failure", "Release"]
+__all__ = ["Arrays", "Decoder", "Encoder", "Envelope", "Failure", "Release", "summarize"]
 
 
 class Release(NamedTuple):
@@ -44,9 +44,8 @@ class Failure(NamedTuple):
     @classmethod
     def of(cls, error: Exception, unprepared: bool = False) -> Failure:
         """What a rank answers when this was raised there; to be called while the exception is handled."""
-        summary = f"{type(error).__name__}: {error}"
         aborted = isinstance(error, CollectiveAborted)
-        return cls(time.monotonic(), summary, _way_to(error), aborted, unprepared)
+        return cls(time.monotonic(), summarize(error), _way_to(error), aborted, unprepared)
 
 
 def _way_to(error: Exception) -> str:
@@ -56,12 +55,21 @@ def _way_to(error: Exception) -> str:
     """
     origin: BaseException = error
     context = error.__context__
-    if type(context) is type(error) and str(error).startswith(str(context)):
+    if type(context) is type(error) and summarize(error).startswith(summarize(context)):
         origin = context
     before = origin.__cause__ or (None if origin.__suppress_context__ else origin.__context__)
     chain = [] if before is None else traceback.format_exception(type(before), before, before.__traceback__)
     chain += ["\nwhich led to\n\n"] if chain else []
     return "".join([*chain, "Traceback (most recent call last):\n", *traceback.format_tb(error.__traceback__)])
+
+
+def summarize(error: BaseException) -> str:
+    """The class of an exception, and its message if it has one that can be had: ``__str__`` is the user's code."""
+    name = type(error).__name__
+    try:
+        return f"{name}: {error}".rstrip(": ")
+    except Exception as another:
+        return f"{name} (its message cannot be shown: {type(another).__name__} in __str__)"
 
 
 class Arrays(NamedTuple):
@@ -75,7 +83,8 @@ def _reduced(value: Any) -> tuple[type, tuple[Any, ...]]:
     return type(value), tuple(value)
 
 
-for _type in (Rows, ArrayRef, SegmentRef, Source, Release, Call, Envelope, Arrays):
+copyreg.pickle(Rows, Rows.__reduce__)
+for _type in (ArrayRef, SegmentRef, Source, Release, Call, Envelope, Arrays):
     copyreg.pickle(_type, _reduced)  # half the time of what pickle does for named tuples by itself
 
 

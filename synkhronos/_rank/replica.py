@@ -153,7 +153,7 @@ class Replica:
         def run(part: Rows, sliced: Selection | None) -> list[Any]:
             self._timeline.switch(SHUFFLE)
             inputs = [self._excerpts.take(source, part, (command.function, i)) for i, source in enumerate(scattered)]
-            extra: tuple[Any, ...] = () if sliced is None else tuple(sliced) if isinstance(sliced, Rows) else (sliced,)
+            extra: tuple[Any, ...] = () if sliced is None else sliced.bounds if isinstance(sliced, Rows) else (sliced,)
             self._timeline.switch(FUNCTION)
             return function(*inputs, *whole, *extra, output_subset=subset)
 

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 from typing import Any, Callable
 
-from synkhronos._rank import Command, Decoder, Encoder, Failure, Replica
+from synkhronos._interrupts import deferred_interrupts, interrupt_behind
+from synkhronos._rank import Command, Decoder, Encoder, Failure, Replica, summarize
 from synkhronos._session.failures import BROKEN, first_failure, worker_error
 from synkhronos._session.ledger import Ledger
-from synkhronos._team import Team, deferred_interrupts
+from synkhronos._team import Team, log
 from synkhronos.errors import SessionError, WorkerDied, WorkerRestarted, WorkerTimeout
 
-__all__ = ["CLOSED", "Dispatcher"]
-
-_logger = logging.getLogger("synkhronos")
+__all__ = ["BUSY", "CLOSED", "Dispatcher"]
 
 _INTERRUPT_SECONDS = 0.7  # how long a rank may take to answer after the master was interrupted
 _MAX_RESTARTS = 3
+
+#: What is said to a handler of a signal, or to a finalizer, that wants the ranks in the middle of a call.
+BUSY = (
+    "a call is under way on the ranks, and this one comes from within it (from a signal's handler, or from a "
+    "finalizer): have the handler note that the signal came, and look at the note after the call; or have it raise an "
+    "exception, and do what is to be done where that is caught"
+)
 
 #: What a thread is told that waited for its turn while another closed the session.
 CLOSED = "the session was closed"
@@ -63,28 +70,30 @@ class Dispatcher:
         """Have every rank execute a command; returns their results in rank order, arrays of workers as `Arrays`."""
         with self.lock, self._team.timeline.call(type(command).__name__):
             self.check_usable()
+            if self._team.outstanding:
+                self._take_up()
             envelope = self._ledger.envelope(command)
             message = self._encoder.dumps(envelope)
             own_error: Exception | None = None
-            sent = False
             if self._team.signals.aborted:  # an interrupt came before the flag of a failed command was lowered
                 self._team.signals.reset()
             try:
-                with deferred_interrupts():
-                    self._team.send(message)
-                    sent = True
+                self._team.send(message)
                 self._replica.forget(*envelope.release)
                 try:
                     result = self._replica.execute(command)
                 except (WorkerDied, WorkerTimeout):
                     raise
                 except Exception as error:
+                    interrupt = interrupt_behind(error)
+                    if interrupt is not None:
+                        raise interrupt  # noqa: B904 - it is where the error comes from
                     result = Failure.of(error)
                     own_error = error
                     self._team.signals.abort()
                 replies = self._team.collect()
             except BaseException as error:
-                if sent:
+                if self._team.outstanding:
                     self._interrupted(error, command)
                 raise
             results = self._received(replies)
@@ -104,35 +113,56 @@ class Dispatcher:
             self._ledger.delivered()
         return results
 
-    def _interrupted(self, error: BaseException, command: Command) -> None:
-        """Clean up after the master left a command early: a worker died or is silent, or the user pressed Ctrl-C."""
+    def _take_up(self) -> None:
+        """Before another command is sent: see to one that is not over."""
+        frame = sys._getframe(1).f_back
+        while frame is not None:
+            if frame.f_code is Dispatcher.issue.__code__ and frame.f_locals["self"] is self:
+                raise SessionError(BUSY)
+            frame = frame.f_back
+        # it was interrupted, and so was its clean-up
+        self._interrupted(SessionError("an interrupt during the clean-up after an interrupt"), None)
+        self.check_usable()
+
+    def _interrupted(self, error: BaseException, command: Command | None) -> None:
+        """Clean up after the master left a command early: a worker died or is silent, or a signal's handler raised."""
+        if self.broken is not None:  # the handler has closed the session
+            return
         lost = isinstance(error, (WorkerDied, WorkerTimeout))
         if lost:
             error.args = (f"{error} (in {type(command).__name__})",)
-        cause = f"{type(error).__name__}: {error}".rstrip(": ")
+        cause = summarize(error)
         second: BaseException | None = None
         try:
             self._team.signals.abort()
             if isinstance(error, WorkerDied) and self._restore is not None:
                 self._restart(error)
-            elif not lost and self._team.settle(_INTERRUPT_SECONDS) and not self._team.dead():
-                with deferred_interrupts():
-                    self._team.signals.reset()
-                    self._received(self._team.collect())
-                _logger.warning("interrupted; the session is usable, but replicas may differ now")
+            elif not lost and self._settled():
                 return
         except WorkerRestarted:
             raise
         except BaseException as another:  # a second Ctrl-C, say
+            if not lost and not self._team.outstanding:
+                raise
             second = another
         if lost:
             error.args = (f"{error}; {BROKEN}",)
         with deferred_interrupts():
             self.broken = cause
             self._team.stop(grace=0.0)
-        _logger.error("%s; %s", cause, BROKEN)
+        log(logging.ERROR, "%s; %s", cause, BROKEN)
         if second is not None and not isinstance(second, Exception):
             raise second
+
+    def _settled(self) -> bool:
+        """Have the ranks give up or finish what they do, if they can soon; returns whether all is in order again."""
+        with deferred_interrupts():
+            if not self._team.settle(_INTERRUPT_SECONDS) or self._team.dead():
+                return False
+            self._team.signals.reset()
+            self._received(self._team.collect())
+            log(logging.WARNING, "interrupted; the session is usable, but replicas may differ now")
+        return True
 
     def _restart(self, error: WorkerDied) -> None:
         """Replace dead workers; raises `WorkerRestarted`, or returns if that cannot be done."""
@@ -149,7 +179,7 @@ class Dispatcher:
         except WorkerRestarted as another:
             ranks += another.ranks
         self._restarts = 0
-        _logger.warning("%s; it was replaced", error)
+        log(logging.WARNING, "%s; it was replaced", error)
         raise WorkerRestarted(
             f"{error}; it was replaced, and the next call will work. This call was not completed, and "
             "ranks may differ: synkhronos.broadcast(shared_vars) gives all of them the master's values.",

@@ -60,7 +60,7 @@ def _share(command: Call, rank: int, summary: str) -> str:
     if not n_points or len(command.counts) == 1 == command.num_slices:
         return ""
     if command.shares is not None:
-        start, stop = command.shares[rank]
+        start, stop = command.shares[rank].bounds
         had = f"rows {start} to {stop - 1} of {n_all}" if n_points > 1 else f"row {start} of {n_all}"
     elif command.rows:
         had = f"{n_points} rows of the sliceable shared variables"

@@ -9,9 +9,9 @@ from typing import Any, Callable, TypeVar, Union
 
 import numpy as np
 
+from synkhronos._interrupts import deferred_interrupts
 from synkhronos._memory import Arena, ArrayRef, FileRef, OpenFile, Segment, SegmentRef, SegmentTable, aligned
 from synkhronos._rank import Arrays, Command, Envelope, Release
-from synkhronos._team import deferred_interrupts
 
 __all__ = ["Ledger", "Staged"]
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any, Callable
 
 from synkhronos import _graphs
-from synkhronos._rank import Replica
+from synkhronos._interrupts import interrupt_behind
+from synkhronos._rank import Replica, summarize
 from synkhronos._session.ledger import Ledger
 from synkhronos.errors import WorkerError
 
@@ -104,9 +105,12 @@ class Library:
         try:
             bundle = _graphs.dump({key: function}, self._replica.variables, definitions=self._definitions)
         except Exception as error:
+            interrupt = interrupt_behind(error)
+            if interrupt is not None:
+                raise interrupt  # noqa: B904 - it is where the error comes from
             self._failed.add(key)
             failed = TypeError(
-                f"{_graphs.describe(function)} cannot be pickled, so not replicated: {error}. Define what "
+                f"{_graphs.describe(function)} cannot be pickled, so not replicated: {summarize(error)}. Define what "
                 "it uses at the top level: before fork, or in a module"
             )
             failed.__cause__ = error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import logging
 import os
@@ -14,14 +15,15 @@ from collections.abc import Sequence
 from typing import Any, Callable, TypeVar, cast
 
 from synkhronos import _graphs
+from synkhronos._interrupts import collect_garbage
 from synkhronos._keywords import checks_keywords
 from synkhronos._memory import remove_stale
 from synkhronos._session.cautions import check_cores, check_threads
 from synkhronos._session.devices import check_unused, count_gpus, find_devices, kind
+from synkhronos._session.dispatch import BUSY
 from synkhronos._session.options import Options
 from synkhronos._session.profiles import Profile, Serial, begin, finish
 from synkhronos._session.session import Session, segments
-from synkhronos._team import collect_garbage
 from synkhronos.errors import DeviceError, SessionError
 
 __all__ = ["close", "current", "distribute", "drop_segment", "fork", "functions", "get_n_gpu", "held", "settle"]
@@ -40,6 +42,8 @@ def current(function: str = "this") -> Session:
     """The session; without one a `SessionError`, which says that ``fork`` comes first."""
     if _session is None:
         raise SessionError(f"synkhronos.{function}: there is no session; call synkhronos.fork() first")
+    if _session.in_a_call():
+        raise SessionError(f"synkhronos.{function}: {BUSY}")
     return _session
 
 
@@ -186,7 +190,8 @@ def close() -> None:
         try:
             finish(_session)
             if _measured is not None:
-                sys.stderr.write(f"{_measured}\n")
+                with contextlib.suppress(AttributeError, OSError, ValueError):  # a program may have closed it
+                    sys.stderr.write(f"{_measured}\n")
         finally:
             _session.stop()
     finally:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 
 from synkhronos import _graphs
 from synkhronos._collectives import Workspace
+from synkhronos._interrupts import collect_garbage, deferred_interrupts
 from synkhronos._memory import (
     ArrayRef,
     OpenFile,
@@ -32,7 +33,7 @@ from synkhronos._session.ledger import Ledger, Staged
 from synkhronos._session.library import Library
 from synkhronos._session.options import Options
 from synkhronos._session.replicas import Replicas
-from synkhronos._team import TRANSFERS, Team, collect_garbage, deferred_interrupts
+from synkhronos._team import TRANSFERS, Team
 
 __all__ = ["Session", "segments"]
 
@@ -92,6 +93,7 @@ class Session:
             self._dispatcher = Dispatcher(self._team, self.replica, self._ledger, options.timeout, restore)
             self.lock = self._dispatcher.lock
             self.check_usable = self._dispatcher.check_usable
+            self.in_a_call: Callable[[], bool] = self.lock._is_owned  # type: ignore[attr-defined]
             self.settle()  # every worker has started, or this raises
             if self.on_gpu:
                 take_gpus(devices, self.run)
@@ -232,7 +234,11 @@ class Session:
         """Stop and join the workers, and free the memory that only the session needed."""
         if os.getpid() != self.pid:
             return
+        within = self.in_a_call()  # by a signal's handler
         with self.lock, deferred_interrupts():
+            if within and not self.broken:
+                self._dispatcher.broken = CLOSED
+                self._team.stop(grace=0.0)
             if not self.broken:
                 self._team.send(Encoder().dumps(self._ledger.envelope(None)))
                 self._dispatcher.broken = CLOSED

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from synkhronos._team.interrupts import collect_garbage, deferred_interrupts
+from synkhronos._team.log import log
 from synkhronos._team.signals import Barrier
 from synkhronos._team.team import Team
 from synkhronos._team.timeline import (
@@ -26,7 +26,6 @@ __all__ = [
     "Barrier",
     "Notes",
     "Team",
-    "collect_garbage",
-    "deferred_interrupts",
+    "log",
     "spans",
 ]

@@ -6,12 +6,16 @@ at its own exit, and because it forbids children in the workers of its pools.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import time
 import traceback
-from typing import Callable
+from collections.abc import Iterable
+from typing import Callable, NoReturn
+
+from synkhronos._team.dispositions import leave_signals_to_master
 
 __all__ = ["Process", "describe_exit"]
 
@@ -27,23 +31,16 @@ class Process:
     """
 
     def __init__(self, work: Callable[[], None]) -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        _flush_output()
         self._exitcode: int | None = None
-        self.pid = os.fork()
-        if self.pid == 0:
-            code = 1
-            try:
-                work()
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                try:
-                    sys.stdout.flush()
-                    sys.stderr.flush()
-                finally:
-                    os._exit(code)
+        # until the child has left its signals to the master, none must reach it: it has the master's handlers
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            self.pid = os.fork()
+            if self.pid == 0:
+                _live(work, mask)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     @property
     def exitcode(self) -> int | None:
@@ -74,6 +71,30 @@ class Process:
             os.kill(self.pid, signal.SIGKILL)
             while not self.join(60.0):
                 pass
+
+
+def _live(work: Callable[[], None], mask: Iterable[int]) -> NoReturn:
+    """The life of a child."""
+    code = 1
+    try:
+        leave_signals_to_master()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        work()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        try:
+            _flush_output()
+        finally:
+            os._exit(code)
+
+
+def _flush_output() -> None:
+    """Write out what is buffered; programs may have closed these streams, or put other objects in their places."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
 
 
 def describe_exit(exitcode: int | None) -> str:

@@ -9,18 +9,15 @@ Invariants
 ----------
 * One message is outstanding at a time; messages are numbered, and a worker's answer carries its number.
 * In every wait a process looks every `POLL` seconds, at the latest, whether its peers live: the master whether a worker
-  has died, a worker whether the master has. A worker is also killed by the kernel when the master's main thread ends.
-* Workers ignore SIGINT: Ctrl-C is the master's to handle.
+  has died, a worker whether the master has. A worker is also killed by the kernel when the master ends.
+* Signals are the master's to handle: workers ignore Ctrl-C, SIGTERM and their like.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import fcntl
 import logging
 import os
-import signal
 import threading
 import time
 from collections.abc import Sequence
@@ -28,19 +25,16 @@ from typing import Callable
 
 import numpy as np
 
+from synkhronos._interrupts import deferred_interrupts
 from synkhronos._memory import Box, Segment
-from synkhronos._team.interrupts import deferred_interrupts
+from synkhronos._team.lifeline import Lifeline
+from synkhronos._team.log import log
 from synkhronos._team.process import Process, describe_exit
 from synkhronos._team.signals import Barrier, Signals
 from synkhronos._team.timeline import CONTROL, OUTSIDE, Timeline
-from synkhronos.errors import CollectiveAborted, WorkerDied, WorkerTimeout
+from synkhronos.errors import CollectiveAborted, SessionError, WorkerDied, WorkerTimeout
 
 __all__ = ["MasterDied", "Team"]
-
-_logger = logging.getLogger("synkhronos")
-
-_PR_SET_PDEATHSIG = 1
-_F_SETSIG = 10
 
 
 class MasterDied(BaseException):
@@ -78,7 +72,8 @@ class Team:
         finished.close_fd()
         self.timeline = Timeline(finished.array((2, self.n_ranks), np.int64), master_rank)
         self.barrier = Barrier(self.signals, self.timeline, self.check)
-        self._number = 0
+        self._number = 0  # of the last message
+        self._collected = 0  # and of the last one whose answers the master has
         self._stopped = False
         self._timeout = timeout
         self._deadline: float | None = None
@@ -86,7 +81,7 @@ class Team:
         self._mailbox = Box()
         self._answers = [Box() for _ in range(self.n_ranks)]
         self._processes: dict[int, Process] = {}
-        self._alive_reader, self._alive_writer = os.pipe()  # open for writing as long as the master lives
+        self._lifelines: dict[int, Lifeline] = {}
 
     # -- the master's side
 
@@ -99,19 +94,28 @@ class Team:
     def _fork(self, rank: int) -> None:
         by_main_thread = threading.current_thread() is threading.main_thread()
         with deferred_interrupts():
+            if rank in self._lifelines:
+                self._lifelines[rank].close()
+            lifeline = self._lifelines[rank] = Lifeline()
             self._processes[rank] = Process(lambda: self._run(rank, by_main_thread))
+            lifeline.forked()
 
     def send(self, message: bytes) -> None:
-        """Hand every worker the same message."""
+        """Hand every worker the same message: whatever interrupts this, it is sent once the word is written."""
         self._mailbox.put(message)
-        self._begin()
+        self._begin(self.signals.sent[0] + 1)
         self._deadline = None if self._timeout is None else time.monotonic() + self._timeout
         self.signals.answered[self.master_rank] = self._number
         self.signals.post(self.signals.sent, 0, self._number, self.workers)
 
-    def _begin(self) -> None:
-        self._number += 1
-        self.barrier.restart(self._number)
+    def _begin(self, number: int) -> None:
+        self._number = number
+        self.barrier.restart(number)
+
+    @property
+    def outstanding(self) -> bool:
+        """Whether a message has been sent whose answers were not collected."""
+        return self.signals.sent[0] != self._collected
 
     def collect(self) -> list[bytes | None]:
         """Wait for the answers of all workers, by rank; ``None`` at the master's. May be called again if interrupted.
@@ -126,7 +130,9 @@ class Team:
         self.timeline.rest(self._number)
         self.signals.wait(self.signals.answered, self._number, self.check_workers)
         self.timeline.resume(self._number, CONTROL)
-        return [self._answers[rank].get() if rank in self.workers else None for rank in range(self.n_ranks)]
+        answers = [self._answers[rank].get() if rank in self.workers else None for rank in range(self.n_ranks)]
+        self._collected = self._number
+        return answers
 
     def unanswered(self) -> list[int]:
         """The workers that have not answered the last message."""
@@ -135,6 +141,8 @@ class Team:
 
     def check_workers(self) -> None:
         """Raise `WorkerDied` if any worker is dead, `WorkerTimeout` if the time is up."""
+        if self._stopped:
+            raise SessionError("the session was closed while this call was under way")
         for rank in self.dead():
             process = self._processes[rank]
             raise WorkerDied(
@@ -174,6 +182,7 @@ class Team:
         for rank in ranks:
             self.signals.answered[rank] = self._number
             self._fork(rank)
+        self._collected = self._number
 
     def stop(self, grace: float = 5.0) -> None:
         """Wait for the workers, which were told to stop; kill those that have not ended after ``grace`` seconds."""
@@ -184,29 +193,19 @@ class Team:
         for rank, process in self._processes.items():
             if not process.join(max(0.0, deadline - time.monotonic())):
                 if grace > 0:
-                    _logger.warning("the worker of rank %d (pid %d) did not stop and is killed", rank, process.pid)
+                    text = "the worker of rank %d (pid %d) did not stop and is killed"
+                    log(logging.WARNING, text, rank, process.pid)
                 process.kill()
         self._processes.clear()
-        os.close(self._alive_reader)
-        os.close(self._alive_writer)
+        for lifeline in self._lifelines.values():
+            lifeline.close()
+        self._lifelines.clear()
 
     # -- a worker's side
 
     def _run(self, rank: int, by_main_thread: bool) -> None:
         self.signals.rank = rank
-        for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        # have the kernel kill this process when its master ends, even if it computes and cannot look: when the last
-        # writer closes the pipe, and (children that the user forks are writers, too) when the forking thread ends
-        os.close(self._alive_writer)
-        own = os.open(f"/proc/self/fd/{self._alive_reader}", os.O_RDONLY | os.O_NONBLOCK)  # not shared with others
-        fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(own, _F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(own, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
-        os.close(self._alive_reader)
-        if by_main_thread:  # other threads may end before the master does
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        self._lifelines[rank].hold(by_main_thread)
         with contextlib.suppress(MasterDied):
             self.check_master()
             assert self._work is not None
@@ -222,7 +221,7 @@ class Team:
         self.signals.wait(self.signals.sent, self._number + 1, self.check_master)
         self.timeline.resume(self._number, OUTSIDE)
         self.timeline.begin()
-        self._begin()
+        self._begin(self._number + 1)
         return self._mailbox.get()
 
     def answer(self, message: bytes) -> None:

@@ -267,7 +267,7 @@ def check_broken(function, fault):
             call()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 @pytest.mark.parametrize("rank", [1, 2])
 def test_an_idle_worker_is_killed(no_session, rank, number):
     synk.fork(3)

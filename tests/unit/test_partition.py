@@ -1,5 +1,8 @@
 """`_partition`: index arithmetic against NumPy's own indexing."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,7 +16,7 @@ LENGTHS = st.integers(0, 60)
 
 def expand(selection):
     """The row numbers of a selection as a list."""
-    return list(range(*selection)) if isinstance(selection, Rows) else list(selection)
+    return list(range(*selection.bounds)) if isinstance(selection, Rows) else list(selection)
 
 
 @given(LENGTHS, st.integers(1, 12))
@@ -174,3 +177,21 @@ def test_one_batch_s_for_all_ranks(batch_s):
 def test_a_wrong_batch_s_is_refused_by_name_and_rank(batch_s, error, words):
     with pytest.raises(error, match=words):
         select_per_rank(batch_s, LENGTHS_OF_RANKS)
+
+
+def test_rows_take_constant_time_and_memory():
+    """However many they are: nothing may ask for a tuple of them, which Python would first make as long as they are."""
+    rows = Rows(5, 3 * 10**15)
+    assert len(rows) == 3 * 10**15 - 5
+    assert rows.bounds == (5, 3 * 10**15)
+    for call in (tuple, list, iter, lambda rows: slice(*rows)):
+        with pytest.raises(TypeError):
+            call(rows)
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        again = pickle.loads(pickle.dumps(rows, protocol))
+        assert type(again) is Rows
+        assert again == rows
+    assert copy.deepcopy(rows) == rows
+    assert [one.bounds for one in shares(3 * 10**15, 2)] == [(0, 15 * 10**14), (15 * 10**14, 3 * 10**15)]
+    assert take(rows, Rows(10, 20)) == Rows(15, 25)
+    assert repr(rows) == "Rows(start=5, stop=3000000000000000)"

@@ -1,0 +1,125 @@
+"""Signals whose Python handlers may raise: held back for the few instructions that may not be torn apart.
+
+Python runs the handlers of signals in its main thread, between any two instructions, and what they raise appears there:
+`KeyboardInterrupt` for Ctrl-C, and whatever a program's own handlers of SIGALRM, SIGTERM, … raise. Nearly everything
+here is written such that it may be left at any point. Where that cannot be had, a block of `deferred_interrupts` helps.
+"""
+
+from __future__ import annotations
+
+import _signal  # what is behind `signal`, whose conversions to enums take longer than all else here
+import functools
+import gc
+import sys
+import threading
+from typing import Any
+
+__all__ = ["collect_garbage", "deferred_interrupts", "interrupt_behind"]
+
+_NUMBERS = range(1, _signal.NSIG)
+
+# Of the main thread: how many blocks it is in, the handlers that `_note` stands in for, and the signals that came.
+_depth = 0
+_handlers: dict[int, Any] = {}
+_came: list[int] = []
+
+
+def _note(number: int, frame: Any) -> None:
+    if not _depth:  # before the block begins, or after it has ended
+        _handlers[number](number, frame)
+    elif number not in _came:  # the kernel would not have them queue up, either
+        _came.append(number)
+
+
+def _python_handlers() -> dict[int, Any]:
+    """The program's own handlers, by number of the signal."""
+    found = {number: handler for number in _NUMBERS if callable(handler := _signal.getsignal(number))}
+    return {number: _handlers[number] if handler is _note else handler for number, handler in found.items()}
+
+
+class deferred_interrupts:
+    """Run the handlers of signals that come inside the block when the block ends.
+
+    In threads other than the main one there is nothing to defer. It takes some 10 µs, too much for every call.
+    """
+
+    def __enter__(self) -> None:
+        global _depth
+        self._deferring = threading.get_ident() == threading.main_thread().ident
+        if self._deferring:
+            if not _depth:
+                _handlers.update(_python_handlers())
+                try:
+                    for number in _handlers:
+                        _signal.signal(number, _note)
+                except BaseException:  # of a handler that was not replaced yet
+                    _put_back(list(_handlers.items()))
+                    raise
+            _depth += 1
+
+    def __exit__(self, *exception: object) -> None:
+        global _depth
+        if self._deferring:
+            _depth -= 1
+            if not _depth:
+                handlers = dict(_handlers)
+                try:
+                    _put_back(list(handlers.items()))
+                    _handlers.clear()
+                finally:
+                    _handle(handlers, sys._getframe(1))
+
+
+def _put_back(handlers: list[tuple[int, Any]]) -> None:
+    """Have each signal handled by its own handler again, even if some of these raise meanwhile."""
+    while handlers:
+        try:
+            _signal.signal(*handlers[-1])
+            handlers.pop()
+        except BaseException:
+            _put_back(handlers)
+            raise
+
+
+def _handle(handlers: dict[int, Any], frame: Any) -> None:
+    """Handle all that has come, even if some handlers raise."""
+    if _came:
+        number = _came.pop(0)
+        try:
+            handlers[number](number, frame)
+        finally:
+            _handle(handlers, frame)
+
+
+def interrupt_behind(error: BaseException) -> BaseException | None:
+    """What a handler of a signal has raised, if an exception is that, or was raised because of it; else ``None``.
+
+    The traceback tells. Code that an interrupt tears apart may raise something else on its way out, or the same anew.
+    """
+    codes = {_code_of(handler) for handler in _python_handlers().values()} - {None}
+    found: BaseException | None = error
+    while found is not None:
+        trace = found.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code in codes:
+                return found
+            trace = trace.tb_next
+        if isinstance(found, KeyboardInterrupt):  # its handler is written in C
+            return found
+        found = found.__context__
+    return None
+
+
+def _code_of(handler: Any) -> Any:
+    """The code of a handler that is written in Python: a function, a method, a callable object, or part of one."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    if not hasattr(handler, "__code__") and not hasattr(handler, "__func__"):
+        handler = type(handler).__call__
+    return getattr(getattr(handler, "__func__", handler), "__code__", None)
+
+
+def collect_garbage() -> None:
+    """Run the garbage collector so that no interrupt is lost: Python drops exceptions that finalizers raise."""
+    with deferred_interrupts():
+        gc.collect()

@@ -1,0 +1,460 @@
+"""Signals that programs handle themselves, and signals that reach the whole process group."""
+
+import functools
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from support import NOTHING, ROOT, SLEEP, Fault, is_running, run_script, start_script, wait_until, worker_pids
+
+import synkhronos as synk
+from synkhronos._interrupts import deferred_interrupts, interrupt_behind
+
+_built = {}
+
+
+@pytest.fixture
+def handled():
+    """Sets handlers of signals for one test."""
+    before = {}
+
+    def handle(number, handler):
+        before.setdefault(number, signal.signal(number, handler))
+
+    yield handle
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def faulty(synchronize):
+    """A session of three ranks, a function, and the variable that says what should go wrong on which rank."""
+    synchronize(3)
+    if not _built:
+        x, fault = T.dvector("x"), theano.shared(np.int64(NOTHING), "fault")
+        _built["f"] = synk.function([x], (Fault()(x, fault).sum(), "sum"), mode="FAST_COMPILE")
+        _built["fault"] = fault
+    synk.distribute()
+    synk.broadcast(_built["fault"], NOTHING)
+    assert _built["f"](np.ones(6)) == 6
+    return _built["f"], _built["fault"]
+
+
+class Alarm(Exception):
+    """What the handlers here raise; as a `TimeoutError` or another ordinary exception would be."""
+
+
+def give_alarm(number, frame):
+    raise Alarm(number)
+
+
+class Alarms:
+    """Handlers of other kinds than functions."""
+
+    def method(self, number, frame):
+        raise Alarm(number)
+
+    def __call__(self, number, frame):
+        raise Alarm(number)
+
+
+def with_more(what, number, frame):
+    raise Alarm(what)
+
+
+HANDLERS = {
+    "function": give_alarm,
+    "method": Alarms().method,
+    "object": Alarms(),
+    "partial": functools.partial(with_more, "more"),
+    "lambda": lambda number, frame: give_alarm(number, frame),
+}
+
+# ---------------------------------------------------------------- handlers that raise
+
+
+@pytest.mark.parametrize("number", [signal.SIGALRM, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_handler_that_raises_while_a_call_waits(faulty, handled, number, rank):
+    """The master waits for a worker, or is itself in its share: the exception of the handler comes as it is."""
+    f, fault = faulty
+    handled(number, give_alarm)
+    synk.set_value(rank, fault, SLEEP)
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), number))
+    timer.start()
+    with pytest.raises(Alarm):
+        f(np.ones(6))
+    timer.join()
+    synk.broadcast(fault, NOTHING)
+    assert f(np.ones(6)) == 6
+
+
+@pytest.mark.parametrize("kind", HANDLERS)
+def test_handlers_of_every_kind(faulty, handled, kind):
+    f, fault = faulty
+    handled(signal.SIGALRM, HANDLERS[kind])
+    synk.set_value(0, fault, SLEEP)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    with pytest.raises(Alarm):
+        f(np.ones(6))
+    synk.broadcast(fault, NOTHING)
+    assert f(np.ones(6)) == 6
+
+
+def test_an_exception_of_the_function_is_no_handlers(faulty, handled):
+    f, fault = faulty
+    handled(signal.SIGALRM, give_alarm)
+    synk.set_value(0, fault, 1)
+    with pytest.raises(synk.WorkerError, match="ZeroDivisionError"):
+        f(np.ones(6))
+
+
+def test_a_handler_that_returns_disturbs_nothing(faulty, handled):
+    f, fault = faulty
+    came = []
+    handled(signal.SIGALRM, lambda *some: came.append(1))
+    synk.set_value(1, fault, SLEEP)
+    signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+    assert f(np.ones(6)) == 6
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    assert len(came) > 20
+
+
+def test_handlers_that_raise_at_any_moment():
+    """Three signals with handlers that raise, two hundred times, in whatever goes on; results stay right."""
+    out, _ = run_script(
+        """
+        from test_signals_of_users import Alarm
+        x, w = T.dvector("x"), theano.shared(np.zeros(100_000), "w")
+        live = []
+        def give_alarm(number, frame):
+            if live:
+                raise Alarm(number)
+        numbers = [signal.SIGALRM, signal.SIGUSR1, signal.SIGTERM]
+        synk.fork(3)
+        f = synk.function([x], [(x, "gather"), (x.sum(), "sum")])
+        g = synk.function([], updates=[(w, w + 1)])
+        g(), f(np.ones(3))
+        for number in numbers:
+            signal.signal(number, give_alarm)
+        stop, armed = [], []
+        def interrupt():
+            rng = np.random.RandomState(0)
+            while not stop:
+                time.sleep(0.03 * rng.rand())
+                if armed:
+                    armed.clear()
+                    for _ in range(rng.randint(1, 4)):
+                        os.kill(os.getpid(), numbers[rng.randint(3)])
+        thread = threading.Thread(target=interrupt, daemon=True)
+        thread.start()
+        interrupted = broken = i = 0
+        while interrupted < 200:
+            try:
+                try:
+                    armed.append(1)
+                    live.append(1)
+                    while True:
+                        i += 1
+                        if i % 50 == 0:  # in case that something has swallowed the last ones
+                            armed.append(1)
+                        values, total = f(np.arange(9.0) + i)
+                        assert values.tolist() == (np.arange(9.0) + i).tolist(), values
+                        d = synk.data(np.arange(9.0) + i)
+                        assert f(d, batch=[0, i % 9, 8])[1] == 8 + i % 9 + 3 * i
+                        synk.broadcast(w, np.full(100_000, 1.0))
+                        synk.all_reduce(w, op="sum")
+                        assert (synk.gather(w) == 3).all()
+                except Alarm:
+                    live.clear()
+                    interrupted += 1
+            except Alarm:
+                live.clear()
+            except synk.SessionError:
+                live.clear()
+                broken += 1
+                armed.clear()
+                time.sleep(0.01)
+                synk.close()
+                synk.fork(3)
+        stop.append(1)
+        armed.clear()
+        thread.join()
+        assert [signal.getsignal(number) for number in numbers] == [give_alarm] * 3
+        print(interrupted, broken < 20)
+        """,
+        timeout=100,
+    )
+    assert out == "200 True\n"
+
+
+def test_deferred_signals_are_handled_once_when_the_block_ends(handled):
+    came = []
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        handled(number, lambda number, frame: came.append((number, frame.f_code.co_name)))
+    name = "test_deferred_signals_are_handled_once_when_the_block_ends"
+    with deferred_interrupts():
+        with deferred_interrupts():
+            signal.raise_signal(signal.SIGUSR2)
+        signal.raise_signal(signal.SIGUSR1)
+        assert came == []
+    assert came == [(signal.SIGUSR2, name), (signal.SIGUSR1, name)]
+    handled(signal.SIGALRM, give_alarm)
+    with pytest.raises(Alarm), deferred_interrupts():
+        signal.raise_signal(signal.SIGALRM)
+        signal.raise_signal(signal.SIGUSR1)
+    assert len(came) == 3  # what one handler raises does not keep another from its signal
+    assert signal.getsignal(signal.SIGALRM) is give_alarm
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_deferring_under_fire_puts_every_handler_back(handled):
+    """Thousands of signals in the instructions that put handlers away and back, the handlers raising."""
+    for number in (signal.SIGUSR1, signal.SIGALRM):
+        handled(number, give_alarm)
+    blocks = raised = 0
+    for delay in np.random.RandomState(0).uniform(20e-6, 80e-6, 5000):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, delay)
+            while True:
+                with deferred_interrupts():
+                    blocks += 1
+        except Alarm as error:
+            raised += 1
+            assert interrupt_behind(error) is error
+    assert (raised, blocks > 5000) == (5000, True)
+    with deferred_interrupts():
+        pass
+    assert [signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGALRM)] == [give_alarm] * 2
+    with pytest.raises(Alarm):
+        signal.raise_signal(signal.SIGUSR1)
+
+
+# ---------------------------------------------------------------- handlers that use the session
+
+
+def test_a_handler_may_not_use_the_ranks_in_the_middle_of_a_call(faulty, handled):
+    f, fault = faulty
+    synk.set_value(1, fault, SLEEP)
+    handled(signal.SIGALRM, lambda *some: synk.gather(fault))
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    with pytest.raises(synk.SessionError, match=r"a call is under way.*have the handler note"):
+        f(np.ones(6))
+    synk.broadcast(fault, NOTHING)
+    assert f(np.ones(6)) == 6
+    os.kill(os.getpid(), signal.SIGALRM)  # between calls it may
+    assert f(np.ones(6)) == 6
+
+
+def test_a_handler_that_closes_the_session_in_the_middle_of_a_call(no_session, handled):
+    synk.fork(3)
+    x, fault = T.dvector("x"), theano.shared(np.int64(NOTHING), "fault")
+    f = synk.function([x], (Fault()(x, fault).sum(), "sum"), mode="FAST_COMPILE")
+    f(np.ones(6))
+    pids = worker_pids()
+    synk.set_value(1, fault, SLEEP)
+    handled(signal.SIGALRM, lambda *some: synk.close())
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    with pytest.raises(synk.SessionError, match="closed"):
+        f(np.ones(6))
+    assert not any(map(is_running, pids))
+    synk.fork(2)
+    synk.broadcast(fault, NOTHING)
+    assert f(np.ones(6)) == 6
+
+
+# ---------------------------------------------------------------- signals to the whole process group
+
+SIGNALLED = """
+synk.fork(3)
+x, w, fault = T.dvector("x"), theano.shared(np.zeros(3), "w"), theano.shared(np.int64(NOTHING), "fault")
+f = synk.function([x], (Fault()(x, fault).sum(), "sum"), updates=[(w, w + 1)], mode="FAST_COMPILE")
+f(np.ones(6))
+{before}
+print(*worker_pids(), flush=True)
+try:
+    while True:
+        assert f(np.ones(6)) == 6
+        {loop}
+except {caught}:
+    synk.broadcast(w)  # ranks may differ after an interrupt
+assert f(np.ones(6)) == 6
+assert (synk.gather(w) == synk.get_value(0, w)).all()
+print("saved", flush=True)
+synk.close()
+"""
+
+
+def signal_the_group(number, before="", loop="", caught="ZeroDivisionError", **options):
+    """Signal a program and its workers while they work; returns exit code, what was printed, and the workers' pids."""
+    source = SIGNALLED.format(before=before, loop=loop, caught=caught)
+    process = start_script(source, start_new_session=True, **options)
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    assert len(pids) == 2, process.communicate()
+    time.sleep(0.2)
+    os.killpg(process.pid, number)
+    try:
+        out, err = process.communicate(timeout=30)
+        assert wait_until(lambda: not any(map(is_running, pids)), 2)
+    finally:
+        for pid in filter(is_running, pids):
+            os.kill(pid, signal.SIGKILL)
+    return process.returncode, out, err
+
+
+ASKING = [signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT, signal.SIGRTMIN]
+
+
+@pytest.mark.parametrize("number", ASKING, ids=str)
+def test_a_handler_that_notes_the_signal_and_saves_later(number):
+    before = f"came = []; signal.signal({int(number)}, lambda *some: came.append(1))"
+    returncode, out, err = signal_the_group(number, before, "if came: break")
+    assert (returncode, out, err) == (0, "saved\n", "")
+
+
+@pytest.mark.parametrize("number", ASKING[:3], ids=str)
+def test_a_handler_that_raises_and_the_program_saves(number):
+    before = f"""
+class Preempted(Exception):
+    pass
+def preempted(*some):
+    raise Preempted
+signal.signal({int(number)}, preempted)
+"""
+    returncode, out, err = signal_the_group(number, before, caught="Preempted")
+    assert (returncode, out) == (0, "saved\n")
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("number", ASKING[:4], ids=str)
+def test_without_a_handler_master_and_workers_end_by_the_signal(number):
+    returncode, out, err = signal_the_group(number)
+    assert (returncode, out, err) == (-number, "", "")
+
+
+def test_what_the_master_ignores_ends_no_worker():
+    """As under ``nohup``, or after its terminal was closed."""
+    before = """
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+signal.signal(signal.SIGXCPU, signal.SIG_IGN)
+synk.close(); synk.fork(3); f(np.ones(6))
+threading.Timer(1.0, os.killpg, (0, signal.SIGXCPU)).start()
+end = time.monotonic() + 2
+"""
+    returncode, out, err = signal_the_group(signal.SIGHUP, before, "if time.monotonic() > end: break")
+    assert (returncode, out, err) == (0, "saved\n", "")
+
+
+def test_the_example_saves_and_exits(tmp_path):
+    """The program of docs/robustness.md, and SIGTERM to all of its processes, as ``timeout`` sends it."""
+    document = (ROOT / "docs" / "robustness.md").read_text(encoding="utf-8")
+    program = document.split("<!-- preempted -->\n```python\n")[1].split("```")[0]
+    program = program.replace("for i in", "print('ready', flush=True)\nfor i in")
+    process = start_script("\n" + program, start_new_session=True, cwd=tmp_path)
+    assert process.stdout.readline() == "ready\n", process.communicate()
+    time.sleep(0.3)
+    os.killpg(process.pid, signal.SIGTERM)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (128 + signal.SIGTERM, "", "")
+    with np.load(tmp_path / "checkpoint.npz") as saved:
+        assert sorted(saved.files) == ["0/0", "0/1"]
+        assert saved["0/0"][0] >= 5
+        np.testing.assert_array_equal(saved["0/0"], saved["0/1"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
+def test_a_signal_to_one_worker_alone_does_nothing(faulty, number):
+    f, _ = faulty
+    pids = worker_pids()
+    for pid in pids:
+        os.kill(pid, number)
+    time.sleep(0.1)
+    assert f(np.ones(6)) == 6
+    assert worker_pids() == pids
+
+
+def test_signals_while_workers_are_forked():
+    """A worker never runs the master's handlers, not even in the first instant of its life."""
+    out, err = run_script(
+        """
+        main, came = os.getpid(), []
+        def note(*some):
+            if os.getpid() != main:
+                os.write(2, b"a worker ran the handler")
+            came.append(1)
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM):
+            signal.signal(number, note)
+        stop = []
+        def signals():
+            while not stop:
+                os.killpg(0, signal.SIGTERM), os.killpg(0, signal.SIGUSR1)
+                time.sleep(0.003)
+        threading.Thread(target=signals, daemon=True).start()
+        for _ in range(15):
+            synk.fork(4)
+            assert len(worker_pids()) == 3
+            synk.close()
+        stop.append(1)
+        time.sleep(0.01)
+        print(len(came) > 20)
+        """,
+        start_new_session=True,
+    )
+    assert (out, err) == ("True\n", "")
+
+
+def test_stack_dumps_of_workers_go_on_working():
+    """`faulthandler.register`, whose handlers Python does not know of, is left to the user."""
+    _, err = run_script(
+        """
+        import faulthandler
+        faulthandler.register(signal.SIGUSR2, all_threads=False)
+        synk.fork(2)
+        os.kill(worker_pids()[0], signal.SIGUSR2)
+        time.sleep(0.3)
+        synk.close()
+        """
+    )
+    assert "in serve" in err
+
+
+# ---------------------------------------------------------------- the end of the master
+
+
+def test_a_worker_ends_with_the_thread_that_forked_it_gone_and_a_child_of_the_users_alive():
+    process = start_script(
+        """
+        from test_faults import Hog
+        def main():
+            synk.fork(3)
+            x = T.dvector("x")
+            f = synk.function([x], (Hog(os.getpid())(x).sum(), "sum"), mode="FAST_COMPILE")
+            synk.distribute()
+            child = os.fork()
+            if child == 0:
+                time.sleep(60)
+                os._exit(0)
+            print(*set(worker_pids()) - {child}, child, flush=True)
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            f(np.ones(3))
+        thread = threading.Thread(target=main, daemon=True)
+        thread.start()
+        thread.join()
+        """,
+    )
+    *pids, child = [int(pid) for pid in process.stdout.readline().split()]
+    try:
+        process.wait(timeout=20)
+        assert len(pids) == 2
+        assert wait_until(lambda: not any(map(is_running, pids)), 1)
+        assert is_running(child)
+    finally:
+        for pid in filter(is_running, [*pids, child]):
+            os.kill(pid, signal.SIGKILL)
+        process.communicate()

@@ -1,0 +1,86 @@
+"""`_memory.mapping`: memory is unmapped with the last array that views it, whatever interrupts that."""
+
+import signal
+
+import numpy as np
+import pytest
+from support import run_script
+
+from synkhronos._memory.mapping import map_shared
+from synkhronos._memory.segments import Segment
+
+
+def n_mappings():
+    with open("/proc/self/maps") as maps:
+        return sum(1 for _ in maps)
+
+
+def test_views_keep_a_mapping():
+    segment = Segment.create(1 << 16)
+    before = n_mappings()
+    views = [map_shared(segment.ref.fd, 5000, offset=4099, writable=writable) for writable in (True, False)]
+    assert n_mappings() == before + 2
+    views[0][:] = 7
+    assert views[1].flags.writeable is False
+    assert (views[1] == 7).all()
+    assert segment.bytes[4098:4100].tolist() == [0, 7]
+    kept = views[0][10:20]
+    views.clear()
+    assert n_mappings() == before + 1
+    assert (kept == 7).all()
+    del kept
+    assert n_mappings() == before
+    segment.close_fd()
+
+
+class Interrupt(Exception):
+    """Raised by the handler of a signal."""
+
+
+def interrupt(number, frame):
+    raise Interrupt
+
+
+def test_interrupts_at_any_moment_lose_no_mapping():
+    """Ten thousand, wherever they come, while mappings come and go."""
+    segment = Segment.create(1 << 16)
+    delays = np.random.RandomState(0).uniform(20e-6, 120e-6, 10_000)
+    before, made = n_mappings(), 0
+    old = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for delay in delays:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, delay)
+                while True:
+                    map_shared(segment.ref.fd, 5000)
+                    made += 1
+            except Interrupt:
+                pass
+    finally:
+        signal.signal(signal.SIGALRM, old)
+    assert made > 10_000
+    assert n_mappings() <= before + 2
+    segment.close_fd()
+
+
+def test_a_limit_of_address_space_is_named():
+    out, _ = run_script(
+        """
+        import resource
+        synk.fork(2)
+        resource.setrlimit(resource.RLIMIT_AS, (2**33, resource.RLIM_INFINITY))
+        try:
+            from synkhronos._memory.mapping import map_shared
+            map_shared(0, 2**34)
+        except MemoryError as error:
+            print(error)
+        """
+    )
+    assert "17,179,869,184 bytes" in out
+    assert "ulimit -v" in out
+
+
+@pytest.mark.parametrize("size", [2**62, 2**64])
+def test_more_than_there_can_be(size):
+    with pytest.raises(MemoryError, match="cannot map"):
+        map_shared(0, size)
