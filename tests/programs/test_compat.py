@@ -159,6 +159,7 @@ def test_compiled_code_is_linked_and_finds_its_blas_in_the_next_process():
         assert (op, linked) == ("Dot22", "1")
 
 
+@pytest.mark.timeout(300)  # with nothing compiled yet
 class TestScan:
     """Scan's loop is C code on every Python; where that cannot be compiled, Theano runs it in Python."""
 
