@@ -227,7 +227,7 @@ def test_pooling_in_python_is_that_in_c(mode):
 def functions_that_need_rows():
     """Sums of squares, and of all elements by a loop over the rows."""
     x = T.dtensor3("x")
-    sums, _ = theano.scan(lambda row, total: total + row.sum(), sequences=x, outputs_info=T.zeros(()))
+    sums, _ = theano.scan(lambda row, total: total + row.sum(), sequences=x, outputs_info=T.zeros((), "float64"))
     return [synk.function([x], (y.sum(), "sum")) for y in (x.flatten(2) ** 2, sums[-1])]
 
 
