@@ -351,12 +351,13 @@ end = time.monotonic() + 2
     assert (returncode, out, err) == (0, "saved\n", "")
 
 
-def test_the_example_saves_and_exits(tmp_path):
+def test_the_example_saves_and_exits(tmp_path, monkeypatch):
     """The program of docs/robustness.md, and SIGTERM to all of its processes, as ``timeout`` sends it."""
     document = (ROOT / "docs" / "robustness.md").read_text(encoding="utf-8")
     program = document.split("<!-- preempted -->\n```python\n")[1].split("```")[0]
     program = program.replace("for i in", "print('ready', flush=True)\nfor i in")
-    process = start_script("\n" + program, start_new_session=True, cwd=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    process = start_script("\n" + program, start_new_session=True)
     assert process.stdout.readline() == "ready\n", process.communicate()
     time.sleep(0.3)
     os.killpg(process.pid, signal.SIGTERM)
