@@ -23,6 +23,8 @@ _HEADERS = ("Python.h", "iostream", "math.h", "numpy/arrayobject.h", "numpy/arra
 _FIRST_LINE = b"#include <Python.h>"
 _FOLDER = "synkhronos_headers"
 
+_failed: set[str] = set()  # headers that this process could not compile, and does not try to with every module
+
 
 def precompile_headers() -> None:
     """Have Theano compile with precompiled headers. It must have been imported; calling this again does nothing."""
@@ -58,7 +60,8 @@ def with_headers(command: list[str], cache: str) -> list[str]:
         return command
     flags = _flags(command[1:], sources[0])
     header = os.path.join(cache, _FOLDER, _identity(command[0], flags), "theano.h")
-    if not os.path.exists(f"{header}.gch") and not _compile(command[0], flags, header):
+    if not os.path.exists(f"{header}.gch") and (header in _failed or not _compile(command[0], flags, header)):
+        _failed.add(header)
         return command
     return [command[0], "-include", header, *command[1:]]
 

@@ -167,10 +167,10 @@ def fork(
 
 
 def _check_fork_to_gpus(restart_workers: bool) -> None:
-    held = _graphs.bound()
-    if held is not None:
+    device = _graphs.bound()
+    if device is not None:
         raise DeviceError(
-            f"this process has used {held} already, and its context does not survive a fork. Leave device= and "
+            f"this process has used {device} already, and its context does not survive a fork. Leave device= and "
             "init_gpu_device= out of Theano's flags, since synkhronos.fork() binds the GPUs; after close(), GPUs can "
             "be had again in a new process only, CPU cores by use_gpu=False"
         )
@@ -238,5 +238,6 @@ def drop_segment(key: str, pid: int) -> None:
 
 def settle() -> None:
     """Have every rank forget at once what was dropped, if there is a session that can be told."""
-    if _session is not None and _session.pid == os.getpid() and not _session.broken:
-        _session.settle()
+    session = held()
+    if session is not None and not session.broken:
+        session.settle()
