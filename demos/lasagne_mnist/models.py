@@ -12,7 +12,6 @@ from lasagne.layers import Conv2DLayer, DenseLayer, DropoutLayer, InputLayer, Ma
 from lasagne.nonlinearities import rectify, softmax
 
 CLASSES = 10
-theano.config.floatX = "float32"  # what the images are, and what GPUs are good at
 
 
 class Graph(NamedTuple):
@@ -27,7 +26,7 @@ class Graph(NamedTuple):
 
 
 def build(model: str, dropout: float = 0.0, seed: int = 0) -> Graph:
-    """Build a network with its losses.
+    """Build a network with its losses; sets Theano's ``floatX`` to float32, what the images are and GPUs are good at.
 
     Parameters
     ----------
@@ -43,6 +42,7 @@ def build(model: str, dropout: float = 0.0, seed: int = 0) -> Graph:
     ValueError
         If there is no such model.
     """
+    theano.config.floatX = "float32"
     lasagne.random.set_rng(np.random.RandomState(seed))
     x, y = T.tensor4("x"), T.ivector("y")
     network = build_network(model, x, dropout)

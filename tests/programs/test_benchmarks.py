@@ -52,8 +52,10 @@ def contestant(tmp_path):
         arguments, environment = {"name": name, **arguments}, {"PYTHONPATH": path}
         return Contestant(name, "some_contestant", arguments, processes, 1, needs, peer=peer, environment=environment)
 
+    before = psutil.Process().children()
     yield make
-    assert not [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    new = [child for child in psutil.Process().children() if child not in before]
+    assert not [child for child in new if child.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_medians_and_quartiles():
