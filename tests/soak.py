@@ -3,9 +3,9 @@
     python tests/soak.py [SECONDS] [--seed N] [--output docs/soak.md]
 
 Sessions of random sizes, with and without ``restart_workers``, do random work while workers are killed and stopped,
-ranks raise, the user presses Ctrl-C, and ``/dev/shm`` is full (where this process may mount one of its own). What is
-lost (a wrong result, an error that should not be, a process, a segment or a descriptor that stays) makes the exit code
-1. Other processes on the machine make it slower, and never wrong.
+ranks raise, the user presses Ctrl-C, and the kernel refuses memory. What is lost (a wrong result, an error that should
+not be, a process, a segment or a descriptor that stays) makes the exit code 1. Other processes on the machine make it
+slower, and never wrong.
 """
 
 import argparse
@@ -15,8 +15,8 @@ import gc
 import logging
 import os
 import platform
+import resource
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -24,29 +24,9 @@ import warnings
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SHM_BYTES = 64 * 2**20
-
-
-def with_own_shared_memory():
-    """Start again with a ``/dev/shm`` of its own, small enough to be filled, if that is permitted; returns if not."""
-    if "SYNKHRONOS_SOAK" in os.environ:
-        return os.environ["SYNKHRONOS_SOAK"] == "own"
-    unshare = ["unshare", "-m"] if os.getuid() == 0 else ["unshare", "-r", "-m"]
-    mount = f"mount -t tmpfs -o size={SHM_BYTES} tmpfs /dev/shm"
-    permitted = False
-    with contextlib.suppress(OSError):
-        permitted = subprocess.run([*unshare, "sh", "-c", mount], capture_output=True, check=False).returncode == 0
-    os.environ["SYNKHRONOS_SOAK"] = "own" if permitted else "shared"
-    command = [sys.executable, *sys.argv]
-    if permitted:
-        os.execvp("unshare", [*unshare, "sh", "-c", f'{mount} && exec "$@"', "sh", *command])
-    os.execv(sys.executable, command)
-    raise AssertionError("never here")
-
 
 if __name__ == "__main__":
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-    OWN_SHARED_MEMORY = with_own_shared_memory()
 
 import numpy as np  # noqa: E402
 import psutil  # noqa: E402
@@ -81,14 +61,11 @@ class Soak:
     ----------
     seconds : float
     seed : int
-    own_shared_memory : bool
-        Whether ``/dev/shm`` may be filled.
     """
 
-    def __init__(self, seconds, seed, own_shared_memory):
+    def __init__(self, seconds, seed):
         self.rng = np.random.RandomState(seed)
         self.deadline = time.monotonic() + seconds
-        self.own_shared_memory = own_shared_memory
         self.operations = collections.Counter()
         self.faults = collections.Counter()
         self.outcomes = collections.Counter()
@@ -237,7 +214,7 @@ class Soak:
     def injure(self):
         """Arrange for one random fault; returns its name, and what undoes it."""
         kinds = ["kill", "kill", "kill later", "kill two", "kill while computing", "stop", "raise", "Ctrl-C", "Ctrl-C"]
-        kind = [*kinds, "full /dev/shm"][self.rng.randint(len(kinds) + self.own_shared_memory)]
+        kind = [*kinds, "full memory"][self.rng.randint(len(kinds) + 1)]
         pids = worker_pids()
         pid, delay = pids[self.rng.randint(len(pids))], self.rng.rand() * 0.03
         undo = lambda: None  # noqa: E731
@@ -257,7 +234,7 @@ class Soak:
         elif kind == "Ctrl-C":
             undo = self.later(delay, lambda: self.begun.wait(10) and os.kill(os.getpid(), signal.SIGINT))
         else:
-            undo = self.fill_shared_memory()
+            undo = self.refuse_memory()
         self.faults[kind] += 1
         return kind, undo
 
@@ -273,11 +250,19 @@ class Soak:
         return timer.join
 
     @staticmethod
-    def fill_shared_memory():
-        room = os.statvfs("/dev/shm")
-        with open("/dev/shm/soak-filler", "wb") as filler:
-            os.posix_fallocate(filler.fileno(), 0, max(1, room.f_bavail * room.f_frsize))
-        return lambda: os.unlink("/dev/shm/soak-filler")
+    def refuse_memory():
+        """Have the kernel refuse new shared memory to all ranks: it counts as a file, and files are limited."""
+        pids, limits = [os.getpid(), *worker_pids()], resource.getrlimit(resource.RLIMIT_FSIZE)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, limits[1]))
+
+        def undo():
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
+
+        return undo
 
     def suffer(self):
         """Work while a fault happens, then recover as the documentation says; only documented outcomes may come."""
@@ -288,8 +273,8 @@ class Soak:
             "raise": (synk.WorkerError,),
             "stop": (),
             "Ctrl-C": (KeyboardInterrupt,),
-            "full /dev/shm": (MemoryError, synk.WorkerError),
-        }[kind.split(" ")[0] if kind != "full /dev/shm" else kind]
+            "full memory": (MemoryError, synk.WorkerError),
+        }[kind.split(" ")[0] if kind != "full memory" else kind]
         began = None
         try:
             try:
@@ -309,7 +294,7 @@ class Soak:
                     undo()
             if not isinstance(error, allowed):
                 raise Lost(f"{kind}: {type(error).__name__}: {str(error)[:300]}") from error
-            if isinstance(error, synk.WorkerError) and kind == "full /dev/shm" and "MemoryError" not in str(error):
+            if isinstance(error, synk.WorkerError) and kind == "full memory" and "MemoryError" not in str(error):
                 raise Lost(f"{kind}: {str(error)[:300]}") from error
             self.outcomes[type(error).__name__] += 1
         if kind == "Ctrl-C" and began is None:
@@ -333,7 +318,7 @@ class Soak:
             except synk.SessionError as error:
                 if "broken" not in str(error):
                     raise Lost(f"{kind}: {error}") from error
-                if kind in ("raise", "stop", "full /dev/shm"):
+                if kind in ("raise", "stop", "full memory"):
                     raise Lost(f"{kind} broke the session: {error}") from error
                 self.outcomes["broken, forked again"] += 1
                 close()
@@ -351,7 +336,7 @@ class Soak:
         gc.collect()
         names = [name for name in os.listdir("/dev/shm") if name.startswith(("synkhronos-", "sem."))]
         with open("/proc/self/maps") as maps:
-            mapped = sum("/dev/shm" in line for line in maps)
+            mapped = sum("/memfd:synkhronos" in line for line in maps)
         return {
             "processes": len(psutil.Process().children(recursive=True)),
             "names in /dev/shm": len(names),
@@ -442,8 +427,7 @@ def table(soak, leaks, seconds):
         "",
         "Written by `make soak` (`tests/soak.py`): random work with random faults, each result compared with NumPy.",
         f"{seconds:.0f} seconds of faults on {os.cpu_count()} cores, Python {platform.python_version()}, "
-        f"NumPy {np.__version__}; "
-        + ("a `/dev/shm` of 64 MiB of its own." if soak.own_shared_memory else "the machine's `/dev/shm`, not filled."),
+        f"NumPy {np.__version__}.",
         "",
         "| | |",
         "| --- | ---: |",
@@ -462,7 +446,7 @@ def main():
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.ERROR, format="%(name)s: %(message)s")
     logging.getLogger("synkhronos").setLevel(logging.CRITICAL)
-    soak = Soak(arguments.seconds, arguments.seed, OWN_SHARED_MEMORY)
+    soak = Soak(arguments.seconds, arguments.seed)
     leaks = soak.run()
     text = table(soak, leaks, arguments.seconds)
     print(text)

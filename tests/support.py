@@ -86,10 +86,15 @@ class Machine:
         if self.threads > before.threads:
             extra.append(f"{self.threads - before.threads} threads")
         fresh = [target for name, target in self.descriptors.items() if before.descriptors.get(name) != target]
-        extra += [f"descriptor of {target}" for target in fresh if "/dev/shm" in target]
+        extra += [f"descriptor of {target}" for target in fresh if "/memfd:synkhronos" in target]
         if len(self.descriptors) > len(before.descriptors) + 3:
             extra.append(f"descriptors of {fresh}")
         return extra
+
+
+def shared_memory_in_use():
+    """Bytes of shared memory of all processes of this machine."""
+    return psutil.virtual_memory().shared
 
 
 def shared_memory_names():

@@ -9,7 +9,7 @@ import numpy as np
 
 from synkhronos._data.conversion import check_oversize, check_shape, condition, size_in_bytes
 from synkhronos._data.holding import Holding
-from synkhronos._memory import ArrayRef, OpenFile, dtype_spec
+from synkhronos._memory import ArrayRef, dtype_spec, segment_of_file
 from synkhronos._session import settle
 
 __all__ = ["Data"]
@@ -97,9 +97,9 @@ class Data:
         """
         check_oversize(oversize)
         array = self.condition_data(value, force_cast)
-        file = OpenFile.of(array)
+        file = segment_of_file(array)
         if file is not None:
-            self._hold(Holding.share(file))
+            self._hold(Holding.share(file, array.nbytes, is_file=True))
             self._array = array.view(np.ndarray)
             return
         fits = self._fits(array.shape) and not self._is_file

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from synkhronos._memory import OpenFile
+from synkhronos._memory import Segment
 from synkhronos._session import current, drop_segment
 
 __all__ = ["Holding"]
@@ -41,15 +41,14 @@ class Holding:
     @classmethod
     def allocate(cls, n_bytes: int) -> Holding:
         """New memory, filled with zeros."""
-        segment = current("Data").allocate(n_bytes)
-        return cls(segment.ref.key, segment.array((n_bytes,), np.uint8), is_file=False)
+        return cls.share(current("Data").allocate(n_bytes), n_bytes, is_file=False)
 
     @classmethod
-    def share(cls, file: OpenFile) -> Holding:
-        """A file that is mapped already, made known to all ranks."""
+    def share(cls, segment: Segment, n_bytes: int, is_file: bool) -> Holding:
+        """Memory that is mapped already, made known to all ranks."""
         session = current("Data")
-        made = cls(file.ref.key, file.bytes, is_file=True)
-        session.share(file)
+        made = cls(segment.ref.key, segment.bytes[:n_bytes], is_file)
+        session.share(segment)
         return made
 
     @classmethod

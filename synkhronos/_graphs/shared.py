@@ -6,6 +6,7 @@ import functools
 import itertools
 import os
 import weakref
+from collections.abc import Iterable
 from typing import Any, Callable
 
 import numpy as np
@@ -198,9 +199,9 @@ class VariableTable:
         """The key of a variable, ``None`` if it is not in the table."""
         return self._key_of.get(var.container)
 
-    def key_of(self, var: Any) -> int:
-        """The key of a variable; `KeyError` if it is not in the table."""
-        return self._key_of[var.container]
+    def keys_of(self, variables: Iterable[Any]) -> tuple[int, ...]:
+        """The keys of variables; `KeyError` if one is not in the table."""
+        return tuple(self._key_of[var.container] for var in variables)
 
     def __getitem__(self, key: int) -> Any:
         var = self._by_key.get(key)

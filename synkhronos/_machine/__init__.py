@@ -1,6 +1,6 @@
 """What a machine has to compute with, and the environment in which programs can use it: ``python -m synkhronos``.
 
-Nothing here imports anything else of synkhronos, nor Theano, NumPy or pygpu: it is there to help where these fail.
+Nothing here imports Theano, NumPy or pygpu, nor what imports them: it is there to help where these fail.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 
+from synkhronos._limits import count_cores, free_memory
 from synkhronos._machine import remedies
 from synkhronos._machine.gpus import cuda_gpus, cuda_parts, opencl_parts, pygpu_parts, try_devices
 from synkhronos._machine.inquiries import OPENCL, PYGPU, THEANO
@@ -38,7 +39,7 @@ PACKAGES = (
 #: Seconds for importing Theano or trying a device, on a machine that is busy.
 _PATIENCE = 120.0
 
-#: Less free memory in /dev/shm than this is worth a word.
+#: Less free memory than this, in bytes, is worth a word.
 _LITTLE = 2**30
 
 
@@ -67,20 +68,20 @@ def examine(version: str, environment: Mapping[str, str], search_path: Sequence[
     answers = ask({name: python(program) for name, program in programs.items()}, prepared, _PATIENCE)
     compiler = answers["theano"].record.get("cxx") or shutil.which("g++") or ""
     compiled = _compile(compiler, prepared)
-    memory = _shared_memory()
-    cores = len(os.sched_getaffinity(0))
+    room, where = min(free_memory())
+    cores = count_cores()
     parts = [
         *_packages(search_path, answers["theano"]),
         *_compiling(compiler, compiled, answers["theano"]),
         Part("cpu", "cores", OK, f"{cores} of {os.cpu_count()}"),
-        _judged(memory),
+        _judged(room, where),
         *pygpu_parts(answers["pygpu"], compiled["gpuarray"], search_path),
         *([Part("gpu", "links", UNUSABLE, note=refusal)] if refusal else []),
         *cuda_parts(found, gpus, trouble),
         *opencl_parts(answers["opencl"], finder),
     ]
     devices = try_devices(gpus, answers["opencl"], not answers["pygpu"].error, prepared)
-    return Report(version, parts, devices, changed, cores, memory)
+    return Report(version, parts, devices, changed, cores, room)
 
 
 def _packages(search_path: Sequence[str], theano: Answer) -> list[Part]:
@@ -155,19 +156,9 @@ def _compiling(compiler: str, compiled: Mapping[str, Answer], theano: Answer) ->
     return parts
 
 
-def _shared_memory() -> dict[str, int]:
-    """The size of /dev/shm in bytes."""
-    try:
-        shared = os.statvfs("/dev/shm")
-    except OSError:
-        return {"total": 0, "free": 0}
-    return {"total": shared.f_blocks * shared.f_frsize, "free": shared.f_bavail * shared.f_frsize}
-
-
-def _judged(memory: Mapping[str, int]) -> Part:
-    """Say whether /dev/shm has room: data sets and results lie there."""
-    size = f"{memory['free'] / 2**30:.1f} of {memory['total'] / 2**30:.1f} GiB free"
-    if memory["free"] > _LITTLE:
-        return Part("cpu", "/dev/shm", OK, size)
-    note = "data sets and results lie there; in a container: docker run --shm-size=8g"
-    return Part("cpu", "/dev/shm", OPTIONAL, size, "", note, "mount -o remount,size=8G /dev/shm")
+def _judged(free: int, where: str) -> Part:
+    """Say whether there is room for data sets and results."""
+    size = f"{free / 2**30:.1f} GiB free {where}"
+    if free > _LITTLE:
+        return Part("cpu", "memory", OK, size)
+    return Part("cpu", "memory", OPTIONAL, size, "", "data sets and results lie there; use numpy.memmap of files")

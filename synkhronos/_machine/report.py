@@ -75,8 +75,8 @@ class Report:
         The environment variables that ``python -m synkhronos run`` sets.
     cores : int
         CPU cores that this process may run on.
-    shared_memory : dict
-        ``total`` and ``free`` bytes of ``/dev/shm``.
+    free_memory : int
+        Bytes that may be taken, by the machine and by the memory cgroup of this process.
     """
 
     version: str
@@ -84,7 +84,7 @@ class Report:
     devices: list[Device]
     changed: dict[str, str]
     cores: int
-    shared_memory: dict[str, int]
+    free_memory: int
 
     @property
     def ready(self) -> dict[str, bool]:

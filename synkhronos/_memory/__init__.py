@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
+from synkhronos._memory.anonymous import remove_stale
 from synkhronos._memory.arena import Arena
 from synkhronos._memory.box import Box
 from synkhronos._memory.descriptors import clear_of_streams
-from synkhronos._memory.files import OpenFile
+from synkhronos._memory.files import segment_of_file
 from synkhronos._memory.heap import keep_freed_memory, return_freed_memory
-from synkhronos._memory.segments import (
-    ArrayRef,
-    FileRef,
-    Segment,
-    SegmentRef,
-    SegmentTable,
-    aligned,
-    dtype_spec,
-    remove_stale,
-)
+from synkhronos._memory.passage import Passage
+from synkhronos._memory.segments import ArrayRef, Segment, SegmentRef, SegmentTable, aligned, dtype_spec
 
 __all__ = [
     "Arena",
     "ArrayRef",
     "Box",
-    "FileRef",
-    "OpenFile",
+    "Passage",
     "Segment",
     "SegmentRef",
     "SegmentTable",
@@ -33,4 +25,5 @@ __all__ = [
     "keep_freed_memory",
     "remove_stale",
     "return_freed_memory",
+    "segment_of_file",
 ]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
+from typing import Callable
 
 import numpy as np
 
+from synkhronos._interrupts import deferred_interrupts
 from synkhronos._memory.segments import ArrayRef, Segment, SegmentRef, SegmentTable, aligned, dtype_spec
 
 __all__ = ["Arena"]
@@ -14,15 +15,23 @@ __all__ = ["Arena"]
 class Arena:
     """A segment that one rank fills anew for each command, and that grows when it has to.
 
+    Parameters
+    ----------
+    table : SegmentTable
+        This rank's.
+    announce, retire : callable
+        ``announce(segment)`` is called with each new one, ``retire(key)`` when it is given back.
+
     Attributes
     ----------
     ref : SegmentRef or None
-        What another rank must `SegmentTable.attach` before it can see what was placed; ``None`` before the first
-        `reserve`.
+        What another rank must map before it can see what was placed; ``None`` before the first `reserve`.
     """
 
-    def __init__(self, table: SegmentTable) -> None:
+    def __init__(self, table: SegmentTable, announce: Callable[[Segment], None], retire: Callable[[str], None]) -> None:
         self._table = table
+        self._announce = announce
+        self._retire = retire
         self._segment: Segment | None = None
         self._used = 0
 
@@ -35,8 +44,11 @@ class Arena:
         self._used = 0
         if self._segment is None or self._segment.ref.size < n_bytes:
             self.free()
-            self._segment = Segment.create(max(n_bytes, 64 * 1024))
-            self._table.add(self._segment.ref.key, self._segment.bytes)
+            segment = Segment.create(max(n_bytes, 64 * 1024))
+            with deferred_interrupts():
+                self._announce(segment)
+                self._table.add(segment.ref.key, segment.bytes)
+                self._segment = segment
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> tuple[ArrayRef, np.ndarray]:
         """Place an array with arbitrary contents; returns where it lies, and a view to fill."""
@@ -59,15 +71,14 @@ class Arena:
         return ref
 
     def free(self) -> None:
-        """Give the memory back (each rank that attached it releases its own mapping)."""
+        """Give the memory back (each rank that mapped it releases its own mapping)."""
         if self._segment is not None:
-            self._table.release(self._segment.ref.key)
-            self._segment.close_fd()
-            self._segment = None
+            with deferred_interrupts():
+                key = self._segment.ref.key
+                self._segment = None
+                self._table.release(key)
+                self._retire(key)
 
     def abandon(self) -> None:
-        """Let go of another process's arena, inherited from it: it keeps its own."""
-        if self._segment is not None:
-            os.close(self._segment.ref.fd)
-            self._table.release(self._segment.ref.key)
-            self._segment = None
+        """In a process that inherited it: let go of it, but for the mapping, which is released like any other."""
+        self._segment = None

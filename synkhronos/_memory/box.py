@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pickle
+from typing import Callable
 
 import numpy as np
 
+from synkhronos._interrupts import deferred_interrupts
+from synkhronos._memory.passage import Passage
 from synkhronos._memory.segments import Segment, SegmentRef
 
 __all__ = ["Box"]
@@ -21,25 +24,30 @@ class Box:
         segment.close_fd()
         self._bytes = segment.bytes.data
         self._lengths = segment.array((2,), np.int64)
-        self._overflow: Segment | None = None
+        self._long: tuple[str, np.ndarray] | None = None  # the last long message that this process has read
 
-    def put(self, message: bytes) -> None:
-        if self._overflow is not None:
-            self._overflow.close_fd()
-            self._overflow = None
+    def put(self, message: bytes, give: Callable[[Segment], None]) -> None:
+        """Write a message; ``give`` lets those who will read it have memory."""
         inline = len(message) <= _MAILBOX_BYTES - 16
         if not inline:
-            self._overflow = Segment.create(len(message))
-            self._overflow.bytes.data[: len(message)] = message
-            message = pickle.dumps((self._overflow.ref, len(message)))
+            overflow = Segment.create(len(message))
+            overflow.bytes.data[: len(message)] = message
+            give(overflow)
+            overflow.close_fd()
+            message = pickle.dumps((overflow.ref, len(message)))
         self._bytes[16 : 16 + len(message)] = message
         self._lengths[:] = (len(message), inline)
 
-    def get(self) -> bytes:
+    def get(self, passage: Passage) -> bytes:
+        """The message that was written."""
         length, inline = self._lengths.tolist()
         message = bytes(self._bytes[16 : 16 + length])
-        if not inline:
-            ref, length = pickle.loads(message)
-            assert isinstance(ref, SegmentRef)
-            return Segment.attach(ref).bytes[:length].tobytes()
-        return message
+        if inline:
+            self._long = None
+            return message
+        ref, length = pickle.loads(message)
+        assert isinstance(ref, SegmentRef)
+        if self._long is None or self._long[0] != ref.key:
+            with deferred_interrupts():
+                self._long = ref.key, passage.map(ref)
+        return self._long[1][:length].tobytes()

@@ -1,71 +1,43 @@
-"""POSIX shared memory: how bytes get from one process of a session to another.
+"""Memory that the processes of a session share.
 
 Invariants
 ----------
-* A segment has no name: it is made as an unnamed file in the memory file system of ``/dev/shm`` (``O_TMPFILE``), and
-  other processes open it through the creator's file descriptor (``/proc/<pid>/fd/<fd>``). So whatever ends a process,
-  at whatever moment, leaves nothing there. Where the kernel cannot do that, `posix_ipc` makes a named object, which
-  the next system call unlinks; `remove_stale` sweeps what a kill between the two leaves.
-* A segment's pages are all reserved when it is made: a full ``/dev/shm`` is a `MemoryError`, never a SIGBUS later.
-* Mode 0600; a name, where there is one, has 128 random bits.
+* A segment has no name, and mode 0600: whatever ends a process, at whatever moment, leaves nothing. Others get it by a
+  `Passage`, or inherit it.
+* A segment's pages are all reserved when it is made: too little memory is a `MemoryError`, never a SIGBUS later.
 * A mapping lives as long as any array that views it.
 """
 
 from __future__ import annotations
 
-import errno
 import itertools
 import mmap
 import os
 import secrets
+from io import FileIO
 from typing import Any, NamedTuple
 
 import numpy as np
-import posix_ipc
 
-from synkhronos._memory.descriptors import clear_of_streams
+from synkhronos._memory.anonymous import anonymous_file
 from synkhronos._memory.mapping import map_shared
 
-__all__ = [
-    "ALIGNMENT",
-    "ArrayRef",
-    "FileRef",
-    "Segment",
-    "SegmentRef",
-    "SegmentTable",
-    "aligned",
-    "dtype_spec",
-    "private_name",
-    "remove_stale",
-]
+__all__ = ["ALIGNMENT", "ArrayRef", "Segment", "SegmentRef", "SegmentTable", "aligned", "dtype_spec"]
 
 #: Arrays in a segment start at multiples of this many bytes: a cache line, and enough for every vector instruction.
 ALIGNMENT = 64
 
-_FOLDER = "/dev/shm"
-_PREFIX = "synkhronos-"
 _MOST_BYTES = 2**63 - 1
 _counter = itertools.count()
 
 
 class SegmentRef(NamedTuple):
-    """How another process finds a segment: unique key, creator's pid, its file descriptor there, size in bytes."""
+    """What names a segment in a message: a key that no other has, and which bytes of its file it is."""
 
     key: str
-    pid: int
-    fd: int
     size: int
-
-
-class FileRef(NamedTuple):
-    """A range of an ordinary file, found in the same way; every process maps it for itself."""
-
-    key: str
-    pid: int
-    fd: int
-    offset: int
-    size: int
-    writable: bool
+    offset: int = 0
+    writable: bool = True
 
 
 class ArrayRef(NamedTuple):
@@ -82,30 +54,29 @@ def aligned(n_bytes: int) -> int:
     return -(-n_bytes // ALIGNMENT) * ALIGNMENT
 
 
-def private_name() -> str:
-    """A name for a POSIX shared memory object: unguessable, and telling `remove_stale` whose it was."""
-    return f"/{_PREFIX}{os.getpid()}-{secrets.token_hex(16)}"
-
-
 def new_key() -> str:
     """A key that no other segment of any process has."""
     return f"{os.getpid()}-{next(_counter)}-{secrets.token_hex(4)}"
 
 
 class Segment:
-    """One allocation of shared memory, mapped into this process.
+    """Memory mapped into this process, which others may map, too: made for that, or part of a file of the user's.
 
     Attributes
     ----------
     bytes : uint8 array of shape (size,)
         All of it; it and every view of it keep the mapping alive.
     ref : SegmentRef
-        What another process needs to `attach` it, as long as the creator has not called `close_fd`.
+        What names it to other processes.
+    given_to : set
+        The `Passage` objects to which it was given.
     """
 
-    def __init__(self, ref: SegmentRef, content: np.ndarray) -> None:
+    def __init__(self, ref: SegmentRef, content: np.ndarray, file: FileIO) -> None:
         self.ref = ref
         self.bytes = content
+        self.given_to: set[object] = set()
+        self._file = file
 
     @classmethod
     def create(cls, size: int) -> Segment:
@@ -119,71 +90,24 @@ class Segment:
         size = max(int(size), mmap.PAGESIZE)
         if size > _MOST_BYTES:
             raise MemoryError(f"{size:,} bytes are more than there can be")
-        fd = clear_of_streams(_unnamed())
+        file = anonymous_file(size)
         try:
-            _reserve(fd, size)
-            return cls(SegmentRef(new_key(), os.getpid(), fd, size), map_shared(fd, size))
+            return cls(SegmentRef(new_key(), size), map_shared(file.fileno(), size), file)
         except BaseException:
-            os.close(fd)
+            file.close()
             raise
 
-    @classmethod
-    def attach(cls, ref: SegmentRef) -> Segment:
-        """Map a segment that another process of the session made."""
-        fd = os.open(f"/proc/{ref.pid}/fd/{ref.fd}", os.O_RDWR | os.O_CLOEXEC)
-        try:
-            return cls(ref, map_shared(fd, ref.size))
-        finally:
-            os.close(fd)
+    def fileno(self) -> int:
+        """Its descriptor, as long as `close_fd` has not been called."""
+        return self._file.fileno()
 
     def close_fd(self) -> None:
-        """Give the descriptor back, in the creator, once everybody who needs the segment has attached it."""
-        if self.ref.fd >= 0 and self.ref.pid == os.getpid():
-            os.close(self.ref.fd)
-        self.ref = self.ref._replace(fd=-1)
+        """Give the descriptor back, once everybody who needs the segment has it, or has been given it."""
+        self._file.close()
 
     def array(self, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> np.ndarray:
         """A view of the bytes from ``offset`` on as an array; it keeps the mapping alive."""
         return np.ndarray(shape, dtype, self.bytes, offset)
-
-
-def _unnamed() -> int:
-    """A descriptor of a new, empty shared memory object of mode 0600 that has no name (any more)."""
-    try:
-        return os.open(_FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EACCES, errno.EPERM):
-            raise MemoryError(f"cannot create shared memory in {_FOLDER}: {error}") from error
-    try:
-        memory = posix_ipc.SharedMemory(private_name(), posix_ipc.O_CREX, mode=0o600, size=0)
-        memory.unlink()
-    except OSError as error:
-        raise MemoryError(f"cannot create shared memory: {error}") from error
-    return memory.fd
-
-
-def _reserve(fd: int, size: int) -> None:
-    try:
-        os.posix_fallocate(fd, 0, size)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG):
-            raise
-        room = os.statvfs(f"/proc/self/fd/{fd}")
-        free = room.f_bavail * room.f_frsize
-        raise MemoryError(
-            f"shared memory is too small: {size:,} bytes wanted, {free:,} bytes free in /dev/shm. "
-            "Free some Data (Data.free_memory), enlarge /dev/shm (mount -o remount,size=…; docker run --shm-size=…), "
-            "or share the data as a numpy.memmap of a file, which needs no /dev/shm."
-        ) from None
-
-
-def map_file(ref: FileRef) -> np.ndarray:
-    """Map the bytes of a file that another process has open, as a uint8 array of shape ``(size,)``."""
-    fd = os.open(f"/proc/{ref.pid}/fd/{ref.fd}", (os.O_RDWR if ref.writable else os.O_RDONLY) | os.O_CLOEXEC)
-    try:
-        return map_shared(fd, ref.size, ref.offset, ref.writable)
-    finally:
-        os.close(fd)
 
 
 class SegmentTable:
@@ -195,15 +119,6 @@ class SegmentTable:
     def add(self, key: str, content: np.ndarray) -> None:
         """Take in memory that this process has mapped, as a uint8 array."""
         self._bytes[key] = content
-
-    def attach(self, ref: SegmentRef | FileRef) -> None:
-        """Map what `ref` names, unless this process has it already (its creator, or a child forked later)."""
-        if ref.key in self._bytes:
-            return
-        if isinstance(ref, FileRef):
-            self._bytes[ref.key] = map_file(ref)
-        else:
-            self._bytes[ref.key] = Segment.attach(ref).bytes
 
     def release(self, key: str) -> int:
         """Forget a segment; its memory is unmapped with the last array that views it. Returns its size in bytes."""
@@ -225,22 +140,3 @@ class SegmentTable:
 def dtype_spec(dtype: np.dtype) -> Any:
     """A description of ``dtype`` that pickles small and quickly and that `numpy.dtype` reads back."""
     return dtype.str if dtype.names is None and dtype.subdtype is None else dtype
-
-
-def remove_stale(folder: str = _FOLDER) -> int | None:
-    """Unlink what this user's killed processes made and had no time to unlink; return how many names."""
-    removed = 0
-    try:
-        names = [name for name in os.listdir(folder) if name.startswith(_PREFIX)]
-    except OSError:
-        return None
-    for name in names:
-        pid = name.split("-")[1]
-        path = os.path.join(folder, name)
-        try:
-            if pid.isdigit() and not os.path.exists(f"/proc/{pid}") and os.stat(path).st_uid == os.getuid():
-                os.unlink(path)
-                removed += 1
-        except OSError:
-            continue
-    return removed

@@ -23,7 +23,6 @@ from synkhronos._rank.commands import (
 )
 from synkhronos._rank.messages import Arrays, Decoder, Encoder, Envelope, Failure, Release, summarize
 from synkhronos._rank.replica import Replica
-from synkhronos._rank.threads import count_cores
 from synkhronos._rank.worker import serve
 
 __all__ = [
@@ -51,7 +50,6 @@ __all__ = [
     "Settle",
     "Shapes",
     "Source",
-    "count_cores",
     "serve",
     "summarize",
 ]

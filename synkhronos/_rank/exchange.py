@@ -12,7 +12,7 @@ import numpy as np
 
 from synkhronos import _graphs
 from synkhronos._collectives import NcclTransport, SharedMemoryTransport, Workspace, nccl_reduces, result_dtype
-from synkhronos._memory import Arena, SegmentTable, aligned
+from synkhronos._memory import Arena, Segment, SegmentTable, aligned
 from synkhronos._partition import Rows
 from synkhronos._rank.commands import AllGather, AllReduce, Digest, Get, Nccl, Put, Reduce, Shapes
 from synkhronos._rank.excerpts import Excerpts
@@ -53,7 +53,7 @@ class Exchange:
     ) -> None:
         self.rank = team.rank
         self.nccl: NcclTransport | None = None
-        self.outbox = Arena(segments)
+        self.outbox = Arena(segments, self._give_to_master, lambda key: None)
         self._is_master = team.rank == team.master_rank
         self._team = team
         self._workspace = workspace
@@ -81,6 +81,10 @@ class Exchange:
         self._transport.restart()
         if self.nccl is not None:
             self.nccl.restart()
+
+    def _give_to_master(self, segment: Segment) -> None:
+        self._team.passage.give(segment)
+        segment.close_fd()
 
     def publish(self, values: Sequence[Any]) -> Arrays:
         """Put arrays where the other ranks can see them."""

@@ -8,7 +8,7 @@ import time
 import traceback
 from typing import Any, NamedTuple
 
-from synkhronos._memory import ArrayRef, FileRef, SegmentRef
+from synkhronos._memory import ArrayRef, SegmentRef
 from synkhronos._partition import Rows
 from synkhronos._rank.commands import Call, Command, Source
 from synkhronos.errors import CollectiveAborted
@@ -27,7 +27,7 @@ class Release(NamedTuple):
 class Envelope(NamedTuple):
     """What travels from the master to a worker: a command (``None``: stop), and what to map and to forget first."""
 
-    attach: tuple[SegmentRef | FileRef, ...]
+    attach: tuple[SegmentRef, ...]
     release: Release
     command: Command | None
 

@@ -21,7 +21,7 @@ from synkhronos._collectives import (
     accumulates,
     connect,
 )
-from synkhronos._memory import FileRef, SegmentRef, SegmentTable
+from synkhronos._memory import Passage, SegmentRef, SegmentTable
 from synkhronos._partition import Rows, Selection, pieces, take
 from synkhronos._rank.commands import Bind, Call, Command, Connect, Load, Record, Settle, Shapes
 from synkhronos._rank.excerpts import Excerpts
@@ -96,12 +96,13 @@ class Replica:
         self._timeline.start(command.room)
         return None
 
-    def attach(self, refs: Sequence[SegmentRef | FileRef]) -> None:
+    def attach(self, refs: Sequence[SegmentRef], passage: Passage) -> None:
         """Map what the master has made: all that can be mapped, before an exception for what cannot."""
         failed: Exception | None = None
         for ref in refs:
             try:
-                self.segments.attach(ref)
+                if ref.key not in self.segments:  # it may be inherited
+                    self.segments.add(ref.key, passage.map(ref))
             except Exception as error:
                 failed = error
         if failed is not None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
-__all__ = ["ThreadLimits", "count_cores"]
+from synkhronos._limits import count_cores
 
-
-def count_cores() -> int:
-    """The number of CPU cores that this process may run on."""
-    return len(os.sched_getaffinity(0))
+__all__ = ["ThreadLimits"]
 
 
 class ThreadLimits:

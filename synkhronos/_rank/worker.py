@@ -22,7 +22,9 @@ def serve(team: Team, replica: Replica) -> None:
         reply: Any = None
         try:
             replica.forget(*envelope.release)
-            replica.attach(envelope.attach)
+            replica.attach(envelope.attach, team.passage)
+            if envelope.attach or envelope.release.segments:
+                team.passage.clear()
         except Exception as error:
             reply = Failure.of(error, unprepared=True)
         if reply is None:

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from synkhronos._rank import count_cores
+from synkhronos._limits import count_cores
 from synkhronos.errors import DeviceError
 
 __all__ = [

@@ -72,13 +72,13 @@ class Dispatcher:
             self.check_usable()
             if self._team.outstanding:
                 self._take_up()
-            envelope = self._ledger.envelope(command)
+            envelope, memory = self._ledger.envelope(command)
             message = self._encoder.dumps(envelope)
             own_error: Exception | None = None
             if self._team.signals.aborted:  # an interrupt came before the flag of a failed command was lowered
                 self._team.signals.reset()
             try:
-                self._team.send(message)
+                self._team.send(message, memory)
                 self._replica.forget(*envelope.release)
                 try:
                     result = self._replica.execute(command)
@@ -104,7 +104,7 @@ class Dispatcher:
                 cause = own_error if failed == self._team.master_rank else None
                 described = self._replica.describe(command)
                 raise worker_error(command, described, failed, self._team.devices[failed], results, cause)
-            self._ledger.see_outboxes(results, self._team.workers)
+            self._ledger.see_outboxes(results, self._team.workers, self._team.passage_of)
             return results
 
     def _received(self, replies: list[bytes | None]) -> list[Any]:

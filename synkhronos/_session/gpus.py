@@ -35,7 +35,7 @@ def take_gpus(devices: Sequence[str], run: Callable[[Command], Any]) -> None:
         run(Bind(tuple(devices)))
     except WorkerError as error:
         cause = str(error).splitlines()[0].split("DeviceError: ", 1)[-1]
-        raise DeviceError(f"rank {error.rank}: {cause}") from error
+        raise DeviceError(f"rank {error.rank}: {cause}") from None
 
 
 def connect_gpus(devices: Sequence[str], context: Any, run: Callable[[Command], Any]) -> bool:

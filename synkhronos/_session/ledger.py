@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Callable, TypeVar, Union
@@ -10,13 +9,13 @@ from typing import Any, Callable, TypeVar, Union
 import numpy as np
 
 from synkhronos._interrupts import deferred_interrupts
-from synkhronos._memory import Arena, ArrayRef, FileRef, OpenFile, Segment, SegmentRef, SegmentTable, aligned
+from synkhronos._memory import Arena, ArrayRef, Passage, Segment, SegmentRef, SegmentTable, aligned
 from synkhronos._rank import Arrays, Command, Envelope, Release
 
 __all__ = ["Ledger", "Staged"]
 
 
-#: Descriptors that may be open, and bytes that may wait to be unmapped, before the workers are told.
+#: Segments that may wait to be mapped, and bytes that may wait to be unmapped, before the workers are told.
 _MAX_WAITING = 64
 _MAX_DROPPED_BYTES = 64 * 1024 * 1024
 _LARGE_BYTES = 4 * 1024 * 1024
@@ -51,19 +50,17 @@ class Ledger:
         self.variables: deque[int] = deque()
         self._table = table
         self._make_room = make_room
-        self._attach: list[SegmentRef | FileRef] = []
-        self._open: list[Segment | OpenFile] = []  # their descriptors are needed until the workers have attached them
-        self._staging = Arena(table)
+        self._new: list[Segment] = []  # what not all workers have mapped
+        self._staging = Arena(table, self._new.append, self.segments.append)
         self._outboxes: dict[int, SegmentRef] = {}
         self._dropped_bytes = 0
         self._sent = _NOTHING
         self._n_sent = 0
 
-    def add(self, made: Segment | OpenFile) -> None:
+    def add(self, segment: Segment) -> None:
         """Take in new memory."""
-        self._table.add(made.ref.key, made.bytes)
-        self._attach.append(made.ref)
-        self._open.append(made)
+        self._table.add(segment.ref.key, segment.bytes)
+        self._new.append(segment)
 
     def drop(self, key: str) -> None:
         """Forget memory, which the workers hold until their next command."""
@@ -73,7 +70,7 @@ class Ledger:
     @property
     def is_full(self) -> bool:
         """Whether so much has gathered that the workers should be told without waiting for the next command."""
-        return len(self._attach) >= _MAX_WAITING or self._dropped_bytes > _MAX_DROPPED_BYTES
+        return len(self._new) >= _MAX_WAITING or self._dropped_bytes > _MAX_DROPPED_BYTES
 
     def allocate(self, n_bytes: int) -> Segment:
         """New shared memory, still to be taken in."""
@@ -82,18 +79,9 @@ class Ledger:
     def stage(self, items: Sequence[Staged]) -> list[ArrayRef]:
         """Copy arrays, or rows of arrays, to the staging arena; what was there before is overwritten."""
         n_bytes = sum(aligned(_n_bytes(item)) for item in items)
-        self._with_room(lambda: self._reserve(n_bytes))
+        self._with_room(lambda: self._staging.reserve(n_bytes))
         place, place_rows = self._staging.place, self._staging.place_rows
         return [place_rows(*item) if isinstance(item, tuple) else place(item) for item in items]
-
-    def _reserve(self, n_bytes: int) -> None:
-        """Empty the staging arena, and make sure that it has room for ``n_bytes``."""
-        old = self._staging.ref
-        try:
-            self._staging.reserve(n_bytes)
-        finally:
-            if old is not None and self._staging.ref != old:
-                self.segments.append(old.key)
 
     def _with_room(self, allocate: Callable[[], _Memory]) -> _Memory:
         try:
@@ -105,18 +93,20 @@ class Ledger:
     def trim(self) -> None:
         """Give the staging arena back if it is large, after something that is not done often."""
         if self._staging.ref is not None and self._staging.ref.size > _LARGE_BYTES:
-            self.segments.append(self._staging.ref.key)
             self._staging.free()
 
-    def envelope(self, command: Command | None) -> Envelope:
-        """A command, with what the workers must map and may forget first: all that is not yet `delivered`."""
-        wanted: list[SegmentRef | FileRef] = [] if self._staging.ref is None else [self._staging.ref]
+    def envelope(self, command: Command | None) -> tuple[Envelope, list[Segment]]:
+        """A command, with what the workers must map and may forget first: all that is not yet `delivered`.
+
+        With it, the memory that they must be given beforehand.
+        """
         self._sent = Release(tuple(self.segments), tuple(self.functions), tuple(self.variables))
-        self._n_sent = len(self._attach)
-        if self._attach:
-            dropped = set(self._sent.segments)
-            wanted += [ref for ref in self._attach if ref.key not in dropped]
-        return Envelope(tuple(wanted), self._sent, command)
+        self._n_sent = len(self._new)
+        if not self._n_sent:
+            return Envelope((), self._sent, command), []
+        dropped = set(self._sent.segments)
+        wanted = [segment for segment in self._new if segment.ref.key not in dropped]
+        return Envelope(tuple(segment.ref for segment in wanted), self._sent, command), wanted
 
     def delivered(self) -> None:
         """Every worker has done what the last envelope said."""
@@ -129,12 +119,14 @@ class Ledger:
                     queue.popleft()
             self._sent = _NOTHING
             self._dropped_bytes = 0
-            for made in self._open[: self._n_sent]:
-                made.close_fd()
-            del self._attach[: self._n_sent], self._open[: self._n_sent]
+            for segment in self._new[: self._n_sent]:
+                segment.close_fd()
+            del self._new[: self._n_sent]
             self._n_sent = 0
 
-    def see_outboxes(self, results: Sequence[Any], workers: Sequence[int]) -> None:
+    def see_outboxes(
+        self, results: Sequence[Any], workers: Sequence[int], passage_of: Callable[[int], Passage]
+    ) -> None:
         """Map the segments in which workers published their results, where they are new."""
         for rank in workers:
             segment = results[rank].segment if isinstance(results[rank], Arrays) else None
@@ -143,8 +135,9 @@ class Ledger:
                 continue
             if known is not None:
                 self._table.release(known.key)
-            self._table.attach(segment)
+            self._table.add(segment.key, passage_of(rank).map(segment))
             self._outboxes[rank] = segment
+            passage_of(rank).clear()
 
     def forget_outboxes(self, ranks: Sequence[int]) -> None:
         """Unmap the segments in which workers published that are gone."""
@@ -155,18 +148,16 @@ class Ledger:
 
     def close(self) -> None:
         """Free what only the session needed."""
-        for made in self._open:
-            made.close_fd()
         self._staging.free()
+        for segment in self._new:
+            segment.close_fd()
         self.forget_outboxes(list(self._outboxes))
 
-    def abandon(self, outbox: Arena) -> None:
+    def abandon(self) -> None:
         """In a worker that was forked late: let go of what it inherited and the master alone needs."""
-        for made in self._open:
-            os.close(made.ref.fd)
-        self._open.clear()
-        for arena in (self._staging, outbox):
-            arena.abandon()
+        for segment in self._new:
+            segment.close_fd()
+        self._staging.abandon()
         self.forget_outboxes(list(self._outboxes))
 
 

@@ -104,7 +104,8 @@ def fork(
         ``False`` gives the random states that are distributed a stream of their own on each rank; ``True`` keeps them
         equal.
     timeout : float, optional
-        Seconds that a rank may take for one command; if it takes longer, `WorkerTimeout` names it. Default: no limit.
+        Seconds that the master waits for the others in one command; then `WorkerTimeout` names the rank that keeps
+        them waiting. Time in which the whole job is stopped does not count. Default: no limit.
     restart_workers : bool
         Replace a worker that dies: it gets the functions, the data, and the master's values of the shared variables;
         the interrupted call raises `WorkerRestarted`, and the next one works. On CPU cores only.

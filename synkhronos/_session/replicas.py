@@ -5,15 +5,12 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Callable
 
 import numpy as np
 
 from synkhronos import _graphs
-from synkhronos._rank import Digest, Get
-
-if TYPE_CHECKING:
-    from synkhronos._session.session import Session
+from synkhronos._rank import Command, Digest, Get
 
 __all__ = ["Replicas", "distances"]
 
@@ -26,14 +23,22 @@ class Replicas:
 
     Parameters
     ----------
-    session : Session
+    table : VariableTable
+        The shared variables that are replicated.
+    run : callable
+        Has every rank execute a command; returns the results in rank order.
+    master_rank : int
     every : int
         Look at the variables of a function before every so many-th call of functions; 0: never.
     """
 
-    def __init__(self, session: Session, every: int) -> None:
+    def __init__(
+        self, table: _graphs.VariableTable, run: Callable[[Command], list[Any]], master_rank: int, every: int
+    ) -> None:
         self.every = every
-        self._session = session
+        self._table = table
+        self._run = run
+        self._master_rank = master_rank
         self._n_calls = 0
         self._parts: Any = weakref.WeakSet()  # their containers
         self._warned: Any = weakref.WeakSet()
@@ -45,14 +50,13 @@ class Replicas:
 
     def all(self) -> list[Any]:
         """The variables that ought to be equal."""
-        return self._equal(list(self._session.replica.variables.items().values()))
+        return self._equal(list(self._table.items().values()))
 
     def _equal(self, variables: Sequence[Any]) -> list[Any]:
-        table = self._session.replica.variables
         return [
             var
             for var in variables
-            if table.key(var) is not None
+            if self._table.key(var) is not None
             and _graphs.is_tensor_variable(var)
             and not _graphs.is_random_state(var)
             and var.container not in self._parts
@@ -62,13 +66,13 @@ class Replicas:
         """The variables that differ from the master's, and by how much; see `check_replicas`."""
         if not variables:
             return {}
-        session = self._session
+        keys = self._table.keys_of(variables)
         differ: dict[Any, float] = {}
-        for var, digests in zip(variables, zip(*session.run(Digest(session.keys(variables))))):
+        for var, key, digests in zip(variables, keys, zip(*self._run(Digest(keys)))):
             if len(set(digests)) == 1:
                 continue
-            values = [result[0] for result in session.run(Get(session.keys([var])))]
-            own = values[session.master_rank]
+            values = [result[0] for result in self._run(Get((key,)))]
+            own = values[self._master_rank]
             most = max(float(distances(own, value).max(initial=0)) for value in values)
             if most > 0:  # digests tell 0.0 from -0.0, and NaNs apart
                 differ[var] = most

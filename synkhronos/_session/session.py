@@ -17,15 +17,26 @@ import numpy as np
 from synkhronos import _graphs
 from synkhronos._collectives import Workspace
 from synkhronos._interrupts import collect_garbage, deferred_interrupts
+from synkhronos._limits import count_cores
 from synkhronos._memory import (
     ArrayRef,
-    OpenFile,
     Segment,
     SegmentTable,
     keep_freed_memory,
     return_freed_memory,
 )
-from synkhronos._rank import Arrays, Command, Encoder, Load, Replica, Settle, Shapes, count_cores, serve
+from synkhronos._rank import (
+    Arrays,
+    Command,
+    Encoder,
+    Envelope,
+    Load,
+    Release,
+    Replica,
+    Settle,
+    Shapes,
+    serve,
+)
 from synkhronos._session.devices import kind
 from synkhronos._session.dispatch import CLOSED, Dispatcher
 from synkhronos._session.gpus import connect_gpus, take_gpus
@@ -62,7 +73,6 @@ class Session:
         self.on_gpu = kind(devices[0]) != "cpu"
         self.nccl = False  # whether NCCL connects the ranks
         self.profile: Any = None  # the one that is being filled
-        self.replicas = Replicas(self, options.check_replicas)
         self._replicate_rng = options.replicate_rng
         self._ledger = Ledger(segments, self._make_room)
         spin = _SPIN_SECONDS if self.n_ranks <= count_cores() else 0.0
@@ -72,7 +82,7 @@ class Session:
 
         def work(rank: int) -> None:
             if hasattr(self, "_dispatcher"):  # a worker in the place of one that died
-                self._ledger.abandon(self.replica.outbox)
+                self._ledger.abandon()
             gc.freeze()  # what was inherited is not this process's to collect: quicker, and its pages stay shared
             self.timeline.reset(rank)
             finish = _graphs.start_worker(options.profile_workers)
@@ -88,6 +98,7 @@ class Session:
             table = _graphs.VariableTable(self._ledger.variables.append)
             self.replica = Replica(self._team, workspace, segments, table)
             self.replica.thread_limits.apply()
+            self.replicas = Replicas(table, self.run, master_rank, options.check_replicas)
             self._library = Library(self.replica, self._ledger, self._load)
             restore = self._library.restore if options.restart_workers else None
             self._dispatcher = Dispatcher(self._team, self.replica, self._ledger, options.timeout, restore)
@@ -135,7 +146,7 @@ class Session:
 
     def keys(self, variables: Sequence[Any]) -> tuple[int, ...]:
         """The keys of shared variables, which must be replicated."""
-        return tuple(self.replica.variables.key_of(var) for var in variables)
+        return self.replica.variables.keys_of(variables)
 
     def shapes(self, variables: Sequence[Any]) -> list[list[tuple[int, ...]]]:
         """For each rank, the shapes of shared variables there."""
@@ -159,7 +170,7 @@ class Session:
         return True
 
     def allocate(self, n_bytes: int) -> Segment:
-        """New memory, known here at once, and to every worker before its next command.
+        """New memory, still to be shared.
 
         Raises
         ------
@@ -167,14 +178,12 @@ class Session:
             If there is no room, even after all ranks have forgotten what was dropped.
         """
         with self.lock:
-            segment = self._ledger.allocate(n_bytes)
-            self.share(segment)
-            return segment
+            return self._ledger.allocate(n_bytes)
 
-    def share(self, made: Segment | OpenFile) -> None:
-        """Make a segment or file known here at once, and to every worker before its next command."""
+    def share(self, segment: Segment) -> None:
+        """Make memory known here at once, and to every worker before its next command."""
         with self.lock:
-            self._ledger.add(made)
+            self._ledger.add(segment)
             if self._ledger.is_full:
                 self.settle()
 
@@ -240,7 +249,7 @@ class Session:
                 self._dispatcher.broken = CLOSED
                 self._team.stop(grace=0.0)
             if not self.broken:
-                self._team.send(Encoder().dumps(self._ledger.envelope(None)))
+                self._team.send(Encoder().dumps(Envelope((), Release(), None)))
                 self._dispatcher.broken = CLOSED
                 self._team.stop()
             self.replica.thread_limits.restore()

@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import threading
 import time
 from collections.abc import Sequence
 from typing import Callable
@@ -26,15 +25,19 @@ from typing import Callable
 import numpy as np
 
 from synkhronos._interrupts import deferred_interrupts
-from synkhronos._memory import Box, Segment
-from synkhronos._team.lifeline import Lifeline
+from synkhronos._memory import Box, Passage, Segment
 from synkhronos._team.log import log
-from synkhronos._team.process import Process, describe_exit
+from synkhronos._team.member import Member
+from synkhronos._team.process import describe_exit
 from synkhronos._team.signals import Barrier, Signals
 from synkhronos._team.timeline import CONTROL, OUTSIDE, Timeline
 from synkhronos.errors import CollectiveAborted, SessionError, WorkerDied, WorkerTimeout
 
 __all__ = ["MasterDied", "Team"]
+
+
+#: Seconds without a look at the workers that are no waiting.
+_PAUSE = 1.0
 
 
 class MasterDied(BaseException):
@@ -47,18 +50,20 @@ class Team:
     Parameters
     ----------
     devices : list of str
-        The device of each rank.
     master_rank : int
     spin : float
         Seconds that a wait spins before it parks.
     timeout : float or None
-        Seconds that workers may take to answer.
+        Seconds that the master waits for the answers to a message. Time does not count in which it does not look: it
+        computes itself, or the whole job was stopped, as batch systems do.
 
     Attributes
     ----------
     barrier : Barrier
         Where all ranks meet; it raises `CollectiveAborted`, `WorkerDied`, `WorkerTimeout` or `MasterDied` if that
         cannot happen any more.
+    passage : Passage
+        In a worker: the way for memory to and from the master.
     """
 
     def __init__(self, devices: list[str], master_rank: int, spin: float, timeout: float | None) -> None:
@@ -76,12 +81,13 @@ class Team:
         self._collected = 0  # and of the last one whose answers the master has
         self._stopped = False
         self._timeout = timeout
-        self._deadline: float | None = None
+        self._waited = 0.0  # seconds, for the answers to this message
+        self._looked = 0.0  # when the workers were looked at last
         self._work: Callable[[int], None] | None = None
         self._mailbox = Box()
         self._answers = [Box() for _ in range(self.n_ranks)]
-        self._processes: dict[int, Process] = {}
-        self._lifelines: dict[int, Lifeline] = {}
+        self._members: dict[int, Member] = {}
+        self.passage: Passage
 
     # -- the master's side
 
@@ -92,19 +98,26 @@ class Team:
             self._fork(rank)
 
     def _fork(self, rank: int) -> None:
-        by_main_thread = threading.current_thread() is threading.main_thread()
         with deferred_interrupts():
-            if rank in self._lifelines:
-                self._lifelines[rank].close()
-            lifeline = self._lifelines[rank] = Lifeline()
-            self._processes[rank] = Process(lambda: self._run(rank, by_main_thread))
-            lifeline.forked()
+            if rank in self._members:
+                self._members[rank].let_go()
+            self._members[rank] = Member(lambda passage: self._run(rank, passage), self._members.values())
 
-    def send(self, message: bytes) -> None:
-        """Hand every worker the same message: whatever interrupts this, it is sent once the word is written."""
-        self._mailbox.put(message)
+    def passage_of(self, rank: int) -> Passage:
+        """The way for memory from a worker to the master, and back."""
+        return self._members[rank].passage
+
+    def _give(self, segment: Segment) -> None:
+        for member in self._members.values():
+            member.passage.give(segment)
+
+    def send(self, message: bytes, memory: Sequence[Segment] = ()) -> None:
+        """Hand every worker the same message, and memory that it names: it is sent once the word is written."""
+        for segment in memory:
+            self._give(segment)
+        self._mailbox.put(message, self._give)
         self._begin(self.signals.sent[0] + 1)
-        self._deadline = None if self._timeout is None else time.monotonic() + self._timeout
+        self._waited, self._looked = 0.0, time.monotonic()
         self.signals.answered[self.master_rank] = self._number
         self.signals.post(self.signals.sent, 0, self._number, self.workers)
 
@@ -130,7 +143,9 @@ class Team:
         self.timeline.rest(self._number)
         self.signals.wait(self.signals.answered, self._number, self.check_workers)
         self.timeline.resume(self._number, CONTROL)
-        answers = [self._answers[rank].get() if rank in self.workers else None for rank in range(self.n_ranks)]
+        answers: list[bytes | None] = [None] * self.n_ranks
+        for rank in self.workers:
+            answers[rank] = self._answers[rank].get(self._members[rank].passage)
         self._collected = self._number
         return answers
 
@@ -144,7 +159,7 @@ class Team:
         if self._stopped:
             raise SessionError("the session was closed while this call was under way")
         for rank in self.dead():
-            process = self._processes[rank]
+            process = self._members[rank].process
             raise WorkerDied(
                 f"the worker of rank {rank} ({self.devices[rank]}, pid {process.pid}) "
                 f"{describe_exit(process.exitcode)}",
@@ -152,11 +167,15 @@ class Team:
                 pid=process.pid,
                 exitcode=process.exitcode,
             )
-        if self._deadline is not None and time.monotonic() > self._deadline:
+        now = time.monotonic()
+        if now - self._looked < _PAUSE:
+            self._waited += now - self._looked
+        self._looked = now
+        if self._timeout is not None and self._waited > self._timeout:
             silent = self.unanswered()
             steps = self.signals.arrived.tolist()
             rank = min(silent, key=lambda rank: steps[rank], default=self.master_rank)
-            pid = self._processes[rank].pid if rank in self.workers else os.getpid()
+            pid = self._members[rank].process.pid if rank in self.workers else os.getpid()
             raise WorkerTimeout(
                 f"rank {rank} ({self.devices[rank]}, pid {pid}) did not answer within {self._timeout} seconds",
                 rank,
@@ -165,7 +184,7 @@ class Team:
 
     def dead(self) -> list[int]:
         """The workers whose processes have ended."""
-        return [rank for rank in self.workers if self._processes[rank].exitcode is not None]
+        return [rank for rank in self.workers if self._members[rank].process.exitcode is not None]
 
     def settle(self, seconds: float | None = None) -> bool:
         """Wait until each worker has answered or is dead, at most ``seconds``; returns whether that came about."""
@@ -190,22 +209,22 @@ class Team:
             return
         self._stopped = True
         deadline = time.monotonic() + grace
-        for rank, process in self._processes.items():
+        for rank, member in self._members.items():
+            process = member.process
             if not process.join(max(0.0, deadline - time.monotonic())):
                 if grace > 0:
                     text = "the worker of rank %d (pid %d) did not stop and is killed"
                     log(logging.WARNING, text, rank, process.pid)
                 process.kill()
-        self._processes.clear()
-        for lifeline in self._lifelines.values():
-            lifeline.close()
-        self._lifelines.clear()
+        for member in self._members.values():
+            member.let_go()
+        self._members.clear()
 
     # -- a worker's side
 
-    def _run(self, rank: int, by_main_thread: bool) -> None:
+    def _run(self, rank: int, passage: Passage) -> None:
         self.signals.rank = rank
-        self._lifelines[rank].hold(by_main_thread)
+        self.passage = passage
         with contextlib.suppress(MasterDied):
             self.check_master()
             assert self._work is not None
@@ -222,11 +241,11 @@ class Team:
         self.timeline.resume(self._number, OUTSIDE)
         self.timeline.begin()
         self._begin(self._number + 1)
-        return self._mailbox.get()
+        return self._mailbox.get(self.passage)
 
     def answer(self, message: bytes) -> None:
         """Answer the message."""
-        self._answers[self.signals.rank].put(message)
+        self._answers[self.signals.rank].put(message, self.passage.give)
         self.timeline.end()
         self.timeline.rest(self._number)
         self.signals.post(self.signals.answered, self.signals.rank, self._number, (self.master_rank,))

@@ -45,7 +45,7 @@ class Held:
         self.shared = []
         for pid in self.processes:
             with open(f"/proc/{pid}/maps") as maps:
-                shared = [line.split()[0].split("-") for line in maps if "/dev/shm" in line]
+                shared = [line.split()[0].split("-") for line in maps if "/memfd:synkhronos" in line]
             self.shared.append((len(shared), sum(int(high, 16) - int(low, 16) for low, high in shared)))
 
     def check(self, before, allowance):

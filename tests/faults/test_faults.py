@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from sandbox import may_refuse
 from support import (
     KILL,
     LONG_SLEEP,
@@ -450,11 +451,16 @@ def may_mount():
     return subprocess.run(command, capture_output=True, timeout=30).returncode == 0
 
 
-needs_mount = pytest.mark.skipif(not may_mount(), reason="mounting a small /dev/shm is not permitted here")
+needs_mount = pytest.mark.skipif(
+    not (may_mount() and may_refuse), reason="mounting a small /dev/shm is not permitted here"
+)
 
+#: Where the kernel offers no ``memfd_create``, memory lies in /dev/shm, which has a size.
 SMALL = """
 from test_faults import shrink_shared_memory
 shrink_shared_memory(6 * 2**20)
+from sandbox import refuse
+refuse("memfd_create")
 import gc, re
 def free():
     room = os.statvfs("/dev/shm")

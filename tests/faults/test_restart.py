@@ -358,7 +358,7 @@ def test_a_new_worker_dies_as_soon_as_it_is_born(no_session):
 
 def memory_of(pid):
     with open(f"/proc/{pid}/maps") as maps:
-        shared = [line for line in maps if "/dev/shm" in line]
+        shared = [line for line in maps if "/memfd:synkhronos" in line]
     sizes = [int(high, 16) - int(low, 16) for low, high in (line.split()[0].split("-") for line in shared)]
     return len(sizes), sum(sizes)
 
@@ -370,7 +370,7 @@ def descriptors_of(pid):
             targets.append(os.readlink(f"/proc/{pid}/fd/{name}"))
         except FileNotFoundError:
             continue
-    return [target for target in targets if "/dev/shm" in target]
+    return [target for target in targets if "/memfd:synkhronos" in target]
 
 
 def test_new_workers_inherit_no_scratch_memory(no_session):

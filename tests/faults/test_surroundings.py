@@ -1,14 +1,20 @@
 """What surrounds a program is not always as it should be: closed streams, refused system calls, low limits."""
 
+import os
+import signal
 import time
+from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import theano
 import theano.tensor as T
-from support import run_script, worker_pids
+from sandbox import needs_seccomp
+from support import is_running, run_script, shared_memory_in_use, start_script, wait_until, worker_pids
 
 import synkhronos as synk
+from synkhronos._limits import free_memory
 
 # ---------------------------------------------------------------- exceptions that cannot be shown
 
@@ -154,3 +160,247 @@ def test_descriptors_of_closed_streams_are_not_taken_for_memory(tmp_path):
         tmp_path / "result",
     )
     assert (tmp_path / "result").read_text() == "[0.0, 0.0, 0.0, 0.0, 0.0]\n[]\n"
+
+
+# ---------------------------------------------------------------- what the kernel or an administrator forbids
+
+#: Uses all that ranks have in common: data, staged inputs, results, long messages, collectives of every size.
+WORK = """
+def work(n_ranks=3):
+    assert synk.fork(n_ranks) == n_ranks
+    x = T.dvector("x")
+    w, large = theano.shared(np.ones(10), "w"), theano.shared(np.ones(3_000_000), "large")
+    f = synk.function([x], [(x * w[0] * large[0], "gather"), (x.sum(), "sum")], mode="FAST_COMPILE")
+    for n in (10, 200_000):
+        data = synk.data(np.arange(float(n)))
+        for values in (data, data.data.copy()):
+            gathered, total = f(values)
+            assert (gathered == np.arange(n)).all() and total == n * (n - 1) / 2
+        assert f(data, batch=[3, 1])[0].tolist() == [3, 1]
+    synk.set_value(n_ranks - 1, w, np.full(10, 1 + n_ranks))
+    synk.all_reduce(w, op="avg")
+    assert (synk.gather(w) == 2).all()
+    synk.all_reduce(large, op="sum")
+    assert (synk.get_value(n_ranks - 1, large) == n_ranks).all()
+    fault, y = theano.shared(np.int64(NOTHING), "fault"), T.dvector("long" * 30_000)
+    g = synk.function([y], (Fault()(y + 0, fault).sum(), "sum"), mode="FAST_COMPILE")
+    assert g(np.ones(4)) == 4
+    synk.set_value(1, fault, RAISE)
+    try:
+        g(np.ones(4))
+    except synk.WorkerError as error:  # which is longer than what has room beforehand
+        assert error.rank == 1 and len(str(error)) > 100_000 and "ZeroDivisionError" in str(error), error
+    synk.close()
+    print("worked")
+"""
+
+FORBIDDEN = {
+    "nothing": "",
+    "fallocate": "refuse('fallocate')",
+    "fallocate is not there": "import errno; refuse('fallocate', error=errno.ENOSYS)",
+    "memfd_create": "refuse('memfd_create')",
+    "memfd_create is not there": "import errno; refuse('memfd_create', error=errno.ENOSYS)",
+    "process_vm_readv": "refuse('process_vm_readv')",
+    "sched_getaffinity": "refuse('sched_getaffinity')",
+    "F_SETSIG": "refuse('fcntl', second_argument=10)",
+    "all of them": "refuse('fallocate', 'process_vm_readv', 'sched_getaffinity')",
+    "to look into this process": "import ctypes; assert ctypes.CDLL(None).prctl(4, 0, 0, 0, 0) == 0",
+}
+
+
+@needs_seccomp
+@pytest.mark.parametrize("what", FORBIDDEN)
+def test_what_a_sandbox_forbids(what):
+    out, err = run_script(f"{WORK}\nfrom sandbox import refuse\n{FORBIDDEN[what]}\nwork()\n")
+    assert out == "worked\n"
+    assert err == ""
+
+
+@needs_seccomp
+def test_a_worker_ends_with_its_master_though_the_signal_cannot_be_chosen():
+    process = start_script(
+        """
+        from sandbox import refuse
+        refuse("fcntl", second_argument=10)
+        def fork_in_a_thread():  # else the kernel has another way to end workers
+            synk.fork(2)
+        thread = threading.Thread(target=fork_in_a_thread)
+        thread.start(); thread.join()
+        fault = theano.shared(np.int64(LONG_SLEEP), "fault")
+        x = T.dvector("x")
+        f = synk.function([x], (Fault()(x, fault).sum(), "sum"), mode="FAST_COMPILE")
+        synk.distribute()
+        synk.set_value(0, fault, NOTHING)
+        print(*worker_pids(), flush=True)
+        f(np.ones(4))
+        """
+    )
+    try:
+        workers = [int(pid) for pid in process.stdout.readline().split()]
+        assert len(workers) == 1
+        time.sleep(0.3)
+        process.kill()
+        assert wait_until(lambda: not any(map(is_running, workers)), 2)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only the superuser may do that")
+
+IN_A_NAMESPACE = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+def own_mounts():
+    assert libc.unshare(0x20000) == 0 and libc.mount(b"none", b"/", None, 0x44000, None) == 0
+def cover(path, options):
+    assert libc.mount(b"none", path, b"tmpfs", options, None) == 0
+"""
+
+SURROUNDINGS = {
+    "without /proc": "own_mounts(); cover(b'/proc', 0)",
+    "a /dev/shm that cannot be written": "own_mounts(); cover(b'/dev/shm', 1)",
+    "without /proc and /dev/shm": "own_mounts(); cover(b'/proc', 0); cover(b'/dev/shm', 1)",
+    "another user, after setuid": "os.setgroups([]); os.setgid(65534); os.setuid(65534)",
+    "a namespace of processes, with the /proc of its parent": """
+assert libc.unshare(0x20000000) == 0
+child = os.fork()
+if child:
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+""",
+}
+
+
+@needs_root
+@pytest.mark.parametrize("where", SURROUNDINGS)
+def test_surroundings_of_containers(where):
+    out, err = run_script(f"{WORK}\n{IN_A_NAMESPACE}\n{SURROUNDINGS[where]}\nwork()\nsys.stdout.flush()\n")
+    assert out == "worked\n"
+    assert err == ""
+
+
+def test_a_limit_of_file_sizes_is_named():
+    out, _ = run_script(
+        """
+        import resource
+        synk.fork(2)
+        x = T.dvector("x")
+        f = synk.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
+        assert f(np.ones(6)) == 6
+        unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, unlimited))
+        for attempt in (lambda: synk.data(np.ones(100_000)), lambda: f(np.ones(100_000))):
+            try:
+                attempt()
+            except MemoryError as error:
+                print("100,000 bytes (ulimit -f)" in str(error))
+        assert f(np.ones(6)) == 6
+        resource.setrlimit(resource.RLIMIT_FSIZE, (unlimited, unlimited))
+        print(f(np.ones(100_000)))
+        """
+    )
+    assert out.split() == ["True", "True", "100000.0"]
+
+
+def test_more_than_the_machine_has_is_refused_before_it_is_taken(synchronize):
+    synchronize(2)
+    before = shared_memory_in_use()
+    with pytest.raises(MemoryError, match=r"[\d,]+ bytes of shared memory wanted, [\d,]+ bytes free on this machine"):
+        synk.data(dtype="uint8", shape=(psutil.virtual_memory().total,))
+    assert shared_memory_in_use() - before < 1 << 28
+
+
+def test_the_limit_of_a_container_is_seen(tmp_path):
+    """Both versions of memory cgroups, as the kernel lays them out."""
+    unified, old = tmp_path / "unified", tmp_path / "old"
+    job = unified / "cgroup" / "batch" / "job"
+    job.mkdir(parents=True)
+    (unified / "proc" / "self").mkdir(parents=True)
+    (unified / "proc" / "self" / "cgroup").write_text("0::/batch/job\n")
+    (unified / "proc" / "meminfo").write_text("MemAvailable: 1000 kB\nSwapFree: 24 kB\n")
+    (job / "memory.max").write_text("max\n")
+    for name, text in (("max", "9000"), ("current", "5000"), ("stat", "anon 1\ninactive_file 700\nactive_file 50\n")):
+        (job.parent / f"memory.{name}").write_text(text)
+    free = list(free_memory(unified / "proc", unified / "cgroup"))
+    assert [n_bytes for n_bytes, _ in free] == [1024 * 1024, 4750]
+    memory = old / "cgroup" / "memory"
+    memory.mkdir(parents=True)
+    (old / "proc" / "self").mkdir(parents=True)
+    (old / "proc" / "self" / "cgroup").write_text(
+        "4:memory:/docker/abc\n0::/\n"
+    )  # what the container sees is at the top
+    (old / "proc" / "meminfo").write_text("MemAvailable: 1 kB\nSwapFree: 0 kB\n")
+    (memory / "memory.limit_in_bytes").write_text("9223372036854771712")
+    assert [n_bytes for n_bytes, _ in free_memory(old / "proc", old / "cgroup")] == [1024]
+    (memory / "memory.limit_in_bytes").write_text("9000")
+    (memory / "memory.usage_in_bytes").write_text("8000")
+    (memory / "memory.stat").write_text("total_inactive_file 100\ntotal_active_file 20\n")
+    assert [n_bytes for n_bytes, _ in free_memory(old / "proc", old / "cgroup")] == [1024, 1120]
+
+
+CGROUP = Path("/sys/fs/cgroup/memory") / f"synkhronos-{os.getpid()}"
+
+
+@pytest.fixture
+def little_cgroup():
+    """A memory cgroup of 1 GiB, where one can be made."""
+    try:
+        CGROUP.mkdir()
+        (CGROUP / "memory.limit_in_bytes").write_text(str(1 << 30))
+    except OSError as error:
+        pytest.skip(f"no memory cgroup can be made here: {error}")
+    yield CGROUP
+    wait_until(lambda: not (CGROUP / "tasks").read_text(), 5)
+    CGROUP.rmdir()
+
+
+def test_a_container_of_little_memory(little_cgroup):
+    """What a container cannot hold is refused; the kernel kills nobody."""
+    out, _ = run_script(
+        """
+        open(sys.argv[1] + "/tasks", "w").write(str(os.getpid()))
+        synk.fork(2)
+        for size in (2 << 30, 1 << 30):
+            try:
+                synk.data(dtype="uint8", shape=(size,))
+            except MemoryError as error:
+                print("memory cgroup" in str(error))
+        x = T.bvector("x")
+        f = synk.function([x], (x[:1].sum(), "sum"), mode="FAST_COMPILE")
+        data = synk.data(dtype="uint8", shape=(1 << 28,))
+        print(f(synk.data(np.ones(4, "int8"))))
+        """,
+        little_cgroup,
+    )
+    assert out.split() == ["True", "True", "2"]
+
+
+# ---------------------------------------------------------------- a job that is stopped
+
+
+@pytest.mark.parametrize("when", ["computing", "waiting"])
+def test_a_job_that_is_stopped_for_longer_than_the_timeout_goes_on(when):
+    """As batch systems do to run something more urgent, and users by Ctrl-Z."""
+    process = start_script(
+        f"""
+        synk.fork(3, timeout=2.0)
+        x, fault = T.dvector("x"), theano.shared(np.int64(NOTHING), "fault")
+        f = synk.function([x], (Fault()(x, fault).sum(), "sum"), mode="FAST_COMPILE")
+        assert f(np.ones(6)) == 6
+        synk.broadcast(fault, SLEEP)
+        synk.set_value(0, fault, {"SLEEP" if when == "computing" else "NOTHING"})
+        print("ready", flush=True)
+        print(f(np.ones(6)), f(np.ones(6)), flush=True)
+        """,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.4)
+        os.killpg(process.pid, signal.SIGSTOP)
+        time.sleep(3.5)
+        os.killpg(process.pid, signal.SIGCONT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (out, err, process.returncode) == ("6.0 6.0\n", "", 0)

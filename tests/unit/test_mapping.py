@@ -18,7 +18,7 @@ def n_mappings():
 def test_views_keep_a_mapping():
     segment = Segment.create(1 << 16)
     before = n_mappings()
-    views = [map_shared(segment.ref.fd, 5000, offset=4099, writable=writable) for writable in (True, False)]
+    views = [map_shared(segment.fileno(), 5000, offset=4099, writable=writable) for writable in (True, False)]
     assert n_mappings() == before + 2
     views[0][:] = 7
     assert views[1].flags.writeable is False
@@ -52,7 +52,7 @@ def test_interrupts_at_any_moment_lose_no_mapping():
             try:
                 signal.setitimer(signal.ITIMER_REAL, delay)
                 while True:
-                    map_shared(segment.ref.fd, 5000)
+                    map_shared(segment.fileno(), 5000)
                     made += 1
             except Interrupt:
                 pass

@@ -28,7 +28,7 @@ def call(stop=4, everybody=False):
 
 
 def envelope(command):
-    return Envelope((SegmentRef("s", 12, 3, 4096),), Release(("old",), (1,), ()), command)
+    return Envelope((SegmentRef("s", 4096),), Release(("old",), (1,), ()), command)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def envelope(command):
         envelope(call()),
         envelope(Get((1, 2), (0,))),
         envelope(None),
-        Arrays(SegmentRef("s", 12, 3, 4096), [None, ArrayRef("s", 0, (2,), "<f4")]),
+        Arrays(SegmentRef("s", 4096), [None, ArrayRef("s", 0, (2,), "<f4")]),
         [(1, 2), ()],
         None,
     ],

@@ -1,0 +1,65 @@
+"""What this process may take of the machine: cores and memory.
+
+A file in memory has no limit of its own. A request that the machine, or the memory cgroup of a container or of a batch
+job, cannot hold would end in the kernel's killing a process; so what is asked for is compared with what is free before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["count_cores", "free_memory"]
+
+_NO_LIMIT = 1 << 60  # cgroups of version 1 say that there is none by a number near 2^63
+
+
+def count_cores() -> int:
+    """The number of CPU cores that this process may run on; of the machine, where the kernel refuses to tell."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except OSError:
+        return os.cpu_count() or 1
+
+
+def free_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Iterator[tuple[int, str]]:
+    """For each limit that the kernel tells of: how many bytes this process may still take, and where that holds."""
+    try:
+        fields = _fields(proc / "meminfo")
+        yield 1024 * (fields["MemAvailable:"] + fields["SwapFree:"]), "on this machine"
+    except (OSError, KeyError):
+        yield os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "on this machine at most"
+    with contextlib.suppress(OSError):
+        for line in (proc / "self" / "cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            unified = controllers == ""
+            if not unified and "memory" not in controllers.split(","):
+                continue
+            top = cgroups if unified else cgroups / "memory"
+            folder = Path(os.path.normpath(f"{top}/{path}"))
+            # in a container, the path is often the host's, and what is mounted is the container's own
+            for each in {top, folder, *(parent for parent in folder.parents if top in parent.parents)}:
+                free = _free_in_cgroup(each, unified)
+                if free is not None:
+                    yield free, "in the memory cgroup of this process (the limit of its container or batch job)"
+
+
+def _free_in_cgroup(folder: Path, unified: bool) -> int | None:
+    limit, usage, reclaimable = (
+        ("memory.max", "memory.current", ("inactive_file", "active_file"))
+        if unified
+        else ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file"))
+    )
+    with contextlib.suppress(OSError, ValueError, KeyError, IndexError):  # "max" is no number
+        most = int((folder / limit).read_text())
+        if most < _NO_LIMIT:
+            counts = _fields(folder / "memory.stat")
+            return max(0, most - int((folder / usage).read_text()) + sum(counts[name] for name in reclaimable))
+    return None
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """A file of lines with a name, a number, and perhaps a unit."""
+    return {words[0]: int(words[1]) for words in map(str.split, path.read_text().splitlines())}

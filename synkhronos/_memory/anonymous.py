@@ -1,0 +1,137 @@
+"""Memory without a name, all of it reserved: a file that exists only as long as a descriptor or a mapping of it does.
+
+`memfd_create(2)` makes it. Where the kernel does not offer that, or a sandbox refuses it, `posix_ipc` makes an object
+in ``/dev/shm``, which the next system call unlinks; `remove_stale` sweeps what a kill between the two leaves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import re
+import resource
+import secrets
+import time
+from io import FileIO
+
+import posix_ipc
+
+from synkhronos._interrupts import deferred_interrupts
+from synkhronos._limits import free_memory
+from synkhronos._memory.descriptors import clear_of_streams
+
+__all__ = ["anonymous_file", "remove_stale"]
+
+_FOLDER = "/dev/shm"
+_OURS = re.compile(r"synkhronos-\d+-[0-9a-f]{32}")
+_STALE_SECONDS = 60
+_CLOEXEC, _NOEXEC_SEAL = 1, 8
+_PIECE = 64 * 1024 * 1024  # a signal is handled between two of them
+_SMALL = 1024 * 1024  # less is left to the kernel, like all that a program allocates otherwise
+_BLOCK = 1024 * 1024
+_REFUSED = (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP)
+_FULL = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT)
+
+_libc = ctypes.CDLL(None, use_errno=True)
+if hasattr(_libc, "memfd_create"):  # `os.memfd_create` is not in every build of Python
+    _libc.memfd_create.argtypes = (ctypes.c_char_p, ctypes.c_uint)
+
+
+def anonymous_file(size: int) -> FileIO:
+    """A new file of ``size`` zeros in memory, of mode 0600 and without a name; its pages are all there.
+
+    Raises
+    ------
+    MemoryError
+        If there is no room, or a limit of this process forbids it.
+    """
+    check_room(size)
+    with deferred_interrupts():
+        file = FileIO(clear_of_streams(_descriptor()), "r+")
+    try:
+        os.fchmod(file.fileno(), 0o600)
+        for start in range(0, size, _PIECE):
+            _reserve(file.fileno(), start, min(_PIECE, size - start), size)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def check_room(size: int) -> None:
+    """Raise `MemoryError` if ``size`` bytes are more than this machine, or this process's cgroup, has free."""
+    if size < _SMALL:
+        return
+    for free, where in free_memory():
+        if size > free:
+            raise MemoryError(
+                f"{size:,} bytes of shared memory wanted, {free:,} bytes free {where}. Free some Data "
+                "(Data.free_memory), or share the data as a numpy.memmap of a file, which is read as it is needed."
+            )
+
+
+def _descriptor() -> int:
+    if hasattr(_libc, "memfd_create"):
+        for flags in (_CLOEXEC | _NOEXEC_SEAL, _CLOEXEC):  # older kernels do not know how to seal it
+            fd: int = _libc.memfd_create(b"synkhronos", flags)
+            if fd >= 0:
+                return fd
+        number = ctypes.get_errno()
+        if number not in _REFUSED:
+            raise MemoryError(f"cannot create shared memory: {os.strerror(number)}")
+    try:
+        memory = posix_ipc.SharedMemory(_private_name(), posix_ipc.O_CREX, mode=0o600, size=0)
+        memory.unlink()
+    except OSError as error:
+        raise MemoryError(f"cannot create shared memory in {_FOLDER}: {error}") from error
+    return int(memory.fd)
+
+
+def _reserve(fd: int, start: int, n_bytes: int, size: int) -> None:
+    """Have the kernel find the pages of one piece of a file of ``size`` bytes."""
+    try:
+        try:
+            os.posix_fallocate(fd, start, n_bytes)
+        except OSError as error:
+            if error.errno not in _REFUSED:
+                raise
+            zeros, done = bytes(min(n_bytes, _BLOCK)), 0
+            while done < n_bytes:  # a sandbox that forbids the other allows this
+                done += os.pwrite(fd, zeros[: n_bytes - done], start + done)
+    except OSError as error:
+        if error.errno == errno.EFBIG:
+            limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+            raise MemoryError(
+                f"cannot make {size:,} bytes of shared memory: files of this process may have {limit:,} bytes "
+                "(ulimit -f), and this counts as one"
+            ) from None
+        if error.errno not in _FULL:
+            raise
+        room = os.fstatvfs(fd)
+        where = f", {room.f_bavail * room.f_frsize:,} bytes free in {_FOLDER}" if room.f_blocks else ""
+        raise MemoryError(
+            f"shared memory is too small: {size:,} bytes wanted{where}. Free some Data (Data.free_memory), or share "
+            "the data as a numpy.memmap of a file."
+        ) from None
+
+
+def _private_name() -> str:
+    """A name for a POSIX shared memory object: unguessable, and telling `remove_stale` that it is ours."""
+    return f"/synkhronos-{os.getpid()}-{secrets.token_hex(16)}"
+
+
+def remove_stale(folder: str = _FOLDER) -> int:
+    """Unlink what this user's killed processes made and had no time to unlink; return how many names."""
+    removed = 0
+    with contextlib.suppress(OSError):
+        for entry in list(os.scandir(folder)):
+            if not _OURS.fullmatch(entry.name):
+                continue
+            with contextlib.suppress(OSError):
+                status = entry.stat(follow_symlinks=False)
+                if status.st_uid == os.getuid() and time.time() - status.st_mtime > _STALE_SECONDS:
+                    os.unlink(entry.path)
+                    removed += 1
+    return removed

@@ -1,0 +1,51 @@
+"""A worker, seen from the master."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Callable
+
+from synkhronos._memory import Passage
+from synkhronos._team.lifeline import Lifeline
+from synkhronos._team.process import Process
+
+__all__ = ["Member"]
+
+
+class Member:
+    """A worker's process, what ties it to the master, and the way for memory to and from it.
+
+    Parameters
+    ----------
+    live : callable
+        ``live(passage)`` is the worker's life; it is given its end of that way.
+    others : iterable of Member
+        Those that were forked before.
+
+    Attributes
+    ----------
+    process : Process
+    passage : Passage
+        The master's end.
+    """
+
+    def __init__(self, live: Callable[[Passage], None], others: Iterable[Member]) -> None:
+        by_main_thread = threading.current_thread() is threading.main_thread()
+        self._lifeline = Lifeline()
+        self.passage, its_own = Passage.pair()
+
+        def begin() -> None:
+            self._lifeline.hold(by_main_thread)
+            for member in (*others, self):
+                member.passage.close()
+            live(its_own)
+
+        self.process = Process(begin)
+        its_own.close()
+        self._lifeline.forked()
+
+    def let_go(self) -> None:
+        """Its process has ended."""
+        self._lifeline.close()
+        self.passage.close()

@@ -1,0 +1,44 @@
+"""Having the kernel refuse system calls to a script, as sandboxes of containers do (seccomp)."""
+
+import ctypes
+import errno
+import platform
+import struct
+
+import pytest
+
+_NUMBERS = {
+    "x86_64": {"fallocate": 285, "fcntl": 72, "memfd_create": 319, "process_vm_readv": 310, "sched_getaffinity": 204},
+    "aarch64": {"fallocate": 47, "fcntl": 25, "memfd_create": 279, "process_vm_readv": 270, "sched_getaffinity": 123},
+}
+_PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _SECCOMP_MODE_FILTER = 22, 38, 2
+_LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
+_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
+_OFFSET_OF_NUMBER, _OFFSET_OF_SECOND_ARGUMENT = 0, 24
+
+may_refuse = platform.machine() in _NUMBERS
+needs_seccomp = pytest.mark.skipif(not may_refuse, reason="the numbers of system calls are not known here")
+
+
+def refuse(*calls, second_argument=None, error=errno.EPERM):
+    """From now on the kernel answers these system calls with an error, in this process and its children.
+
+    With ``second_argument`` only where that is what is passed.
+    """
+    program = [(_LOAD, 0, 0, _OFFSET_OF_NUMBER)]
+    for call in calls:
+        answer = [(_RETURN, 0, 0, _ERRNO | error)]
+        if second_argument is not None:
+            answer = [
+                (_LOAD, 0, 0, _OFFSET_OF_SECOND_ARGUMENT),
+                (_JUMP_IF_EQUAL, 0, 1, second_argument),
+                *answer,
+                (_RETURN, 0, 0, _ALLOW),
+            ]
+        program += [(_JUMP_IF_EQUAL, 0, len(answer), _NUMBERS[platform.machine()][call]), *answer]
+    program.append((_RETURN, 0, 0, _ALLOW))
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *one) for one in program))
+    filters = ctypes.create_string_buffer(struct.pack("HL", len(program), ctypes.addressof(code)))
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+    assert libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, filters) == 0, ctypes.get_errno()
