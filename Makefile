@@ -1,5 +1,5 @@
 # make demo    train the MNIST CNN on all cores          (ARGS="--epochs 3" and the like are passed on)
-# make test    run all tests                             (ARGS="-k data -x" is passed on to pytest)
+# make test    run all tests, in two processes           (ARGS="-k data -n 0" is passed on to pytest)
 # make test-theano   run Theano's own tests   (ARGS=--quick for the quick ones, ARGS=theano.tests.test_rop for one module)
 # make test-opencl   run the tests of GPUs on OpenCL, which PoCL offers on CPU cores; apt brings it
 # make soak    work for 5 minutes with random faults, and write docs/soak.md       (SECONDS=60 for one)
@@ -33,7 +33,7 @@ demo: $(VENV)/with-demos
 	$(BIN)/python demos/lasagne_mnist/train_mnist_cpu_data.py --model cnn $(ARGS)
 
 test: $(VENV)/with-test
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 test-theano: $(VENV)/with-test
 	$(BIN)/python tests/theano/run.py $(ARGS)

@@ -13,6 +13,7 @@ import warnings
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
+from parallel import WORKER
 from support import Machine, template
 
 import synkhronos as synk
@@ -142,8 +143,10 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.line(f"{group:20} {n_tests:5} tests {minutes:3}:{seconds:02}")
 
 
-def pytest_sessionfinish():
+def pytest_sessionfinish(session):
     """End the template of scripts, and what a failing test may have left, lest it outlives the run."""
+    if not WORKER and session.config.getoption("numprocesses", None):
+        return  # this process has run no tests
     template.close()
     for child in psutil.Process().children(recursive=True):
         if child.name().startswith(("python", "synkhronos")):

@@ -92,11 +92,6 @@ class Machine:
         return extra
 
 
-def shared_memory_in_use():
-    """Bytes of shared memory of all processes of this machine."""
-    return psutil.virtual_memory().shared
-
-
 def shared_memory_names():
     """The names that sessions of this process, or of processes that are gone, have left in /dev/shm."""
     names = set()

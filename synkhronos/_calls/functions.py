@@ -243,15 +243,8 @@ class Function:
     def _key(self, session: Session, variant: Variant) -> int:
         """The key of a variant in the session; compiles it and hands it in where it is new."""
         if variant not in self._keys:
-            key = self._keys[variant] = session.add_function(self._graph.compile(variant))
-            weakref.finalize(self, _drop, weakref.ref(session), key).atexit = False
+            self._keys[variant] = session.add_function(self._graph.compile(variant), self)
         return self._keys[variant]
 
 
 _graphs.make_printable(Function)
-
-
-def _drop(session: weakref.ref[Session], key: int) -> None:
-    alive = session()
-    if alive is not None:
-        alive.drop_function(key)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from typing import Any
 
 import numpy as np
 
 from synkhronos._memory import Segment
-from synkhronos._session import current, drop_segment
+from synkhronos._session import current
 
 __all__ = ["Holding"]
 
@@ -34,8 +33,6 @@ class Holding:
         self.key = key
         self.bytes = content
         self.is_file = is_file
-        self._finalizer = weakref.finalize(self, drop_segment, key, os.getpid())
-        self._finalizer.atexit = False
         _known[key] = self
 
     @classmethod
@@ -48,7 +45,7 @@ class Holding:
         """Memory that is mapped already, made known to all ranks."""
         session = current("Data")
         made = cls(segment.ref.key, segment.bytes[:n_bytes], is_file)
-        session.share(segment)
+        session.share(segment, made.bytes)
         return made
 
     @classmethod

@@ -16,6 +16,7 @@ from theano.gof import compilelock
 from theano.sandbox.rng_mrg import mrg_uniform_base
 from theano.tensor.raw_random import RandomStateType
 
+from synkhronos._endings import Endings
 from synkhronos._graphs.gpu import is_device_type, to_device, to_host, write
 
 __all__ = [
@@ -158,16 +159,16 @@ class VariableTable:
     Variables over one container (``theano.clone(var, share_inputs=False)`` makes such an alias, and Lasagne's batch
     normalisation uses it) have one key: they are one variable on the other ranks.
 
-    The master's table holds containers weakly: when the program has dropped the last variable over one,
-    ``on_drop(key)`` is called. A worker's table holds its variables until told to `drop` them.
+    The master's table holds containers weakly: when the program has dropped the last variable over one, its key is
+    noted in ``ended``. A worker's table holds its variables until told to `drop` them.
     """
 
-    def __init__(self, on_drop: Callable[[int], None] | None = None) -> None:
-        self._by_key: Any = {} if on_drop is None else weakref.WeakValueDictionary()
+    def __init__(self, ended: Endings[int] | None = None) -> None:
+        self._by_key: Any = {} if ended is None else weakref.WeakValueDictionary()
         self._containers: Any = weakref.WeakValueDictionary()
         self._key_of: Any = weakref.WeakKeyDictionary()
         self._like: dict[int, tuple[Any, str | None]] = {}
-        self._on_drop = on_drop
+        self._ended = ended
         self._counter = itertools.count()
 
     def new_key(self) -> int:
@@ -180,19 +181,14 @@ class VariableTable:
         self._containers[key] = var.container
         self._like[key] = type(var), var.name
         self._key_of[var.container] = key
-        if self._on_drop is not None:
-            weakref.finalize(var.container, self._dropped, key).atexit = False
-
-    def _dropped(self, key: int) -> None:
-        self._like.pop(key, None)
-        if self._on_drop is not None:
-            self._on_drop(key)
+        if self._ended is not None:
+            self._ended.watch(var.container, key)
 
     def drop(self, key: int) -> None:
         var = self._by_key.pop(key, None)
         self._like.pop(key, None)
+        self._containers.pop(key, None)
         if var is not None:
-            self._containers.pop(key, None)
             self._key_of.pop(var.container, None)
 
     def key(self, var: Any) -> int | None:

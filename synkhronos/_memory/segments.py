@@ -14,11 +14,13 @@ import itertools
 import mmap
 import os
 import secrets
+import weakref
 from io import FileIO
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from synkhronos._endings import Endings
 from synkhronos._memory.anonymous import anonymous_file
 from synkhronos._memory.mapping import map_shared
 
@@ -111,30 +113,44 @@ class Segment:
 
 
 class SegmentTable:
-    """The segments that this process has mapped, by key; one table for each process, inherited by forked workers."""
+    """The segments that this process has mapped, by key; one table for each process, inherited by forked workers.
+
+    Attributes
+    ----------
+    ended : Endings
+        Key and size in bytes of the memory that was lent and is no more.
+    """
 
     def __init__(self) -> None:
         self._bytes: dict[str, np.ndarray] = {}
+        self._lent: weakref.WeakValueDictionary[str, np.ndarray] = weakref.WeakValueDictionary()
+        self.ended: Endings[tuple[str, int]] = Endings()
 
     def add(self, key: str, content: np.ndarray) -> None:
         """Take in memory that this process has mapped, as a uint8 array."""
         self._bytes[key] = content
 
-    def release(self, key: str) -> int:
-        """Forget a segment; its memory is unmapped with the last array that views it. Returns its size in bytes."""
-        forgotten = self._bytes.pop(key, None)
-        return 0 if forgotten is None else forgotten.nbytes
+    def lend(self, key: str, content: np.ndarray) -> None:
+        """Take in memory that lives as long as somebody else keeps this very array."""
+        self.ended.watch(content, (key, content.nbytes))
+        self._lent[key] = content
+
+    def release(self, key: str) -> None:
+        """Forget a segment; its memory is unmapped with the last array that views it."""
+        self._bytes.pop(key, None)
+        self._lent.pop(key, None)
 
     def view(self, ref: ArrayRef) -> np.ndarray:
         """The array that `ref` names, without a copy."""
         key, offset, shape, dtype = ref
-        return np.ndarray(shape, dtype, self._bytes[key], offset)
+        content = self._bytes.get(key)
+        return np.ndarray(shape, dtype, self._lent[key] if content is None else content, offset)
 
     def __contains__(self, key: str) -> bool:
-        return key in self._bytes
+        return key in self._bytes or key in self._lent
 
     def __len__(self) -> int:
-        return len(self._bytes)
+        return len(self._bytes) + len(self._lent)
 
 
 def dtype_spec(dtype: np.dtype) -> Any:

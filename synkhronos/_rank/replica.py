@@ -55,7 +55,7 @@ class Replica:
         self.segments = segments
         self.variables = variables
         self.functions: dict[int, Any] = {}
-        self.thread_limits = ThreadLimits(team.n_ranks)
+        self.thread_limits = ThreadLimits(team.n_ranks, quiet=not self.is_master)
         self.context: Any = None  # of the rank's GPU
         self._team = team
         self._timeline = team.timeline

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from threadpoolctl import ThreadpoolController
@@ -10,6 +11,8 @@ from synkhronos._limits import count_cores
 
 __all__ = ["ThreadLimits"]
 
+_logger = logging.getLogger("synkhronos")
+
 
 class ThreadLimits:
     """Keeps the BLAS and OpenMP threads of this process to its fair part of the cores.
@@ -17,16 +20,26 @@ class ThreadLimits:
     Parameters
     ----------
     n_ranks : int
+    quiet : bool
+        Whether others will tell what goes wrong.
     """
 
-    def __init__(self, n_ranks: int) -> None:
+    def __init__(self, n_ranks: int, quiet: bool) -> None:
+        self._quiet = quiet
         self._n_threads = max(1, count_cores() // n_ranks)
         self._limited: set[str] = set()
         self._undo: list[Any] = []
 
     def apply(self) -> None:
         """Limit the libraries that this process has loaded by now, and that are not limited yet."""
-        controller = ThreadpoolController()
+        try:
+            controller = ThreadpoolController()
+        except OSError as error:  # it reads /proc
+            if not self._quiet:
+                text = "the threads of BLAS and OpenMP cannot be limited to each rank's cores (%s): set OMP_NUM_THREADS"
+                _logger.warning(text, error)
+            self._quiet = True
+            return
         libraries = controller.info()
         loaded = {library["filepath"] for library in libraries}
         if loaded - self._limited:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from synkhronos._session.block import session
 from synkhronos._session.instruments import Profile, profile, trace
-from synkhronos._session.lifecycle import close, current, distribute, drop_segment, fork, functions, get_n_gpu, settle
+from synkhronos._session.lifecycle import close, current, distribute, fork, functions, get_n_gpu, settle
 from synkhronos._session.replicas import distances
 from synkhronos._session.session import Session
 
@@ -15,7 +15,6 @@ __all__ = [
     "current",
     "distances",
     "distribute",
-    "drop_segment",
     "fork",
     "functions",
     "get_n_gpu",

@@ -8,6 +8,7 @@ from typing import Any, Callable, TypeVar, Union
 
 import numpy as np
 
+from synkhronos._endings import Endings
 from synkhronos._interrupts import deferred_interrupts
 from synkhronos._memory import Arena, ArrayRef, Passage, Segment, SegmentRef, SegmentTable, aligned
 from synkhronos._rank import Arrays, Command, Envelope, Release
@@ -40,36 +41,43 @@ class Ledger:
 
     Attributes
     ----------
-    segments, functions, variables : deque
-        Keys of what was dropped. Finalizers append to them, at any moment; nothing else happens there.
+    functions, variables : deque
+        Keys of what was dropped.
+    ended_variables : Endings
+        Of those that the program has dropped.
     """
 
     def __init__(self, table: SegmentTable, make_room: Callable[[], None]) -> None:
-        self.segments: deque[str] = deque()
+        self._segments: deque[str] = deque()
         self.functions: deque[int] = deque()
         self.variables: deque[int] = deque()
+        self.ended_variables: Endings[int] = Endings()
         self._table = table
         self._make_room = make_room
         self._new: list[Segment] = []  # what not all workers have mapped
-        self._staging = Arena(table, self._new.append, self.segments.append)
+        self._staging = Arena(table, self._new.append, self._segments.append)
         self._outboxes: dict[int, SegmentRef] = {}
         self._dropped_bytes = 0
         self._sent = _NOTHING
         self._n_sent = 0
 
-    def add(self, segment: Segment) -> None:
-        """Take in new memory."""
-        self._table.add(segment.ref.key, segment.bytes)
+    def share(self, segment: Segment, content: np.ndarray) -> None:
+        """Take in new memory, which is there until ``content`` ends."""
+        self._table.lend(segment.ref.key, content)
         self._new.append(segment)
 
-    def drop(self, key: str) -> None:
-        """Forget memory, which the workers hold until their next command."""
-        self._dropped_bytes += self._table.release(key)
-        self.segments.append(key)
+    def _drop_what_ended(self) -> None:
+        """The workers hold it until their next command."""
+        for key, n_bytes in self._table.ended.take():
+            self._segments.append(key)
+            self._dropped_bytes += n_bytes
+        for variable in self.ended_variables.take():
+            self.variables.append(variable)
 
     @property
     def is_full(self) -> bool:
         """Whether so much has gathered that the workers should be told without waiting for the next command."""
+        self._drop_what_ended()
         return len(self._new) >= _MAX_WAITING or self._dropped_bytes > _MAX_DROPPED_BYTES
 
     def allocate(self, n_bytes: int) -> Segment:
@@ -100,7 +108,8 @@ class Ledger:
 
         With it, the memory that they must be given beforehand.
         """
-        self._sent = Release(tuple(self.segments), tuple(self.functions), tuple(self.variables))
+        self._drop_what_ended()
+        self._sent = Release(tuple(self._segments), tuple(self.functions), tuple(self.variables))
         self._n_sent = len(self._new)
         if not self._n_sent:
             return Envelope((), self._sent, command), []
@@ -112,7 +121,7 @@ class Ledger:
         """Every worker has done what the last envelope said."""
         if self._sent == _NOTHING and not self._n_sent:
             return
-        queues: tuple[deque[Any], ...] = (self.segments, self.functions, self.variables)
+        queues: tuple[deque[Any], ...] = (self._segments, self.functions, self.variables)
         with deferred_interrupts():
             for queue, sent in zip(queues, self._sent):
                 for _ in sent:

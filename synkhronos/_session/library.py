@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any, Callable
 
 from synkhronos import _graphs
-from synkhronos._interrupts import interrupt_behind
+from synkhronos._endings import Endings
+from synkhronos._interrupts import deferred_interrupts, interrupt_behind
 from synkhronos._rank import Replica, summarize
 from synkhronos._session.ledger import Ledger
 from synkhronos.errors import WorkerError
@@ -43,22 +44,25 @@ class Library:
         self._orphans: set[int] = set()  # of these, the ones that the user has dropped
         self._failed: set[int] = set()  # of these, the ones that could not be distributed
         self._definitions = _graphs.Definitions()  # what the workers inherit
+        self._ended: Endings[int] = Endings()
         self._next = 0
 
-    def add(self, function: Any) -> int:
-        """Take in a compiled function, to be distributed; returns its key."""
+    def add(self, function: Any, owner: Any) -> int:
+        """Take in a compiled function, to be distributed, and forgotten when its owner ends; returns its key."""
         key = self._next
         self._next += 1
+        self._ended.watch(owner, key)
         self._replica.functions[key] = function
         self._pending[key] = function
         return key
 
-    def drop(self, key: int) -> None:
-        """Have every rank forget a function, with the next command; one still to be distributed, after that."""
-        if key in self._pending:
-            self._orphans.add(key)
-        else:
-            self._ledger.functions.append(key)
+    def forget_what_ended(self) -> None:
+        """Have every rank forget functions, with the next command; those still to be distributed, after that."""
+        for key in self._ended.take():
+            if key in self._pending:
+                self._orphans.add(key)
+            else:
+                self._ledger.functions.append(key)
 
     def distribute(self, keys: Sequence[int] | None = None, variable: Any = None) -> None:
         """Replicate functions that are not yet on every rank.
@@ -82,6 +86,7 @@ class Library:
         """
         if not self._pending:
             return
+        self.forget_what_ended()
         if variable is not None:
             keys = [key for key, one in self._pending.items() if _graphs.uses(one, variable)]
         elif keys is None:
@@ -143,8 +148,9 @@ class Library:
         except BaseException:
             self._ledger.variables.extend(bundle.new)  # some ranks may have them; the next try uses other keys
             raise
-        for new, var in bundle.new.items():
-            self._replica.variables.put(new, var)
+        with deferred_interrupts():  # what the ranks have now is noted here
+            for new, var in bundle.new.items():
+                self._replica.variables.put(new, var)
 
     def _settled(self, key: int) -> None:
         """The function ``key`` is no longer pending: forget it, if the user has."""

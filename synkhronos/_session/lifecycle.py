@@ -23,10 +23,10 @@ from synkhronos._session.devices import check_unused, count_gpus, find_devices, 
 from synkhronos._session.dispatch import BUSY
 from synkhronos._session.options import Options
 from synkhronos._session.profiles import Profile, Serial, begin, finish
-from synkhronos._session.session import Session, segments
+from synkhronos._session.session import Session
 from synkhronos.errors import DeviceError, SessionError
 
-__all__ = ["close", "current", "distribute", "drop_segment", "fork", "functions", "get_n_gpu", "held", "settle"]
+__all__ = ["close", "current", "distribute", "fork", "functions", "get_n_gpu", "held", "settle"]
 
 _logger = logging.getLogger("synkhronos")
 _session: Session | None = None
@@ -225,16 +225,6 @@ def distribute() -> None:
         Before ``fork`` or after ``close``.
     """
     current("distribute").distribute()
-
-
-def drop_segment(key: str, pid: int) -> None:
-    """Have every rank forget a segment that process ``pid`` made: other processes that inherited it keep it."""
-    if pid != os.getpid():
-        return
-    if _session is not None:
-        _session.drop_segment(key)
-    else:
-        segments.release(key)
 
 
 def settle() -> None:

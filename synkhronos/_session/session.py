@@ -95,7 +95,7 @@ class Session:
             _graphs.prepare_fork()
             keep_freed_memory()
             self._team.start(work)
-            table = _graphs.VariableTable(self._ledger.variables.append)
+            table = _graphs.VariableTable(self._ledger.ended_variables)
             self.replica = Replica(self._team, workspace, segments, table)
             self.replica.thread_limits.apply()
             self.replicas = Replicas(table, self.run, master_rank, options.check_replicas)
@@ -136,6 +136,7 @@ class Session:
             If a rank is silent for longer than the timeout; the session is broken from then on.
         """
         with self.lock:
+            self._library.forget_what_ended()
             results = self._dispatcher.issue(command)
             return [
                 [None if ref is None else segments.view(ref) for ref in one.refs] if isinstance(one, Arrays) else one
@@ -180,16 +181,12 @@ class Session:
         with self.lock:
             return self._ledger.allocate(n_bytes)
 
-    def share(self, segment: Segment) -> None:
-        """Make memory known here at once, and to every worker before its next command."""
+    def share(self, segment: Segment, content: np.ndarray) -> None:
+        """Make memory known here at once, and to every worker before its next command; until ``content`` ends."""
         with self.lock:
-            self._ledger.add(segment)
+            self._ledger.share(segment, content)
             if self._ledger.is_full:
                 self.settle()
-
-    def drop_segment(self, key: str) -> None:
-        """Forget a segment here at once, and on every worker with the next command."""
-        self._ledger.drop(key)
 
     def settle(self) -> None:
         """Bring the workers up to date about memory, now."""
@@ -202,13 +199,9 @@ class Session:
 
     # -- functions
 
-    def add_function(self, function: Any) -> int:
-        """Take in a compiled function, to be distributed; returns its key."""
-        return self._library.add(function)
-
-    def drop_function(self, key: int) -> None:
-        """Have every rank forget a function, with the next command; one still to be distributed, after that."""
-        self._library.drop(key)
+    def add_function(self, function: Any, owner: Any) -> int:
+        """Take in a compiled function, to be distributed, and forgotten when its owner ends; returns its key."""
+        return self._library.add(function, owner)
 
     def distribute(self, keys: Sequence[int] | None = None, variable: Any = None) -> None:
         """Replicate functions that are not yet on every rank: all, or those with these keys, or that use a variable.

@@ -28,16 +28,13 @@ from synkhronos._interrupts import deferred_interrupts
 from synkhronos._memory import Box, Passage, Segment
 from synkhronos._team.log import log
 from synkhronos._team.member import Member
+from synkhronos._team.patience import Patience
 from synkhronos._team.process import describe_exit
 from synkhronos._team.signals import Barrier, Signals
 from synkhronos._team.timeline import CONTROL, OUTSIDE, Timeline
 from synkhronos.errors import CollectiveAborted, SessionError, WorkerDied, WorkerTimeout
 
 __all__ = ["MasterDied", "Team"]
-
-
-#: Seconds without a look at the workers that are no waiting.
-_PAUSE = 1.0
 
 
 class MasterDied(BaseException):
@@ -54,8 +51,7 @@ class Team:
     spin : float
         Seconds that a wait spins before it parks.
     timeout : float or None
-        Seconds that the master waits for the answers to a message. Time does not count in which it does not look: it
-        computes itself, or the whole job was stopped, as batch systems do.
+        Seconds that the master waits for the answers to a message; see `Patience`.
 
     Attributes
     ----------
@@ -80,9 +76,7 @@ class Team:
         self._number = 0  # of the last message
         self._collected = 0  # and of the last one whose answers the master has
         self._stopped = False
-        self._timeout = timeout
-        self._waited = 0.0  # seconds, for the answers to this message
-        self._looked = 0.0  # when the workers were looked at last
+        self._patience = Patience(timeout)
         self._work: Callable[[int], None] | None = None
         self._mailbox = Box()
         self._answers = [Box() for _ in range(self.n_ranks)]
@@ -117,7 +111,7 @@ class Team:
             self._give(segment)
         self._mailbox.put(message, self._give)
         self._begin(self.signals.sent[0] + 1)
-        self._waited, self._looked = 0.0, time.monotonic()
+        self._patience.begin()
         self.signals.answered[self.master_rank] = self._number
         self.signals.post(self.signals.sent, 0, self._number, self.workers)
 
@@ -167,17 +161,13 @@ class Team:
                 pid=process.pid,
                 exitcode=process.exitcode,
             )
-        now = time.monotonic()
-        if now - self._looked < _PAUSE:
-            self._waited += now - self._looked
-        self._looked = now
-        if self._timeout is not None and self._waited > self._timeout:
+        if self._patience.is_over():
             silent = self.unanswered()
             steps = self.signals.arrived.tolist()
             rank = min(silent, key=lambda rank: steps[rank], default=self.master_rank)
             pid = self._members[rank].process.pid if rank in self.workers else os.getpid()
             raise WorkerTimeout(
-                f"rank {rank} ({self.devices[rank]}, pid {pid}) did not answer within {self._timeout} seconds",
+                f"rank {rank} ({self.devices[rank]}, pid {pid}) did not answer within {self._patience.seconds} seconds",
                 rank,
                 pid,
             )

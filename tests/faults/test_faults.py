@@ -426,6 +426,61 @@ def test_ctrl_c_during_fork(delay):
     assert type_ctrl_c(setting, call, delay, 2) in ("none", "usable")
 
 
+def test_nothing_that_ends_is_forgotten_whatever_interrupts_it():
+    """Data, functions and variables come and go, and a handler raises at any moment."""
+    out, err = run_script(
+        """
+        import gc
+        from test_data import shared_bytes
+        class Interrupt(Exception):
+            pass
+        def interrupt(number, frame):
+            raise Interrupt
+        signal.signal(signal.SIGALRM, interrupt)
+        synk.fork(2)
+        x, w = T.dvector("x"), theano.shared(np.ones(3), "w")
+        graph = (x * w[0]).sum()
+        f = synk.function([x], (graph, "sum"), mode="FAST_COMPILE")
+        f(np.ones(4))
+        def held():
+            gc.collect()
+            f(np.ones(4)); f(np.ones(4))
+            session = current("here")
+            tables = len(session.replica.functions), len(session.replica.variables.items())
+            return tables, [shared_bytes(pid) >> 20 for pid in (os.getpid(), *worker_pids())]
+        from synkhronos._session.lifecycle import current
+        before = held()
+        rng, n_interrupts = np.random.RandomState(0), 0
+        while n_interrupts < 300:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-4, 4e-3))
+                for _ in range(10):  # Python drops an interrupt that comes in the finalizer of somebody else
+                    data = synk.data(np.ones(1 << 17))  # 1 MiB
+                    f(data)
+                    data = None
+                    variable = theano.shared(np.ones(5))
+                    synk.broadcast(variable)
+                    variable = None
+            except Interrupt:
+                n_interrupts += 1
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            data = variable = None
+        for _ in range(20):
+            g = synk.function([x], (graph, "sum"), mode="FAST_COMPILE")
+            try:
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-3, 3e-2))
+                g(np.ones(4))
+                g = None
+            except Interrupt:
+                n_interrupts += 1
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            g = None
+        print(before == held() or (before, held()))
+        """
+    )
+    assert out == "True\n"
+
+
 # ---------------------------------------------------------------- too little shared memory
 
 

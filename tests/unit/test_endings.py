@@ -1,0 +1,76 @@
+"""`_endings`: what has ended is noted once, whatever interrupts that."""
+
+import gc
+import signal
+
+import numpy as np
+
+from synkhronos._endings import Endings
+
+
+class Thing:
+    """What ends, in a cycle or not."""
+
+    def __init__(self, cycle=False):
+        self.self = self if cycle else None
+
+
+def test_keys_come_in_the_order_of_the_ends():
+    endings = Endings()
+    things = [Thing(cycle=number == 2) for number in range(4)]
+    for number, thing in enumerate(things):
+        endings.watch(thing, number)
+    assert list(endings.take()) == []
+    del thing, things[3], things[0]
+    assert list(endings.take()) == [3, 0]
+    assert list(endings.take()) == []
+    things.clear()
+    gc.collect()
+    assert list(endings.take()) == [1, 2]
+
+
+def test_a_key_comes_again_if_whoever_acts_on_it_is_interrupted():
+    endings = Endings()
+    for number in range(3):
+        endings.watch(Thing(), number)
+    for number in endings.take():
+        if number == 1:
+            break
+    assert list(endings.take()) == [1, 2]
+
+
+class Interrupt(Exception):
+    """Raised by the handler of a signal."""
+
+
+def test_interrupts_at_any_moment_lose_no_end():
+    """Ten thousand, wherever they come, while things come and go."""
+    endings, made, ended = Endings(), set(), set()
+
+    def raise_interrupt(number, frame):
+        raise Interrupt
+
+    def work():
+        while True:
+            thing, key = Thing(), len(made)
+            made.add(key)
+            endings.watch(thing, key)
+            thing = None
+            for one in endings.take():
+                ended.add(one)
+
+    old = signal.signal(signal.SIGALRM, raise_interrupt)
+    try:
+        for delay in np.random.RandomState(0).uniform(5e-6, 60e-6, 10_000):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, delay)
+                work()
+            except Interrupt:
+                pass
+    finally:
+        signal.signal(signal.SIGALRM, old)
+    ended.update(endings.take())
+    assert len(made) > 10_000
+    assert len(made - ended) < 5000  # those that were not watched yet when the interrupt came
+    assert not endings._watched
+    assert not endings._ended
