@@ -1,6 +1,8 @@
 """Helpers of the tests: scripts in processes of their own, an op that fails when told to, and what is left behind."""
 
+import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +22,7 @@ from synkhronos._session.devices import _list_gpus
 import theano  # isort: skip
 
 ROOT = Path(synkhronos.__file__).resolve().parent.parent
+_BEGAN = time.time() - 1  # what is older is nothing of these tests
 
 template = Template()
 
@@ -93,11 +96,14 @@ class Machine:
 
 
 def shared_memory_names():
-    """The names that sessions of this process, or of processes that are gone, have left in /dev/shm."""
+    """The names that sessions of this process, or of processes that are gone, have left in /dev/shm lately."""
     names = set()
     for name in os.listdir("/dev/shm"):
-        if name.startswith(("synkhronos-", "sem.synkhronos-")):
-            pid = int(name.split("-")[1])
+        ours = re.fullmatch(r"(sem\.)?synkhronos-(\d+)-.*", name)
+        with contextlib.suppress(FileNotFoundError):
+            if not ours or os.lstat(f"/dev/shm/{name}").st_mtime < _BEGAN:
+                continue
+            pid = int(ours.group(2))
             if pid == os.getpid() or not psutil.pid_exists(pid) or os.getpid() in _ancestors(pid):
                 names.add(name)
     return names

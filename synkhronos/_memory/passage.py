@@ -7,6 +7,7 @@ into a process, which the kernel refuses after ``setuid``, or if a process was m
 from __future__ import annotations
 
 import array
+import errno
 import os
 import socket
 
@@ -82,7 +83,10 @@ class Passage:
 
     def _receive(self) -> None:
         while True:
-            os.close(os.dup(self._end.fileno()))  # if this process may open no file more, the next line would lose one
+            try:  # what arrives in a process that may open no file more is lost
+                os.close(os.dup(self._end.fileno()))
+            except OSError as error:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from error
             try:
                 key, fds, _, _ = socket.recv_fds(self._end, _MOST_BYTES_OF_A_KEY, 1, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:

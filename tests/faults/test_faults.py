@@ -428,7 +428,7 @@ def test_ctrl_c_during_fork(delay):
 
 def test_nothing_that_ends_is_forgotten_whatever_interrupts_it():
     """Data, functions and variables come and go, and a handler raises at any moment."""
-    out, err = run_script(
+    out, _ = run_script(
         """
         import gc
         from test_data import shared_bytes

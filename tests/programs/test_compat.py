@@ -184,16 +184,31 @@ class TestScan:
         synk.close()
     """
 
-    def test_the_loop_is_compiled_once_for_all_processes(self, tmp_path):
-        made = []
-        for program in (self.POWERS, self.POWERS + self.ON_RANKS):
-            quiet = "ignore:synkhronos.fork:RuntimeWarning"  # more ranks than cores
-            out, err = python(program, THEANO_FLAGS=f"base_compiledir={tmp_path}", PYTHONWARNINGS=quiet)
-            (library,) = tmp_path.glob("*/scan_perform/scan_perform.so")
-            made.append(library.stat().st_mtime_ns)
-            assert err == ""
-        assert out == "3"
-        assert made[0] == made[1]
+    @pytest.fixture(scope="class")
+    def folder(self, tmp_path_factory):
+        """Of a compiler that refuses the loop while there is a file ``refuse``, and a cache that it has filled."""
+        folder = tmp_path_factory.mktemp("scan")
+        compiler = folder / "bin" / "g++"
+        compiler.parent.mkdir()
+        compiler.write_text(
+            f'#!/bin/sh\ncase "$*" in *scan_perform*) test -e {folder}/refuse && echo tried >> {folder}/log && exit 1;; '
+            f'esac\nexec {shutil.which("g++")} "$@"\n'
+        )
+        compiler.chmod(0o755)
+        assert self.run(self.POWERS, folder) == ("", "")
+        return folder
+
+    @staticmethod
+    def run(program, folder):
+        quiet = "ignore:synkhronos.fork:RuntimeWarning"  # more ranks than cores
+        path = f"{folder}/bin:{os.environ['PATH']}"
+        return python(program, PATH=path, THEANO_FLAGS=f"base_compiledir={folder}/cache", PYTHONWARNINGS=quiet)
+
+    def test_the_loop_is_compiled_once_for_all_processes(self, folder):
+        (library,) = folder.glob("cache/*/scan_perform/scan_perform.so")
+        made = library.stat().st_mtime_ns
+        assert self.run(self.POWERS + self.ON_RANKS, folder) == ("3", "")
+        assert library.stat().st_mtime_ns == made
 
     def test_an_error_in_a_step_is_told_with_its_step_and_leaves_the_loop_usable(self):
         python(
@@ -215,19 +230,19 @@ class TestScan:
         )
 
     @pytest.mark.skipif(sys.version_info < (3, 11), reason="Theano compiles the loop by itself")
-    def test_without_it_theano_runs_the_loop_in_python(self, tmp_path):
-        compiler, log = tmp_path / "bin" / "g++", tmp_path / "log"
-        compiler.parent.mkdir()
-        compiler.write_text(
-            f'#!/bin/sh\ncase "$*" in *scan_perform*) echo tried >> {log}; exit 1;; esac\n'
-            f'exec {shutil.which("g++")} "$@"\n'
-        )
-        compiler.chmod(0o755)
-        path = f"{compiler.parent}:{os.environ['PATH']}"
-        out, err = python(self.POWERS, PATH=path, THEANO_FLAGS=f"base_compiledir={tmp_path / 'cache'}")
+    def test_without_it_theano_runs_the_loop_in_python(self, folder):
+        (loop,) = folder.glob("cache/*/scan_perform")
+        loop.rename(folder / "loop")
+        (folder / "refuse").touch()
+        try:
+            out, err = self.run(self.POWERS, folder)
+        finally:
+            (folder / "refuse").unlink()
+            shutil.rmtree(loop, ignore_errors=True)
+            (folder / "loop").rename(loop)
         assert out == ""
         assert len(err.splitlines()) == 1 and "Scan runs its loop in Python" in err
-        assert log.read_text() == "tried\n"
+        assert (folder / "log").read_text() == "tried\n"
 
     def test_without_a_compiler(self):
         python(self.POWERS, THEANO_FLAGS="cxx=")

@@ -27,6 +27,7 @@ ARGUMENTS = {
     "train_mnist_cpu_data": [*SMALL, "--model", "custom_mlp:1,32,0.1,0.2", "--ranks", "2"],
     "train_mnist_gpu_data": [*SMALL, "--model", "custom_mlp:1,32,0.1,0.2", "--ranks", "3"],
     "train_resnet_theano": [],
+    "train_resnet": ["--ranks", "2", "--depth", "5", "--epochs", "1"],
     "run_lasagne_demos": [*SMALL, "--model", "custom_mlp:1,32,0,0", "--ranks", "2", "--json", "all.json"],
 }
 LAST_LINES = {"demo": "all results agree with", "train": "accuracy: ", "run": "plot: lasagne_mnist.png"}

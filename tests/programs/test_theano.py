@@ -41,18 +41,21 @@ class TestNestedLoops:
         x, v = T.dvector("x"), T.dvector("v")
         return x, v, powers(x, 3, theano.shared(cls.C))
 
-    def test_value_and_gradient(self):
+    def test_derivatives_in_one_process_and_on_ranks(self, synchronize):
+        synchronize(2)
         x, _, y = self.graph()
-        value, gradient = theano.function([x], [y, T.grad(y.sum(), x)])(self.X)
-        assert_close(value, 2 * self.X - self.X**2 + 0.5 * self.X**3)
-        assert_close(gradient, 2 - 2 * self.X + 1.5 * self.X**2)
-
-    def test_jacobian_and_hessian(self):
-        x, _, y = self.graph()
-        jacobian, hessian = theano.gradient.jacobian(y, x), theano.gradient.hessian(y.sum(), x)
-        jacobian, hessian = theano.function([x], [jacobian, hessian])(self.X)
-        assert_close(jacobian, np.diag(2 - 2 * self.X + 1.5 * self.X**2))
-        assert_close(hessian, np.diag(-2 + 3 * self.X))
+        wanted = [y, T.grad(y.sum(), x), theano.gradient.jacobian(y, x), theano.gradient.hessian(y.sum(), x)]
+        function = synk.function([x], [(one, "gather") for one in wanted])
+        slopes, curvatures = 2 - 2 * self.X + 1.5 * self.X**2, -2 + 3 * self.X
+        for results, parts in (
+            (function.as_theano(self.X), [slice(4)]),
+            (function(self.X), [slice(2), slice(2, 4)]),
+        ):
+            value, gradient, jacobian, hessian = results
+            assert_close(value, 2 * self.X - self.X**2 + 0.5 * self.X**3)
+            assert_close(gradient, slopes)
+            assert_close(jacobian, np.vstack([np.diag(slopes[part]) for part in parts]))
+            assert_close(hessian, np.vstack([np.diag(curvatures[part]) for part in parts]))
 
     def test_r_and_l_operators(self):
         x, v, y = self.graph()
@@ -60,15 +63,6 @@ class TestNestedLoops:
         results = theano.function([x, v], [T.Rop(y, x, v), T.Lop(y, x, v)])(self.X, direction)
         for result in results:
             assert_close(result, (2 - 2 * self.X + 1.5 * self.X**2) * direction)
-
-    def test_on_ranks(self, synchronize):
-        synchronize(2)
-        x, _, y = self.graph()
-        outputs = [y, T.grad(y.sum(), x), theano.gradient.hessian(y.sum(), x)]
-        value, gradient, hessian = synk.function([x], [(one, "gather") for one in outputs])(self.X)
-        assert_close(value, 2 * self.X - self.X**2 + 0.5 * self.X**3)
-        assert_close(gradient, 2 - 2 * self.X + 1.5 * self.X**2)
-        assert_close(hessian, np.vstack([np.diag(-2 + 3 * half) for half in (self.X[:2], self.X[2:])]))
 
 
 def product_cases():
