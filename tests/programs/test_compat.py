@@ -191,7 +191,7 @@ class TestScan:
         compiler = folder / "bin" / "g++"
         compiler.parent.mkdir()
         compiler.write_text(
-            f'#!/bin/sh\ncase "$*" in *scan_perform*) test -e {folder}/refuse && echo tried >> {folder}/log && exit 1;; '
+            f'#!/bin/sh\ncase "$*" in *scan_perform*) test -e {folder}/refuse && echo tried >> {folder}/log && exit 1;;'
             f'esac\nexec {shutil.which("g++")} "$@"\n'
         )
         compiler.chmod(0o755)
