@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import select
 import signal
 import socket
@@ -51,7 +52,10 @@ class Script:
             return self.wait(0)
 
     def communicate(self, text="", timeout=None):
-        """Write to standard input; all that it still prints, on standard output and on standard error, and its end."""
+        """Write to standard input; all that it still prints, on standard output and on standard error, and its end.
+
+        But for Theano's word that another process compiles: several may run tests.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
         if self.stdin:
             self.stdin.write(text)
@@ -71,7 +75,8 @@ class Script:
         self.wait(None if deadline is None else max(0, deadline - time.monotonic()))
         for stream in found:
             stream.close()
-        return tuple(b"".join(parts).decode() for parts in found.values())
+        out, err = (b"".join(parts).decode() for parts in found.values())
+        return out, re.sub(r"INFO \(theano\.gof\.compilelock\).*\n", "", err)
 
     def send_signal(self, number):
         """Send a signal, if it still runs."""

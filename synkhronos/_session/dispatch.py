@@ -160,6 +160,7 @@ class Dispatcher:
             if not self._team.settle(_INTERRUPT_SECONDS) or self._team.dead():
                 return False
             self._team.signals.reset()
+            self._replica.forget(*self._ledger.sent)  # if the interrupt came before the master had done that
             self._received(self._team.collect())
             log(logging.WARNING, "interrupted; the session is usable, but replicas may differ now")
         return True

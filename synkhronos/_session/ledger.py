@@ -45,6 +45,8 @@ class Ledger:
         Keys of what was dropped.
     ended_variables : Endings
         Of those that the program has dropped.
+    sent : Release
+        What the last envelope said of what was dropped.
     """
 
     def __init__(self, table: SegmentTable, make_room: Callable[[], None]) -> None:
@@ -58,7 +60,7 @@ class Ledger:
         self._staging = Arena(table, self._new.append, self._segments.append)
         self._outboxes: dict[int, SegmentRef] = {}
         self._dropped_bytes = 0
-        self._sent = _NOTHING
+        self.sent = _NOTHING
         self._n_sent = 0
 
     def share(self, segment: Segment, content: np.ndarray) -> None:
@@ -109,24 +111,24 @@ class Ledger:
         With it, the memory that they must be given beforehand.
         """
         self._drop_what_ended()
-        self._sent = Release(tuple(self._segments), tuple(self.functions), tuple(self.variables))
+        self.sent = Release(tuple(self._segments), tuple(self.functions), tuple(self.variables))
         self._n_sent = len(self._new)
         if not self._n_sent:
-            return Envelope((), self._sent, command), []
-        dropped = set(self._sent.segments)
+            return Envelope((), self.sent, command), []
+        dropped = set(self.sent.segments)
         wanted = [segment for segment in self._new if segment.ref.key not in dropped]
-        return Envelope(tuple(segment.ref for segment in wanted), self._sent, command), wanted
+        return Envelope(tuple(segment.ref for segment in wanted), self.sent, command), wanted
 
     def delivered(self) -> None:
         """Every worker has done what the last envelope said."""
-        if self._sent == _NOTHING and not self._n_sent:
+        if self.sent == _NOTHING and not self._n_sent:
             return
         queues: tuple[deque[Any], ...] = (self._segments, self.functions, self.variables)
         with deferred_interrupts():
-            for queue, sent in zip(queues, self._sent):
+            for queue, sent in zip(queues, self.sent):
                 for _ in sent:
                     queue.popleft()
-            self._sent = _NOTHING
+            self.sent = _NOTHING
             self._dropped_bytes = 0
             for segment in self._new[: self._n_sent]:
                 segment.close_fd()

@@ -41,10 +41,10 @@ class Library:
         self._ledger = ledger
         self._load = load
         self._pending: dict[int, Any] = {}  # compiled, not yet distributed
-        self._orphans: set[int] = set()  # of these, the ones that the user has dropped
         self._failed: set[int] = set()  # of these, the ones that could not be distributed
         self._definitions = _graphs.Definitions()  # what the workers inherit
         self._ended: Endings[int] = Endings()
+        self._distributing = False
         self._next = 0
 
     def add(self, function: Any, owner: Any) -> int:
@@ -57,12 +57,12 @@ class Library:
         return key
 
     def forget_what_ended(self) -> None:
-        """Have every rank forget functions, with the next command; those still to be distributed, after that."""
+        """Have every rank forget functions, with the next command."""
+        if self._distributing:  # what a function brings must not be sent after what drops it
+            return
         for key in self._ended.take():
-            if key in self._pending:
-                self._orphans.add(key)
-            else:
-                self._ledger.functions.append(key)
+            self._settled(key)
+            self._ledger.functions.append(key)
 
     def distribute(self, keys: Sequence[int] | None = None, variable: Any = None) -> None:
         """Replicate functions that are not yet on every rank.
@@ -92,12 +92,13 @@ class Library:
         elif keys is None:
             keys = [key for key in self._pending if key not in self._failed]
         failed: Exception | None = None
-        for key in [*keys, *self._orphans]:
-            error = self._replicate(key) if key in self._pending else None
-            if key in self._orphans:  # nobody will call it
-                self._settled(key)
-            else:
+        self._distributing = True
+        try:
+            for key in keys:
+                error = self._replicate(key) if key in self._pending else None
                 failed = failed or error
+        finally:
+            self._distributing = False
         if failed is not None and (variable is None or self._replica.variables.key(variable) is None):
             try:
                 raise failed
@@ -153,12 +154,9 @@ class Library:
                 self._replica.variables.put(new, var)
 
     def _settled(self, key: int) -> None:
-        """The function ``key`` is no longer pending: forget it, if the user has."""
+        """The function ``key`` is no longer pending."""
         self._pending.pop(key, None)
         self._failed.discard(key)
-        if key in self._orphans:
-            self._orphans.discard(key)
-            self._ledger.functions.append(key)
 
     def restore(self, ranks: tuple[int, ...]) -> None:
         """Give new workers the functions that the others have, and the master's values of all variables."""

@@ -1,0 +1,115 @@
+"""A long run of random programs with random faults: what goes wrong is counted, with the seed that repeats it.
+
+    python tests/soak [SECONDS] [--seed N] [--episode SEED] [--calls] [--output docs/soak.md]
+
+Sessions of 1, 2, 3 and 5 ranks, with and without ``restart_workers``, work while workers are killed and stopped, ranks
+raise, handlers of signals raise, and the kernel refuses memory and files. What is lost (a wrong result, an error that
+should not be, a process, a segment or a descriptor that stays) makes the exit code 1. Other processes on the machine
+make it slower, and never wrong.
+"""
+
+import argparse
+import logging
+import os
+import platform
+import sys
+import time
+import warnings
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+import numpy as np  # noqa: E402
+from episodes import Episode, Tally, close, held, hundred_thousand_calls  # noqa: E402
+
+import synkhronos as synk  # noqa: E402
+
+_MOST_GROWTH = 2_000_000  # bytes, in 100,000 calls
+
+
+def run_episode(seed, tally):
+    """One episode, and a look at what it left."""
+    before = held()
+    try:
+        episode = Episode(seed, tally)
+        try:
+            episode.run()
+        finally:
+            episode.end()
+    except Exception as error:
+        tally.lost.append(f"episode {seed}: {type(error).__name__}: {error}")
+        logging.getLogger("soak").exception("lost something in episode %d", seed)
+        close()
+        return
+    del episode
+    after = held()
+    for what, count in after.items():
+        if count > before[what]:
+            tally.lost.append(f"episode {seed}: left behind: {count - before[what]} {what}")
+
+
+def table(tally, seconds, growth):
+    """The results, in Markdown."""
+    counted = (("operations, each checked", tally.operations), ("faults injected", tally.faults))
+    rows = []
+    for name, counter in (*counted, ("what the user saw", tally.outcomes)):
+        rows.append((name, f"{sum(counter.values()):,}"))
+        rows += [(f"&nbsp;&nbsp;{one}", f"{count:,}") for one, count in sorted(counter.items())]
+    rows.append(("longest recovery", f"{tally.recovery:.2f} s"))
+    if growth is not None:
+        rows.append(("growth of a process in 100,000 calls", f"{growth / 1e3:,.0f} kB"))
+    rows.append(("wrong results, wrong errors, things left behind", f"{len(tally.lost)}"))
+    lines = [
+        "# Soak",
+        "",
+        "Written by `make soak` (`tests/soak/`): random programs with random faults, each result compared with NumPy.",
+        f"{seconds:.0f} seconds on {os.cpu_count()} cores, Python {platform.python_version()}, NumPy {np.__version__}.",
+        "",
+        "| | |",
+        "| --- | ---: |",
+        *(f"| {name} | {value} |" for name, value in rows),
+    ]
+    if tally.lost:
+        lines += ["", "Lost:", "", *(f"- {' '.join(one.split())[:300]}" for one in tally.lost)]
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("seconds", nargs="?", type=float, default=300.0)
+    parser.add_argument("--seed", type=int, default=0, help="of the first episode (%(default)s)")
+    parser.add_argument("--episode", type=int, metavar="SEED", help="only this one")
+    parser.add_argument("--calls", action="store_true", help="100,000 calls at the end, and a look at the memory")
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.ERROR, format="%(name)s: %(message)s")
+    logging.getLogger("synkhronos").setLevel(logging.CRITICAL)
+    warnings.filterwarnings("ignore", "synkhronos.fork", RuntimeWarning)
+    tally, began, growth = Tally(), time.monotonic(), None
+    synk.fork(2)  # what the first session loads stays
+    close()
+    seed = arguments.seed if arguments.episode is None else arguments.episode
+    last = began
+    while True:
+        run_episode(seed, tally)
+        seed += 1
+        if arguments.episode is not None or time.monotonic() - began > arguments.seconds:
+            break
+        if time.monotonic() - last > 30:
+            last = time.monotonic()
+            counts = sum(tally.operations.values()), sum(tally.faults.values()), len(tally.lost)
+            print("episode {}: {:,} operations, {:,} faults, {} lost".format(seed, *counts), file=sys.stderr)
+    if arguments.calls:
+        growth = hundred_thousand_calls(tally, np.random.RandomState(arguments.seed))
+        if growth > _MOST_GROWTH:
+            tally.lost.append(f"memory: a process grew by {growth:,} bytes in 100,000 calls")
+    text = table(tally, time.monotonic() - began, growth)
+    print(text)
+    if arguments.output:
+        arguments.output.write_text(text)
+    return int(bool(tally.lost))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,190 @@
+"""Episodes: a random program in a session or two, with random faults; all follows from a seed, but for the moments."""
+
+import collections
+import gc
+import os
+import signal
+import threading
+import time
+import warnings
+
+import faults
+import numpy as np
+import programs
+import psutil
+from programs import expect
+from support import shared_memory_names, wait_until, worker_pids
+
+import synkhronos as synk
+
+
+def close():
+    """End the session, if there is one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        synk.close()
+
+
+class Tally:
+    """What happened in all episodes.
+
+    Attributes
+    ----------
+    operations, faults, outcomes : Counter
+    lost : list of str
+        What was wrong, with the seed of the episode.
+    recovery : float
+        The longest one, in seconds.
+    """
+
+    def __init__(self):
+        self.operations = collections.Counter()
+        self.faults = collections.Counter()
+        self.outcomes = collections.Counter()
+        self.lost = []
+        self.recovery = 0.0
+
+
+class Episode:
+    """One program, and what happens to it.
+
+    Parameters
+    ----------
+    seed : int
+    tally : Tally
+    """
+
+    def __init__(self, seed, tally):
+        self.rng = np.random.RandomState(seed)
+        self.tally = tally
+        self.fork(first=True)
+        for number in faults.RAISING:
+            signal.signal(number, faults.raise_it)
+
+    def run(self):
+        """Some dozen operations, of which a fifth suffers a fault; raises `Lost`, or whatever should not be."""
+        for _ in range(self.rng.randint(20, 60)):
+            if self.rng.rand() < 0.2:
+                names = self.faults.names()
+                self.suffer(names[self.rng.randint(len(names))])
+            elif self.rng.rand() < 0.02:
+                close()
+                expect(not worker_pids(), "a worker after close")
+                self.fork()
+            else:
+                self.work()
+
+    def fork(self, first=False):
+        n_ranks = int(self.rng.choice([1, 2, 3, 5]))
+        synk.fork(n_ranks, master_rank=self.rng.randint(n_ranks), restart_workers=bool(self.rng.randint(2)))
+        self.tally.operations["fork"] += 1
+        if first:
+            self.program = programs.Program(self.rng)
+            self.faults = faults.Faults(self.program)
+        self.program.n_ranks = n_ranks
+        self.program.mend()
+
+    def work(self):
+        names = self.program.operations()
+        name = names[self.rng.randint(len(names))]
+        self.program.work(name)
+        self.tally.operations[name] += 1
+
+    def suffer(self, name):
+        """Work while a fault happens, then recover as the documentation says."""
+        self.tally.faults[name] += 1
+        undo, began = self.faults.inject(name), None
+        try:
+            try:
+                self.faults.begun.set()
+                for _ in range(3):
+                    self.work()
+                if name in ("an exception", "kill while computing"):
+                    self.program.work("call")
+                    self.program.total(np.ones(50))
+            finally:
+                undo()
+            time.sleep(0.001)  # a late signal comes here
+        except (faults.Raised, MemoryError, OSError, synk.SynkhronosError) as error:
+            began = time.monotonic()
+            if isinstance(error, faults.Raised):
+                undo()
+            if not faults.fits(name, error):
+                raise programs.Lost(f"{name}: {type(error).__name__}: {str(error)[:300]}") from error
+            self.tally.outcomes[type(error).__name__] += 1
+        if name == "a handler raises" and began is None:
+            self.tally.outcomes["raised in a finalizer of Python's, and dropped"] += 1
+        self.recover(name, began or time.monotonic())
+
+    def recover(self, name, began):
+        may_break = faults.KINDS[name][1]
+        for _ in range(5):
+            try:
+                if self.program.n_ranks > 1 and not worker_pids():
+                    raise synk.SessionError("no worker: broken")
+                self.program.mend()
+                self.program.work("call")
+                break
+            except (synk.WorkerRestarted, synk.WorkerDied) as error:  # a death that nothing had touched on shows now
+                expect(name.startswith("kill"), f"{name}: {error}")
+                self.tally.outcomes[type(error).__name__] += 1
+            except synk.SessionError as error:
+                expect("broken" in str(error) and may_break, f"{name} broke the session: {error}")
+                self.tally.outcomes["broken, forked again"] += 1
+                close()
+                expect(not worker_pids(), "a worker after close")
+                self.fork()
+        else:
+            raise programs.Lost(f"{name}: no recovery in five attempts")
+        self.tally.outcomes["recovered"] += 1
+        self.tally.recovery = max(self.tally.recovery, time.monotonic() - began)
+
+    def end(self):
+        """Let go of everything."""
+        self.program.data.clear()
+        self.program.functions.clear()
+        close()
+        for number in faults.RAISING:
+            signal.signal(number, signal.SIG_DFL)
+        wait_until(lambda: not worker_pids(), 2)
+
+
+def held():
+    """What this process has now, without a session."""
+    gc.collect()
+    with open("/proc/self/maps") as maps:
+        mapped = sum("/memfd:synkhronos" in line for line in maps)
+    return {
+        "processes": len(psutil.Process().children(recursive=True)),
+        "names in /dev/shm": len(shared_memory_names()),
+        "segments mapped": mapped,
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": threading.active_count(),
+    }
+
+
+def hundred_thousand_calls(tally, rng):
+    """With changing batches, in one session; returns by how many bytes the process that grew most has grown."""
+    import theano.tensor as T
+
+    x = T.dvector("x")
+    synk.fork(2)
+    total = synk.function([x], (x.sum(), "sum"))
+    data = synk.data(np.arange(500.0))
+    picks = [rng.randint(0, 500, n) for n in range(1, 80)]
+    sums = [pick.sum() for pick in picks]
+
+    def usage():
+        return np.array([psutil.Process(pid).memory_full_info().uss for pid in (os.getpid(), *worker_pids())])
+
+    for i in range(105_000):
+        if i == 5_000:
+            before = usage()
+        n = i % 79
+        wrong = total(data, batch=picks[n]) != sums[n] if i % 2 else total(data, batch=n) != n * (n - 1) / 2
+        if wrong:
+            tally.lost.append("a call of the hundred thousand")
+    grown = int((usage() - before).max())
+    tally.operations["call with a changing batch"] += 105_000
+    close()
+    return max(0, grown)

@@ -1,0 +1,135 @@
+"""Random faults: what is done to the ranks, and what their user may see of it.
+
+Each is a method of `Faults`, which returns what undoes it, and an entry in `KINDS`.
+"""
+
+import contextlib
+import os
+import resource
+import signal
+import threading
+
+from support import KILL, RAISE, is_running, worker_pids
+
+import synkhronos as synk
+
+#: Those whose handlers programs make raise.
+RAISING = (signal.SIGINT, signal.SIGALRM, signal.SIGTERM, signal.SIGUSR1)
+
+
+class Raised(Exception):
+    """What the handler of a signal raises."""
+
+
+def raise_it(number, frame):
+    raise Raised(signal.Signals(number).name)
+
+
+def later(seconds, action):
+    """Do something while the ranks work; what this returns waits for it."""
+    timer = threading.Timer(seconds, action)
+    timer.start()
+    return timer.join
+
+
+#: By name: exceptions that may come, and whether the session may break.
+KINDS = {
+    "kill": ((synk.WorkerDied, synk.WorkerRestarted), True),
+    "kill later": ((synk.WorkerDied, synk.WorkerRestarted), True),
+    "kill two": ((synk.WorkerDied, synk.WorkerRestarted), True),
+    "kill while computing": ((synk.WorkerDied, synk.WorkerRestarted), True),
+    "stop": ((), False),
+    "an exception": ((synk.WorkerError,), False),
+    "a handler raises": ((Raised,), True),  # a rank that takes long to give up is killed
+    "a signal to workers": ((), False),
+    "no memory, full disk": ((MemoryError, synk.WorkerError, OSError), False),
+}
+
+
+class Faults:
+    """What may happen to the ranks of a program.
+
+    Parameters
+    ----------
+    program : Program
+    """
+
+    def __init__(self, program):
+        self.program = program
+        self.rng = program.rng
+        self.begun = threading.Event()  # from then on handlers may raise
+
+    def names(self):
+        """Those that can happen now."""
+        alone = ["an exception", "a handler raises", "no memory, full disk"]
+        return sorted(KINDS) if self.program.n_ranks > 1 else alone
+
+    def inject(self, name):
+        """Arrange for a fault; returns what undoes it."""
+        self.begun.clear()
+        undo = getattr(self, name.replace(",", "").replace(" ", "_"))(self.pids())
+        return undo or (lambda: None)
+
+    def pids(self):
+        """The workers, in random order."""
+        pids = worker_pids()
+        self.rng.shuffle(pids)
+        return pids
+
+    def moment(self):
+        """Seconds until something happens in the midst of the work."""
+        return self.rng.rand() * 0.03
+
+    def kill(self, pids):
+        os.kill(pids[0], signal.SIGKILL)
+
+    def kill_two(self, pids):
+        for pid in pids[:2]:
+            os.kill(pid, signal.SIGKILL)
+
+    def kill_later(self, pids):
+        return later(self.moment(), lambda: is_running(pids[0]) and os.kill(pids[0], signal.SIGKILL))
+
+    def kill_while_computing(self, pids):
+        from synkhronos._session.lifecycle import current
+
+        others = [rank for rank in range(self.program.n_ranks) if rank != current("soak").master_rank]
+        synk.set_value(int(self.rng.choice(others)), self.program.fault, KILL)
+
+    def stop(self, pids):
+        chosen = pids[: self.rng.randint(1, len(pids) + 1)]
+        for pid in chosen:
+            os.kill(pid, signal.SIGSTOP)
+        return later(self.moment() + 0.1, lambda: [os.kill(pid, signal.SIGCONT) for pid in chosen if is_running(pid)])
+
+    def an_exception(self, pids):
+        synk.set_value(self.rng.randint(self.program.n_ranks), self.program.fault, RAISE)
+
+    def a_handler_raises(self, pids):
+        number = RAISING[self.rng.randint(len(RAISING))]
+        return later(self.moment(), lambda: self.begun.wait(10) and os.kill(os.getpid(), number))
+
+    def a_signal_to_workers(self, pids):
+        for pid in pids:
+            os.kill(pid, RAISING[self.rng.randint(len(RAISING))])
+
+    def no_memory_full_disk(self, pids):
+        """The kernel refuses every file that grows, and new shared memory counts as one."""
+        chosen, limits = [os.getpid(), *pids], resource.getrlimit(resource.RLIMIT_FSIZE)
+
+        def limit(pair):
+            for pid in chosen:
+                with contextlib.suppress(ProcessLookupError):
+                    resource.prlimit(pid, resource.RLIMIT_FSIZE, pair)
+
+        limit((0, limits[1]))
+        return lambda: limit(limits)
+
+
+def fits(name, error):
+    """Whether a fault may have this exception."""
+    if not isinstance(error, KINDS[name][0]):
+        return False
+    if name == "no memory, full disk" and isinstance(error, synk.WorkerError):
+        return "MemoryError" in str(error)
+    return True
