@@ -8,8 +8,22 @@ import struct
 import pytest
 
 _NUMBERS = {
-    "x86_64": {"fallocate": 285, "fcntl": 72, "memfd_create": 319, "process_vm_readv": 310, "sched_getaffinity": 204},
-    "aarch64": {"fallocate": 47, "fcntl": 25, "memfd_create": 279, "process_vm_readv": 270, "sched_getaffinity": 123},
+    "x86_64": {
+        "clone": 56,
+        "fallocate": 285,
+        "fcntl": 72,
+        "memfd_create": 319,
+        "process_vm_readv": 310,
+        "sched_getaffinity": 204,
+    },
+    "aarch64": {
+        "clone": 220,
+        "fallocate": 47,
+        "fcntl": 25,
+        "memfd_create": 279,
+        "process_vm_readv": 270,
+        "sched_getaffinity": 123,
+    },
 }
 _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _SECCOMP_MODE_FILTER = 22, 38, 2
 _LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06

@@ -28,7 +28,7 @@ _FOLDER = "/dev/shm"
 _OURS = re.compile(r"synkhronos-\d+-[0-9a-f]{32}")
 _STALE_SECONDS = 60
 _CLOEXEC, _NOEXEC_SEAL = 1, 8
-_PIECE = 64 * 1024 * 1024  # a signal is handled between two of them
+_PIECE = 8 * 1024 * 1024  # a signal that comes in one is handled, and the kernel begins with it again
 _SMALL = 1024 * 1024  # less is left to the kernel, like all that a program allocates otherwise
 _BLOCK = 1024 * 1024
 _REFUSED = (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -64,7 +64,9 @@ def check_room(size: int) -> None:
     """Raise `MemoryError` if ``size`` bytes are more than this machine, or this process's cgroup, has free."""
     if size < _SMALL:
         return
-    for free, where in free_memory():
+    with deferred_interrupts():  # handlers may raise errors like those that are caught there
+        limits = list(free_memory())
+    for free, where in limits:
         if size > free:
             raise MemoryError(
                 f"{size:,} bytes of shared memory wanted, {free:,} bytes free {where}. Free some Data "
@@ -84,7 +86,7 @@ def _descriptor() -> int:
     try:
         memory = posix_ipc.SharedMemory(_private_name(), posix_ipc.O_CREX, mode=0o600, size=0)
         memory.unlink()
-    except OSError as error:
+    except (OSError, posix_ipc.Error) as error:
         raise MemoryError(f"cannot create shared memory in {_FOLDER}: {error}") from error
     return int(memory.fd)
 

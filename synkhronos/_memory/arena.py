@@ -81,4 +81,6 @@ class Arena:
 
     def abandon(self) -> None:
         """In a process that inherited it: let go of it, but for the mapping, which is released like any other."""
-        self._segment = None
+        if self._segment is not None:
+            self._segment.abandon()
+            self._segment = None

@@ -37,15 +37,15 @@ def segment_of_file(array: Any) -> Segment | None:
     if not 0 <= within <= len(mapping) - array.nbytes:
         return None
     writable = array.mode in ("r+", "w+")
-    try:
-        with deferred_interrupts():
+    with deferred_interrupts():  # handlers may raise errors like those that are caught here
+        try:
             flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC
             file = FileIO(clear_of_streams(os.open(path, flags)), "r+" if writable else "r")
-    except OSError:
-        return None
-    if _mapped_inode(base) != os.fstat(file.fileno()).st_ino:  # another file has taken the name
-        file.close()
-        return None
+        except OSError:
+            return None
+        if _mapped_inode(base) != os.fstat(file.fileno()).st_ino:  # another file has taken the name
+            file.close()
+            return None
     content = array.view(np.ndarray).reshape(-1).view(np.uint8)
     return Segment(SegmentRef(new_key(), array.nbytes, start + within, writable), content, file)
 

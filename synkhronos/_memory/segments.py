@@ -107,6 +107,11 @@ class Segment:
         """Give the descriptor back, once everybody who needs the segment has it, or has been given it."""
         self._file.close()
 
+    def abandon(self) -> None:
+        """In a process that inherited it: let go of it, but for the mapping that its table has."""
+        self._file.close()
+        self.bytes = np.empty(0, np.uint8)
+
     def array(self, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> np.ndarray:
         """A view of the bytes from ``offset`` on as an array; it keeps the mapping alive."""
         return np.ndarray(shape, dtype, self.bytes, offset)
@@ -123,7 +128,7 @@ class SegmentTable:
 
     def __init__(self) -> None:
         self._bytes: dict[str, np.ndarray] = {}
-        self._lent: weakref.WeakValueDictionary[str, np.ndarray] = weakref.WeakValueDictionary()
+        self._lent: dict[str, weakref.ref[np.ndarray]] = {}  # those that have ended stay until they are released
         self.ended: Endings[tuple[str, int]] = Endings()
 
     def add(self, key: str, content: np.ndarray) -> None:
@@ -133,7 +138,11 @@ class SegmentTable:
     def lend(self, key: str, content: np.ndarray) -> None:
         """Take in memory that lives as long as somebody else keeps this very array."""
         self.ended.watch(content, (key, content.nbytes))
-        self._lent[key] = content
+        self._lent[key] = weakref.ref(content)
+
+    def lent(self) -> list[np.ndarray | None]:
+        """What is lent now; as long as a list of it is kept, none of it ends."""
+        return [one() for one in list(self._lent.values())]
 
     def release(self, key: str) -> None:
         """Forget a segment; its memory is unmapped with the last array that views it."""
@@ -144,13 +153,17 @@ class SegmentTable:
         """The array that `ref` names, without a copy."""
         key, offset, shape, dtype = ref
         content = self._bytes.get(key)
-        return np.ndarray(shape, dtype, self._lent[key] if content is None else content, offset)
+        if content is None:
+            content = self._lent[key]()
+        if content is None:
+            raise KeyError(f"the memory {key} is no more")
+        return np.ndarray(shape, dtype, content, offset)
 
     def __contains__(self, key: str) -> bool:
-        return key in self._bytes or key in self._lent
+        return key in self._bytes or (key in self._lent and self._lent[key]() is not None)
 
     def __len__(self) -> int:
-        return len(self._bytes) + len(self._lent)
+        return len(self._bytes) + sum(content is not None for content in self.lent())
 
 
 def dtype_spec(dtype: np.dtype) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
+from synkhronos._interrupts import deferred_interrupts
 from synkhronos._limits import count_cores
 
 __all__ = ["ThreadLimits"]
@@ -32,13 +33,8 @@ class ThreadLimits:
 
     def apply(self) -> None:
         """Limit the libraries that this process has loaded by now, and that are not limited yet."""
-        try:
-            controller = ThreadpoolController()
-        except OSError as error:  # it reads /proc
-            if not self._quiet:
-                text = "the threads of BLAS and OpenMP cannot be limited to each rank's cores (%s): set OMP_NUM_THREADS"
-                _logger.warning(text, error)
-            self._quiet = True
+        controller = self._find()
+        if controller is None:
             return
         libraries = controller.info()
         loaded = {library["filepath"] for library in libraries}
@@ -49,6 +45,17 @@ class ThreadLimits:
                 limits[library["prefix"]] = min(most, limits.get(library["prefix"], most))
             self._undo.append(controller.limit(limits=limits))
             self._limited |= loaded
+
+    def _find(self) -> ThreadpoolController | None:
+        with deferred_interrupts():  # handlers may raise errors like that one
+            try:
+                return ThreadpoolController()
+            except OSError as error:  # it reads /proc
+                if not self._quiet:
+                    text = "the threads of BLAS and OpenMP cannot be limited to each rank's cores (%s): set "
+                    _logger.warning(text + "OMP_NUM_THREADS", error)
+                self._quiet = True
+                return None
 
     def restore(self) -> None:
         """Undo `apply`."""

@@ -173,7 +173,9 @@ class Dispatcher:
         ranks = tuple(self._team.dead())
         with deferred_interrupts():
             self._ledger.forget_outboxes(ranks)
+            inherited = self._replica.segments.lent()  # in this frame, which workers keep
             self._team.replace(ranks)
+            del inherited
         assert self._restore is not None
         try:
             self._restore(ranks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Callable, TypeVar, Union
@@ -38,6 +39,7 @@ class Ledger:
         The master's.
     make_room : callable
         Has every rank forget what was dropped; called when memory cannot be had, before it is tried again.
+    n_workers : int
 
     Attributes
     ----------
@@ -49,11 +51,14 @@ class Ledger:
         What the last envelope said of what was dropped.
     """
 
-    def __init__(self, table: SegmentTable, make_room: Callable[[], None]) -> None:
+    def __init__(self, table: SegmentTable, make_room: Callable[[], None], n_workers: int) -> None:
         self._segments: deque[str] = deque()
         self.functions: deque[int] = deque()
         self.variables: deque[int] = deque()
         self.ended_variables: Endings[int] = Endings()
+        # the kernel allows as many descriptors under way, of all programs of a user, as a process may have open
+        open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._most_waiting = max(1, min(_MAX_WAITING, open_files // (8 * max(1, n_workers))))
         self._table = table
         self._make_room = make_room
         self._new: list[Segment] = []  # what not all workers have mapped
@@ -80,7 +85,7 @@ class Ledger:
     def is_full(self) -> bool:
         """Whether so much has gathered that the workers should be told without waiting for the next command."""
         self._drop_what_ended()
-        return len(self._new) >= _MAX_WAITING or self._dropped_bytes > _MAX_DROPPED_BYTES
+        return len(self._new) >= self._most_waiting or self._dropped_bytes > _MAX_DROPPED_BYTES
 
     def allocate(self, n_bytes: int) -> Segment:
         """New shared memory, still to be taken in."""
@@ -144,11 +149,12 @@ class Ledger:
             known = self._outboxes.get(rank)
             if segment is None or (known is not None and known.key == segment.key):
                 continue
-            if known is not None:
-                self._table.release(known.key)
-            self._table.add(segment.key, passage_of(rank).map(segment))
-            self._outboxes[rank] = segment
-            passage_of(rank).clear()
+            with deferred_interrupts():  # it is given once
+                if known is not None:
+                    self._table.release(known.key)
+                self._table.add(segment.key, passage_of(rank).map(segment))
+                self._outboxes[rank] = segment
+                passage_of(rank).clear()
 
     def forget_outboxes(self, ranks: Sequence[int]) -> None:
         """Unmap the segments in which workers published that are gone."""
@@ -167,7 +173,8 @@ class Ledger:
     def abandon(self) -> None:
         """In a worker that was forked late: let go of what it inherited and the master alone needs."""
         for segment in self._new:
-            segment.close_fd()
+            segment.abandon()
+        self._new.clear()
         self._staging.abandon()
         self.forget_outboxes(list(self._outboxes))
 

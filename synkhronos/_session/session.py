@@ -74,7 +74,7 @@ class Session:
         self.nccl = False  # whether NCCL connects the ranks
         self.profile: Any = None  # the one that is being filled
         self._replicate_rng = options.replicate_rng
-        self._ledger = Ledger(segments, self._make_room)
+        self._ledger = Ledger(segments, self._make_room, self.n_ranks - 1)
         spin = _SPIN_SECONDS if self.n_ranks <= count_cores() else 0.0
         workspace = Workspace(self.n_ranks)
         self._team = Team(devices, master_rank, spin, options.timeout)
@@ -94,7 +94,9 @@ class Session:
         try:
             _graphs.prepare_fork()
             keep_freed_memory()
+            inherited = segments.lent()  # in this frame, which workers keep
             self._team.start(work)
+            del inherited
             table = _graphs.VariableTable(self._ledger.ended_variables)
             self.replica = Replica(self._team, workspace, segments, table)
             self.replica.thread_limits.apply()

@@ -32,8 +32,8 @@ class Member:
 
     def __init__(self, live: Callable[[Passage], None], others: Iterable[Member]) -> None:
         by_main_thread = threading.current_thread() is threading.main_thread()
-        self._lifeline = Lifeline()
         self.passage, its_own = Passage.pair()
+        self._lifeline = Lifeline()
 
         def begin() -> None:
             self._lifeline.hold(by_main_thread)
@@ -41,8 +41,13 @@ class Member:
                 member.passage.close()
             live(its_own)
 
-        self.process = Process(begin)
-        its_own.close()
+        try:
+            self.process = Process(begin)
+        except BaseException:  # there can be no process more
+            self.let_go()
+            raise
+        finally:
+            its_own.close()
         self._lifeline.forked()
 
     def let_go(self) -> None:

@@ -13,7 +13,7 @@ _PAUSE = 1.0
 class Patience:
     """The time that the master has waited for the answers to one message.
 
-    It looks at the clock at least twenty times a second while it waits. So time does not count in which it did not: it
+    It looks at the clock at least twenty times a second while it waits. So no second counts in which it did not: it
     computed itself, or the whole job was stopped, as batch systems do.
 
     Parameters

@@ -37,6 +37,9 @@ from synkhronos.errors import CollectiveAborted, SessionError, WorkerDied, Worke
 __all__ = ["MasterDied", "Team"]
 
 
+_CLOSED = "the session was closed while this call was under way"
+
+
 class MasterDied(BaseException):
     """Raised in a worker whose master is gone."""
 
@@ -56,8 +59,7 @@ class Team:
     Attributes
     ----------
     barrier : Barrier
-        Where all ranks meet; it raises `CollectiveAborted`, `WorkerDied`, `WorkerTimeout` or `MasterDied` if that
-        cannot happen any more.
+        Where all ranks meet; it raises if that cannot happen any more.
     passage : Passage
         In a worker: the way for memory to and from the master.
     """
@@ -77,7 +79,7 @@ class Team:
         self._collected = 0  # and of the last one whose answers the master has
         self._stopped = False
         self._patience = Patience(timeout)
-        self._work: Callable[[int], None] | None = None
+        self._work: Callable[[int], None]
         self._mailbox = Box()
         self._answers = [Box() for _ in range(self.n_ranks)]
         self._members: dict[int, Member] = {}
@@ -102,11 +104,11 @@ class Team:
         return self._members[rank].passage
 
     def _give(self, segment: Segment) -> None:
-        for member in self._members.values():
+        for member in list(self._members.values()):
             member.passage.give(segment)
 
     def send(self, message: bytes, memory: Sequence[Segment] = ()) -> None:
-        """Hand every worker the same message, and memory that it names: it is sent once the word is written."""
+        """Hand every worker the same message, and memory that it names: sent once the word is written."""
         for segment in memory:
             self._give(segment)
         self._mailbox.put(message, self._give)
@@ -138,8 +140,10 @@ class Team:
         self.signals.wait(self.signals.answered, self._number, self.check_workers)
         self.timeline.resume(self._number, CONTROL)
         answers: list[bytes | None] = [None] * self.n_ranks
-        for rank in self.workers:
-            answers[rank] = self._answers[rank].get(self._members[rank].passage)
+        for rank, member in list(self._members.items()):
+            answers[rank] = self._answers[rank].get(member.passage)
+        if self._stopped:
+            raise SessionError(_CLOSED)
         self._collected = self._number
         return answers
 
@@ -151,7 +155,7 @@ class Team:
     def check_workers(self) -> None:
         """Raise `WorkerDied` if any worker is dead, `WorkerTimeout` if the time is up."""
         if self._stopped:
-            raise SessionError("the session was closed while this call was under way")
+            raise SessionError(_CLOSED)
         for rank in self.dead():
             process = self._members[rank].process
             raise WorkerDied(
@@ -217,7 +221,6 @@ class Team:
         self.passage = passage
         with contextlib.suppress(MasterDied):
             self.check_master()
-            assert self._work is not None
             self._work(rank)
 
     def check_master(self) -> None:

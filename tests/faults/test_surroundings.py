@@ -420,3 +420,25 @@ def test_a_job_that_is_stopped_for_longer_than_the_timeout_goes_on(when):
     finally:
         process.kill()
     assert (out, err, process.returncode) == ("6.0 6.0\n", "", 0)
+
+
+@needs_seccomp
+def test_a_fork_that_the_kernel_refuses_leaves_nothing():
+    out, _ = run_script(
+        """
+        import errno, gc
+        from sandbox import refuse
+        synk.fork(2); synk.close()
+        gc.collect()
+        before = len(os.listdir("/proc/self/fd"))
+        refuse("clone", error=errno.EAGAIN)
+        for _ in range(5):
+            try:
+                synk.fork(3)
+            except BlockingIOError as error:
+                print(error.errno == errno.EAGAIN)
+        gc.collect()
+        print(len(os.listdir("/proc/self/fd")) - before)
+        """
+    )
+    assert out.split() == ["True"] * 5 + ["0"]

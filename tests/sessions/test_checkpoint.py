@@ -126,7 +126,7 @@ def test_a_full_disk(tmp_path):
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     synk.fork(2)
     big = theano.shared(np.zeros(100_000), "big")
-    synk.function([], big[0])
+    function = synk.function([], big[0])
     checkpoint.save(sys.argv[1], big)
     synk.broadcast(big, np.ones(100_000))
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
