@@ -110,7 +110,7 @@ class Ledger:
         if self._staging.ref is not None and self._staging.ref.size > _LARGE_BYTES:
             self._staging.free()
 
-    def envelope(self, command: Command | None) -> tuple[Envelope, list[Segment]]:
+    def envelope(self, command: Command) -> tuple[Envelope, list[Segment]]:
         """A command, with what the workers must map and may forget first: all that is not yet `delivered`.
 
         With it, the memory that they must be given beforehand.
