@@ -10,12 +10,12 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
+from synkhronos._background import Background
 from synkhronos._collectives import communicator
 from synkhronos._collectives.arithmetic import result_dtype
 from synkhronos._collectives.average import normalized
@@ -162,38 +162,34 @@ class NcclTransport:
 
     def _run(self, work: Callable[[], None], arrays: Sequence[Any]) -> None:
         """Carry out a collective, and watch the other ranks meanwhile."""
-        errors: list[BaseException] = []
-        done = threading.Event()
 
         def run() -> None:
-            try:
-                work()
-                for array in arrays:
-                    array.sync()  # lets other threads run
-            except BaseException as error:
-                errors.append(error)
-            done.set()
+            work()
+            for array in arrays:
+                array.sync()  # lets other threads run
 
-        thread = threading.Thread(target=run, name="synkhronos-nccl", daemon=True)
-        thread.start()
+        collective = Background(run, "synkhronos-nccl", daemon=True)
         try:
-            while not done.wait(_POLL):
+            collective.start()
+            while not collective.wait(_POLL):
                 self._barrier.check()
         except BaseException:
             self._failed = True
-            self._abort(done)
+            self._abort(collective)
             raise
-        if errors:
+        try:
+            collective.outcome()
+        except BaseException:
             self._failed = True
-            raise errors[0]
+            raise
 
-    def _abort(self, done: threading.Event) -> None:
+    def _abort(self, collective: Background) -> None:
         """Have NCCL give up, so that the device can be used again; else see to it that this process can end."""
         try:
             communicator.abort(self._comm)
         except (OSError, AttributeError) as error:
             _logger.warning("NCCL could not be told to give up: %s", error)
-        if not done.wait(_ABORT_SECONDS):
+        if not collective.wait(_ABORT_SECONDS):
             _logger.error("a collective hangs on this process's GPU, which cannot be used any more")
             atexit.register(os._exit, 1)  # run before the interpreter frees what is on that GPU, which would hang
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 import threading
-from typing import Any, Callable, TypeVar
+from typing import Callable, TypeVar
+
+from synkhronos._background import Background
 
 __all__ = ["with_deep_stack"]
 
@@ -14,24 +16,22 @@ _RECURSION_LIMIT = 1_000_000
 
 
 def with_deep_stack(work: Callable[[], _Result]) -> _Result:
-    """Run ``work`` where deep recursion overflows neither Python's limit nor the C stack."""
-    outcome: dict[str, Any] = {}
+    """Run ``work`` where deep recursion overflows neither Python's limit nor the C stack.
 
-    def run() -> None:
-        try:
-            outcome["result"] = work()
-        except BaseException as error:
-            outcome["error"] = error
-
+    An interrupt stops it: when this returns or raises, it is over.
+    """
     limit, stack = sys.getrecursionlimit(), threading.stack_size(_STACK_BYTES)
     sys.setrecursionlimit(max(limit, _RECURSION_LIMIT))
+    deep = Background(work, "synkhronos-deep-stack")
     try:
-        thread = threading.Thread(target=run, name="synkhronos-pickle")
-        thread.start()
-        thread.join()
+        try:
+            deep.start()
+            deep.wait()
+        except BaseException:
+            deep.stop()
+            raise
     finally:
         threading.stack_size(stack)
         sys.setrecursionlimit(limit)
-    if "error" in outcome:
-        raise outcome["error"]
-    return outcome["result"]
+    result: _Result = deep.outcome()
+    return result

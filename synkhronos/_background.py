@@ -1,0 +1,86 @@
+"""Work in a thread of its own, whose starter waits for it and may be interrupted at any instant."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import Any, Callable
+
+from synkhronos._interrupts import deferred_interrupts
+
+__all__ = ["Background"]
+
+
+class Background:
+    """A function that runs in another thread, once.
+
+    `threading.Event`, `Thread.start` and `Thread.join` do not bear that a signal's handler raises in the one who
+    waits in them: they may leave a lock taken, or take a thread that runs for one that has ended.
+
+    Parameters
+    ----------
+    work : callable
+    name : str
+        Of the thread.
+    daemon : bool
+        Whether Python, when it exits, does not wait for the thread.
+    """
+
+    def __init__(self, work: Callable[[], Any], name: str, daemon: bool = False) -> None:
+        self._work = work
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._over = False
+        self._ended, self._telling = threading.Lock(), threading.Lock()
+        self._ended.acquire()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=daemon)
+
+    def start(self) -> None:
+        with deferred_interrupts():
+            self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            try:
+                self._result = self._work()
+            except BaseException as error:
+                self._error = error
+            with self._telling:
+                self._over = True  # no exception is sent from here on
+        except BaseException as error:  # one that was sent just before
+            self._error = error
+        self._over = True
+        self._ended.release()
+
+    def wait(self, seconds: float = -1) -> bool:
+        """Wait until the work is over, for so long at most; whether it is."""
+        if self._thread.ident is None:  # it has not started
+            return True
+        if not self._over:
+            self._ended.acquire(timeout=seconds)
+        if self._over:
+            with deferred_interrupts():
+                self._thread.join()
+        return self._over
+
+    def stop(self) -> None:
+        """Raise an exception in the thread, and wait until it has ended, however often that is interrupted."""
+        try:
+            with deferred_interrupts(), self._telling:
+                if self._thread.ident is not None and not self._over:
+                    thread = ctypes.c_ulong(self._thread.ident)
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(KeyboardInterrupt))
+            self.wait()
+        except BaseException:
+            self.stop()
+            raise
+
+    def outcome(self) -> Any:
+        """What the work returned, once it is over; what it raised is raised."""
+        if self._error is None:
+            return self._result
+        error, self._error = self._error, None
+        try:
+            raise error
+        finally:
+            del error  # it refers to this frame
