@@ -26,9 +26,11 @@ def count_cores() -> int:
 
 def free_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Iterator[tuple[int, str]]:
     """For each limit that the kernel tells of: how many bytes this process may still take, and where that holds."""
+    swap = 0
     try:
         fields = _fields(proc / "meminfo")
-        yield 1024 * (fields["MemAvailable:"] + fields["SwapFree:"]), "on this machine"
+        swap = 1024 * fields["SwapFree:"]
+        yield 1024 * fields["MemAvailable:"] + swap, "on this machine"
     except (OSError, KeyError):
         yield os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "on this machine at most"
     with contextlib.suppress(OSError):
@@ -41,12 +43,13 @@ def free_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup
             folder = Path(os.path.normpath(f"{top}/{path}"))
             # in a container, the path is often the host's, and what is mounted is the container's own
             for each in {top, folder, *(parent for parent in folder.parents if top in parent.parents)}:
-                free = _free_in_cgroup(each, unified)
+                free = _free_in_cgroup(each, unified, swap)
                 if free is not None:
                     yield free, "in the memory cgroup of this process (the limit of its container or batch job)"
 
 
-def _free_in_cgroup(folder: Path, unified: bool) -> int | None:
+def _free_in_cgroup(folder: Path, unified: bool, swap: int) -> int | None:
+    """Bytes of memory, and of the machine's free ``swap``, that a cgroup may still take; ``None``: no limit."""
     limit, usage, reclaimable = (
         ("memory.max", "memory.current", ("inactive_file", "active_file"))
         if unified
@@ -56,8 +59,24 @@ def _free_in_cgroup(folder: Path, unified: bool) -> int | None:
         most = int((folder / limit).read_text())
         if most < _NO_LIMIT:
             counts = _fields(folder / "memory.stat")
-            return max(0, most - int((folder / usage).read_text()) + sum(counts[name] for name in reclaimable))
+            used = int((folder / usage).read_text())
+            free = max(0, most - used + sum(counts[name] for name in reclaimable))
+            return free + min(swap, _swap_of_cgroup(folder, unified, most, used))
     return None
+
+
+def _swap_of_cgroup(folder: Path, unified: bool, most: int, used: int) -> int:
+    """Bytes of swap that a cgroup may still take."""
+    limit, usage = (
+        ("memory.swap.max", "memory.swap.current")
+        if unified
+        else ("memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes")  # these two count memory, too
+    )
+    try:
+        free = int((folder / limit).read_text()) - int((folder / usage).read_text())
+    except (OSError, ValueError):  # "max", or not accounted for
+        return _NO_LIMIT
+    return max(0, free if unified else free - (most - used))
 
 
 def _fields(path: Path) -> dict[str, int]:

@@ -73,7 +73,7 @@ def function(
     for name, value in (("inputs", inputs), ("bcast_inputs", bcast_inputs), ("sliceable_shareds", sliceable_shareds)):
         if value is not None and not isinstance(value, (list, tuple)):
             raise TypeError(f"{name} must be a list; got {value!r}")
-    pairs, update_modes = _read_updates(updates)
+    pairs, update_modes, named_updates = _read_updates(updates)
     many = isinstance(outputs, (list, tuple)) and not _is_pair(outputs)
     items = [] if outputs is None else list(outputs) if many else [outputs]
     variables, output_modes = [], []
@@ -96,7 +96,16 @@ def function(
     title = kwargs.get("name")
     results = Results(variables, output_modes, on_host, session.on_gpu, title or "the function")
     named = [_is_pair(item) for item in items]
-    return Function(session, graph, results, update_modes, named=named, single=not many, name=title)
+    return Function(
+        session,
+        graph,
+        results,
+        update_modes,
+        named=named,
+        named_updates=named_updates,
+        single=not many,
+        name=title,
+    )
 
 
 def _is_pair(item: Any) -> bool:
@@ -104,11 +113,13 @@ def _is_pair(item: Any) -> bool:
     return isinstance(item, tuple) and len(item) == 2 and (item[1] is None or isinstance(item[1], str))
 
 
-def _read_updates(updates: Any) -> tuple[list[tuple[Any, Any]], dict[Any, str]]:
+def _read_updates(updates: Any) -> tuple[list[tuple[Any, Any]], dict[Any, str], list[Any]]:
+    """Shared variables with their new values, the op of each, and those whose op was named."""
     pairs: list[tuple[Any, Any]] = []
     modes: dict[Any, str] = {}
+    named: list[Any] = []
     if updates is None:
-        return pairs, modes
+        return pairs, modes, named
     if isinstance(updates, tuple) and len(updates) == 3 and all(hasattr(part, "items") for part in updates[:2]):
         raise TypeError(
             "updates: got the three parts that a rule of synkhronos.extensions.updates gives, (grad_updates, "
@@ -121,4 +132,5 @@ def _read_updates(updates: Any) -> tuple[list[tuple[Any, Any]], dict[Any, str]]:
             raise TypeError(f"updates must be (shared, expression) or (shared, expression, op); got {item!r}")
         pairs.append((item[0], item[1]))
         modes[item[0]] = check_op(f"the update of {item[0]}", item[2] if len(item) == 3 else "avg")
-    return pairs, modes
+        named += item[:1] if len(item) == 3 else []
+    return pairs, modes, named

@@ -8,6 +8,7 @@ from typing import Any
 
 from synkhronos import _graphs
 from synkhronos._calls.arguments import Selector, arrange, check_num_slices, check_subset, describe_inputs, inputs_of
+from synkhronos._calls.averages import Averages
 from synkhronos._calls.doubt import Doubt
 from synkhronos._calls.points import count_points, sliceable_rows
 from synkhronos._calls.repeats import LastCall, signature_of
@@ -47,6 +48,7 @@ class Function:
         update_modes: dict[Any, str],
         *,
         named: Sequence[bool],
+        named_updates: Sequence[Any],
         single: bool,
         name: str | None,
     ) -> None:
@@ -57,7 +59,8 @@ class Function:
         self._graph = graph
         self._inputs = inputs_of(graph)
         self._results = results
-        self._serial = Serial(graph, results, named)
+        self._serial = Serial(graph, results)
+        self._averages = Averages(graph, self._serial, results, named, named_updates)
         self._mode_of = update_modes
         self._single = single
         self._plain = Variant(device=session.on_gpu)
@@ -155,8 +158,8 @@ class Function:
         TypeError, ValueError, IndexError
             For bad arguments, before anything is sent.
         ValueError
-            After the call and its updates: for an output with a row for each data point and no named op, and where
-            outputs differ from Theano's. The message has the largest difference.
+            After the call and its updates: for what has a row for each data point and is averaged though no op says so,
+            and where outputs differ from Theano's. The message has the largest difference.
         WorkerError
             If a rank fails.
         """
@@ -188,7 +191,7 @@ class Function:
             self._doubt.settle(self.name, results)
             self.counts = call.counts
             weights = (1,) * session.n_ranks if call.everybody else call.counts
-            self._serial.judge(results, call, values, wanted, rows)
+            self._averages.judge(results, call, values, wanted, rows)
             outputs = self._results.combine(results, session.master_rank, wanted, weights, call.nccl)
         if expected is not None:
             self._serial.compare(outputs, expected, wanted)

@@ -153,12 +153,17 @@ class Graph:
             kwargs["name"] = f"{kwargs['name']} ({variant})"
         return compile_function([*self._copied_ins(), *extra], outputs, updates=updates, **kwargs)
 
-    def compile_serial(self) -> Any:
-        """Compile the outputs alone: of all inputs, then of values for the sliceable shared variables; no updates."""
-        return with_deep_stack(self._compile_serial)
+    def compile_serial(self, new_values: bool) -> Any:
+        """Compile a function of all inputs, then of values for the sliceable shared variables, which updates nothing.
 
-    def _compile_serial(self) -> Any:
-        outputs, _ = self._rebuilt()
+        Its outputs are the graph's, then, with ``new_values``, those of the `accumulated` variables.
+        """
+        return with_deep_stack(lambda: self._compile_serial(new_values))
+
+    def _compile_serial(self, new_values: bool) -> Any:
+        outputs, updates = self._rebuilt()
+        if new_values:
+            outputs = outputs + [new for var, new in updates if not is_random_state(var)]
         values = [T.TensorType(var.dtype, var.broadcastable)() for var in self.sliceable_shareds]
         replace = {var: _same_type(value, var) for var, value in zip(self.sliceable_shareds, values)}
         kwargs = {**self._kwargs, "no_default_updates": True, "on_unused_input": "ignore"}

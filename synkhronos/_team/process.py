@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from typing import Callable, NoReturn
 
 from synkhronos._team.dispositions import leave_signals_to_master
+from synkhronos._team.patience import Patience
 
 __all__ = ["Process", "describe_exit"]
 
@@ -55,11 +56,11 @@ class Process:
                     self._exitcode = os.waitstatus_to_exitcode(status)
         return self._exitcode
 
-    def join(self, seconds: float) -> bool:
-        """Wait for its end; returns whether it came within ``seconds``."""
-        deadline, pause = time.monotonic() + seconds, 0.0005
+    def join(self, patience: Patience) -> bool:
+        """Wait for its end; returns whether it came before the patience was over."""
+        pause = 0.0005
         while self.exitcode is None:
-            if time.monotonic() > deadline:
+            if patience.is_over():
                 return False
             time.sleep(pause)
             pause = min(2 * pause, 0.02)
@@ -69,8 +70,7 @@ class Process:
         """End it by SIGKILL, and wait for that."""
         if self.exitcode is None:
             os.kill(self.pid, signal.SIGKILL)
-            while not self.join(60.0):
-                pass
+            self.join(Patience(None))
 
 
 def _live(work: Callable[[], None], mask: Iterable[int]) -> NoReturn:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import time
 from collections.abc import Sequence
 from typing import Callable
 
@@ -182,9 +181,9 @@ class Team:
 
     def settle(self, seconds: float | None = None) -> bool:
         """Wait until each worker has answered or is dead, at most ``seconds``; returns whether that came about."""
-        deadline = None if seconds is None else time.monotonic() + seconds
+        patience = Patience(seconds)
         while set(self.unanswered()) - set(self.dead()):
-            if deadline is not None and time.monotonic() > deadline:
+            if patience.is_over():
                 return False
             self.signals.sleep(self.signals.answered, self._number, lambda: None)
         return True
@@ -202,10 +201,10 @@ class Team:
         if self._stopped:
             return
         self._stopped = True
-        deadline = time.monotonic() + grace
+        patience = Patience(grace)
         for rank, member in self._members.items():
             process = member.process
-            if not process.join(max(0.0, deadline - time.monotonic())):
+            if not process.join(patience):
                 if grace > 0:
                     text = "the worker of rank %d (pid %d) did not stop and is killed"
                     log(logging.WARNING, text, rank, process.pid)

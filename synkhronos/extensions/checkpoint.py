@@ -57,7 +57,10 @@ def save(path: Path, shared_vars: Any) -> None:
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            np.savez(file, **arrays)
+            with zipfile.ZipFile(file, "w") as archive:
+                for name, value in arrays.items():
+                    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                        npy.write_array(member, value, allow_pickle=False)
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, target)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -337,8 +338,14 @@ def test_the_limit_of_a_container_is_seen(tmp_path):
     (job / "memory.max").write_text("max\n")
     for name, text in (("max", "9000"), ("current", "5000"), ("stat", "anon 1\ninactive_file 700\nactive_file 50\n")):
         (job.parent / f"memory.{name}").write_text(text)
-    free = list(free_memory(unified / "proc", unified / "cgroup"))
-    assert [n_bytes for n_bytes, _ in free] == [1024 * 1024, 4750]
+    limits = []
+    for swap in (None, "max\n", "4000\n", "600\n", "0\n"):  # what a cgroup may take of the machine's swap
+        if swap is not None:
+            (job.parent / "memory.swap.max").write_text(swap)
+            (job.parent / "memory.swap.current").write_text("500")
+        limits.append([n_bytes for n_bytes, _ in free_memory(unified / "proc", unified / "cgroup")])
+    assert {machine for machine, _ in limits} == {1024 * 1024}
+    assert [cgroup for _, cgroup in limits] == [4750 + swap for swap in (24 * 1024, 24 * 1024, 3500, 100, 0)]
     memory = old / "cgroup" / "memory"
     memory.mkdir(parents=True)
     (old / "proc" / "self").mkdir(parents=True)
@@ -352,6 +359,10 @@ def test_the_limit_of_a_container_is_seen(tmp_path):
     (memory / "memory.usage_in_bytes").write_text("8000")
     (memory / "memory.stat").write_text("total_inactive_file 100\ntotal_active_file 20\n")
     assert [n_bytes for n_bytes, _ in free_memory(old / "proc", old / "cgroup")] == [1024, 1120]
+    (old / "proc" / "meminfo").write_text("MemAvailable: 1 kB\nSwapFree: 1 kB\n")
+    (memory / "memory.memsw.limit_in_bytes").write_text("9600")  # of memory and swap together
+    (memory / "memory.memsw.usage_in_bytes").write_text("8100")
+    assert [n_bytes for n_bytes, _ in free_memory(old / "proc", old / "cgroup")] == [2048, 1120 + 500]
 
 
 CGROUP = Path("/sys/fs/cgroup/memory") / f"synkhronos-{os.getpid()}"
@@ -420,6 +431,33 @@ def test_a_job_that_is_stopped_for_longer_than_the_timeout_goes_on(when):
     finally:
         process.kill()
     assert (out, err, process.returncode) == ("6.0 6.0\n", "", 0)
+
+
+def test_a_job_that_is_stopped_while_it_closes_kills_no_worker():
+    process = start_script(
+        """
+        synk.fork(3)
+        print(*worker_pids(), flush=True)
+        sys.stdin.readline()
+        synk.close()
+        print("closed")
+        """,
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        first, _ = map(int, process.stdout.readline().split())
+        os.kill(first, signal.SIGSTOP)  # a slow one: the master waits for it
+        process.stdin.write("go on\n")
+        process.stdin.flush()
+        time.sleep(1)
+        os.killpg(process.pid, signal.SIGSTOP)
+        time.sleep(5.5)  # more than the master grants
+        os.killpg(process.pid, signal.SIGCONT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (out, err, process.returncode) == ("closed\n", "", 0)
 
 
 @needs_seccomp

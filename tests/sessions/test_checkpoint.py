@@ -140,7 +140,8 @@ def test_a_full_disk(tmp_path):
     checkpoint.load(sys.argv[1], big)
     assert not synk.gather(big).any()
     """
-    run_script(script, tmp_path / "one.npz")
+    _, err = run_script(script, tmp_path / "one.npz")
+    assert "Exception" not in err
 
 
 def npy_of(shape, dtype="float32"):

@@ -113,7 +113,7 @@ def test_rows_of_graphs_that_fix_the_size_of_the_batch(synchronize):
     for fixed in (x.reshape((6, 4)).sum(axis=1), x.reshape((6, 2, -1)).sum(axis=(1, 2))):
         refused(synk.function([x], fixed), POINTS)
     told = synk.function([x], x.reshape((6, 4)).mean() + T.arange(6))
-    with pytest.warns(RuntimeWarning, match=r"output 0 of .*averaged.*name the op"):
+    with pytest.warns(RuntimeWarning, match=r"output 0 of .*averaged.*No op was named"):
         assert_close(told(POINTS), POINTS.mean() + np.arange(6))
     assert_close(told(POINTS), POINTS.mean() + np.arange(6))  # warned of once
 
@@ -137,6 +137,60 @@ def test_rows_of_sliceable_shared_variables(synchronize):
     refused(beside, np.ones((3, 4)), output_subset=[0])
     same = synk.function([y], x.sum(axis=0) * y.sum(), sliceable_shareds=[x])  # of length 4, beside 4 rows
     assert_close(same(np.ones((2, 4)), batch_s=slice(0, 4)), POINTS[[0, 1, 2, 3, 6, 7, 8, 9]].sum(axis=0) * 2)
+
+
+def test_rows_that_updates_and_own_values_would_average_over_slices(session):
+    """With `num_slices`, each rank averages them over its pieces, whatever becomes of them after that."""
+    x, w = T.dmatrix("x"), T.dvector("w")
+    n = 4 * session
+    points = np.random.RandomState(0).randn(n, 4)
+    predictions = theano.shared(np.zeros(2), "predictions")
+    product = T.dot(x, w)
+    stores = synk.function([x], x.sum(), bcast_inputs=[w], updates=[(predictions, product)])
+    stores(points, np.ones(4))
+    assert_close(synk.gather(predictions).ravel(), points.sum(axis=1))
+    for num_slices in (2, 4, 2):
+        with pytest.raises(ValueError, match=r"the update of predictions has a row for each data point.*Do not slice"):
+            stores(points, np.ones(4), num_slices=num_slices)
+    named = synk.function([x], updates=[(predictions, product, "avg")], bcast_inputs=[w])
+    named(points, np.ones(4), num_slices=2)
+    means = [part.reshape(2, 2, 4).mean(axis=0).sum(axis=1) for part in np.split(points, session)]
+    assert_close(synk.gather(predictions).ravel(), np.concatenate(means))
+    own = synk.function([x], [(product, None), product.sum()], bcast_inputs=[w])
+    assert_close(own(points, np.ones(4))[0], points[:4].sum(axis=1))
+    with pytest.raises(ValueError, match=r"output 0 of .* has a row for each data point.*op None"):
+        own(points, np.ones(4), num_slices=2)
+    assert own(points, np.ones(4), num_slices=2, output_subset=[1])[0] == pytest.approx(points.sum())
+
+
+def test_updates_and_own_values_as_long_as_the_slices_that_are_no_rows(session):
+    x = T.dmatrix("x")
+    w = theano.shared(np.arange(1.0, 5.0), "w")
+    cost = T.sqr(T.dot(x, w)).mean()
+    gradient = T.grad(cost, w)
+    seen = theano.shared(np.zeros(4), "seen")
+    function = synk.function([x], [cost, (gradient, None)], updates=[(seen, seen + gradient), (w, w * 1)])
+    points = np.random.RandomState(0).randn(8 * session, 4)
+    whole = theano.function([x], gradient)
+    for num_slices in (2, 4, 2):
+        seen.set_value(np.zeros(4))
+        synk.broadcast(seen)
+        _, own = function(points, num_slices=num_slices)
+        assert_close(own, whole(points[:8]))
+        synk.all_reduce(seen)
+        assert_close(seen.get_value(), whole(points))
+
+
+def test_updates_of_sliceable_rows(synchronize):
+    synchronize(2)
+    x = theano.shared(POINTS, "x")
+    sums = theano.shared(np.zeros(2), "sums")
+    function = synk.function([], updates=[(sums, x.sum(axis=1))], sliceable_shareds=[x])
+    synk.scatter(x, POINTS)
+    function(batch_s=slice(0, 4))
+    assert_close(synk.gather(sums).ravel(), POINTS[[0, 1, 2, 3, 6, 7, 8, 9]].sum(axis=1))
+    with pytest.raises(ValueError, match="the update of sums has a row"):
+        function(batch_s=slice(0, 4), num_slices=2)
 
 
 # ---------------------------------------------------------------- the comparison
