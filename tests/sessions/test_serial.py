@@ -156,11 +156,11 @@ def test_rows_that_updates_and_own_values_would_average_over_slices(session):
     named(points, np.ones(4), num_slices=2)
     means = [part.reshape(2, 2, 4).mean(axis=0).sum(axis=1) for part in np.split(points, session)]
     assert_close(synk.gather(predictions).ravel(), np.concatenate(means))
-    own = synk.function([x], [(product, None), product.sum()], bcast_inputs=[w])
+    own = synk.function([x], [(product, None), product.mean()], bcast_inputs=[w])
     assert_close(own(points, np.ones(4))[0], points[:4].sum(axis=1))
     with pytest.raises(ValueError, match=r"output 0 of .* has a row for each data point.*op None"):
         own(points, np.ones(4), num_slices=2)
-    assert own(points, np.ones(4), num_slices=2, output_subset=[1])[0] == pytest.approx(points.sum())
+    assert own(points, np.ones(4), num_slices=2, output_subset=[1])[0] == pytest.approx(points.sum() / n)
 
 
 def test_updates_and_own_values_as_long_as_the_slices_that_are_no_rows(session):
