@@ -14,7 +14,7 @@ import sys
 import threading
 from typing import Any
 
-__all__ = ["collect_garbage", "deferred_interrupts", "interrupt_behind"]
+__all__ = ["collect_garbage", "deferred_interrupts", "interrupt_behind", "let_interrupts_pass"]
 
 _NUMBERS = range(1, _signal.NSIG)
 
@@ -108,6 +108,19 @@ def interrupt_behind(error: BaseException) -> BaseException | None:
             return found
         found = found.__context__
     return None
+
+
+def let_interrupts_pass(error: BaseException) -> None:
+    """Raise what a handler of a signal has raised, where an exception was caught that may be that.
+
+    For whoever catches all that a piece of code may raise, and makes something else of it.
+    """
+    interrupt = interrupt_behind(error)
+    try:
+        if interrupt is not None:
+            raise interrupt
+    finally:
+        del interrupt, error  # which refer to this frame
 
 
 def _code_of(handler: Any) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 
 from synkhronos._data import Data
 from synkhronos._graphs import Graph
+from synkhronos._interrupts import let_interrupts_pass
 from synkhronos._keywords import unknown_keyword
 from synkhronos._partition import Rows, Selection, select, shares, shift
 from synkhronos._rank import RowsRef, Source
@@ -178,7 +179,8 @@ class Selector:
         if value.dtype != dtype:
             try:  # each rank casts its own rows, where Theano would cast an array
                 self._graph.filter_input(position, np.zeros((1,) * ndim, value.dtype))
-            except Exception:
+            except Exception as error:
+                let_interrupts_pass(error)
                 raise TypeError(f"input {name}: expected Data of dtype {dtype}; got {value.dtype}") from None
         if value.ndim != ndim:
             raise TypeError(f"input {name}: expected Data of {ndim} dimensions; got {value.ndim}")

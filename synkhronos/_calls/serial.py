@@ -10,6 +10,7 @@ import numpy as np
 
 from synkhronos import _graphs
 from synkhronos._calls.results import Results
+from synkhronos._interrupts import let_interrupts_pass
 from synkhronos._partition import Selection
 from synkhronos._rank import Get
 from synkhronos._session import Session, distances
@@ -40,7 +41,7 @@ class Serial:
     def __init__(self, graph: _graphs.Graph, results: Results) -> None:
         self._graph = graph
         self._results = results
-        self._functions: dict[bool, Any] = {}
+        self._functions: dict[tuple[int, ...], Any] = {}
 
     def compute(self, inputs: Sequence[Any], sliceable: Sequence[Any], wanted: Sequence[int]) -> list[np.ndarray]:
         """Some outputs, and new values of updated variables, which are counted after the outputs.
@@ -51,10 +52,10 @@ class Serial:
             Values of all inputs, and of the sliceable shared variables.
         wanted : list of int
         """
-        updates = max(wanted, default=0) >= len(self._graph.outputs)
-        if updates not in self._functions:
-            self._functions[updates] = self._graph.compile_serial(updates)
-        values = self._functions[updates](*inputs, *sliceable, output_subset=list(wanted))
+        which = tuple(wanted)
+        if which not in self._functions:
+            self._functions[which] = self._graph.compile_serial(which)
+        values = self._functions[which](*inputs, *sliceable)
         return [np.asarray(_graphs.to_host(value)) for value in values]
 
     def expected(
@@ -89,6 +90,7 @@ class Serial:
         try:
             return self.compute(inputs, sliceable, wanted)
         except Exception as error:
+            let_interrupts_pass(error)
             raise ValueError(f"check_against_theano: Theano fails on all rows in one piece: {error}") from error
 
     def compare(self, outputs: Sequence[Any], expected: Sequence[np.ndarray], wanted: Sequence[int]) -> None:

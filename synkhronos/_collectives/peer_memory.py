@@ -14,6 +14,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from synkhronos._interrupts import let_interrupts_pass
+
 __all__ = ["address_of", "can_read", "read", "readable_by"]
 
 _PR_SET_PTRACER = 0x59616D61
@@ -67,7 +69,8 @@ def can_read(pid: int, address: int) -> bool:
     """Whether this process can read a byte at an address of another one."""
     try:
         read(pid, address, np.empty(1, np.uint8))
-    except (OSError, AssertionError):
+    except (OSError, AssertionError) as error:
+        let_interrupts_pass(error)
         return False
     return True
 

@@ -153,17 +153,17 @@ class Graph:
             kwargs["name"] = f"{kwargs['name']} ({variant})"
         return compile_function([*self._copied_ins(), *extra], outputs, updates=updates, **kwargs)
 
-    def compile_serial(self, new_values: bool) -> Any:
+    def compile_serial(self, wanted: Sequence[int]) -> Any:
         """Compile a function of all inputs, then of values for the sliceable shared variables, which updates nothing.
 
-        Its outputs are the graph's, then, with ``new_values``, those of the `accumulated` variables.
+        Its outputs are some of the graph's and, counted after these, of the new values of the `accumulated` variables.
         """
-        return with_deep_stack(lambda: self._compile_serial(new_values))
+        return with_deep_stack(lambda: self._compile_serial(wanted))
 
-    def _compile_serial(self, new_values: bool) -> Any:
+    def _compile_serial(self, wanted: Sequence[int]) -> Any:
         outputs, updates = self._rebuilt()
-        if new_values:
-            outputs = outputs + [new for var, new in updates if not is_random_state(var)]
+        every = outputs + [new for var, new in updates if not is_random_state(var)]
+        outputs = [every[i] for i in wanted]
         values = [T.TensorType(var.dtype, var.broadcastable)() for var in self.sliceable_shareds]
         replace = {var: _same_type(value, var) for var, value in zip(self.sliceable_shareds, values)}
         kwargs = {**self._kwargs, "no_default_updates": True, "on_unused_input": "ignore"}

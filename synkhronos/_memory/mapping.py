@@ -13,6 +13,8 @@ import resource
 
 import numpy as np
 
+from synkhronos._interrupts import let_interrupts_pass
+
 __all__ = ["map_shared"]
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -36,6 +38,7 @@ class _Mapping:
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
             self._addresses = mmap.mmap(-1, size, flags, _PROT_NONE)
         except (OSError, OverflowError) as error:
+            let_interrupts_pass(error)
             raise _refusal(size, str(getattr(error, "strerror", error))) from None
         address = np.frombuffer(self._addresses, np.uint8).ctypes.data
         if _libc.mmap(address, size, protection, mmap.MAP_SHARED | _MAP_FIXED, fd, offset) == _FAILED:

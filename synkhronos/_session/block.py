@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+from synkhronos._interrupts import let_interrupts_pass
 from synkhronos._keywords import checks_keywords
 from synkhronos._session.lifecycle import close, fork, held
 
@@ -25,6 +26,7 @@ def _session(*args: Any, **kwargs: Any) -> Iterator[int]:
         try:
             _close_what_is_new(before)
         except Exception as error:  # the one that is on its way says more
+            let_interrupts_pass(error)
             _logger.error("closing the session failed, too: %s: %s", type(error).__name__, error)
         raise
     _close_what_is_new(before)

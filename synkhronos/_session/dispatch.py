@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import Any, Callable
 
-from synkhronos._interrupts import deferred_interrupts, interrupt_behind
+from synkhronos._interrupts import deferred_interrupts, let_interrupts_pass
 from synkhronos._rank import Command, Decoder, Encoder, Failure, Replica, summarize
 from synkhronos._session.failures import BROKEN, first_failure, worker_error
 from synkhronos._session.ledger import Ledger
@@ -85,9 +85,7 @@ class Dispatcher:
                 except (WorkerDied, WorkerTimeout):
                     raise
                 except Exception as error:
-                    interrupt = interrupt_behind(error)
-                    if interrupt is not None:
-                        raise interrupt  # noqa: B904 - it is where the error comes from
+                    let_interrupts_pass(error)
                     result = Failure.of(error)
                     own_error = error
                     self._team.signals.abort()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Callable
 
 from synkhronos._collectives import make_clique
+from synkhronos._interrupts import let_interrupts_pass
 from synkhronos._rank import Bind, Command, Connect
 from synkhronos._session.devices import may_use_nccl
 from synkhronos.errors import DeviceError, WorkerDied, WorkerError, WorkerTimeout
@@ -48,6 +49,7 @@ def connect_gpus(devices: Sequence[str], context: Any, run: Callable[[Command], 
     except (WorkerDied, WorkerTimeout):
         raise
     except Exception as error:
+        let_interrupts_pass(error)
         _logger.warning("NCCL cannot be used, so that collectives go through host memory: %s", error)
         return False
     return True

@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 from synkhronos import _graphs
 from synkhronos._endings import Endings
-from synkhronos._interrupts import deferred_interrupts, interrupt_behind
+from synkhronos._interrupts import deferred_interrupts, let_interrupts_pass
 from synkhronos._rank import Replica, summarize
 from synkhronos._session.ledger import Ledger
 from synkhronos.errors import WorkerError
@@ -111,9 +111,7 @@ class Library:
         try:
             bundle = _graphs.dump({key: function}, self._replica.variables, definitions=self._definitions)
         except Exception as error:
-            interrupt = interrupt_behind(error)
-            if interrupt is not None:
-                raise interrupt  # noqa: B904 - it is where the error comes from
+            let_interrupts_pass(error)
             self._failed.add(key)
             failed = TypeError(
                 f"{_graphs.describe(function)} cannot be pickled, so not replicated: {summarize(error)}. Define what "

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 import synkhronos as synk
+from synkhronos._interrupts import let_interrupts_pass
 
 __all__ = ["load", "save"]
 
@@ -67,6 +68,7 @@ def save(path: Path, shared_vars: Any) -> None:
     except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(partial)
+        let_interrupts_pass(error)
         if isinstance(error, OSError):
             raise OSError(error.errno or errno.EIO, error.strerror or str(error), target) from None
         raise
@@ -131,6 +133,7 @@ def _read(path: Path) -> tuple[dict[tuple[int, int], np.ndarray], int]:
         except MemoryError:
             raise
         except Exception as error:  # zipfile, zlib and NumPy have a dozen classes for what may be wrong with bytes
+            let_interrupts_pass(error)
             if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
                 raise
             reason = f"{error}" or type(error).__name__

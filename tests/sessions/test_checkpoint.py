@@ -261,3 +261,35 @@ def test_a_kill_while_saving_leaves_a_whole_file(tmp_path, delay):
             assert value.shape == (2_000_000,)
             assert value[0] >= last
             assert (value == value[0]).all()
+
+
+def test_what_a_handler_raises_is_no_damage(synchronize, tmp_path, monkeypatch):
+    """Not even where it is an `OSError`, as `TimeoutError` is: a program's alarm, say."""
+
+    def timed_out(number, frame):
+        raise TimeoutError("of the program")
+
+    def interrupted(*args, **kwargs):
+        os.kill(os.getpid(), signal.SIGALRM)
+
+    synchronize(2)
+    old = signal.signal(signal.SIGALRM, timed_out)
+    try:
+        path = tmp_path / "one.npz"
+        var = theano.shared(np.ones(3))
+        synk.broadcast(var)
+        checkpoint.save(path, var)
+        before = path.read_bytes()
+        for module, name in ((checkpoint, "_array"), (zipfile, "ZipFile")):
+            with monkeypatch.context() as patch:
+                patch.setattr(module, name, interrupted)
+                with pytest.raises(TimeoutError, match="of the program"):
+                    checkpoint.load(path, var)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", interrupted)
+            with pytest.raises(TimeoutError, match="of the program"):
+                checkpoint.save(path, var)
+        assert os.listdir(tmp_path) == ["one.npz"]
+        assert path.read_bytes() == before
+    finally:
+        signal.signal(signal.SIGALRM, old)

@@ -163,13 +163,14 @@ def test_rows_that_updates_and_own_values_would_average_over_slices(session):
     assert own(points, np.ones(4), num_slices=2, output_subset=[1])[0] == pytest.approx(points.sum() / n)
 
 
-def test_updates_and_own_values_as_long_as_the_slices_that_are_no_rows(session):
+@pytest.mark.parametrize("mode", [None, theano.Mode("py", None)], ids=["c", "py"])  # which knows no output_subset
+def test_updates_and_own_values_as_long_as_the_slices_that_are_no_rows(session, mode):
     x = T.dmatrix("x")
     w = theano.shared(np.arange(1.0, 5.0), "w")
     cost = T.sqr(T.dot(x, w)).mean()
     gradient = T.grad(cost, w)
     seen = theano.shared(np.zeros(4), "seen")
-    function = synk.function([x], [cost, (gradient, None)], updates=[(seen, seen + gradient), (w, w * 1)])
+    function = synk.function([x], [cost, (gradient, None)], updates=[(seen, seen + gradient), (w, w * 1)], mode=mode)
     points = np.random.RandomState(0).randn(8 * session, 4)
     whole = theano.function([x], gradient)
     for num_slices in (2, 4, 2):

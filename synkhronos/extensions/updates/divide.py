@@ -17,6 +17,7 @@ import theano.tensor as T
 from theano.compile import SharedVariable
 from theano.tensor.opt import Shape_i
 
+from synkhronos._interrupts import let_interrupts_pass
 from synkhronos.extensions.updates.flat import Divided, FlatGradient, gradients, shared_list, zeros_like
 
 
@@ -54,10 +55,12 @@ def divide(rule: Union[str, Callable[..., Any]], loss: Any, params: Any, *args: 
     stand_in_loss = sum((param * grad).sum() for param, grad in zip(params, stand_ins)) + np.nan
     try:
         result = rule(stand_in_loss, params, *args, **kwargs)
-    except Exception:
+    except Exception as error:
+        let_interrupts_pass(error)
         try:
             result = rule(stand_ins, params, *args, **kwargs)
-        except Exception:
+        except Exception as another:
+            let_interrupts_pass(another)
             result = None
         if result is None:
             raise
