@@ -21,8 +21,20 @@ class Raised(Exception):
     """What the handler of a signal raises."""
 
 
+_ordered = set()
+
+
 def raise_it(number, frame):
+    """Raise what a fault ordered; a signal that comes from without ends the soak."""
+    if number not in _ordered:
+        raise KeyboardInterrupt
+    _ordered.discard(number)
     raise Raised(signal.Signals(number).name)
+
+
+def send(number):
+    _ordered.add(number)
+    os.kill(os.getpid(), number)
 
 
 def later(seconds, action):
@@ -107,7 +119,7 @@ class Faults:
 
     def a_handler_raises(self, pids):
         number = RAISING[self.rng.randint(len(RAISING))]
-        return later(self.moment(), lambda: self.begun.wait(10) and os.kill(os.getpid(), number))
+        return later(self.moment(), lambda: self.begun.wait(10) and send(number))
 
     def a_signal_to_workers(self, pids):
         for pid in pids:
