@@ -72,11 +72,11 @@ def _begins_as_modules_do(source: str) -> bool:
 
 
 def _flags(arguments: list[str], source: str) -> list[str]:
-    """Those that matter for headers: all but what names input, output and libraries."""
+    """Those that matter for headers: all but what names input, output, libraries, and what comes after them."""
     flags = []
     skip = False
     for argument in arguments:
-        if skip or argument == source or argument.startswith(("-l", "-L", "-Wl,", "-shared")):
+        if skip or argument == source or argument.startswith(("-l", "-L", "-Wl,", "-shared", "-include")):
             skip = False
         elif argument == "-o":
             skip = True

@@ -16,6 +16,7 @@ from importlib import metadata
 
 from synkhronos._limits import count_cores, free_memory
 from synkhronos._machine import remedies
+from synkhronos._machine.arithmetic import blas_parts
 from synkhronos._machine.gpus import cuda_gpus, cuda_parts, opencl_parts, pygpu_parts, try_devices
 from synkhronos._machine.inquiries import OPENCL, PYGPU, THEANO
 from synkhronos._machine.launcher import package_path, variables
@@ -32,7 +33,7 @@ PACKAGES = (
     ("SciPy", "scipy", "scipy>=1.7,<1.11"),
     ("Theano", "theano", "Theano==1.0.5"),
     ("posix_ipc", "posix_ipc", "posix_ipc>=1.1"),
-    ("threadpoolctl", "threadpoolctl", "threadpoolctl>=3.1"),
+    ("threadpoolctl", "threadpoolctl", "threadpoolctl>=3.5"),
     ("Lasagne", "lasagne", "Lasagne==0.1"),
 )
 
@@ -72,7 +73,8 @@ def examine(version: str, environment: Mapping[str, str], search_path: Sequence[
     cores = count_cores()
     parts = [
         *_packages(search_path, answers["theano"]),
-        *_compiling(compiler, compiled, answers["theano"]),
+        *_compiling(compiler, compiled),
+        *([] if answers["theano"].error else blas_parts(answers["theano"].record, compiler, prepared)),
         Part("cpu", "cores", OK, f"{cores} of {os.cpu_count()}"),
         _judged(room, where),
         *pygpu_parts(answers["pygpu"], compiled["gpuarray"], search_path),
@@ -135,8 +137,8 @@ def _compile(compiler: str, environment: Mapping[str, str]) -> dict[str, Answer]
         return ask(commands, environment, _PATIENCE)
 
 
-def _compiling(compiler: str, compiled: Mapping[str, Answer], theano: Answer) -> list[Part]:
-    """The C++ compiler, Python's headers, and the BLAS that Theano links to."""
+def _compiling(compiler: str, compiled: Mapping[str, Answer]) -> list[Part]:
+    """The C++ compiler, and Python's headers."""
     version = compiled["version"]
     state = MISSING if not compiler else UNUSABLE if version.error else OK
     parts = [Part("cpu", "C++ compiler", state, version.output.strip(), compiler, version.error, remedies.apt("g++"))]
@@ -144,15 +146,6 @@ def _compiling(compiler: str, compiled: Mapping[str, Answer], theano: Answer) ->
     if compiler:
         state, include = MISSING if headers else OK, sysconfig.get_path("include")
         parts.append(Part("cpu", "Python.h", state, "", include, headers, remedies.python_headers()))
-    if theano.error:
-        return parts
-    flags, blas = theano.record.get("ldflags", ""), theano.record.get("blas", "")
-    name = " ".join(filter(None, (theano.record.get("kind"), theano.record.get("blas_version"))))
-    if blas:
-        parts.append(Part("cpu", "BLAS", OK, name, blas, f"linked by {flags}"))
-    else:
-        note = f"{flags} cannot be loaded" if flags else "none is linked: NumPy's is called, which is slower"
-        parts.append(Part("cpu", "BLAS", OPTIONAL, "", "", note, remedies.apt("libopenblas-dev")))
     return parts
 
 

@@ -5,37 +5,68 @@ They print one JSON object or list a line as soon as they know it, so that what 
 
 from __future__ import annotations
 
-__all__ = ["OPENCL", "PYGPU", "THEANO", "TRIAL"]
+__all__ = ["OPENCL", "PRODUCT", "PYGPU", "THEANO", "TRIAL"]
 
-#: Theano's version, compiler, and BLAS: the flags, the file that was loaded for them, and its version.
+#: Theano's compiler and BLAS: the flags, and the file that was loaded for them.
 THEANO = """
 import json, os
 # on the CPU, whatever the user's flags and files say: a GPU is tried elsewhere
 cpu = "device=cpu,init_gpu_device=,contexts=,force_device=False"
 os.environ["THEANO_FLAGS"] = ",".join(filter(None, [os.environ.get("THEANO_FLAGS"), cpu]))
 import synkhronos, theano
+from synkhronos._compat.blas import linked_library
 synkhronos.fork  # all of the package is imported by now
 flags = theano.config.blas.ldflags
 print(json.dumps({"cxx": theano.config.cxx, "ldflags": flags}))
 
-import ctypes, threadpoolctl
+import ctypes
 class Symbol(ctypes.Structure):
     _fields_ = list(zip(("file", "base", "name", "address"), 2 * (ctypes.c_char_p, ctypes.c_void_p)))
-folders = [flag[2:] for flag in flags.split() if flag.startswith("-L")]
-for name in [f"lib{flag[2:]}.so" for flag in flags.split() if flag.startswith("-l")]:
-    places = [os.path.join(folder, name) for folder in folders]
-    try:
-        library = ctypes.CDLL(next(filter(os.path.exists, places), name))
-        address = ctypes.cast(library.dgemm_, ctypes.c_void_p)
-    except (OSError, AttributeError):
-        continue
-    symbol = Symbol()
+found = linked_library(flags)
+if found:
+    library, prefix = found
+    address, symbol = ctypes.cast(getattr(library, prefix + "dgemm_"), ctypes.c_void_p), Symbol()
     if ctypes.CDLL(None).dladdr(address, ctypes.byref(symbol)):
-        file = os.path.realpath(symbol.file.decode())
-        known = {os.path.realpath(one["filepath"]): one for one in threadpoolctl.threadpool_info()}
-        facts = known.get(file, {})
-        print(json.dumps({"blas": file, "kind": facts.get("internal_api"), "blas_version": facts.get("version")}))
-        break
+        print(json.dumps({"blas": os.path.realpath(symbol.file.decode())}))
+"""
+
+#: The speed of a product of float32 matrices on one core, by a library of which the file is given, and by NumPy.
+PRODUCT = """
+import ctypes, json, os, sys, time
+import numpy, threadpoolctl
+n = 1024
+a, b = numpy.random.RandomState(0).rand(2, n, n).astype("float32")
+c = numpy.empty_like(a)
+def by_numpy():
+    numpy.dot(a, b, out=c)
+multiply = {"numpy": by_numpy}
+if sys.argv[1]:
+    library = ctypes.CDLL(sys.argv[1])
+    sgemm = getattr(library, "sgemm_", None) or library.scipy_sgemm_
+    size, one, zero = ctypes.c_int64(n), ctypes.c_float(1), ctypes.c_float(0)
+    sizes, (of_a, of_b, of_c) = [ctypes.byref(size)] * 3, (ctypes.c_void_p(m.ctypes.data) for m in (a, b, c))
+    ours = [b"N", b"N", *sizes, ctypes.byref(one), of_b, sizes[0], of_a, sizes[0], ctypes.byref(zero), of_c, sizes[0]]
+    multiply = {"theano": lambda: sgemm(*ours), **multiply}
+with threadpoolctl.threadpool_limits(1):
+    for of, work in multiply.items():
+        best, begin = 1e9, time.perf_counter()
+        while time.perf_counter() - begin < 0.4:
+            start = time.perf_counter()
+            work()
+            best = min(best, time.perf_counter() - start)
+        right = numpy.allclose(c[:8], a[:8].astype(float) @ b.astype(float), rtol=1e-3)
+        infos = threadpoolctl.threadpool_info()
+        for info in infos:
+            path, given = os.path.realpath(info["filepath"]), os.path.realpath(sys.argv[1] or "/")
+            if info["user_api"] == "blas" and (path == given if of == "theano" else "numpy" in path.split(os.sep)[-2]):
+                break
+        else:
+            info = {}
+        print(json.dumps({
+            "of": of, "gflops": 2e-9 * n**3 / best, "right": right,
+            "file": os.path.realpath(info.get("filepath") or (sys.argv[1] if of == "theano" else numpy.__file__)),
+            "kind": info.get("internal_api"), "version": info.get("version"), "kernels": info.get("architecture"),
+        }))
 """
 
 #: pygpu's version and folder, and libgpuarray's file and the version of its interface.

@@ -29,8 +29,8 @@ class Part:
     state : str
         ``"ok"``, ``"missing"``, ``"unusable"``, or ``"optional"``: something is lacking that one can do without.
     version, path, note, remedy : str
-        Empty if there is nothing to say; ``remedy`` is the command that mends what is lacking, and is dropped if
-        nothing is.
+        Empty if there is nothing to say; ``note`` may have several lines; ``remedy`` is the command that mends what
+        is lacking, and is dropped if nothing is.
     """
 
     group: str
@@ -127,7 +127,7 @@ class Report:
 
     def _rows_of(self, group: str) -> list[Row]:
         return [
-            (part.state, part.name, part.version, [text for text in (part.path, part.note) if text])
+            (part.state, part.name, part.version, [text for text in (part.path, *part.note.split("\n")) if text])
             for part in self.parts
             if part.group == group
         ]

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 import synkhronos as synk
-from synkhronos._interrupts import let_interrupts_pass
+from synkhronos._interrupts import deferred_interrupts, let_interrupts_pass
 
 __all__ = ["load", "save"]
 
@@ -55,9 +55,11 @@ def save(path: Path, shared_vars: Any) -> None:
     partial = f"{target}.partial"
     with contextlib.suppress(FileNotFoundError):
         os.unlink(partial)  # what a kill has left, or a link, which would be written through
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    made: list[Any] = []
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with deferred_interrupts():
+            made.append(open(partial, "xb"))  # noqa: SIM115 - it is closed in any case
+        with made[0] as file:
             with zipfile.ZipFile(file, "w") as archive:
                 for name, value in arrays.items():
                     with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
@@ -66,17 +68,20 @@ def save(path: Path, shared_vars: Any) -> None:
             os.fsync(file.fileno())
         os.replace(partial, target)
     except BaseException as error:
-        with contextlib.suppress(OSError):
-            os.unlink(partial)
+        with deferred_interrupts(), contextlib.suppress(OSError):
+            for file in made:
+                os.unlink(partial)
+                file.close()
         let_interrupts_pass(error)
         if isinstance(error, OSError):
             raise OSError(error.errno or errno.EIO, error.strerror or str(error), target) from None
         raise
-    folder = os.open(os.path.dirname(os.path.abspath(target)), os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    with deferred_interrupts():
+        folder = os.open(os.path.dirname(os.path.abspath(target)), os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def load(path: Path, shared_vars: Any) -> None:

@@ -1,7 +1,9 @@
 """Theano and Lasagne work on this Python, whatever is imported first; each case is a process of its own."""
 
+import ctypes
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -59,7 +61,7 @@ def test_any_order_of_imports_works_in_silence(order, tmp_path):
         THEANO_FLAGS=None,
         THEANORC="/dev/null",
     )
-    assert "-l" in out  # scipy brings a BLAS if the system has none
+    assert "-l" in out
     assert err == ""
 
 
@@ -142,7 +144,7 @@ LINKED = """
     value = np.arange(9, dtype="float32").reshape(3, 3)
     assert (product(value) == value.dot(value)).all()
     (node,) = product.maker.fgraph.toposort()
-    name, = node.op.c_libraries()
+    name = (node.op.c_libraries() or ["none"])[0]
     after = {library["filepath"] for library in threadpoolctl.threadpool_info()}
     assert after == before, (before, after)  # so that limits set before the first call hold
     assert any("blas" in path for path in after)
@@ -274,26 +276,67 @@ def test_lasagne_trains_a_convolutional_network():
     assert err == ""
 
 
+def flags_with(choice, **variables):
+    source = "import theano; print(theano.config.blas.ldflags)"
+    return python(source, THEANO_FLAGS=None, THEANORC="/dev/null", SYNKHRONOS_BLAS=choice, **variables)
+
+
+def test_the_current_openblas_comes_first():
+    out, err = flags_with(None)
+    assert re.fullmatch(r"-L\S+/scipy_openblas32/lib -lscipy_openblas -include\S+/_compat/scipy_openblas.h", out)
+    assert err == ""
+    assert flags_with("scipy-openblas32")[0] == out
+
+
+def test_every_standard_name_is_one_of_its_routines():
+    """A prototype of each, in C++ that is linked to it, so that none is left undefined."""
+    [[flags, library, prefix]] = [one for one in blas.candidates("g++") if one.prefix]
+    header = flags.split("-include")[1]
+    names = re.findall(r"^#define (\w+) (\w+)$", Path(header).read_text(), re.MULTILINE)
+    loaded = ctypes.CDLL(library)
+    for name, own in names:
+        assert own == prefix + name
+        assert hasattr(loaded, own), own
+    assert {name for name, _ in names} > {*blas.SYMBOLS, "openblas_set_num_threads", "ztrsm_"}
+
+
+@pytest.mark.parametrize("choice", ["scipy", "path", "numbered path"])
+def test_another_blas_can_be_chosen(choice, tmp_path):
+    bundled = [library for flags, library, _ in blas.candidates("g++", "scipy")]
+    if not bundled:
+        pytest.skip("this scipy bundles no BLAS")
+    numbered = tmp_path / "libmine.so.3"
+    numbered.symlink_to(bundled[0])
+    chosen = {"scipy": "scipy", "path": bundled[0], "numbered path": str(numbered)}[choice]
+    out, err = python(LINKED, THEANO_FLAGS=None, SYNKHRONOS_BLAS=chosen, directory=tmp_path)
+    assert (out.split()[0], err) == ("Dot22", "")
+    assert blas.linked_library(flags_with(chosen)[0])[1] == ""
+
+
+def test_a_choice_that_is_not_there_is_told():
+    out, err = flags_with("/nonexistent/libblas.so")
+    assert "scipy_openblas" in out
+    assert "SYNKHRONOS_BLAS=/nonexistent/libblas.so: there is no such BLAS" in err
+
+
 def test_a_blas_of_the_system_comes_before_the_one_of_scipy(tmp_path):
-    bundled = [library for flags, library in blas.candidates("/nonexistent") if "scipy.libs" in library]
+    bundled = [library for flags, library, _ in blas.candidates("/nonexistent") if "scipy.libs" in library]
     if not bundled:
         pytest.skip("this scipy bundles no BLAS")
     (tmp_path / "libopenblas.so").symlink_to(bundled[0])
     paths = {"LIBRARY_PATH": str(tmp_path), "LD_LIBRARY_PATH": f"{tmp_path}:{Path(bundled[0]).parent}"}
-    source = "import theano; print(theano.config.blas.ldflags)"
-    unset = {"THEANO_FLAGS": None, "THEANORC": "/dev/null"}
-    assert python(source, **paths, **unset)[0] == "-lopenblas"
+    assert flags_with("system", **paths)[0] == "-lopenblas"
     # What only the linker finds would not load later.
-    assert python(source, LIBRARY_PATH=paths["LIBRARY_PATH"], **unset)[0] != "-lopenblas" or system_has_openblas()
+    assert flags_with("system", LIBRARY_PATH=paths["LIBRARY_PATH"])[0] != "-lopenblas" or system_has_openblas()
 
 
 def system_has_openblas():
-    return any(flags == "-lopenblas" for flags, _ in blas.candidates("g++"))
+    return any(flags == "-lopenblas" for flags, *_ in blas.candidates("g++"))
 
 
 def test_no_compiler_means_no_blas():
     assert blas.find_blas("") == ""
-    assert not [flags for flags, _ in blas.candidates("/nonexistent/g++") if flags == "-lopenblas"]
+    assert not [flags for flags, *_ in blas.candidates("/nonexistent/g++") if flags == "-lopenblas"]
 
 
 MISSING = "`python -m synkhronos info` says what is missing"
@@ -371,6 +414,8 @@ def test_missing_headers_are_told_in_one_line(warm, tmp_path):
 def test_white_space_in_a_path_cannot_be_passed_to_theano():
     assert blas.link_flags("/a/b/libc.so") == "-L/a/b -lc"
     assert blas.link_flags("/a b/libc.so") == ""
+    assert blas.link_flags("/a/b/libc.so.6") == "-Wl,--no-as-needed,/a/b/libc.so.6,-rpath,/a/b"
+    assert blas.link_flags("/a b/libc.so.6") == ""
 
 
 def library_of(directory, gemv):
