@@ -29,6 +29,7 @@ from .pooling import mend_pooling
 from .scan import loop_in_c
 from .strides import mend_strides
 from .topk import mend_topk
+from .windows import vectorize_pooling
 
 __all__ = ["install"]
 
@@ -64,6 +65,7 @@ def install() -> Mender:
         explain_missing_headers(importlib.import_module(COMPILING))
         if POOLING in sys.modules:
             mend_pooling(sys.modules[POOLING])
+            vectorize_pooling(sys.modules[POOLING])
     return mender
 
 
@@ -116,6 +118,7 @@ def mended(module: types.ModuleType) -> Iterator[None]:
     elif module.__name__ == POOLING:
         yield
         mend_pooling(module)
+        vectorize_pooling(module)
     elif module.__name__ == COMPILING:
         yield
         explain_missing_headers(module)

@@ -47,6 +47,7 @@ def run_episode(seed, tally):
     for what, count in after.items():
         if count > before[what]:
             tally.lost.append(f"episode {seed}: left behind: {count - before[what]} {what}")
+            logging.getLogger("soak").error(tally.lost[-1])
 
 
 def table(tally, seconds, growth):

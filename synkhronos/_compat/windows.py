@@ -1,0 +1,159 @@
+"""Pooling over windows that do not overlap, as vector code: forward, gradient, and gradient of the gradient.
+
+Theano's C code asks for the address of each element anew, which takes longer than all convolutions of a small network.
+Here its ops have code of their own where windows lie side by side without padding and their sizes are constants of the
+graph. Anything else takes Theano's, as does all of it with ``THEANO_FLAGS=synkhronos.vector_pooling=False``. The
+results are the same to the bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import Any
+
+__all__ = ["FLAG", "vectorize_pooling"]
+
+FLAG = "synkhronos.vector_pooling"
+
+with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "pooling.h")) as _file:
+    _SUPPORT = _file.read()
+_VERSION = f"synkhronos {hashlib.sha256(_SUPPORT.encode()).hexdigest()[:16]}"  # in the keys of the cache
+
+#: By op: its array inputs, the axes of its result, and by mode the routine.
+_OPS: dict[str, tuple[tuple[str, ...], str, dict[str, str]]] = {
+    "Pool": (
+        ("x",),
+        "out",
+        {"max": "max", "sum": "sum", "average_inc_pad": "average", "average_exc_pad": "average"},
+    ),
+    "MaxPoolGrad": (("x", "z", "gz"), "in", {"max": "max_grad"}),
+    "AveragePoolGrad": (
+        ("x", "gz"),
+        "in",
+        {"sum": "sum_grad", "average_inc_pad": "average_grad", "average_exc_pad": "average_grad"},
+    ),
+    "DownsampleFactorMaxGradGrad": (("x", "z", "ggx"), "out", {"max": "max_grad_grad"}),
+}
+_DTYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")
+_MOST = 256  # elements of a window, for whose rows the compiler makes code
+
+_CODE = """
+int synkhronos_done = 0;
+if ({side_by_side}) {{
+    const int window[3] = {{{d}, {h}, {w}}};
+    synkhronos::Images images;
+    PyArrayObject *given[] = {{{arrays}}};
+    if (synkhronos::measure({x}, {nd}, window, {ignore_border}, images){pooled}) {{
+        synkhronos::Operands<{n}> operands(given);
+        synkhronos_done = operands.good && synkhronos::make(&{out}, {x}, {nd}, images.{axes}) ? 1 : -1;
+        if (synkhronos_done > 0) {{
+            {clear}
+            synkhronos::Pooling<{type}, {d}, {h}, {w}>::{routine}(images{operands}, ({type} *)PyArray_DATA({out}));
+        }}
+    }}
+}}
+if (synkhronos_done < 0) {{
+    {fail}
+}}
+if (!synkhronos_done) {{
+    {theanos_own}
+}}
+"""
+
+
+def vectorize_pooling(module: Any) -> None:
+    """Give the ops their code. Calling it again does nothing.
+
+    Parameters
+    ----------
+    module : module
+        ``theano.tensor.signal.pool``, executed.
+    """
+    from theano.configparser import AddConfigVar, BoolParam, config
+
+    if hasattr(config, "synkhronos"):
+        return
+    AddConfigVar(FLAG, "Pool windows that do not overlap by vector code.", BoolParam(True), in_c_key=False)
+    for name in _OPS:
+        _mend(getattr(module, name), lambda: config.synkhronos.vector_pooling)
+
+
+def _mend(op_class: Any, is_on: Any) -> None:
+    code, version, headers = op_class.c_code, op_class.c_code_cache_version, op_class.c_headers
+    arrays, axes, routines = _OPS[op_class.__name__]
+    n = len(arrays)
+
+    def c_code(self: Any, node: Any, name: str, inputs: Any, outputs: Any, sub: Any) -> str:
+        """Give code that tries the windows side by side first."""
+        theanos_own: str = code(self, node, name, inputs, outputs, sub)
+        window = _window(self, node, n)
+        if not is_on() or window is None or self.mode not in routines:
+            return theanos_own
+        tested = zip(inputs[n:], (window, window, [0] * len(window)))  # sizes, strides, padding
+        conditions = [
+            f"PyArray_DIM({one}, 0) == {self.ndim} && "
+            + " && ".join(f"*(dtype_{one} *)PyArray_GETPTR1({one}, {i}) == {size}" for i, size in enumerate(sizes))
+            for one, sizes in tested
+        ]
+        used = [i for i, array in enumerate(arrays) if array != "x" or routines[self.mode] not in _WITHOUT_X]
+        d, h, w = [1] * (3 - self.ndim) + window
+        pooled = [one for one, array in zip(inputs, arrays) if array in ("z", "gz")]
+        same = [one for one, array in zip(inputs, arrays) if array == "ggx"]
+        checks = [f" && synkhronos::is_pooled({one}, {inputs[0]}, {self.ndim}, images)" for one in pooled]
+        x = inputs[0]
+        checks += [f" && PyArray_TYPE({one}) == PyArray_TYPE({x}) && PyArray_SAMESHAPE({one}, {x})" for one in same]
+        return _CODE.format(
+            side_by_side=" && ".join([f"PyArray_NDIM({inputs[0]}) == {node.inputs[0].ndim}", *conditions]),
+            d=d,
+            h=h,
+            w=w,
+            arrays=", ".join(inputs[:n]),
+            x=inputs[0],
+            nd=self.ndim,
+            ignore_border=str(bool(self.ignore_border)).lower(),
+            pooled="".join(checks),
+            n=n,
+            out=outputs[0],
+            axes=axes,
+            clear=f"synkhronos::clear_border(images, window, {outputs[0]});" if axes == "in" else "",
+            type=f"dtype_{inputs[0]}",
+            routine=routines[self.mode],
+            operands="".join(f", operands.data<dtype_{inputs[0]}>({i})" for i in used),
+            fail=sub["fail"],
+            theanos_own=theanos_own,
+        )
+
+    def c_support_code(self: Any) -> str:
+        """Give the routines."""
+        return _SUPPORT if is_on() else ""
+
+    def c_headers(self: Any) -> list[str]:
+        """Name what Theano's code and the routines include."""
+        return ["<algorithm>", *headers(self)]
+
+    def c_code_cache_version(self: Any) -> tuple[Any, ...]:
+        """Give the version of the code."""
+        return (_VERSION, *version(self)) if is_on() else version(self)
+
+    op_class.c_code, op_class.c_code_cache_version = c_code, c_code_cache_version
+    op_class.c_support_code, op_class.c_headers = c_support_code, c_headers
+
+
+_WITHOUT_X = ("sum_grad", "average_grad")
+
+
+def _window(op: Any, node: Any, n: int) -> list[int] | None:
+    """The size of the windows of a node, if they lie side by side as far as the graph tells."""
+    x, (sizes, strides, padding) = node.inputs[0], node.inputs[n : n + 3]
+    known = [getattr(one, "data", None) for one in (sizes, strides, padding)]
+    if any(one is None for one in known) or op.openmp or op.ndim > 3 or x.dtype not in _DTYPES:
+        return None
+    if any(one.dtype != x.dtype for one in (*node.inputs[:n], *node.outputs)):
+        return None
+    window, steps, pad = (one.tolist() for one in known if one is not None)
+    product = 1
+    for size in window:
+        product *= size
+    suits = len(window) == op.ndim and window == steps and not any(pad) and min(window) > 0 and product <= _MOST
+    return window if suits else None

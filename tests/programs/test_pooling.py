@@ -1,0 +1,154 @@
+"""Pooling by vector code: the same bits as Theano's own code, and Theano's own code wherever it does not suit."""
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from support import run_script
+from theano.tensor.signal import pool
+
+import synkhronos as synk
+
+MODES = ("max", "sum", "average_inc_pad", "average_exc_pad")
+FLOATS = ("float32", "float64")
+
+#: Of each dtype: windows, whether a border is ignored, and modes.
+CASES = {
+    "float32": ([(2, 2)], [True, False], MODES),
+    "float64": ([(1, 2, 3)], [True, False], ["max", "average_exc_pad"]),
+    "int8": ([(3, 2)], [False], ["max", "sum", "average_inc_pad"]),
+    "uint64": ([(3,)], [True, False], ["max", "average_inc_pad"]),
+}
+
+
+@pytest.fixture
+def vector_pooling(monkeypatch):
+    """Turn the vector code on or off for what is compiled from now on."""
+    return lambda is_on: monkeypatch.setattr(theano.config.synkhronos, "vector_pooling", is_on)
+
+
+def pooled(x, window, ignore_border, mode, **options):
+    return pool.Pool(ndim=len(window), ignore_border=ignore_border, mode=mode)(x, window, **options)
+
+
+def everything(dtype):
+    """A function of all cases; of floats, with gradients and gradients of the gradients."""
+    x, u, outputs = T.TensorType(dtype, (False,) * 4)("x"), T.TensorType(dtype, (False,) * 4)("u"), []
+    for window, ignore_border, mode in itertools.product(*CASES[dtype]):
+        y = pooled(x, window, ignore_border, mode)
+        outputs.append(y)
+        if dtype in FLOATS:
+            gradient = T.grad((y * T.sin(y)).sum(), x)
+            outputs += [gradient, T.grad((gradient * u).sum(), x)]
+    return theano.function([x, u], outputs, on_unused_input="ignore")
+
+
+def values(rng, shape, dtype):
+    """Few different ones, so that windows have ties; of floats, also NaN and zeros of both signs."""
+    array = rng.randint(0, 3, shape).astype(dtype) if dtype.startswith("u") else rng.randint(-3, 3, shape).astype(dtype)
+    if dtype in FLOATS:
+        array[rng.rand(*shape) < 0.3] *= 0.37
+        array[rng.rand(*shape) < 0.2] = -0.0
+        array[rng.rand(*shape) < 0.05] = np.nan
+    return array
+
+
+@pytest.mark.parametrize("dtype", CASES)
+def test_the_bits_are_those_of_theanos_own_code(dtype, vector_pooling):
+    vector_pooling(True)
+    ours = everything(dtype)
+    vector_pooling(False)
+    theanos = everything(dtype)
+    rng = np.random.RandomState(0)
+    for turn in range(60):
+        n, c, h, w = rng.randint(1, 4), rng.randint(1, 4), rng.randint(3, 20), rng.randint(5, 40)
+        x, u = values(rng, (n, c, h, w), dtype), values(rng, (n, c, h, w), dtype)
+        if turn % 3 == 1:  # of other strides
+            x, u = (np.asfortranarray(array) for array in (x, u))
+        for got, expected in zip(ours(x, u), theanos(x, u)):
+            assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
+            assert np.ascontiguousarray(got).tobytes() == np.ascontiguousarray(expected).tobytes()
+
+
+def test_small_and_empty_images(vector_pooling):
+    x = T.tensor4("x", "float64")
+    for ignore_border, mode in ((True, "max"), (False, "average_exc_pad")):
+        functions = []
+        for is_on in (True, False):
+            vector_pooling(is_on)
+            y = pooled(x, (2, 3), ignore_border, mode)
+            outputs = [y, T.grad(y.sum(), x)]
+            functions.append(theano.function([x], outputs))
+        for shape in ((2, 2, 1, 1), (1, 1, 2, 2), (2, 1, 1, 7), (0, 2, 4, 6), (2, 0, 4, 6)):
+            for got, expected in zip(*(function(np.ones(shape)) for function in functions)):
+                assert got.shape == expected.shape
+                assert np.array_equal(got, expected)
+
+
+def code_of(function):
+    """The C++ code of each of a function's pooling operations."""
+    names = ("Pool", "MaxPoolGrad", "AveragePoolGrad", "DownsampleFactorMaxGradGrad")
+    nodes = [node for node in function.maker.fgraph.toposort() if type(node.op).__name__ in names]
+    linkers = [theano.gof.CLinker().accept(theano.gof.FunctionGraph(node.inputs, node.outputs)) for node in nodes]
+    assert linkers
+    return [linker.get_src_code() for linker in linkers]
+
+
+CALL = re.compile(r"synkhronos::Pooling<dtype_V\d+, \d+, \d+, \d+>::(\w+)")
+
+
+def test_windows_that_suit_take_the_vector_code(vector_pooling):
+    vector_pooling(True)
+    x = T.tensor4("x")
+    y = pool.pool_2d(x, (2, 2), ignore_border=True)
+    gradient = T.grad((y**2).sum(), x)
+    function = theano.function([x], [y, gradient, T.grad((gradient * x).sum(), x)])
+    assert {CALL.search(code)[1] for code in code_of(function)} == {"max", "max_grad", "max_grad_grad"}
+
+
+@pytest.mark.parametrize("what", ["stride", "padding", "variable", "half", "off", "large"])
+def test_what_does_not_suit_takes_theanos_code(what, vector_pooling):
+    vector_pooling(what != "off")
+    x, window, options, inputs = T.tensor4("x"), (2, 2), {}, []
+    if what == "stride":
+        options = {"stride": (1, 1)}
+    elif what == "padding":
+        options = {"pad": (1, 1)}
+    elif what == "variable":
+        window = T.lvector("window")
+        inputs = [window]
+    elif what == "half":
+        x = T.TensorType("float16", (False,) * 4)("x")
+    elif what == "large":
+        window = (20, 20)
+    y = pool.Pool(ndim=2, ignore_border=True, mode="max")(x, window, **options)
+    function = theano.function([x, *inputs], [y, T.grad(y.sum(), x)], mode=theano.Mode("cvm", None))
+    if what != "half":  # Theano has none for these
+        assert not any(CALL.search(code) for code in code_of(function))
+    given = np.random.RandomState(0).rand(2, 3, 20, 40).astype(x.dtype)
+    got, gradient = function(given, *([[2, 2]] * len(inputs)))
+    step = 1 if what == "stride" else 2
+    if what not in ("padding", "large"):
+        corners = [given[:, :, i : 19 + i : step, j : 39 + j : step] for i in (0, 1) for j in (0, 1)]
+        assert np.array_equal(got, np.maximum.reduce(corners))
+    assert gradient.sum() >= got.size
+
+
+def test_theanos_flag_turns_it_off():
+    source = "from theano.tensor.signal import pool; print(theano.config.synkhronos.vector_pooling)"
+    for flags, is_on in (("", True), ("synkhronos.vector_pooling=False", False)):
+        assert run_script(source, environment={"THEANO_FLAGS": flags})[0] == f"{is_on}\n"
+
+
+def test_it_is_replicated(synchronize):
+    synchronize(3)
+    x = T.tensor4("x")
+    y = pool.pool_2d(x, (2, 2), ignore_border=False)
+    weights = theano.shared(np.ones(3), "weights")
+    images = np.random.RandomState(0).rand(10, 2, 7, 6).astype(x.dtype)
+    function = synk.function([x], [y.sum(axis=(1, 2, 3)).mean() * weights.sum(), (y, "gather")])
+    for got, expected in zip(function(images), function.as_theano(images)):
+        assert np.allclose(got, expected, rtol=1e-5)
