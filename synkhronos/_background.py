@@ -64,16 +64,13 @@ class Background:
         return self._over
 
     def stop(self) -> None:
-        """Raise an exception in the thread, and wait until it has ended, however often that is interrupted."""
-        try:
-            with deferred_interrupts(), self._telling:
+        """Raise an exception in the thread, and wait until it has ended; further interrupts are deferred until then."""
+        with deferred_interrupts():
+            with self._telling:
                 if self._thread.ident is not None and not self._over:
                     thread = ctypes.c_ulong(self._thread.ident)
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(KeyboardInterrupt))
             self.wait()
-        except BaseException:
-            self.stop()
-            raise
 
     def outcome(self) -> Any:
         """What the work returned, once it is over; what it raised is raised."""
