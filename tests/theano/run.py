@@ -122,7 +122,8 @@ class Plugin:
     def pytest_pycollect_makeitem(self, collector, name, obj):
         """Make one test of a generator of tests; let classes be set up as nose does it."""
         if inspect.isclass(obj) and not issubclass(obj, unittest.TestCase):
-            for of_nose, own in (("setup", "setup_method"), ("teardown", "teardown_method")):
+            names = {"setup": "setup_method", "setUp": "setup_method", "tearDown": "teardown_method"}
+            for of_nose, own in names.items():
                 if hasattr(obj, of_nose) and not hasattr(obj, own):
                     setattr(obj, own, lambda self, method, name=of_nose: getattr(self, name)())
         if name.startswith("test") and inspect.isgeneratorfunction(obj):
