@@ -96,7 +96,7 @@ def _mend(op_class: Any, is_on: Any) -> None:
             + " && ".join(f"*(dtype_{one} *)PyArray_GETPTR1({one}, {i}) == {size}" for i, size in enumerate(sizes))
             for one, sizes in tested
         ]
-        used = [i for i, array in enumerate(arrays) if array != "x" or routines[self.mode] not in _WITHOUT_X]
+        used = [one for one, array in zip(inputs, arrays) if array != "x" or routines[self.mode] not in _WITHOUT_X]
         d, h, w = [1] * (3 - self.ndim) + window
         pooled = [one for one, array in zip(inputs, arrays) if array in ("z", "gz")]
         same = [one for one, array in zip(inputs, arrays) if array == "ggx"]
@@ -108,18 +108,18 @@ def _mend(op_class: Any, is_on: Any) -> None:
             d=d,
             h=h,
             w=w,
-            arrays=", ".join(inputs[:n]),
+            arrays=", ".join(used),
             x=inputs[0],
             nd=self.ndim,
             ignore_border=str(bool(self.ignore_border)).lower(),
             pooled="".join(checks),
-            n=n,
+            n=len(used),
             out=outputs[0],
             axes=axes,
             clear=f"synkhronos::clear_border(images, window, {outputs[0]});" if axes == "in" else "",
             type=f"dtype_{inputs[0]}",
             routine=routines[self.mode],
-            operands="".join(f", operands.data<dtype_{inputs[0]}>({i})" for i in used),
+            operands="".join(f", operands.data<dtype_{inputs[0]}>({i})" for i in range(len(used))),
             fail=sub["fail"],
             theanos_own=theanos_own,
         )
