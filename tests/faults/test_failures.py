@@ -280,7 +280,7 @@ def test_an_idle_worker_is_killed(no_session, rank, number):
         synk.WorkerDied, match=f"rank {rank}.*{pids[rank - 1]}.*{signal.Signals(number).name}"
     ) as caught:
         function(np.ones(6))
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 1
     assert (caught.value.rank, caught.value.pid, caught.value.exitcode) == (rank, pids[rank - 1], -number)
     check_broken(function, fault)
     synk.close()
@@ -304,7 +304,7 @@ def test_a_worker_dies_while_it_computes(no_session, fault_kind, exitcode):
     began = time.monotonic()
     with pytest.raises(synk.WorkerDied, match=f"rank 2.*{pids[1]}") as caught:
         function(np.ones(6))
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 1
     if exitcode is not None:
         assert caught.value.exitcode == exitcode
     check_broken(function, fault)
@@ -327,7 +327,7 @@ def test_a_computing_worker_is_killed(no_session):
     timer.start()
     with pytest.raises(synk.WorkerDied, match=f"rank 1.*{pid}.*SIGKILL"):
         function(np.ones(6))
-    assert time.monotonic() - killed[0] < 10
+    assert time.monotonic() - killed[0] < 1
     timer.join()
     check_broken(function, fault)
 
@@ -347,7 +347,7 @@ def test_a_worker_dies_in_a_collective(no_session):
     with pytest.raises(synk.WorkerDied, match=f"rank 2.*{pid}.*SIGKILL"):
         while True:
             synk.all_reduce(_built["seen"])
-    assert time.monotonic() - killed[0] < 10
+    assert time.monotonic() - killed[0] < 1
     timer.join()
     check_broken(function, fault)
     synk.close()
@@ -613,7 +613,7 @@ def test_a_silent_rank_and_a_timeout(no_session):
     began = time.monotonic()
     with pytest.raises(synk.errors.WorkerTimeout, match=f"rank 2.*{pids[1]}") as caught:
         function(np.ones(6))
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 2
     assert (caught.value.rank, caught.value.pid) == (2, pids[1])
     check_broken(function, fault)
     synk.close()

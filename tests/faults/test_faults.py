@@ -113,7 +113,7 @@ def test_a_rank_that_raises_in_the_midst_of_a_collective(no_session, rank):
             synk.WorkerError, match=rf"rank {rank} \(cpu\) failed in AllReduce.*FloatingPoint"
         ) as caught:
             synk.all_reduce(big, op="prod")
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 1
         assert caught.value.rank == rank
         assert "Traceback (most recent call last)" in caught.value.traceback_text
         assert "broadcast" in str(caught.value)
@@ -148,7 +148,7 @@ def test_a_worker_dies_while_another_waits_for_a_stopped_one(fresh):
     killed = later(0.3, os.kill, pids[0], signal.SIGKILL)
     with pytest.raises(synk.WorkerDied, match=rf"rank 1 .*pid {pids[0]}.*SIGKILL"):
         synk.all_reduce(_built["big"])
-    assert time.monotonic() - killed[0] < 10
+    assert time.monotonic() - killed[0] < 1
     assert_broken(pids)
 
 
@@ -162,7 +162,7 @@ def test_a_worker_dies_between_the_blocks_of_a_large_array(fresh, number):
     with pytest.raises(synk.WorkerDied, match=rf"rank 2 .*pid {pids[1]}.*{signal.Signals(number).name}"):
         while True:
             synk.all_reduce(big, op="max")
-    assert time.monotonic() - killed[0] < 10
+    assert time.monotonic() - killed[0] < 1
     big.set_value(np.ones(1))
     assert_broken(pids)
 
@@ -174,7 +174,7 @@ def test_two_workers_die_at_once(fresh):
     killed = later(0.2, lambda: [os.kill(pid, signal.SIGKILL) for pid in pids])
     with pytest.raises(synk.WorkerDied, match="SIGKILL"):
         _built["f"](np.ones(6))
-    assert time.monotonic() - killed[0] < 10
+    assert time.monotonic() - killed[0] < 1
     assert_broken(pids)
 
 
