@@ -1,10 +1,15 @@
 """All-reduce of float32 over two ranks.
 
-The sum of one array of each rank, in place. MPICH's Allreduce is called through mpi4py, gloo's through PyTorch, each in
-two processes after a barrier that is not timed; the slower process's time counts. A call of Synkhronos is timed in the
-master and has the command to the workers in it.
+The sum of one array of each rank, in place. MPICH's Allreduce is called through mpi4py, gloo's through PyTorch,
+DeepSpeed's, which is in shared memory, through its function for inference, each in two processes after a barrier that
+is not timed; the slower process's time counts. A call of Synkhronos is timed in the master and has the command to the
+workers in it. What bounds it is a flag that goes there and back, and memory, where the arrays are larger than
+caches: each is read once and written once, as fast as two processes add arrays of 100 MB.
 """
 
+import os
+
+from benchmarks import limits
 from benchmarks.cli import main
 from benchmarks.harness import CORES, Contest
 from benchmarks.processes import Contestant
@@ -20,16 +25,26 @@ def measure(result: Result, rounds: int = 15) -> None:
     two = {"processes": CORES, "peer": True}
     mpich = Contestant("MPICH", "benchmarks.contestants.all_reduce_mpi", needs=("mpi4py", "mpich"), mpi=True, **two)
     gloo = Contestant("gloo", "benchmarks.contestants.all_reduce_gloo", needs=("torch",), **two)
+    module = "benchmarks.contestants.all_reduce_deepspeed"
+    # It shares memory if all ranks are said to be local; the port is in that memory's name.
+    local = {"LOCAL_SIZE": str(CORES), "MASTER_PORT": str(os.getpid()), "DS_ACCELERATOR": "cpu"}
+    deepspeed = Contestant("DeepSpeed", module, needs=("torch", "deepspeed"), environment=local, **two)
     samples = {}
-    with Contest([mpich, gloo, ranks]) as contest:
+    with Contest([mpich, gloo, deepspeed, ranks], aside=[limits.LIMITS]) as contest:
         for size, (n, steps) in SIZES.items():
-            samples[size] = contest.run(rounds, contest.alike(n=n, steps=steps))
-            result.record(size, "ms", {k: v.scaled(1e3) for k, v in samples[size].items()}, contest.gaps)
+            measured = contest.run(rounds, {**contest.alike(n=n, steps=steps), **limits.turns("add", "flag")})
+            bounds = {
+                "a flag there and back": limits.round_trip(measured.pop("flag")),
+                "memory, 2 cores": limits.memory(measured.pop("add"), 2 * CORES * 4 * n),
+            }
+            samples[size] = measured
+            milliseconds, bounds = ({k: v.scaled(1e3) for k, v in of.items()} for of in (measured, bounds))
+            result.record(size, "ms", milliseconds, contest.gaps, bounds)
     result.facts = contest.facts
 
-    targets = {"25.6 million": (2.5, 2.5), "1 million": (1.3, None), "10 thousand": (None, None)}
-    for size, limits in targets.items():
-        for peer, limit in zip((mpich, gloo), limits):
+    targets = {"25.6 million": (2.5, 2.5, None), "1 million": (1.3, None, None), "10 thousand": (None, None, None)}
+    for size, least in targets.items():
+        for peer, limit in zip((mpich, gloo, deepspeed), least):
             found = contest.gaps.get(peer.name) or ratio(samples[size][peer.name], samples[size][ranks.name])
             result.add(f"{peer.name}-{size}", f"{size}, two ranks against {peer.name}", found, at_least=limit)
     small = absolute(samples["10 thousand"][ranks.name].scaled(1e6))

@@ -4,9 +4,10 @@ A function of trivial cost, the mean of the products of two vectors of 64 number
 over the ranks: the time of a call above that of the same function in Theano alone. The inputs are `synk.data`. Calls
 either come 3 ms apart, in which the master sleeps, or follow one another at once, 1,000 in a row; of these the first
 hundred take up to twice as long as the rest. Eight ranks share two cores: each core gives four ranks their turns, so
-the overhead is divided by four.
+the overhead is divided by four. What bounds two ranks is a flag in shared memory that goes there and back.
 """
 
+from benchmarks import limits
 from benchmarks.cli import main
 from benchmarks.harness import CORES, Contest
 from benchmarks.processes import Contestant
@@ -28,12 +29,13 @@ def measure(result: Result, rounds: int = 12, apart: int = 150, succession: int 
     )
     many = Contestant("Synkhronos, 8 ranks", "benchmarks.contestants.call", {"ranks": MANY, "kind": "data"})
     samples = {}
-    with Contest([alone, two, arrays, many]) as contest:
+    with Contest([alone, two, arrays, many], aside=[limits.LIMITS]) as contest:
         for case, (title, pause, _) in CASES.items():
-            samples[case] = contest.run(rounds, contest.alike(calls=calls[case], pause=pause))
-            microseconds = {label: sample.scaled(1e6) for label, sample in samples[case].items()}
+            turns = {**contest.alike(calls=calls[case], pause=pause), **limits.turns("flag")}
+            microseconds = {label: sample.scaled(1e6) for label, sample in contest.run(rounds, turns).items()}
+            bound = limits.round_trip(microseconds.pop("flag"))
             samples[case] = microseconds
-            result.record(title.capitalize(), "µs", microseconds)
+            result.record(title.capitalize(), "µs", microseconds, bounds={"a flag there and back": bound})
 
     for case, (title, _, limit) in CASES.items():
         theano = samples[case][alone.name]

@@ -71,7 +71,7 @@ def measure(name: str, page: Path, **options: Any) -> Result:
     use_cores(None if getattr(module, "ALL_CORES", False) else CORES)
     title, _, method = inspect.cleandoc(module.__doc__ or "").partition("\n")
     result = Result(name.rpartition(".")[2], title.rstrip("."), method.strip(), environment=environment.describe())
-    folder = report.folder_of(page)
+    folder = report.folder_of(page, result.environment["processor"])
     try:
         module.measure(result, **options)
     except ContestantFailed as error:

@@ -14,8 +14,9 @@ HEAD = """# Benchmarks
 
 Written by `make bench`; do not edit. Each figure was taken in one run on one machine, its contestants in turns, each in
 processes of its own. Numbers are medians, ratios are ratios of medians; in brackets are the quartiles: of ratios and
-differences over the rounds, of all others over the single measurements. Targets are for two cores. `python -m
-benchmarks.NAME` takes one figure alone.
+differences over the rounds, of all others over the single measurements. Targets are for two cores. Each kind of
+processor has a chapter: the kernels of BLAS libraries, caches and memory differ. A bound is what two processes that do
+nothing else reached in the same run. `python -m benchmarks.NAME` takes one figure alone.
 
 From PyPI, PyTorch for Linux brings CUDA along, several GB; with
 `PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu` before `make bench`, pip takes the build for CPUs alone.
@@ -23,9 +24,9 @@ From PyPI, PyTorch for Linux brings CUDA along, several GB; with
 MARKS = {"reached": "reached", "missed": "**missed**", "gap": "*gap*", "": ""}
 
 
-def folder_of(page: Path) -> Path:
-    """Give the folder of results and pictures that belongs to a page."""
-    return page.with_suffix("")
+def folder_of(page: Path, processor: str) -> Path:
+    """Give the folder of results and pictures of a kind of processor that belongs to a page."""
+    return page.with_suffix("") / anchor(processor)
 
 
 def number(value: float) -> str:
@@ -48,44 +49,58 @@ def reached(row: Row) -> str:
 
 
 def write_page(page: Path, order: Sequence[str] = ()) -> None:
-    """Write the page from all results in its folder; figures named in `order` come first, in that order."""
-    results = {path.stem: load(path) for path in sorted(folder_of(page).glob("*.json"))}
-    names = [name for name in order if name in results] + [name for name in results if name not in order]
-    page.write_text(make_page([results[name] for name in names], json.loads(REMARKS.read_text()), page.stem))
+    """Write the page from all results that belong to it; figures named in `order` come first, in that order."""
+    found: dict[str, dict[str, Result]] = {}
+    for path in sorted(page.with_suffix("").glob("*/*.json")):
+        found.setdefault(path.parent.relative_to(page.parent).as_posix(), {})[path.stem] = load(path)
+    results = {
+        folder: [of[name] for name in (*order, *(name for name in of if name not in order)) if name in of]
+        for folder, of in found.items()
+    }
+    page.write_text(make_page(results, json.loads(REMARKS.read_text())))
 
 
-def make_page(results: Sequence[Result], remarks: dict[str, str], folder: str) -> str:
+def make_page(results: dict[str, list[Result]], remarks: dict[str, str]) -> str:
     """Give the page's text.
 
     Parameters
     ----------
-    results : list of Result
+    results : dict of list of Result
+        Of each kind of processor, by the folder of its pictures, relative to the page.
     remarks : dict of str
         Causes of missed targets by the rows' keys. Those of targets that are not missed are left out.
-    folder : str
-        Where the pictures lie, relative to the page.
     """
-    lines = [HEAD, "| what | target | reached | |", "| --- | --- | --- | --- |"]
+    lines = [HEAD]
+    for folder, figures in results.items():
+        lines += [f"## {figures[0].environment.get('processor', 'Some processor')}", "", *overview(figures, remarks)]
+        for result in figures:
+            lines += section(result, folder)
+        lines.append("")
+    return "\n".join(lines)
+
+
+def overview(results: Sequence[Result], remarks: dict[str, str]) -> list[str]:
+    """Give the table of a kind of processor, and why what is missed is missed."""
+    lines = ["| what | target | reached | |", "| --- | --- | --- | --- |"]
     for result in results:
-        lines.append(f"| **[{result.title}](#{anchor(result.title)})** | | | |")
+        lines.append(f"| **{result.title}** | | | |")
         lines += [f"| {r.what} | {target(r)} | {reached(r)} | {MARKS[r.verdict]} |" for r in result.rows]
         if result.failure:
             lines.append(f"| not measured | | {result.failure} | *failed* |")
     missed = [row for result in results for row in result.rows if row.verdict == "missed"]
     if missed:
-        lines += ["", "## What falls short, and why", ""]
+        lines += ["", "What falls short, and why:", ""]
         lines += [f"- {row.what} ({reached(row)}): {remarks.get(row.key, 'not yet explained.')}" for row in missed]
-    for result in results:
-        lines += section(result, folder)
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def section(result: Result, folder: str) -> list[str]:
     """Give a figure's part of the page: the method, the machine, the numbers and the picture."""
-    lines = ["", f"## {result.title}", "", result.method, "", machine(result)]
+    lines = ["", f"### {result.title}", "", result.method, "", machine(result)]
     for title, panel in result.groups.items():
         lines += ["", f"| {title} ({panel['unit']}) | median | quartiles | measured |", "| --- | ---: | ---: | ---: |"]
-        for name, one in panel["contestants"].items():
+        bounds = {f"*bound: {name}*": one for name, one in panel["bounds"].items()}
+        for name, one in {**panel["contestants"], **bounds}.items():
             low, high = one["quartiles"]
             spread = f"{number(low)}–{number(high)}"
             lines.append(f"| {name} | {number(one['median'])} | {spread} | {one['numbers']} |")
@@ -96,12 +111,17 @@ def section(result: Result, folder: str) -> list[str]:
 
 
 def machine(result: Result) -> str:
-    """Tell where and when a figure was taken, and whether the machine had other work."""
+    """Tell where and when a figure was taken, by which kernels, and whether the machine had other work."""
     record = dict(result.environment)
     busy = record.pop("busy", 0)
     text = f"{record.pop('date', '')}: " + ", ".join(f"{name} {value}" for name, value in record.items())
+    by_kernels: dict[str, list[str]] = {}
+    for name, facts in result.facts.items():
+        if isinstance(facts, dict) and "kernels" in facts:
+            by_kernels.setdefault(facts["kernels"], []).append(name)
+    kernels = "; ".join(f"{kernels} ({', '.join(names)})" for kernels, names in by_kernels.items())
     warning = f" **The machine was {busy} % busy with other work before the start.**" if busy > BUSY else ""
-    return f"Measured {text}.{warning}"
+    return f"Measured {text}.{f' Matrices are multiplied by {kernels}.' if kernels else ''}{warning}"
 
 
 def anchor(title: str) -> str:
@@ -119,21 +139,24 @@ def draw(result: Result, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    heights = [1 + len(panel["contestants"]) for panel in result.groups.values()]
+    heights = [1 + len(panel["contestants"]) + len(panel["bounds"]) for panel in result.groups.values()]
     figure, rows = pyplot.subplots(
         len(heights), figsize=(8, 0.6 + 0.36 * sum(heights) + 0.5 * len(heights)), squeeze=False,
         gridspec_kw={"height_ratios": heights},
     )  # fmt: skip
     for (axes,), (title, panel) in zip(rows, result.groups.items()):
-        names = list(panel["contestants"])
-        medians = [panel["contestants"][name]["median"] for name in names]
-        quartiles = [panel["contestants"][name]["quartiles"] for name in names]
+        bounds = {f"bound: {name}": one for name, one in panel["bounds"].items()}
+        measured = {**panel["contestants"], **bounds}
+        names = list(measured)
+        medians = [measured[name]["median"] for name in names]
+        quartiles = [measured[name]["quartiles"] for name in names]
         whiskers = [
             [median - low for median, (low, _) in zip(medians, quartiles)],
             [high - median for median, (_, high) in zip(medians, quartiles)],
         ]
         ours = [name.startswith("Synkhronos") for name in names]
         colors = ["tab:blue" if own or not any(ours) else "tab:gray" for own in ours]
+        colors[len(panel["contestants"]) :] = ["tab:green"] * len(bounds)
         bars = axes.barh(names, medians, xerr=whiskers, color=colors, height=0.6, error_kw={"capsize": 3})
         axes.bar_label(bars, [number(median) for median in medians], padding=8, fontsize=8)
         axes.margins(x=0.15)

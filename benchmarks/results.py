@@ -65,7 +65,8 @@ class Result:
         What was done.
     rows : list of Row
     groups : dict of dict
-        What was measured: for each group, which is one panel of the picture, its unit and its contestants' samples.
+        What was measured: for each group, which is one panel of the picture, its unit, its contestants' samples, and
+        what bounds them.
     facts : dict
         What contestants said about themselves.
     environment : dict
@@ -83,18 +84,26 @@ class Result:
     environment: dict[str, Any] = field(default_factory=dict)
     failure: str = ""
 
-    def record(self, group: str, unit: str, samples: dict[str, Sample], gaps: dict[str, str] | None = None) -> None:
-        """Note what contestants measured, in `unit`, and which of them could not take part."""
-        panel = self.groups.setdefault(group, {"unit": unit, "contestants": {}, "gaps": {}})
+    def record(
+        self,
+        group: str,
+        unit: str,
+        samples: dict[str, Sample],
+        gaps: dict[str, str] | None = None,
+        bounds: dict[str, Sample] | None = None,
+    ) -> None:
+        """Note what contestants measured, in `unit`, which of them could not take part, and what bounds the others."""
+        panel = self.groups.setdefault(group, {"unit": unit, "contestants": {}, "bounds": {}, "gaps": {}})
         panel["gaps"].update(gaps or {})
-        for name, sample in samples.items():
-            low, high = sample.quartiles
-            panel["contestants"][name] = {
-                "median": sample.median,
-                "quartiles": [low, high],
-                "numbers": sum(map(len, sample.rounds)),
-                "rounds": sample.medians,
-            }
+        for kind, measured in (("contestants", samples), ("bounds", bounds or {})):
+            for name, sample in measured.items():
+                low, high = sample.quartiles
+                panel[kind][name] = {
+                    "median": sample.median,
+                    "quartiles": [low, high],
+                    "numbers": sum(map(len, sample.rounds)),
+                    "rounds": sample.medians,
+                }
 
     def add(
         self,

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-import theano
-
 from benchmarks.contestants._batches import SHAPES
+from benchmarks.contestants._kernels import of_theano
 from demos.lasagne_mnist.models import build
 
 
@@ -18,8 +17,8 @@ def build_network(model: str) -> Any:
 
 
 def describe(graph: Any) -> dict[str, Any]:
-    """Give what the record should hold on a network and on the BLAS that Theano links."""
+    """Give what the record should hold on a network and on the kernels that multiply its matrices."""
     return {
         "parameters": sum(param.get_value(borrow=True).size for param in graph.params),
-        "blas": theano.config.blas.ldflags,
+        "kernels": of_theano(),
     }

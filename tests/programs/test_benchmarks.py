@@ -11,7 +11,8 @@ from support import ROOT
 
 sys.path.append(str(ROOT))
 
-from benchmarks import call, cli, report
+from benchmarks import call, cli, limits, report
+from benchmarks.environment import processor
 from benchmarks.harness import Contest
 from benchmarks.peers import missing
 from benchmarks.processes import Contestant, ContestantFailed
@@ -116,7 +117,9 @@ def test_a_contestant_that_fails(contestant, trouble, message):
 def example():
     """A result with a row of each kind."""
     result = Result("example", "An example: of sorts", "What was done.", environment={"date": "today", "busy": 90})
-    result.record("Time", "ms", {"Synkhronos": Sample([[1, 2, 3]])}, {"peer": "peer is not installed"})
+    bounds = {"memory": Sample([[0.25, 0.5, 0.75]])}
+    result.record("Time", "ms", {"Synkhronos": Sample([[1, 2, 3]])}, {"peer": "peer is not installed"}, bounds)
+    result.facts = {"Synkhronos": {"kernels": "some BLAS"}, "Theano": {"kernels": "some BLAS"}, "peer": {}}
     result.add("good", "good one", Estimate(2, 1, 3), at_least=1.9)
     result.add("bad", "bad one", Estimate(200, 190, 210), "µs", at_most=100)
     result.add("worse", "unexplained one", Estimate(1, 1, 1), at_least=2)
@@ -133,23 +136,30 @@ def test_verdicts_and_results_as_json(tmp_path):
 
 
 def test_the_page(tmp_path):
-    page = tmp_path / "page.md"
-    example().save(report.folder_of(page))
-    Result("another", "Another", "", failure="ours: ended").save(report.folder_of(page))
+    page, one, two = tmp_path / "page.md", "One (family 1)", "Two (AVX2)"
+    example().save(report.folder_of(page, one))
+    Result("another", "Another", "", failure="ours: ended").save(report.folder_of(page, one))
+    other = example()
+    other.environment["processor"] = two
+    other.save(report.folder_of(page, two))
     report.write_page(page, ["example", "absent"])
     text = page.read_text()
+    assert text.index("## Some processor") < text.index("## Two (AVX2)")
+    assert "](page/one-family-1/example.png)" in text and "](page/two-avx2/example.png)" in text
     assert "| good one | ≥ 1.90 × | 2.00 × (1.00–3.00) | reached |" in text
     assert "| bad one | ≤ 100 µs | 200 µs (190–210) | **missed** |" in text
     assert "| no target |  | 1.00 × (1.00–1.00) |  |" in text
     assert "| against peer | ≥ 1.30 × | peer is not installed | *gap* |" in text
     assert "| peer | *gap* | peer is not installed | |" in text
     assert "90 % busy" in text and "ours: ended | *failed*" in text
-    assert text.index("(#an-example-of-sorts)") < text.index("(#another)")
+    assert "| *bound: memory* | 0.50 | 0.38–0.62 | 3 |" in text
+    assert "Matrices are multiplied by some BLAS (Synkhronos, Theano)." in text
+    assert text.index("| **An example: of sorts** |") < text.index("| **Another** |")
 
 
 def test_remarks_are_shown_where_a_target_is_missed():
     remarks = {"example/bad": "It sleeps.", "example/good": "Never shown."}
-    text = report.make_page([example()], remarks, "page")
+    text = report.make_page({"page/some": [example()]}, remarks)
     assert "- bad one (200 µs (190–210)): It sleeps." in text
     assert "- unexplained one (1.00 × (1.00–1.00)): not yet explained." in text
     assert "Never shown." not in text
@@ -161,14 +171,33 @@ def test_the_remarks_belong_to_figures():
     assert all(isinstance(text, str) and text.endswith(".") for text in remarks.values())
 
 
+def test_what_the_machine_allows():
+    with Contest([], aside=[limits.LIMITS]) as contest:
+        found = contest.run(1, limits.turns("copy", "add", "product", "flag"), warm_up=0)
+        assert contest.alike(n=1) == {}
+    assert contest.facts["limits"]["kernels"].startswith("openblas")
+    gigabyte, gigaflop = limits.memory(found["add"], 1e9).median, limits.products(found["product"], 1e9).median
+    assert 1e-3 < gigabyte < 10 and 1e-5 < gigaflop < 1
+    assert 2e-8 < limits.round_trip(found["flag"]).median < 1e-2
+    assert 0.1 < found["copy"].median / found["add"].median < 10
+
+
+def test_processors_are_told_apart(tmp_path):
+    text = "processor: 0\nvendor_id: A\ncpu family: 25\nmodel: 17\nmodel name: AMD EPYC\nflags: sse2 avx avx2 fma\n"
+    (tmp_path / "cpuinfo").write_text(text + text.replace("0", "1"))
+    assert processor(str(tmp_path / "cpuinfo")) == "AMD EPYC (family 25, model 17, AVX2)"
+    assert processor()
+
+
 def test_the_call_figure_in_small(tmp_path):
     page, before = tmp_path / "page.md", set(psutil.Process().children())
     result = cli.measure("benchmarks.call", page, rounds=1, apart=10, succession=10)
     report.write_page(page)
     assert not result.failure
-    rows = {row.key: row for row in load(tmp_path / "page" / "call.json").rows}
+    folder = report.folder_of(page, processor())
+    rows = {row.key: row for row in load(folder / "call.json").rows}
     assert set(rows) == {f"call/{case}{kind}" for case in call.CASES for kind in ("", "-numpy", "-many")}
     assert all(0 < row.value < 1e6 for row in rows.values())  # microseconds
-    assert (tmp_path / "page" / "call.png").read_bytes().startswith(b"\x89PNG")
-    assert "## The overhead of a call" in page.read_text() and result.environment["Theano"] == "1.0.5"
+    assert (folder / "call.png").read_bytes().startswith(b"\x89PNG")
+    assert "### The overhead of a call" in page.read_text() and result.environment["Theano"] == "1.0.5"
     assert not set(psutil.Process().children()) - before

@@ -1,4 +1,4 @@
-"""Training steps in PyTorch with DistributedDataParallel over gloo: the demos' networks, layer by layer."""
+"""Training steps in PyTorch, the demos' networks layer by layer; several processes use DistributedDataParallel."""
 
 import os
 
@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from benchmarks.contestants._batches import CLASSES, LEARNING_RATE, MOMENTUM, Batches, make_data
+from benchmarks.contestants._kernels import of_torch
 from benchmarks.contestants._serve import compete, rank, size, timed
 
 NETWORKS = {
@@ -24,10 +25,12 @@ NETWORKS = {
 
 
 def make(model, n):
-    """Join the process group and build the network, with `n` rows of data in each process."""
+    """Build the network, and join the process group, with `n` rows of data in each process."""
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    torch.distributed.init_process_group("gloo", os.environ["RENDEZVOUS"], rank=rank(), world_size=size())
-    network = nn.parallel.DistributedDataParallel(NETWORKS[model]())
+    network = NETWORKS[model]()
+    if size() > 1:
+        torch.distributed.init_process_group("gloo", os.environ["RENDEZVOUS"], rank=rank(), world_size=size())
+        network = nn.parallel.DistributedDataParallel(network)
     loss_of = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(network.parameters(), LEARNING_RATE, MOMENTUM, nesterov=True)
     x, y = map(torch.from_numpy, make_data(model, n))
@@ -47,7 +50,7 @@ def make(model, n):
 
         return timed(step, steps)
 
-    return run, {"parameters": sum(param.numel() for param in network.parameters())}
+    return run, {"parameters": sum(param.numel() for param in network.parameters()), "kernels": of_torch()}
 
 
 if __name__ == "__main__":

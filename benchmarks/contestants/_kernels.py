@@ -1,0 +1,29 @@
+"""Whose kernels multiply matrices in this process, in words: a library, its version and its set of kernels."""
+
+import os
+import re
+
+
+def of_theano():
+    """Those of the BLAS that Theano is linked to."""
+    import theano
+    import threadpoolctl
+
+    from synkhronos._compat.blas import linked_library
+
+    linked = linked_library(theano.config.blas.ldflags)
+    if linked is None:
+        return "none"
+    for info in threadpoolctl.threadpool_info():
+        if info["user_api"] == "blas" and os.path.basename(info["filepath"]) == os.path.basename(linked[0]._name):
+            return " ".join(filter(None, (info["internal_api"], info["version"], info.get("architecture"))))
+    return os.path.basename(linked[0]._name)
+
+
+def of_torch():
+    """Those of PyTorch."""
+    import torch
+
+    found = re.search(r"(Math Kernel Library|OpenBLAS) Version ([\d.]+)", torch.__config__.show())
+    library = " ".join(found.groups()) if found else "a BLAS of its own"
+    return f"{library}, {torch.backends.cpu.get_cpu_capability()}"
