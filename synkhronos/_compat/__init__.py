@@ -24,6 +24,7 @@ from typing import Any
 from .blas import find_blas
 from .cache import mend_cache_keys
 from .complaints import explain_missing_headers, shorten_complaints
+from .correlations import vectorize_convolution
 from .headers import precompile_headers
 from .pooling import mend_pooling
 from .scan import loop_in_c
@@ -35,8 +36,10 @@ __all__ = ["install"]
 
 SCAN_LOOP = "theano.scan_module.scan_perform_ext"
 POOLING = "theano.tensor.signal.pool"
+CONVOLUTION = "theano.tensor.nnet.corr"
 COMPILING = "theano.gof.cmodule"
-MENDED = ("theano", "theano.configdefaults", COMPILING, "theano.gpuarray.linalg", SCAN_LOOP, POOLING, "lasagne")
+OPS = {POOLING: (mend_pooling, vectorize_pooling), CONVOLUTION: (vectorize_convolution,)}
+MENDED = ("theano", "theano.configdefaults", COMPILING, "theano.gpuarray.linalg", SCAN_LOOP, *OPS, "lasagne")
 DOWNSAMPLE = "theano.tensor.signal.downsample"
 
 
@@ -63,9 +66,10 @@ def install() -> Mender:
         offer_blas(importlib.import_module("theano.configdefaults"))
         mend_ops()
         explain_missing_headers(importlib.import_module(COMPILING))
-        if POOLING in sys.modules:
-            mend_pooling(sys.modules[POOLING])
-            vectorize_pooling(sys.modules[POOLING])
+        for name, mends in OPS.items():
+            if name in sys.modules:
+                for mend in mends:
+                    mend(sys.modules[name])
     return mender
 
 
@@ -115,10 +119,10 @@ def mended(module: types.ModuleType) -> Iterator[None]:
     elif module.__name__ == SCAN_LOOP:
         with loop_in_c():
             yield
-    elif module.__name__ == POOLING:
+    elif module.__name__ in OPS:
         yield
-        mend_pooling(module)
-        vectorize_pooling(module)
+        for mend in OPS[module.__name__]:
+            mend(module)
     elif module.__name__ == COMPILING:
         yield
         explain_missing_headers(module)

@@ -8,17 +8,13 @@ results are the same to the bit.
 
 from __future__ import annotations
 
-import hashlib
-import os
 from typing import Any
 
-__all__ = ["FLAG", "vectorize_pooling"]
+from .switches import offer_switch, read_support_code
 
-FLAG = "synkhronos.vector_pooling"
+__all__ = ["vectorize_pooling"]
 
-with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "pooling.h")) as _file:
-    _SUPPORT = _file.read()
-_VERSION = f"synkhronos {hashlib.sha256(_SUPPORT.encode()).hexdigest()[:16]}"  # in the keys of the cache
+_SUPPORT, _VERSION = read_support_code("pooling.h")
 
 #: By op: its array inputs, the axes of its result, and by mode the routine.
 _OPS: dict[str, tuple[tuple[str, ...], str, dict[str, str]]] = {
@@ -70,13 +66,10 @@ def vectorize_pooling(module: Any) -> None:
     module : module
         ``theano.tensor.signal.pool``, executed.
     """
-    from theano.configparser import AddConfigVar, BoolParam, config
-
-    if hasattr(config, "synkhronos"):
-        return
-    AddConfigVar(FLAG, "Pool windows that do not overlap by vector code.", BoolParam(True), in_c_key=False)
-    for name in _OPS:
-        _mend(getattr(module, name), lambda: config.synkhronos.vector_pooling)
+    is_on = offer_switch("vector_pooling", "Pool windows that do not overlap by vector code.")
+    if is_on is not None:
+        for name in _OPS:
+            _mend(getattr(module, name), is_on)
 
 
 def _mend(op_class: Any, is_on: Any) -> None:

@@ -1,0 +1,164 @@
+"""Convolutions by vector code: Theano's results but for rounding, and Theano's own code where it does not suit."""
+
+import itertools
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from support import run_script
+from theano.tensor.nnet import corr
+
+import synkhronos as synk
+
+BORDERS = ("valid", "full", "half", (1, 2), ((0, 1), (2, 3)))
+STEPS = ((1, 1), (2, 1), (3, 2))
+TOLERANCE = {"float32": 1e-4, "float64": 1e-12}
+
+
+@pytest.fixture
+def vector_convolution(monkeypatch):
+    """Turn the vector code on or off for what is compiled from now on."""
+    return lambda is_on: monkeypatch.setattr(theano.config.synkhronos, "vector_convolution", is_on)
+
+
+def all_directions(dtype, cases):
+    """A function of images, filters and results: of each case the results, and both gradients."""
+    images, filters, results = inputs = [
+        T.TensorType(dtype, (False,) * 4)(name) for name in ("images", "filters", "to")
+    ]
+    outputs = []
+    for case in cases:
+        correlation = corr.CorrMM(**case)(images, filters)
+        chosen = results[:, :, : correlation.shape[2], : correlation.shape[3]]
+        outputs += [
+            correlation,
+            corr.CorrMM_gradWeights(**case)(images, chosen, filters.shape[2:]),
+            corr.CorrMM_gradInputs(**case)(filters, chosen, images.shape[2:]),
+        ]
+    return theano.function(inputs, outputs)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_the_results_are_those_of_theanos_own_code(dtype, vector_convolution):
+    names = ("border_mode", "subsample", "filter_dilation")
+    every = 5 if dtype == "float64" else 2
+    cases = [dict(zip(names, case)) for case in itertools.product(BORDERS, STEPS, STEPS)][::every]
+    vector_convolution(True)
+    ours = all_directions(dtype, cases)
+    vector_convolution(False)
+    theanos = all_directions(dtype, cases)
+    rng = np.random.RandomState(0)
+    for turn in range(25):
+        n, channels, filters = rng.randint(1, 4), rng.randint(1, 36), rng.randint(1, 36)
+        height, width, kernel = rng.randint(13, 24), rng.randint(13, 24), rng.randint(1, 5, 2)
+        images, weights = rng.randn(n, channels, height, width), rng.randn(filters, channels, *kernel)
+        given = [one.astype(dtype) for one in (images, weights, rng.randn(n, filters, 60, 60))]
+        if turn % 3 == 1:  # of other strides
+            given = [np.asfortranarray(one) for one in given]
+        for got, expected in zip(ours(*given), theanos(*given)):
+            assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
+            assert np.allclose(got, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * abs(expected).max())
+
+
+def test_values_that_are_not_finite_stay_where_they_are(vector_convolution):
+    vector_convolution(True)
+    ours = all_directions("float32", [{"border_mode": "half"}])
+    images, filters, to = (
+        np.ones((1, 3, 9, 9), "float32"),
+        np.ones((5, 3, 3, 3), "float32"),
+        np.ones((1, 5, 9, 9), "float32"),
+    )
+    images[0, 0, 4, 4] = np.nan
+    to[0, 1, 0, 0] = np.inf
+    results, for_filters, for_images = ours(images, filters, to)
+    assert np.isnan(results).sum() == 5 * 9 and np.isnan(results[0, 2, 3:6, 3:6]).all()
+    assert np.isinf(for_images).sum() == 3 * 4 and np.isinf(for_images[0, :, :2, :2]).all()
+    assert np.isfinite(for_images).sum() == for_images.size - 12
+    assert np.isnan(for_filters[:, 0]).all() and np.isfinite(np.delete(for_filters, 1, axis=0)[:, 1:]).all()
+
+
+def code_of(function):
+    """The C++ code of each of a function's correlations."""
+    nodes = [node for node in function.maker.fgraph.toposort() if isinstance(node.op, corr.BaseCorrMM)]
+    linkers = [theano.gof.CLinker().accept(theano.gof.FunctionGraph(node.inputs, node.outputs)) for node in nodes]
+    assert linkers
+    return [linker.get_src_code() for linker in linkers]
+
+
+def convolution(groups=1, unshared=False):
+    """A convolution and its gradient, as users write them."""
+    images, filters = (
+        T.tensor4("images", "float32"),
+        T.TensorType("float32", (False,) * (6 if unshared else 4))("filters"),
+    )
+    results = T.nnet.conv2d(images, filters, num_groups=groups, unshared=unshared)
+    return theano.function([images, filters], [results, *T.grad((results**2).sum(), [images, filters])])
+
+
+def test_convolutions_take_the_vector_code(vector_convolution):
+    vector_convolution(True)
+    codes = code_of(convolution())
+    assert len(codes) == 3 and all("synkhronos::correlate_arrays<npy_float>" in code for code in codes)
+
+
+@pytest.mark.parametrize("what", ["groups", "unshared", "off", "OpenMP"])
+def test_what_does_not_suit_takes_theanos_code(what, vector_convolution, monkeypatch):
+    vector_convolution(what != "off")
+    monkeypatch.setattr(theano.config, "openmp", what == "OpenMP")
+    function = convolution(2 if what == "groups" else 1, what == "unshared")
+    assert not any("synkhronos::" in code for code in code_of(function))
+    filters = np.ones((4, 5, 5, 4, 2, 2) if what == "unshared" else (4, 2 if what == "groups" else 4, 2, 2), "float32")
+    results, _, _ = function(np.ones((3, 4, 6, 6), "float32"), filters)
+    assert results.shape == (3, 4, 5, 5) and (results == (8 if what == "groups" else 16)).all()
+
+
+def test_sizes_that_do_not_belong_together_and_empty_ones(vector_convolution):
+    messages = []
+    for is_on in (True, False):
+        vector_convolution(is_on)
+        function = convolution()
+        for shapes in (((2, 3, 8, 8), (4, 2, 3, 3)), ((2, 3, 2, 2), (4, 3, 3, 3))):
+            with pytest.raises(ValueError) as caught:
+                function(*(np.ones(shape, "float32") for shape in shapes))
+            messages.append(str(caught.value).split("\nApply node")[0])
+        for shapes in (((0, 3, 8, 8), (4, 3, 3, 3)), ((2, 0, 8, 8), (4, 0, 3, 3)), ((2, 3, 8, 8), (0, 3, 3, 3))):
+            results, for_images, for_filters = function(*(np.ones(shape, "float32") for shape in shapes))
+            assert results.shape == (shapes[0][0], shapes[1][0], 6, 6) and not results.any()
+            assert (for_images.shape, for_filters.shape) == shapes and not for_images.any() and not for_filters.any()
+    assert messages[:2] == messages[2:]
+
+
+def test_without_memory_it_raises():
+    source = """
+        import os, resource
+        import numpy as np, synkhronos, theano, theano.tensor as T
+        x, w = T.ftensor4(), T.ftensor4()
+        y = T.nnet.conv2d(x, w, border_mode=(3000, 3000), subsample=(4000, 4000))
+        f = theano.function([theano.In(x, borrow=True), w], y)
+        given = np.ones((1, 1, 20, 20), "float32"), np.ones((2, 1, 3, 3), "float32")
+        assert f(*given).shape == (1, 2, 2, 2)
+        used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + 2**27, -1))
+        try:
+            f(*given)
+        except MemoryError:
+            print("MemoryError")
+    """
+    assert run_script(source)[0] == "MemoryError\n"
+
+
+def test_theanos_flag_turns_it_off():
+    source = "from theano.tensor.nnet import corr; print(theano.config.synkhronos.vector_convolution)"
+    for flags, is_on in (("", True), ("synkhronos.vector_convolution=False", False)):
+        assert run_script(source, environment={"THEANO_FLAGS": flags})[0] == f"{is_on}\n"
+
+
+def test_it_is_replicated(synchronize):
+    synchronize(3)
+    x, w = T.ftensor4("x"), theano.shared(np.random.RandomState(0).randn(6, 2, 3, 3).astype("float32"), "w")
+    y = T.nnet.conv2d(x, w, border_mode="half")
+    images = np.random.RandomState(1).rand(10, 2, 7, 6).astype(x.dtype)
+    function = synk.function([x], [(y, "gather"), (T.grad((y**2).sum(), w), "sum")])
+    for got, expected in zip(function(images), function.as_theano(images)):
+        assert np.allclose(got, expected, rtol=1e-4, atol=1e-4)
