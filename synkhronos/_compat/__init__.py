@@ -29,6 +29,7 @@ from .headers import precompile_headers
 from .pooling import mend_pooling
 from .scan import loop_in_c
 from .strides import mend_strides
+from .summation import vectorize_sums
 from .topk import mend_topk
 from .windows import vectorize_pooling
 
@@ -37,8 +38,9 @@ __all__ = ["install"]
 SCAN_LOOP = "theano.scan_module.scan_perform_ext"
 POOLING = "theano.tensor.signal.pool"
 CONVOLUTION = "theano.tensor.nnet.corr"
+SUMS = "theano.tensor.elemwise"
 COMPILING = "theano.gof.cmodule"
-OPS = {POOLING: (mend_pooling, vectorize_pooling), CONVOLUTION: (vectorize_convolution,)}
+OPS = {POOLING: (mend_pooling, vectorize_pooling), CONVOLUTION: (vectorize_convolution,), SUMS: (vectorize_sums,)}
 MENDED = ("theano", "theano.configdefaults", COMPILING, "theano.gpuarray.linalg", SCAN_LOOP, *OPS, "lasagne")
 DOWNSAMPLE = "theano.tensor.signal.downsample"
 

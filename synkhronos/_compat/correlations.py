@@ -15,7 +15,7 @@ from .switches import offer_switch, read_support_code
 
 __all__ = ["vectorize_convolution"]
 
-_SUPPORT, _VERSION = read_support_code("convolution.h")
+_SUPPORT, _VERSION = read_support_code("sums.h", "convolution.h")
 
 _THEANOS = "PyArrayObject* corrMM("
 _CODE = """

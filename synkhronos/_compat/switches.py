@@ -29,7 +29,7 @@ def offer_switch(name: str, purpose: str) -> Callable[[], bool] | None:
     return lambda: bool(getattr(config.synkhronos, name))
 
 
-def read_support_code(header: str) -> tuple[str, str]:
+def read_support_code(*headers: str) -> tuple[str, str]:
     """Read C++ code beside this module.
 
     Returns
@@ -38,6 +38,8 @@ def read_support_code(header: str) -> tuple[str, str]:
     version : str
         For the keys of Theano's cache.
     """
-    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), header)) as file:
-        code = file.read()
+    code = ""
+    for header in headers:
+        with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), header)) as file:
+            code += file.read()
     return code, f"synkhronos {hashlib.sha256(code.encode()).hexdigest()[:16]}"

@@ -36,6 +36,8 @@ LONG = (
     "scan_module.tests.test_scan",
     "scan_module.tests.test_scan_checkpoints",
     "scan_module.tests.test_scan_opt",
+    "tensor.nnet.tests.test_abstract_conv",
+    "tensor.nnet.tests.test_corr",
     "tensor.nnet.tests.test_nnet",
     "tensor.signal.tests.test_pool",
     "tensor.tests.test_basic",

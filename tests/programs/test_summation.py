@@ -1,0 +1,86 @@
+"""Sums by vector code: Theano's bits over rows, and over runs the same but for the accumulator's rounding."""
+
+import itertools
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from support import run_script
+
+AXES = [axes for n in range(1, 5) for axes in itertools.combinations(range(4), n)]
+
+
+@pytest.fixture
+def vector_sum(monkeypatch):
+    """Turn the vector code on or off for what is compiled from now on."""
+    return lambda is_on: monkeypatch.setattr(theano.config.synkhronos, "vector_sum", is_on)
+
+
+def all_sums(dtype, **options):
+    """A function of the sums over all choices of axes."""
+    x = T.TensorType(dtype, (False,) * 4)("x")
+    return theano.function([x], [x.sum(axis=axes, **options) for axes in AXES])
+
+
+def codes_of(function):
+    """The C++ code of each of a function's sums, by its axes."""
+    nodes = [node for node in function.maker.fgraph.toposort() if isinstance(node.op, T.elemwise.Sum)]
+    assert nodes
+    linkers = [theano.gof.CLinker().accept(theano.gof.FunctionGraph(node.inputs, node.outputs)) for node in nodes]
+    return {node.op.axis: linker.get_src_code() for node, linker in zip(nodes, linkers)}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_sums_are_those_of_theanos_own_code(dtype, vector_sum):
+    functions = []
+    for is_on in (True, False):
+        vector_sum(is_on)
+        functions.append(all_sums(dtype))
+    ours, theanos = functions
+    rng = np.random.RandomState(0)
+    for shape in (
+        (2, 3, 4, 5),
+        (40, 1, 1, 7),
+        (1, 1, 1, 1),
+        (3, 20, 17, 16),
+        (7, 1, 33, 2),
+        (0, 2, 3, 1),
+        (2, 0, 2, 2),
+    ):
+        whole, wide = rng.randint(-99, 99, shape).astype(dtype), rng.randn(*shape).astype(dtype) * 1e3
+        for turn, x in enumerate((whole, wide, np.asfortranarray(wide), wide[:, :, ::-1])):
+            for axes, got, expected in zip(AXES, ours(x), theanos(x)):
+                assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
+                over_rows = axes == tuple(range(len(axes))) and axes[-1] < 3
+                if turn == 0 or over_rows:
+                    assert got.tobytes() == expected.tobytes()
+                else:
+                    error = np.sqrt(x.size) * np.finfo(dtype).eps * np.abs(x).astype("float64").sum(axis=axes)
+                    assert (np.abs(got.astype("float64") - expected) <= error).all()
+
+
+def test_values_that_are_not_finite(vector_sum):
+    vector_sum(True)
+    x = np.ones((2, 3, 4, 40), "float32")
+    x[0, 1, 2, 39], x[1, 2, 3, 3] = np.nan, -np.inf
+    for axes, got in zip(AXES, all_sums("float32")(x)):
+        assert np.array_equal(got, x.sum(axis=axes), equal_nan=True)
+
+
+def test_neighbouring_axes_of_floats_take_the_vector_code(vector_sum):
+    vector_sum(True)
+    for function in (all_sums("float32"), all_sums("float64"), all_sums("float32", acc_dtype="float32")):
+        for axes, code in codes_of(function).items():
+            kept = [axis for axis in range(4) if axes is not None and axis not in axes]
+            suits = kept == list(range(kept[0], kept[-1] + 1)) if kept else True
+            assert ("sum_around<npy" in code) == suits
+    assert not any("sum_around<npy" in code for code in codes_of(all_sums("int32")).values())
+    vector_sum(False)
+    assert not any("sum_around" in code for code in codes_of(all_sums("float32")).values())
+
+
+def test_theanos_flag_turns_it_off():
+    source = "import theano.tensor; print(theano.config.synkhronos.vector_sum)"
+    for flags, is_on in (("", True), ("synkhronos.vector_sum=False", False)):
+        assert run_script(source, environment={"THEANO_FLAGS": flags})[0] == f"{is_on}\n"
