@@ -30,6 +30,7 @@ from .pooling import mend_pooling
 from .scan import loop_in_c
 from .strides import mend_strides
 from .summation import vectorize_sums
+from .switches import offer_switches
 from .topk import mend_topk
 from .windows import vectorize_pooling
 
@@ -65,6 +66,7 @@ def install() -> Mender:
     sys.meta_path.insert(0, mender)
     if "theano" in sys.modules:
         prepare_theano()
+        offer_switches()
         offer_blas(importlib.import_module("theano.configdefaults"))
         mend_ops()
         explain_missing_headers(importlib.import_module(COMPILING))
@@ -116,6 +118,7 @@ def mended(module: types.ModuleType) -> Iterator[None]:
         yield
         mend_ops()
     elif module.__name__ == "theano.configdefaults":
+        offer_switches()
         yield
         offer_blas(module)
     elif module.__name__ == SCAN_LOOP:

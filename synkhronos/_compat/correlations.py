@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .switches import offer_switch, read_support_code
+from .switches import read_support_code, switch
 
 __all__ = ["vectorize_convolution"]
 
@@ -43,10 +43,9 @@ def vectorize_convolution(module: Any) -> None:
     module : module
         ``theano.tensor.nnet.corr``, executed.
     """
-    is_on = offer_switch("vector_convolution", "Correlate images with filters by vector code.")
-    if is_on is None:
+    op_class, is_on = module.BaseCorrMM, switch("vector_convolution")
+    if getattr(op_class.c_headers, "synkhronos_role", None) == "mend":
         return
-    op_class = module.BaseCorrMM
     support, version = op_class.c_support_code_apply, op_class.c_code_cache_version
     headers = op_class.c_headers
 
@@ -70,5 +69,6 @@ def vectorize_convolution(module: Any) -> None:
         """Give the version of the code."""
         return (_VERSION, *version(self)) if replaces(self) else version(self)
 
+    c_headers.synkhronos_role = "mend"  # type: ignore[attr-defined]
     op_class.c_support_code_apply, op_class.c_headers = c_support_code_apply, c_headers
     op_class.c_code_cache_version = c_code_cache_version

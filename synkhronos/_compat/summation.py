@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .switches import offer_switch, read_support_code
+from .switches import read_support_code, switch
 
 __all__ = ["vectorize_sums"]
 
@@ -41,10 +41,9 @@ def vectorize_sums(module: Any) -> None:
     module : module
         ``theano.tensor.elemwise``, executed.
     """
-    is_on = offer_switch("vector_sum", "Sum over the first or last axes by vector code.")
-    if is_on is None:
+    op_class, is_on = module.Sum, switch("vector_sum")
+    if getattr(op_class.c_code, "synkhronos_role", None) == "mend":
         return
-    op_class = module.Sum
     code, version, headers = op_class.c_code, op_class.c_code_cache_version_apply, op_class.c_headers
 
     def c_code(self: Any, node: Any, name: str, inputs: Any, outputs: Any, sub: Any) -> str:
@@ -83,6 +82,7 @@ def vectorize_sums(module: Any) -> None:
         theanos_own: tuple[Any, ...] = version(self, node)
         return (_VERSION, *theanos_own) if theanos_own and is_on() else theanos_own
 
+    c_code.synkhronos_role = "mend"  # type: ignore[attr-defined]
     op_class.c_code, op_class.c_code_cache_version_apply = c_code, c_code_cache_version_apply
     op_class.c_support_code, op_class.c_headers = c_support_code, c_headers
 

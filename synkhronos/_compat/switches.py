@@ -6,26 +6,31 @@ import hashlib
 import os
 from typing import Callable
 
-__all__ = ["offer_switch", "read_support_code"]
+__all__ = ["offer_switches", "read_support_code", "switch"]
+
+SWITCHES = {
+    "vector_convolution": "Correlate images with filters by vector code.",
+    "vector_pooling": "Pool windows that do not overlap by vector code.",
+    "vector_sum": "Sum over the first or the last axes by vector code.",
+}
 
 
-def offer_switch(name: str, purpose: str) -> Callable[[], bool] | None:
-    """Add the flag ``synkhronos.NAME``, which is on where nobody turns it off.
+def offer_switches() -> None:
+    """Add the flags ``synkhronos.NAME``, which are on where nobody turns them off. Calling it again does nothing.
 
-    Parameters
-    ----------
-    name, purpose : str
-
-    Returns
-    -------
-    callable or None
-        Tells whether it is on; None if the flag was there already.
+    It comes before ``theano.configdefaults``, which warns of flags that nobody has asked for.
     """
     from theano.configparser import AddConfigVar, BoolParam, config
 
-    if hasattr(getattr(config, "synkhronos", None), name):
-        return None
-    AddConfigVar(f"synkhronos.{name}", purpose, BoolParam(True), in_c_key=False)
+    if not hasattr(config, "synkhronos"):
+        for name, purpose in SWITCHES.items():
+            AddConfigVar(f"synkhronos.{name}", purpose, BoolParam(True), in_c_key=False)
+
+
+def switch(name: str) -> Callable[[], bool]:
+    """Give a function that tells whether a flag of `SWITCHES` is on."""
+    from theano.configparser import config
+
     return lambda: bool(getattr(config.synkhronos, name))
 
 

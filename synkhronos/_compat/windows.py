@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .switches import offer_switch, read_support_code
+from .switches import read_support_code, switch
 
 __all__ = ["vectorize_pooling"]
 
@@ -66,10 +66,9 @@ def vectorize_pooling(module: Any) -> None:
     module : module
         ``theano.tensor.signal.pool``, executed.
     """
-    is_on = offer_switch("vector_pooling", "Pool windows that do not overlap by vector code.")
-    if is_on is not None:
+    if getattr(module.Pool.c_code, "synkhronos_role", None) != "mend":
         for name in _OPS:
-            _mend(getattr(module, name), is_on)
+            _mend(getattr(module, name), switch("vector_pooling"))
 
 
 def _mend(op_class: Any, is_on: Any) -> None:
@@ -129,6 +128,7 @@ def _mend(op_class: Any, is_on: Any) -> None:
         """Give the version of the code."""
         return (_VERSION, *version(self)) if is_on() else version(self)
 
+    c_code.synkhronos_role = "mend"  # type: ignore[attr-defined]
     op_class.c_code, op_class.c_code_cache_version = c_code, c_code_cache_version
     op_class.c_support_code, op_class.c_headers = c_support_code, c_headers
 

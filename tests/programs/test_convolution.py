@@ -148,12 +148,6 @@ def test_without_memory_it_raises():
     assert run_script(source)[0] == "MemoryError\n"
 
 
-def test_theanos_flag_turns_it_off():
-    source = "from theano.tensor.nnet import corr; print(theano.config.synkhronos.vector_convolution)"
-    for flags, is_on in (("", True), ("synkhronos.vector_convolution=False", False)):
-        assert run_script(source, environment={"THEANO_FLAGS": flags})[0] == f"{is_on}\n"
-
-
 def test_it_is_replicated(synchronize):
     synchronize(3)
     x, w = T.ftensor4("x"), theano.shared(np.random.RandomState(0).randn(6, 2, 3, 3).astype("float32"), "w")

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from support import run_script
 from theano.tensor.signal import pool
 
 import synkhronos as synk
@@ -135,12 +134,6 @@ def test_what_does_not_suit_takes_theanos_code(what, vector_pooling):
         corners = [given[:, :, i : 19 + i : step, j : 39 + j : step] for i in (0, 1) for j in (0, 1)]
         assert np.array_equal(got, np.maximum.reduce(corners))
     assert gradient.sum() >= got.size
-
-
-def test_theanos_flag_turns_it_off():
-    source = "from theano.tensor.signal import pool; print(theano.config.synkhronos.vector_pooling)"
-    for flags, is_on in (("", True), ("synkhronos.vector_pooling=False", False)):
-        assert run_script(source, environment={"THEANO_FLAGS": flags})[0] == f"{is_on}\n"
 
 
 def test_it_is_replicated(synchronize):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from support import run_script
 
 AXES = [axes for n in range(1, 5) for axes in itertools.combinations(range(4), n)]
 
@@ -78,9 +77,3 @@ def test_neighbouring_axes_of_floats_take_the_vector_code(vector_sum):
     assert not any("sum_around<npy" in code for code in codes_of(all_sums("int32")).values())
     vector_sum(False)
     assert not any("sum_around" in code for code in codes_of(all_sums("float32")).values())
-
-
-def test_theanos_flag_turns_it_off():
-    source = "import theano.tensor; print(theano.config.synkhronos.vector_sum)"
-    for flags, is_on in (("", True), ("synkhronos.vector_sum=False", False)):
-        assert run_script(source, environment={"THEANO_FLAGS": flags})[0] == f"{is_on}\n"
