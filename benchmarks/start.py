@@ -30,18 +30,18 @@ def measure(result: Result, rounds: int = 5) -> None:
     if gap:
         result.add("resnet", what, gap, at_most=2)
         return
-    resnet = start("resnet", 1, warm_up=0, unpickle=True)
+    resnet = start("resnet", 1, unpickle=True)
     result.record("ResNet-50", "s", resnet)
     result.add("resnet", what, ratio(resnet["distribute"], resnet["unpickle"]), at_most=2)
 
 
-def start(model: str, rounds: int, warm_up: int = 1, unpickle: bool = False) -> dict[str, Sample]:
+def start(model: str, rounds: int, unpickle: bool = False) -> dict[str, Sample]:
     """Start new processes, one after the other, and after one that warms the compile cache."""
     arguments = {"model": model, "ranks": CORES, "unpickle": unpickle}
     contestant = Contestant(f"Synkhronos, {CORES} ranks", "benchmarks.contestants.start", arguments, needs=needs(model))
     parts = PARTS + ("unpickle",) * unpickle
     numbers: dict[str, list[list[float]]] = {part: [] for part in parts}
-    for number in range(-warm_up, rounds):
+    for number in range(-1, rounds):
         with Contest([contestant]) as contest:
             samples = contest.run(1, {part: (contestant, {"part": part}) for part in parts}, warm_up=0)
         if number >= 0:

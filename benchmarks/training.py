@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +19,7 @@ PRODUCTS = {
 def theano(model: str, threads: int = 1, openmp: bool = False, rows: int = 0) -> Contestant:
     """Plain Theano with a number of threads for BLAS, and for Theano's own loops too if OpenMP is on."""
     name = f"Theano, {threads} thread{'s' if threads > 1 else ''}{' (OpenMP)' if openmp else ''}"
-    flags = {"THEANO_FLAGS": ",".join(filter(None, [os.environ.get("THEANO_FLAGS"), f"openmp={openmp}"]))}
+    flags = {"THEANO_FLAGS": f"openmp={openmp}"}
     arguments = {"model": model, "n": rows or ROWS[model]}
     return Contestant(
         name, "benchmarks.contestants.train_theano", arguments, threads=threads, needs=needs(model), environment=flags

@@ -12,6 +12,7 @@ SWITCHES = {
     "vector_convolution": "Correlate images with filters by vector code.",
     "vector_pooling": "Pool windows that do not overlap by vector code.",
     "vector_sum": "Sum over the first or the last axes by vector code.",
+    "vector_tanh": "Compute hyperbolic tangents by code without branches.",
 }
 
 

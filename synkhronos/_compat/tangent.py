@@ -1,0 +1,49 @@
+"""The hyperbolic tangent without branches, in the place of the C library's, which takes half of an LSTM's step on a core.
+
+Of float32 it is rounded rightly but for a few values in a million, of float64 it is off by 2 units in the last place at
+most. ``THEANO_FLAGS=synkhronos.vector_tanh=False`` turns it off.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .switches import read_support_code, switch
+
+__all__ = ["vectorize_tanh"]
+
+_SUPPORT, _VERSION = read_support_code("tanh.h")
+
+
+def vectorize_tanh(module: Any) -> None:
+    """Give the op its code. Calling it again does nothing.
+
+    Parameters
+    ----------
+    module : module
+        ``theano.scalar.basic``, executed.
+    """
+    op_class, is_on = module.Tanh, switch("vector_tanh")
+    if getattr(op_class.c_code, "synkhronos_role", None) == "mend":
+        return
+    code, version = op_class.c_code, op_class.c_code_cache_version
+
+    def c_code(self: Any, node: Any, name: str, inputs: Any, outputs: Any, sub: Any) -> str:
+        """Call the routine for floating-point results."""
+        dtype = node.outputs[0].type.dtype
+        if not is_on() or dtype not in ("float32", "float64") or node.inputs[0].type.dtype.startswith("complex"):
+            theanos_own: str = code(self, node, name, inputs, outputs, sub)
+            return theanos_own
+        return f"{outputs[0]} = synkhronos::tanh_of((npy_{dtype}){inputs[0]});"
+
+    def c_support_code(self: Any) -> str:
+        """Give the routine."""
+        return _SUPPORT if is_on() else ""
+
+    def c_code_cache_version(self: Any) -> tuple[Any, ...]:
+        """Give the version of the code."""
+        return (_VERSION, *version(self)) if is_on() else version(self)
+
+    c_code.synkhronos_role = "mend"  # type: ignore[attr-defined]
+    op_class.c_code, op_class.c_code_cache_version = c_code, c_code_cache_version
+    op_class.c_support_code = c_support_code
