@@ -31,17 +31,20 @@ from .scan import loop_in_c
 from .strides import mend_strides
 from .summation import vectorize_sums
 from .switches import offer_switches
+from .tangent import vectorize_tanh
 from .topk import mend_topk
 from .windows import vectorize_pooling
 
 __all__ = ["install"]
 
 SCAN_LOOP = "theano.scan_module.scan_perform_ext"
-POOLING = "theano.tensor.signal.pool"
-CONVOLUTION = "theano.tensor.nnet.corr"
-SUMS = "theano.tensor.elemwise"
 COMPILING = "theano.gof.cmodule"
-OPS = {POOLING: (mend_pooling, vectorize_pooling), CONVOLUTION: (vectorize_convolution,), SUMS: (vectorize_sums,)}
+OPS = {  # modules of ops, and what is done to them
+    "theano.scalar.basic": (vectorize_tanh,),
+    "theano.tensor.elemwise": (vectorize_sums,),
+    "theano.tensor.nnet.corr": (vectorize_convolution,),
+    "theano.tensor.signal.pool": (mend_pooling, vectorize_pooling),
+}
 MENDED = ("theano", "theano.configdefaults", COMPILING, "theano.gpuarray.linalg", SCAN_LOOP, *OPS, "lasagne")
 DOWNSAMPLE = "theano.tensor.signal.downsample"
 

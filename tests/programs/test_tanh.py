@@ -5,7 +5,7 @@ import pytest
 import theano
 import theano.tensor as T
 
-LARGEST = {"float32": 0.51, "float64": 2.0}  # errors, in units in the last place
+LARGEST = {"float32": 0.51, "float64": 3.0}  # errors, in units in the last place
 
 
 @pytest.fixture
