@@ -10,6 +10,8 @@ from synkhronos._interrupts import deferred_interrupts
 
 __all__ = ["Background"]
 
+_SECONDS = 1.0  # between two exceptions that stop a thread
+
 
 class Background:
     """A function that runs in another thread, once.
@@ -49,8 +51,9 @@ class Background:
                 self._over = True  # no exception is sent from here on
         except BaseException as error:  # one that was sent just before
             self._error = error
-        self._over = True
-        self._ended.release()
+        finally:
+            self._over = True
+            self._ended.release()
 
     def wait(self, seconds: float = -1) -> bool:
         """Wait until the work is over, for so long at most; whether it is."""
@@ -64,13 +67,18 @@ class Background:
         return self._over
 
     def stop(self) -> None:
-        """Raise an exception in the thread, and wait until it has ended; further interrupts are deferred until then."""
+        """Raise an exception in the thread, and wait until it has ended; further interrupts are deferred until then.
+
+        It is raised again and again: Python drops what comes in a finalizer.
+        """
         with deferred_interrupts():
-            with self._telling:
-                if self._thread.ident is not None and not self._over:
-                    thread = ctypes.c_ulong(self._thread.ident)
-                    ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(KeyboardInterrupt))
-            self.wait()
+            while True:
+                with self._telling:
+                    if self._thread.ident is not None and not self._over:
+                        thread = ctypes.c_ulong(self._thread.ident)
+                        ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(KeyboardInterrupt))
+                if self.wait(_SECONDS):
+                    return
 
     def outcome(self) -> Any:
         """What the work returned, once it is over; what it raised is raised."""

@@ -14,11 +14,11 @@ import sys
 import threading
 from typing import Any
 
-__all__ = ["collect_garbage", "deferred_interrupts", "interrupt_behind", "let_interrupts_pass"]
+__all__ = ["collect_garbage", "deferred_interrupts", "handle_interrupts", "interrupt_behind", "let_interrupts_pass"]
 
 _NUMBERS = range(1, _signal.NSIG)
 
-# Of the main thread: how many blocks it is in, the handlers that `_note` stands in for, and the signals that came.
+# Of the main thread: how many blocks it is in, the handlers that `_note` stands in for or did, and what signals came.
 _depth = 0
 _handlers: dict[int, Any] = {}
 _came: list[int] = []
@@ -26,7 +26,8 @@ _came: list[int] = []
 
 def _note(number: int, frame: Any) -> None:
     if not _depth:  # before the block begins, or after it has ended
-        _handlers[number](number, frame)
+        if number in _handlers:
+            _handlers[number](number, frame)
     elif number not in _came:  # the kernel would not have them queue up, either
         _came.append(number)
 
@@ -34,7 +35,8 @@ def _note(number: int, frame: Any) -> None:
 def _python_handlers() -> dict[int, Any]:
     """The program's own handlers, by number of the signal."""
     found = {number: handler for number in _NUMBERS if callable(handler := _signal.getsignal(number))}
-    return {number: _handlers[number] if handler is _note else handler for number, handler in found.items()}
+    own = {number: _handlers.get(number) if handler is _note else handler for number, handler in found.items()}
+    return {number: handler for number, handler in own.items() if handler is not None}
 
 
 class deferred_interrupts:
@@ -48,26 +50,26 @@ class deferred_interrupts:
         self._deferring = threading.get_ident() == threading.main_thread().ident
         if self._deferring:
             if not _depth:
-                _handlers.update(_python_handlers())
+                self._replaced = _python_handlers()
+                _handlers.update(self._replaced)
                 try:
-                    for number in _handlers:
+                    for number in self._replaced:
                         _signal.signal(number, _note)
                 except BaseException:  # of a handler that was not replaced yet
-                    _put_back(list(_handlers.items()))
+                    _put_back(list(self._replaced.items()))
                     raise
             _depth += 1
 
     def __exit__(self, *exception: object) -> None:
         global _depth
         if self._deferring:
-            _depth -= 1
-            if not _depth:
-                handlers = dict(_handlers)
-                try:
-                    _put_back(list(handlers.items()))
-                    _handlers.clear()
-                finally:
-                    _handle(handlers, sys._getframe(1))
+            try:
+                _depth -= 1
+                if not _depth:
+                    _put_back(list(self._replaced.items()))
+            finally:
+                if not _depth:
+                    _handle(sys._getframe(1))
 
 
 def _put_back(handlers: list[tuple[int, Any]]) -> None:
@@ -81,25 +83,35 @@ def _put_back(handlers: list[tuple[int, Any]]) -> None:
             raise
 
 
-def _handle(handlers: dict[int, Any], frame: Any) -> None:
+def _handle(frame: Any) -> None:
     """Handle all that has come, even if some handlers raise."""
     if _came:
-        number = _came.pop(0)
         try:
-            handlers[number](number, frame)
+            number = _came.pop(0)
+            _handlers[number](number, frame)
         finally:
-            _handle(handlers, frame)
+            _handle(frame)
+
+
+def handle_interrupts() -> None:
+    """Run the handlers of the signals that have come so far, inside a block; what comes meanwhile is deferred, too."""
+    if threading.get_ident() == threading.main_thread().ident:
+        _handle(sys._getframe(1))
 
 
 def interrupt_behind(error: BaseException) -> BaseException | None:
     """What a handler of a signal has raised, if an exception is that, or was raised because of it; else ``None``.
 
     The traceback tells. Code that an interrupt tears apart may raise something else on its way out, or the same anew.
+    What a caller of the frame that has caught the exception is handling was there before, and has not caused it.
     """
     codes = {_code_of(handler) for handler in _python_handlers().values()} - {None}
+    callers = _callers_of(error)
     found: BaseException | None = error
     while found is not None:
         trace = found.__traceback__
+        if trace is not None and trace.tb_frame in callers:
+            return None
         while trace is not None:
             if trace.tb_frame.f_code in codes:
                 return found
@@ -108,6 +120,16 @@ def interrupt_behind(error: BaseException) -> BaseException | None:
             return found
         found = found.__context__
     return None
+
+
+def _callers_of(error: BaseException) -> list[Any]:
+    """The frames that called the one that has caught an exception."""
+    callers: list[Any] = []
+    frame = error.__traceback__.tb_frame.f_back if error.__traceback__ is not None else None
+    while frame is not None:
+        callers.append(frame)
+        frame = frame.f_back
+    return callers
 
 
 def let_interrupts_pass(error: BaseException) -> None:

@@ -51,6 +51,8 @@ def find_blas(cxx: str) -> str:
     if not cxx or not sys.platform.startswith("linux"):
         return ""
     chosen = os.environ.get(CHOICE, "")
+    if os.sep in chosen:  # a library's file, which is to be found from any folder
+        chosen = os.path.abspath(os.path.expanduser(chosen))
     for choice in filter(None, (chosen, "any")):
         for flags, library, prefix in candidates(cxx, choice):
             if flags and is_usable(library, prefix):
@@ -105,8 +107,10 @@ def link_flags(library: str, prefix: str = "") -> str:
     """Return the flags that link one library file, ``/a/b/libc.so`` as ``-L/a/b -lc``.
 
     Where its symbols have a prefix, they include the header that gives them their standard names. Empty if a path holds
-    white space, at which Theano would split the flags.
+    white space, at which Theano would split the flags, or a comma, at which the compiler splits those for the linker.
     """
+    if "," in library:
+        return ""
     directory, name = os.path.split(library)
     if name.startswith("lib") and name.endswith(".so"):
         flags = [f"-L{directory}", f"-l{name[len('lib') : -len('.so')]}"]

@@ -4,17 +4,22 @@
 // Forward, rows are pixels of the output, columns are taps of the filters, and neighbours are filters. For the gradient
 // with respect to the weights, rows and columns change places. For that with respect to the images, columns are filters,
 // neighbours are channels, and the sums of each tap go where it has read.
+#ifndef SYNKHRONOS_CONVOLUTION
+#define SYNKHRONOS_CONVOLUTION
 
 namespace synkhronos {
 
 // One axis of a correlation: `in` elements with zeros before and behind, a filter of `taps` elements, `out` results.
 struct Axis {
     int in, before, behind, taps, out, stride, dilation;
-    bool fits() const {
-        int last = (out - 1) * stride + (taps - 1) * dilation;
-        return in > 0 && taps > 0 && out > 0 && before >= 0 && behind >= 0 && last < in + before + behind;
-    }
 };
+
+// Elements from one channel to the next.
+template <typename T>
+static int channel_step(int area) {
+    enum { LINE = 64 / sizeof(T) };
+    return (rounded(area, LINE) / LINE | 1) * LINE;
+}
 
 // Images with zeros around them. The channels start at odd multiples of a cache line, for a power of two as a step between
 // them would use few sets of the cache.
@@ -25,13 +30,9 @@ struct Padded {
     Scratch<T> data;
     Padded(int images, int channels, const Axis &y, const Axis &x)
         : images(images), channels(channels), width(x.before + x.in + x.behind),
-          area((y.before + y.in + y.behind) * width), step(channel_step(area)), y(y), x(x),
+          area((y.before + y.in + y.behind) * width), step(channel_step<T>(area)), y(y), x(x),
           data((size_t)images * channels * step) {
         if (data.data) memset(data.data, 0, sizeof(T) * images * channels * step);
-    }
-    static int channel_step(int area) {
-        enum { LINE = 64 / sizeof(T) };
-        return (rounded(area, LINE) / LINE | 1) * LINE;
     }
     void take(const T *from, int n) {
         for (int c = 0; c < n * channels; c++)
@@ -56,6 +57,9 @@ struct Correlation {
     int images, channels, filters;
     Axis y, x;
     int kernel() const { return y.taps * x.taps; }
+    int width() const { return x.before + x.in + x.behind; }
+    int area() const { return (y.before + y.in + y.behind) * width(); }
+    int last_tap() const { return (y.taps - 1) * y.dilation * width() + (x.taps - 1) * x.dilation; }
     int pixels() const { return y.out * x.out; }
     size_t image_in() const { return (size_t)channels * y.in * x.in; }
     size_t image_out() const { return (size_t)filters * pixels(); }
@@ -96,7 +100,8 @@ template <typename T>
 static bool forward(const Correlation &of, const T *images, const T *weights, T *out) {
     enum { WIDTH = Kind<T>::WIDTH };
     int n_taps = of.channels * of.kernel(), n_pixels = of.pixels();
-    Padded<T> image(of.together(of.image_in() * sizeof(T)), of.channels, of.y, of.x);
+    size_t padded = (size_t)of.channels * channel_step<T>(of.area()) * sizeof(T);
+    Padded<T> image(of.together(padded), of.channels, of.y, of.x);
     Positions pixels(image.images * n_pixels), taps(n_taps), lines(CHUNK);
     Scratch<T> panels((size_t)rounded(of.filters, WIDTH) * n_taps);
     if (!image.data.data || !pixels.data.data || !taps.data.data || !lines.data.data || !panels.data) return false;
@@ -136,7 +141,8 @@ template <typename T>
 static bool weights_gradient(const Correlation &of, const T *images, T *weights, const T *out) {
     enum { WIDTH = Kind<T>::WIDTH };
     int n_taps = of.channels * of.kernel(), n_pixels = of.pixels(), n_lines = rounded(n_taps, ROWS);
-    Padded<T> image(of.together(of.image_in() * sizeof(T)), of.channels, of.y, of.x);
+    size_t padded = (size_t)of.channels * channel_step<T>(of.area()) * sizeof(T);
+    Padded<T> image(of.together(padded), of.channels, of.y, of.x);
     Positions pixels(image.images * n_pixels), taps(n_taps), lines(n_taps);
     Scratch<T> panel((size_t)image.images * n_pixels * WIDTH), sums((size_t)n_lines * rounded(of.filters, WIDTH));
     if (!image.data.data || !pixels.data.data || !taps.data.data || !lines.data.data || !panel.data || !sums.data)
@@ -171,11 +177,12 @@ template <typename T>
 static bool images_gradient(const Correlation &of, T *images, const T *weights, const T *out) {
     enum { WIDTH = Kind<T>::WIDTH };
     int n_pixels = of.pixels(), blocks = rounded(of.channels, WIDTH) / WIDTH;
-    int width = of.x.before + of.x.in + of.x.behind, area = (of.y.before + of.y.in + of.y.behind) * width;
+    int width = of.width(), area = of.area();
     const Axis y = {of.y.out, 0, 0, 1, of.y.out, 1, 1}, x = {of.x.out, 0, 0, 1, of.x.out, 1, 1};
-    Padded<T> image(of.together((of.image_out() + (size_t)area * WIDTH) * sizeof(T)), of.filters, y, x);
+    size_t padded = ((size_t)of.filters * channel_step<T>(n_pixels) + (size_t)area * WIDTH) * sizeof(T);
+    Padded<T> image(of.together(padded), of.filters, y, x);
     Positions pixels(image.images * n_pixels), lines(image.images * n_pixels), filters(of.filters);
-    size_t n_sums = (size_t)(image.images + 1) * area * WIDTH;
+    size_t n_sums = ((size_t)image.images * area + of.last_tap() + 1) * WIDTH;
     Scratch<T> panels((size_t)of.kernel() * blocks * of.filters * WIDTH), sums(n_sums);
     if (!image.data.data || !pixels.data.data || !lines.data.data || !filters.data.data || !panels.data || !sums.data)
         return false;
@@ -221,25 +228,38 @@ static bool has(PyArrayObject *array, int type, npy_intp n, npy_intp m, npy_intp
     return PyArray_NDIM(array) == 4 && PyArray_TYPE(array) == type && PyArray_CompareLists(PyArray_DIMS(array), sizes, 4);
 }
 
+// Bytes that one image takes beside the arrays.
+template <typename T>
+static size_t scratch_bytes(const Correlation &of, int direction) {
+    enum { WIDTH = Kind<T>::WIDTH };
+    size_t n = direction < 2 ? (size_t)of.channels * channel_step<T>(of.area()) +
+                                   (size_t)rounded(of.filters, WIDTH) * of.channels * of.kernel()
+                             : (size_t)of.filters * channel_step<T>(of.pixels()) +
+                                   ((size_t)of.area() + of.last_tap() + 1) * WIDTH +
+                                   (size_t)rounded(of.channels, WIDTH) * of.filters * of.kernel();
+    return n * sizeof(T);
+}
+
 // Computes the array that `direction` names (0: top, 1: weights, 2: bottom), which is contiguous, from the two others.
-// Returns 1, or 0 where the sizes do not belong together or nothing is to be computed, or -1 with an exception.
+// Returns 1; or -1 with an exception; or 0 where the sizes do not belong together, nothing is to be computed, or it would
+// take more memory than there is, or much more than the windows side by side.
 template <typename T>
 static int correlate_arrays(PyArrayObject *bottom, PyArrayObject *weights, PyArrayObject *top, int type, int direction,
                             Axis y, Axis x) {
     if (PyArray_NDIM(bottom) != 4 || PyArray_NDIM(weights) != 4) return 0;
     npy_intp n = PyArray_DIM(bottom, 0), channels = PyArray_DIM(bottom, 1), filters = PyArray_DIM(weights, 0);
     npy_intp sizes[] = {PyArray_DIM(bottom, 2), PyArray_DIM(bottom, 3), PyArray_DIM(weights, 2), PyArray_DIM(weights, 3)};
-    const npy_intp most = 1 << 28;  // elements of an image, so that positions are ints
+    const npy_intp most = 1 << 28, longest = 1 << 14;  // of an image, and of an axis, so that positions are ints
     for (int i = 0; i < 4; i++)
-        if (sizes[i] < 1 || sizes[i] > 1 << 14) return 0;
+        if (sizes[i] < 1 || sizes[i] > longest) return 0;
     Axis *axes[] = {&y, &x};
     for (int i = 0; i < 2; i++) {
         Axis &axis = *axes[i];
         axis.in = sizes[i], axis.taps = sizes[2 + i];
-        int room = axis.in + axis.before + axis.behind - (axis.taps - 1) * axis.dilation - 1;
-        if (room < 0 || axis.before > 1 << 14 || axis.behind > 1 << 14) return 0;
+        if (axis.before > longest || axis.behind > longest || axis.stride > longest || axis.dilation > longest) return 0;
+        npy_intp room = (npy_intp)axis.in + axis.before + axis.behind - (npy_intp)(axis.taps - 1) * axis.dilation - 1;
+        if (axis.before < 0 || axis.behind < 0 || room < 0) return 0;
         axis.out = room / axis.stride + 1;
-        if (!axis.fits()) return 0;
     }
     npy_intp padded = (npy_intp)(y.before + y.in + y.behind) * (x.before + x.in + x.behind) + 64;
     npy_intp taps = (npy_intp)y.taps * x.taps, results = (npy_intp)y.out * x.out + 64;
@@ -250,16 +270,18 @@ static int correlate_arrays(PyArrayObject *bottom, PyArrayObject *weights, PyArr
     if (!has(bottom, type, n, channels, y.in, x.in) || !has(weights, type, filters, channels, y.taps, x.taps) ||
         !has(top, type, n, filters, y.out, x.out))
         return 0;
+    size_t windows = (size_t)of.channels * of.kernel() * of.pixels() * sizeof(T), scratch = scratch_bytes<T>(of, direction);
+    if (scratch > windows && scratch > (size_t)1 << 26) return 0;
     PyArrayObject *arrays[] = {PyArray_GETCONTIGUOUS(bottom), PyArray_GETCONTIGUOUS(weights), PyArray_GETCONTIGUOUS(top)};
-    bool good = arrays[0] && arrays[1] && arrays[2];
+    bool good = arrays[0] && arrays[1] && arrays[2], done = false;
     if (good) {
         T *a = (T *)PyArray_DATA(arrays[0]), *b = (T *)PyArray_DATA(arrays[1]), *c = (T *)PyArray_DATA(arrays[2]);
-        good = direction == 0   ? forward<T>(of, a, b, c)
+        done = direction == 0   ? forward<T>(of, a, b, c)
                : direction == 1 ? weights_gradient<T>(of, a, b, c)
                                 : images_gradient<T>(of, a, b, c);
-        if (!good) PyErr_NoMemory();
     }
     for (int i = 0; i < 3; i++) Py_XDECREF(arrays[i]);
-    return good ? 1 : -1;
+    return good ? done : -1;
 }
 }  // namespace synkhronos
+#endif

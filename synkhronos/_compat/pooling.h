@@ -2,6 +2,8 @@
 //
 // An output is computed from its window's elements one after the other, row by row, as Theano does it, so that it is the
 // same to the bit; neighbouring outputs are computed together, in loops that compilers make vector code of.
+#ifndef SYNKHRONOS_POOLING
+#define SYNKHRONOS_POOLING
 
 namespace synkhronos {
 
@@ -182,3 +184,4 @@ static void clear_border(const Images &images, const int *window, PyArrayObject 
 }
 
 }  // namespace synkhronos
+#endif

@@ -1,4 +1,6 @@
 // Sums over the first axes of an array, over the last ones, or both: of [before][kept][behind] over `before` and `behind`.
+#ifndef SYNKHRONOS_SUMMATION
+#define SYNKHRONOS_SUMMATION
 
 namespace synkhronos {
 
@@ -44,3 +46,4 @@ static bool sum_around(PyArrayObject *x, int first, int n_kept, PyArrayObject **
     return true;
 }
 }  // namespace synkhronos
+#endif

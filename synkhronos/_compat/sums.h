@@ -1,5 +1,7 @@
 // Sums of products, in registers: over k, of image[rows[r] + columns[k]] * panel[k][v], for a few rows r at a time and for
 // vectors of neighbours v.
+#ifndef SYNKHRONOS_SUMS
+#define SYNKHRONOS_SUMS
 
 namespace synkhronos {
 
@@ -131,3 +133,4 @@ static void turn(const T *__restrict__ from, npy_intp from_step, int n, int m, T
         for (int j = 0; j < m; j++) to[j * to_step + i] = from[i * from_step + j];
 }
 }  // namespace synkhronos
+#endif

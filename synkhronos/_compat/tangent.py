@@ -13,6 +13,7 @@ from .switches import read_support_code, switch
 __all__ = ["vectorize_tanh"]
 
 _SUPPORT, _VERSION = read_support_code("tanh.h")
+_REORDERING = {"-fassociative-math", "-funsafe-math-optimizations"}  # -ffast-math defines a macro
 
 
 def vectorize_tanh(module: Any) -> None:
@@ -23,6 +24,8 @@ def vectorize_tanh(module: Any) -> None:
     module : module
         ``theano.scalar.basic``, executed.
     """
+    from theano.configparser import config
+
     op_class, is_on = module.Tanh, switch("vector_tanh")
     if getattr(op_class.c_code, "synkhronos_role", None) == "mend":
         return
@@ -34,11 +37,12 @@ def vectorize_tanh(module: Any) -> None:
         if not is_on() or dtype not in ("float32", "float64") or node.inputs[0].type.dtype.startswith("complex"):
             theanos_own: str = code(self, node, name, inputs, outputs, sub)
             return theanos_own
-        return f"{outputs[0]} = synkhronos::tanh_of((npy_{dtype}){inputs[0]});"
+        return f"{outputs[0]} = synkhronos_tanh((npy_{dtype}){inputs[0]});"
 
     def c_support_code(self: Any) -> str:
-        """Give the routine."""
-        return _SUPPORT if is_on() else ""
+        """Give the routine, also if the flag is off: a composite op keeps the code that it was made with."""
+        flags = config.gcc.cxxflags.split()
+        return "#define SYNKHRONOS_REORDERS\n" + _SUPPORT if _REORDERING.intersection(flags) else _SUPPORT
 
     def c_code_cache_version(self: Any) -> tuple[Any, ...]:
         """Give the version of the code."""

@@ -7,31 +7,46 @@ import threading
 from typing import Callable, TypeVar
 
 from synkhronos._background import Background
+from synkhronos._interrupts import deferred_interrupts, handle_interrupts
 
 __all__ = ["with_deep_stack"]
 
 _Result = TypeVar("_Result")
 _STACK_BYTES = 512 * 1024 * 1024  # address space only; pages are used as the recursion needs them
 _RECURSION_LIMIT = 1_000_000
+_SECONDS = 0.05  # between two looks at signals
+
+# Both settings are the process's: who comes first raises the limit, who leaves last lowers it again.
+_settings = threading.Lock()
+_limits: list[int] = []
 
 
 def with_deep_stack(work: Callable[[], _Result]) -> _Result:
     """Run ``work`` where deep recursion overflows neither Python's limit nor the C stack.
 
-    An interrupt stops it: when this returns or raises, it is over.
+    Handlers of signals run meanwhile. What they raise stops the work: when this returns or raises, it is over.
     """
-    limit, stack = sys.getrecursionlimit(), threading.stack_size(_STACK_BYTES)
-    sys.setrecursionlimit(max(limit, _RECURSION_LIMIT))
-    deep = Background(work, "synkhronos-deep-stack")
-    try:
+    with deferred_interrupts():
+        deep = Background(work, "synkhronos-deep-stack")
+        with _settings:
+            _limits.append(_limits[0] if _limits else sys.getrecursionlimit())
+            sys.setrecursionlimit(max(_limits[0], _RECURSION_LIMIT))
         try:
-            deep.start()
-            deep.wait()
+            with _settings:
+                stack = threading.stack_size(_STACK_BYTES)
+                try:
+                    deep.start()
+                finally:
+                    threading.stack_size(stack)
+            while not deep.wait(_SECONDS):
+                handle_interrupts()
         except BaseException:
             deep.stop()
             raise
-    finally:
-        threading.stack_size(stack)
-        sys.setrecursionlimit(limit)
+        finally:
+            with _settings:
+                limit = _limits.pop()
+                if not _limits:
+                    sys.setrecursionlimit(limit)
     result: _Result = deep.outcome()
     return result

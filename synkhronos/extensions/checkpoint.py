@@ -61,6 +61,7 @@ def save(path: Path, shared_vars: Any) -> None:
             made.append(open(partial, "xb"))  # noqa: SIM115 - it is closed in any case
         with made[0] as file:
             with zipfile.ZipFile(file, "w") as archive:
+                archive.comment = _comment(len(variables), len(arrays))
                 for name, value in arrays.items():
                     with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                         npy.write_array(member, value, allow_pickle=False)
@@ -132,9 +133,12 @@ def _read(path: Path) -> tuple[dict[tuple[int, int], np.ndarray], int]:
         try:
             with zipfile.ZipFile(file) as archive:
                 saved = {_place(info.filename): _array(archive.read(info)) for info in archive.infolist()}
+                comment, n_entries = archive.comment, len(archive.infolist())
             n_variables, n_ranks = (1 + max((place[i] for place in saved), default=-1) for i in (0, 1))
-            if not saved or len(saved) != n_variables * n_ranks:
-                raise ValueError(f"it holds {len(saved)} arrays, not one for each variable and rank")
+            if not saved or not len(saved) == n_entries == n_variables * n_ranks:
+                raise ValueError(f"it holds {n_entries} arrays, not one for each variable and rank")
+            if comment and comment != _comment(n_variables, n_entries):  # earlier versions wrote none
+                raise ValueError(f"it holds {n_entries} arrays of {n_variables} variables, other than were saved")
         except MemoryError:
             raise
         except Exception as error:  # zipfile, zlib and NumPy have a dozen classes for what may be wrong with bytes
@@ -146,10 +150,15 @@ def _read(path: Path) -> tuple[dict[tuple[int, int], np.ndarray], int]:
     return saved, n_ranks
 
 
+def _comment(n_variables: int, n_arrays: int) -> bytes:
+    """What the archive says of itself: zipfile does not miss entries that a damaged directory leaves out."""
+    return f"synkhronos: {n_variables} variables, {n_arrays} arrays".encode()
+
+
 def _place(name: str) -> tuple[int, int]:
     """The position and the rank of an array, by its name."""
     position, _, rank = name[: -len(".npy")].partition("/")
-    if not (name.endswith(".npy") and position.isdecimal() and rank.isdecimal()):
+    if not (position.isdecimal() and rank.isdecimal() and name == f"{int(position)}/{int(rank)}.npy"):
         raise ValueError(f"it holds {name!r}")
     return int(position), int(rank)
 

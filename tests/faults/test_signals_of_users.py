@@ -13,7 +13,7 @@ import theano.tensor as T
 from support import NOTHING, ROOT, SLEEP, Fault, is_running, run_script, start_script, wait_until, worker_pids
 
 import synkhronos as synk
-from synkhronos._interrupts import deferred_interrupts, interrupt_behind
+from synkhronos._interrupts import deferred_interrupts, interrupt_behind, let_interrupts_pass
 
 _built = {}
 
@@ -234,6 +234,47 @@ def test_deferring_under_fire_puts_every_handler_back(handled):
     assert [signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGALRM)] == [give_alarm] * 2
     with pytest.raises(Alarm):
         signal.raise_signal(signal.SIGUSR1)
+
+
+def test_what_a_caller_is_handling_has_not_caused_an_error(handled):
+    def read():
+        try:
+            raise OSError("no such file")
+        except OSError as error:
+            let_interrupts_pass(error)
+            return "an ordinary error"
+
+    def torn_apart():
+        try:
+            try:
+                signal.raise_signal(signal.SIGALRM)
+            except Alarm:
+                raise OSError("half done") from None
+        except OSError as error:
+            let_interrupts_pass(error)
+
+    handled(signal.SIGALRM, give_alarm)
+    for number in (signal.SIGALRM, signal.SIGINT):
+        try:
+            signal.raise_signal(number)
+        except (Alarm, KeyboardInterrupt):
+            assert read() == "an ordinary error"
+            with pytest.raises(Alarm):
+                torn_apart()
+
+
+def test_a_handler_that_was_saved_while_another_stood_in_for_it(handled):
+    came = []
+    handled(signal.SIGALRM, lambda *some: came.append("handled"))
+    with deferred_interrupts():
+        stand_in = signal.getsignal(signal.SIGALRM)
+    with deferred_interrupts():
+        pass
+    signal.signal(signal.SIGALRM, stand_in)  # as libraries do that put back what they have found
+    with deferred_interrupts():
+        pass
+    signal.raise_signal(signal.SIGALRM)
+    assert came == ["handled"]
 
 
 # ---------------------------------------------------------------- handlers that use the session

@@ -107,7 +107,8 @@ def test_what_does_not_suit_takes_theanos_code(what, vector_convolution, monkeyp
     vector_convolution(what != "off")
     monkeypatch.setattr(theano.config, "openmp", what == "OpenMP")
     function = convolution(2 if what == "groups" else 1, what == "unshared")
-    assert not any("synkhronos::" in code for code in code_of(function))
+    if what in ("off", "OpenMP"):
+        assert not any("synkhronos::" in code for code in code_of(function))
     filters = np.ones((4, 5, 5, 4, 2, 2) if what == "unshared" else (4, 2 if what == "groups" else 4, 2, 2), "float32")
     results, _, _ = function(np.ones((3, 4, 6, 6), "float32"), filters)
     assert results.shape == (3, 4, 5, 5) and (results == (8 if what == "groups" else 16)).all()
@@ -129,7 +130,16 @@ def test_sizes_that_do_not_belong_together_and_empty_ones(vector_convolution):
     assert messages[:2] == messages[2:]
 
 
-def test_without_memory_it_raises():
+def test_several_in_one_module(vector_convolution):
+    vector_convolution(True)
+    images, filters, half = T.ftensor4(), T.ftensor4(), T.ftensor4()
+    outputs = [corr.CorrMM()(images, filters), corr.CorrMM(num_groups=2)(images, half)]
+    function = theano.function([images, filters, half], outputs, mode=theano.Mode(linker="c", optimizer=None))
+    whole, parts = function(*(np.ones(shape, "float32") for shape in ((1, 4, 3, 3), (2, 4, 2, 2), (2, 2, 2, 2))))
+    assert (whole == 16).all() and (parts == 8).all()
+
+
+def test_padding_that_would_take_much_memory_takes_theanos_code():
     source = """
         import os, resource
         import numpy as np, synkhronos, theano, theano.tensor as T
@@ -140,12 +150,9 @@ def test_without_memory_it_raises():
         assert f(*given).shape == (1, 2, 2, 2)
         used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + 2**27, -1))
-        try:
-            f(*given)
-        except MemoryError:
-            print("MemoryError")
+        print(f(*given).shape)
     """
-    assert run_script(source)[0] == "MemoryError\n"
+    assert run_script(source)[0] == "(1, 2, 2, 2)\n"
 
 
 def test_it_is_replicated(synchronize):

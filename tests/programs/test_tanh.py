@@ -1,9 +1,13 @@
 """The hyperbolic tangent without branches: how far from the true values, and at the ends of the number line."""
 
+import pickle
+import subprocess
+
 import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from support import run_script
 
 LARGEST = {"float32": 0.51, "float64": 3.0}  # errors, in units in the last place
 
@@ -60,6 +64,44 @@ def test_what_takes_it(vector_tanh):
         return theano.gof.CLinker().accept(theano.gof.FunctionGraph(node.inputs, node.outputs)).get_src_code()
 
     vector_tanh(True)
-    assert all("synkhronos::tanh_of((npy_" in code(dtype) for dtype in ("float32", "float64", "int64"))
+    assert all("synkhronos_tanh((npy_" in code(dtype) for dtype in ("float32", "float64", "int64"))
     vector_tanh(False)
-    assert "synkhronos::" not in code("float32")
+    assert "synkhronos_tanh((npy_" not in code("float32")
+
+
+@pytest.mark.parametrize("flags", ["-O3 -ffast-math", "-O2 -fassociative-math -fno-signed-zeros -fno-trapping-math"])
+def test_where_the_compiler_may_reorder_sums_it_is_the_librarys(flags):
+    source = """
+        import numpy as np, theano, theano.tensor as T
+        x = T.dvector()
+        values = np.linspace(-5, 5, 1001)
+        print(np.abs(theano.function([x], T.tanh(x))(values) - np.tanh(values)).max() < 1e-15)
+    """
+    assert run_script(source, environment={"THEANO_FLAGS": f"gcc.cxxflags={flags}"})[0] == "True\n"
+
+
+def test_functions_are_copied_and_pickled_after_the_flag_has_changed(vector_tanh):
+    x, values = T.dvector("x"), np.linspace(-3, 3, 50)
+    for is_on in (True, False):
+        vector_tanh(is_on)
+        f = theano.function([x], T.tanh(x + 1.37) * 2.5)
+        vector_tanh(not is_on)
+        for g in (f.copy(), pickle.loads(pickle.dumps(f))):
+            assert np.allclose(g(values), np.tanh(values + 1.37) * 2.5, rtol=1e-13)
+
+
+def test_several_in_one_module(vector_tanh):
+    vector_tanh(True)
+    x = T.dvector("x")
+    outputs = [T.tanh(x), T.tanh(T.dot(x, x.T) + 1) * 2]
+    f = theano.function([x], outputs, mode=theano.Mode(linker="c", optimizer="fast_run"))
+    assert np.allclose(f(np.ones(3))[1], np.tanh(4.0) * 2)
+
+
+def test_a_gpus_compiler_gets_its_own(vector_tanh):
+    """Theano hands the text to it, without Python's headers."""
+    vector_tanh(True)
+    code = T.tanh(T.fscalar()).owner.op.scalar_op.c_support_code()
+    assert "struct" not in code  # which Theano takes for something that GPUs cannot have
+    given = subprocess.run(["g++", "-E", "-P", "-xc++", "-"], input=f"{code}\nsynkhronos_tanh(1)", text=True, stdout=-1)
+    assert given.stdout.split() == ["tanh(1)"]

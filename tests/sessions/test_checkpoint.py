@@ -175,6 +175,7 @@ FOREIGN = {
     "no array": (zipped(**{"0_0": b"text"}), "magic string"),
     "a short array": (zipped(**{"0_0": npy_of((5, 2))}), r"as an array of float32 of shape \(5, 2\)"),
     "a huge array": (zipped(**{"0_0": npy_of((10**15, 2))}), r"as an array of float32 of shape \(10+, 2\)"),
+    "a rank twice": (zipped(**{"0_0": GOOD, "00_0": GOOD}), "it holds '00/0.npy'"),
     "objects": (zipped(**{"0_0": npy_of((4,), "O")}), "as an array of object of shape"),
 }
 
@@ -209,6 +210,32 @@ def test_a_damaged_file_changes_nothing(variables, tmp_path):
         for var, expected in zip(variables, before):
             np.testing.assert_array_equal(synk.gather(var, nd_up=0) if var.ndim else synk.gather(var), expected)
     assert n_refused > 200
+
+
+def test_a_flipped_bit_in_the_directory_of_the_archive(variables, tmp_path):
+    """It may hide entries, so that what is left looks like a whole checkpoint of fewer ranks or variables."""
+    path, counter = tmp_path / "one.npz", variables[1]
+    for rank in range(3):
+        synk.set_value(rank, counter, np.int64(rank))
+    checkpoint.save(path, counter)
+    whole = path.read_bytes()
+    for at in range(8 * whole.index(b"PK\x01\x02"), 8 * len(whole)):
+        wrong = bytearray(whole)
+        wrong[at // 8] ^= 1 << at % 8
+        path.write_bytes(wrong)
+        with contextlib.suppress(ValueError):
+            checkpoint.load(path, counter)
+            assert [int(synk.get_value(rank, counter)) for rank in range(3)] == [0, 1, 2]
+
+
+def test_a_checkpoint_of_an_earlier_version_has_no_comment(variables, tmp_path):
+    path, values = tmp_path / "one.npz", set_apart(variables)
+    checkpoint.save(path, variables)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.comment = b""
+    set_apart(variables, offset=1.0)
+    checkpoint.load(path, variables)
+    np.testing.assert_array_equal(synk.get_value(2, variables[0]), values[2][0])
 
 
 def test_a_folder_is_no_file(variables, tmp_path):

@@ -12,6 +12,7 @@ import pytest
 
 from synkhronos import _background
 from synkhronos._background import Background
+from synkhronos._graphs.stack import with_deep_stack
 
 
 class Interrupt(Exception):
@@ -127,3 +128,124 @@ def test_interrupts_at_any_moment_neither_hang_nor_leave_a_thread(capfd, monkeyp
     assert len(n_interrupts) > 200
     assert threading.active_count() == before
     assert "Exception in thread" not in capfd.readouterr().err
+
+
+# ---------------------------------------------------------------- with a deep stack
+
+
+def depth(n):
+    return 0 if n == 0 else 1 + depth(n - 1)
+
+
+def settings():
+    return sys.getrecursionlimit(), threading.stack_size()
+
+
+def test_deep_recursion_in_several_threads_and_inside_itself_leaves_the_settings():
+    before, found = settings(), []
+
+    def nested():
+        return with_deep_stack(lambda: depth(50_000)) + depth(50_000)
+
+    def work():
+        found.append(with_deep_stack(nested))
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    work()
+    for thread in threads:
+        thread.join()
+    assert (found, settings()) == ([100_000] * 4, before)
+
+
+def test_handlers_run_meanwhile_and_what_they_raise_stops_the_work():
+    came, steps = [], []
+
+    def endless():
+        while True:
+            steps.append(time.sleep(0.001))
+
+    def handle(number, frame):
+        came.append(number)
+        if len(came) == 3:
+            raise Interrupt
+
+    before, old = settings(), signal.signal(signal.SIGALRM, handle)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+        with pytest.raises(Interrupt):
+            with_deep_stack(endless)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+    n_steps = len(steps)
+    time.sleep(0.02)
+    assert (len(steps), len(came), settings()) == (n_steps, 3, before)
+
+
+def test_an_exception_that_a_finalizer_swallows_is_sent_again(monkeypatch):
+    monkeypatch.setattr(sys, "unraisablehook", id)
+    monkeypatch.setattr(_background, "_SECONDS", 0.05)
+
+    class Slow:
+        def __del__(self):
+            started.append(True)
+            while time.monotonic() < end:
+                time.sleep(0.001)
+
+    def work():
+        thing = Slow()
+        del thing
+        while True:
+            time.sleep(0.001)
+
+    started, end = [], time.monotonic() + 30
+    background = Background(work, "finalizing")
+    background.start()
+    while not started:
+        time.sleep(0.001)
+    background.stop()
+    assert time.monotonic() < end - 10
+    with pytest.raises(KeyboardInterrupt):
+        background.outcome()
+
+
+def test_two_interrupts_at_any_moment_leave_neither_work_nor_settings(monkeypatch):
+    monkeypatch.setattr(sys, "unraisablehook", id)
+    before, working = settings(), []
+
+    def raise_interrupt(number, frame):
+        raise Interrupt
+
+    def work():
+        working.append(1)
+        try:
+            for _ in range(200):
+                time.sleep(0)
+        finally:
+            working.clear()
+
+    old = [signal.signal(number, raise_interrupt) for number in (signal.SIGALRM, signal.SIGPROF)]
+    n_interrupts = 0
+    try:
+        for delay in np.random.RandomState(0).uniform(1e-5, 1e-3, 700):
+            try:
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, delay)
+                    signal.setitimer(signal.ITIMER_PROF, delay * 1.1)
+                    with_deep_stack(work)
+                except Interrupt:
+                    n_interrupts += 1
+                    assert not working
+                for timer in (signal.ITIMER_REAL, signal.ITIMER_PROF):
+                    signal.setitimer(timer, 0)
+            except Interrupt:
+                n_interrupts += 1
+            assert (working, settings()) == ([], before)
+    finally:
+        for timer in (signal.ITIMER_REAL, signal.ITIMER_PROF):
+            signal.setitimer(timer, 0)
+        for number, handler in zip((signal.SIGALRM, signal.SIGPROF), old):
+            signal.signal(number, handler)
+    assert n_interrupts > 300
