@@ -12,6 +12,7 @@ import errno
 import io
 import math
 import os
+import stat
 import zipfile
 from collections.abc import Sequence
 from typing import Any, Union
@@ -51,7 +52,7 @@ def save(path: Path, shared_vars: Any) -> None:
     for rank in range(_count_ranks(variables)):
         for position, value in enumerate(synk.get_value(rank, variables)):
             arrays[f"{position}/{rank}"] = value
-    target = os.fspath(path)
+    target = os.fsdecode(path)
     partial = f"{target}.partial"
     with contextlib.suppress(FileNotFoundError):
         os.unlink(partial)  # what a kill has left, or a link, which would be written through
@@ -77,7 +78,10 @@ def save(path: Path, shared_vars: Any) -> None:
         if isinstance(error, OSError):
             raise OSError(error.errno or errno.EIO, error.strerror or str(error), target) from None
         raise
-    with deferred_interrupts():
+    with (
+        deferred_interrupts(),
+        contextlib.suppress(OSError),
+    ):  # the file is there, whether its folder can be read or not
         folder = os.open(os.path.dirname(os.path.abspath(target)), os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -129,8 +133,11 @@ def load(path: Path, shared_vars: Any) -> None:
 
 def _read(path: Path) -> tuple[dict[tuple[int, int], np.ndarray], int]:
     """Every array of a checkpoint, by position and rank, and the number of ranks."""
-    with open(os.fspath(path), "rb") as file:
+    path = os.fsdecode(path)
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:  # of pipes, too
         try:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ValueError("it is not a regular file")
             with zipfile.ZipFile(file) as archive:
                 saved = {_place(info.filename): _array(archive.read(info)) for info in archive.infolist()}
                 comment, n_entries = archive.comment, len(archive.infolist())

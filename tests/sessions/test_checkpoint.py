@@ -243,6 +243,20 @@ def test_a_folder_is_no_file(variables, tmp_path):
         checkpoint.load(tmp_path, variables)
 
 
+def test_a_pipe_is_no_checkpoint(variables, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="pipe is damaged, or no checkpoint: it is not a regular file"):
+        checkpoint.load(tmp_path / "pipe", variables)
+
+
+def test_names_as_bytes(variables, tmp_path):
+    values, path = set_apart(variables), os.fsencode(tmp_path / "one.npz")
+    checkpoint.save(path, variables)
+    set_apart(variables, offset=1.0)
+    checkpoint.load(path, variables)
+    np.testing.assert_array_equal(synk.get_value(1, variables[2]), values[1][2])
+
+
 def write(path, values):
     """A checkpoint as `save` lays it out, of one variable."""
     np.savez(path, **{f"0/{rank}": value for rank, value in enumerate(values)})

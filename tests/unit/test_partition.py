@@ -185,7 +185,9 @@ def test_rows_take_constant_time_and_memory():
     assert len(rows) == 3 * 10**15 - 5
     assert rows.bounds == (5, 3 * 10**15)
     for call in (tuple, list, iter, lambda rows: slice(*rows)):
-        with pytest.raises(TypeError):
+        with pytest.raises(
+            (TypeError, MemoryError)
+        ):  # Python 3.9 makes room before it finds that they cannot be listed
             call(rows)
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         again = pickle.loads(pickle.dumps(rows, protocol))
