@@ -6,10 +6,10 @@ memory that two processes pass to and fro.
 
 from __future__ import annotations
 
+from benchmarks.harness import CORES
 from benchmarks.processes import Contestant
 from benchmarks.samples import Sample
 
-CORES = 2  # each process has one
 N = 25_600_000  # float32 of each array that is copied or added: more than caches hold
 SIDE = 1024  # of the matrices that are multiplied
 TURNS = 10_000  # of the flag, there and back

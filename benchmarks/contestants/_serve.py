@@ -25,16 +25,15 @@ def size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def timed(step: Callable[[], Any], steps: int, untimed: int = 1) -> list[float]:
-    """Give the seconds that each of `steps` calls took, after some that are not timed."""
-    for _ in range(untimed):
-        step()
+def timed(step: Callable[[], Any], steps: int, untimed: int = 1, before: Callable[[], Any] = int) -> list[float]:
+    """Give the seconds that each of `steps` calls took, after some that do not count; `before` each is not timed."""
     seconds = []
-    for _ in range(steps):
+    for _ in range(untimed + steps):
+        before()
         start = time.perf_counter()
         step()
         seconds.append(time.perf_counter() - start)
-    return seconds
+    return seconds[untimed:]
 
 
 def compete(make: Callable[..., tuple[Run, dict[str, Any]]]) -> None:

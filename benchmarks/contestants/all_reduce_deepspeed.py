@@ -2,13 +2,12 @@
 
 import glob
 import os
-import time
 
 import deepspeed
 import numpy as np
 import torch
 
-from benchmarks.contestants._serve import compete, rank, size
+from benchmarks.contestants._serve import compete, rank, size, timed
 
 
 def make():
@@ -25,13 +24,7 @@ def make():
 
     def run(n, steps):
         tensor = torch.from_numpy(np.random.RandomState(0).rand(n).astype("float32"))
-        seconds = []
-        for _ in range(1 + steps):
-            torch.distributed.barrier()
-            start = time.perf_counter()
-            deepspeed.comm.inference_all_reduce(tensor)
-            seconds.append(time.perf_counter() - start)
-        return seconds[1:]
+        return timed(lambda: deepspeed.comm.inference_all_reduce(tensor), steps, before=torch.distributed.barrier)
 
     return run, {}
 

@@ -1,12 +1,11 @@
 """PyTorch's all_reduce over gloo; each call starts after a barrier that is not timed."""
 
 import os
-import time
 
 import numpy as np
 import torch
 
-from benchmarks.contestants._serve import compete, rank, size
+from benchmarks.contestants._serve import compete, rank, size, timed
 
 
 def make():
@@ -16,13 +15,7 @@ def make():
 
     def run(n, steps):
         tensor = torch.from_numpy(np.random.RandomState(0).rand(n).astype("float32"))
-        seconds = []
-        for _ in range(1 + steps):
-            torch.distributed.barrier()
-            start = time.perf_counter()
-            torch.distributed.all_reduce(tensor)
-            seconds.append(time.perf_counter() - start)
-        return seconds[1:]
+        return timed(lambda: torch.distributed.all_reduce(tensor), steps, before=torch.distributed.barrier)
 
     return run, {}
 

@@ -30,7 +30,7 @@ struct Kind<npy_double> : Vectors<npy_double, npy_int64> {};
 
 static inline int rounded(int n, int step) { return (n + step - 1) / step * step; }
 
-// Memory without values; `good` tells whether it could be had.
+// Memory without values; `data` is 0 where it could not be had.
 template <typename T>
 struct Scratch {
     T *data;
