@@ -170,6 +170,14 @@ def run_script(source, *arguments, timeout=90, returncode=0, **options):
     return out, err
 
 
+def cpp_codes(function, chosen):
+    """The C++ code of each node of a Theano function that is ``chosen(node)``, of which there must be some, by node."""
+    nodes = [node for node in function.maker.fgraph.toposort() if chosen(node)]
+    assert nodes
+    graphs = {node: theano.gof.FunctionGraph(node.inputs, node.outputs) for node in nodes}
+    return {node: theano.gof.CLinker().accept(graph).get_src_code() for node, graph in graphs.items()}
+
+
 def wait_until(condition, seconds):
     """Wait until ``condition()`` holds; whether it did within so many seconds."""
     deadline = time.monotonic() + seconds

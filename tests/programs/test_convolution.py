@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from support import run_script
+from support import cpp_codes, run_script
 from theano.tensor.nnet import corr
 
 import synkhronos as synk
@@ -80,10 +80,7 @@ def test_values_that_are_not_finite_stay_where_they_are(vector_convolution):
 
 def code_of(function):
     """The C++ code of each of a function's correlations."""
-    nodes = [node for node in function.maker.fgraph.toposort() if isinstance(node.op, corr.BaseCorrMM)]
-    linkers = [theano.gof.CLinker().accept(theano.gof.FunctionGraph(node.inputs, node.outputs)) for node in nodes]
-    assert linkers
-    return [linker.get_src_code() for linker in linkers]
+    return list(cpp_codes(function, lambda node: isinstance(node.op, corr.BaseCorrMM)).values())
 
 
 def convolution(groups=1, unshared=False):

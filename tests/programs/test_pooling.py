@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from support import cpp_codes
 from theano.tensor.signal import pool
 
 import synkhronos as synk
@@ -90,10 +91,7 @@ def test_small_and_empty_images(vector_pooling):
 def code_of(function):
     """The C++ code of each of a function's pooling operations."""
     names = ("Pool", "MaxPoolGrad", "AveragePoolGrad", "DownsampleFactorMaxGradGrad")
-    nodes = [node for node in function.maker.fgraph.toposort() if type(node.op).__name__ in names]
-    linkers = [theano.gof.CLinker().accept(theano.gof.FunctionGraph(node.inputs, node.outputs)) for node in nodes]
-    assert linkers
-    return [linker.get_src_code() for linker in linkers]
+    return list(cpp_codes(function, lambda node: type(node.op).__name__ in names).values())
 
 
 CALL = re.compile(r"synkhronos::Pooling<dtype_V\d+, \d+, \d+, \d+>::(\w+)")

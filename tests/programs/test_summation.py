@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from support import cpp_codes
 
 AXES = [axes for n in range(1, 5) for axes in itertools.combinations(range(4), n)]
 
@@ -24,10 +25,8 @@ def all_sums(dtype, **options):
 
 def codes_of(function):
     """The C++ code of each of a function's sums, by its axes."""
-    nodes = [node for node in function.maker.fgraph.toposort() if isinstance(node.op, T.elemwise.Sum)]
-    assert nodes
-    linkers = [theano.gof.CLinker().accept(theano.gof.FunctionGraph(node.inputs, node.outputs)) for node in nodes]
-    return {node.op.axis: linker.get_src_code() for node, linker in zip(nodes, linkers)}
+    codes = cpp_codes(function, lambda node: isinstance(node.op, T.elemwise.Sum))
+    return {node.op.axis: code for node, code in codes.items()}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
