@@ -8,6 +8,7 @@ here is written such that it may be left at any point. Where that cannot be had,
 from __future__ import annotations
 
 import _signal  # what is behind `signal`, whose conversions to enums take longer than all else here
+import ctypes
 import functools
 import gc
 import sys
@@ -17,6 +18,9 @@ from typing import Any
 __all__ = ["collect_garbage", "deferred_interrupts", "handle_interrupts", "interrupt_behind", "let_interrupts_pass"]
 
 _NUMBERS = range(1, _signal.NSIG)
+
+_sigaction = ctypes.CDLL(None).sigaction
+_SIGACTION_BYTES = 512  # more than any platform's structure has
 
 # Of the main thread: how many blocks it is in, the handlers that `_note` stands in for or did, and what signals came.
 _depth = 0
@@ -30,6 +34,17 @@ def _note(number: int, frame: Any) -> None:
             _handlers[number](number, frame)
     elif number not in _came:  # the kernel would not have them queue up, either
         _came.append(number)
+
+
+def _set_handler(number: int, handler: Any) -> None:
+    """Set the Python handler of a signal, below one of C code that was put over it, as faulthandler's are.
+
+    Python's own would take the place of that one.
+    """
+    action = ctypes.create_string_buffer(_SIGACTION_BYTES)
+    _sigaction(number, None, action)
+    _signal.signal(number, handler)
+    _sigaction(number, action, None)
 
 
 def _python_handlers() -> dict[int, Any]:
@@ -54,7 +69,7 @@ class deferred_interrupts:
                 _handlers.update(self._replaced)
                 try:
                     for number in self._replaced:
-                        _signal.signal(number, _note)
+                        _set_handler(number, _note)
                 except BaseException:  # of a handler that was not replaced yet
                     _put_back(list(self._replaced.items()))
                     raise
@@ -76,7 +91,7 @@ def _put_back(handlers: list[tuple[int, Any]]) -> None:
     """Have each signal handled by its own handler again, even if some of these raise meanwhile."""
     while handlers:
         try:
-            _signal.signal(*handlers[-1])
+            _set_handler(*handlers[-1])
             handlers.pop()
         except BaseException:
             _put_back(handlers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -175,6 +176,9 @@ class Function:
                 raise SessionError(f"{self!r} was built on GPUs; this session computes on CPU cores: build it anew")
             if session.replicas.every:
                 session.replicas.see_call(self.get_shared())
+            if session.replicas.n_changes != self._n_changes:
+                self._n_changes = session.replicas.n_changes
+                self._averages.see_parts(session, session.replicas.scattered(self.get_shared()))
             options = (batch_s is None, num_slices, subset)
             is_new = is_checked or bool(self._graph.sliceable_shareds)
             signature = None if is_new else signature_of(values, batch, *options)
@@ -191,7 +195,8 @@ class Function:
             self._doubt.settle(self.name, results)
             self.counts = call.counts
             weights = (1,) * session.n_ranks if call.everybody else call.counts
-            self._averages.judge(results, call, values, wanted, rows)
+            select = functools.partial(Selector, session, self._graph, self._inputs, values, batch)
+            self._averages.judge(results, call, wanted, select, rows)
             outputs = self._results.combine(results, session.master_rank, wanted, weights, call.nccl)
         if expected is not None:
             self._serial.compare(outputs, expected, wanted)
@@ -239,8 +244,9 @@ class Function:
             if self._plain.device and not session.on_gpu:
                 return False
             self._session, self._keys, self._last = weakref.ref(session), {}, LastCall()
+            self._n_changes = 0
             self._key(session, self._plain)
-            session.replicas.note_parts(self._graph.sliceable_shareds)
+            session.replicas.note_data(self._graph.sliceable_shareds)
         return True
 
     def _key(self, session: Session, variant: Variant) -> int:

@@ -41,22 +41,35 @@ class Serial:
     def __init__(self, graph: _graphs.Graph, results: Results) -> None:
         self._graph = graph
         self._results = results
-        self._functions: dict[tuple[int, ...], Any] = {}
+        self._functions: dict[Any, Any] = {}
 
-    def compute(self, inputs: Sequence[Any], sliceable: Sequence[Any], wanted: Sequence[int]) -> list[np.ndarray]:
+    def compute(
+        self, inputs: Sequence[Any], variables: Sequence[Any], wanted: Sequence[int], others: Sequence[Any] = ()
+    ) -> list[np.ndarray]:
         """Some outputs, and new values of updated variables, which are counted after the outputs.
 
         Parameters
         ----------
-        inputs, sliceable : list of array
-            Values of all inputs, and of the sliceable shared variables.
+        inputs, variables : list of array
+            Values of all inputs, and of the sliceable shared variables, then of the others.
         wanted : list of int
+        others : list of shared variables
+            Those that are given values beside the sliceable ones.
         """
-        which = tuple(wanted)
-        if which not in self._functions:
-            self._functions[which] = self._graph.compile_serial(which)
-        values = self._functions[which](*inputs, *sliceable)
+        values = self._function(wanted, others, False)(*inputs, *variables)
         return [np.asarray(_graphs.to_host(value)) for value in values]
+
+    def shapes(
+        self, inputs: Sequence[Any], variables: Sequence[Any], wanted: Sequence[int], others: Sequence[Any]
+    ) -> list[tuple[int, ...]]:
+        """The shapes of what `compute` gives, computing no more than they need."""
+        return [tuple(shape.tolist()) for shape in self._function(wanted, others, True)(*inputs, *variables)]
+
+    def _function(self, wanted: Sequence[int], others: Sequence[Any], shapes: bool) -> Any:
+        key = (tuple(wanted), tuple(others), shapes)
+        if key not in self._functions:
+            self._functions[key] = self._graph.compile_serial(wanted, others, shapes)
+        return self._functions[key]
 
     def expected(
         self, session: Session, inputs: Sequence[Any], rows: list[Selection] | None, wanted: Sequence[int]

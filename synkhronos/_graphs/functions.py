@@ -20,6 +20,7 @@ import theano
 import theano.tensor as T
 from theano.compile.function import function as compile_function  # programs may set theano.function to synk.function
 from theano.compile.pfunc import rebuild_collect_shared
+from theano.gof import Query
 from theano.gof.graph import ancestors
 from theano.tensor.subtensor import AdvancedSubtensor, AdvancedSubtensor1, Subtensor
 
@@ -51,6 +52,9 @@ class Variant(NamedTuple):
 
 
 _PICK = (Subtensor, AdvancedSubtensor1, AdvancedSubtensor)
+
+#: What computes shapes from shapes, where ops tell how, and compiles nothing.
+_SHAPES_ONLY = theano.Mode("py", Query(include=["merge", "ShapeOpt", "local_shape_to_shape_i"]))
 
 #: The function as the user asked for it.
 PLAIN = Variant()
@@ -153,20 +157,21 @@ class Graph:
             kwargs["name"] = f"{kwargs['name']} ({variant})"
         return compile_function([*self._copied_ins(), *extra], outputs, updates=updates, **kwargs)
 
-    def compile_serial(self, wanted: Sequence[int]) -> Any:
-        """Compile a function of all inputs, then of values for the sliceable shared variables, which updates nothing.
+    def compile_serial(self, wanted: Sequence[int], others: Sequence[Any] = (), shapes: bool = False) -> Any:
+        """Compile a function of all inputs, then of values for sliceable and other variables, which updates nothing.
 
-        Its outputs are some of the graph's and, counted after these, of the new values of the `accumulated` variables.
+        Its outputs, or their shapes, are some of the graph's and, counted after these, of the `accumulated` new values.
         """
-        return with_deep_stack(lambda: self._compile_serial(wanted))
+        return with_deep_stack(lambda: self._compile_serial(wanted, [*self.sliceable_shareds, *others], shapes))
 
-    def _compile_serial(self, wanted: Sequence[int]) -> Any:
+    def _compile_serial(self, wanted: Sequence[int], variables: Sequence[Any], shapes: bool) -> Any:
         outputs, updates = self._rebuilt()
         every = outputs + [new for var, new in updates if not is_random_state(var)]
-        outputs = [every[i] for i in wanted]
-        values = [T.TensorType(var.dtype, var.broadcastable)() for var in self.sliceable_shareds]
-        replace = {var: _same_type(value, var) for var, value in zip(self.sliceable_shareds, values)}
-        kwargs = {**self._kwargs, "no_default_updates": True, "on_unused_input": "ignore"}
+        outputs = [every[i].shape if shapes else every[i] for i in wanted]
+        values = [T.TensorType(var.dtype, var.broadcastable)() for var in variables]
+        replace = {var: _same_type(value, var) for var, value in zip(variables, values)}
+        mode = {"mode": _SHAPES_ONLY} if shapes else {}
+        kwargs = {**self._kwargs, "no_default_updates": True, "on_unused_input": "ignore", **mode}
         return compile_function([*self._copied_ins(), *values], theano.clone(outputs, replace=replace), **kwargs)
 
     def _compile_plain(self, device: bool) -> Any:

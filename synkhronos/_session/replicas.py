@@ -30,23 +30,42 @@ class Replicas:
     master_rank : int
     every : int
         Look at the variables of a function before every so many-th call of functions; 0: never.
+
+    Attributes
+    ----------
+    n_changes : int
+        Goes up with whatever changes what `scattered` tells.
     """
 
     def __init__(
         self, table: _graphs.VariableTable, run: Callable[[Command], list[Any]], master_rank: int, every: int
     ) -> None:
         self.every = every
+        self.n_changes = 0
         self._table = table
         self._run = run
         self._master_rank = master_rank
         self._n_calls = 0
-        self._parts: Any = weakref.WeakSet()  # their containers
+        self._data: Any = weakref.WeakSet()  # their containers
+        self._parts: Any = weakref.WeakSet()
         self._warned: Any = weakref.WeakSet()
 
-    def note_parts(self, variables: Sequence[Any], are_parts: bool = True) -> None:
-        """Each rank has another part of these variables, or (if not) they have been made equal."""
+    def note_data(self, variables: Sequence[Any]) -> None:
+        """These variables hold data, of which each rank has another part."""
         for var in variables:
+            self._data.add(var.container)
+
+    def note_parts(self, variables: Sequence[Any], are_parts: bool = True) -> None:
+        """These variables were scattered, or (if not ``are_parts``) made equal on all ranks."""
+        for var in variables:
+            self.n_changes += are_parts or var.container in self._parts
             (self._parts.add if are_parts else self._parts.discard)(var.container)
+            if not are_parts:
+                self._data.discard(var.container)
+
+    def scattered(self, variables: Sequence[Any]) -> list[Any]:
+        """Those of the variables that were scattered last."""
+        return [var for var in variables if var.container in self._parts]
 
     def all(self) -> list[Any]:
         """The variables that ought to be equal."""
@@ -60,6 +79,7 @@ class Replicas:
             and _graphs.is_tensor_variable(var)
             and not _graphs.is_random_state(var)
             and var.container not in self._parts
+            and var.container not in self._data
         ]
 
     def compare(self, variables: Sequence[Any]) -> dict[Any, float]:

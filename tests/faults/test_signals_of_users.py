@@ -466,6 +466,28 @@ def test_stack_dumps_of_workers_go_on_working():
     assert "in serve" in err
 
 
+def test_stack_dumps_that_go_on_to_a_handler_outlive_a_session():
+    """The handler of faulthandler lies over Python's own, of which alone Python knows."""
+    out, err = run_script(
+        """
+        import faulthandler
+        from synkhronos._interrupts import deferred_interrupts
+        came = []
+        signal.signal(signal.SIGUSR1, lambda *some: came.append(1))
+        faulthandler.register(signal.SIGUSR1, chain=True, all_threads=False)
+        with deferred_interrupts():
+            os.kill(os.getpid(), signal.SIGUSR1)
+            print(came)
+        synk.fork(2)
+        synk.close()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        print(came)
+        """
+    )
+    assert out == "[]\n[1, 1]\n"
+    assert err.count("most recent call first") == 2
+
+
 # ---------------------------------------------------------------- the end of the master
 
 

@@ -27,7 +27,7 @@ def no_warnings():
 
 
 def refused(function, *args, **kwargs):
-    with pytest.raises(ValueError, match=r"output \d of .* a row for each data point.*gather") as caught:
+    with pytest.raises(ValueError, match=r"output \d of .* has a row for each data point.*gather") as caught:
         function(*args, **kwargs)
     return str(caught.value)
 
@@ -116,6 +116,88 @@ def test_rows_of_graphs_that_fix_the_size_of_the_batch(synchronize):
     with pytest.warns(RuntimeWarning, match=r"output 0 of .*averaged.*No op was named"):
         assert_close(told(POINTS), POINTS.mean() + np.arange(6))
     assert_close(told(POINTS), POINTS.mean() + np.arange(6))  # warned of once
+
+
+ON_OTHER_AXES = {
+    "transposed": lambda x, w: T.dot(x, w).T,
+    "a row of sums": lambda x, w: x.sum(axis=1).dimshuffle("x", 0),
+    "on axis 1 of 3": lambda x, w: T.dot(x, w).dimshuffle(1, 0, "x"),
+    "flat": lambda x, w: x.flatten(),
+    "repeated": lambda x, w: T.repeat(x, 2, axis=0),
+    "pairs": lambda x, w: x.reshape((x.shape[0] // 2, 2, 4)).sum(axis=1),
+    "every second": lambda x, w: x[::2],
+    "differences": lambda x, w: x[1:] - x[:-1],
+    "one row more": lambda x, w: T.concatenate([T.zeros_like(x[:1]), x]).sum(axis=1),
+    "sorted": lambda x, w: T.sort(x, axis=0),
+    "those above": lambda x, w: x[(x.sum(axis=1) > -1).nonzero()],
+    "scanned": lambda x, w: theano.scan(lambda row: row.sum(), sequences=[x])[0],
+    "products": lambda x, w: T.dot(x, x.T),
+    "fixed, transposed": lambda x, w: T.dot(x.reshape((6, 4)), w).T,
+}
+
+
+@pytest.mark.parametrize("form", ON_OTHER_AXES)
+def test_data_points_on_any_axis_parts_and_multiples_of_rows_are_refused(synchronize, form):
+    synchronize(2)
+    x = T.dmatrix("x")
+    w = theano.shared(np.ones((4, 3)) + np.eye(4, 3), "w")
+    function = synk.function([x], [x.sum(), ON_OTHER_AXES[form](x, w)])
+    for _ in range(2):
+        refused(function, POINTS)
+    named = synk.function([x], [(ON_OTHER_AXES[form](x, w), "avg")])
+    named(POINTS)
+
+
+def test_updates_with_rows_on_their_second_axis_are_refused_over_slices(session):
+    x = T.dmatrix("x")
+    w = theano.shared(np.ones((4, 3)), "w")
+    seen = theano.shared(np.zeros((3, 4)), "seen")
+    function = synk.function([x], updates=[(seen, T.dot(x, w).T)])
+    function(np.ones((4 * session, 4)))
+    with pytest.raises(ValueError, match="the update of seen has a row"):
+        function(np.ones((4 * session, 4)), num_slices=2)
+
+
+def test_rows_that_a_batch_leaves_out_are_not_looked_at(synchronize):
+    """Labels of -1, as of points that nobody has labelled, would fail."""
+    synchronize(2)
+    x, y = T.dmatrix("x"), T.ivector("y")
+    labels = np.array([-1, 0, 1, 2, 3, 0, 1, 2, 3, 3, 2, -1], dtype="int32")
+    counts = T.extra_ops.bincount(y)
+    per_class = T.dot(T.extra_ops.to_one_hot(y, 4).T, x) / y.shape[0]
+    rows = np.flatnonzero(labels >= 0)[[0, 1, 2, 3, 4, 5, 6, 7]]
+    function = synk.function([x, y], [counts, per_class, (x, "gather")])
+    got = function(POINTS, labels, batch=rows)
+    assert_close(got[0], np.full(4, 1.0))
+    assert_close(got[1], np.eye(4)[labels[rows]].T @ POINTS[rows] / 8)
+    got = function(POINTS, labels, batch=rows, num_slices=1)
+    assert_close(got[2], POINTS[rows])
+    assert_close(synk.function([y], counts)(labels, batch=slice(1, 9)), np.full(4, 1.0))
+
+
+def test_scattered_variables_that_are_not_declared(synchronize):
+    """Each rank reads its own part, and all count as equal."""
+    synchronize(2)
+    x = theano.shared(POINTS, "x")
+    mean, rows = synk.function([], x.mean()), synk.function([], x.sum(axis=1))
+    named = synk.function([], [(x.mean(), "avg"), (x, "gather")])
+    assert_close(mean(), POINTS.mean())  # all ranks have all of it
+    assert_close(rows(), POINTS.sum(axis=1))
+    synk.scatter(x, POINTS)
+    assert_close(mean(), POINTS.mean())
+    with pytest.raises(ValueError, match="has a row for each data point"):
+        rows()
+    synk.scatter(x, POINTS[:11])
+    assert_close(named()[1], POINTS[:11])
+    with pytest.warns(RuntimeWarning, match="6, 5 rows of x, which was scattered: name x in sliceable_shareds"):
+        mean()
+    assert_close(synk.function([], x.mean(), sliceable_shareds=[x])(), POINTS[:11].mean())
+    synk.broadcast(x, POINTS)
+    assert_close(rows(), POINTS.sum(axis=1))
+    index = T.iscalar("index")
+    picks = synk.function([], x[index * 2 : index * 2 + 2].sum(axis=0), bcast_inputs=[index])
+    synk.scatter(x, POINTS[:11])
+    assert_close(picks(1), (POINTS[2:4].sum(axis=0) + POINTS[8:10].sum(axis=0)) / 2)
 
 
 def test_rows_of_sliceable_shared_variables(synchronize):
