@@ -99,8 +99,11 @@ class Growth:
         if not axes:
             return False
 
+        def compute(inputs: list[Any], variables: list[Any]) -> np.ndarray:
+            return self._serial.compute(inputs, variables, [i], self._others)[0]
+
         def value(change: Callable[[np.ndarray], Any]) -> np.ndarray:
-            return sample.compute(lambda *rows: self._serial.compute(*rows, [i], self._others)[0], change)
+            return sample.compute(compute, change)
 
         try:
             value(lambda array: _repeated(array, len(array) + 1))

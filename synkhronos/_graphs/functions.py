@@ -54,7 +54,8 @@ class Variant(NamedTuple):
 _PICK = (Subtensor, AdvancedSubtensor1, AdvancedSubtensor)
 
 #: What computes shapes from shapes, where ops tell how, and compiles nothing.
-_SHAPES_ONLY = theano.Mode("py", Query(include=["merge", "ShapeOpt", "local_shape_to_shape_i"]))
+_LOOK = Query(["merge", "ShapeOpt", "canonicalize"], subquery={"canonicalize": Query(["local_shape_to_shape_i"])})
+_SHAPES_ONLY = theano.Mode("py", _LOOK)
 
 #: The function as the user asked for it.
 PLAIN = Variant()
@@ -170,12 +171,12 @@ class Graph:
         outputs = [every[i].shape if shapes else every[i] for i in wanted]
         values = [T.TensorType(var.dtype, var.broadcastable)() for var in variables]
         replace = {var: _same_type(value, var) for var, value in zip(variables, values)}
-        mode = {"mode": _SHAPES_ONLY} if shapes else {}
-        kwargs = {**self._kwargs, "no_default_updates": True, "on_unused_input": "ignore", **mode}
+        kwargs = {**self._kwargs, "no_default_updates": True, "on_unused_input": "ignore"}
+        kwargs.update({"mode": _SHAPES_ONLY} if shapes else {})
         return compile_function([*self._copied_ins(), *values], theano.clone(outputs, replace=replace), **kwargs)
 
     def _compile_plain(self, device: bool) -> Any:
-        outputs = [_stay(output) for output in self.outputs] if device else self.outputs
+        outputs = [stay_on_device(output) for output in self.outputs] if device else self.outputs
         function = compile_function(
             self._copied_ins(), outputs, updates=self.updates, givens=self._givens, **self._kwargs
         )
@@ -246,12 +247,6 @@ def _as_in(item: Any, allow_downcast: bool | None) -> Any:
     if not isinstance(item, theano.Variable):
         raise TypeError(f"inputs must be Theano variables or theano.In; got {item!r}")
     return theano.In(item, allow_downcast=allow_downcast)
-
-
-def _stay(output: Any) -> Any:
-    if isinstance(output, theano.Out):
-        return theano.Out(stay_on_device(output.variable), output.borrow)
-    return stay_on_device(output)
 
 
 def _same_type(rows: Any, var: Any) -> Any:

@@ -165,9 +165,11 @@ def is_device_type(type_: Any) -> bool:
 
 
 def stay_on_device(var: Any) -> Any:
-    """The same expression, with its value left on the GPU where the GPU supports its dtype."""
+    """The same expression, or `theano.Out`, with its value left on the GPU where the GPU supports its dtype."""
     from theano.gpuarray.type import gpu_supported
 
+    if isinstance(var, theano.Out):
+        return theano.Out(stay_on_device(var.variable), var.borrow)
     is_on_host = isinstance(getattr(var, "type", None), theano.tensor.TensorType)
     return var.transfer(None) if is_on_host and gpu_supported(var) else var
 
