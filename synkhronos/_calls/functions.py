@@ -193,6 +193,7 @@ class Function:
             weights = (1,) * session.n_ranks if call.everybody else call.counts
             self._averages.judge(results, call, values, wanted, rows)
             outputs = self._results.combine(results, session.master_rank, wanted, weights, call.nccl)
+            outputs = [session.private(output) for output in outputs]
         if expected is not None:
             self._serial.compare(outputs, expected, wanted)
         return outputs[0] if self._single and outputs and subset is None else outputs if self.output_modes else []
