@@ -7,6 +7,9 @@
 #include <sys/mman.h>
 
 #define PERIOD 64 /* commands, after which what none of them has needed is given back */
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
 #define PIECE ((size_t)2 << 20) /* of a reservation, which signals make the kernel begin with again */
 
 size_t size_of(unsigned number)
@@ -30,20 +33,22 @@ static int is_own(const struct regions *all, const void *block)
     return at >= base && at - base < all->size;
 }
 
-/* Have the kernel find pages. */
-static int reserve(const struct regions *all, size_t start, size_t n_bytes)
+/* Have the kernel find pages. By the descriptor every Linux can; where a sandbox refuses that, or the program has closed
+it, Linux from 5.14 on can by the addresses, page table by page table. */
+int regions_reserve(const struct regions *all, char *first, size_t n_bytes)
 {
     if (!all->is_shared)
         return 1;
     int fd = regions_descriptor(all);
-    off_t at = (off_t)(own_base(all) - (all->base - REGIONS_HUGE) + start);
     while (n_bytes > 0) {
         size_t piece = n_bytes < PIECE ? n_bytes : PIECE;
-        if (fallocate(fd, 0, at, (off_t)piece) == 0) {
-            at += (off_t)piece;
+        if (fallocate(fd, 0, first - (char *)all->counts, (off_t)piece) == 0) {
+            first += piece;
             n_bytes -= piece;
-        } else if (errno != EINTR) {
+        } else if (errno == ENOSPC || errno == ENOMEM) {
             return 0;
+        } else if (errno != EINTR) {
+            return madvise(first, n_bytes, MADV_POPULATE_WRITE) == 0;
         }
     }
     return 1;
@@ -94,7 +99,7 @@ static int carve(struct regions *all, unsigned number, size_t *start)
     size_t n_pages = size_of(number), n_bytes = n_pages * REGIONS_PAGE;
     for (int again = 0; again < 2; again++) {
         if (n_bytes <= all->allowed && extents_take(&all->empty, n_pages, start)) {
-            if (reserve(all, *start * REGIONS_PAGE, n_bytes)) {
+            if (regions_reserve(all, own_base(all) + *start * REGIONS_PAGE, n_bytes)) {
                 all->allowed -= n_bytes;
                 if (*start + n_pages > all->top)
                     all->top = *start + n_pages;
@@ -103,6 +108,8 @@ static int carve(struct regions *all, unsigned number, size_t *start)
             if (punch(all, *start * REGIONS_PAGE, n_bytes))
                 extents_give(&all->empty, *start, n_pages);
         }
+        if (all->allowed + all->counts[all->rank].kept < n_bytes)
+            return 0;
         shed_all(all);
     }
     return 0;

@@ -73,6 +73,7 @@ struct regions {
 size_t size_of(unsigned number); /* in pages */
 unsigned number_of(size_t n_bytes);
 int regions_descriptor(const struct regions *all); /* -1 if the program has closed it */
+int regions_reserve(const struct regions *all, char *first, size_t n_bytes);
 void regions_unmap(struct regions *all);
 void forks_know(struct regions *all);
 void forks_forget(struct regions *all);

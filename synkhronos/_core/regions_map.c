@@ -72,9 +72,7 @@ struct regions *regions_create(int fd, int n_ranks, int rank, size_t size, size_
     all->fd = fd;
     all->is_shared = fd >= 0;
     all->keep = keep;
-    size_t counts = ((size_t)n_ranks * sizeof *all->counts + REGIONS_PAGE - 1) / REGIONS_PAGE * REGIONS_PAGE;
-    if (fd >= 0 && (fstat(fd, &file) != 0 || ftruncate(fd, (off_t)mapped(all)) != 0 ||
-                    fallocate(fd, 0, 0, (off_t)counts) != 0))
+    if (fd >= 0 && (fstat(fd, &file) != 0 || ftruncate(fd, (off_t)mapped(all)) != 0))
         goto failed;
     all->device = file.st_dev;
     all->inode = file.st_ino;
@@ -89,7 +87,9 @@ struct regions *regions_create(int fd, int n_ranks, int rank, size_t size, size_
     }
     all->counts = (struct own_count *)start;
     all->base = start + REGIONS_HUGE;
-    if (madvise(all->base, REGIONS_PAGE, fd >= 0 ? MADV_REMOVE : MADV_DONTNEED) != 0 || !begin_own(all, rank)) {
+    size_t counts = ((size_t)n_ranks * sizeof *all->counts + REGIONS_PAGE - 1) / REGIONS_PAGE * REGIONS_PAGE;
+    if (!begin_own(all, rank) || !regions_reserve(all, start, counts) ||
+        madvise(all->base, REGIONS_PAGE, fd >= 0 ? MADV_REMOVE : MADV_DONTNEED) != 0) {
         munmap(start, mapped(all));
         munmap(all->sizes, n_pages);
         goto failed;
@@ -195,6 +195,8 @@ int regions_are_shared(const struct regions *all)
 
 struct regions_count regions_count(const struct regions *all, int rank)
 {
+    if (all->size == 0 || (all->n_ranks > 1 && !all->is_shared)) /* unmapped, or in a child */
+        return (struct regions_count){0};
     struct own_count *one = &all->counts[rank];
     return (struct regions_count){
         .in_use = atomic_load_explicit(&one->in_use, memory_order_relaxed),

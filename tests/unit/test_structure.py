@@ -38,7 +38,7 @@ PUBLIC = {
     "broadcast", "scatter", "gather", "all_gather", "reduce", "all_reduce",
     "set_value", "get_value", "get_lengths", "get_shapes", "check_replicas",
     # instruments
-    "profile", "trace", "Profile",
+    "profile", "trace", "Profile", "memory",
     # errors
     "SynkhronosError", "SessionError", "DeviceError", "WorkerError", "WorkerDied", "WorkerRestarted", "WorkerTimeout",
 }  # fmt: skip
