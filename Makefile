@@ -71,7 +71,7 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The project itself, editable, with one of the extras of pyproject.toml.
-$(VENV)/with-%: pyproject.toml setup.py synkhronos-start.pth | $(BIN)/pip
+$(VENV)/with-%: pyproject.toml setup.py synkhronos-start.pth $(wildcard synkhronos/_core/*.[ch]) | $(BIN)/pip
 	$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[$*]'
 	@touch $@
 

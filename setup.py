@@ -1,11 +1,46 @@
-"""What pyproject.toml cannot say: a ``.pth`` file at the top of site-packages.
+"""What pyproject.toml cannot say: the compiled core, and a ``.pth`` file at the top of site-packages.
 
-Python executes it at start-up, so that a program may import Theano before it imports synkhronos
+Python executes the latter at start-up, so that a program may import Theano before it imports synkhronos
 (see ``_synkhronos_start.py``). Everything else is in pyproject.toml.
 """
 
-from setuptools import setup  # isort: skip  (it brings the distutils of the next line)
-from distutils.command.install_headers import install_headers
+import glob
+import os
+import sys
+import sysconfig
+
+from setuptools import Extension, setup
+
+from setuptools.command.build_ext import build_ext  # isort: skip
+from setuptools.errors import CCompilerError, ExecError, PlatformError  # isort: skip
+from distutils.command.install_headers import install_headers  # isort: skip  (setuptools brings distutils)
+
+FLAGS = ["-std=gnu11", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter"]
+
+
+class BuildCore(build_ext):
+    """Compile the core, or say in a line what is missing for that."""
+
+    def build_extensions(self):
+        """Compile against NumPy's headers, which building alone needs."""
+        import numpy
+
+        header = os.path.join(sysconfig.get_path("include"), "Python.h")
+        if not os.path.exists(header):
+            version = "{}.{}".format(*sys.version_info)
+            raise SystemExit(
+                f"synkhronos has a part in C, and Python's headers are not here ({header}): install them "
+                f"(on Debian and Ubuntu: apt-get install python{version}-dev)"
+            )
+        for extension in self.extensions:
+            extension.include_dirs.append(numpy.get_include())
+        try:
+            super().build_extensions()
+        except (CCompilerError, ExecError, PlatformError) as error:
+            raise SystemExit(
+                f"synkhronos has a part in C, and it could not be compiled ({error}): install a C compiler "
+                "(on Debian and Ubuntu: apt-get install gcc libc6-dev), or name yours in CC"
+            ) from error
 
 
 class InstallBesidePackages(install_headers):
@@ -21,4 +56,14 @@ class InstallBesidePackages(install_headers):
         self.install_dir = self.get_finalized_command("install").install_lib
 
 
-setup(headers=["synkhronos-start.pth"], cmdclass={"install_headers": InstallBesidePackages})
+core = Extension(
+    "synkhronos._core.native",
+    sorted(glob.glob("synkhronos/_core/*.c")),
+    depends=sorted(glob.glob("synkhronos/_core/*.h")),
+    extra_compile_args=FLAGS,
+)
+setup(
+    headers=["synkhronos-start.pth"],
+    ext_modules=[core],
+    cmdclass={"build_ext": BuildCore, "install_headers": InstallBesidePackages},
+)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from synkhronos import errors, extensions
     from synkhronos._calls import Function, function
     from synkhronos._data import Data, data
-    from synkhronos._session import Profile, close, distribute, fork, get_n_gpu, profile, trace
+    from synkhronos._session import Profile, close, distribute, fork, get_n_gpu, memory, profile, trace
     from synkhronos._session.block import session
     from synkhronos._variables import (
         all_gather,
@@ -72,6 +72,7 @@ __all__ = [
     "get_n_gpu",
     "get_shapes",
     "get_value",
+    "memory",
     "profile",
     "reduce",
     "scatter",

@@ -199,6 +199,7 @@ class Function:
             select = functools.partial(Selector, session, self._graph, self._inputs, values, batch)
             self._averages.judge(results, call, wanted, select, rows)
             outputs = self._results.combine(results, session.master_rank, wanted, weights, call.nccl)
+            outputs = [session.private(output) for output in outputs]
         if expected is not None:
             self._serial.compare(outputs, expected, wanted)
         return outputs[0] if self._single and outputs and subset is None else outputs if self.output_modes else []

@@ -7,8 +7,8 @@ from synkhronos._memory.arena import Arena
 from synkhronos._memory.box import Box
 from synkhronos._memory.descriptors import clear_of_streams
 from synkhronos._memory.files import segment_of_file
-from synkhronos._memory.heap import keep_freed_memory, return_freed_memory
 from synkhronos._memory.passage import Passage
+from synkhronos._memory.regions import look_at_free_memory, make_regions
 from synkhronos._memory.segments import ArrayRef, Segment, SegmentRef, SegmentTable, aligned, dtype_spec
 
 __all__ = [
@@ -22,8 +22,8 @@ __all__ = [
     "aligned",
     "clear_of_streams",
     "dtype_spec",
-    "keep_freed_memory",
+    "look_at_free_memory",
+    "make_regions",
     "remove_stale",
-    "return_freed_memory",
     "segment_of_file",
 ]

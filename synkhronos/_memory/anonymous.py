@@ -22,7 +22,7 @@ from synkhronos._interrupts import deferred_interrupts
 from synkhronos._limits import free_memory
 from synkhronos._memory.descriptors import clear_of_streams
 
-__all__ = ["anonymous_file", "remove_stale"]
+__all__ = ["anonymous_file", "new_descriptor", "remove_stale"]
 
 _FOLDER = "/dev/shm"
 _OURS = re.compile(r"synkhronos-\d+-[0-9a-f]{32}")
@@ -49,9 +49,8 @@ def anonymous_file(size: int) -> FileIO:
     """
     check_room(size)
     with deferred_interrupts():
-        file = FileIO(clear_of_streams(_descriptor()), "r+")
+        file = FileIO(new_descriptor(), "r+")
     try:
-        os.fchmod(file.fileno(), 0o600)
         for start in range(0, size, _PIECE):
             _reserve(file.fileno(), start, min(_PIECE, size - start), size)
     except BaseException:
@@ -72,6 +71,19 @@ def check_room(size: int) -> None:
                 f"{size:,} bytes of shared memory wanted, {free:,} bytes free {where}. Free some Data "
                 "(Data.free_memory), or share the data as a numpy.memmap of a file, which is read as it is needed."
             )
+
+
+def new_descriptor() -> int:
+    """A new file in memory, empty, of mode 0600 and without a name, which this process alone can close.
+
+    Raises
+    ------
+    MemoryError
+        If the kernel refuses.
+    """
+    fd = clear_of_streams(_descriptor())
+    os.fchmod(fd, 0o600)
+    return fd
 
 
 def _descriptor() -> int:

@@ -44,7 +44,9 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Settle:
-    """Do nothing: the envelope says what to attach and to release."""
+    """Do nothing, for the envelope says what to attach and to release; or give back what memory is kept."""
+
+    trim: bool = False
 
 
 @dataclass(frozen=True)

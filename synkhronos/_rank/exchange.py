@@ -12,6 +12,7 @@ import numpy as np
 
 from synkhronos import _graphs
 from synkhronos._collectives import NcclTransport, SharedMemoryTransport, Workspace, nccl_reduces, result_dtype
+from synkhronos._core import native
 from synkhronos._memory import Arena, Segment, SegmentTable, aligned
 from synkhronos._partition import Rows
 from synkhronos._rank.commands import AllGather, AllReduce, Digest, Get, Nccl, Put, Reduce, Shapes
@@ -34,6 +35,7 @@ class Exchange:
     segments : SegmentTable
     variables : VariableTable
     excerpts : Excerpts
+    regions : Regions
 
     Attributes
     ----------
@@ -50,6 +52,8 @@ class Exchange:
         segments: SegmentTable,
         variables: _graphs.VariableTable,
         excerpts: Excerpts,
+        *,
+        regions: native.Regions,
     ) -> None:
         self.rank = team.rank
         self.nccl: NcclTransport | None = None
@@ -59,6 +63,7 @@ class Exchange:
         self._workspace = workspace
         self._variables = variables
         self._excerpts = excerpts
+        self._regions = regions
         self._transport = SharedMemoryTransport(workspace, team.rank, team.barrier)
         self._timeline = team.timeline
         self.handlers: dict[type, Callable[[Any], Any]] = {
@@ -128,8 +133,25 @@ class Exchange:
             before = self._timeline.switch(SHUFFLE)
             value = self._excerpts.take(source, part)
             self._timeline.switch(TRANSFERS)
-            _graphs.copy_array(self._variables[key], value)
+            var = self._variables[key]
+            if self._is_outside(var):
+                _graphs.set_array(var, np.array(value, order="C"))
+            else:
+                _graphs.copy_array(var, value)
             self._timeline.switch(before)
+
+    def house(self, variables: Sequence[Any]) -> None:
+        """Move values of shared variables into this rank's region."""
+        for var in variables:
+            if self._is_outside(var):
+                _graphs.set_array(var, np.array(_graphs.get_array(var), order="C"))
+
+    def _is_outside(self, var: Any) -> bool:
+        """Whether a value is not in the region where it might be."""
+        value = _graphs.get_array(var)
+        if self._regions.base is None or not isinstance(value, np.ndarray):
+            return False
+        return value.nbytes >= native.SMALLEST_BLOCK and self._regions.offset(value) is None
 
     def _all_reduce(self, command: AllReduce) -> None:
         """Over NCCL what can go that way, the rest over shared memory."""

@@ -21,7 +21,8 @@ from synkhronos._collectives import (
     accumulates,
     connect,
 )
-from synkhronos._memory import Passage, SegmentRef, SegmentTable
+from synkhronos._core import native
+from synkhronos._memory import Passage, SegmentRef, SegmentTable, look_at_free_memory
 from synkhronos._partition import Rows, Selection, pieces, take
 from synkhronos._rank.commands import Bind, Call, Command, Connect, Load, Record, Settle, Shapes
 from synkhronos._rank.excerpts import Excerpts
@@ -44,27 +45,35 @@ class Replica:
         Where the ranks' collectives work.
     segments : SegmentTable
     variables : VariableTable
+    regions : Regions
+        Where this rank has its region.
     """
 
     def __init__(
-        self, team: Team, workspace: Workspace, segments: SegmentTable, variables: _graphs.VariableTable
+        self,
+        team: Team,
+        workspace: Workspace,
+        segments: SegmentTable,
+        variables: _graphs.VariableTable,
+        regions: native.Regions,
     ) -> None:
         self.rank = team.rank
         self.n_ranks = team.n_ranks
         self.is_master = team.rank == team.master_rank
         self.segments = segments
         self.variables = variables
+        self.regions = regions
         self.functions: dict[int, Any] = {}
         self.thread_limits = ThreadLimits(team.n_ranks, quiet=not self.is_master)
         self.context: Any = None  # of the rank's GPU
         self._team = team
         self._timeline = team.timeline
         self._excerpts = Excerpts(segments)
-        self._exchange = Exchange(team, workspace, segments, variables, self._excerpts)
+        self._exchange = Exchange(team, workspace, segments, variables, self._excerpts, regions=regions)
         self.outbox = self._exchange.outbox
         self.publish: Callable[[Sequence[Any]], Arrays] = self._exchange.publish
         self._handlers: dict[type, Callable[[Any], Any]] = {
-            Settle: lambda command: None,
+            Settle: self._settle,
             Record: self._record,
             Bind: self._bind,
             Connect: self._connect,
@@ -79,7 +88,15 @@ class Replica:
         return f"{type(command).__name__} {function or ''}".rstrip()
 
     def execute(self, command: Command) -> Any:
-        """Carry out one command; returns arrays for `Call` and `Get`, else metadata or ``None``."""
+        """Carry out one command, in memory of this rank's region.
+
+        Returns arrays for `Call`, `Get` and `Reduce`, else metadata or ``None``.
+        """
+        if self.regions.short:
+            look_at_free_memory(self.regions, self.n_ranks)
+        return self.regions.call(self._execute, command)
+
+    def _execute(self, command: Command) -> Any:
         kind = type(command)
         if self._timeline.tracing:
             self._timeline.name(self.describe(command))
@@ -89,6 +106,10 @@ class Replica:
             return self._handlers[kind](command)
         finally:
             self._timeline.switch(CONTROL)
+
+    def _settle(self, command: Settle) -> None:
+        if command.trim:
+            self.regions.trim()
 
     def _record(self, command: Record) -> Notes | None:
         if not command.on:
@@ -129,6 +150,10 @@ class Replica:
         self._exchange.meet_in_nccl(connect(self.context, command.clique, self.n_ranks, self.rank))
 
     # -- functions
+
+    def house(self, variables: Sequence[Any]) -> None:
+        """Have the values of shared variables in this rank's region, from where other ranks can read them."""
+        self.regions.call(self._exchange.house, variables)
 
     def _load(self, command: Load) -> None:
         if not self.is_master and (command.ranks is None or self.rank in command.ranks):

@@ -172,7 +172,7 @@ class Dispatcher:
         with deferred_interrupts():
             self._ledger.forget_outboxes(ranks)
             inherited = self._replica.segments.lent()  # in this frame, which workers keep
-            self._team.replace(ranks)
+            self._replica.regions.share(self._team.replace, ranks)
             del inherited
         assert self._restore is not None
         try:

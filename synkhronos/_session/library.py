@@ -150,6 +150,7 @@ class Library:
         with deferred_interrupts():  # what the ranks have now is noted here
             for new, var in bundle.new.items():
                 self._replica.variables.put(new, var)
+            self._replica.house(list(bundle.new.values()))
 
     def _settled(self, key: int) -> None:
         """The function ``key`` is no longer pending."""

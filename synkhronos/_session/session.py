@@ -22,8 +22,7 @@ from synkhronos._memory import (
     ArrayRef,
     Segment,
     SegmentTable,
-    keep_freed_memory,
-    return_freed_memory,
+    make_regions,
 )
 from synkhronos._rank import (
     Arrays,
@@ -79,26 +78,27 @@ class Session:
         workspace = Workspace(self.n_ranks)
         self._team = Team(devices, master_rank, spin, options.timeout)
         self.timeline = self._team.timeline
+        regions = make_regions(self.n_ranks, master_rank)
 
         def work(rank: int) -> None:
             if hasattr(self, "_dispatcher"):  # a worker in the place of one that died
                 self._ledger.abandon()
             gc.freeze()  # what was inherited is not this process's to collect: quicker, and its pages stay shared
             self.timeline.reset(rank)
+            regions.take(rank)
             finish = _graphs.start_worker(options.profile_workers)
-            replica = Replica(self._team, workspace, segments, _graphs.VariableTable(None))
+            replica = Replica(self._team, workspace, segments, _graphs.VariableTable(None), regions)
             replica.thread_limits.apply()
             serve(self._team, replica)
             finish()
 
         try:
             _graphs.prepare_fork()
-            keep_freed_memory()
             inherited = segments.lent()  # in this frame, which workers keep
-            self._team.start(work)
+            regions.share(self._team.start, work)
             del inherited
             table = _graphs.VariableTable(self._ledger.ended_variables)
-            self.replica = Replica(self._team, workspace, segments, table)
+            self.replica = Replica(self._team, workspace, segments, table, regions)
             self.replica.thread_limits.apply()
             self.replicas = Replicas(table, self.run, master_rank, options.check_replicas)
             self._library = Library(self.replica, self._ledger, self._load)
@@ -155,7 +155,12 @@ class Session:
         """For each rank, the shapes of shared variables there."""
         return self.run(Shapes(self.keys(variables)))
 
-    # -- shared memory
+    # -- memory
+
+    def private(self, value: Any) -> Any:
+        """A result of the master as the program gets it: never in a region, which is for the ranks."""
+        is_in_region = isinstance(value, np.ndarray) and self.replica.regions.offset(value) is not None
+        return value.copy() if is_in_region else value
 
     def stage(self, items: Sequence[Staged]) -> list[ArrayRef]:
         """Copy arrays, or rows of arrays, to where every rank can read them until something else is staged."""
@@ -197,7 +202,7 @@ class Session:
     def _make_room(self) -> None:
         """Have every rank forget what was dropped, because memory is short."""
         collect_garbage()
-        self.settle()
+        self.run(Settle(trim=True))
 
     # -- functions
 
@@ -248,7 +253,7 @@ class Session:
                 self._dispatcher.broken = CLOSED
                 self._team.stop()
             self.replica.thread_limits.restore()
-            return_freed_memory()
+            self.replica.regions.close()
             self.replica.outbox.free()
             self._ledger.close()
             if self.on_gpu:

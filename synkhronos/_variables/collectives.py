@@ -178,7 +178,7 @@ def reduce(shared_vars: Any, op: str = "avg", in_place: bool = True, nccl: bool 
         rest = _without(variables, direct)
         if rest:
             results = _run(session, "reduce", rest, Reduce(session.keys(rest), op, in_place))[session.master_rank]
-            reduced.update(zip(rest, results or ()))
+            reduced.update(zip(rest, map(session.private, results or ())))
         if not in_place:
             return like(shared_vars, [_graphs.to_host(reduced[var]) for var in variables])
         for var in direct:

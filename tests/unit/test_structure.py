@@ -18,7 +18,7 @@ PACKAGE = Path(synk.__file__).parent
 
 #: A folder, or a module beside them, imports from floors below its own; the listing of a floor is in no order.
 FLOORS = (
-    {"errors", "_compat", "_endings", "_interrupts", "_keywords", "_limits", "_partition"},
+    {"errors", "_compat", "_core", "_endings", "_interrupts", "_keywords", "_limits", "_partition"},
     {"_background", "_machine", "_memory"},
     {"_graphs", "_team"},
     {"_collectives"},
@@ -38,7 +38,7 @@ PUBLIC = {
     "broadcast", "scatter", "gather", "all_gather", "reduce", "all_reduce",
     "set_value", "get_value", "get_lengths", "get_shapes", "check_replicas",
     # instruments
-    "profile", "trace", "Profile",
+    "profile", "trace", "Profile", "memory",
     # errors
     "SynkhronosError", "SessionError", "DeviceError", "WorkerError", "WorkerDied", "WorkerRestarted", "WorkerTimeout",
 }  # fmt: skip

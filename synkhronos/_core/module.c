@@ -1,0 +1,20 @@
+/* The module `synkhronos._core.native`: each part adds its own functions and types. */
+#define SYNKHRONOS_MODULE_MAIN
+#include "module.h"
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "synkhronos._core.native", "The compiled core of synkhronos.", -1, NULL, NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit_native(void)
+{
+    import_array();
+    PyObject *module = PyModule_Create(&definition);
+    if (module == NULL)
+        return NULL;
+    if (synkhronos_add_regions(module) < 0) {
+        Py_DECREF(module);
+        return NULL;
+    }
+    return module;
+}

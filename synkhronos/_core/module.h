@@ -1,0 +1,19 @@
+/* What the parts of the module `synkhronos._core.native` have in common. */
+#ifndef SYNKHRONOS_MODULE_H
+#define SYNKHRONOS_MODULE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+/* NumPy's headers, in every file of the module the same. */
+#define NPY_NO_DEPRECATED_API NPY_1_22_API_VERSION
+#define NPY_TARGET_VERSION NPY_1_22_API_VERSION
+#define PY_ARRAY_UNIQUE_SYMBOL synkhronos_native_array_api
+#ifndef SYNKHRONOS_MODULE_MAIN
+#define NO_IMPORT_ARRAY
+#endif
+#include <numpy/arrayobject.h>
+
+int synkhronos_add_regions(PyObject *module);
+
+#endif

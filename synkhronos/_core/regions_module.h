@@ -1,0 +1,11 @@
+/* What the files that know both regions and Python share. */
+#ifndef SYNKHRONOS_REGIONS_MODULE_H
+#define SYNKHRONOS_REGIONS_MODULE_H
+
+#include "module.h"
+#include "regions.h"
+
+/* A handler of memory for NumPy, which has the regions: they are destroyed when it ends. */
+PyObject *regions_handler(struct regions *all);
+
+#endif

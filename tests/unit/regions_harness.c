@@ -1,0 +1,167 @@
+/* Threads that allocate, free each other's blocks and fork, for the sanitizers to look at. */
+#define _GNU_SOURCE
+#include "regions.h"
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define N_THREADS 4
+#define N_SLOTS 24
+#define N_ROUNDS 600
+#define N_FORKS 6
+#define REGION ((size_t)96 << 20)
+
+#define CHECK(truth)                                                                                                   \
+    do {                                                                                                               \
+        if (!(truth)) {                                                                                                \
+            fprintf(stderr, "%s:%d: not %s\n", __FILE__, __LINE__, #truth);                                            \
+            _exit(1);                                                                                                  \
+        }                                                                                                              \
+    } while (0)
+
+static struct regions *all;
+
+/* Blocks that any thread may take over. */
+static struct slot {
+    pthread_mutex_t lock;
+    unsigned char *block, mark;
+    size_t n_bytes;
+} slots[N_SLOTS];
+
+static void stamp(struct slot *slot, unsigned char mark)
+{
+    slot->mark = mark;
+    memset(slot->block, mark, slot->n_bytes);
+}
+
+static void check(const struct slot *slot, size_t n_bytes)
+{
+    for (size_t i = 0; i < n_bytes; i += i < 64 ? 1 : 509)
+        CHECK(slot->block[i] == slot->mark);
+    if (n_bytes > 0)
+        CHECK(slot->block[n_bytes - 1] == slot->mark);
+}
+
+static size_t some_size(unsigned *seed)
+{
+    unsigned power = (unsigned)rand_r(seed) % 8;
+    return ((size_t)rand_r(seed) % ((size_t)16384 << power)) + 1;
+}
+
+static void work_on(struct slot *slot, unsigned *seed)
+{
+    size_t n_bytes = some_size(seed);
+    if (slot->block == NULL && rand_r(seed) % 2) {
+        slot->block = regions_calloc(all, n_bytes, 1);
+        CHECK(slot->block != NULL);
+        for (size_t i = 0; i < n_bytes; i++)
+            CHECK(slot->block[i] == 0);
+    } else if (slot->block == NULL) {
+        slot->block = regions_malloc(all, n_bytes);
+    } else if (rand_r(seed) % 4 == 0) {
+        size_t kept = n_bytes < slot->n_bytes ? n_bytes : slot->n_bytes;
+        check(slot, slot->n_bytes);
+        slot->block = regions_realloc(all, slot->block, n_bytes);
+        check(slot, kept);
+    } else {
+        check(slot, slot->n_bytes);
+        regions_free(all, slot->block);
+        slot->block = NULL;
+        return;
+    }
+    ptrdiff_t offset = regions_offset(all, slot->block, n_bytes);
+    CHECK(offset < 0 || offset % 4096 == 0);
+    CHECK(offset < 0 || regions_base(all) + offset == (char *)slot->block);
+    slot->n_bytes = n_bytes;
+    stamp(slot, (unsigned char)rand_r(seed));
+}
+
+static void *work(void *argument)
+{
+    unsigned seed = (unsigned)(uintptr_t)argument;
+    for (int round = 0; round < N_ROUNDS; round++) {
+        struct slot *slot = &slots[(unsigned)rand_r(&seed) % N_SLOTS];
+        pthread_mutex_lock(&slot->lock);
+        work_on(slot, &seed);
+        pthread_mutex_unlock(&slot->lock);
+        if (round % 7 == 0)
+            regions_end_command(all);
+        if (round % 501 == 0)
+            regions_trim(all);
+        if (regions_short(all))
+            regions_allow(all, 2 * REGION);
+    }
+    return NULL;
+}
+
+/* Nothing that the sanitizers' own malloc, which other threads were in, would have to do. */
+static void live_in_child(struct slot *held, int has_copies)
+{
+    if (has_copies) {
+        check(held, held->n_bytes);
+        stamp(held, 99);
+    }
+    regions_free(all, held->block);
+    regions_end_command(all);
+    _exit(0);
+}
+
+static void fork_child(struct slot *held, int copies)
+{
+    for (int i = 0; copies && i < N_SLOTS; i++) /* where Python forks, nobody else writes: it holds its lock */
+        pthread_mutex_lock(&slots[i].lock);
+    if (copies)
+        CHECK(regions_before_fork() == 0);
+    for (int i = 0; copies && i < N_SLOTS; i++)
+        pthread_mutex_unlock(&slots[i].lock);
+    pid_t pid = fork();
+    if (pid == 0)
+        live_in_child(held, copies);
+    CHECK(pid > 0);
+    if (copies)
+        regions_after_fork();
+    stamp(held, (unsigned char)(held->mark + 1));
+    int status;
+    CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    check(held, held->n_bytes);
+}
+
+int main(int n, char **arguments)
+{
+    int fd = memfd_create("harness", MFD_CLOEXEC), is_private = n > 1 && strcmp(arguments[1], "private") == 0;
+    all = regions_create(is_private ? -1 : fd, is_private ? 1 : 3, is_private ? 0 : 1, REGION, REGION / 4);
+    CHECK(all != NULL);
+    regions_allow(all, 2 * REGION);
+    for (int i = 0; i < N_SLOTS; i++)
+        pthread_mutex_init(&slots[i].lock, NULL);
+    struct slot held = {.block = regions_malloc(all, 300000), .n_bytes = 300000};
+    stamp(&held, 5);
+    pthread_t threads[N_THREADS];
+    for (uintptr_t i = 0; i < N_THREADS; i++)
+        CHECK(pthread_create(&threads[i], NULL, work, (void *)(i + 1)) == 0);
+    for (int i = 0; i < N_FORKS; i++)
+        fork_child(&held, i % 2);
+    for (int i = 0; i < N_THREADS; i++)
+        pthread_join(threads[i], NULL);
+    for (int i = 0; i < N_SLOTS / 2; i++)
+        regions_free(all, slots[i].block);
+    regions_close(all);
+    CHECK(regions_count(all, is_private ? 0 : 1).kept == 0);
+    void *late = regions_malloc(all, 100000);
+    for (int i = N_SLOTS / 2; i < N_SLOTS; i++)
+        regions_free(all, slots[i].block);
+    check(&held, held.n_bytes);
+    regions_free(all, held.block);
+    CHECK(regions_offset(all, held.block, 1) < 0);
+    regions_free(all, late);
+    regions_destroy(all);
+    if (is_private)
+        close(fd);
+    puts("fine");
+    return 0;
+}

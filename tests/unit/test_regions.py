@@ -1,0 +1,496 @@
+"""Regions by themselves: blocks against a model, their pages against what the file holds, limits, forks, sanitizers."""
+
+import contextvars
+import gc
+import os
+import shutil
+import subprocess
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support import ROOT, run_script
+
+from synkhronos._core import native
+from synkhronos._memory.anonymous import new_descriptor
+
+MEGABYTE = 1 << 20
+SIZE = 256 * MEGABYTE
+PAGE = 4096
+
+
+class Made:
+    """Regions over a file that the test can look at, and how to allocate there."""
+
+    def __init__(self, n_ranks=2, rank=0, size=SIZE, keep=SIZE, shared=True):
+        fd = new_descriptor() if shared else -1
+        self.regions = native.Regions(fd, n_ranks, rank, size, keep)
+        self.regions.allow(size)
+        self.rank = rank
+        self._file = os.dup(fd) if shared else None
+
+    def make(self, function, *arguments, **keywords):
+        """What a function gives that allocates in the region."""
+        return self.regions.call(lambda _: function(*arguments, **keywords), None)
+
+    def run(self, n_commands):
+        for _ in range(n_commands):
+            self.regions.call(lambda _: None, None)
+
+    def counts(self):
+        return self.regions.counts()[self.rank]
+
+    def pages(self):
+        """Bytes that the file has, but for the page of counts."""
+        return os.fstat(self._file).st_blocks * 512 - PAGE
+
+    def close(self):
+        self.regions.close()
+        if self._file is not None:
+            os.close(self._file)
+
+
+@pytest.fixture
+def made():
+    one = Made()
+    yield one
+    one.close()
+
+
+def block(n_bytes):
+    """The size of the block for so many bytes, by another way than the library's."""
+    if n_bytes < native.SMALLEST_BLOCK:
+        return 0
+    pages = -(-n_bytes // PAGE)
+    unit = 1
+    while pages > 8 * unit:
+        unit *= 2
+    return max(4, -(-pages // unit)) * unit * PAGE
+
+
+# ---------------------------------------------------------------- blocks
+
+n_bytes = st.one_of(st.integers(1, 100_000), st.integers(1, 12 * MEGABYTE), st.integers(1, 40).map(lambda n: n * PAGE))
+action = st.one_of(
+    st.tuples(st.sampled_from(["empty", "zeros"]), n_bytes),
+    st.tuples(st.just("resize"), st.tuples(st.integers(0, 99), n_bytes)),
+    st.tuples(st.just("free"), st.integers(0, 99)),
+    st.tuples(st.just("run"), st.integers(1, 200)),
+    st.tuples(st.just("trim"), st.none()),
+)
+
+
+def act(one, arrays, marks, what, how):
+    if what in ("empty", "zeros"):
+        array = one.make(getattr(np, what), how, np.uint8)
+        assert what == "empty" or not array.any()
+        arrays.append(array)
+        marks.append(len(marks) % 251 + 1)
+    elif what == "resize" and arrays:
+        which, size = how[0] % len(arrays), how[1]
+        kept = min(size, arrays[which].size)
+        arrays[which].resize(size, refcheck=False)
+        assert (arrays[which][:kept] == marks[which]).all()
+    elif what == "free" and arrays:
+        del arrays[how % len(arrays)], marks[how % len(marks)]
+        return
+    elif what == "run":
+        one.run(how)
+    elif what == "trim":
+        one.regions.trim()
+        assert one.counts()[1] == 0
+    for array, mark in zip(arrays[-1:], marks[-1:]):
+        array[:] = mark
+    if what == "resize" and arrays:
+        arrays[which][:] = marks[which]
+
+
+def check(one, arrays, marks):
+    for array, mark in zip(arrays, marks):
+        assert (array == mark).all()
+        inside = one.regions.offset(array)
+        if inside is not None:
+            assert inside % 4096 == 0
+            assert one.regions.base + inside == array.ctypes.data
+            assert SIZE <= inside < 2 * SIZE
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("keep", [0, 3 * MEGABYTE, SIZE])
+@given(actions=st.lists(action, max_size=40))
+def test_blocks_against_a_model(actions, keep, shared):
+    one = Made(n_ranks=3 if shared else 1, rank=1 if shared else 0, keep=keep, shared=shared)
+    arrays, marks = [], []
+    for what, how in actions:
+        act(one, arrays, marks, what, how)
+        check(one, arrays, marks)
+        in_use, kept, largest = one.counts()
+        assert in_use <= largest
+        assert kept <= keep
+        if shared:
+            assert in_use == sum(block(each.nbytes) for each in arrays if one.regions.offset(each) is not None)
+            assert one.pages() == in_use + kept
+    one.close()
+
+
+def test_blocks_are_a_quarter_too_large_at_most(made):
+    for size in [native.SMALLEST_BLOCK, *np.random.RandomState(0).randint(native.SMALLEST_BLOCK, 9 * MEGABYTE, 300)]:
+        array = made.make(np.empty, int(size), np.uint8)
+        assert made.counts()[0] == block(size) <= max(1.25 * size + PAGE, native.SMALLEST_BLOCK)
+        del array
+    small = made.make(np.empty, native.SMALLEST_BLOCK - 1, np.uint8)
+    assert made.regions.offset(small) is None
+
+
+def test_freed_blocks_are_used_again_and_zeroed_where_zeros_are_wanted(made):
+    array = made.make(np.ones, 100_000, np.uint8)
+    where = array.ctypes.data
+    del array
+    for function in (np.ones, np.zeros, np.ones, np.zeros):
+        array = made.make(function, 100_000, np.uint8)
+        assert array.ctypes.data == where
+        assert (array == (function is np.ones)).all()
+        del array
+
+
+def test_what_commands_no_longer_need_is_given_back(made):
+    for _ in range(300):
+        made.make(lambda: [np.ones(MEGABYTE, np.uint8) for _ in range(2)])
+    assert made.counts()[:2] == (0, 2 * MEGABYTE)
+    first = made.make(np.ones, 20 * MEGABYTE, np.uint8)
+    del first
+    assert made.counts()[1] == 22 * MEGABYTE == made.pages()
+    for _ in range(130):
+        made.make(np.ones, MEGABYTE, np.uint8)
+    assert made.counts()[1] == MEGABYTE == made.pages()
+
+
+def test_pages_are_kept_up_to_a_bound():
+    one = Made(keep=5 * MEGABYTE)
+    arrays = one.make(lambda: [np.ones(MEGABYTE, np.uint8) for _ in range(20)])
+    arrays.clear()
+    assert one.counts()[1] == 5 * MEGABYTE == one.pages()
+    one.close()
+    assert one.counts() == (0, 0, 0)
+
+
+def test_addresses_of_what_was_given_back_join_again():
+    """A region has twice its memory's worth of arrays of one size, then of another."""
+    one = Made(size=8 * MEGABYTE)
+    for n in (20_000, 70_000, 300_000, 3_000_000, 8 * MEGABYTE):
+        arrays = one.make(lambda n=n: [np.ones(n, np.uint8) for _ in range(8 * MEGABYTE // block(n))])
+        assert all(one.regions.offset(array) is not None for array in arrays)
+        arrays.clear()
+        one.regions.trim()
+    one.close()
+
+
+def test_where_arrays_lie(made):
+    array = made.make(np.zeros, (100, 300))
+    start = made.regions.offset(array)
+    assert made.regions.offset(array[3:, 7:]) == start + 8 * (3 * 300 + 7)
+    assert made.regions.offset(array.T[::-1]) == start + 8 * 299
+    assert made.regions.offset(array[::-2, ::-1]) == start + 8 * (99 * 300 + 299)
+    assert made.regions.offset(array[:0]) == start
+    assert made.regions.offset(np.zeros(10_000)) is None
+    assert made.regions.offset(np.zeros(())) is None
+    with pytest.raises(TypeError, match="expected an array"):
+        made.regions.offset([1])
+    beyond = np.lib.stride_tricks.as_strided(array, (2**40,), (8,))
+    assert made.regions.offset(beyond) is None
+
+
+# ---------------------------------------------------------------- who allocates there
+
+
+def test_the_handler_is_set_within_a_call_alone(made):
+    def fails():
+        assert made.regions.offset(np.ones(10_000)) is not None
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        made.make(fails)
+    assert made.regions.offset(np.ones(10_000)) is None
+    inner = made.make(lambda: made.make(np.ones, 10_000))
+    assert made.regions.offset(inner) is not None
+    context = contextvars.copy_context()
+    assert made.regions.offset(context.run(made.make, np.ones, 10_000)) is not None
+    assert made.regions.offset(context.run(np.ones, 10_000)) is None
+    assert made.make(lambda: made.regions.offset(contextvars.Context().run(np.ones, 10_000))) is None
+
+
+def test_another_handler_comes_back():
+    other, one = Made(), Made()
+    array = other.make(lambda: (one.make(np.ones, 10_000), np.ones(10_000)))
+    assert one.regions.offset(array[0]) is not None
+    assert other.regions.offset(array[1]) is not None
+    one.close(), other.close()
+
+
+def test_threads_do_not_allocate_there_and_may_free(made):
+    found = []
+
+    def start():
+        thread = threading.Thread(target=lambda: found.append(made.regions.offset(np.ones(10_000))))
+        thread.start()
+        thread.join()
+
+    made.make(start)
+    assert found == [None]
+    arrays = made.make(lambda: [np.ones(10_000) for _ in range(100)])
+    threads = [threading.Thread(target=lambda: [arrays.pop() for _ in range(25)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert made.counts()[0] == 0
+
+
+def mapped(text="/memfd:synkhronos"):
+    with open("/proc/self/maps") as maps:
+        return [line for line in maps if text in line]
+
+
+def test_a_mapping_lives_as_long_as_its_last_block():
+    before = len(mapped())
+    one = Made()
+    small, large = one.make(lambda: (np.ones(3), np.ones(100_000)))
+    one.close()
+    assert len(mapped()) > before
+    late = one.make(np.ones, 100_000)
+    assert one.regions.offset(late) is None
+    del one
+    large += 1
+    assert (large == 2).all()
+    del large
+    assert len(mapped()) == before
+    assert (small == 1).all()
+    small.resize(100_000, refcheck=False)
+    del small, late
+
+
+def test_freeing_at_exit_and_at_any_time_after_closing():
+    run_script(
+        """
+        from synkhronos._core import native
+        from synkhronos._memory.anonymous import new_descriptor
+        kept = []
+        for _ in range(3):
+            regions = native.Regions(new_descriptor(), 2, 0, 1 << 28, 1 << 28)
+            regions.allow(1 << 28)
+            kept.append(regions.call(np.ones, 100_000))
+            kept.append(regions.call(np.ones, 3))
+            regions.close()
+        class Late:
+            def __del__(self):
+                assert (self.array == 1).all()
+        late = Late()
+        late.array = kept[0]
+        late.itself = late
+        del kept[1]
+        """
+    )
+
+
+# ---------------------------------------------------------------- too little memory
+
+
+def test_what_may_not_be_taken_is_mallocs(made):
+    made.regions.allow(10 * MEGABYTE)
+    arrays = made.make(lambda: [np.ones(3 * MEGABYTE, np.uint8) for _ in range(5)])
+    assert sum(made.regions.offset(array) is not None for array in arrays) == 3
+    assert made.regions.short
+    assert all((array == 1).all() for array in arrays)
+    arrays.clear()
+    array = made.make(np.ones, 8 * MEGABYTE, np.uint8)  # in the place of what was kept
+    assert made.regions.offset(array) is not None
+    assert made.pages() == 8 * MEGABYTE
+
+
+def test_more_than_a_region():
+    one = Made(size=4 * MEGABYTE)
+    one.regions.allow(SIZE)
+    arrays = one.make(lambda: [np.ones(n * MEGABYTE, np.uint8) for n in (3, 1, 1, 9)])
+    assert [one.regions.offset(array) is not None for array in arrays] == [True, True, False, False]
+    arrays[0].resize(9 * MEGABYTE, refcheck=False)
+    assert arrays[0].sum() == 3 * MEGABYTE
+    one.close()
+    with pytest.raises(MemoryError):
+        one.make(np.empty, 2**60, np.uint8)
+
+
+def test_a_descriptor_that_the_program_has_closed_is_not_touched():
+    run_script(
+        """
+        from synkhronos._core import native
+        from synkhronos._memory.anonymous import new_descriptor
+        fd = new_descriptor()
+        regions = native.Regions(fd, 2, 0, 1 << 28, 1 << 28)
+        regions.allow(1 << 28)
+        first = regions.call(np.ones, 100_000)
+        os.close(fd)
+        with open("theirs", "w+b") as theirs:
+            assert theirs.fileno() == fd
+            second = regions.call(np.ones, 100_000)
+            assert os.fstat(fd).st_size == 0 == os.fstat(fd).st_blocks
+            del first
+            regions.trim()
+            regions.close()
+            assert os.fstat(fd).st_size == 0
+            assert (second == 1).all()
+        os.unlink("theirs")
+        """
+    )
+
+
+# ---------------------------------------------------------------- forks
+
+
+def in_child(function):
+    """Whether a function is true in a child that is forked."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os._exit(0 if function() else 1)
+        finally:
+            os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_a_child_has_the_values_of_its_birth_for_itself(made):
+    arrays = made.make(lambda: [np.full(n, 3.0) for n in (5_000, 100_000, 9_000, 20_000)])
+    del arrays[2]  # a gap between the live ones
+    ready, go = os.pipe(), os.pipe()
+
+    def live():
+        os.write(ready[1], b"x")
+        os.read(go[0], 1)  # the parent has written meanwhile
+        right = all((array == 3).all() for array in arrays)
+        for array in arrays:
+            array[:] = 7
+        other = made.make(np.ones, 100_000)
+        right &= made.regions.offset(other) is None and made.regions.offset(arrays[0]) is None
+        arrays.pop()
+        right &= (arrays[0] == 7).all() and bool((other == 1).all())
+        grandchild = in_child(lambda: (arrays[0] == 7).all() and arrays.clear() is None)
+        arrays.clear()
+        gc.collect()
+        return right and grandchild
+
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if live() else 1)
+    os.read(ready[0], 1)
+    in_use = made.counts()
+    for array in arrays:
+        array[:] = 5
+    fresh = made.make(np.full, 9_000, 5.0)
+    os.write(go[1], b"x")
+    assert os.waitpid(pid, 0)[1] == 0
+    assert all((array == 5).all() for array in [*arrays, fresh])
+    assert made.counts()[0] == in_use[0] + block(fresh.nbytes)
+    for end in (*ready, *go):
+        os.close(end)
+
+
+def test_a_child_holds_nothing_of_the_memory(made):
+    array = made.make(np.ones, 100_000)
+    assert in_child(lambda: not [line for line in mapped() if "s " in line.split()[1]] and (array == 1).all())
+
+
+def test_forks_while_threads_allocate(made):
+    """Whatever they are in the midst of: a child never waits for a lock that another thread had."""
+    over = threading.Event()
+    held = made.make(np.full, 30_000, 4.0)
+
+    def allocate():
+        while not over.is_set():
+            made.make(lambda: [np.ones(n * 3_000) for n in range(1, 9)])
+
+    threads = [threading.Thread(target=allocate) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(40):
+            assert in_child(lambda: (held == 4).all() and made.make(np.ones, 50_000).all())
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert (held == 4).all()
+
+
+def test_a_child_without_room_for_copies_is_told(made):
+    array = made.make(np.ones, MEGABYTE)
+    made.regions.allow(MEGABYTE)
+    with pytest.warns(RuntimeWarning, match=r"no copy of the 8,?388,?608 bytes"):
+        pid = os.fork()
+        if pid == 0:
+            os._exit(int(array[0]))
+    assert os.waitpid(pid, 0)[1] == 11  # SIGSEGV, and not somebody else's values
+    made.regions.allow(9 * MEGABYTE)
+    assert in_child(lambda: array[0] == 1)
+
+
+def test_ranks_share_and_take_regions_over():
+    """One that is forked in the place of another finds its own region empty, and those of others as they are."""
+    one = Made(n_ranks=3, rank=0)
+    array = one.make(np.full, 100_000, 2.0)
+    start = one.regions.offset(array)
+
+    def live(rank):
+        def work(_):
+            pid = os.fork()
+            if pid == 0:
+                one.regions.take(rank)
+                one.regions.allow(SIZE)
+                right = one.regions.counts()[rank] == (0, 0, 0)
+                own = one.make(np.zeros, 100_000)  # of pages that had something else before
+                right &= not own.any() and one.regions.offset(own) == rank * SIZE
+                own[:] = rank
+                array[rank] = 10 + rank
+                os._exit(0 if right and not in_child(lambda: own[0] != rank) else 1)
+            return pid
+
+        return work
+
+    for rank in (1, 2, 2):
+        assert os.waitpid(one.regions.share(live(rank), None), 0)[1] == 0
+    assert (array[:4] == [2, 11, 12, 2]).all()
+    assert one.regions.offset(array) == start
+    assert [count[0] for count in one.regions.counts()] == [block(array.nbytes)] * 3
+    beside = np.ndarray(100_000, np.float64, (native_bytes(one, array)), 2 * SIZE - start)
+    assert (beside == 2).all()
+    assert in_child(lambda: array[1] == 11)  # no rank any more
+    one.close()
+
+
+def native_bytes(one, array):
+    """All regions from an array on, as a buffer."""
+    import ctypes
+
+    return (ctypes.c_char * (3 * SIZE - one.regions.offset(array))).from_address(array.ctypes.data)
+
+
+# ---------------------------------------------------------------- sanitizers
+
+
+@pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
+def test_threads_under_sanitizers(sanitizers, tmp_path):
+    compiler, core = shutil.which("gcc"), ROOT / "synkhronos" / "_core"
+    flags = ["-std=gnu11", "-O1", "-g", "-pthread", f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"]
+    try:
+        program = tmp_path / "program"
+        subprocess.run([compiler or "gcc", *flags, "-x", "c", "-", "-o", program], input=b"int main(){}", check=True)
+        subprocess.run([program], check=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no compiler with these sanitizers")
+    sources = [core / f"regions{part}.c" for part in ("", "_map", "_fork", "_space")]
+    sources.append(ROOT / "tests" / "unit" / "regions_harness.c")
+    subprocess.run([compiler, *flags, f"-I{core}", *sources, "-o", program], check=True)
+    environment = {**os.environ, "TSAN_OPTIONS": "die_after_fork=0"}
+    for kind in ("shared", "private"):
+        done = subprocess.run([program, kind], env=environment, stdout=subprocess.PIPE, timeout=150, check=False)
+        assert (done.returncode, done.stdout) == (0, b"fine\n")
