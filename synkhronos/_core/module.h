@@ -14,4 +14,7 @@
 #endif
 #include <numpy/arrayobject.h>
 
+/* Each adds what one part has; -1 with an exception set. */
+int synkhronos_add_words(PyObject *module);
+
 #endif
