@@ -10,6 +10,7 @@ import sys
 import sysconfig
 
 from setuptools import Extension, setup
+
 from setuptools.command.build_ext import build_ext  # isort: skip
 from setuptools.errors import CCompilerError, ExecError, PlatformError  # isort: skip
 from distutils.command.install_headers import install_headers  # isort: skip  (setuptools brings distutils)

@@ -70,7 +70,7 @@ class Barrier:
     root : int
         The process from which all that meet here descend.
     restart : callable
-        ``restart(number)``: each rank calls this when it begins with a message, so that all agree on the steps that come.
+        ``restart(number)``: each rank calls this when it begins with a message, so that all agree on the steps to come.
     arrive : callable
         Tell the others that this rank has got here; returns what to `wait` for.
     """

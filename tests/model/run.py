@@ -1,4 +1,4 @@
-"""Check words.pml with spin: as it is, for two and three ranks, and broken in each of its ways, which has to be found."""
+"""Check words.pml with spin: as it is, for two and three ranks, and broken in each of its ways, which must be found."""
 
 import re
 import subprocess
