@@ -2,6 +2,7 @@
 # make test    run all tests, in two processes           (ARGS="-k data -n 0" is passed on to pytest)
 # make test-theano   run Theano's own tests   (ARGS=--quick for the quick ones, ARGS=theano.tests.test_rop for one module)
 # make test-opencl   run the tests of GPUs on OpenCL, which PoCL offers on CPU cores; apt brings it
+# make model   check the protocol by which ranks wait for each other, with the model checker spin; apt brings it
 # make soak    work for an hour with random faults, and write docs/soak.md   (SECONDS=60; ARGS="--episode 7" for one)
 # make bench   measure beside Theano, PyTorch and MPICH, and write docs/benchmarks.md  (ARGS="cnn mlp" for some)
 # make lint    check style and types                     make format    bring the code into that style
@@ -12,7 +13,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-theano test-opencl soak bench lint format docs wheel clean
+.PHONY: help demo test test-theano test-opencl model soak bench lint format docs wheel clean
 .NOTPARALLEL:
 
 VENV ?= .venv
@@ -41,6 +42,10 @@ test-theano: $(VENV)/with-test
 test-opencl: $(VENV)/with-test
 	@$(check-opencl)
 	$(BIN)/python -m synkhronos run -m pytest -m opencl $(ARGS)
+
+model:
+	@$(check-model)
+	$(PYTHON) tests/model/run.py
 
 SECONDS ?= 3600
 soak: $(VENV)/with-test
@@ -102,6 +107,12 @@ missing=; \
 for package in pocl-opencl-icd libclblast-dev libgpuarray-dev python3-pygpu; do \
     dpkg-query -W -f '$${Status}' $$package 2>/dev/null | grep -q "ok installed" || missing="$$missing $$package"; \
 done; \
+$(install-missing)
+endef
+
+define check-model
+missing=; \
+for command in gcc spin; do command -v $$command >/dev/null || missing="$$missing $$command"; done; \
 $(install-missing)
 endef
 

@@ -12,7 +12,7 @@ PyMODINIT_FUNC PyInit_native(void)
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL)
         return NULL;
-    if (synkhronos_add_regions(module) < 0) {
+    if (synkhronos_add_regions(module) || synkhronos_add_words(module)) {
         Py_DECREF(module);
         return NULL;
     }

@@ -14,6 +14,8 @@
 #endif
 #include <numpy/arrayobject.h>
 
+/* Each adds what one part has; not 0, with an exception set, if that fails. */
 int synkhronos_add_regions(PyObject *module);
+int synkhronos_add_words(PyObject *module);
 
 #endif

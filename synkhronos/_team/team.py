@@ -29,7 +29,7 @@ from synkhronos._team.log import log
 from synkhronos._team.member import Member
 from synkhronos._team.patience import Patience
 from synkhronos._team.process import describe_exit
-from synkhronos._team.signals import Barrier, Signals
+from synkhronos._team.signals import ANSWERED, SENT, Barrier, Signals
 from synkhronos._team.timeline import CONTROL, OUTSIDE, Timeline
 from synkhronos.errors import CollectiveAborted, SessionError, WorkerDied, WorkerTimeout
 
@@ -111,10 +111,10 @@ class Team:
         for segment in memory:
             self._give(segment)
         self._mailbox.put(message, self._give)
-        self._begin(self.signals.sent[0] + 1)
+        self._begin(self.signals.sent + 1)
         self._patience.begin()
-        self.signals.answered[self.master_rank] = self._number
-        self.signals.post(self.signals.sent, 0, self._number, self.workers)
+        self.signals.set_answered(self.master_rank, self._number)
+        self.signals.post(SENT, self._number)
 
     def _begin(self, number: int) -> None:
         self._number = number
@@ -123,7 +123,7 @@ class Team:
     @property
     def outstanding(self) -> bool:
         """Whether a message has been sent whose answers were not collected."""
-        return self.signals.sent[0] != self._collected
+        return self.signals.sent != self._collected
 
     def collect(self) -> list[bytes | None]:
         """Wait for the answers of all workers, by rank; ``None`` at the master's. May be called again if interrupted.
@@ -136,7 +136,7 @@ class Team:
             If workers take longer than the timeout.
         """
         self.timeline.rest(self._number)
-        self.signals.wait(self.signals.answered, self._number, self.check_workers)
+        self.signals.wait(ANSWERED, self._number, self.check_workers)
         self.timeline.resume(self._number, CONTROL)
         answers: list[bytes | None] = [None] * self.n_ranks
         for rank, member in list(self._members.items()):
@@ -148,7 +148,7 @@ class Team:
 
     def unanswered(self) -> list[int]:
         """The workers that have not answered the last message."""
-        answered = self.signals.answered.tolist()
+        answered = self.signals.answered
         return [rank for rank in self.workers if answered[rank] != self._number]
 
     def check_workers(self) -> None:
@@ -166,7 +166,7 @@ class Team:
             )
         if self._patience.is_over():
             silent = self.unanswered()
-            steps = self.signals.arrived.tolist()
+            steps = self.signals.arrived
             rank = min(silent, key=lambda rank: steps[rank], default=self.master_rank)
             pid = self._members[rank].process.pid if rank in self.workers else os.getpid()
             raise WorkerTimeout(
@@ -185,14 +185,14 @@ class Team:
         while set(self.unanswered()) - set(self.dead()):
             if patience.is_over():
                 return False
-            self.signals.sleep(self.signals.answered, self._number, lambda: None)
+            self.signals.park(ANSWERED, self._number)
         return True
 
     def replace(self, ranks: Sequence[int]) -> None:
         """Fork new workers in place of dead ones, while all others are idle."""
         self.signals.reset()
         for rank in ranks:
-            self.signals.answered[rank] = self._number
+            self.signals.set_answered(rank, self._number)
             self._fork(rank)
         self._collected = self._number
 
@@ -229,7 +229,7 @@ class Team:
 
     def receive(self) -> bytes:
         """Wait for the master's next message."""
-        self.signals.wait(self.signals.sent, self._number + 1, self.check_master)
+        self.signals.wait(SENT, self._number + 1, self.check_master)
         self.timeline.resume(self._number, OUTSIDE)
         self.timeline.begin()
         self._begin(self._number + 1)
@@ -240,7 +240,7 @@ class Team:
         self._answers[self.signals.rank].put(message, self.passage.give)
         self.timeline.end()
         self.timeline.rest(self._number)
-        self.signals.post(self.signals.answered, self.signals.rank, self._number, (self.master_rank,))
+        self.signals.post(ANSWERED, self._number)
 
     # -- both
 

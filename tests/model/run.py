@@ -1,0 +1,68 @@
+"""Check words.pml with spin: as it is, for two and three ranks, and broken in each of its ways, which must be found."""
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+MODEL = Path(__file__).with_name("words.pml")
+
+#: Nobody is left waiting; and, with weak fairness, nobody goes round in circles for ever.
+STUCK = (["-DSAFETY"], [])
+ENDLESS = (["-DNP"], ["-l", "-f"])
+NOTHING, FAILURE, DEATH = range(3)
+
+CHECKS = [
+    *[({"N": 2, "MESSAGES": 2, "BARRIERS": 2, "FAULT": fault}, STUCK) for fault in (NOTHING, FAILURE, DEATH)],
+    *[({"N": 2, "MESSAGES": 2, "BARRIERS": 2, "FAULT": fault}, ENDLESS) for fault in (NOTHING, FAILURE, DEATH)],
+    ({"N": 3, "MESSAGES": 1, "BARRIERS": 2, "FAULT": NOTHING}, STUCK),
+    *[({"N": 3, "MESSAGES": 1, "BARRIERS": 1, "FAULT": fault}, STUCK) for fault in (FAILURE, DEATH)],
+]
+BROKEN = [
+    ({"N": 2, "MESSAGES": 2, "BARRIERS": 2, "FAULT": fault, "BROKEN": number}, kind)
+    for number, fault, kind in [
+        (1, NOTHING, STUCK),
+        (2, FAILURE, STUCK),
+        (3, NOTHING, STUCK),
+        (4, NOTHING, STUCK),
+        (5, FAILURE, STUCK),
+        (6, DEATH, ENDLESS),
+    ]
+]
+
+
+def finds_an_error(settings, kind):
+    """Whether spin finds one; it looks at everything that can happen until it does."""
+    defines, options = kind
+    with tempfile.TemporaryDirectory() as folder:
+
+        def run(*command):
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+            if done.returncode:
+                sys.exit(f"{' '.join(command)}: {done.stdout}{done.stderr}")
+            return done.stdout
+
+        run("spin", "-a", *[f"-D{name}={value}" for name, value in settings.items()], str(MODEL))
+        run("gcc", "-O2", "-w", "-DCOLLAPSE", *defines, "-o", "pan", "pan.c")
+        report = run("./pan", "-m1000000", "-w24", *options)
+    found = "errors: 0" not in report
+    if not found and ("max search depth too small" in report or "Search not completed" in report):
+        sys.exit(f"the search was not complete:\n{report}")
+    print(re.search(r"\d+ states, stored", report).group(), end=", ")
+    return found
+
+
+def main():
+    """Print what is found; ends with status 1 if that is not what there is."""
+    wrong = 0
+    for settings, kind in CHECKS + BROKEN:
+        print(" ".join(f"{name}={value}" for name, value in settings.items()), *kind[0], end=": ")
+        found = finds_an_error(settings, kind)
+        is_wrong = found != ("BROKEN" in settings)
+        print("an error" if found else "no error", "(WRONG)" if is_wrong else "", flush=True)
+        wrong += is_wrong
+    sys.exit(f"{wrong} of {len(CHECKS + BROKEN)} checks went wrong" if wrong else 0)
+
+
+main()
