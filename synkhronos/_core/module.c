@@ -12,5 +12,9 @@ PyMODINIT_FUNC PyInit_native(void)
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL)
         return NULL;
+    if (synkhronos_add_reductions(module) < 0) {
+        Py_DECREF(module);
+        return NULL;
+    }
     return module;
 }

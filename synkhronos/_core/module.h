@@ -14,4 +14,6 @@
 #endif
 #include <numpy/arrayobject.h>
 
+int synkhronos_add_reductions(PyObject *module);
+
 #endif

@@ -18,7 +18,7 @@ PACKAGE = Path(synk.__file__).parent
 
 #: A folder, or a module beside them, imports from floors below its own; the listing of a floor is in no order.
 FLOORS = (
-    {"errors", "_compat", "_endings", "_interrupts", "_keywords", "_limits", "_partition"},
+    {"errors", "_compat", "_core", "_endings", "_interrupts", "_keywords", "_limits", "_partition"},
     {"_background", "_machine", "_memory"},
     {"_graphs", "_team"},
     {"_collectives"},
