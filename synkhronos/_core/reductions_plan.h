@@ -4,6 +4,9 @@
 
 #include "reductions_kernels.h"
 
+/* Half the bits of a long share. */
+#define SHARE_BITS 52
+
 /* An operand that counts. */
 struct term {
     size_t rank;

@@ -74,36 +74,35 @@ static uint64_t whole_weights(struct term *terms, const double *weights, size_t 
     return total;
 }
 
-/* Shares of 104 bits, from weights of up to 113: by long division, and what it leaves goes to the largest. */
+/* A weight in units of 2^-113 of those that have the greatest exponent. */
+static u128 long_weight(double weight, int greatest)
+{
+    int exponent;
+    double fraction = frexp(weight, &exponent);
+    return greatest - exponent > 113 ? 0 : (u128)(fraction * 0x1p53) << 60 >> (greatest - exponent);
+}
+
+/* Shares of 104 bits, by long division. */
 static void long_shares(struct term *terms, const double *weights, size_t n)
 {
     int greatest = INT_MIN, exponent;
-    u128 total = 0, left = (u128)1 << 104;
-    size_t largest = 0;
+    u128 total = 0;
     for (size_t k = 0; k < n; k++) {
         frexp(weights[terms[k].rank], &exponent);
         greatest = exponent > greatest ? exponent : greatest;
-        largest = terms[k].share > terms[largest].share ? k : largest;
     }
-    for (int pass = 0; pass < 2; pass++)
-        for (size_t k = 0; k < n; k++) {
-            double fraction = frexp(weights[terms[k].rank], &exponent);
-            u128 rest = greatest - exponent > 113 ? 0 : (u128)(fraction * 0x1p53) << 60 >> (greatest - exponent);
-            u128 share = 0;
-            if (pass == 0) {
-                total += rest;
-                continue;
-            }
-            for (int bit = 0; bit < 104; bit++) {
-                int more = 2 * rest >= total;
-                rest = 2 * rest - (more ? total : 0);
-                share = 2 * share + more;
-            }
-            left -= share;
-            terms[k].high = (uint64_t)(share >> 52);
-            terms[k].low = (uint64_t)share & (((uint64_t)1 << 52) - 1);
+    for (size_t k = 0; k < n; k++)
+        total += long_weight(weights[terms[k].rank], greatest);
+    for (size_t k = 0; k < n; k++) {
+        u128 share = 0, rest = long_weight(weights[terms[k].rank], greatest);
+        for (int bit = 0; bit < 2 * SHARE_BITS; bit++) {
+            int more = 2 * rest >= total;
+            rest = 2 * rest - (more ? total : 0);
+            share = 2 * share + more;
         }
-    terms[largest].low += (uint64_t)left;
+        terms[k].high = (uint64_t)(share >> SHARE_BITS);
+        terms[k].low = (uint64_t)share & (((uint64_t)1 << SHARE_BITS) - 1);
+    }
 }
 
 int weigh_terms(reduction *one, const double *weights, size_t n)

@@ -4,7 +4,6 @@
 
 #include "reductions_plan.h"
 
-#define SHARE_BITS 52
 #define EXACT ((int64_t)1 << 53)
 #define WHOLE_BLOCK (BLOCK_BYTES / sizeof(i128))
 
