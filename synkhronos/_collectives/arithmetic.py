@@ -1,27 +1,30 @@
-"""Reductions of NumPy arrays over ranks and over slices.
+"""Reductions of NumPy arrays over ranks and over slices, which the compiled core computes.
 
 ``avg`` is the weighted mean ``sum(w_k x_k) / sum(w_k)``, where ``w_k`` is the number of data points behind ``x_k``;
 with a mean over the data points as ``x_k`` it is the mean over all of them. An operand of weight 0 is left out
 altogether, NaNs in it too. If all weights are 0 they count as equal.
+
+It is right wherever the mean can be held: where the sum overflows, the elements concerned are computed again, by
+weights that sum to one. Half precision is averaged in single precision. Integers are averaged exactly.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from synkhronos._collectives.average import Average, add_bounded
 from synkhronos._collectives.ops import OPS
-from synkhronos._collectives.whole import WholeMean
+from synkhronos._core import native
 
 __all__ = [
     "Accumulator",
     "as_stored",
     "check_equal_shapes",
     "combine",
-    "reduce_into",
+    "reduction_of",
     "result_dtype",
 ]
 
@@ -35,16 +38,10 @@ def result_dtype(dtype: np.dtype, op: str) -> np.dtype:
     return dtype
 
 
-def reduce_into(out: np.ndarray, operands: list[np.ndarray], op: str) -> None:
-    """Combine arrays, in their order, into ``out``, which may be the first of them, or of a wider dtype."""
-    combine_two = OPS[op].combine
-    if len(operands) == 1:
-        if out is not operands[0]:
-            np.copyto(out, operands[0])
-        return
-    combine_two(operands[0], operands[1], out=out, dtype=out.dtype)
-    for operand in operands[2:]:
-        combine_two(out, operand, out=out)
+@functools.lru_cache(maxsize=256)
+def reduction_of(op: str, dtype: np.dtype, returned: np.dtype, weights: tuple[float, ...]) -> native.Reduction:
+    """What reduces as many flat arrays as there are weights, made once."""
+    return native.Reduction(op, dtype, returned, weights)
 
 
 def combine(arrays: Sequence[Any], op: str, weights: Sequence[float], what: str) -> np.ndarray:
@@ -78,13 +75,12 @@ def combine(arrays: Sequence[Any], op: str, weights: Sequence[float], what: str)
             raise ValueError(f"{what}: cannot gather shapes that differ beyond axis 0: {shapes}")
         return np.concatenate([np.atleast_1d(array) for array in arrays])
     check_equal_shapes(shapes, op, what)
-    returned = result_dtype(arrays[0].dtype, op)
-    if not OPS[op].weighted:
-        out = np.array(arrays[0], dtype=returned)
-        for array in arrays[1:]:
-            OPS[op].combine(out, array, out=out)
-        return out
-    return Average.by(tuple(weights)).of(arrays, returned)
+    dtype = arrays[0].dtype.newbyteorder("=")
+    returned = result_dtype(dtype, op)
+    out = np.empty(shapes[0], returned)
+    operands = [np.ascontiguousarray(array, dtype) for array in arrays]
+    reduction_of(op, dtype, returned, tuple(weights) if OPS[op].weighted else (1,) * len(operands))(operands, [out])
+    return out
 
 
 def check_equal_shapes(shapes: Sequence[tuple[int, ...]], op: str, what: str) -> None:
@@ -116,7 +112,7 @@ class Accumulator:
         self._total = total
         self._what = what
         self._parts: list[np.ndarray] = []
-        self._whole = WholeMean(max(1, total))
+        self._sums: np.ndarray | None = None
         self._shape: tuple[int, ...] | None = None
         self._dtype = dtype
 
@@ -131,25 +127,32 @@ class Accumulator:
         if self._shape is not None:
             check_equal_shapes([self._shape, value.shape], self._op, self._what)
         self._shape = value.shape
-        if not OPS[self._op].weighted:
-            if self._parts:
-                former = self._parts.pop()
-                dtype = result_dtype(former.dtype, self._op)
-                value = np.asarray(OPS[self._op].combine(former, value, dtype=dtype))
-            self._parts.append(value)
-        elif value.dtype.kind in "iub":
-            self._whole.add(value, count if self._total else 1)
+        if OPS[self._op].weighted:
+            self._add_to_sums(np.ascontiguousarray(value, value.dtype.newbyteorder("=")), count)
         else:
-            work = np.dtype(np.float32) if value.dtype == np.float16 else value.dtype
-            value = np.asarray(value * work.type(count / self._total if self._total else 1.0), dtype=work)
-            self._parts.append(add_bounded(self._parts.pop(), value) if self._parts else value)
+            self._parts = [combine([*self._parts, value], self._op, (), self._what) if self._parts else value]
+
+    def _add_to_sums(self, value: np.ndarray, count: int) -> None:
+        whole = value.dtype.kind in "iub"
+        if self._sums is None:
+            wider = np.dtype(np.float32) if value.dtype == np.float16 else value.dtype
+            self._sums = np.zeros((value.size, 2), np.int64) if whole else np.full(value.size, -0.0, wider)
+        share = count / self._total if self._total else 1.0
+        native.add_to_sums(self._sums, value, (count if self._total else 1) if whole else share)
 
     def result(self) -> np.ndarray:
         """The reduction (for a weighted op, of values weighted by their counts)."""
         if self._op == "gather":
             return combine(self._parts, "gather", (), self._what)
         assert self._dtype is not None
-        return as_stored(self._parts[0], self._dtype) if self._parts else self._whole.result(self._dtype)
+        if self._sums is None:
+            return as_stored(self._parts[0], self._dtype)
+        assert self._shape is not None
+        mean = self._sums
+        if mean.ndim == 2:
+            mean = np.empty(len(mean), self._dtype if self._dtype.kind in "iub" else np.float64)
+            native.mean_of_sums(self._sums, max(1, self._total), mean)
+        return as_stored(mean, self._dtype).reshape(self._shape)
 
 
 def as_stored(value: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -18,11 +18,11 @@ import numpy as np
 from synkhronos._background import Background
 from synkhronos._collectives import communicator
 from synkhronos._collectives.arithmetic import result_dtype
-from synkhronos._collectives.average import normalized
 from synkhronos._collectives.on_device import scale
 from synkhronos._collectives.ops import OPS
 from synkhronos._collectives.shared_memory import ShapesDiffer
 from synkhronos._collectives.workspace import Workspace
+from synkhronos._core import native
 
 if TYPE_CHECKING:
     from synkhronos._team import Barrier
@@ -150,7 +150,7 @@ class NcclTransport:
         """Agree with the other ranks, and weight this rank's arrays: before they are added, lest the sum overflow."""
         self.agree(arrays)
         if OPS[op].weighted:
-            factor = normalized(weights if weights is not None else (1.0,) * self._n_ranks)[self._rank]
+            factor = native.normalized(weights if weights is not None else (1.0,) * self._n_ranks)[self._rank]
             for array in works:
                 scale(array, factor)
 

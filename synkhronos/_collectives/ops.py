@@ -1,10 +1,8 @@
-"""The ops that reduce. All code that must tell one from another asks its entry in `OPS`: a new op is one entry more."""
+"""The ops that reduce. All code that must tell one from another asks its entry in `OPS`, but for the compiled core."""
 
 from __future__ import annotations
 
 from typing import Any, Callable, NamedTuple, TypeVar
-
-import numpy as np
 
 __all__ = ["OPS", "Op", "check_op", "lists_ops"]
 
@@ -16,10 +14,8 @@ class Op(NamedTuple):
 
     Attributes
     ----------
-    combine : numpy.ufunc
-        Combines two arrays.
     on_device : str
-        The same in C for a GPU: what becomes of an element ``a`` when ``b`` joins it (``s`` is the weight of ``b``).
+        In C for a GPU: what becomes of an element ``a`` when ``b`` joins it (``s`` is the weight of ``b``).
     nccl : str or None
         What NCCL calls it; ``None`` if it cannot do it.
     weighted : bool
@@ -28,7 +24,6 @@ class Op(NamedTuple):
         Whether results that are returned have NumPy's dtype for a sum, lest small integers overflow.
     """
 
-    combine: Callable[..., Any]
     on_device: str
     nccl: str | None
     weighted: bool = False
@@ -37,11 +32,11 @@ class Op(NamedTuple):
 
 #: By name. Comparisons keep NaN, as NumPy's do.
 OPS: dict[str, Op] = {
-    "avg": Op(np.add, "a = a + b * s", "sum", weighted=True),
-    "sum": Op(np.add, "a = a + b", "sum", widens=True),
-    "prod": Op(np.multiply, "a = a * b", "prod", widens=True),
-    "max": Op(np.maximum, "a = (a > b || a != a) ? a : b", "max"),
-    "min": Op(np.minimum, "a = (a < b || a != a) ? a : b", "min"),
+    "avg": Op("a = a + b * s", "sum", weighted=True),
+    "sum": Op("a = a + b", "sum", widens=True),
+    "prod": Op("a = a * b", "prod", widens=True),
+    "max": Op("a = (a > b || a != a) ? a : b", "max"),
+    "min": Op("a = (a < b || a != a) ? a : b", "min"),
 }
 
 

@@ -13,17 +13,14 @@ no memory but the lanes is used, whatever the size of the arrays.
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Callable
 
 import numpy as np
 
-from synkhronos._collectives.arithmetic import reduce_into
-from synkhronos._collectives.average import Average
+from synkhronos._collectives.arithmetic import reduction_of
 from synkhronos._collectives.lanes import Lanes
-from synkhronos._collectives.ops import OPS
 from synkhronos._collectives.peer_memory import address_of, can_read, read, readable_by
 from synkhronos._collectives.workspace import Workspace
 from synkhronos._partition import shares
@@ -36,8 +33,8 @@ __all__ = ["ShapesDiffer", "SharedMemoryTransport"]
 #: Arrays of this size and more, on all ranks together, are reduced directly.
 LARGE_BYTES = 16 * 1024 * 1024
 
-#: Combines as many operands as there are ranks into its first argument; the others are as of `Average.into`.
-_Reduction = Callable[[np.ndarray, "list[np.ndarray]", Callable[[], "list[np.ndarray]"], "np.ndarray | None"], None]
+#: Combines as many operands as there are ranks into another array, or into one of them.
+_Reduction = Callable[["list[np.ndarray]", np.ndarray], None]
 
 
 class ShapesDiffer(Exception):
@@ -153,9 +150,8 @@ class SharedMemoryTransport:
         self._signatures[self._rank] = hash(tuple(array.shape for array in arrays))
 
     def _reduction(self, op: str, weights: Sequence[float] | None) -> _Reduction:
-        if OPS[op].weighted:
-            return Average.by(tuple(weights) if weights is not None else (1,) * self._n_ranks).into
-        return lambda out, operands, again, scratch: reduce_into(out, operands, op)
+        numbers = (1,) * self._n_ranks if weights is None else tuple(weights)
+        return lambda operands, out: reduction_of(op, operands[0].dtype, out.dtype, numbers)(operands, [out])
 
     def _through_lanes(
         self, arrays: Sequence[np.ndarray], reduction: _Reduction, outs: Sequence[np.ndarray] | None
@@ -167,10 +163,8 @@ class SharedMemoryTransport:
             if outs is None:
                 continue
             for (i, start, stop, _), published in block:
-                operands = list(published)
-                if outs is arrays and self._rank < 2:
-                    operands[self._rank] = arrays[i][start:stop]  # which is at hand, and may be overwritten
-                reduction(outs[i][start:stop], operands, functools.partial(list, published), None)
+                published[self._rank] = arrays[i][start:stop]  # which is at hand
+                reduction(published, outs[i][start:stop])
 
     # -- directly
 
@@ -195,19 +189,11 @@ class SharedMemoryTransport:
         buffers = self._lanes.buffers(array.dtype)
         for start in range(chunk.start, chunk.stop, buffers[0].size):
             own = array[start : min(start + buffers[0].size, chunk.stop)]
-
-            def gather(start: int = start, own: np.ndarray = own) -> list[np.ndarray]:
-                operands = [buffer[: own.size] for buffer in buffers]
-                for rank, pid, address in places:
-                    read(pid, address + start * array.itemsize, operands[rank])
-                if self._rank < 2:
-                    operands[self._rank] = own
-                else:
-                    np.copyto(operands[self._rank], own)
-                return operands
-
-            # What is added up in another rank's place can be had from that rank again; one's own could not.
-            reduction(own, gather(), gather, buffers[min(int(self._rank == 0), self._n_ranks - 1)])
+            operands = [buffer[: own.size] for buffer in buffers]
+            for rank, pid, address in places:
+                read(pid, address + start * array.itemsize, operands[rank])
+            operands[self._rank] = own
+            reduction(operands, own)
 
     def _collect_chunks(self, array: np.ndarray, places: list[tuple[int, int, int]]) -> None:
         chunks = shares(array.size, self._n_ranks)

@@ -17,5 +17,6 @@
 /* Each adds what one part has; not 0, with an exception set, if that fails. */
 int synkhronos_add_regions(PyObject *module);
 int synkhronos_add_words(PyObject *module);
+int synkhronos_add_reductions(PyObject *module);
 
 #endif

@@ -14,8 +14,8 @@ from strategies import batches
 from support import assert_close, shares
 
 import synkhronos as synk
+from synkhronos._collectives import OPS
 from synkhronos._collectives.lanes import LANE_BYTES
-from synkhronos._collectives.ops import OPS, Op
 from synkhronos._collectives.shared_memory import LARGE_BYTES
 
 DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8", "bool", "complex64")
@@ -645,25 +645,6 @@ def test_functions_see_what_collectives_wrote(session):
     assert function(np.ones(session))[0].tolist() == [3.0 * rank for rank in range(session)]
     synk.all_reduce(w, op="sum")
     assert function(np.ones(session))[0].tolist() == [3.0 * sum(range(session))] * session
-
-
-def test_a_new_op_is_one_entry(no_session, monkeypatch):
-    monkeypatch.setitem(OPS, "hypot", Op(np.hypot, "a = hypot(a, b)", None))
-    n_ranks = synk.fork(3, use_gpu=False)
-    x, var = T.dvector("x"), theano.shared(np.zeros(2), "var")
-    f = synk.function([x], [((x**2).sum().sqrt(), "hypot")], updates=[(var, var + x.max(), "hypot")])
-    values = np.arange(1.0, 13)
-    assert f(values)[0] == pytest.approx(np.sqrt((values**2).sum()))
-    assert synk.gather(var).tolist() == [[4, 4], [8, 8], [12, 12]]
-    assert f(values, num_slices=2)[0] == pytest.approx(np.sqrt((values**2).sum()))
-    expected = [[np.hypot(4 + 2, 4 + 4)] * 2, [np.hypot(8 + 6, 8 + 8)] * 2, [np.hypot(12 + 10, 12 + 12)] * 2]
-    assert synk.gather(var).tolist() == expected
-    synk.all_reduce(var, "hypot")
-    total = np.sqrt(np.sum(np.square(expected), axis=0))
-    for rank in range(n_ranks):
-        np.testing.assert_allclose(synk.get_value(rank, var), total)
-    with pytest.raises(ValueError, match=r"expected one of 'avg', .*'hypot'"):
-        synk.all_reduce(var, "mean")
 
 
 def test_docstrings_name_all_ops():
