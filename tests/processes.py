@@ -8,6 +8,8 @@ import traceback
 import numpy as np
 
 from synkhronos._collectives import SharedMemoryTransport, Workspace
+from synkhronos._core import native
+from synkhronos._memory.regions import make_regions
 from synkhronos._memory.segments import Segment
 from synkhronos._team.signals import Barrier, Signals
 from synkhronos._team.timeline import Timeline
@@ -17,11 +19,12 @@ from synkhronos.errors import CollectiveAborted
 class Ranks:
     """Processes that each run the same function of their `Rank`; `board` is an int64 array that all of them share."""
 
-    def __init__(self, n_ranks, spin=0.0):
+    def __init__(self, n_ranks, spin=0.0, regions=True):
         self.n_ranks = n_ranks
         self.signals = Signals(n_ranks, 0, spin)
         self.board = _shared((64,), np.int64)
         self.workspace = Workspace(n_ranks)
+        self.regions = make_regions(n_ranks, 0) if regions else native.Regions(-1, n_ranks, 0, 0, 0)
 
     def run(self, work, seconds=60.0):
         """Run ``work(rank)`` in a process for each rank; fails if one of them raises, or if they take too long."""
@@ -44,12 +47,14 @@ class Ranks:
         assert not failed, f"ranks {failed} raised; their tracebacks are above"
 
     def _fork(self, rank, work):
-        pid = os.fork()
+        pid = self.regions.share(lambda nothing: os.fork(), None)
         if pid:
             return pid
+        self.regions.take(rank)
+        self.regions.allow(1 << 30)
         status = 1
         try:
-            work(Rank(self, rank))
+            self.regions.call(work, Rank(self, rank))
             status = 0
         except BaseException:
             traceback.print_exc()
@@ -75,8 +80,9 @@ class Rank:
         self.signals.rank = rank
         self.timeline = Timeline(np.zeros((2, self.n_ranks), np.int64), rank)
         self.barrier = Barrier(self.signals, self.timeline, self.check)
-        self.barrier.root = os.getppid()
-        self.transport = SharedMemoryTransport(ranks.workspace, rank, self.barrier)
+        self.transport = SharedMemoryTransport(
+            ranks.workspace, self.signals, ranks.regions, self.barrier, self.timeline
+        )
         self.begin(1)
 
     def check(self):

@@ -64,7 +64,7 @@ class NcclTransport:
     def __init__(self, comm: Any, workspace: Workspace, rank: int, barrier: Barrier) -> None:
         self._comm = comm
         self._rank = rank
-        self._n_ranks = len(workspace.signatures)
+        self._n_ranks = workspace.nccl_signatures.shape[1]
         self._signatures = workspace.nccl_signatures
         self._barrier = barrier
         self._failed = False

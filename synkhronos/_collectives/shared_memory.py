@@ -1,70 +1,53 @@
-"""Collectives between the processes of one machine.
-
-*Through lanes* (see `lanes`): each rank publishes its arrays block by block, and combines the blocks of all ranks.
-
-*Directly*, an all-reduce of large arrays, where the kernel lets the ranks read each other's memory: each rank reduces
-one chunk of each array in place, and after a barrier collects the chunks of the others. So there are few barriers, and
-nothing is written for others to read: to write where another core has read before can take ten times as long as to
-read there.
-
-Either way each element is combined in the order of the ranks, so the result is the same to the bit on every rank, and
-no memory but the lanes is used, whatever the size of the arrays.
-"""
+"""Collectives of arrays in the ranks' own memory, which the compiled core carries out; see ``_core/collectives.h``."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from synkhronos._collectives.arithmetic import reduction_of
-from synkhronos._collectives.lanes import Lanes
-from synkhronos._collectives.peer_memory import address_of, can_read, read, readable_by
-from synkhronos._collectives.workspace import Workspace
-from synkhronos._partition import shares
+from synkhronos._collectives.ops import OPS
+from synkhronos._core import native
 
 if TYPE_CHECKING:
-    from synkhronos._team import Barrier
+    from synkhronos._collectives.workspace import Workspace
+    from synkhronos._team import Barrier, Timeline
 
 __all__ = ["ShapesDiffer", "SharedMemoryTransport"]
 
-#: Arrays of this size and more, on all ranks together, are reduced directly.
-LARGE_BYTES = 16 * 1024 * 1024
-
-#: Combines as many operands as there are ranks into another array, or into one of them.
-_Reduction = Callable[["list[np.ndarray]", np.ndarray], None]
-
 
 class ShapesDiffer(Exception):
-    """The ranks brought arrays of different shapes; every rank raises this, and nothing was changed."""
+    """The ranks have arrays of different shapes."""
 
 
 class SharedMemoryTransport:
-    """One rank's end of the shared-memory transport.
+    """What one rank does in the collectives between processes of one machine.
 
     Parameters
     ----------
     workspace : Workspace
-    rank : int
+    words : Words
+        As this rank has them.
+    regions : Regions
+        Memory that all ranks map. What lies there is reduced where it lies; the rest is copied to lanes.
     barrier : Barrier
+    timeline : Timeline
     """
 
-    def __init__(self, workspace: Workspace, rank: int, barrier: Barrier) -> None:
-        self._n_ranks = len(workspace.signatures)
-        self._lanes = Lanes(workspace.lanes, rank, barrier)
-        self._signatures = workspace.signatures.data
-        self._rank = rank
+    def __init__(
+        self, workspace: Workspace, words: native.Words, regions: native.Regions, barrier: Barrier, timeline: Timeline
+    ) -> None:
+        self._n_ranks = words.n_ranks
+        self._core = native.Collectives(workspace.memory, words, regions)
         self._barrier = barrier
-        self.restart()
-
-    def restart(self) -> None:
-        """Every rank calls this at the start of a command, so that all are in step."""
-        self._lanes.restart()
+        self._timeline = timeline
+        #: Every rank calls this at the start of a command, so that all are in step.
+        self.restart = self._core.restart
 
     def all_reduce(self, arrays: Sequence[np.ndarray], op: str, weights: Sequence[float] | None) -> bool:
-        """Reduce arrays over the ranks, in place; once in each command.
+        """Reduce arrays over the ranks, in place.
 
         Parameters
         ----------
@@ -78,28 +61,18 @@ class SharedMemoryTransport:
         Returns
         -------
         bool
-            Whether the large ones, if there are any, went directly from rank to rank.
+            Whether large ones were reduced where they lie.
 
         Raises
         ------
         ShapesDiffer
             On every rank, before anything is changed, if the shapes are not the same on all.
         """
-        reduction = self._reduction(op, weights)
-        self._note_shapes(arrays)
-        flat = [array.reshape(-1) for array in arrays]
-        limit = LARGE_BYTES // self._n_ranks
-        large = [array for array in flat if array.nbytes >= limit]
-        small = [array for array in flat if array.nbytes < limit]
-        self._through_lanes(small, reduction, small)  # compares shapes, even if there are none
-        if not large:
-            return False
-        direct = self._directly(large, reduction)
-        if not direct:
-            self._through_lanes(large, reduction, large)
-        return direct
+        return self._reduce(arrays, arrays, op, weights, [array.dtype for array in arrays])
 
-    def reduce(self, arrays: Sequence[np.ndarray], op: str, outs: Sequence[np.ndarray] | None) -> None:
+    def reduce(
+        self, arrays: Sequence[np.ndarray], op: str, outs: Sequence[np.ndarray] | None, dtypes: Sequence[np.dtype]
+    ) -> bool:
         """Reduce arrays over the ranks, with equal weights, into ``outs`` on the ranks that have them.
 
         Parameters
@@ -109,18 +82,38 @@ class SharedMemoryTransport:
         op : str
             As for `all_reduce`.
         outs : sequence of array, or None
-            C-contiguous, with the shapes of ``arrays`` and the dtypes of the results; or ``arrays`` themselves.
+            C-contiguous, with the shapes of ``arrays``; or ``arrays`` themselves.
+        dtypes : sequence of dtype
+            Of the results.
+
+        Returns
+        -------
+        bool
+            Whether large ones were reduced where they lie.
 
         Raises
         ------
         ShapesDiffer
             On every rank, before anything is changed, if the shapes are not the same on all.
         """
-        self._note_shapes(arrays)
-        flat_outs = None if outs is None else [out.reshape(-1) for out in outs]
-        self._through_lanes([array.reshape(-1) for array in arrays], self._reduction(op, None), flat_outs)
+        return self._reduce(arrays, [None] * len(arrays) if outs is None else outs, op, None, dtypes)
 
-    def all_gather(self, arrays: Sequence[np.ndarray], sizes: Sequence[Sequence[int]]) -> list[np.ndarray]:
+    def _reduce(
+        self,
+        arrays: Sequence[np.ndarray],
+        outs: Sequence[Any],
+        op: str,
+        weights: Sequence[float] | None,
+        dtypes: Sequence[np.dtype],
+    ) -> bool:
+        numbers = (1,) * self._n_ranks if weights is None or not OPS[op].weighted else tuple(weights)
+        parts = [
+            (array, out, reduction_of(op, array.dtype, dtype, numbers))
+            for array, out, dtype in zip(arrays, outs, dtypes)
+        ]
+        return self._run(parts, hash(tuple([array.shape for array in arrays])))
+
+    def all_gather(self, arrays: Sequence[np.ndarray], sizes: Sequence[Sequence[int]]) -> tuple[list[np.ndarray], bool]:
         """Concatenate arrays of all ranks, in rank order.
 
         Parameters
@@ -132,71 +125,17 @@ class SharedMemoryTransport:
 
         Returns
         -------
-        list of array
+        gathered : list of array
             New ones, flat.
+        directly : bool
+            Whether large ones were read where they lie.
         """
         gathered = [np.empty(sum(size), array.dtype) for array, size in zip(arrays, sizes)]
-        starts = [np.cumsum([0, *size]).tolist() for size in sizes]
-        flat = [array.reshape(-1) for array in arrays]
-        for block in self._lanes.blocks(flat, [max(size) for size in sizes]):
-            for (i, start, _, _), published in block:
-                for size, first, part in zip(sizes[i], starts[i], published):
-                    if start < size:
-                        part = part[: size - start]
-                        gathered[i][first + start : first + start + part.size] = part
-        return gathered
+        return gathered, self._run(list(zip(arrays, gathered, sizes)), 0)
 
-    def _note_shapes(self, arrays: Sequence[np.ndarray]) -> None:
-        self._signatures[self._rank] = hash(tuple(array.shape for array in arrays))
-
-    def _reduction(self, op: str, weights: Sequence[float] | None) -> _Reduction:
-        numbers = (1,) * self._n_ranks if weights is None else tuple(weights)
-        return lambda operands, out: reduction_of(op, operands[0].dtype, out.dtype, numbers)(operands, [out])
-
-    def _through_lanes(
-        self, arrays: Sequence[np.ndarray], reduction: _Reduction, outs: Sequence[np.ndarray] | None
-    ) -> None:
-        """Reduce flat arrays, perhaps none, into ``outs``, which may be the arrays; if `None`, only publish."""
-        for block in self._lanes.blocks(arrays, [array.size for array in arrays]):
-            if len(set(self._signatures)) > 1:
-                raise ShapesDiffer("the shapes differ between ranks")
-            if outs is None:
-                continue
-            for (i, start, stop, _), published in block:
-                published[self._rank] = arrays[i][start:stop]  # which is at hand
-                reduction(published, outs[i][start:stop])
-
-    # -- directly
-
-    def _directly(self, arrays: Sequence[np.ndarray], reduction: _Reduction) -> bool:
-        """Reduce flat arrays in place; returns whether the ranks may read each other's memory; else nothing changes."""
-        with readable_by(self._barrier.root):
-            notes = self._lanes.exchange([os.getpid(), *map(address_of, arrays)])
-            places = [(rank, *note) for rank, note in enumerate(notes) if rank != self._rank]
-            able = all(can_read(pid, addresses[0]) for _, pid, *addresses in places)
-            if not all(able for (able,) in self._lanes.exchange([able])):
-                return False
-            for i, array in enumerate(arrays):
-                self._reduce_chunk(array, [(rank, pid, addresses[i]) for rank, pid, *addresses in places], reduction)
-            self._barrier()
-            for i, array in enumerate(arrays):
-                self._collect_chunks(array, [(rank, pid, addresses[i]) for rank, pid, *addresses in places])
-            self._barrier()  # until here others may be reading
-        return True
-
-    def _reduce_chunk(self, array: np.ndarray, places: list[tuple[int, int, int]], reduction: _Reduction) -> None:
-        chunk = shares(array.size, self._n_ranks)[self._rank]
-        buffers = self._lanes.buffers(array.dtype)
-        for start in range(chunk.start, chunk.stop, buffers[0].size):
-            own = array[start : min(start + buffers[0].size, chunk.stop)]
-            operands = [buffer[: own.size] for buffer in buffers]
-            for rank, pid, address in places:
-                read(pid, address + start * array.itemsize, operands[rank])
-            operands[self._rank] = own
-            reduction(operands, own)
-
-    def _collect_chunks(self, array: np.ndarray, places: list[tuple[int, int, int]]) -> None:
-        chunks = shares(array.size, self._n_ranks)
-        for rank, pid, address in places:
-            start, stop = chunks[rank].bounds
-            read(pid, address + start * array.itemsize, array[start:stop])
+    def _run(self, parts: list[tuple[Any, Any, Any]], signature: int) -> bool:
+        wait = self._barrier.wait if self._timeline.on else None
+        directly = self._core.run(parts, signature, self._barrier.check, wait)
+        if directly is None:
+            raise ShapesDiffer("the shapes differ between ranks")
+        return directly

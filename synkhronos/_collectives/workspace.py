@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from synkhronos._collectives.lanes import LANE_BYTES
-from synkhronos._memory import Segment
+from synkhronos._core import native
+from synkhronos._memory import Segment, aligned
 
 __all__ = ["Workspace"]
+
+OUTBOX_BYTES = 64 * 1024
 
 
 class Workspace:
@@ -19,14 +21,18 @@ class Workspace:
 
     Attributes
     ----------
-    lanes : uint8 array of shape (2, n_ranks, LANE_BYTES)
-    signatures, nccl_signatures : int64 arrays of shapes (n_ranks,) and (2, n_ranks)
-        Where ranks note what shapes they bring: to `SharedMemoryTransport`, and to `NcclTransport`.
+    memory : uint8 array
+        Where `SharedMemoryTransport` publishes notes and lanes.
+    outboxes : uint8 array of shape (n_ranks, OUTBOX_BYTES)
+        Where workers put small results for the master.
+    nccl_signatures : int64 array of shape (2, n_ranks)
+        Where ranks note what shapes they bring to `NcclTransport`.
     """
 
     def __init__(self, n_ranks: int) -> None:
-        segment = Segment.create(n_ranks * (2 * LANE_BYTES + 3 * 8))
+        n_bytes = aligned(native.Collectives.bytes_for(n_ranks))
+        segment = Segment.create(n_bytes + n_ranks * (OUTBOX_BYTES + 2 * 8))
         segment.close_fd()
-        self.lanes = segment.array((2, n_ranks, LANE_BYTES), np.uint8)
-        signatures = segment.array((3, n_ranks), np.int64, offset=self.lanes.nbytes)
-        self.signatures, self.nccl_signatures = signatures[0], signatures[1:]
+        self.memory = segment.bytes[:n_bytes]
+        self.outboxes = segment.array((n_ranks, OUTBOX_BYTES), np.uint8, n_bytes)
+        self.nccl_signatures = segment.array((2, n_ranks), np.int64, n_bytes + self.outboxes.nbytes)

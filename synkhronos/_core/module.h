@@ -18,5 +18,6 @@
 int synkhronos_add_regions(PyObject *module);
 int synkhronos_add_words(PyObject *module);
 int synkhronos_add_reductions(PyObject *module);
+int synkhronos_add_collectives(PyObject *module);
 
 #endif

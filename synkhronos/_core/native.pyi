@@ -3,7 +3,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike
-from typing_extensions import Buffer, Self
+from typing_extensions import Self
 
 _Argument = TypeVar("_Argument")
 _Result = TypeVar("_Result")
@@ -20,6 +20,7 @@ class Regions:
     def close(self) -> None: ...
     def offset(self, array: np.ndarray[Any, Any], /) -> int | None: ...
     def counts(self) -> list[tuple[int, int, int]]: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
 
 SMALLEST_BLOCK: int
 
@@ -95,3 +96,41 @@ def add_to_sums(sums: np.ndarray, values: np.ndarray, weight: float) -> None:
 
 def mean_of_sums(sums: np.ndarray, total: int, out: np.ndarray) -> None:
     """Write the mean of integers to ``out``: the nearest integers (of two the even one), or float64."""
+
+# -- collectives_module.c
+
+LANE_BYTES: int
+
+class Collectives:
+    def __init__(self, memory: Any, words: Words, regions: Regions) -> None: ...
+    @staticmethod
+    def bytes_for(n_ranks: int) -> int: ...
+    def restart(self) -> None: ...
+    def run(
+        self,
+        parts: list[tuple[Any, Any, Any]],
+        signature: int,
+        check: Callable[[], None],
+        wait: Callable[[int], None] | None,
+        /,
+    ) -> bool | None:
+        """Carry out a collective.
+
+        Parameters
+        ----------
+        parts : list of (array, out, how)
+            C-contiguous arrays. ``out`` takes the result; ``None``: it is not wanted. ``how`` is a `Reduction`, or the
+            numbers of elements of all ranks, if they are to be gathered.
+        signature : int
+            Must be the same on all ranks.
+        check : callable
+            Raises if the ranks cannot meet any more.
+        wait : callable, or None
+            ``wait(step)``: wait for the others at a step of the barrier in this way.
+
+        Returns
+        -------
+        bool or None
+            Whether arrays were reduced or gathered where they lie; ``None``, before anything is changed, if the
+            signatures differ.
+        """

@@ -14,6 +14,16 @@ size_t size_of(enum type type)
     return sizes[type];
 }
 
+size_t reduction_item(const reduction *one)
+{
+    return sizes[one->type] * one->parts;
+}
+
+size_t reduction_item_of_result(const reduction *one)
+{
+    return sizes[one->returned] * one->parts;
+}
+
 const struct kernels *reduction_kernels(void)
 {
 #ifdef SYNKHRONOS_X86

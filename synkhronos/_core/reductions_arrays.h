@@ -14,4 +14,7 @@ char *address_of(PyObject *array, enum type type, Py_ssize_t *size, int written)
 
 extern PyTypeObject Reduction;
 
+/* What an object of that type has. */
+const reduction *plan_of(PyObject *object);
+
 #endif

@@ -58,6 +58,11 @@ static void dispose(PyObject *self)
     Py_TYPE(self)->tp_free(self);
 }
 
+const reduction *plan_of(PyObject *object)
+{
+    return ((ReductionObject *)object)->plan;
+}
+
 static PyObject *apply(PyObject *object, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"operands", "outs", NULL};

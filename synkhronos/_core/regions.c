@@ -12,7 +12,7 @@
 #endif
 #define PIECE ((size_t)2 << 20) /* of a reservation, which signals make the kernel begin with again */
 
-size_t size_of(unsigned number)
+size_t pages_of(unsigned number)
 {
     return (size_t)(4 + (number & 3)) << (number >> 2);
 }
@@ -78,8 +78,8 @@ static void shed(struct regions *all, unsigned number, size_t n)
 {
     struct cache *cache = &all->caches[number];
     for (size_t i = 0; i < n; i++)
-        vacate(all, cache->starts[i], size_of(number));
-    count(&all->counts[all->rank].kept, -(uint64_t)(n * size_of(number) * REGIONS_PAGE));
+        vacate(all, cache->starts[i], pages_of(number));
+    count(&all->counts[all->rank].kept, -(uint64_t)(n * pages_of(number) * REGIONS_PAGE));
     cache->n -= n;
     memmove(cache->starts, cache->starts + n, cache->n * sizeof *cache->starts);
 }
@@ -96,7 +96,7 @@ static void shed_all(struct regions *all)
 /* A new block, of zeros. */
 static int carve(struct regions *all, unsigned number, size_t *start)
 {
-    size_t n_pages = size_of(number), n_bytes = n_pages * REGIONS_PAGE;
+    size_t n_pages = pages_of(number), n_bytes = n_pages * REGIONS_PAGE;
     for (int again = 0; again < 2; again++) {
         if (n_bytes <= all->allowed && extents_take(&all->empty, n_pages, start)) {
             if (regions_reserve(all, own_base(all) + *start * REGIONS_PAGE, n_bytes)) {
@@ -120,7 +120,7 @@ static void *take(struct regions *all, size_t n_bytes, int *is_zero)
     if (n_bytes < REGIONS_SMALLEST || n_bytes > all->size || all->is_closed || !is_mine(all))
         return NULL;
     unsigned number = number_of(n_bytes);
-    size_t size = size_of(number) * REGIONS_PAGE, start;
+    size_t size = pages_of(number) * REGIONS_PAGE, start;
     struct cache *cache = &all->caches[number];
     struct own_count *counts = &all->counts[all->rank];
     pthread_mutex_lock(&all->lock);
@@ -165,7 +165,7 @@ void *regions_realloc(struct regions *all, void *block, size_t n_bytes)
         return block == NULL ? regions_malloc(all, n_bytes) : realloc(block, n_bytes ? n_bytes : 1);
     size_t start = (size_t)((char *)block - own_base(all)) / REGIONS_PAGE;
     unsigned number = all->sizes[start] - 1U;
-    size_t size = size_of(number) * REGIONS_PAGE;
+    size_t size = pages_of(number) * REGIONS_PAGE;
     if (n_bytes >= REGIONS_SMALLEST && number_of(n_bytes) == number)
         return block;
     void *other = regions_malloc(all, n_bytes);
@@ -186,12 +186,12 @@ void regions_free(struct regions *all, void *block)
         return;
     size_t start = (size_t)((char *)block - own_base(all)) / REGIONS_PAGE;
     if (!is_mine(all)) { /* the pages of this process's own copy, if it has one */
-        madvise(block, size_of(all->sizes[start] - 1U) * REGIONS_PAGE, MADV_DONTNEED);
+        madvise(block, pages_of(all->sizes[start] - 1U) * REGIONS_PAGE, MADV_DONTNEED);
         return;
     }
     pthread_mutex_lock(&all->lock);
     unsigned number = all->sizes[start] - 1U;
-    size_t size = size_of(number) * REGIONS_PAGE;
+    size_t size = pages_of(number) * REGIONS_PAGE;
     struct cache *cache = &all->caches[number];
     struct own_count *counts = &all->counts[all->rank];
     all->sizes[start] = 0;
@@ -211,7 +211,7 @@ void regions_free(struct regions *all, void *block)
         cache->starts[cache->n++] = start;
         count(&counts->kept, size);
     } else {
-        vacate(all, start, size_of(number));
+        vacate(all, start, pages_of(number));
     }
     int is_over = all->is_closed && atomic_load_explicit(&counts->in_use, memory_order_relaxed) == 0;
     pthread_mutex_unlock(&all->lock);

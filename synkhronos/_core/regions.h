@@ -53,6 +53,7 @@ int regions_short(struct regions *all);
 in memory that ranks share. */
 ptrdiff_t regions_offset(const struct regions *all, const void *first, size_t n_bytes);
 char *regions_base(const struct regions *all);
+size_t regions_n_bytes(const struct regions *all);
 int regions_n_ranks(const struct regions *all);
 int regions_are_shared(const struct regions *all);
 struct regions_count regions_count(const struct regions *all, int rank);

@@ -112,7 +112,7 @@ static int next_run(const struct regions *all, size_t *start, size_t *stop)
         ++*start;
     *stop = *start;
     while (*stop < all->top && all->sizes[*stop] != 0)
-        *stop += size_of(all->sizes[*stop] - 1U);
+        *stop += pages_of(all->sizes[*stop] - 1U);
     return *stop > *start;
 }
 

@@ -70,7 +70,7 @@ struct regions {
     struct regions *next; /* of all that this process has */
 };
 
-size_t size_of(unsigned number); /* in pages */
+size_t pages_of(unsigned number); /* in pages */
 unsigned number_of(size_t n_bytes);
 int regions_descriptor(const struct regions *all); /* -1 if the program has closed it */
 int regions_reserve(const struct regions *all, char *first, size_t n_bytes);

@@ -183,6 +183,11 @@ char *regions_base(const struct regions *all)
     return all->base;
 }
 
+size_t regions_n_bytes(const struct regions *all)
+{
+    return all->size * (size_t)all->n_ranks;
+}
+
 int regions_n_ranks(const struct regions *all)
 {
     return all->n_ranks;

@@ -7,6 +7,11 @@ typedef struct {
     PyObject *capsule;
 } Regions;
 
+struct regions *regions_of(PyObject *object)
+{
+    return ((Regions *)object)->all;
+}
+
 static int regions_init(Regions *self, PyObject *arguments, PyObject *keywords)
 {
     static char *names[] = {"fd", "n_ranks", "rank", "size", "keep", NULL};
@@ -188,7 +193,20 @@ static PyGetSetDef attributes[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-static PyTypeObject type = {
+/* All regions together. */
+static int regions_getbuffer(PyObject *object, Py_buffer *view, int flags)
+{
+    struct regions *all = regions_of(object);
+    if (all == NULL || !regions_are_shared(all)) {
+        PyErr_SetString(PyExc_BufferError, "there is no memory that ranks share");
+        return -1;
+    }
+    return PyBuffer_FillInfo(view, object, regions_base(all), (Py_ssize_t)regions_n_bytes(all), 1, flags);
+}
+
+static PyBufferProcs as_buffer = {.bf_getbuffer = regions_getbuffer};
+
+PyTypeObject RegionsType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "synkhronos._core.native.Regions",
     .tp_doc = "The regions of one session.",
@@ -197,6 +215,7 @@ static PyTypeObject type = {
     .tp_new = PyType_GenericNew,
     .tp_init = (initproc)regions_init,
     .tp_dealloc = (destructor)regions_dealloc,
+    .tp_as_buffer = &as_buffer,
     .tp_methods = methods,
     .tp_getset = attributes,
 };
@@ -227,10 +246,10 @@ static PyMethodDef functions[] = {
 
 int synkhronos_add_regions(PyObject *module)
 {
-    if (PyType_Ready(&type) < 0 || PyModule_AddFunctions(module, functions) < 0)
+    if (PyType_Ready(&RegionsType) < 0 || PyModule_AddFunctions(module, functions) < 0)
         return -1;
     if (PyModule_AddIntConstant(module, "SMALLEST_BLOCK", REGIONS_SMALLEST) < 0)
         return -1;
-    Py_INCREF(&type);
-    return PyModule_AddObject(module, "Regions", (PyObject *)&type);
+    Py_INCREF(&RegionsType);
+    return PyModule_AddObject(module, "Regions", (PyObject *)&RegionsType);
 }

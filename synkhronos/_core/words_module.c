@@ -1,6 +1,5 @@
 /* The type `Words`: one process's view of the words in `words.h`. */
-#include "module.h"
-#include "words.h"
+#include "words_module.h"
 
 #include <structmember.h>
 
@@ -47,9 +46,14 @@ static void words_dealloc(Words *self)
     Py_TYPE(self)->tp_free(self);
 }
 
-/* Wait as `Words.wait` does; -1 with an exception set if the check, or a handler of a signal, raises. */
-static int wait_for(Words *self, enum board board, int64_t value, PyObject *check)
+struct words *words_of(PyObject *object)
 {
+    return &((Words *)object)->words;
+}
+
+int words_wait(PyObject *object, enum board board, int64_t value, PyObject *check)
+{
+    Words *self = (Words *)object;
     bool reached = words_reached(&self->words, board, value), come = true;
     while (!reached) {
         Py_BEGIN_ALLOW_THREADS
@@ -101,7 +105,7 @@ static PyObject *wait_(Words *self, PyObject *const *args, Py_ssize_t given)
 {
     int board;
     int64_t value;
-    if (take(args, given, 3, BOARDS, &board, &value) || wait_for(self, board, value, args[2]))
+    if (take(args, given, 3, BOARDS, &board, &value) || words_wait((PyObject *)self, board, value, args[2]))
         return NULL;
     Py_RETURN_NONE;
 }
@@ -144,7 +148,7 @@ static PyObject *arrive(Words *self, PyObject *ignored)
 
 static PyObject *meet(Words *self, PyObject *check)
 {
-    if (wait_for(self, ARRIVED, words_arrive(&self->words), check))
+    if (words_wait((PyObject *)self, ARRIVED, words_arrive(&self->words), check))
         return NULL;
     Py_RETURN_NONE;
 }
@@ -214,7 +218,7 @@ static PyMemberDef members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
-static PyTypeObject type = {
+PyTypeObject WordsType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "synkhronos._core.native.Words",
     .tp_basicsize = sizeof(Words),
@@ -236,5 +240,5 @@ int synkhronos_add_words(PyObject *module)
     if (PyModule_AddIntMacro(module, SENT) || PyModule_AddIntMacro(module, ANSWERED)
         || PyModule_AddIntMacro(module, ARRIVED))
         return -1;
-    return PyModule_AddType(module, &type);
+    return PyModule_AddType(module, &WordsType);
 }

@@ -13,11 +13,9 @@ import numpy as np
 from synkhronos import _graphs
 from synkhronos._collectives import NcclTransport, SharedMemoryTransport, Workspace, nccl_reduces, result_dtype
 from synkhronos._core import native
-from synkhronos._memory import Arena, Segment, SegmentTable, aligned
 from synkhronos._partition import Rows
 from synkhronos._rank.commands import AllGather, AllReduce, Digest, Get, Nccl, Put, Reduce, Shapes
 from synkhronos._rank.excerpts import Excerpts
-from synkhronos._rank.messages import Arrays
 from synkhronos._team import SHUFFLE, TRANSFERS, Team
 
 __all__ = ["Exchange"]
@@ -32,7 +30,6 @@ class Exchange:
     ----------
     team : Team
     workspace : Workspace
-    segments : SegmentTable
     variables : VariableTable
     excerpts : Excerpts
     regions : Regions
@@ -41,15 +38,12 @@ class Exchange:
     ----------
     nccl : NcclTransport or None
         There once the ranks have met in NCCL.
-    outbox : Arena
-        Where this rank publishes arrays.
     """
 
     def __init__(
         self,
         team: Team,
         workspace: Workspace,
-        segments: SegmentTable,
         variables: _graphs.VariableTable,
         excerpts: Excerpts,
         *,
@@ -57,14 +51,13 @@ class Exchange:
     ) -> None:
         self.rank = team.rank
         self.nccl: NcclTransport | None = None
-        self.outbox = Arena(segments, self._give_to_master, lambda key: None)
         self._is_master = team.rank == team.master_rank
         self._team = team
         self._workspace = workspace
         self._variables = variables
         self._excerpts = excerpts
         self._regions = regions
-        self._transport = SharedMemoryTransport(workspace, team.rank, team.barrier)
+        self._transport = SharedMemoryTransport(workspace, team.signals, regions, team.barrier, team.timeline)
         self._timeline = team.timeline
         self.handlers: dict[type, Callable[[Any], Any]] = {
             Get: self._get,
@@ -86,28 +79,6 @@ class Exchange:
         self._transport.restart()
         if self.nccl is not None:
             self.nccl.restart()
-
-    def _give_to_master(self, segment: Segment) -> None:
-        self._team.passage.give(segment)
-        segment.close_fd()
-
-    def publish(self, values: Sequence[Any]) -> Arrays:
-        """Put arrays where the other ranks can see them."""
-        n_bytes = [aligned(_n_bytes(value)) for value in values if value is not None]
-        if not n_bytes:
-            return Arrays(None, [None] * len(values))
-        before = self._timeline.switch(TRANSFERS)
-        self.outbox.reserve(sum(n_bytes))
-        placed = Arrays(self.outbox.ref, [None if value is None else self._place(value) for value in values])
-        self._timeline.switch(before)
-        return placed
-
-    def _place(self, value: Any) -> Any:
-        if not _graphs.is_device_array(value):
-            return self.outbox.place(value)
-        ref, view = self.outbox.empty(value.shape, value.dtype)
-        _graphs.read(value, view)
-        return ref
 
     def _tell(self, what: str, variables: Sequence[Any], way: str) -> None:
         """Log, on the master, which way variables took; the bytes are those of the master's values."""
@@ -169,22 +140,21 @@ class Exchange:
         arrays = self._host_arrays(hosts)
         directly = self._transport.all_reduce(arrays, command.op, command.weights)
         self._write_back(hosts, arrays)
-        self._tell("all-reduce", hosts, "large ones out of the ranks' own memory" if directly else "through lanes")
+        self._tell("all-reduce", hosts, _way(directly))
 
     def _reduce(self, command: Reduce) -> list[np.ndarray] | None:
         variables = [self._variables[key] for key in command.variables]
-        self._tell("reduce", variables, "through lanes")
         arrays = self._host_arrays(variables)
-        if not self._is_master:
-            self._transport.reduce(arrays, command.op, None)
-            return None
-        if not command.in_place:
-            reduced = [np.empty(array.shape, result_dtype(array.dtype, command.op)) for array in arrays]
-            self._transport.reduce(arrays, command.op, reduced)
-            return reduced
-        self._transport.reduce(arrays, command.op, arrays)
-        self._write_back(variables, arrays)
-        return None
+        dtypes = [array.dtype if command.in_place else result_dtype(array.dtype, command.op) for array in arrays]
+        outs: list[np.ndarray] | None = None
+        if self._is_master:
+            empty = [np.empty(array.shape, dtype) for array, dtype in zip(arrays, dtypes) if not command.in_place]
+            outs = arrays if command.in_place else empty
+        directly = self._transport.reduce(arrays, command.op, outs, dtypes)
+        self._tell("reduce", variables, _way(directly))
+        if self._is_master and command.in_place:
+            self._write_back(variables, arrays)
+        return None if command.in_place else outs
 
     def _host_arrays(self, variables: Sequence[Any]) -> list[np.ndarray]:
         before = self._timeline.switch(TRANSFERS)
@@ -222,11 +192,11 @@ class Exchange:
     def _all_gather(self, command: AllGather) -> None:
         arrays = self._host_arrays([self._variables[key] for key in command.variables])
         sizes = [[math.prod(shape) for shape in shapes] for shapes in command.shapes]
-        gathered = self._transport.all_gather(arrays, sizes)
+        gathered, directly = self._transport.all_gather(arrays, sizes)
         for key, value, shapes in zip(command.variables, gathered, command.shapes):
             length = sum(shape[0] for shape in shapes)
             _graphs.set_array(self._variables[key], value.reshape(length, *shapes[0][1:]))
-        self._tell("all-gather", [self._variables[key] for key in command.variables], "through lanes")
+        self._tell("all-gather", [self._variables[key] for key in command.variables], _way(directly))
 
     def _digest(self, command: Digest) -> list[bytes]:
         arrays = self._host_arrays([self._variables[key] for key in command.variables])
@@ -239,6 +209,10 @@ class Exchange:
 
     def _shapes(self, command: Shapes) -> list[tuple[int, ...]]:
         return [tuple(_graphs.get_array(self._variables[key]).shape) for key in command.variables]
+
+
+def _way(directly: bool) -> str:
+    return "large ones where they lie" if directly else "through lanes"
 
 
 def _n_bytes(value: Any) -> int:

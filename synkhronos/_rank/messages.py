@@ -72,11 +72,27 @@ def summarize(error: BaseException) -> str:
         return f"{name} (its message cannot be shown: {type(another).__name__} in __str__)"
 
 
-class Arrays(NamedTuple):
-    """What a worker answers when a command gave arrays: where they lie (``None`` entries: not wanted by the master)."""
+class Placed(NamedTuple):
+    """Where an array lies: in which memory that master and workers see, from which byte on, shape, and dtype."""
 
-    segment: SegmentRef | None
-    refs: list[ArrayRef | None]
+    memory: int
+    offset: int
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+class Sent(NamedTuple):
+    """An array that lies in no such memory."""
+
+    content: bytes
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+class Arrays(NamedTuple):
+    """What a worker answers when a command gave arrays (``None`` entries: not wanted by the master)."""
+
+    values: list[Placed | Sent | None]
 
 
 def _reduced(value: Any) -> tuple[type, tuple[Any, ...]]:
@@ -84,7 +100,7 @@ def _reduced(value: Any) -> tuple[type, tuple[Any, ...]]:
 
 
 copyreg.pickle(Rows, Rows.__reduce__)
-for _type in (ArrayRef, SegmentRef, Source, Release, Call, Envelope, Arrays):
+for _type in (ArrayRef, SegmentRef, Source, Release, Call, Envelope, Placed):
     copyreg.pickle(_type, _reduced)  # half the time of what pickle does for named tuples by itself
 
 

@@ -24,12 +24,12 @@ from synkhronos._collectives import (
 from synkhronos._core import native
 from synkhronos._memory import Passage, SegmentRef, SegmentTable, look_at_free_memory
 from synkhronos._partition import Rows, Selection, pieces, take
-from synkhronos._rank.commands import Bind, Call, Command, Connect, Load, Record, Settle, Shapes
+from synkhronos._rank.commands import Bind, Call, Command, Connect, Get, Load, Record, Settle, Shapes
 from synkhronos._rank.excerpts import Excerpts
 from synkhronos._rank.exchange import Exchange
-from synkhronos._rank.messages import Arrays
+from synkhronos._rank.publishing import Publisher
 from synkhronos._rank.threads import ThreadLimits
-from synkhronos._team import COLLECTIVES, CONTROL, FUNCTION, SHUFFLE, Notes, Team
+from synkhronos._team import COLLECTIVES, CONTROL, FUNCTION, SHUFFLE, TRANSFERS, Notes, Team
 
 __all__ = ["Replica"]
 
@@ -69,9 +69,9 @@ class Replica:
         self._team = team
         self._timeline = team.timeline
         self._excerpts = Excerpts(segments)
-        self._exchange = Exchange(team, workspace, segments, variables, self._excerpts, regions=regions)
-        self.outbox = self._exchange.outbox
-        self.publish: Callable[[Sequence[Any]], Arrays] = self._exchange.publish
+        self._exchange = Exchange(team, workspace, variables, self._excerpts, regions=regions)
+        self._publisher = Publisher(workspace, regions, team.rank)
+        self.read = self._publisher.read
         self._handlers: dict[type, Callable[[Any], Any]] = {
             Settle: self._settle,
             Record: self._record,
@@ -90,7 +90,7 @@ class Replica:
     def execute(self, command: Command) -> Any:
         """Carry out one command, in memory of this rank's region.
 
-        Returns arrays for `Call`, `Get` and `Reduce`, else metadata or ``None``.
+        Returns arrays for `Call`, `Get` and `Reduce`, from workers as `Arrays`, else metadata or ``None``.
         """
         if self.regions.short:
             look_at_free_memory(self.regions, self.n_ranks)
@@ -101,9 +101,14 @@ class Replica:
         if self._timeline.tracing:
             self._timeline.name(self.describe(command))
         self._exchange.restart()
+        self._publisher.forget()
         self._timeline.switch(COLLECTIVES if kind in self._exchange.handlers and kind is not Shapes else CONTROL)
         try:
-            return self._handlers[kind](command)
+            result = self._handlers[kind](command)
+            if self.is_master or result is None or kind not in (Call, Get):
+                return result
+            self._timeline.switch(TRANSFERS)
+            return self._publisher.publish(result)
         finally:
             self._timeline.switch(CONTROL)
 

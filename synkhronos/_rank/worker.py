@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from synkhronos._rank.commands import Call, Get
 from synkhronos._rank.messages import Decoder, Encoder, Envelope, Failure
 from synkhronos._rank.replica import Replica
 from synkhronos._team import Team
@@ -30,8 +29,6 @@ def serve(team: Team, replica: Replica) -> None:
         if reply is None:
             try:
                 reply = replica.execute(envelope.command)
-                if isinstance(envelope.command, (Call, Get)) and reply is not None:
-                    reply = replica.publish(reply)
             except Exception as error:
                 reply = Failure.of(error)
         if isinstance(reply, Failure) and not reply.aborted:

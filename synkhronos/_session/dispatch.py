@@ -102,7 +102,6 @@ class Dispatcher:
                 cause = own_error if failed == self._team.master_rank else None
                 described = self._replica.describe(command)
                 raise worker_error(command, described, failed, self._team.devices[failed], results, cause)
-            self._ledger.see_outboxes(results, self._team.workers, self._team.passage_of)
             return results
 
     def _received(self, replies: list[bytes | None]) -> list[Any]:
@@ -170,7 +169,6 @@ class Dispatcher:
             return
         ranks = tuple(self._team.dead())
         with deferred_interrupts():
-            self._ledger.forget_outboxes(ranks)
             inherited = self._replica.segments.lent()  # in this frame, which workers keep
             self._replica.regions.share(self._team.replace, ranks)
             del inherited

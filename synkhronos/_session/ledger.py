@@ -11,8 +11,8 @@ import numpy as np
 
 from synkhronos._endings import Endings
 from synkhronos._interrupts import deferred_interrupts
-from synkhronos._memory import Arena, ArrayRef, Passage, Segment, SegmentRef, SegmentTable, aligned
-from synkhronos._rank import Arrays, Command, Envelope, Release
+from synkhronos._memory import Arena, ArrayRef, Segment, SegmentTable, aligned
+from synkhronos._rank import Command, Envelope, Release
 
 __all__ = ["Ledger", "Staged"]
 
@@ -63,7 +63,6 @@ class Ledger:
         self._make_room = make_room
         self._new: list[Segment] = []  # what not all workers have mapped
         self._staging = Arena(table, self._new.append, self._segments.append)
-        self._outboxes: dict[int, SegmentRef] = {}
         self._dropped_bytes = 0
         self.sent = _NOTHING
         self._n_sent = 0
@@ -140,35 +139,11 @@ class Ledger:
             del self._new[: self._n_sent]
             self._n_sent = 0
 
-    def see_outboxes(
-        self, results: Sequence[Any], workers: Sequence[int], passage_of: Callable[[int], Passage]
-    ) -> None:
-        """Map the segments in which workers published their results, where they are new."""
-        for rank in workers:
-            segment = results[rank].segment if isinstance(results[rank], Arrays) else None
-            known = self._outboxes.get(rank)
-            if segment is None or (known is not None and known.key == segment.key):
-                continue
-            with deferred_interrupts():  # it is given once
-                if known is not None:
-                    self._table.release(known.key)
-                self._table.add(segment.key, passage_of(rank).map(segment))
-                self._outboxes[rank] = segment
-                passage_of(rank).clear()
-
-    def forget_outboxes(self, ranks: Sequence[int]) -> None:
-        """Unmap the segments in which workers published that are gone."""
-        for rank in ranks:
-            known = self._outboxes.pop(rank, None)
-            if known is not None:
-                self._table.release(known.key)
-
     def close(self) -> None:
         """Free what only the session needed."""
         self._staging.free()
         for segment in self._new:
             segment.close_fd()
-        self.forget_outboxes(list(self._outboxes))
 
     def abandon(self) -> None:
         """In a worker that was forked late: let go of what it inherited and the master alone needs."""
@@ -176,7 +151,6 @@ class Ledger:
             segment.abandon()
         self._new.clear()
         self._staging.abandon()
-        self.forget_outboxes(list(self._outboxes))
 
 
 def _n_bytes(item: Staged) -> int:

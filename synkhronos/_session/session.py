@@ -140,10 +140,7 @@ class Session:
         with self.lock:
             self._library.forget_what_ended()
             results = self._dispatcher.issue(command)
-            return [
-                [None if ref is None else segments.view(ref) for ref in one.refs] if isinstance(one, Arrays) else one
-                for one in results
-            ]
+            return [self.replica.read(one) if isinstance(one, Arrays) else one for one in results]
 
     # -- shared variables
 
@@ -254,7 +251,6 @@ class Session:
                 self._team.stop()
             self.replica.thread_limits.restore()
             self.replica.regions.close()
-            self.replica.outbox.free()
             self._ledger.close()
             if self.on_gpu:
                 _graphs.unbind()

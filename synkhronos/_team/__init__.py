@@ -13,6 +13,7 @@ from synkhronos._team.timeline import (
     SHUFFLE,
     TRANSFERS,
     Notes,
+    Timeline,
     spans,
 )
 
@@ -26,6 +27,7 @@ __all__ = [
     "Barrier",
     "Notes",
     "Team",
+    "Timeline",
     "log",
     "spans",
 ]

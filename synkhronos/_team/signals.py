@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Callable
 
 from synkhronos._core import native
@@ -67,8 +66,6 @@ class Barrier:
 
     Attributes
     ----------
-    root : int
-        The process from which all that meet here descend.
     restart : callable
         ``restart(number)``: each rank calls this when it begins with a message, so that all agree on the steps to come.
     arrive : callable
@@ -81,7 +78,6 @@ class Barrier:
         self.check = check
         self.restart = signals.restart
         self.arrive = signals.arrive
-        self.root = os.getpid()
 
     def wait(self, step: int) -> None:
         """Return once every rank has arrived there."""

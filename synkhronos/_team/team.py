@@ -98,10 +98,6 @@ class Team:
                 self._members[rank].let_go()
             self._members[rank] = Member(lambda passage: self._run(rank, passage), self._members.values())
 
-    def passage_of(self, rank: int) -> Passage:
-        """The way for memory from a worker to the master, and back."""
-        return self._members[rank].passage
-
     def _give(self, segment: Segment) -> None:
         for member in list(self._members.values()):
             member.passage.give(segment)

@@ -15,8 +15,7 @@ from support import assert_close, shares
 
 import synkhronos as synk
 from synkhronos._collectives import OPS
-from synkhronos._collectives.lanes import LANE_BYTES
-from synkhronos._collectives.shared_memory import LARGE_BYTES
+from synkhronos._core import native
 
 DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8", "bool", "complex64")
 UFUNCS = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
@@ -126,7 +125,7 @@ def test_scalars_and_ranks_alone(session, var_of, dtype, op):
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int8"])
 def test_all_reduce_of_more_than_fits_into_a_lane(session, var_of, dtype):
     var = var_of(dtype, 1)
-    per_lane = LANE_BYTES // np.dtype(dtype).itemsize
+    per_lane = native.LANE_BYTES // np.dtype(dtype).itemsize
     for length in (per_lane - 1, per_lane, per_lane + 1, 5 * per_lane + 17):
         values = draw_values(dtype, (length,), session, seed=length)
         for op in ("sum", "avg"):
@@ -153,7 +152,7 @@ def extreme_values(dtype, length, n_ranks):
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int64"])
 def test_averages_whose_sum_overflows(session, var_of, dtype, way):
     var = var_of(dtype, 1)
-    length = 3000 if way == "lanes" else LARGE_BYTES // session // np.dtype(dtype).itemsize // 30 * 30 + 30
+    length = 1500 if way == "lanes" else (native.SMALLEST_BLOCK * 5 // np.dtype(dtype).itemsize) // 30 * 30 + 30
     values, expected = extreme_values(dtype, length, session)
     weights = [1e308] * session, [2] * session, None
     for each in weights if way == "lanes" else weights[:1]:

@@ -7,7 +7,7 @@ import pytest
 from synkhronos._memory.segments import ArrayRef, SegmentRef
 from synkhronos._partition import Rows
 from synkhronos._rank.commands import Bind, Call, Connect, Get, Shapes, Source
-from synkhronos._rank.messages import Arrays, Decoder, Encoder, Envelope, Release
+from synkhronos._rank.messages import Arrays, Decoder, Encoder, Envelope, Placed, Release, Sent
 
 
 def call(stop=4, everybody=False):
@@ -37,7 +37,7 @@ def envelope(command):
         envelope(call()),
         envelope(Get((1, 2), (0,))),
         envelope(None),
-        Arrays(SegmentRef("s", 4096), [None, ArrayRef("s", 0, (2,), "<f4")]),
+        Arrays([None, Placed(1, 64, (2,), "<f4"), Sent(b"12345678", (2,), "<f4")]),
         [(1, 2), ()],
         None,
     ],

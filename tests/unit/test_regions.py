@@ -3,15 +3,13 @@
 import contextvars
 import gc
 import os
-import shutil
-import subprocess
 import threading
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import ROOT, run_script
+from support import run_script
 
 from synkhronos._core import native
 from synkhronos._memory.anonymous import new_descriptor
@@ -472,25 +470,3 @@ def native_bytes(one, array):
     import ctypes
 
     return (ctypes.c_char * (3 * SIZE - one.regions.offset(array))).from_address(array.ctypes.data)
-
-
-# ---------------------------------------------------------------- sanitizers
-
-
-@pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
-def test_threads_under_sanitizers(sanitizers, tmp_path):
-    compiler, core = shutil.which("gcc"), ROOT / "synkhronos" / "_core"
-    flags = ["-std=gnu11", "-O1", "-g", "-pthread", f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"]
-    try:
-        program = tmp_path / "program"
-        subprocess.run([compiler or "gcc", *flags, "-x", "c", "-", "-o", program], input=b"int main(){}", check=True)
-        subprocess.run([program], check=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("no compiler with these sanitizers")
-    sources = [core / f"regions{part}.c" for part in ("", "_map", "_fork", "_space")]
-    sources.append(ROOT / "tests" / "unit" / "regions_harness.c")
-    subprocess.run([compiler, *flags, f"-I{core}", *sources, "-o", program], check=True)
-    environment = {**os.environ, "TSAN_OPTIONS": "die_after_fork=0"}
-    for kind in ("shared", "private"):
-        done = subprocess.run([program, kind], env=environment, stdout=subprocess.PIPE, timeout=150, check=False)
-        assert (done.returncode, done.stdout) == (0, b"fine\n")

@@ -1,4 +1,4 @@
-"""Collectives between bare processes: through lanes and directly, against NumPy, to the bit."""
+"""Collectives between bare processes: through lanes and where arrays lie, against NumPy, to the bit."""
 
 import functools
 import os
@@ -7,22 +7,31 @@ import numpy as np
 import pytest
 from processes import Ranks
 
-from synkhronos._collectives import shared_memory
-from synkhronos._collectives.lanes import LANE_BYTES
-from synkhronos._collectives.peer_memory import address_of, can_read, read
 from synkhronos._collectives.shared_memory import ShapesDiffer
+from synkhronos._core import native
 
 UFUNCS = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
+LANE_BYTES = native.LANE_BYTES
 
 
-@pytest.fixture(params=["lanes", "direct", "refused"])
-def way(request, monkeypatch):
-    """Through lanes; directly; or directly, if the kernel did not refuse that to all ranks but one."""
-    monkeypatch.setattr(shared_memory, "LARGE_BYTES", 2**60 if request.param == "lanes" else 1)
-    if request.param == "refused":
-        younger = lambda pid, address: pid > os.getpid() and can_read(pid, address)  # noqa: E731
-        monkeypatch.setattr(shared_memory, "can_read", younger)
+@pytest.fixture(params=["direct", "lanes", "mixed"])
+def way(request):
+    """Where arrays lie, which all ranks map; through lanes, if there is no such memory; or either, by the rank."""
     return request.param
+
+
+def run(way, n_ranks, work):
+    Ranks(n_ranks, regions=way != "lanes").run(work)
+
+
+def placed(way, me, array):
+    """A copy of an array in memory that the others map, or not."""
+    if way == "direct" or (way == "mixed" and me.rank == 0):
+        return array.copy()
+    memory = bytearray(array.nbytes + 64)  # which Python allocates, not NumPy
+    copy = np.frombuffer(memory, array.dtype, array.size).reshape(array.shape)
+    copy[...] = array
+    return copy
 
 
 def values_of(rank, size, dtype):
@@ -33,15 +42,18 @@ def values_of(rank, size, dtype):
 @pytest.mark.parametrize("op", ["sum", "prod", "max", "min"])
 def test_every_op_gives_on_every_rank_what_numpy_gives_in_the_order_of_ranks(ranks, way, op):
     sizes = [(3, "float32"), (300_001, "float32"), (1000, "uint8"), (100_000, "int64"), (70_000, "float64")]
+    sizes += [(5000, "complex128"), (17, "complex64"), (0, "float64")]
 
     def work(me):
-        arrays = [values_of(me.rank, size, dtype) for size, dtype in sizes]
-        me.transport.all_reduce(arrays, op, None)
+        arrays = [placed(way, me, values_of(me.rank, size, dtype)) for size, dtype in sizes]
+        assert me.transport.all_reduce(arrays, op, None) == (way == "direct" or ranks == 1)
         for array, (size, dtype) in zip(arrays, sizes):
             every = [values_of(rank, size, dtype) for rank in range(me.n_ranks)]
             assert array.tobytes() == functools.reduce(UFUNCS[op], every).tobytes()
 
-    Ranks(ranks).run(work)
+    if op in ("max", "min"):
+        sizes = [pair for pair in sizes if "complex" not in pair[1]]
+    run(way, ranks, work)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int32", "float16"])
@@ -51,7 +63,7 @@ def test_averages(ranks, way, dtype):
     def work(me):
         for number, given in enumerate([None, weights], 1):
             me.begin(number)
-            array = values_of(me.rank, 150_000, dtype)
+            array = placed(way, me, values_of(me.rank, 150_000, dtype))
             if me.rank == 1 and given and array.dtype.kind == "f":
                 array[:] = np.nan  # left out by its weight of 0
             me.transport.all_reduce([array], "avg", given)
@@ -61,7 +73,7 @@ def test_averages(ranks, way, dtype):
             np.testing.assert_allclose(array, expected, rtol=1e-2 if dtype == "float16" else 1e-5, atol=1e-2)
             me.barrier()
 
-    Ranks(ranks).run(work)
+    run(way, ranks, work)
 
 
 def test_many_arrays_and_blocks_one_after_the_other(way):
@@ -72,9 +84,9 @@ def test_many_arrays_and_blocks_one_after_the_other(way):
         slow = np.random.RandomState(me.rank)
         for number in range(1, 40):
             me.begin(number)
-            sizes = [int(2 ** random.uniform(0, 19)) for _ in range(random.randint(1, 6))]
-            base = [random.randint(0, 100, size) for size in sizes]
-            arrays = [(one * (me.rank + 1)).astype("int32") for one in base]
+            sizes = [int(2 ** random.uniform(0, 19)) for _ in range(random.choice([1, 3, 6, 300]))]
+            base = [random.randint(0, 100, size if len(sizes) < 9 else size % 9000) for size in sizes]
+            arrays = [placed(way, me, (one * (me.rank + 1)).astype("int32")) for one in base]
             for _ in range(slow.randint(3)):
                 os.sched_yield()
             me.transport.all_reduce(arrays, "sum", None)
@@ -82,20 +94,20 @@ def test_many_arrays_and_blocks_one_after_the_other(way):
                 assert (array == 10 * one).all()
             me.barrier()
 
-    Ranks(4).run(work)
+    run(way, 4, work)
 
 
 @pytest.mark.parametrize(
     ("op", "result"), [("sum", "int64"), ("sum", "float32"), ("max", "float32"), ("avg", "int16"), ("avg", "float64")]
 )
-def test_reduce_gives_to_one_rank_what_it_leaves_unchanged_on_the_others(ranks, op, result):
+def test_reduce_gives_to_one_rank_what_it_leaves_unchanged_on_the_others(ranks, way, op, result):
     root, size, dtype = ranks // 2, 400_001, "float32" if result == "float32" else "int16"
 
     def work(me):
-        given = [values_of(me.rank, size, dtype), values_of(me.rank, 3, dtype)]
+        given = [placed(way, me, values_of(me.rank, size, dtype)), values_of(me.rank, 3, dtype)]
         copies = [array.copy() for array in given]
-        outs = [np.empty(array.shape, result) for array in given] if me.rank == root else None
-        me.transport.reduce(given, op, outs)
+        outs = [placed(way, me, np.empty(array.shape, result)) for array in given] if me.rank == root else None
+        me.transport.reduce(given, op, outs, [np.dtype(result)] * 2)
         assert all((array == copy).all() for array, copy in zip(given, copies))
         for out in outs or []:
             every = [values_of(rank, out.size, dtype).astype("float64") for rank in range(me.n_ranks)]
@@ -107,10 +119,10 @@ def test_reduce_gives_to_one_rank_what_it_leaves_unchanged_on_the_others(ranks, 
         me.barrier()
         assert me.board[0] == 1
 
-    Ranks(ranks).run(work)
+    run(way, ranks, work)
 
 
-def test_reduce_in_place_and_all_gather_one_after_the_other():
+def test_reduce_in_place_and_all_gather_one_after_the_other(way):
     """Of uneven lengths, some of them 0, in many blocks; the rank that takes the result is the last."""
 
     def work(me):
@@ -119,19 +131,21 @@ def test_reduce_in_place_and_all_gather_one_after_the_other():
         for number in range(1, 40):
             me.begin(2 * number)
             sizes = [[random.randint(0, 2 ** random.randint(1, 19)) for _ in range(4)] for _ in range(3)]
-            arrays = [np.full(size[me.rank], 10 * i + me.rank, "int16") for i, size in enumerate(sizes)]
+            arrays = [
+                placed(way, me, np.full(size[me.rank], 10 * i + me.rank, "int16")) for i, size in enumerate(sizes)
+            ]
             for _ in range(slow.randint(3)):
                 os.sched_yield()
-            for i, (size, gathered) in enumerate(zip(sizes, me.transport.all_gather(arrays, sizes))):
+            for i, (size, gathered) in enumerate(zip(sizes, me.transport.all_gather(arrays, sizes)[0])):
                 assert (gathered == np.repeat(10 * i + np.arange(4), size)).all()
             me.barrier()
             me.begin(2 * number + 1)
-            total = np.arange(number * 10_000) * (me.rank + 1)
-            me.transport.reduce([total], "sum", [total] if me.rank == 3 else None)
+            total = placed(way, me, np.arange(number * 10_000) * (me.rank + 1))
+            me.transport.reduce([total], "sum", [total] if me.rank == 3 else None, [total.dtype])
             assert (total == np.arange(number * 10_000) * (10 if me.rank == 3 else me.rank + 1)).all()
             me.barrier()
 
-    Ranks(4).run(work)
+    run(way, 4, work)
 
 
 @pytest.mark.parametrize("differing", [(5,), (100_000,), (4, 3)], ids=str)
@@ -139,10 +153,11 @@ def test_reduce_in_place_and_all_gather_one_after_the_other():
 def test_different_shapes_change_nothing(way, differing, reduce):
     def work(me):
         shape = differing if me.rank == 1 else (3, 4)
-        arrays = [np.ones(200_000, "float32"), np.full(shape, me.rank, "float32")]
+        arrays = [placed(way, me, array) for array in (np.ones(200_000, "float32"), np.full(shape, me.rank, "float32"))]
         with pytest.raises(ShapesDiffer):
             if reduce:
-                me.transport.reduce(arrays, "sum", arrays if me.rank == 0 else None)
+                outs = arrays if me.rank == 0 else None
+                me.transport.reduce(arrays, "sum", outs, [array.dtype for array in arrays])
             else:
                 me.transport.all_reduce(arrays, "sum", None)
         assert (arrays[0] == 1).all()
@@ -153,7 +168,7 @@ def test_different_shapes_change_nothing(way, differing, reduce):
         me.transport.all_reduce([again], "sum", None)
         assert (again == 3).all()
 
-    Ranks(3).run(work)
+    run(way, 3, work)
 
 
 def test_empty_arrays_and_none_at_all(way):
@@ -164,20 +179,23 @@ def test_empty_arrays_and_none_at_all(way):
             assert all((array == 2).all() for array in arrays)
             me.barrier()
 
-    Ranks(2).run(work)
+    run(way, 2, work)
 
 
-def test_what_cannot_be_read():
-    here = np.arange(5.0)
-    there = np.empty(5)
-    read(os.getpid(), address_of(here), there)
-    assert (there == here).all()
-    assert can_read(os.getpid(), address_of(here))
-    assert not can_read(os.getpid(), 8)
-    child = os.fork()
-    if not child:
-        os._exit(0)
-    os.waitpid(child, 0)
-    with pytest.raises(OSError, match=f"process {child}: No such process"):
-        read(child, address_of(here), there)
-    assert not can_read(child, address_of(here))
+def test_what_does_not_go_together_is_refused():
+    def work(me):
+        core = me.transport._core
+        one = np.ones(4)
+        add = native.Reduction("sum", "float64", "float64", [1])
+        for part in [(one, np.ones(3), add), (one, np.ones(4, "float32"), add), (np.ones(4, "float32"), None, add)]:
+            with pytest.raises(ValueError, match="go together"):
+                core.run([part], 0, None, None)
+        for part in [(one[::2], None, add), (one, [1.0], add), (1.0, one, add)]:
+            with pytest.raises(TypeError, match="C-contiguous"):
+                core.run([part], 0, None, None)
+        with pytest.raises(ValueError, match="lengths of 1 ranks"):
+            core.run([(one, one, [4, 4])], 0, None, None)
+        with pytest.raises(ValueError, match="elements of all ranks"):
+            core.run([(one, one, [5])], 0, None, None)
+
+    Ranks(1).run(work)

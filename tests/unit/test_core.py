@@ -1,0 +1,71 @@
+"""The C code of the core without Python: threads in the place of ranks, so that sanitizers see what they share."""
+
+import os
+import random
+import subprocess
+import sysconfig
+
+import pytest
+from support import ROOT
+
+CORE = ROOT / "synkhronos" / "_core"
+COMPILER = sysconfig.get_config_var("CC").split()[0]
+REDUCTIONS = [
+    path.name for path in CORE.glob("reductions*.c") if not path.stem.endswith(("_class", "_module", "_arrays"))
+]
+REGIONS = ["regions.c", "regions_map.c", "regions_fork.c", "regions_space.c"]
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory):
+    """Compiles a program of tests/core and files of the core, with sanitizers; skips the test where there are none."""
+
+    def compiled(name, sources, sanitizers):
+        program = tmp_path_factory.mktemp("core") / name
+        flags = ["-std=gnu11", "-O1", "-g", "-pthread", "-ffp-contract=off"]
+        flags += [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"] if sanitizers else ["-O3"]
+        trivial = program.with_suffix(".c")
+        trivial.write_text("int main(void) { return 0; }")
+        probe = subprocess.run([COMPILER, *flags, trivial, "-o", program], capture_output=True, timeout=60, check=False)
+        if probe.returncode or subprocess.run([program], capture_output=True, timeout=60, check=False).returncode:
+            pytest.skip(f"{COMPILER} has no -fsanitize={sanitizers} that works here")
+        files = [ROOT / "tests" / "core" / f"{name}.c", *(CORE / source for source in sources)]
+        subprocess.run(
+            [COMPILER, *flags, "-Wall", "-Werror", f"-I{CORE}", *files, "-o", program], timeout=150, check=True
+        )
+        return program
+
+    return compiled
+
+
+def check(program, *arguments, **environment):
+    command = [program, *map(str, arguments)]
+    done = subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=150, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, ""), (command, done.stdout)
+
+
+@pytest.mark.parametrize("sanitizers", ["thread", "undefined"])
+def test_words(build, sanitizers):
+    program = build("words_threads", [], sanitizers)
+    for ranks in (2, 3, 5):
+        check(program, ranks, 2000, random.randrange(2**20))
+
+
+@pytest.mark.parametrize("sanitizers", ["thread", "address,undefined"])
+def test_collectives(build, sanitizers):
+    program = build("collectives_threads", ["words.c", "collectives.c", "collectives_lanes.c", *REDUCTIONS], sanitizers)
+    for ranks in (1, 2, 3, 5):
+        check(program, ranks, 30, random.randrange(2**20))
+
+
+@pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
+@pytest.mark.parametrize("kind", ["shared", "private"])
+def test_regions(build, sanitizers, kind):
+    check(build("regions_threads", REGIONS, sanitizers), kind, TSAN_OPTIONS="die_after_fork=0")
+
+
+@pytest.mark.parametrize("sanitizers", ["", "address,undefined"])
+def test_instruction_sets_give_the_same_bits_and_nothing_is_accessed_out_of_bounds(build, sanitizers):
+    check(build("reductions", REDUCTIONS, sanitizers))
