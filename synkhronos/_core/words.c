@@ -46,7 +46,7 @@ size_t words_bytes(int n_ranks)
 /* Whether a rank's word is what others wait for. */
 static bool counts(const struct words *words, enum board board, int rank)
 {
-    return board != SENT || rank == words->master;
+    return board == ARRIVED || (board == SENT) == (rank == words->master);
 }
 
 static bool is_behind(const struct words *words, enum board board, int rank, int64_t value)

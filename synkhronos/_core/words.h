@@ -30,8 +30,8 @@ _Static_assert(ATOMIC_INT_LOCK_FREE == 2 && ATOMIC_LLONG_LOCK_FREE == 2, "proces
 #define POLL_NS 50000000
 
 enum board {
-    SENT,     /* the number of the last message: of the words, only the master's counts */
-    ANSWERED, /* for each rank, the number of the last message that it has answered */
+    SENT,     /* the number of the last message: only the master's word counts */
+    ANSWERED, /* the number of the last message that each worker has answered: the master's does not count */
     ARRIVED,  /* for each rank, the last step at which it arrived at a barrier */
     BOARDS
 };

@@ -13,7 +13,7 @@ __all__ = ["ANSWERED", "POLL", "SENT", "Barrier", "Signals"]
 #: Longest time between two looks at whether the peers are alive, in seconds.
 POLL = native.POLL
 
-#: Boards of words: the number of the master's last message; for each rank, that of the last one which it has answered.
+#: Boards of words: the number of the master's last message; for each worker, that of the last one that it has answered.
 SENT, ANSWERED = native.SENT, native.ANSWERED
 
 
@@ -38,7 +38,7 @@ class Signals(native.Words):
     sent : int
         The number of the master's last message.
     answered : list of int
-        For each rank, the number of the last message that it has answered.
+        For each rank, the number of the last message that it has answered; the master's means nothing.
     arrived : list of int
         For each rank, the last step at which it arrived at a barrier.
     aborted : bool

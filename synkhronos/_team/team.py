@@ -109,7 +109,6 @@ class Team:
         self._mailbox.put(message, self._give)
         self._begin(self.signals.sent + 1)
         self._patience.begin()
-        self.signals.set_answered(self.master_rank, self._number)
         self.signals.post(SENT, self._number)
 
     def _begin(self, number: int) -> None:

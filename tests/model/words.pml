@@ -24,7 +24,8 @@ byte failed;               /* the message in which a rank has failed */
 bool dead[N], somebody_died;
 
 #define is_behind(board, rank, value) \
-    (board == SENT && sent < value || board == ANSWERED && answered[rank] < value || board == ARRIVED && arrived[rank] < value)
+    (board == SENT && sent < value || board == ANSWERED && rank != MASTER && answered[rank] < value \
+     || board == ARRIVED && arrived[rank] < value)
 #define has_lost_a_peer (BROKEN != 6 && (me == MASTER && somebody_died || dead[MASTER]))
 
 /* Be killed here, or not. */
@@ -174,7 +175,6 @@ proctype Rank(byte me)
     do
     :: number < MESSAGES ->
         number++;
-        answered[MASTER] = number;
         post(SENT, number);
         execute();
 #if BROKEN == 5
@@ -190,8 +190,8 @@ proctype Rank(byte me)
     /* a worker is dead: the others are released, and when they have answered the master ends, too */
     abort();
     do
-    :: atomic { peer < N && (answered[peer] == number || dead[peer]) -> peer++ }
-    :: atomic { peer < N && !(answered[peer] == number || dead[peer]) -> peer = 0 }; park(ANSWERED, number)
+    :: atomic { peer < N && (peer == MASTER || answered[peer] == number || dead[peer]) -> peer++ }
+    :: atomic { peer < N && !(peer == MASTER || answered[peer] == number || dead[peer]) -> peer = 0 }; park(ANSWERED, number)
     :: peer == N -> break
     od;
     dead[MASTER] = true;

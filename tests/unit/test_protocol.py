@@ -1,9 +1,12 @@
-"""How messages are pickled: what an encoder writes a decoder reads, and what repeats is not done again."""
+"""How messages are pickled and handed over: what one side writes the other reads; what repeats is not done again."""
 
+import copy
 import pickle
 
 import pytest
 
+from synkhronos._memory.box import Box
+from synkhronos._memory.passage import Passage
 from synkhronos._memory.segments import ArrayRef, SegmentRef
 from synkhronos._partition import Rows
 from synkhronos._rank.commands import Bind, Call, Connect, Get, Shapes, Source
@@ -81,3 +84,37 @@ def test_messages_that_differ_are_told_apart():
         read = decoder.loads(pickled)
         assert read == message
         assert type(getattr(read, "command", None)) is type(getattr(message, "command", None))
+
+
+def test_what_is_put_into_a_box_is_found_there():
+    """Short and long, again and again, by another view of the same memory, whatever became of an earlier attempt."""
+    here, there = Passage.pair()
+    writer = Box()
+    reader = copy.copy(writer)
+    short, other, long = b"short", b"another", bytes(range(256)) * 1000
+
+    def interrupted(segment):
+        raise KeyboardInterrupt
+
+    for message in (short, short, other, short, long, long, short, other, long, short):
+        writer.put(message, here.give)
+        assert reader.get(there) == message
+        assert reader.get(there) == message
+    with pytest.raises(KeyboardInterrupt):
+        writer.put(long, interrupted)
+    writer.put(short, here.give)
+    assert reader.get(there) == short
+    here.close()
+    there.close()
+
+
+def test_a_message_that_is_the_one_before_is_not_read_again():
+    here, there = Passage.pair()
+    box = Box()
+    message = b"message"
+    box.put(message, here.give)
+    first = box.get(there)
+    box.put(message, here.give)
+    assert box.get(there) is first
+    here.close()
+    there.close()
