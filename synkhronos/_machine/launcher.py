@@ -10,8 +10,6 @@ Invariant: this process imports neither Theano nor pygpu and loads no library of
 
 from __future__ import annotations
 
-import configparser
-import contextlib
 import logging
 import os
 import sys
@@ -19,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
 from typing import NoReturn
 
+from synkhronos._machine.choices import chosen_in
 from synkhronos._machine.folder import private_folder
 from synkhronos._machine.libraries import Survey, survey
 from synkhronos._machine.places import COMPANIONS, NAMES, Finder
@@ -91,7 +90,7 @@ def variables(environment: Mapping[str, str], finder: Finder, found: Survey | No
         changed["LD_LIBRARY_PATH"] = _joined(":", f"{folder}/lib", environment.get("LD_LIBRARY_PATH"))
     if packages:
         changed["PYTHONPATH"] = _joined(":", environment.get("PYTHONPATH"), f"{folder}/python")
-    if found and found.driver and "cudnn" not in found.chosen and not _user_chose("dnn", "enabled", environment):
+    if found and found.driver and "cudnn" not in found.chosen and not chosen_in("dnn.enabled", environment):
         changed["THEANO_FLAGS"] = _joined(",", "dnn.enabled=False", environment.get("THEANO_FLAGS"))
     return changed
 
@@ -172,13 +171,3 @@ def package_path(name: str, search_path: Sequence[str]) -> str:
 
 def _joined(separator: str, *parts: str | None) -> str:
     return separator.join(part for part in parts if part)
-
-
-def _user_chose(section: str, option: str, environment: Mapping[str, str]) -> bool:
-    """Tell whether the user's flags or configuration files of Theano set a flag."""
-    flags = [flag.split("=")[0].strip() for flag in environment.get("THEANO_FLAGS", "").split(",")]
-    files = configparser.RawConfigParser()
-    home = os.path.join(environment.get("HOME", ""), ".theanorc")
-    with contextlib.suppress(configparser.Error):  # Theano will tell
-        files.read(environment.get("THEANORC", home).split(":"))
-    return f"{section}.{option}" in flags or files.has_option(section, option)
