@@ -487,7 +487,7 @@ def test_threads_under_sanitizers(sanitizers, tmp_path):
         subprocess.run([program], check=True)
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("no compiler with these sanitizers")
-    sources = [core / f"regions{part}.c" for part in ("", "_map", "_fork", "_space")]
+    sources = [core / f"regions{part}.c" for part in ("", "_fork", "_map", "_pages", "_space")]
     sources.append(ROOT / "tests" / "unit" / "regions_harness.c")
     subprocess.run([compiler, *flags, f"-I{core}", *sources, "-o", program], check=True)
     environment = {**os.environ, "TSAN_OPTIONS": "die_after_fork=0"}
