@@ -1,16 +1,11 @@
 /* Blocks of a region: of the sizes that there are, freed ones used again, what nobody needs given back. */
 #include "regions_inside.h"
-#include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #define PERIOD 64 /* commands, after which what none of them has needed is given back */
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
-#define PIECE ((size_t)2 << 20) /* of a reservation, which signals make the kernel begin with again */
+
 
 size_t pages_of(unsigned number)
 {
@@ -33,33 +28,6 @@ static int is_own(const struct regions *all, const void *block)
     return at >= base && at - base < all->size;
 }
 
-/* Have the kernel find pages. By the descriptor every Linux can; where a sandbox refuses that, or the program has closed
-it, Linux from 5.14 on can by the addresses, page table by page table. */
-int regions_reserve(const struct regions *all, char *first, size_t n_bytes)
-{
-    if (!all->is_shared)
-        return 1;
-    int fd = regions_descriptor(all);
-    while (n_bytes > 0) {
-        size_t piece = n_bytes < PIECE ? n_bytes : PIECE;
-        if (fallocate(fd, 0, first - (char *)all->counts, (off_t)piece) == 0) {
-            first += piece;
-            n_bytes -= piece;
-        } else if (errno == ENOSPC || errno == ENOMEM) {
-            return 0;
-        } else if (errno != EINTR) {
-            return madvise(first, n_bytes, MADV_POPULATE_WRITE) == 0;
-        }
-    }
-    return 1;
-}
-
-/* Give pages back; they are zeros when they are used again. */
-static int punch(const struct regions *all, size_t start, size_t n_bytes)
-{
-    return madvise(own_base(all) + start, n_bytes, all->is_shared ? MADV_REMOVE : MADV_DONTNEED) == 0;
-}
-
 static void count(_Atomic uint64_t *one, uint64_t change)
 {
     atomic_store_explicit(one, atomic_load_explicit(one, memory_order_relaxed) + change, memory_order_relaxed);
@@ -67,7 +35,7 @@ static void count(_Atomic uint64_t *one, uint64_t change)
 
 static void vacate(struct regions *all, size_t start, size_t n_pages)
 {
-    if (punch(all, start * REGIONS_PAGE, n_pages * REGIONS_PAGE)) {
+    if (regions_punch(all, start * REGIONS_PAGE, n_pages * REGIONS_PAGE)) {
         all->allowed += n_pages * REGIONS_PAGE;
         extents_give(&all->empty, start, n_pages);
     }
@@ -97,15 +65,16 @@ static void shed_all(struct regions *all)
 static int carve(struct regions *all, unsigned number, size_t *start)
 {
     size_t n_pages = pages_of(number), n_bytes = n_pages * REGIONS_PAGE;
+    size_t alignment = n_bytes < REGIONS_HUGE ? 1 : REGIONS_HUGE / REGIONS_PAGE;
     for (int again = 0; again < 2; again++) {
-        if (n_bytes <= all->allowed && extents_take(&all->empty, n_pages, start)) {
+        if (n_bytes <= all->allowed && extents_take(&all->empty, n_pages, alignment, start)) {
             if (regions_reserve(all, own_base(all) + *start * REGIONS_PAGE, n_bytes)) {
                 all->allowed -= n_bytes;
                 if (*start + n_pages > all->top)
                     all->top = *start + n_pages;
                 return 1;
             }
-            if (punch(all, *start * REGIONS_PAGE, n_bytes))
+            if (regions_punch(all, *start * REGIONS_PAGE, n_bytes))
                 extents_give(&all->empty, *start, n_pages);
         }
         if (all->allowed + all->counts[all->rank].kept < n_bytes)

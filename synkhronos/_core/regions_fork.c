@@ -9,6 +9,7 @@ child gets no copies; touching a block would end it by SIGSEGV.
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the list */
 static struct regions *list;

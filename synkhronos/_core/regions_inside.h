@@ -9,7 +9,6 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/types.h>
-#include <unistd.h>
 
 /* Addresses without memory: sorted, no two of them neighbours; counted in pages from the start of the region. */
 struct extent {
@@ -20,7 +19,7 @@ struct extents {
     size_t n, room;
 };
 
-int extents_take(struct extents *all, size_t n_pages, size_t *start);
+int extents_take(struct extents *all, size_t n_pages, size_t alignment, size_t *start);
 void extents_give(struct extents *all, size_t start, size_t n_pages);
 
 /* Freed blocks of one size, with their pages; the one that was freed last is used first. */
@@ -51,7 +50,7 @@ struct regions {
     int fd; /* -1: pages are private */
     int is_shared;
     int is_closed;
-    pid_t pid; /* the process that has taken the region `rank` */
+    int *is_mine; /* 1 in the process that has taken the region `rank`; the kernel makes it 0 in what that forks */
     dev_t device;
     ino_t inode;
     struct own_count *counts;
@@ -72,8 +71,10 @@ struct regions {
 
 size_t pages_of(unsigned number); /* in pages */
 unsigned number_of(size_t n_bytes);
-int regions_descriptor(const struct regions *all); /* -1 if the program has closed it */
+int regions_descriptor(const struct regions *all);
+void regions_release(struct regions *all);
 int regions_reserve(const struct regions *all, char *first, size_t n_bytes);
+int regions_punch(const struct regions *all, size_t start, size_t n_bytes);
 void regions_unmap(struct regions *all);
 void forks_know(struct regions *all);
 void forks_forget(struct regions *all);
@@ -91,7 +92,7 @@ static inline int is_within(const struct regions *all, const void *block)
 
 static inline int is_mine(const struct regions *all)
 {
-    return all->pid == getpid();
+    return *all->is_mine;
 }
 
 #endif

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 /* Addresses for the page of counts, which has a huge page of addresses to itself, and for the regions after it. */
 static char *map(int fd, size_t n_bytes)
@@ -36,25 +37,10 @@ static size_t mapped(const struct regions *all)
     return REGIONS_HUGE + all->size * (size_t)all->n_ranks;
 }
 
-/* Its descriptor, unless another file has taken the number. */
-int regions_descriptor(const struct regions *all)
-{
-    struct stat file;
-    int is_there = all->fd >= 0 && fstat(all->fd, &file) == 0 && file.st_dev == all->device && file.st_ino == all->inode;
-    return is_there ? all->fd : -1;
-}
-
-static void release(struct regions *all)
-{
-    if (regions_descriptor(all) >= 0)
-        close(all->fd);
-    all->fd = -1;
-}
-
 static int begin_own(struct regions *all, int rank)
 {
     all->rank = rank;
-    all->pid = getpid();
+    *all->is_mine = 1;
     all->top = all->commands = 0;
     all->granted = all->allowed = 0;
     extents_give(&all->empty, 0, all->size / REGIONS_PAGE);
@@ -76,13 +62,16 @@ struct regions *regions_create(int fd, int n_ranks, int rank, size_t size, size_
         goto failed;
     all->device = file.st_dev;
     all->inode = file.st_ino;
-    size_t n_pages = size / REGIONS_PAGE;
-    all->sizes = mmap(NULL, n_pages, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (all->sizes == MAP_FAILED)
+    /* in front of the sizes, a page that the kernel clears in what is forked */
+    size_t n_pages = size / REGIONS_PAGE, n_bytes = REGIONS_PAGE + n_pages;
+    char *book = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (book == MAP_FAILED)
         goto failed;
-    char *start = map(fd, mapped(all));
+    all->is_mine = (int *)book;
+    all->sizes = (uint8_t *)book + REGIONS_PAGE;
+    char *start = madvise(book, REGIONS_PAGE, MADV_WIPEONFORK) == 0 ? map(fd, mapped(all)) : NULL;
     if (start == NULL) {
-        munmap(all->sizes, n_pages);
+        munmap(book, n_bytes);
         goto failed;
     }
     all->counts = (struct own_count *)start;
@@ -91,7 +80,7 @@ struct regions *regions_create(int fd, int n_ranks, int rank, size_t size, size_
     if (!begin_own(all, rank) || !regions_reserve(all, start, counts) ||
         madvise(all->base, REGIONS_PAGE, fd >= 0 ? MADV_REMOVE : MADV_DONTNEED) != 0) {
         munmap(start, mapped(all));
-        munmap(all->sizes, n_pages);
+        munmap(book, n_bytes);
         goto failed;
     }
     forks_know(all);
@@ -129,7 +118,7 @@ void regions_close(struct regions *all)
     all->keep = 0;
     pthread_mutex_unlock(&all->lock);
     regions_trim(all);
-    release(all);
+    regions_release(all);
     if (all->counts[all->rank].in_use == 0)
         regions_unmap(all);
 }
@@ -148,8 +137,9 @@ void regions_unmap(struct regions *all)
 
 void regions_destroy(struct regions *all)
 {
-    release(all);
+    regions_release(all);
     regions_unmap(all);
+    munmap(all->is_mine, REGIONS_PAGE);
     forget_blocks(all);
     pthread_mutex_destroy(&all->lock);
     free(all);

@@ -3,25 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Where a block of so many pages can lie; 0 if nowhere. Low addresses first, so that what is used stays together. */
-int extents_take(struct extents *all, size_t n_pages, size_t *start)
-{
-    for (size_t i = 0; i < all->n; i++) {
-        struct extent *one = &all->list[i];
-        if (one->n_pages < n_pages)
-            continue;
-        *start = one->start;
-        one->start += n_pages;
-        one->n_pages -= n_pages;
-        if (one->n_pages == 0) {
-            all->n--;
-            memmove(one, one + 1, (all->n - i) * sizeof *one);
-        }
-        return 1;
-    }
-    return 0;
-}
-
 void extents_give(struct extents *all, size_t start, size_t n_pages)
 {
     size_t low = 0, high = all->n;
@@ -58,4 +39,31 @@ void extents_give(struct extents *all, size_t start, size_t n_pages)
         all->list[low] = (struct extent){start, n_pages};
         all->n++;
     }
+}
+
+/* Where a block of so many pages can lie, at a multiple of `alignment`; 0 if nowhere. Low addresses first, so that what is
+used stays together. */
+int extents_take(struct extents *all, size_t n_pages, size_t alignment, size_t *start)
+{
+    for (size_t i = 0; i < all->n; i++) {
+        struct extent found = all->list[i];
+        *start = (found.start + alignment - 1) / alignment * alignment;
+        size_t lead = *start - found.start;
+        if (found.n_pages < lead + n_pages)
+            continue;
+        size_t rest = found.n_pages - lead - n_pages;
+        if (lead > 0 && rest > 0) {
+            all->list[i].n_pages = lead;
+            extents_give(all, *start + n_pages, rest);
+        } else if (lead > 0) {
+            all->list[i].n_pages = lead;
+        } else if (rest > 0) {
+            all->list[i] = (struct extent){*start + n_pages, rest};
+        } else {
+            all->n--;
+            memmove(&all->list[i], &all->list[i + 1], (all->n - i) * sizeof found);
+        }
+        return 1;
+    }
+    return 0;
 }

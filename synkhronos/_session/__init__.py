@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from synkhronos._session.block import session
+from synkhronos._session.footprint import memory
 from synkhronos._session.instruments import Profile, profile, trace
 from synkhronos._session.lifecycle import close, current, distribute, fork, functions, get_n_gpu, settle
-from synkhronos._session.memory import memory
 from synkhronos._session.replicas import distances
 from synkhronos._session.session import Session
 

@@ -13,7 +13,7 @@ COMPILER = sysconfig.get_config_var("CC").split()[0]
 REDUCTIONS = [
     path.name for path in CORE.glob("reductions*.c") if not path.stem.endswith(("_class", "_module", "_arrays"))
 ]
-REGIONS = ["regions.c", "regions_map.c", "regions_fork.c", "regions_space.c"]
+REGIONS = ["regions.c", "regions_map.c", "regions_fork.c", "regions_pages.c", "regions_space.c"]
 
 
 @pytest.fixture(scope="module")
