@@ -116,6 +116,25 @@ def _ancestors(pid):
         return set()
 
 
+def python(source, *options, timeout=110, directory=None, **environment):
+    """Run a program that begins as every program does where synkhronos is installed; returns both outputs.
+
+    A variable of the environment that is None is unset.
+    """
+    surroundings = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    program = "import _synkhronos_start\n" + textwrap.dedent(source)
+    done = subprocess.run(
+        [sys.executable, *options, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={name: value for name, value in surroundings.items() if value is not None},
+        cwd=directory,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.strip(), done.stderr.strip()
+
+
 def start_script(source, *arguments, fresh=False, stdin=None, start_new_session=False, environment=None):
     """Start a Python script, given as its source, with what tests need imported.
 

@@ -9,15 +9,13 @@ def of_theano():
     import theano
     import threadpoolctl
 
-    from synkhronos._compat.blas import linked_library
+    from synkhronos._compat.trial import try_blas
 
-    linked = linked_library(theano.config.blas.ldflags)
-    if linked is None:
-        return "none"
+    path = os.path.realpath(try_blas(theano.config.blas.ldflags).file or os.sep)
     for info in threadpoolctl.threadpool_info():
-        if info["user_api"] == "blas" and os.path.basename(info["filepath"]) == os.path.basename(linked[0]._name):
+        if info["user_api"] == "blas" and os.path.realpath(info["filepath"]) == path:
             return " ".join(filter(None, (info["internal_api"], info["version"], info.get("architecture"))))
-    return os.path.basename(linked[0]._name)
+    return os.path.basename(path) or "none"
 
 
 def of_torch():

@@ -5,7 +5,8 @@ costs nothing before.
 
 Invariants: this package imports only the standard library and nothing of synkhronos, because ``_synkhronos_start``
 loads it by itself while ``theano`` is being imported; a choice that the user made in ``THEANO_FLAGS``, ``.theanorc`` or
-``theano.config`` is never overruled; nothing is written to disk but to Theano's own cache.
+``theano.config`` is never overruled, but for a BLAS that gives wrong results; nothing is written to disk but to
+Theano's own cache.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-from .blas import find_blas
 from .cache import mend_cache_keys
 from .complaints import explain_missing_headers, shorten_complaints
 from .correlations import vectorize_convolution
 from .headers import precompile_headers
+from .offer import offer_blas, refuse_unfit_blas
 from .pooling import mend_pooling
 from .scan import loop_in_c
 from .strides import mend_strides
@@ -181,6 +182,7 @@ def mend_ops() -> None:
     mend_strides()
     mend_topk()
     precompile_headers()
+    refuse_unfit_blas()
 
 
 def quieten(package: str) -> None:
@@ -194,25 +196,6 @@ def quieten(package: str) -> None:
         warnings.filterwarnings("ignore", category=category, module=module)
     for message in ("pkg_resources is deprecated", "The `image_shape` keyword argument"):
         warnings.filterwarnings("ignore", message=message, module=module)
-
-
-def offer_blas(configdefaults: Any) -> None:
-    """Make `find_blas` the default of ``theano.config.blas.ldflags``, Theano's own its fallback.
-
-    Being the default, it yields to whatever the user chose in any of Theano's ways.
-
-    Parameters
-    ----------
-    configdefaults : module
-        ``theano.configdefaults``, executed.
-    """
-    config = configdefaults.config
-    parameter = type(config.blas).__dict__["ldflags"]
-    theanos_own = parameter.default
-    parameter.default = lambda: find_blas(config.cxx) or theanos_own()
-    if parameter.is_default and getattr(parameter, "val", None) == "":
-        # Theano has looked already, and found none.
-        config.blas.ldflags = find_blas(config.cxx)
 
 
 class DownsampleLoader(Loader):

@@ -6,7 +6,7 @@ and kept current, so that it has kernels for processors that came after the whee
 
 from __future__ import annotations
 
-import ctypes
+import functools
 import glob
 import importlib.util
 import logging
@@ -16,15 +16,24 @@ import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from . import routines
+from .trial import try_routines
+
 logger = logging.getLogger("synkhronos")
 
-#: The environment variable that says which to take: "scipy-openblas32", "system", "mkl", "scipy", or a library's file.
+#: The environment variable that says which to take: one of `NAMES`, or a library's file.
 CHOICE = "SYNKHRONOS_BLAS"
+NAMES = {  # and what brings them
+    "scipy-openblas32": "python -m pip install scipy-openblas32",
+    "system": "apt-get install libopenblas-dev",
+    "mkl": "python -m pip install mkl",
+    "scipy": "python -m pip install 'scipy<1.11'",
+}
 
-# Routines of levels 1 to 3 that the C code written by Theano calls by these names.
-SYMBOLS = ("sdot_", "ddot_", "sgemv_", "dgemv_", "sger_", "dger_", "sgemm_", "dgemm_")
+#: Flags that `find_blas` has returned, after trying what they link.
+found: set[str] = set()
 
-_NAMES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "scipy_openblas.h")
+_HEADER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "scipy_openblas.h")
 
 
 class Candidate(NamedTuple):
@@ -37,6 +46,8 @@ class Candidate(NamedTuple):
 
 def find_blas(cxx: str) -> str:
     """Find a BLAS that the compiler can link, the loader finds again, and that computes rightly.
+
+    What is refused, and why, is logged: as a warning where `CHOICE` asked for it, else as information.
 
     Parameters
     ----------
@@ -53,15 +64,54 @@ def find_blas(cxx: str) -> str:
     chosen = os.environ.get(CHOICE, "")
     if os.sep in chosen:  # a library's file, which is to be found from any folder
         chosen = os.path.abspath(os.path.expanduser(chosen))
+    refused: dict[Candidate, str] = {}
     for choice in filter(None, (chosen, "any")):
-        for flags, library, prefix in candidates(cxx, choice):
-            if flags and is_usable(library, prefix):
-                logger.debug("Theano is linked to the BLAS %s (%s)", library, flags)
-                return flags
+        for candidate in candidates(cxx, choice):
+            if candidate in refused:
+                continue
+            reason = _objection(candidate, choice == chosen)
+            if not reason:
+                logger.debug("Theano is linked to the BLAS %s (%s)", candidate.library, candidate.flags)
+                found.add(candidate.flags)
+                return candidate.flags
+            refused[candidate] = reason if candidate.library == chosen else f"{candidate.library}: {reason}"
+            if choice != chosen:
+                logger.info("passed over, as a BLAS for Theano: %s", refused[candidate])
         if choice == chosen:
-            logger.warning("%s=%s: there is no such BLAS, or it cannot be linked; another is taken", CHOICE, chosen)
-    logger.info("no BLAS to link Theano to; `python -m pip install scipy-openblas32` provides one")
+            nothing = f"`{NAMES[chosen]}` brings it" if chosen in NAMES else f"it is no path, nor {', '.join(NAMES)}"
+            reasons = "; ".join(refused.values()) or f"there is no such BLAS: {nothing}"
+            logger.warning("%s=%s: %s; another is looked for", CHOICE, chosen, reasons)
+    if importlib.util.find_spec("scipy_openblas32") is None:
+        logger.info("no BLAS to link Theano to; `python -m pip install scipy-openblas32` provides one")
     return ""
+
+
+def _objection(candidate: Candidate, named: bool) -> str:
+    """Say why Theano is not to be linked to a library; empty if it may be, and then it is loaded.
+
+    What the user has named is tried in a fork before: MKL ends the process if a part of it is missing.
+    """
+    if not candidate.flags:
+        return "its path holds white space or a comma, at which Theano and the compiler split flags"
+    if os.path.isfile(candidate.library) and _processor(candidate.library) not in (_processor(sys.executable), b""):
+        return "it is made for another kind of processor"  # the loader would say that there is no such file
+    load = functools.partial(routines.load, candidate.library, candidate.prefix)
+    try:
+        tried = try_routines(load) if named else None
+        reason = (tried.trouble or tried.objection) if tried else ""
+        return (reason or routines.objection(load())).removeprefix(f"{candidate.library}: ")
+    except OSError as error:
+        return str(error).removeprefix(f"{candidate.library}: ")
+
+
+def _processor(path: str) -> bytes:
+    """What the head of an ELF file says of processor and word size; empty for files that cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(20)
+    except OSError:
+        return b""
+    return head[4:6] + head[18:20]
 
 
 def candidates(cxx: str, choice: str = "any") -> Iterator[Candidate]:
@@ -117,68 +167,5 @@ def link_flags(library: str, prefix: str = "") -> str:
     else:  # with a number behind it, which the linker does not look for
         flags = [f"-Wl,--no-as-needed,{library},-rpath,{directory}"]
     if prefix:
-        flags.append(f"-include{_NAMES}")
+        flags.append(f"-include{_HEADER}")
     return " ".join(flags) if len(" ".join(flags).split()) == len(flags) else ""
-
-
-def linked_library(flags: str) -> tuple[ctypes.CDLL, str] | None:
-    """Load the BLAS that flags link, by whoever wrote them.
-
-    Returns
-    -------
-    library : ctypes.CDLL
-    prefix : str
-        Of its symbols.
-    """
-    parts = flags.split()
-    folders = [part[2:] for part in parts if part.startswith("-L")]
-    names = [f"lib{part[2:]}.so" for part in parts if part.startswith("-l")]
-    places = [next(filter(os.path.exists, (os.path.join(one, name) for one in folders)), name) for name in names]
-    for place in [*places, *(file for part in parts if part.startswith("-Wl,") for file in part.split(",")[1:])]:
-        if ".so" in place:
-            try:
-                library = ctypes.CDLL(place)
-            except OSError:
-                continue
-            for prefix in ("", "scipy_"):
-                if hasattr(library, f"{prefix}dgemm_"):
-                    return library, prefix
-    return None
-
-
-def is_usable(library: str, prefix: str = "") -> bool:
-    """Load a BLAS and try it.
-
-    Loading it also lets threadpoolctl see it before Theano's first compiled module needs it.
-
-    Parameters
-    ----------
-    library : str
-        A path, or a bare file name that the loader looks for.
-    prefix : str
-        Of its symbols.
-
-    Returns
-    -------
-    bool
-        Whether it loads, has the routines of `SYMBOLS`, and ``y = 0 * y + A x`` forgets a NaN in ``y``: Theano passes
-        memory that was never written there. (It has a check of its own for that, whose C code lacks a parenthesis.)
-    """
-    try:
-        blas = ctypes.CDLL(library)
-    except OSError:
-        return False
-    if not all(hasattr(blas, prefix + symbol) for symbol in SYMBOLS):
-        return False
-    dgemv = getattr(blas, f"{prefix}dgemv_")
-    n = 8
-    size, step = ctypes.c_int64(n), ctypes.c_int64(1)  # right for 32-bit arguments as well
-    zero, one = ctypes.c_double(0.0), ctypes.c_double(1.0)
-    matrix, x = (ctypes.c_double * (n * n))(*[1.0] * (n * n)), (ctypes.c_double * n)(*[1.0] * n)
-    for transpose in (b"N", b"T"):
-        y = (ctypes.c_double * n)(*[float("nan")] * n)
-        pointers = [ctypes.byref(c) for c in (size, size, one, matrix, size, x, step, zero, y, step)]
-        dgemv(transpose, *pointers)
-        if list(y) != [float(n)] * n:
-            return False
-    return True

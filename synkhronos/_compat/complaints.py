@@ -26,6 +26,8 @@ def _shortened(record: logging.LogRecord) -> bool:
     said = str(record.msg)
     if said.startswith("g++ not detected"):
         _say(record, f"there is no C++ compiler: Theano computes in Python, which takes many times longer; {_COMMAND}")
+    elif said.startswith("We did not find a dynamic library in the library_dir"):
+        return False  # nor does Theano find -l:NAME; `refuse_unfit_blas` says what cannot be linked
     elif said.startswith("Using NumPy C-API based implementation for BLAS"):
         from theano import config
 

@@ -1,4 +1,4 @@
-"""How fast the BLAS libraries multiply matrices on one core, beside what the processor's vector units could do."""
+"""What the vector units of the processor can do, and the kernels of BLAS libraries that use them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,10 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
-from typing import Any
 
-from synkhronos._machine import remedies
-from synkhronos._machine.inquiries import PRODUCT
-from synkhronos._machine.probing import ask, python
-from synkhronos._machine.report import OK, OPTIONAL, UNUSABLE, Part
+from synkhronos._machine.probing import ask
 
-__all__ = ["blas_parts"]
+__all__ = ["peak_of_core", "width_of_kernels", "width_of_processor"]
 
 #: Multiplies and adds in registers alone, by the widest vectors that the compiler knows of this processor.
 _PEAK = r"""
@@ -55,33 +51,7 @@ _WIDTHS = {
 }
 
 
-def blas_parts(theano: Mapping[str, Any], compiler: str, environment: Mapping[str, str]) -> list[Part]:
-    """Describe the BLAS that Theano is linked to, and NumPy's.
-
-    Parameters
-    ----------
-    theano : mapping
-        What was found out about Theano's: ``ldflags``, and ``blas``, its file.
-    compiler : str
-        The C++ compiler; empty if there is none.
-    environment : mapping
-    """
-    flags, file = theano.get("ldflags", ""), theano.get("blas", "")
-    answer = ask({"product": python(PRODUCT, file)}, environment, 60.0)["product"]
-    peak = _peak(compiler, environment) if compiler else 0.0
-    parts = [_part(product, peak, f"linked by {flags}") for product in answer.values]
-    remedy = remedies.pip("scipy-openblas32")
-    if not file:
-        note = f"{flags} cannot be loaded" if flags else "none is linked: NumPy's is called, which is slower"
-        parts.insert(0, Part("cpu", "BLAS", OPTIONAL, "", "", note, remedy))
-    if answer.error:
-        parts.append(
-            Part("cpu", "BLAS" if not answer.values else "NumPy's BLAS", UNUSABLE, "", file, answer.error, remedy)
-        )
-    return parts
-
-
-def _peak(compiler: str, environment: Mapping[str, str]) -> float:
+def peak_of_core(compiler: str, environment: Mapping[str, str]) -> float:
     """10⁹ floating-point operations a second, of float32, of one core's vector units; 0 where that cannot be tried."""
     with tempfile.TemporaryDirectory() as folder:
         source, program = os.path.join(folder, "peak.cpp"), os.path.join(folder, "peak")
@@ -91,31 +61,6 @@ def _peak(compiler: str, environment: Mapping[str, str]) -> float:
         if ask({"compile": command}, environment, 60.0)["compile"].error:
             return 0.0
         return float(ask({"run": [program]}, environment, 60.0)["run"].record.get("peak", 0.0))
-
-
-def _part(product: Mapping[str, Any], peak: float, linked: str) -> Part:
-    of_numpy, kernels = product["of"] == "numpy", product.get("kernels") or ""
-    version = " ".join(filter(None, (product.get("kind"), product.get("version"))))
-    speed = f"{product['gflops']:.0f} GFLOP/s on one core"
-    if peak:
-        speed += f", {product['gflops'] / peak:.0%} of what its vector units can do ({peak:.0f})"
-    notes = [f"{kernels} kernels: {speed}" if kernels else speed]
-    if not of_numpy:
-        notes.append(linked)
-    width, widest = width_of_kernels(kernels), width_of_processor()
-    state, remedy = OK, ""
-    if not product["right"]:
-        notes.insert(0, "its product is wrong")
-        state = UNUSABLE
-    if kernels and width < widest:
-        notes.insert(0, f"its kernels are of {width} bits, the processor's vectors of {widest}")
-        remedy = f"export OPENBLAS_CORETYPE={'SKYLAKEX' if widest == 512 else 'HASWELL'}"
-        if not of_numpy and not product["file"].endswith("libscipy_openblas.so"):
-            remedy = remedies.pip("--upgrade", "scipy-openblas32")
-        state = state if state == UNUSABLE else OPTIONAL
-    return Part(
-        "cpu", "NumPy's BLAS" if of_numpy else "BLAS", state, version, product["file"], "\n".join(notes), remedy
-    )
 
 
 def width_of_kernels(kernels: str) -> int:

@@ -16,7 +16,8 @@ from importlib import metadata
 
 from synkhronos._limits import count_cores, free_memory
 from synkhronos._machine import remedies
-from synkhronos._machine.arithmetic import blas_parts
+from synkhronos._machine.blas import blas_parts
+from synkhronos._machine.choices import chosen_in
 from synkhronos._machine.gpus import cuda_gpus, cuda_parts, opencl_parts, pygpu_parts, try_devices
 from synkhronos._machine.inquiries import OPENCL, PYGPU, THEANO
 from synkhronos._machine.launcher import package_path, variables
@@ -67,14 +68,18 @@ def examine(version: str, environment: Mapping[str, str], search_path: Sequence[
     prepared = {**environment, **changed}
     programs = {"theano": THEANO, "pygpu": PYGPU, "opencl": OPENCL}
     answers = ask({name: python(program) for name, program in programs.items()}, prepared, _PATIENCE)
-    compiler = answers["theano"].record.get("cxx") or shutil.which("g++") or ""
-    compiled = _compile(compiler, prepared)
+    theano = answers["theano"].record
+    compiler = theano.get("cxx", shutil.which("g++") or "")
+    compiled = _compile(compiler, theano.get("arguments", []), prepared)
+    compiling = _compiling(compiler, compiled, prepared)
+    working = compiler if compiling[0].state == OK else ""
+    openblas = bool(package_path("scipy_openblas32", search_path))
     room, where = min(free_memory())
     cores = count_cores()
     parts = [
         *_packages(search_path, answers["theano"]),
-        *_compiling(compiler, compiled),
-        *([] if answers["theano"].error else blas_parts(answers["theano"].record, compiler, prepared)),
+        *compiling,
+        *blas_parts(answers["theano"], working, prepared, openblas),
         Part("cpu", "cores", OK, f"{cores} of {os.cpu_count()}"),
         _judged(room, where),
         *pygpu_parts(answers["pygpu"], compiled["gpuarray"], search_path),
@@ -120,16 +125,20 @@ def _numbers(version: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", version)]
 
 
-def _compile(compiler: str, environment: Mapping[str, str]) -> dict[str, Answer]:
-    """Let the compiler say its version, and compile and link what Theano's C code includes."""
+def _compile(compiler: str, arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, Answer]:
+    """Let the compiler say its version, and compile and link what Theano's C code includes.
+
+    The arguments are those that Theano gives it with every module, the user's ``gcc.cxxflags`` among them.
+    """
     if not compiler:
-        return {name: Answer("", "there is no C++ compiler") for name in ("version", "python", "gpuarray")}
+        return {name: Answer("", "there is no C++ compiler") for name in ("version", "arguments", "python", "gpuarray")}
     include, prefix = sysconfig.get_path("include"), sys.exec_prefix
     places = [f"-I{include}", f"-I{prefix}/include", f"-L{prefix}/lib"]
     with tempfile.TemporaryDirectory() as folder:
         output = os.path.join(folder, "output")
         commands = {
             "version": [compiler, "-dumpfullversion"],
+            "arguments": [compiler, *arguments, "-fsyntax-only", "-x", "c++", "/dev/null"],
             "python": [compiler, *places, "-fsyntax-only", "-include", "Python.h", "-x", "c++", "/dev/null"],
             "gpuarray": [compiler, *places, "-shared", "-fPIC", "-o", output],
         }
@@ -137,13 +146,21 @@ def _compile(compiler: str, environment: Mapping[str, str]) -> dict[str, Answer]
         return ask(commands, environment, _PATIENCE)
 
 
-def _compiling(compiler: str, compiled: Mapping[str, Answer]) -> list[Part]:
+def _compiling(compiler: str, compiled: Mapping[str, Answer], environment: Mapping[str, str]) -> list[Part]:
     """The C++ compiler, and Python's headers."""
-    version = compiled["version"]
-    state = MISSING if not compiler else UNUSABLE if version.error else OK
-    parts = [Part("cpu", "C++ compiler", state, version.output.strip(), compiler, version.error, remedies.apt("g++"))]
+    version, place, remedy = compiled["version"], chosen_in("cxx", environment), remedies.apt("g++")
+    state, note = (UNUSABLE, version.error) if compiler and version.error else (OK, "")
+    if place:
+        remedy = remedies.without("cxx", place)
+    if not compiler:
+        state, note = (UNUSABLE, f"turned off by cxx in {place}: Theano computes in Python") if place else (MISSING, "")
+    elif state == OK and compiled["arguments"].error:
+        state, note = UNUSABLE, compiled["arguments"].error
+        place = chosen_in("gcc.cxxflags", environment)
+        remedy = remedies.without("gcc.cxxflags", place) if place else remedy
+    parts = [Part("cpu", "C++ compiler", state, version.output.strip(), compiler, note, remedy)]
     headers = compiled["python"].error
-    if compiler:
+    if state == OK:
         state, include = MISSING if headers else OK, sysconfig.get_path("include")
         parts.append(Part("cpu", "Python.h", state, "", include, headers, remedies.python_headers()))
     return parts

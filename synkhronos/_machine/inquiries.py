@@ -7,66 +7,79 @@ from __future__ import annotations
 
 __all__ = ["OPENCL", "PRODUCT", "PYGPU", "THEANO", "TRIAL"]
 
-#: Theano's compiler and BLAS: the flags, and the file that was loaded for them.
+#: Theano's compiler and the flags of its BLAS, what was said when they were chosen, and what comes of linking to it.
+#: The folder, in which the linked module lies, is left for whoever asks.
 THEANO = """
-import json, os
+import json, logging, os, tempfile
 # on the CPU, whatever the user's flags and files say: a GPU is tried elsewhere
 cpu = "device=cpu,init_gpu_device=,contexts=,force_device=False"
 os.environ["THEANO_FLAGS"] = ",".join(filter(None, [os.environ.get("THEANO_FLAGS"), cpu]))
+def tell(**facts):
+    print(json.dumps(facts), flush=True)
+class Listener(logging.Handler):
+    said = []
+    def emit(self, record):
+        self.said.append([record.levelno >= logging.WARNING, record.getMessage()])
+logger = logging.getLogger("synkhronos")
+logger.addHandler(Listener())
+logger.setLevel(logging.INFO)
 import synkhronos, theano
-from synkhronos._compat.blas import linked_library
+from synkhronos._compat.linking import link
+from synkhronos._compat.routines import load_table
+from synkhronos._compat.trial import try_routines
 synkhronos.fork  # all of the package is imported by now
-flags = theano.config.blas.ldflags
-print(json.dumps({"cxx": theano.config.cxx, "ldflags": flags}))
-
-import ctypes
-class Symbol(ctypes.Structure):
-    _fields_ = list(zip(("file", "base", "name", "address"), 2 * (ctypes.c_char_p, ctypes.c_void_p)))
-found = linked_library(flags)
-if found:
-    library, prefix = found
-    address, symbol = ctypes.cast(getattr(library, prefix + "dgemm_"), ctypes.c_void_p), Symbol()
-    if ctypes.CDLL(None).dladdr(address, ctypes.byref(symbol)):
-        print(json.dumps({"blas": os.path.realpath(symbol.file.decode())}))
+cxx, flags = theano.config.cxx, theano.config.blas.ldflags
+tell(cxx=cxx, ldflags=flags, said=Listener.said)
+if cxx:
+    tell(arguments=theano.gof.cmodule.GCC_compiler.compile_args())
+if cxx and flags:
+    folder = tempfile.mkdtemp(prefix="synkhronos_", dir=theano.config.base_compiledir)
+    tell(folder=folder)
+    try:
+        module = link(flags, folder)
+        tell(module=module, **try_routines(lambda: load_table(module))._asdict())
+    except OSError as error:
+        tell(trouble=str(error))
 """
 
-#: The speed of a product of float32 matrices on one core, by a library of which the file is given, and by NumPy.
+#: The speed of a product of float32 matrices on one core: by the BLAS that a module is linked to, of which the file is
+#: given, or by NumPy.
 PRODUCT = """
 import ctypes, json, os, sys, time
 import numpy, threadpoolctl
 n = 1024
 a, b = numpy.random.RandomState(0).rand(2, n, n).astype("float32")
 c = numpy.empty_like(a)
-def by_numpy():
-    numpy.dot(a, b, out=c)
-multiply = {"numpy": by_numpy}
 if sys.argv[1]:
-    library = ctypes.CDLL(sys.argv[1])
-    sgemm = getattr(library, "sgemm_", None) or library.scipy_sgemm_
-    size, one, zero = ctypes.c_int64(n), ctypes.c_float(1), ctypes.c_float(0)
+    from synkhronos._compat.routines import file_of, load_table
+    address = load_table(sys.argv[1])["sgemm_"]
+    file = os.path.realpath(file_of(address))
+    sgemm = ctypes.CFUNCTYPE(None)(address)
+    size, one, zero = ctypes.c_int(n), ctypes.c_float(1), ctypes.c_float(0)
     sizes, (of_a, of_b, of_c) = [ctypes.byref(size)] * 3, (ctypes.c_void_p(m.ctypes.data) for m in (a, b, c))
-    ours = [b"N", b"N", *sizes, ctypes.byref(one), of_b, sizes[0], of_a, sizes[0], ctypes.byref(zero), of_c, sizes[0]]
-    multiply = {"theano": lambda: sgemm(*ours), **multiply}
+    given = [b"N", b"N", *sizes, ctypes.byref(one), of_b, sizes[0], of_a, sizes[0], ctypes.byref(zero), of_c, sizes[0]]
+    def multiply():
+        sgemm(*given)
+else:
+    file = ""
+    def multiply():
+        numpy.dot(a, b, out=c)
+def serves(info):
+    path = os.path.realpath(info["filepath"])
+    return info["user_api"] == "blas" and (path == file if file else "numpy" in path.split(os.sep)[-2])
 with threadpoolctl.threadpool_limits(1):
-    for of, work in multiply.items():
-        best, begin = 1e9, time.perf_counter()
-        while time.perf_counter() - begin < 0.4:
-            start = time.perf_counter()
-            work()
-            best = min(best, time.perf_counter() - start)
-        right = numpy.allclose(c[:8], a[:8].astype(float) @ b.astype(float), rtol=1e-3)
-        infos = threadpoolctl.threadpool_info()
-        for info in infos:
-            path, given = os.path.realpath(info["filepath"]), os.path.realpath(sys.argv[1] or "/")
-            if info["user_api"] == "blas" and (path == given if of == "theano" else "numpy" in path.split(os.sep)[-2]):
-                break
-        else:
-            info = {}
-        print(json.dumps({
-            "of": of, "gflops": 2e-9 * n**3 / best, "right": right,
-            "file": os.path.realpath(info.get("filepath") or (sys.argv[1] if of == "theano" else numpy.__file__)),
-            "kind": info.get("internal_api"), "version": info.get("version"), "kernels": info.get("architecture"),
-        }))
+    best, begin = 1e9, time.perf_counter()
+    while time.perf_counter() - begin < 0.4:
+        start = time.perf_counter()
+        multiply()
+        best = min(best, time.perf_counter() - start)
+    info = next(filter(serves, threadpoolctl.threadpool_info()), {})
+print(json.dumps({
+    "gflops": 2e-9 * n**3 / best,
+    "right": bool(numpy.allclose(c[:8], a[:8].astype(float) @ b.astype(float), rtol=1e-3)),
+    "file": file or os.path.realpath(info.get("filepath") or numpy.__file__),
+    "kind": info.get("internal_api"), "version": info.get("version"), "kernels": info.get("architecture"),
+}))
 """
 
 #: pygpu's version and folder, and libgpuarray's file and the version of its interface.

@@ -121,7 +121,8 @@ def _answer(process: subprocess.Popen[str], given: str, deadline: float, timeout
     if process.returncode == 0:
         return Answer(output, "")
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
-    said = lines[-1] if lines else ""
+    telling = [line for line in lines if not line.startswith(("compilation terminated", "collect2:"))]
+    said = telling[-1] if telling else ""
     if process.returncode > 0:
         return Answer(output, said or f"exit code {process.returncode}")
     number = -process.returncode

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import platform
 import shlex
 import sys
 
-__all__ = ["apt", "cuda_wheel", "driver", "pip", "pygpu", "python_headers"]
+__all__ = ["apt", "blas", "cuda_wheel", "driver", "pip", "pygpu", "python_headers", "without"]
 
 
 def pip(*requirements: str) -> str:
@@ -17,6 +18,30 @@ def pip(*requirements: str) -> str:
 def apt(*packages: str) -> str:
     """Install Debian's packages."""
     return f"{'' if os.geteuid() == 0 else 'sudo '}apt-get install {' '.join(packages)}"
+
+
+def without(flag: str, place: str) -> str:
+    """Let Theano choose by itself what a flag of the user's decides, in the place that `chosen_in` has told."""
+    return f"take {flag} out of {place}"
+
+
+def blas(place: str, choice: str, installed: bool) -> str:
+    """Give Theano another BLAS.
+
+    Parameters
+    ----------
+    place : str
+        Where the user has set ``blas.ldflags``.
+    choice : str
+        The value of ``SYNKHRONOS_BLAS``.
+    installed : bool
+        Whether scipy-openblas32 is.
+    """
+    undo = without("blas.ldflags", place) if place else "unset SYNKHRONOS_BLAS" if choice else ""
+    if installed:
+        return undo or apt("libopenblas-dev")
+    wheel = pip("scipy-openblas32") if platform.machine() in ("x86_64", "aarch64") else apt("libopenblas-dev")
+    return "; ".join(filter(None, (undo, wheel)))
 
 
 def cuda_wheel(name: str, cuda: tuple[int, ...] | None, oldest: int | None = None) -> str:

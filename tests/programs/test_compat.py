@@ -1,37 +1,15 @@
 """Theano and Lasagne work on this Python, whatever is imported first; each case is a process of its own."""
 
-import ctypes
 import logging
 import os
-import re
 import shutil
-import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
+from support import ROOT, python
 
-from synkhronos._compat import blas, complaints
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def python(source, *options, timeout=110, directory=None, **environment):
-    """Run a program that begins as every program does where synkhronos is installed; returns both outputs."""
-    surroundings = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    program = "import _synkhronos_start\n" + textwrap.dedent(source)
-    done = subprocess.run(
-        [sys.executable, *options, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        env={name: value for name, value in surroundings.items() if value is not None},
-        cwd=directory,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.strip(), done.stderr.strip()
-
+from synkhronos._compat import complaints
 
 ORDERS = [
     "theano, lasagne, synkhronos",
@@ -87,20 +65,6 @@ def test_warnings_that_blame_the_user_stay():
     assert err.count("Warning") == 1, err
 
 
-@pytest.mark.parametrize("flags", ["-lm", ""])
-def test_a_blas_chosen_in_theano_flags_wins(flags):
-    out, _ = python("import theano; print([theano.config.blas.ldflags])", THEANO_FLAGS=f"blas.ldflags={flags}")
-    assert out == str([flags])
-
-
-def test_a_blas_chosen_in_theanorc_wins(tmp_path):
-    (tmp_path / "rc").write_text("[blas]\nldflags = -lm -lc\n")
-    out, _ = python(
-        "import theano; print(theano.config.blas.ldflags)", THEANORC=str(tmp_path / "rc"), THEANO_FLAGS=None
-    )
-    assert out == "-lm -lc"
-
-
 def test_theano_imported_without_the_hook_is_mended_afterwards():
     out, _ = python(
         """
@@ -134,31 +98,6 @@ def test_no_module_needs_pkg_resources(module):
         """
     )
     assert out == "False"
-
-
-LINKED = """
-    import numpy as np, theano, theano.tensor as T, threadpoolctl
-    before = {library["filepath"] for library in threadpoolctl.threadpool_info()}
-    x = T.fmatrix("x")
-    product = theano.function([x], T.dot(x, x))
-    value = np.arange(9, dtype="float32").reshape(3, 3)
-    assert (product(value) == value.dot(value)).all()
-    (node,) = product.maker.fgraph.toposort()
-    name = (node.op.c_libraries() or ["none"])[0]
-    after = {library["filepath"] for library in threadpoolctl.threadpool_info()}
-    assert after == before, (before, after)  # so that limits set before the first call hold
-    assert any("blas" in path for path in after)
-    modules = {line.split()[-1] for line in open("/proc/self/maps") if theano.config.compiledir in line}
-    linked = [path for path in modules if f"lib{name}".encode() in open(path, "rb").read()]
-    print(type(node.op).__name__, name, len(linked))
-"""
-
-
-def test_compiled_code_is_linked_and_finds_its_blas_in_the_next_process():
-    for _ in range(2):
-        out, _ = python(LINKED, THEANO_FLAGS=os.environ.get("THEANO_FLAGS"))
-        op, _, linked = out.split()
-        assert (op, linked) == ("Dot22", "1")
 
 
 @pytest.mark.timeout(300)  # with nothing compiled yet
@@ -276,69 +215,6 @@ def test_lasagne_trains_a_convolutional_network():
     assert err == ""
 
 
-def flags_with(choice, **variables):
-    source = "import theano; print(theano.config.blas.ldflags)"
-    return python(source, THEANO_FLAGS=None, THEANORC="/dev/null", SYNKHRONOS_BLAS=choice, **variables)
-
-
-def test_the_current_openblas_comes_first():
-    out, err = flags_with(None)
-    assert re.fullmatch(r"-L\S+/scipy_openblas32/lib -lscipy_openblas -include\S+/_compat/scipy_openblas.h", out)
-    assert err == ""
-    assert flags_with("scipy-openblas32")[0] == out
-
-
-def test_every_standard_name_is_one_of_its_routines():
-    """A prototype of each, in C++ that is linked to it, so that none is left undefined."""
-    [[flags, library, prefix]] = [one for one in blas.candidates("g++") if one.prefix]
-    header = flags.split("-include")[1]
-    names = re.findall(r"^#define (\w+) (\w+)$", Path(header).read_text(), re.MULTILINE)
-    loaded = ctypes.CDLL(library)
-    for name, own in names:
-        assert own == prefix + name
-        assert hasattr(loaded, own), own
-    assert {name for name, _ in names} > {*blas.SYMBOLS, "openblas_set_num_threads", "ztrsm_"}
-
-
-@pytest.mark.parametrize("choice", ["scipy", "path", "numbered path"])
-def test_another_blas_can_be_chosen(choice, tmp_path):
-    bundled = [library for flags, library, _ in blas.candidates("g++", "scipy")]
-    if not bundled:
-        pytest.skip("this scipy bundles no BLAS")
-    numbered = tmp_path / "libmine.so.3"
-    numbered.symlink_to(bundled[0])
-    chosen = {"scipy": "scipy", "path": bundled[0], "numbered path": str(numbered)}[choice]
-    out, err = python(LINKED, THEANO_FLAGS=None, SYNKHRONOS_BLAS=chosen, directory=tmp_path)
-    assert (out.split()[0], err) == ("Dot22", "")
-    assert blas.linked_library(flags_with(chosen)[0])[1] == ""
-
-
-def test_a_choice_that_is_not_there_is_told():
-    out, err = flags_with("/nonexistent/libblas.so")
-    assert "scipy_openblas" in out
-    assert "SYNKHRONOS_BLAS=/nonexistent/libblas.so: there is no such BLAS" in err
-
-
-def test_a_blas_of_the_system_comes_before_the_one_of_scipy(tmp_path):
-    bundled = [library for flags, library, _ in blas.candidates("/nonexistent") if "scipy.libs" in library]
-    if not bundled:
-        pytest.skip("this scipy bundles no BLAS")
-    (tmp_path / "libopenblas.so").symlink_to(bundled[0])
-    paths = {"LIBRARY_PATH": str(tmp_path), "LD_LIBRARY_PATH": f"{tmp_path}:{Path(bundled[0]).parent}"}
-    assert flags_with("system", **paths)[0] == "-lopenblas"
-    # What only the linker finds would not load later.
-    assert flags_with("system", LIBRARY_PATH=paths["LIBRARY_PATH"])[0] != "-lopenblas" or system_has_openblas()
-
-
-def system_has_openblas():
-    return any(flags == "-lopenblas" for flags, *_ in blas.candidates("g++"))
-
-
-def test_no_compiler_means_no_blas():
-    assert blas.find_blas("") == ""
-    assert not [flags for flags, *_ in blas.candidates("/nonexistent/g++") if flags == "-lopenblas"]
-
-
 MISSING = "`python -m synkhronos info` says what is missing"
 
 
@@ -409,46 +285,6 @@ def test_missing_headers_are_told_in_one_line(warm, tmp_path):
     """
     out, _ = python(program, THEANO_FLAGS=flags, directory=tmp_path)
     assert f"Theano cannot compile, because Python.h is missing; {MISSING}" in out
-
-
-def test_white_space_in_a_path_cannot_be_passed_to_theano():
-    assert blas.link_flags("/a/b/libc.so") == "-L/a/b -lc"
-    assert blas.link_flags("/a b/libc.so") == ""
-    assert blas.link_flags("/a/b/libc.so.6") == "-Wl,--no-as-needed,/a/b/libc.so.6,-rpath,/a/b"
-    assert blas.link_flags("/a b/libc.so.6") == ""
-
-
-def library_of(directory, gemv):
-    """Compile a "BLAS" whose dgemv runs the given statement for each element of y; the other routines are empty."""
-    others = "".join(f"void {name}(void) {{}}\n" for name in blas.SYMBOLS if name != "dgemv_")
-    (directory / "blas.c").write_text(
-        others + "void dgemv_(char *t, int *m, int *n, double *alpha, double *a, int *lda, double *x, int *incx,\n"
-        "            double *beta, double *y, int *incy) {\n"
-        "    for (int i = 0; i < *m; i++) {\n"
-        "        double sum = 0;\n"
-        "        for (int j = 0; j < *n; j++) sum += *alpha * a[i + j * *lda] * x[j];\n"
-        f"        {gemv};\n"
-        "    }\n}\n"
-    )
-    subprocess.run(["gcc", "-shared", "-fPIC", "blas.c", "-o", "blas.so"], check=True, cwd=directory, timeout=60)
-    return str(directory / "blas.so")
-
-
-@pytest.mark.parametrize(
-    ("gemv", "usable"),
-    [
-        ("y[i] = sum + (*beta == 0 ? 0 : *beta * y[i])", True),
-        ("y[i] = sum + *beta * y[i]", False),  # keeps the NaN of memory that was never written
-        ("y[i] = 0", False),
-    ],
-)
-def test_a_blas_is_tried_before_it_is_used(gemv, usable, tmp_path):
-    assert blas.is_usable(library_of(tmp_path, gemv)) is usable
-
-
-def test_a_library_that_is_no_blas_is_not_used(tmp_path):
-    assert not blas.is_usable("libc.so.6")
-    assert not blas.is_usable(str(tmp_path / "missing.so"))
 
 
 class TestHeaders:

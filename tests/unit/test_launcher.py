@@ -23,7 +23,7 @@ import pytest
 from support import ROOT, is_running, wait_until
 
 import synkhronos
-from synkhronos._machine import arithmetic, launcher, libraries, probing, remedies
+from synkhronos._machine import launcher, libraries, probing, remedies
 from synkhronos._machine.examination import PACKAGES, examine
 from synkhronos._machine.folder import private_folder
 from synkhronos._machine.launcher import interpreter_options, package_links, variables
@@ -856,32 +856,3 @@ def test_the_requirements_are_those_of_the_package():
     assert suits in blas
     assert known < set(declared)
     assert f'lasagne = ["Lasagne==0.1{suits}"]' in text
-
-
-def test_kernels_that_fall_short_of_the_processor(tmp_path, monkeypatch):
-    """OpenBLAS takes the next best set of kernels on a processor that it does not know."""
-    avx2, avx512 = "fpu sse2 avx2 fma", "avx512f avx512cd avx512bw avx512dq avx512vl"
-    widths = {
-        "flags\t: fpu sse2\n": 128,
-        f"flags : {avx2}\n": 256,
-        f"flags : {avx2} {avx512}\n": 512,
-        "Features: asimd\n": 0,
-    }
-    for text, width in widths.items():
-        (tmp_path / "cpuinfo").write_text(f"processor : 0\n{text}\nprocessor : 1\n{text}")
-        assert arithmetic.width_of_processor(str(tmp_path / "cpuinfo")) == width
-    assert arithmetic.width_of_processor(str(tmp_path / "missing")) == 0
-    monkeypatch.setattr(arithmetic, "width_of_processor", lambda: 512)
-    found = {"of": "theano", "gflops": 40.0, "right": True, "file": "/a/libopenblas.so", "kind": "openblas"}
-    remedies = {
-        ("SkylakeX", "theano"): "",
-        ("Prescott", "theano"): "python -m pip install --upgrade scipy-openblas32",
-        ("Haswell", "numpy"): "export OPENBLAS_CORETYPE=SKYLAKEX",
-    }
-    for (kernels, of), remedy in remedies.items():
-        part = arithmetic._part({**found, "of": of, "version": "0.3.18", "kernels": kernels}, 200.0, "linked by -l")
-        assert part.remedy == remedy
-        assert part.state == ("optional" if remedy else "ok")
-        assert "40 GFLOP/s on one core, 20% of what its vector units can do (200)" in part.note
-        assert ("vectors of 512" in part.note) == bool(remedy)
-    assert arithmetic._part({**found, "right": False}, 0.0, "").state == "unusable"

@@ -1,0 +1,454 @@
+"""The BLAS that Theano is linked to: which one is found, what is refused, and what the user is told.
+
+Libraries are made by the C compiler, with integers of 32 or 64 bits and with faults that the tests order.
+"""
+
+import ctypes
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from support import python
+
+from synkhronos._compat import blas, linking, routines, trial
+
+import theano  # isort: skip
+
+SCIPY_OPENBLAS = r"-L\S+/scipy_openblas32/lib -lscipy_openblas -include\S+/_compat/scipy_openblas.h"
+WIDE = "its integers have 64 bits, and those that Theano passes have 32"
+
+SOURCE = r"""
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+#define AT(m, ld, t, i, j) (*(t) == 'N' ? (m)[(i) + (j) * *(ld)] : (m)[(j) + (i) * *(ld)])
+#define ROUTINES(T, dot, gemv, ger, gemm)                                                                             \
+    T dot(INT *n, T *x, INT *incx, T *y, INT *incy) {                                                                 \
+        T sum = 0;                                                                                                    \
+        FAULT;                                                                                                        \
+        for (INT i = 0; i < *n; i++) sum += x[i * *incx] * y[i * *incy];                                              \
+        return DOT;                                                                                                   \
+    }                                                                                                                 \
+    void ger(void) {}                                                                                                 \
+    void gemm(char *ta, char *tb, INT *m, INT *n, INT *k, T *alpha, T *a, INT *lda, T *b, INT *ldb, T *beta, T *c,    \
+              INT *ldc) {                                                                                             \
+        for (INT j = 0; j < *n; j++) {                                                                                \
+            for (INT i = 0; i < *m; i++) c[i + j * *ldc] = *beta == 0 ? 0 : *beta * c[i + j * *ldc];                  \
+            for (INT l = 0; l < *k; l++)                                                                              \
+                for (INT i = 0; i < *m; i++) c[i + j * *ldc] += *alpha * AT(a, lda, ta, i, l) * AT(b, ldb, tb, l, j); \
+        }                                                                                                             \
+    }                                                                                                                 \
+    void gemv(char *t, INT *m, INT *n, T *alpha, T *a, INT *lda, T *x, INT *incx, T *beta, T *y, INT *incy) {         \
+        INT rows = *t == 'N' ? *m : *n, columns = *t == 'N' ? *n : *m;                                                \
+        for (INT i = 0; i < rows; i++) {                                                                              \
+            T sum = 0;                                                                                                \
+            for (INT j = 0; j < columns; j++) sum += *alpha * AT(a, lda, t, i, j) * x[j];                             \
+            y[i] = GEMV;                                                                                              \
+        }                                                                                                             \
+    }
+ROUTINES(float, sdot_, sgemv_, sger_, sgemm_)
+ROUTINES(double, ddot_, dgemv_, dger_, dgemm_)
+"""
+
+needs_compiler = pytest.mark.skipif(
+    shutil.which("gcc") is None or shutil.which("g++") is None, reason="the libraries are built by a C compiler"
+)
+
+
+def build(path, *options, kind="-shared", **macros):
+    """Compile a BLAS to this path; returns the path. ``INT=long`` makes it one of 64 bits."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    right = {"INT": "int", "FAULT": "(void)0", "DOT": "sum", "GEMV": "sum + (*beta == 0 ? 0 : *beta * y[i])"}
+    macros = [f"-D{name}={value}" for name, value in {**right, **macros}.items()]
+    command = ["gcc", kind, "-fPIC", "-O3", *macros, "-x", "c", "-", "-o", str(path), *options]
+    subprocess.run(command, input=SOURCE, text=True, check=True, timeout=60)
+    return path
+
+
+def chosen(program="", **variables):
+    """Import Theano, execute a program; returns the flags that it has then, and what was said."""
+    source = "import theano\n" + program + "\nprint(theano.config.blas.ldflags)"
+    surroundings = {"THEANO_FLAGS": None, "THEANORC": "/dev/null", "SYNKHRONOS_BLAS": None, **variables}
+    return python(source, **surroundings)
+
+
+#: Multiplies matrices by Theano's C code, which is compiled anew with other flags.
+LINKED = """
+    import numpy as np, theano, theano.tensor as T, threadpoolctl
+    before = {library["filepath"] for library in threadpoolctl.threadpool_info()}
+    x = T.fmatrix("x")
+    product = theano.function([x], T.dot(x, x))
+    value = np.arange(9, dtype="float32").reshape(3, 3)
+    assert (product(value) == value.dot(value)).all()
+    (node,) = product.maker.fgraph.toposort()
+    name = (node.op.c_libraries() or ["none"])[0]
+    after = {library["filepath"] for library in threadpoolctl.threadpool_info()}
+    assert after == before, (before, after)  # so that limits set before the first call hold
+    assert any("blas" in path for path in after)
+    modules = {line.split()[-1] for line in open("/proc/self/maps") if theano.config.compiledir in line}
+    linked = [path for path in modules if f"lib{name}".encode() in open(path, "rb").read()]
+    print(type(node.op).__name__, name, len(linked))
+"""
+
+
+def test_compiled_code_is_linked_and_finds_its_blas_in_the_next_process():
+    for _ in range(2):
+        out, _ = python(LINKED, THEANO_FLAGS=os.environ.get("THEANO_FLAGS"))
+        op, _, linked = out.split()
+        assert (op, linked) == ("Dot22", "1")
+
+
+class TestRoutines:
+    """What is tried before Theano may be linked to a BLAS."""
+
+    @needs_compiler
+    @pytest.mark.parametrize(
+        ("macros", "objection"),
+        [
+            ({}, ""),
+            ({"INT": "long"}, WIDE),
+            ({"DOT": "sum + 1"}, "its dot products are wrong"),
+            ({"GEMV": "sum + *beta * y[i]"}, "its products are wrong, or keep what was in the memory"),
+            ({"GEMV": "0"}, "its products are wrong, or keep what was in the memory"),
+        ],
+    )
+    def test_faults(self, macros, objection, tmp_path):
+        found = routines.objection(routines.load(str(build(tmp_path / "blas.so", **macros))))
+        assert found.startswith(objection) and bool(found) == bool(objection)
+
+    @needs_compiler
+    def test_the_cause_of_long_integers_in_mkl(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("MKL_INTERFACE_LAYER", "GNU,ILP64")
+        loaded = routines.load(str(build(tmp_path / "blas.so", INT="long")))
+        assert routines.objection(loaded) == f"{WIDE} (MKL_INTERFACE_LAYER is GNU,ILP64)"
+
+    @needs_compiler
+    @pytest.mark.parametrize(
+        ("read", "little", "seen"),
+        [
+            ("*(int *)n", True, 8),
+            ("*(long *)n", True, 0),
+            ("((int *)n)[1]", False, 0),  # what 32 bits at that address are in big-endian order
+            ("*(long *)n", False, 8),
+        ],
+    )
+    def test_the_length_that_32_and_64_bits_give_in_both_byte_orders(self, read, little, seen, tmp_path):
+        """None of them is longer than the vectors, so that no other memory is read."""
+        source = f"double ddot_(void *n, double *x, void *incx) {{ long size = {read}; return size < 0 ? 0 : size; }}"
+        file = str(tmp_path / "dot.so")
+        command = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", file]
+        subprocess.run(command, input=source, text=True, check=True, timeout=60)
+        address = ctypes.cast(ctypes.CDLL(file).ddot_, ctypes.c_void_p).value
+        assert routines._elements_seen(address, little) == seen
+
+    def test_a_library_that_is_no_blas(self, tmp_path):
+        with pytest.raises(OSError, match="it has no routine sdot_"):
+            routines.load("libc.so.6")
+        with pytest.raises(OSError, match="cannot open shared object file"):
+            routines.load(str(tmp_path / "missing.so"))
+
+
+class TestFork:
+    """A BLAS is tried in a fork, of which nothing stays."""
+
+    def test_what_ends_the_process(self):
+        words = b"INTEL MKL FATAL ERROR: Cannot load libmkl_core.so.\n"
+        faults = {
+            "it ends the process": lambda: os._exit(3),
+            "it ends the process by signal 6": os.abort,
+            words.decode().strip(): lambda: (os.write(2, words), os._exit(2)),
+        }
+        for trouble, load in faults.items():
+            assert trial.try_routines(load) == trial.Linked(trouble)
+
+    @needs_compiler
+    def test_what_it_says_is_no_trouble_where_all_is_well(self, tmp_path):
+        file = str(build(tmp_path / "blas.so"))
+        tried = trial.try_routines(lambda: (os.write(2, b"OpenBLAS WARNING\n"), routines.load(file))[1])
+        assert tried == trial.Linked(file=file)
+
+    def test_what_never_ends(self, monkeypatch):
+        monkeypatch.setattr(trial, "_SECONDS", 1)
+        before = set(psutil.Process().children())
+        assert trial.try_routines(lambda: time.sleep(100)).trouble == "it gives no answer within 1 seconds"
+        assert set(psutil.Process().children()) == before
+
+    def test_an_interrupt_while_it_is_awaited(self):
+        def interrupt(number, frame):
+            raise InterruptedError
+
+        before, mask = set(psutil.Process().children()), signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        former = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
+            with pytest.raises(InterruptedError):
+                trial.try_routines(lambda: time.sleep(100))
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, former)
+        assert set(psutil.Process().children()) == before
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
+
+    def test_a_program_that_reaps_its_children_itself(self):
+        former = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        try:
+            assert trial.try_routines(lambda: os._exit(0)).trouble == "it ends the process"
+        finally:
+            signal.signal(signal.SIGCHLD, former)
+
+
+class TestChoice:
+    """Where the user names no flags."""
+
+    def test_the_current_openblas_comes_first(self):
+        out, err = chosen()
+        assert re.fullmatch(SCIPY_OPENBLAS, out)
+        assert err == ""
+        assert chosen(SYNKHRONOS_BLAS="scipy-openblas32")[0] == out
+
+    def test_every_standard_name_is_one_of_its_routines(self):
+        """A prototype of each, in C++ that is linked to it, so that none is left undefined."""
+        [[flags, library, prefix]] = [one for one in blas.candidates("g++") if one.prefix]
+        header = flags.split("-include")[1]
+        names = re.findall(r"^#define (\w+) (\w+)$", Path(header).read_text(), re.MULTILINE)
+        loaded = ctypes.CDLL(library)
+        for name, own in names:
+            assert own == prefix + name
+            assert hasattr(loaded, own), own
+        assert {name for name, _ in names} > {*routines.SYMBOLS, "openblas_set_num_threads", "ztrsm_"}
+
+    @pytest.mark.parametrize("choice", ["scipy", "path", "numbered path"])
+    def test_another_blas_can_be_chosen(self, choice, tmp_path):
+        bundled = [library for flags, library, _ in blas.candidates("g++", "scipy")]
+        if not bundled:
+            pytest.skip("this scipy bundles no BLAS")
+        numbered = tmp_path / "libmine.so.3"
+        numbered.symlink_to(bundled[0])
+        named = {"scipy": "scipy", "path": bundled[0], "numbered path": str(numbered)}[choice]
+        out, err = python(LINKED, THEANO_FLAGS=None, SYNKHRONOS_BLAS=named, directory=tmp_path)
+        assert (out.split()[0], err) == ("Dot22", "")
+
+    @pytest.mark.parametrize(
+        ("choice", "reason"),
+        [
+            ("/nonexistent/libblas.so", "cannot open shared object file: No such file or directory"),
+            ("openblas", "there is no such BLAS: it is no path, nor scipy-openblas32, system, mkl, scipy"),
+            ("mkl", "there is no such BLAS: `python -m pip install mkl` brings it"),
+        ],
+    )
+    def test_a_choice_that_is_not_there_is_told(self, choice, reason):
+        if choice == "mkl" and list(blas.candidates("g++", "mkl")):
+            pytest.skip("MKL is here")
+        out, err = chosen(SYNKHRONOS_BLAS=choice)
+        assert re.fullmatch(SCIPY_OPENBLAS, out)
+        assert err == f"SYNKHRONOS_BLAS={choice}: {reason}; another is looked for"
+
+    @needs_compiler
+    @pytest.mark.parametrize(
+        ("macros", "reason"),
+        [({"INT": "long"}, WIDE), ({"FAULT": 'puts("no parts"), exit(2)'}, "no parts")],
+    )
+    def test_a_choice_that_is_unfit_is_told(self, macros, reason, tmp_path):
+        file = build(tmp_path / "libmine.so", **macros)
+        out, err = chosen(SYNKHRONOS_BLAS=str(file))
+        assert re.fullmatch(SCIPY_OPENBLAS, out)
+        assert err == f"SYNKHRONOS_BLAS={file}: {reason}; another is looked for"
+
+    @needs_compiler
+    def test_a_library_for_another_processor(self, tmp_path):
+        file = build(tmp_path / "libmine.so")
+        head = bytearray(file.read_bytes())
+        head[18] ^= 1
+        file.write_bytes(head)
+        _, err = chosen(SYNKHRONOS_BLAS=str(file))
+        assert f"{file}: it is made for another kind of processor; " in err
+
+    def test_a_blas_of_the_system_comes_before_the_one_of_scipy(self, tmp_path):
+        bundled = [library for flags, library, _ in blas.candidates("/nonexistent") if "scipy.libs" in library]
+        if not bundled:
+            pytest.skip("this scipy bundles no BLAS")
+        (tmp_path / "libopenblas.so").symlink_to(bundled[0])
+        paths = {"LIBRARY_PATH": str(tmp_path), "LD_LIBRARY_PATH": f"{tmp_path}:{Path(bundled[0]).parent}"}
+        assert chosen(SYNKHRONOS_BLAS="system", **paths)[0] == "-lopenblas"
+        # What only the linker finds would not load later.
+        only_linked = chosen(SYNKHRONOS_BLAS="system", LIBRARY_PATH=paths["LIBRARY_PATH"])[0]
+        assert only_linked != "-lopenblas" or any(flags == "-lopenblas" for flags, *_ in blas.candidates("g++"))
+
+    @needs_compiler
+    def test_a_blas_of_the_system_with_long_integers_is_passed_over(self, tmp_path):
+        build(tmp_path / "libopenblas.so", INT="long")
+        paths = {"LIBRARY_PATH": str(tmp_path), "LD_LIBRARY_PATH": str(tmp_path)}
+        program = """
+            import sys, logging
+            logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+            sys.modules["scipy_openblas32"] = None  # as if it were not installed
+            import theano
+            print(theano.config.blas.ldflags)
+        """
+        hidden = {"THEANO_FLAGS": None, "THEANORC": "/dev/null", **paths}
+        out, _ = python(program, **hidden)
+        assert f"passed over, as a BLAS for Theano: libopenblas.so: {WIDE}" in out.splitlines()
+        assert out.splitlines()[-1] != "-lopenblas"
+
+    def test_no_compiler_means_no_blas(self):
+        assert blas.find_blas("") == ""
+        assert not [flags for flags, *_ in blas.candidates("/nonexistent/g++") if flags == "-lopenblas"]
+
+    def test_white_space_in_a_path_cannot_be_passed_to_theano(self):
+        assert blas.link_flags("/a/b/libc.so") == "-L/a/b -lc"
+        assert blas.link_flags("/a b/libc.so") == ""
+        assert blas.link_flags("/a/b/libc.so.6") == "-Wl,--no-as-needed,/a/b/libc.so.6,-rpath,/a/b"
+        assert blas.link_flags("/a b/libc.so.6") == ""
+        _, err = chosen(SYNKHRONOS_BLAS="/a b/libc.so")
+        assert "/a b/libc.so: its path holds white space or a comma, at which Theano and the compiler split" in err
+
+
+class TestFlags:
+    """Where the user names flags, in any of Theano's ways."""
+
+    def test_empty_flags_win(self):
+        assert chosen(THEANO_FLAGS="blas.ldflags=") == ("", "WARNING (theano.tensor.blas): " + NUMPYS)
+
+    def test_what_links_no_blas_stays_and_is_told_of(self, tmp_path):
+        (tmp_path / "rc").write_text("[blas]\nldflags = -lm -lc\n")
+        out, err = chosen(THEANORC=str(tmp_path / "rc"))
+        assert (out, err) == ("-lm -lc", "blas.ldflags=-lm -lc: none of the libraries has the routine sdot_")
+
+    @needs_compiler
+    @pytest.mark.parametrize("way", ["THEANO_FLAGS", "theanorc", "assigned"])
+    def test_what_works_stays_in_silence(self, way, tmp_path):
+        build(tmp_path / "libmine.so.3")
+        flags = f"-L{tmp_path} -l:libmine.so.3"
+        (tmp_path / "rc").write_text(f"[blas]\nldflags = {flags}\n")
+        program = f"theano.config.blas.ldflags = '{flags}'\n" * (way == "assigned")
+        program += "import numpy as np, theano.tensor as T\nx = T.dmatrix()\n"
+        program += "product = theano.function([x], T.dot(x, x))\nassert (product(np.ones((3, 3))) == 3).all()\n"
+        program += "assert 'libmine.so.3' in open('/proc/self/maps').read()"
+        variables = {"THEANORC": str(tmp_path / "rc")} if way == "theanorc" else {}
+        if way == "THEANO_FLAGS":
+            variables = {"THEANO_FLAGS": f"blas.ldflags={flags}"}
+        assert chosen(program, **variables) == (flags, "")
+
+    @needs_compiler
+    @pytest.mark.parametrize("way", ["THEANO_FLAGS", "theanorc", "assigned", "renamed"])
+    def test_a_blas_with_long_integers_is_refused(self, way, tmp_path):
+        options = []
+        if way == "renamed":  # by which NumPy's own could be linked
+            options = [f"-D{name}={name}64_" for name in routines.SYMBOLS]
+        build(tmp_path / "libmine.so", *options, INT="long")
+        flags = " ".join([*options, f"-L{tmp_path}", "-lmine"])
+        (tmp_path / "rc").write_text(f"[blas]\nldflags = {flags}\n")
+        program, variables = {
+            "theanorc": ("", {"THEANORC": str(tmp_path / "rc")}),
+            "assigned": (f"theano.config.blas.ldflags = '{flags}'", {}),
+        }.get(way, ("", {"THEANO_FLAGS": f"blas.ldflags={flags}"}))
+        out, err = chosen(program, **variables)
+        assert re.fullmatch(SCIPY_OPENBLAS, out)
+        assert err == f"blas.ldflags={flags}: {WIDE}; another is taken"
+
+    @needs_compiler
+    def test_a_refused_blas_without_another(self, tmp_path):
+        build(tmp_path / "libmine.so", INT="long")
+        program = f"""
+            import synkhronos._compat.offer as offer
+            offer.find_blas = lambda cxx: ""
+            import theano
+            theano.config.blas.ldflags = "-L{tmp_path} -lmine"
+            print([theano.config.blas.ldflags])
+        """
+        out, err = python(program, THEANO_FLAGS="blas.ldflags=", THEANORC="/dev/null")
+        assert out == "['']"
+        assert f"blas.ldflags=-L{tmp_path} -lmine: {WIDE}; NumPy's is called instead, which is slower" in err
+
+    @needs_compiler
+    @pytest.mark.parametrize(
+        ("fault", "trouble"),
+        [("__builtin_trap()", "it ends the process by signal 4"), ('puts("no parts"), exit(2)', "no parts")],
+    )
+    def test_a_blas_that_would_end_the_program_does_not_end_its_imports(self, fault, trouble, tmp_path):
+        build(tmp_path / "libmine.so", FAULT=fault)  # as MKL does that lacks a part
+        flags = f"-L{tmp_path} -lmine"
+        assert chosen(THEANO_FLAGS=f"blas.ldflags={flags}") == (flags, f"blas.ldflags={flags}: {trouble}")
+
+
+NUMPYS = "Using NumPy C-API based implementation for BLAS functions."
+
+
+@needs_compiler
+class TestLinking:
+    """What a user is told of flags that cannot be linked."""
+
+    @pytest.mark.parametrize(
+        ("flags", "words"),
+        [
+            ("-lnothing", "cannot find -lnothing"),
+            ("-L{0} -lmine", "cannot find -lmine.*; {0}/libmine.so.3 would be -l:libmine.so.3"),
+            ("-L{0}/nothing -lm", "the folder {0}/nothing of -L: No such file or directory"),
+            ("-L{0}/other -lblas", "skipping incompatible {0}/other/libblas.so when searching for -lblas; cannot find"),
+            ('-L"{0}" -lother', "cannot find -lother.*; Theano hands on quotes within a flag as they are"),
+            ('"-L{0} -lm"', 'Theano takes no flag "-L{0}: it splits them at white space, within quotes too'),
+            ("-L {0}", "Theano takes no flag -L: it splits them at white space"),
+            (
+                "{0}/libmine.so.3",
+                "Theano takes no path {0}/libmine.so.3 as a flag: -L gives the folder, -l:NAME the file",
+            ),
+            ("-I{0} -lm", "Theano takes no flag -I{0}: no folder of headers is used for a BLAS"),
+            ("-fno-such-thing", "unrecognized command"),
+        ],
+    )
+    def test_words(self, flags, words, tmp_path):
+        build(tmp_path / "libmine.so.3")
+        other = build(tmp_path / "other" / "libblas.so")
+        head = bytearray(other.read_bytes())
+        head[18] ^= 1
+        other.write_bytes(head)
+        with pytest.raises(OSError, match=words.format(re.escape(str(tmp_path)))):
+            linking.link(flags.format(tmp_path), str(tmp_path))
+
+    @pytest.mark.parametrize(
+        "flags",
+        [
+            "-L{0} -lmine",
+            "-L{0} -l:libmine.so.3",
+            "-L{0}/empty -L{0} -L{0} -lmine",
+            '"-L{0}" "-lmine"',
+            "-Wl,--no-as-needed,{0}/libmine.so.3,-rpath,{0}",
+            "-L{0} -lmine -L{0}/static -lstatic",
+            "-L{0}/static -lstatic",
+        ],
+    )
+    def test_what_works(self, flags, tmp_path):
+        (tmp_path / "empty").mkdir()
+        build(tmp_path / "libmine.so")
+        (tmp_path / "libmine.so.3").symlink_to("libmine.so")
+        build(tmp_path / "static" / "blas.o", kind="-c")
+        archive = tmp_path / "static" / "libstatic.a"
+        subprocess.run(["ar", "rc", archive, archive.parent / "blas.o"], check=True, timeout=60)
+        linked = trial.try_blas(flags.format(tmp_path))
+        assert linked[:2] == ("", "")
+        module = str(Path(theano.config.base_compiledir) / "synkhronos_")
+        assert linked.file.startswith(str(tmp_path) if "mine" in flags else module)
+        assert os.path.exists(linked.file) == ("mine" in flags)
+
+    def test_a_library_that_may_not_be_read(self, tmp_path, monkeypatch):
+        """Root may read every file: here it is a link to nothing."""
+        (tmp_path / "libmine.so").symlink_to("nothing")
+        with pytest.raises(OSError, match=f"cannot find -lmine.*; {tmp_path}/libmine.so leads nowhere"):
+            linking.link(f"-L{tmp_path} -lmine", str(tmp_path))
+        monkeypatch.setattr(os.path, "exists", lambda path: True)
+        assert linking._hints("mine", f"-lmine -L{tmp_path}") == [f"{tmp_path}/libmine.so may not be read"]
+
+    def test_a_library_that_only_the_linker_finds(self, tmp_path, monkeypatch):
+        build(tmp_path / "libmine.so", "-Wl,-soname,libmine.so")
+        monkeypatch.setenv("LIBRARY_PATH", str(tmp_path))
+        assert trial.try_blas("-lmine").trouble == (
+            "libmine.so: cannot open shared object file: No such file or directory"
+        )
+        assert trial.try_blas(f"-lmine -Wl,-rpath,{tmp_path}") == trial.Linked(file=str(tmp_path / "libmine.so"))

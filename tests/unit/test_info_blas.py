@@ -1,0 +1,228 @@
+"""What `info` tells of the compiler and the BLAS: what works, what does not, and the remedy that fits the case."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import ROOT
+
+from synkhronos._compat.blas import candidates
+from synkhronos._machine import arithmetic, blas, remedies
+from synkhronos._machine.choices import chosen_in
+from synkhronos._machine.inquiries import THEANO
+from synkhronos._machine.probing import Answer, ask, python
+
+WHEEL = "python -m pip install scipy-openblas32"
+
+
+@pytest.fixture
+def ldflags(tmp_path, monkeypatch):
+    """A function that looks at Theano with these flags, and tells of its BLAS."""
+    monkeypatch.setattr(arithmetic, "peak_of_core", lambda *_: 0.0)
+
+    def look(flags, installed=True, **variables):
+        (tmp_path / "rc").write_text(f"[blas]\nldflags = {flags}\n")
+        environment = {**os.environ, "THEANORC": str(tmp_path / "rc"), "PYTHONPATH": str(ROOT), **variables}
+        answer = ask({0: python(THEANO)}, environment, 110.0)[0]
+        part, of_numpy = blas.blas_parts(answer, "g++", environment, installed)
+        assert (part.name, of_numpy.name) == ("BLAS", "NumPy's BLAS")
+        assert not os.path.exists(answer.record["folder"])
+        return part
+
+    return look
+
+
+@pytest.fixture
+def library():
+    """A BLAS under the standard names: the one in SciPy's wheel."""
+    found = [Path(one.library) for one in candidates("g++", "scipy")]
+    return found[0] if found else pytest.skip("this scipy bundles no BLAS")
+
+
+class TestOneModule:
+    """A module is linked by the flags, and its products are called."""
+
+    def test_a_file_by_its_name(self, ldflags, library, tmp_path):
+        flags = f"-L{library.parent} -l:{library.name}"
+        part = ldflags(flags)
+        assert part.path == str(library)
+        assert part.note.endswith(f"linked by {flags}, as {tmp_path}/rc says")
+        assert "GFLOP/s on one core" in part.note
+
+    def test_quotes(self, ldflags, library):
+        assert ldflags(f'"-L{library.parent}" "-l:{library.name}"').path == str(library)
+        part = ldflags(f'"-L{library.parent} -l:{library.name}"')
+        assert part.state == "unusable"
+        assert part.note.startswith(f'Theano takes no flag "-L{library.parent}: it splits them at white space, within')
+
+    def test_what_cannot_be_linked(self, ldflags, tmp_path):
+        part = ldflags("-lnothing")
+        assert part.state == "unusable"
+        assert part.note.startswith("cannot find -lnothing")
+        assert part.note.endswith(f"\nblas.ldflags is -lnothing, as {tmp_path}/rc says")
+        assert part.remedy == f"take blas.ldflags out of {tmp_path}/rc"
+
+    def test_long_integers(self, ldflags, tmp_path):
+        source = "".join(f"double {name}_(void) {{ return 0; }}\n" for name in ("sdot", "ddot", "dgemm", "sgemm"))
+        source += "".join(f"void {name}_(void) {{}}\n" for name in ("sgemv", "dgemv", "sger", "dger"))
+        command = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(tmp_path / "libmine.so")]
+        subprocess.run(command, input=source, text=True, check=True, timeout=60)
+        part = ldflags(f"-L{tmp_path} -lmine")
+        assert part.state == "optional"
+        assert part.path.endswith("libscipy_openblas.so")
+        assert f"blas.ldflags=-L{tmp_path} -lmine: its integers have 64 bits, and those" in part.note
+        assert part.remedy == f"take blas.ldflags out of {tmp_path}/rc"
+
+
+def report(**variables):
+    """The exit code of `info`, and its parts by name."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    command = [sys.executable, "-m", "synkhronos", "info", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=170, env=environment)
+    assert not done.stderr
+    return done.returncode, {part["name"]: part for part in json.loads(done.stdout)["parts"]}
+
+
+def test_a_compiler_that_is_turned_off_is_not_named(tmp_path):
+    code, parts = report(THEANO_FLAGS="cxx=", XDG_CACHE_HOME=str(tmp_path))
+    assert code == 1
+    compiler = parts["C++ compiler"]
+    assert (compiler["state"], compiler["path"]) == ("unusable", "")
+    assert compiler["note"] == "turned off by cxx in THEANO_FLAGS: Theano computes in Python"
+    assert compiler["remedy"] == "take cxx out of THEANO_FLAGS"
+    assert parts["BLAS"]["note"].startswith("nothing is linked without a compiler that works")
+    assert parts["BLAS"]["remedy"] == ""
+
+
+def test_flags_that_the_compiler_does_not_know(tmp_path):
+    code, parts = report(THEANO_FLAGS="gcc.cxxflags=-no-such-flag", XDG_CACHE_HOME=str(tmp_path))
+    assert code == 1
+    assert parts["C++ compiler"]["state"] == "unusable"
+    assert "-no-such-flag" in parts["C++ compiler"]["note"]
+    assert parts["C++ compiler"]["remedy"] == "take gcc.cxxflags out of THEANO_FLAGS"
+
+
+WIDE = "SYNKHRONOS_BLAS=mkl: /a/libmkl_rt.so.2: its integers have 64 bits, and those that Theano passes have 32"
+
+
+@pytest.mark.parametrize(
+    ("found", "installed", "variables", "state", "note", "remedy"),
+    [
+        ({}, False, {}, "optional", "none is linked: NumPy's is called, which is slower", WHEEL),
+        # what is installed is not proposed
+        ({"said": [[False, "passed over"]]}, True, {}, "optional", "none is linked.*\npassed over", "apt-get install"),
+        ({}, True, {"THEANO_FLAGS": "blas.ldflags="}, "optional", "blas.ldflags is empty in THEANO_FLAGS", "take blas"),
+        ({"ldflags": "-la", "trouble": "it fails"}, True, {}, "unusable", "it fails\nblas.ldflags is -la$", "apt-get"),
+        (
+            {"ldflags": "-la", "trouble": "it fails"},
+            False,
+            {"THEANO_FLAGS": "floatX=float32,blas.ldflags=-la"},
+            "unusable",
+            "it fails\nblas.ldflags is -la, as THEANO_FLAGS says",
+            f"take blas.ldflags out of THEANO_FLAGS; {WHEEL}",
+        ),
+        (
+            {"ldflags": "-la", "trouble": "it fails"},
+            True,
+            {"SYNKHRONOS_BLAS": "/a/liba.so"},
+            "unusable",
+            "it fails",
+            "unset SYNKHRONOS_BLAS",
+        ),
+        (
+            {"said": [[True, WIDE]]},
+            True,
+            {"SYNKHRONOS_BLAS": "mkl", "MKL_INTERFACE_LAYER": "ILP64"},
+            "optional",
+            f"none is linked.*\n{WIDE}",
+            "unset MKL_INTERFACE_LAYER",
+        ),
+    ],
+)
+def test_the_remedy_that_fits(found, installed, variables, state, note, remedy):
+    environment = {"THEANORC": "/dev/null", **variables}
+    part = blas._theanos({"ldflags": "", **found}, True, environment, installed, 0.0)
+    assert part.state == state
+    assert re.search(note, part.note)
+    assert part.remedy.removeprefix("sudo ").startswith(remedy)
+
+
+def test_a_blas_that_dies_under_larger_products(monkeypatch):
+    monkeypatch.setattr(blas, "ask", lambda *_: {"product": Answer("", "ended by signal 11 (Segmentation fault)")})
+    found = {"ldflags": "-la", "trouble": "", "objection": "", "file": "/a/liba.so", "module": "/a/module.so"}
+    part = blas._theanos(found, True, {"THEANORC": "/dev/null"}, True, 0.0)
+    assert (part.state, part.path) == ("unusable", "/a/liba.so")
+    assert part.note == "ended by signal 11 (Segmentation fault)\nblas.ldflags is -la"
+
+
+def test_a_blas_is_brought_by_what_there_is_for_the_machine(monkeypatch):
+    assert remedies.blas("", "", installed=False) == WHEEL
+    monkeypatch.setattr(remedies.platform, "machine", lambda: "ppc64le")
+    assert remedies.blas("", "", installed=False).endswith("apt-get install libopenblas-dev")
+
+
+class TestWhereTheUserChose:
+    """As Theano reads its flags and files."""
+
+    @pytest.mark.parametrize(
+        ("flags", "chosen"),
+        [
+            ("blas.ldflags=-la", True),
+            ("floatX=float32, blas.ldflags=", True),
+            ("'blas.ldflags=-la,-lb'", True),
+            ("base_compiledir='a,blas.ldflags=b'", False),
+            ("blas.ldflags", False),
+            ("blas.ldflags='-la", False),  # a quote without an end
+            ("", False),
+        ],
+    )
+    def test_flags(self, flags, chosen):
+        found = chosen_in("blas.ldflags", {"THEANO_FLAGS": flags, "THEANORC": "/dev/null"})
+        assert found == ("THEANO_FLAGS" if chosen else "")
+
+    def test_files(self, tmp_path):
+        (tmp_path / ".theanorc").write_text("[global]\ncxx =\n[blas]\nldflags = -la\n")
+        (tmp_path / "second").write_text("[blas]\nldflags = -lb\n")
+        (tmp_path / "broken").write_text("nonsense")
+        home = {"HOME": str(tmp_path)}
+        assert chosen_in("cxx", home) == chosen_in("blas.ldflags", home) == str(tmp_path / ".theanorc")
+        files = {**home, "THEANORC": f"~/.theanorc:{tmp_path}/second:{tmp_path}/broken:/nonexistent"}
+        assert chosen_in("blas.ldflags", files) == str(tmp_path / "second")
+        assert chosen_in("cxx", files) == str(tmp_path / ".theanorc")
+        assert chosen_in("gcc.cxxflags", files) == ""
+
+
+def test_kernels_that_fall_short_of_the_processor(tmp_path, monkeypatch):
+    """OpenBLAS takes the next best set of kernels on a processor that it does not know."""
+    avx2, avx512 = "fpu sse2 avx2 fma", "avx512f avx512cd avx512bw avx512dq avx512vl"
+    widths = {
+        "flags\t: fpu sse2\n": 128,
+        f"flags : {avx2}\n": 256,
+        f"flags : {avx2} {avx512}\n": 512,
+        "Features: asimd\n": 0,
+    }
+    for text, width in widths.items():
+        (tmp_path / "cpuinfo").write_text(f"processor : 0\n{text}\nprocessor : 1\n{text}")
+        assert arithmetic.width_of_processor(str(tmp_path / "cpuinfo")) == width
+    assert arithmetic.width_of_processor(str(tmp_path / "missing")) == 0
+    monkeypatch.setattr(arithmetic, "width_of_processor", lambda: 512)
+    found = {"gflops": 40.0, "right": True, "file": "/a/libopenblas.so", "kind": "openblas", "version": "0.3.18"}
+    own = {"file": "/a/libscipy_openblas.so"}
+    cases = [
+        ({"kernels": "SkylakeX"}, {}, "another", ""),
+        ({"kernels": "Prescott"}, {}, "another", "another"),
+        ({"kernels": "Haswell"}, {}, "", "export OPENBLAS_CORETYPE=SKYLAKEX"),
+        ({"kernels": "Haswell", **own}, {}, "another", "export OPENBLAS_CORETYPE=SKYLAKEX"),
+        ({"kernels": "Prescott", **own}, {"OPENBLAS_CORETYPE": "Prescott"}, "another", "unset OPENBLAS_CORETYPE"),
+    ]
+    for facts, environment, another, remedy in cases:
+        part = blas._part("BLAS", {**found, **facts}, 200.0, ["linked by -l"], environment, another)
+        assert part.remedy == remedy
+        assert part.state == ("optional" if remedy else "ok")
+        assert "40 GFLOP/s on one core, 20% of what its vector units can do (200)\nlinked by -l" in part.note
+        assert ("vectors of 512" in part.note) == bool(remedy)
+    assert blas._part("BLAS", {**found, "right": False}, 0.0, [], {}, "").state == "unusable"
