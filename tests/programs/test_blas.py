@@ -123,6 +123,7 @@ class TestRoutines:
         found = routines.objection(routines.load(str(build(tmp_path / "blas.so", **macros))))
         assert found.startswith(objection) and bool(found) == bool(objection)
 
+    @needs_compiler
     def test_the_cause_of_long_integers_in_mkl(self, tmp_path, monkeypatch):
         monkeypatch.setenv("MKL_INTERFACE_LAYER", "GNU,ILP64")
         loaded = routines.load(str(build(tmp_path / "blas.so", INT="long")))
