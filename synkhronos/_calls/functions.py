@@ -68,8 +68,7 @@ class Function:
         self._theano = graph.compile(self._plain)
         self._keys: dict[Variant, int] = {}
         self._session: weakref.ref[Session] | None = None
-        self._n_changes = 0  # of what is scattered in the session, when the function looked last
-        self._last = LastCall()
+        self._last, self._n_changes = LastCall(), 0
         self._doubt = Doubt(graph, results.modes)
         functions.add(self)
         self.join(session)
