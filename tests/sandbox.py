@@ -13,7 +13,6 @@ _NUMBERS = {
         "fallocate": 285,
         "fcntl": 72,
         "memfd_create": 319,
-        "process_vm_readv": 310,
         "sched_getaffinity": 204,
     },
     "aarch64": {
@@ -21,7 +20,6 @@ _NUMBERS = {
         "fallocate": 47,
         "fcntl": 25,
         "memfd_create": 279,
-        "process_vm_readv": 270,
         "sched_getaffinity": 123,
     },
 }

@@ -1,9 +1,11 @@
 """The wheel and the sdist hold what they should, and the wheel works in an environment that holds nothing else."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
@@ -53,8 +55,9 @@ def files_of_the_package():
 
 def test_the_wheel_holds_the_package_and_the_start_up_hook(built):
     (wheel,) = built.glob("*.whl")
-    assert wheel.name == "synkhronos-0.1.0-py3-none-any.whl"
+    assert re.fullmatch(r"synkhronos-0\.1\.0-cp3\d+-cp3\d+-linux_\w+\.whl", wheel.name)
     names = set(zipfile.ZipFile(wheel).namelist())
+    assert "synkhronos/_core/native" + sysconfig.get_config_var("EXT_SUFFIX") in names
     assert names >= files_of_the_package() | {"synkhronos/py.typed", "_synkhronos_start.py", "synkhronos-start.pth"}
     assert {name.split("/")[0] for name in names} == {
         "_synkhronos_start.py",
@@ -72,6 +75,8 @@ def test_the_sdist_holds_what_developers_need(built):
     assert names >= files_of_the_package()
     for folder in ("demos", "docs", "tests"):
         assert names >= {str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob("*.py")}
+    assert names >= {str(path.relative_to(ROOT)) for path in (ROOT / "synkhronos").rglob("*.[ch]")}
+    assert not [name for name in names if name.endswith(".so")]
     for name in ("LICENSE", "README.md", "Makefile", "setup.py", "synkhronos-start.pth", "_synkhronos_start.py"):
         assert name in names
     assert not [name for name in names if "__pycache__" in name or name.startswith((".venv", ".git/"))]
@@ -88,12 +93,36 @@ def unsuitable_pythons():
 def test_another_python_is_refused_in_one_line(built, tmp_path, python):
     run(python, "-m", "venv", tmp_path / "env", directory=tmp_path)
     pip = [tmp_path / "env" / "bin" / "python", "-m", "pip", "install", "--disable-pip-version-check", "--dry-run"]
+    refusals = {".whl": "is not a supported wheel on this platform", ".gz": "not in '<3.12,>=3.9'"}
     for package in built.iterdir():
         done = subprocess.run([*map(str, pip), str(package)], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode != 0
         (line,) = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-        assert "requires a different Python: 3.1" in line and line.endswith("not in '<3.12,>=3.9'")
+        assert refusals[package.suffix] in line
         assert "Traceback" not in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize("missing", ["compiler", "headers"])
+def test_what_the_core_needs_to_be_compiled_is_named(built, tmp_path, missing):
+    (sdist,) = built.glob("*.tar.gz")
+    environment = dict(os.environ)
+    if missing == "compiler":
+        environment["CC"] = str(tmp_path / "cc")
+        wanted = "install a C compiler (on Debian and Ubuntu: apt-get install gcc libc6-dev), or name yours in CC"
+    else:
+        (tmp_path / "usercustomize.py").write_text(
+            "import sysconfig\nfind = sysconfig.get_path\n"
+            "sysconfig.get_path = lambda name, *more, **others: "
+            f"{str(tmp_path)!r} if name == 'include' and not more else find(name, *more, **others)\n"
+        )
+        environment["PYTHONPATH"] = str(tmp_path)
+        wanted = f"apt-get install python{sys.version_info[0]}.{sys.version_info[1]}-dev)"
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(tmp_path / "wheels"), str(sdist)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    output = done.stdout + done.stderr
+    assert done.returncode != 0
+    assert "synkhronos has a part in C, and" in output and wanted in output
+    assert "Traceback" not in output
 
 
 def test_the_wheel_works_in_an_empty_environment(built, tmp_path):
