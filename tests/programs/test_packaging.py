@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import setuptools
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -102,27 +104,24 @@ def test_another_python_is_refused_in_one_line(built, tmp_path, python):
         assert "Traceback" not in done.stderr + done.stdout
 
 
-@pytest.mark.parametrize("missing", ["compiler", "headers"])
-def test_what_the_core_needs_to_be_compiled_is_named(built, tmp_path, missing):
+def test_a_missing_compiler_is_named(built, tmp_path):
     (sdist,) = built.glob("*.tar.gz")
-    environment = dict(os.environ)
-    if missing == "compiler":
-        environment["CC"] = str(tmp_path / "cc")
-        wanted = "install a C compiler (on Debian and Ubuntu: apt-get install gcc libc6-dev), or name yours in CC"
-    else:
-        (tmp_path / "usercustomize.py").write_text(
-            "import sysconfig\nfind = sysconfig.get_path\n"
-            "sysconfig.get_path = lambda name, *more, **others: "
-            f"{str(tmp_path)!r} if name == 'include' and not more else find(name, *more, **others)\n"
-        )
-        environment["PYTHONPATH"] = str(tmp_path)
-        wanted = f"apt-get install python{sys.version_info[0]}.{sys.version_info[1]}-dev)"
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(tmp_path / "wheels"), str(sdist)]
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(tmp_path), str(sdist)]
+    environment = {**os.environ, "CC": str(tmp_path / "cc")}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     output = done.stdout + done.stderr
-    assert done.returncode != 0
-    assert "synkhronos has a part in C, and" in output and wanted in output
-    assert "Traceback" not in output
+    assert done.returncode != 0 and "Traceback" not in output
+    assert "synkhronos has a part in C, and it could not be compiled" in output
+    assert "install a C compiler (on Debian and Ubuntu: apt-get install gcc libc6-dev), or name yours in CC" in output
+
+
+def test_missing_headers_are_named(monkeypatch, tmp_path):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("setuptools.setup", lambda **given: None)
+    build_core = runpy.run_path("setup.py")["BuildCore"]
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    with pytest.raises(SystemExit, match=r"Python's headers are not here .*: apt-get install python3\.\d+-dev\)"):
+        build_core(setuptools.Distribution()).build_extensions()
 
 
 def test_the_wheel_works_in_an_empty_environment(built, tmp_path):
