@@ -1,0 +1,99 @@
+"""Workers that are killed at random instants of collectives: what returns is right, and what raises can be mended.
+
+SYNKHRONOS_KILLS is the number of kills for each number of ranks.
+"""
+
+import os
+import random
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+import theano
+from support import worker_pids
+
+import synkhronos as synk
+
+KILLS = int(os.environ.get("SYNKHRONOS_KILLS", "25"))
+SMALL, LARGE = 100, 1_000_000
+
+
+def value_of(rank, size):
+    return np.arange(size, dtype="float64") % 97 + rank
+
+
+def all_reduce(n, small, large):
+    synk.all_reduce([small, large], op="sum")
+    for var, size in ((small, SMALL), (large, LARGE)):
+        expected = sum(value_of(rank, size) for rank in range(n))
+        assert all((got == expected).all() for got in synk.gather(var))
+
+
+def reduce(n, small, large):
+    for var, size in ((small, SMALL), (large, LARGE)):
+        assert (synk.reduce(var, op="max", in_place=False) == value_of(n - 1, size)).all()
+
+
+def all_gather(n, small, large):
+    synk.all_gather([small, large])
+    for var, size in ((small, SMALL), (large, LARGE)):
+        expected = np.concatenate([value_of(rank, size) for rank in range(n)])
+        assert all((got == expected).all() for got in synk.gather(var))
+
+
+def gather(n, small, large):
+    assert (synk.gather(large) == [value_of(rank, LARGE) for rank in range(n)]).all()
+
+
+def scatter(n, small, large):
+    synk.scatter([small, large], [value_of(0, SMALL * n), value_of(0, LARGE * n)])
+    assert (synk.gather(large, nd_up=0) == value_of(0, LARGE * n)).all()
+
+
+@pytest.mark.timeout(60 + 3 * KILLS)
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_a_worker_is_killed_at_a_random_instant_of_a_collective(no_session, n):
+    chance = random.Random(os.urandom(4))
+    synk.fork(n, restart_workers=True)
+    small, large = theano.shared(np.zeros(SMALL), "small"), theano.shared(np.zeros(LARGE), "large")
+    synk.broadcast([small, large])
+    took, died = {}, 0
+
+    def prepare():
+        for rank in range(n):
+            for var, size in ((small, SMALL), (large, LARGE)):
+                synk.set_value(rank, var, value_of(rank, size))
+
+    def attempt(collective, delay=None):
+        """Carry it out; returns whether a worker was found to be dead."""
+        prepare()
+        pid = chance.choice(worker_pids())
+        killer = threading.Timer(delay or 0, os.kill, (pid, signal.SIGKILL)) if delay is not None else None
+        start = time.perf_counter()
+        if killer is not None:
+            killer.start()
+        try:
+            collective(n, small, large)
+            took.setdefault(collective, time.perf_counter() - start)
+            return False
+        except synk.WorkerRestarted as error:
+            assert len(error.ranks) == 1 and f"pid {pid}" in str(error)
+            return True
+        finally:
+            if killer is not None:
+                killer.join()
+
+    for kill in range(KILLS):
+        collective = (all_reduce, reduce, all_gather, gather, scatter)[kill % 5]
+        if collective not in took:
+            assert not attempt(collective)
+        dead = attempt(collective, chance.uniform(0, 1.3 * took[collective]))
+        if not dead:  # it came too late
+            with pytest.raises(synk.WorkerRestarted):
+                synk.broadcast([small, large])
+        died += dead
+        assert not attempt(collective), "the session can be used, and results are right"
+    assert died > KILLS / 10
+    synk.close()
