@@ -30,7 +30,7 @@ __all__ = ["examine"]
 
 #: Name, module, and what pip takes; the last is optional.
 PACKAGES = (
-    ("NumPy", "numpy", "numpy>=1.21,<1.24"),
+    ("NumPy", "numpy", "numpy>=1.22,<1.24"),
     ("SciPy", "scipy", "scipy>=1.7,<1.11"),
     ("Theano", "theano", "Theano==1.0.5"),
     ("posix_ipc", "posix_ipc", "posix_ipc>=1.1"),
