@@ -27,7 +27,9 @@
 _Static_assert(ATOMIC_INT_LOCK_FREE == 2 && ATOMIC_LLONG_LOCK_FREE == 2, "processes cannot share a lock inside an atomic");
 
 /* Longest time between two looks at whether the peers are alive. */
+#ifndef POLL_NS
 #define POLL_NS 50000000
+#endif
 
 enum board {
     SENT,     /* the number of the last message: only the master's word counts */

@@ -31,6 +31,18 @@ def serve(team: Team, replica: Replica) -> None:
                 reply = replica.execute(envelope.command)
             except Exception as error:
                 reply = Failure.of(error)
-        if isinstance(reply, Failure) and not reply.aborted:
-            team.signals.abort()
-        team.answer(encoder.dumps(reply))
+        try:
+            _answer(team, encoder, reply)
+        except MemoryError:  # there is no room for all that this rank has to tell
+            replica.regions.trim()
+            try:
+                _answer(team, encoder, reply)
+            except MemoryError as error:
+                _answer(team, encoder, Failure.of(error))
+
+
+def _answer(team: Team, encoder: Encoder, reply: Any) -> None:
+    """Tell the master, and, of a failure, the ranks that wait."""
+    if isinstance(reply, Failure) and not reply.aborted:
+        team.signals.abort()
+    team.answer(encoder.dumps(reply))

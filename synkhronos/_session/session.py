@@ -116,6 +116,7 @@ class Session:
                 _graphs.unbind()
             with deferred_interrupts():
                 self._team.stop(grace=0.0)
+                regions.close()
             raise
 
     def __repr__(self) -> str:

@@ -66,7 +66,7 @@ static bool wait_for(struct words *words, enum board board, int64_t value)
             return false;
         come = words_park(words, board, value);
         if (!come)
-            expect(++time_outs < 10 + n_messages / 200, "wake-ups are lost", words->rank, value);
+            expect(++time_outs < 5, "wake-ups are lost", words->rank, value);
     }
     return true;
 }
