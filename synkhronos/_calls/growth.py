@@ -15,6 +15,7 @@ __all__ = ["Growth", "Sample"]
 _T = TypeVar("_T")
 
 _MOST_BYTES = 64 * 1024 * 1024  # of the rows that shapes are told by
+_LEAST_ROWS = 16
 
 
 class Sample:
@@ -72,10 +73,14 @@ class Growth:
         def shapes(inputs: list[Any], variables: list[Any]) -> list[tuple[int, ...]]:
             return self._serial.shapes(inputs, variables, values, self._others)
 
+        if 0 in sample.lengths():
+            return  # which tells nothing
         try:
             some = sample.compute(shapes, lambda array: _some(array, 1))
             more = sample.compute(shapes, lambda array: _some(array, 3))
             grows = [one != other for one, other in zip(some, more)]
+        except MemoryError:
+            return
         except Exception as error:  # sizes may be fixed in the graph
             let_interrupts_pass(error)
             grows = [False] * len(values)
@@ -83,7 +88,7 @@ class Growth:
 
     def grows(self, i: int) -> bool:
         """Whether the shape of a value changes with the number of data points."""
-        return self._grows[i]
+        return self._grows.get(i, False)
 
     def follows(self, i: int, shape: tuple[int, ...], sample: Callable[[], Sample]) -> bool | None:
         """Whether a value whose shape does not seem to change has rows for data points all the same.
@@ -126,7 +131,7 @@ def _repeated(array: Any, n: int) -> Any:
 
 
 def _some(array: Any, times: int) -> Any:
-    """Rows of an array, repeated; few enough to fit into memory."""
+    """Rows of an array, repeated: a few at least, and no more than fit into memory."""
     row = max(1, array.nbytes // max(1, len(array)))
-    n = min(len(array), max(16, _MOST_BYTES // row))
+    n = max(_LEAST_ROWS, min(len(array), _MOST_BYTES // row))
     return _repeated(array, times * n)

@@ -124,7 +124,7 @@ static size_t *lengths_of(PyObject *lengths, int n_ranks)
 }
 
 /* Read (array, out or None, Reduction or lengths); -1 with an exception set. */
-static int read_part(struct part *part, PyObject *item, int n_ranks)
+static int read_part(struct part *part, PyObject *item, int n_ranks, int rank)
 {
     PyObject *from, *to, *how;
     size_t length;
@@ -140,22 +140,23 @@ static int read_part(struct part *part, PyObject *item, int n_ranks)
             return -1;
     }
     if (PyObject_TypeCheck(how, &Reduction)) {
-        part->reduction = plan_of(how);
-        size_t result = reduction_item_of_result(part->reduction);
-        if (part->item == reduction_item(part->reduction) && (to == Py_None || part->item_of_result == result)
-            && (to == Py_None || length == part->length)) {
-            part->item_of_result = result;
+        PyArray_Descr *returned = to == Py_None ? NULL : PyArray_DESCR((PyArrayObject *)to);
+        part->reduction = plan_for(how, n_ranks, PyArray_DESCR((PyArrayObject *)from), returned);
+        if (part->reduction == NULL)
+            return -1;
+        part->item_of_result = reduction_item_of_result(part->reduction);
+        if (to == Py_None || length == part->length)
             return 0;
-        }
-        PyErr_SetString(PyExc_ValueError, "the array, the result, and the reduction do not go together");
+        PyErr_Format(PyExc_ValueError, "%zu elements, and %zu of the result", part->length, length);
         return -1;
     }
     size_t *lengths = lengths_of(how, n_ranks), all = 0;
     part->lengths = lengths;
-    for (int rank = 0; lengths != NULL && rank < n_ranks; rank++)
-        all += lengths[rank];
-    if (lengths != NULL && to != Py_None && length != all)
-        PyErr_Format(PyExc_ValueError, "%zu elements of all ranks, and %zu of the result", all, length);
+    for (int k = 0; lengths != NULL && k < n_ranks; k++)
+        all += lengths[k];
+    if (lengths != NULL && (lengths[rank] != part->length || (to != Py_None && length != all)))
+        PyErr_Format(PyExc_ValueError, "%zu elements here, %zu of all ranks, and %zu of the result", part->length, all,
+                     to == Py_None ? 0 : length);
     return PyErr_Occurred() ? -1 : 0;
 }
 
@@ -165,7 +166,7 @@ static PyObject *run(Collectives *self, PyObject *args)
     long long signature;
     if (!PyArg_ParseTuple(args, "O!LOO", &PyList_Type, &list, &signature, &check, &wait))
         return NULL;
-    int n_ranks = words_of(self->words)->n_ranks;
+    int n_ranks = words_of(self->words)->n_ranks, rank = words_of(self->words)->rank;
     Py_ssize_t n = PyList_GET_SIZE(list);
     struct part *parts = PyMem_Calloc((size_t)n + 1, sizeof *parts);
     if (parts == NULL)
@@ -173,7 +174,7 @@ static PyObject *run(Collectives *self, PyObject *args)
     enum outcome outcome = FAILED;
     int failed = 0;
     for (Py_ssize_t i = 0; !failed && i < n; i++)
-        failed = read_part(&parts[i], PyList_GET_ITEM(list, i), n_ranks);
+        failed = read_part(&parts[i], PyList_GET_ITEM(list, i), n_ranks, rank);
     if (!failed) {
         struct asking asking = {self->words, check, wait, regions_of(self->regions), PyEval_SaveThread()};
         struct caller caller = {meet, is_shared, &asking};

@@ -14,11 +14,6 @@ size_t size_of(enum type type)
     return sizes[type];
 }
 
-size_t reduction_item(const reduction *one)
-{
-    return sizes[one->type] * one->parts;
-}
-
 size_t reduction_item_of_result(const reduction *one)
 {
     return sizes[one->returned] * one->parts;

@@ -26,8 +26,7 @@ reduction *reduction_create(const struct kernels *kernels, enum operation operat
                             enum type returned, size_t n, const double *weights);
 int reduction_exists(enum operation operation, enum type type, enum type returned);
 void reduction_free(reduction *one);
-/* Bytes of an element of the operands, and of the outs. */
-size_t reduction_item(const reduction *one);
+/* Bytes of an element of the outs. */
 size_t reduction_item_of_result(const reduction *one);
 
 /* Reduce n operands of as many elements, and write the result to each of the outs, at least one. These may be operands, but must not

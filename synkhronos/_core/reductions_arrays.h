@@ -14,7 +14,7 @@ char *address_of(PyObject *array, enum type type, Py_ssize_t *size, int written)
 
 extern PyTypeObject Reduction;
 
-/* What an object of that type has. */
-const reduction *plan_of(PyObject *object);
+/* What an object of that type has, if it is for so many arrays of these dtypes; NULL with an exception. */
+const reduction *plan_for(PyObject *object, Py_ssize_t n, PyArray_Descr *dtype, PyArray_Descr *returned);
 
 #endif

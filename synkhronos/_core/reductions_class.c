@@ -58,9 +58,13 @@ static void dispose(PyObject *self)
     Py_TYPE(self)->tp_free(self);
 }
 
-const reduction *plan_of(PyObject *object)
+const reduction *plan_for(PyObject *object, Py_ssize_t n, PyArray_Descr *dtype, PyArray_Descr *returned)
 {
-    return ((ReductionObject *)object)->plan;
+    ReductionObject *self = (ReductionObject *)object;
+    if (n == self->n && type_of(dtype) == self->type && (returned == NULL || type_of(returned) == self->returned))
+        return self->plan;
+    PyErr_SetString(PyExc_ValueError, "the reduction is for other dtypes, or for other numbers of arrays");
+    return NULL;
 }
 
 static PyObject *apply(PyObject *object, PyObject *args, PyObject *keywords)

@@ -30,7 +30,8 @@ takes that of `rank`. NULL and errno if the kernel refuses. */
 struct regions *regions_create(int fd, int n_ranks, int rank, size_t size, size_t keep);
 /* Take another region over, in a worker that was just forked: it is empty from then on. */
 void regions_take(struct regions *all, int rank);
-/* No block is given any more, and what is freed goes back to the system. */
+/* The other ranks are no more: what they have goes back to the system. No block is given any more, and what is freed goes
+back, too. */
 void regions_close(struct regions *all);
 /* Unmap everything. */
 void regions_destroy(struct regions *all);

@@ -25,10 +25,14 @@ static int forks_ranks(void)
 static void before(void)
 {
     pthread_mutex_lock(&lock);
+    for (struct regions *all = list; all != NULL; all = all->next)
+        pthread_mutex_lock(&all->lock); /* a rank that is forked finds its lists whole */
 }
 
 static void after_in_parent(void)
 {
+    for (struct regions *all = list; all != NULL; all = all->next)
+        pthread_mutex_unlock(&all->lock);
     pthread_mutex_unlock(&lock);
 }
 
@@ -53,6 +57,7 @@ static void after_in_child(void)
 {
     int is_rank = forks_ranks();
     for (struct regions *all = list; all != NULL; all = all->next) {
+        pthread_mutex_init(&all->lock, NULL);
         if (!all->is_shared || (is_rank && all == shared_with_ranks))
             continue;
         if (is_rank) /* of a session that is over: read, if at all, and closed */

@@ -118,6 +118,9 @@ void regions_close(struct regions *all)
     all->keep = 0;
     pthread_mutex_unlock(&all->lock);
     regions_trim(all);
+    for (int rank = 0; all->is_shared && rank < all->n_ranks; rank++)
+        if (rank != all->rank)
+            madvise(all->base + all->size * (size_t)rank, all->size, MADV_REMOVE);
     regions_release(all);
     if (all->counts[all->rank].in_use == 0)
         regions_unmap(all);

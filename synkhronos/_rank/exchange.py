@@ -59,6 +59,7 @@ class Exchange:
         self._regions = regions
         self._transport = SharedMemoryTransport(workspace, team.signals, regions, team.barrier, team.timeline)
         self._timeline = team.timeline
+        self._at_work: list[np.ndarray] = []  # what the ranks read and write in this command
         self.handlers: dict[type, Callable[[Any], Any]] = {
             Get: self._get,
             Put: self._put,
@@ -76,6 +77,7 @@ class Exchange:
 
     def restart(self) -> None:
         """Every rank calls this at the start of a command, so that their transports are in step."""
+        self._at_work.clear()
         self._transport.restart()
         if self.nccl is not None:
             self.nccl.restart()
@@ -150,6 +152,7 @@ class Exchange:
         if self._is_master:
             empty = [np.empty(array.shape, dtype) for array, dtype in zip(arrays, dtypes) if not command.in_place]
             outs = arrays if command.in_place else empty
+            self._at_work += outs
         directly = self._transport.reduce(arrays, command.op, outs, dtypes)
         self._tell("reduce", variables, _way(directly))
         if self._is_master and command.in_place:
@@ -157,8 +160,13 @@ class Exchange:
         return None if command.in_place else outs
 
     def _host_arrays(self, variables: Sequence[Any]) -> list[np.ndarray]:
+        """Their values, C-contiguous and writable; copies where they are not, or share memory with one before.
+
+        They live until the next command: a rank that was interrupted may be left behind by one that still writes.
+        """
         before = self._timeline.switch(TRANSFERS)
-        arrays = [_graphs.host_array(var) for var in variables]
+        arrays = _apart([_graphs.host_array(var) for var in variables])
+        self._at_work += arrays
         self._timeline.switch(before)
         return arrays
 
@@ -209,6 +217,20 @@ class Exchange:
 
     def _shapes(self, command: Shapes) -> list[tuple[int, ...]]:
         return [tuple(_graphs.get_array(self._variables[key]).shape) for key in command.variables]
+
+
+def _apart(arrays: list[np.ndarray]) -> list[np.ndarray]:
+    """The arrays, or copies of those that share memory with others."""
+    if len(arrays) < 2:
+        return arrays
+    starts = [array.__array_interface__["data"][0] for array in arrays]
+    end = 0
+    for i in sorted(range(len(arrays)), key=starts.__getitem__):
+        stop = starts[i] + arrays[i].nbytes
+        if starts[i] < end and arrays[i].size:
+            arrays[i] = arrays[i].copy()
+        end = max(end, stop)
+    return arrays
 
 
 def _way(directly: bool) -> str:

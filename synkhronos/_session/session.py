@@ -251,7 +251,8 @@ class Session:
                 self._dispatcher.broken = CLOSED
                 self._team.stop()
             self.replica.thread_limits.restore()
-            self.replica.regions.close()
+            if not within:  # that call goes on to read what the ranks have computed
+                self.replica.regions.close()
             self._ledger.close()
             if self.on_gpu:
                 _graphs.unbind()

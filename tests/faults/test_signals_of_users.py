@@ -451,6 +451,42 @@ def test_signals_while_workers_are_forked():
     assert (out, err) == ("True\n", "")
 
 
+def test_a_rank_that_still_writes_when_another_has_given_up_harms_nobody():
+    """Signals interrupt an all-reduce on copies of what is not C-contiguous; freed memory is given back at once."""
+    out, _ = run_script(
+        """
+        import random
+        from synkhronos._memory import regions
+        map_regions = regions._map
+        regions._map = lambda shared, n_ranks, rank, size, keep: map_regions(shared, n_ranks, rank, size, keep=0)
+        class Raised(Exception): pass
+        class Zeros(theano.Op):
+            __props__ = ()
+            def make_node(self, x): return theano.Apply(self, [x], [T.dmatrix()])
+            def perform(self, node, inputs, outputs): outputs[0][0] = np.zeros((1500, 2000))
+        def handle(*some): raise Raised
+        synk.fork(3)
+        m, x = theano.shared(np.ones((2000, 1500)), "m"), T.dmatrix("x")
+        turn = synk.function([], [], updates=[(m, T.ones((1500, 2000)).T * 7)])
+        zeros = synk.function([x], (Zeros()(x), "sum"))
+        synk.distribute()
+        signal.signal(signal.SIGALRM, handle)
+        raised, end = 0, time.monotonic() + 8
+        while time.monotonic() < end:
+            turn()
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.002 + random.random() * 0.03)
+                synk.all_reduce(m, "sum")
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except Raised:
+                raised += 1
+            assert not zeros(np.ones((3, 2))).any()
+        print(raised > 10)
+        """
+    )
+    assert out == "True\n"
+
+
 def test_stack_dumps_of_workers_go_on_working():
     """`faulthandler.register`, whose handlers Python does not know of, is left to the user."""
     _, err = run_script(

@@ -649,3 +649,14 @@ def test_functions_see_what_collectives_wrote(session):
 def test_docstrings_name_all_ops():
     for function in (synk.function, synk.reduce, synk.all_reduce):
         assert all(f'``"{op}"``' in function.__doc__ for op in OPS) and "{" not in function.__doc__
+
+
+def test_variables_that_share_memory(session):
+    values = np.arange(100_000.0)
+    one, other = theano.shared(values.copy(), "one"), theano.shared(values.copy(), "other")
+    synk.broadcast([one, other])
+    one.set_value(values, borrow=True)
+    other.set_value(values[: len(values)], borrow=True)
+    synk.all_reduce([one, other], op="sum")
+    for var in (one, other):
+        assert (synk.gather(var) == session * np.arange(100_000.0)).all()

@@ -310,3 +310,27 @@ def test_programs_are_started(synchronize, preexec):
     out = subprocess.run(program, preexec_fn=preexec, stdout=subprocess.PIPE, text=True, check=True).stdout
     assert "memfd" not in out
     assert (w.get_value() == 3).all()
+
+
+def test_close_gives_back_what_workers_had_though_variables_live(no_session):
+    synk.fork(2)
+    w, large = theano.shared(np.ones(N)), theano.shared(np.ones(20 * N))
+    synk.broadcast([w, large])
+    files = [int(name) for name in os.listdir("/proc/self/fd") if is_memory(f"/proc/self/fd/{name}")]
+    kept = os.dup(max(files, key=lambda fd: os.fstat(fd).st_size))  # the regions are the largest
+    try:
+        assert os.fstat(kept).st_blocks * 512 > 2 * large.get_value(borrow=True).nbytes
+        large.set_value(np.ones(1))
+        synk.close()
+        gc.collect()
+        assert os.fstat(kept).st_blocks * 512 < 2 * w.get_value(borrow=True).nbytes + 4 * 2**20
+        assert (w.get_value() == 1).all()
+    finally:
+        os.close(kept)
+
+
+def is_memory(path):
+    try:
+        return os.readlink(path).startswith("/memfd:synkhronos")
+    except OSError:  # the folder itself, which is closed by now
+        return False

@@ -148,6 +148,16 @@ def test_data_points_on_any_axis_parts_and_multiples_of_rows_are_refused(synchro
     named(POINTS)
 
 
+def test_a_first_call_that_tells_nothing_is_not_what_is_remembered(synchronize):
+    """The master has no rows in it."""
+    synchronize(3)
+    x = theano.shared(POINTS, "x")
+    function = synk.function([], x.sum(axis=1), sliceable_shareds=[x])
+    synk.scatter(x, POINTS)
+    function(batch_s=[slice(0, 0), slice(0, 2), slice(0, 2)])
+    refused(function)
+
+
 def test_updates_with_rows_on_their_second_axis_are_refused_over_slices(session):
     x = T.dmatrix("x")
     w = theano.shared(np.ones((4, 3)), "w")

@@ -187,15 +187,24 @@ def test_what_does_not_go_together_is_refused():
         core = me.transport._core
         one = np.ones(4)
         add = native.Reduction("sum", "float64", "float64", [1])
-        for part in [(one, np.ones(3), add), (one, np.ones(4, "float32"), add), (np.ones(4, "float32"), None, add)]:
-            with pytest.raises(ValueError, match="go together"):
+        for part in [
+            (one, np.ones(4, "float32"), add),
+            (np.ones(4, "float32"), None, add),
+            (np.ones(4, int), None, add),
+        ]:
+            with pytest.raises(ValueError, match="other dtypes"):
                 core.run([part], 0, None, None)
+        with pytest.raises(ValueError, match="other numbers of arrays"):
+            core.run([(one, one, native.Reduction("sum", "float64", "float64", [1, 1]))], 0, None, None)
+        with pytest.raises(ValueError, match="4 elements, and 3 of the result"):
+            core.run([(one, np.ones(3), add)], 0, None, None)
         for part in [(one[::2], None, add), (one, [1.0], add), (1.0, one, add)]:
             with pytest.raises(TypeError, match="C-contiguous"):
                 core.run([part], 0, None, None)
         with pytest.raises(ValueError, match="lengths of 1 ranks"):
             core.run([(one, one, [4, 4])], 0, None, None)
-        with pytest.raises(ValueError, match="elements of all ranks"):
-            core.run([(one, one, [5])], 0, None, None)
+        for lengths, out in (([5], np.ones(5)), ([4], np.ones(5)), ([5], None)):
+            with pytest.raises(ValueError, match=r"4 elements here, \d of all ranks"):
+                core.run([(one, out, lengths)], 0, None, None)
 
     Ranks(1).run(work)
