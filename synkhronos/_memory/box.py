@@ -34,6 +34,11 @@ class Box:
         self._read = (0, b"")  # the last message that this process has read, with its number
         self._long: tuple[str, np.ndarray] | None = None  # if that was a long one
 
+    @property
+    def is_long(self) -> bool:
+        """Whether the message that this process has read last was in a segment of its own."""
+        return self._long is not None
+
     def put(self, message: bytes, give: Callable[[Segment], None]) -> None:
         """Write a message; ``give`` lets those who will read it have memory."""
         if message is self._written:

@@ -136,6 +136,8 @@ class Team:
         answers: list[bytes | None] = [None] * self.n_ranks
         for rank, member in list(self._members.items()):
             answers[rank] = self._answers[rank].get(member.passage)
+            if self._answers[rank].is_long:
+                member.passage.clear()  # of answers that nobody has read
         if self._stopped:
             raise SessionError(_CLOSED)
         self._collected = self._number
