@@ -72,7 +72,7 @@ class Averages:
         """
         declared = {id(var) for var in self._graph.sliceable_shareds}
         undeclared = [var for var in scattered if id(var) not in declared]
-        if self._graph.picks_rows_of_shared():
+        if not (undeclared or self._undeclared) or self._graph.picks_rows_of_shared():
             return
         if list(map(id, undeclared)) != list(map(id, self._undeclared)):
             self._undeclared = undeclared
