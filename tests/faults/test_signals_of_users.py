@@ -135,6 +135,7 @@ def test_handlers_that_raise_at_any_moment():
         live = []
         def give_alarm(number, frame):
             if live:
+                live.pop()
                 raise Alarm(number)
         numbers = [signal.SIGALRM, signal.SIGUSR1, signal.SIGTERM]
         synk.fork(3)
@@ -159,7 +160,7 @@ def test_handlers_that_raise_at_any_moment():
             try:
                 try:
                     armed.append(1)
-                    live.append(1)
+                    live[:] = [1, 1]  # so many are raised, the second wherever the first is cleaned up after
                     while True:
                         i += 1
                         if i % 50 == 0:  # in case that something has swallowed the last ones
