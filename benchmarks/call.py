@@ -16,7 +16,7 @@ from benchmarks.samples import difference
 
 MANY = 8
 PAUSE = 0.003  # seconds
-CASES = {"apart": ("calls 3 ms apart", PAUSE, 100), "succession": ("calls in quick succession", 0.0, 60)}
+CASES = {"apart": ("calls 3 ms apart", PAUSE, 100), "succession": ("calls in quick succession", 0.0, 25)}
 
 
 def measure(result: Result, rounds: int = 12, apart: int = 150, succession: int = 1000) -> None:

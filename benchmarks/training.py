@@ -41,11 +41,11 @@ def operations(model: str) -> float:
     return 2 * (2 * first + 3 * sum(others))
 
 
-def synkhronos(model: str, ranks: int = CORES, rows: int = 0) -> Contestant:
-    """Synkhronos on a number of ranks."""
-    arguments = {"model": model, "n": rows or ROWS[model], "ranks": ranks}
+def synkhronos(model: str, ranks: int = CORES, rows: int = 0, regions: bool = True) -> Contestant:
+    """Synkhronos on a number of ranks, with regions or as where there are none."""
+    arguments = {"model": model, "n": rows or ROWS[model], "ranks": ranks, "regions": regions}
     return Contestant(
-        f"Synkhronos, {ranks} rank{'s' if ranks > 1 else ''}",
+        f"Synkhronos, {ranks} rank{'s' if ranks > 1 else ''}{'' if regions else ', without regions'}",
         "benchmarks.contestants.train_synkhronos",
         arguments,
         needs=needs(model),

@@ -1,4 +1,4 @@
-"""Sums of a shared variable over all ranks."""
+"""Sums, or averages, of a shared variable over all ranks."""
 
 import numpy as np
 import theano
@@ -12,13 +12,13 @@ def make(ranks):
     synk.fork(ranks)
     variables = {}
 
-    def run(n, steps):
+    def run(n, steps, op="sum"):
         if n not in variables:
             variables[n] = theano.shared(np.zeros(n, "float32"))
             synk.function([], variables[n][0])
             synk.distribute()
         synk.broadcast(variables[n], np.random.RandomState(0).rand(n).astype("float32"))
-        return timed(lambda: synk.all_reduce(variables[n], op="sum"), steps)
+        return timed(lambda: synk.all_reduce(variables[n], op=op), steps)
 
     return run, {}
 

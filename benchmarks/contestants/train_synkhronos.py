@@ -2,6 +2,9 @@
 
 import contextlib
 import os
+import resource
+
+import psutil
 
 import synkhronos as synk
 from benchmarks.contestants._batches import LEARNING_RATE, MOMENTUM, Batches, make_data
@@ -10,12 +13,20 @@ from benchmarks.contestants._serve import compete, timed
 from synkhronos.extensions import updates
 from synkhronos.extensions.train import make_train_function
 
+ROOM = 128 << 20  # bytes of addresses that are left; a quarter of this is too little for a region
 INSTRUMENTS = {"neither": contextlib.nullcontext, "profile": synk.profile, "trace": lambda: synk.trace(os.devnull)}
 
 
-def make(model, n, ranks):
-    """Fork, build the network and write `n` rows of data to shared memory."""
+def make(model, n, ranks, regions=True):
+    """Fork, build the network and write `n` rows of data to shared memory.
+
+    Without regions: a limit on addresses, while they would be mapped, leaves too few for them.
+    """
+    addresses = resource.getrlimit(resource.RLIMIT_AS)
+    if not regions:
+        resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + ROOM, addresses[1]))
     synk.fork(ranks)
+    resource.setrlimit(resource.RLIMIT_AS, addresses)
     graph = build_network(model)
     rule = updates.nesterov_momentum
     train = make_train_function(graph.loss, graph.params, graph.x, graph.y, rule, LEARNING_RATE, MOMENTUM)
