@@ -52,7 +52,8 @@ static void shed(struct regions *all, unsigned number, size_t n)
     memmove(cache->starts, cache->starts + n, cache->n * sizeof *cache->starts);
 }
 
-static void shed_all(struct regions *all)
+/* Give back all that is kept; called while the lock is held. */
+void regions_shed_all(struct regions *all)
 {
     for (unsigned number = 0; number < N_SIZES; number++) {
         if (all->caches[number].n)
@@ -79,7 +80,7 @@ static int carve(struct regions *all, unsigned number, size_t *start)
         }
         if (all->allowed + all->counts[all->rank].kept < n_bytes)
             return 0;
-        shed_all(all);
+        regions_shed_all(all);
     }
     return 0;
 }
@@ -188,11 +189,20 @@ void regions_free(struct regions *all, void *block)
         regions_unmap(all);
 }
 
+void regions_begin_command(struct regions *all)
+{
+    pthread_mutex_lock(&all->lock);
+    all->is_busy = 1;
+    all->n_begun++;
+    pthread_mutex_unlock(&all->lock);
+}
+
 void regions_end_command(struct regions *all)
 {
     if (!is_mine(all)) /* a child that was forked within the command */
         return;
     pthread_mutex_lock(&all->lock);
+    all->is_busy = 0;
     if (++all->commands == PERIOD) {
         all->commands = 0;
         for (unsigned number = 0; number < N_SIZES; number++) {
@@ -202,12 +212,15 @@ void regions_end_command(struct regions *all)
             cache->idle = cache->n;
         }
     }
+    int keeps = atomic_load_explicit(&all->counts[all->rank].kept, memory_order_relaxed) > 0;
     pthread_mutex_unlock(&all->lock);
+    if (keeps)
+        idle_begin();
 }
 
 void regions_trim(struct regions *all)
 {
     pthread_mutex_lock(&all->lock);
-    shed_all(all);
+    regions_shed_all(all);
     pthread_mutex_unlock(&all->lock);
 }

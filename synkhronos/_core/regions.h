@@ -41,7 +41,9 @@ void *regions_calloc(struct regions *all, size_t n, size_t n_bytes);
 void *regions_realloc(struct regions *all, void *block, size_t n_bytes);
 void regions_free(struct regions *all, void *block);
 
-/* A command has been executed; give back what none of the last ones has used. */
+/* A command is executed from now on. */
+void regions_begin_command(struct regions *all);
+/* It has been; give back what none of the last ones has used. What is kept goes back, too, some seconds after it. */
 void regions_end_command(struct regions *all);
 /* Give back all that is kept. */
 void regions_trim(struct regions *all);

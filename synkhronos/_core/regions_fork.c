@@ -67,6 +67,7 @@ static void after_in_child(void)
     }
     pthread_mutex_init(&lock, NULL);
     is_forking = 0;
+    idle_forked();
 }
 
 static void begin(void)
@@ -92,6 +93,17 @@ void forks_forget(struct regions *all)
             *one = all->next;
             break;
         }
+    pthread_mutex_unlock(&lock);
+}
+
+struct regions *forks_lock(void)
+{
+    pthread_mutex_lock(&lock);
+    return list;
+}
+
+void forks_unlock(void)
+{
     pthread_mutex_unlock(&lock);
 }
 

@@ -29,6 +29,7 @@ struct cache {
     size_t idle; /* the fewest that there were since blocks were last given back: none of these was needed */
 };
 
+
 /* Sizes are quarters between powers of two, 4, 5, 6, 7, 8, 10, 12, … pages, so that at most a fifth of a block is
 waste. */
 #define N_SIZES 160
@@ -63,6 +64,8 @@ struct regions {
     size_t keep;    /* most bytes that are kept */
     size_t granted, allowed;
     unsigned commands;
+    int is_busy;             /* with a command */
+    uint64_t n_begun, n_seen; /* commands; those that the thread of regions_idle.c knows of */
 
     struct copied *copies; /* between regions_before_fork and regions_after_fork */
     size_t n_copies;
@@ -78,6 +81,11 @@ int regions_punch(const struct regions *all, size_t start, size_t n_bytes);
 void regions_unmap(struct regions *all);
 void forks_know(struct regions *all);
 void forks_forget(struct regions *all);
+struct regions *forks_lock(void); /* all regions, which nobody unmaps meanwhile */
+void forks_unlock(void);
+void regions_shed_all(struct regions *all);
+void idle_begin(void);
+void idle_forked(void);
 
 static inline char *own_base(const struct regions *all)
 {

@@ -42,6 +42,7 @@ static int begin_own(struct regions *all, int rank)
     all->rank = rank;
     *all->is_mine = 1;
     all->top = all->commands = 0;
+    all->is_busy = 0;
     all->granted = all->allowed = 0;
     extents_give(&all->empty, 0, all->size / REGIONS_PAGE);
     return pthread_mutex_init(&all->lock, NULL) == 0 && all->empty.n == 1;

@@ -55,6 +55,7 @@ static PyObject *regions_call(Regions *self, PyObject *const *arguments, Py_ssiz
     PyObject *before = PyDataMem_SetHandler(self->capsule);
     if (before == NULL)
         return NULL;
+    regions_begin_command(self->all);
     PyObject *result = PyObject_CallOneArg(arguments[0], arguments[1]);
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);

@@ -48,12 +48,24 @@ def current(function: str = "this") -> Session:
 
 
 def _one_at_a_time(function: _Callable) -> _Callable:
-    """Let one thread at a time be in any of the functions so decorated."""
+    """Let one thread at a time be in any of the functions so decorated.
+
+    What comes from within a call does not wait: who is there already may be waiting for that call.
+    """
 
     @functools.wraps(function)
     def wait_and_call(*args: Any, **kwargs: Any) -> Any:
-        with _lock:
+        session = _session
+        if session is None or not session.in_a_call():
+            with _lock:
+                return function(*args, **kwargs)
+        if not _lock.acquire(blocking=False):
+            waits = "another thread closes the session, and waits for the call from within which this comes"
+            raise SessionError(f"synkhronos.{function.__name__}: {waits}")
+        try:
             return function(*args, **kwargs)
+        finally:
+            _lock.release()
 
     return cast("_Callable", wait_and_call)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
+import weakref
 from collections.abc import Sequence
 from typing import Any, Callable
 
@@ -251,7 +252,9 @@ class Session:
                 self._dispatcher.broken = CLOSED
                 self._team.stop()
             self.replica.thread_limits.restore()
-            if not within:  # that call goes on to read what the ranks have computed
+            if within:  # that call goes on to read what the ranks have computed
+                weakref.finalize(self, self.replica.regions.close).atexit = False
+            else:
                 self.replica.regions.close()
             self._ledger.close()
             if self.on_gpu:

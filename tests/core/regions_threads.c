@@ -131,6 +131,20 @@ static void fork_child(struct slot *held, int copies)
     check(held, held->n_bytes);
 }
 
+/* What is kept goes back when nothing is executed for some time, and not before. */
+static void be_idle(int rank)
+{
+    regions_begin_command(all);
+    regions_free(all, regions_malloc(all, 500000));
+    usleep(200000);
+    CHECK(regions_count(all, rank).kept > 0);
+    regions_end_command(all);
+    for (int i = 0; regions_count(all, rank).kept > 0; i++) {
+        CHECK(i < 1000);
+        usleep(10000);
+    }
+}
+
 int main(int n, char **arguments)
 {
     int fd = memfd_create("harness", MFD_CLOEXEC), is_private = n > 1 && strcmp(arguments[1], "private") == 0;
@@ -150,6 +164,7 @@ int main(int n, char **arguments)
         pthread_join(threads[i], NULL);
     for (int i = 0; i < N_SLOTS / 2; i++)
         regions_free(all, slots[i].block);
+    be_idle(is_private ? 0 : 1);
     regions_close(all);
     CHECK(regions_count(all, is_private ? 0 : 1).kept == 0);
     void *late = regions_malloc(all, 100000);

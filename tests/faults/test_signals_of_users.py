@@ -311,6 +311,28 @@ def test_a_handler_that_closes_the_session_in_the_middle_of_a_call(no_session, h
     assert f(np.ones(6)) == 6
 
 
+def test_a_handler_and_a_thread_that_close_the_session_at_once(no_session, handled):
+    synk.fork(3)
+    x, fault = T.dvector("x"), theano.shared(np.int64(NOTHING), "fault")
+    f = synk.function([x], (Fault()(x, fault).sum(), "sum"), mode="FAST_COMPILE")
+    f(np.ones(6))
+    pids = worker_pids()
+    synk.set_value(1, fault, SLEEP)
+    thread = threading.Thread(target=synk.close)
+    handled(signal.SIGALRM, lambda *some: synk.close())
+    handled(signal.SIGUSR1, lambda *some: thread.start())
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+    with pytest.raises(synk.SessionError, match=r"synkhronos\.close: another thread closes the session"):
+        f(np.ones(6))
+    thread.join(20)
+    assert not thread.is_alive()
+    assert not any(map(is_running, pids))
+    synk.fork(2)
+    synk.broadcast(fault, NOTHING)
+    assert f(np.ones(6)) == 6
+
+
 # ---------------------------------------------------------------- signals to the whole process group
 
 SIGNALLED = """

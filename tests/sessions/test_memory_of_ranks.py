@@ -5,6 +5,7 @@ import gc
 import multiprocessing
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from support import NOTHING, SLEEP, Fault, wait_until
 
 import synkhronos as synk
 from synkhronos._memory import Segment
@@ -178,6 +180,9 @@ def test_memory(session):
     assert [re.split("  +", line)[0] for line in lines] == ["Memory (MB)", "In use", "Kept", "Largest"]
     assert lines[0].split()[2:] == " ".join(f"rank {rank}" for rank in after.in_use).split()
     assert "in_use={0: " in repr(after)
+    value = big()
+    assert wait_until(lambda: not any(synk.memory().kept.values()), 30)  # nothing is executed meanwhile
+    assert big() == value
 
 
 def test_memory_that_is_kept_makes_room_for_data(synchronize, monkeypatch):
@@ -312,7 +317,8 @@ def test_programs_are_started(synchronize, preexec):
     assert (w.get_value() == 3).all()
 
 
-def test_close_gives_back_what_workers_had_though_variables_live(no_session):
+@pytest.mark.parametrize("by_handler", [False, True])
+def test_close_gives_back_what_workers_had_though_variables_live(no_session, by_handler):
     synk.fork(2)
     w, large = theano.shared(np.ones(N)), theano.shared(np.ones(20 * N))
     synk.broadcast([w, large])
@@ -321,12 +327,29 @@ def test_close_gives_back_what_workers_had_though_variables_live(no_session):
     try:
         assert os.fstat(kept).st_blocks * 512 > 2 * large.get_value(borrow=True).nbytes
         large.set_value(np.ones(1))
-        synk.close()
+        if by_handler:
+            close_within_a_call()
+        else:
+            synk.close()
         gc.collect()
         assert os.fstat(kept).st_blocks * 512 < 2 * w.get_value(borrow=True).nbytes + 4 * 2**20
         assert (w.get_value() == 1).all()
     finally:
         os.close(kept)
+
+
+def close_within_a_call():
+    x, fault = T.dvector("x"), theano.shared(np.int64(NOTHING), "fault")
+    f = synk.function([x], (Fault()(x, fault).sum(), "sum"), mode="FAST_COMPILE")
+    f(np.ones(6))
+    synk.set_value(1, fault, SLEEP)
+    before = signal.signal(signal.SIGALRM, lambda *some: synk.close())
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(synk.SessionError, match="closed"):
+            f(np.ones(6))
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def is_memory(path):

@@ -13,7 +13,7 @@ COMPILER = sysconfig.get_config_var("CC").split()[0]
 REDUCTIONS = [
     path.name for path in CORE.glob("reductions*.c") if not path.stem.endswith(("_class", "_module", "_arrays"))
 ]
-REGIONS = ["regions.c", "regions_map.c", "regions_fork.c", "regions_pages.c", "regions_space.c"]
+REGIONS = ["regions.c", "regions_map.c", "regions_fork.c", "regions_pages.c", "regions_space.c", "regions_idle.c"]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,10 @@ def build(tmp_path_factory):
         probe = subprocess.run([COMPILER, *flags, trivial, "-o", program], capture_output=True, timeout=60, check=False)
         if probe.returncode or subprocess.run([program], capture_output=True, timeout=60, check=False).returncode:
             pytest.skip(f"{COMPILER} has no -fsanitize={sanitizers} that works here")
-        flags += ["-DPOLL_NS=900000000"]  # which a thread that waits for a core does not sleep through
+        flags += [
+            "-DPOLL_NS=900000000",
+            "-DREGIONS_IDLE_NS=20000000",
+        ]  # a thread that waits for a core sleeps through no poll
         files = [ROOT / "tests" / "core" / f"{name}.c", *(CORE / source for source in sources)]
         subprocess.run(
             [COMPILER, *flags, "-Wall", "-Werror", f"-I{CORE}", *files, "-o", program], timeout=150, check=True
