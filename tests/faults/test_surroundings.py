@@ -414,6 +414,26 @@ def test_a_container_of_little_memory(little_cgroup):
     assert out.split() == ["True", "True", "2"]
 
 
+def test_what_ranks_compute_in_a_container_of_little_memory(little_cgroup):
+    """Arrays of regions, kept ones, and data take turns in the memory that there is; the kernel kills nobody."""
+    out, err = run_script(
+        """
+        open(sys.argv[1] + "/tasks", "w").write(str(os.getpid()))
+        synk.fork(2)
+        x, w = T.bvector("x"), theano.shared(np.zeros(2 << 20), "w")
+        arrays = [T.alloc(w[0] + x[0], size << 17).sum() for size in (100, 150, 120)]  # of so many MiB on each rank
+        f = synk.function([x], [(array, "avg") for array in arrays], updates=[(w, w + 1)], mode="FAST_COMPILE")
+        for i in range(4):
+            print(*f(np.ones(4, "int8")) == (1.0 + i) * 2**17 * np.array([100, 150, 120]))
+            kept = synk.memory().kept
+            print(len(synk.data(np.ones(420 << 20, "int8"))) >> 20, kept[0] + kept[1] > 200 << 20)
+        """,
+        little_cgroup,
+    )
+    assert err == ""
+    assert out.split() == ["True", "True", "True", "420", "True"] * 4
+
+
 # ---------------------------------------------------------------- a job that is stopped
 
 
