@@ -174,6 +174,18 @@ class TestFork:
         tried = trial.try_routines(lambda: (os.write(2, b"OpenBLAS WARNING\n"), routines.load(file))[1])
         assert tried == trial.Linked(file=file)
 
+    def test_what_intels_openmp_registers(self):
+        """It makes such a file where it is loaded, and removes it at an exit of the usual kind."""
+
+        def load():
+            with open(f"/dev/shm/__KMP_REGISTERED_LIB_{os.getpid()}_{os.getuid()}", "w") as file:
+                os.write(2, file.name.encode())
+            os._exit(0)
+
+        registered = trial.try_routines(load).trouble
+        assert "__KMP_REGISTERED_LIB_" in registered
+        assert not os.path.exists(registered)
+
     def test_what_never_ends(self, monkeypatch):
         monkeypatch.setattr(trial, "_SECONDS", 1)
         before = set(psutil.Process().children())
