@@ -45,8 +45,8 @@ def run_episode(seed, tally):
     del episode
     after = held()
     for what, count in after.items():
-        if count > before[what]:
-            tally.lost.append(f"episode {seed}: left behind: {count - before[what]} {what}")
+        if count > before.get(what, 0):
+            tally.lost.append(f"episode {seed}: left behind: {count - before.get(what, 0)} {what}")
             logging.getLogger("soak").error(tally.lost[-1])
 
 

@@ -1,8 +1,10 @@
 """Episodes: a random program in a session or two, with random faults; all follows from a seed, but for the moments."""
 
 import collections
+import contextlib
 import gc
 import os
+import re
 import signal
 import threading
 import time
@@ -158,9 +160,19 @@ def held():
         "processes": len(psutil.Process().children(recursive=True)),
         "names in /dev/shm": len(shared_memory_names()),
         "segments mapped": mapped,
-        "descriptors": len(os.listdir("/proc/self/fd")),
+        **descriptors(),
         "threads": threading.active_count(),
     }
+
+
+def descriptors():
+    """How many descriptors there are of each kind, such as pipes and files in memory."""
+    kinds = collections.Counter()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the folder itself, which is closed by now
+            target = os.readlink(f"/proc/self/fd/{name}")
+            kinds["descriptors of " + re.sub(r"[0-9a-f]{6,}|[0-9]+", "N", target)] += 1
+    return kinds
 
 
 def hundred_thousand_calls(tally, rng):
