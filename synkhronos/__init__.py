@@ -18,7 +18,18 @@ if TYPE_CHECKING:
     from synkhronos import errors, extensions
     from synkhronos._calls import Function, function
     from synkhronos._data import Data, data
-    from synkhronos._session import Profile, close, distribute, fork, get_n_gpu, memory, profile, trace
+    from synkhronos._session import (
+        Future,
+        Profile,
+        close,
+        distribute,
+        fork,
+        get_n_gpu,
+        memory,
+        profile,
+        sequence,
+        trace,
+    )
     from synkhronos._session.block import session
     from synkhronos._variables import (
         all_gather,
@@ -49,6 +60,7 @@ __all__ = [
     "Data",
     "DeviceError",
     "Function",
+    "Future",
     "Profile",
     "SessionError",
     "SynkhronosError",
@@ -76,6 +88,7 @@ __all__ = [
     "profile",
     "reduce",
     "scatter",
+    "sequence",
     "session",
     "set_value",
     "trace",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 
@@ -59,7 +59,13 @@ class Results:
         return tuple(place for place, i in enumerate(wanted) if i in self._reducible)
 
     def combine(
-        self, results: list[Any], master: int, wanted: Sequence[int], weights: Sequence[float], reduced: Sequence[int]
+        self,
+        results: Sequence[Any],
+        master: int,
+        wanted: Sequence[int],
+        weights: Sequence[float],
+        reduced: Sequence[int],
+        private: Callable[[Any], Any],
     ) -> list[Any]:
         """The value of each output that is wanted, as its Theano type says: a NumPy array, or one on the GPU.
 
@@ -75,6 +81,8 @@ class Results:
             One for each rank.
         reduced : sequence of int
             The places, among those wanted, of the outputs that NCCL was to reduce to the master.
+        private : callable
+            Gives what the master has computed as the program gets it.
         """
         present = [values for values in results if values is not None]
         present_weights = [weight for weight, values in zip(weights, results) if values is not None]
@@ -83,7 +91,7 @@ class Results:
         for place, i in enumerate(wanted):
             arrays = [values[place] for values in present]
             if self.modes[i] is None or (place in reduced and sum(array is not None for array in arrays) == 1):
-                value = None if own is None else own[place]
+                value = None if own is None else private(own[place])
             else:
                 value = combine(arrays, self.modes[i], present_weights, self.names[i])
             combined.append(_graphs.as_asked(value, self._outputs[i]))

@@ -20,6 +20,7 @@ __all__ = [
     "Connect",
     "Digest",
     "Get",
+    "InOrder",
     "Load",
     "Nccl",
     "Put",
@@ -176,4 +177,13 @@ class Record:
     room: int = 0
 
 
-Command = Union[Settle, Bind, Connect, Load, Call, Get, Put, AllReduce, Reduce, Nccl, AllGather, Digest, Shapes, Record]
+@dataclass(frozen=True)
+class InOrder:
+    """Execute commands one after the other, each when all ranks have completed the one before; return all results."""
+
+    parts: tuple[Command, ...]
+
+
+Command = Union[
+    Settle, Bind, Connect, Load, Call, Get, Put, AllReduce, Reduce, Nccl, AllGather, Digest, Shapes, Record, InOrder
+]

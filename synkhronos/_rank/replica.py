@@ -24,7 +24,21 @@ from synkhronos._collectives import (
 from synkhronos._core import native
 from synkhronos._memory import Passage, SegmentRef, SegmentTable, look_at_free_memory
 from synkhronos._partition import Rows, Selection, pieces, take
-from synkhronos._rank.commands import Bind, Call, Command, Connect, Get, Load, Record, Settle, Shapes
+from synkhronos._rank.commands import (
+    AllGather,
+    AllReduce,
+    Bind,
+    Call,
+    Command,
+    Connect,
+    Get,
+    InOrder,
+    Load,
+    Record,
+    Reduce,
+    Settle,
+    Shapes,
+)
 from synkhronos._rank.excerpts import Excerpts
 from synkhronos._rank.exchange import Exchange
 from synkhronos._rank.publishing import Publisher
@@ -32,6 +46,9 @@ from synkhronos._rank.threads import ThreadLimits
 from synkhronos._team import COLLECTIVES, CONTROL, FUNCTION, SHUFFLE, TRANSFERS, Notes, Team
 
 __all__ = ["Replica"]
+
+#: In these all ranks meet before they change anything.
+_MEETINGS = (AllReduce, Reduce, AllGather)
 
 
 class Replica:
@@ -47,6 +64,11 @@ class Replica:
     variables : VariableTable
     regions : Regions
         Where this rank has its region.
+
+    Attributes
+    ----------
+    completed : int
+        How many parts of the last command this rank has completed, if there were several.
     """
 
     def __init__(
@@ -60,6 +82,7 @@ class Replica:
         self.rank = team.rank
         self.n_ranks = team.n_ranks
         self.is_master = team.rank == team.master_rank
+        self.completed = 0
         self.segments = segments
         self.variables = variables
         self.regions = regions
@@ -68,7 +91,7 @@ class Replica:
         self.context: Any = None  # of the rank's GPU
         self._team = team
         self._timeline = team.timeline
-        self._excerpts = Excerpts(segments)
+        self._excerpts = Excerpts(segments, keeps=not self.is_master)
         self._exchange = Exchange(team, workspace, variables, self._excerpts, regions=regions)
         self._publisher = Publisher(workspace, regions, team.rank)
         self.read = self._publisher.read
@@ -84,24 +107,43 @@ class Replica:
 
     def describe(self, command: Command) -> str:
         """A command in a word or two: its kind, and the name of the function that it calls."""
+        if isinstance(command, InOrder):
+            return f"Sequence ({', '.join(map(self.describe, command.parts))})"
         function = self.functions[command.function].name if isinstance(command, Call) else None
         return f"{type(command).__name__} {function or ''}".rstrip()
 
     def execute(self, command: Command) -> Any:
         """Carry out one command, in memory of this rank's region.
 
-        Returns arrays for `Call`, `Get` and `Reduce`, from workers as `Arrays`, else metadata or ``None``.
+        Returns arrays for `Call`, `Get` and `Reduce`, from workers as `Arrays`, a list for `InOrder`, else metadata or
+        ``None``.
         """
         if self.regions.short:
             look_at_free_memory(self.regions, self.n_ranks)
         return self.regions.call(self._execute, command)
 
     def _execute(self, command: Command) -> Any:
+        self._exchange.restart()
+        self._publisher.forget()
+        self.completed = 0
+        if not isinstance(command, InOrder):
+            return self._carry_out(command)
+        results = []
+        for part in command.parts:
+            if self.completed and not isinstance(part, _MEETINGS):
+                self._team.barrier()
+            self._timeline.begin()
+            try:
+                results.append(self._carry_out(part))
+            finally:
+                self._timeline.end()
+            self.completed += 1
+        return results
+
+    def _carry_out(self, command: Command) -> Any:
         kind = type(command)
         if self._timeline.tracing:
             self._timeline.name(self.describe(command))
-        self._exchange.restart()
-        self._publisher.forget()
         self._timeline.switch(COLLECTIVES if kind in self._exchange.handlers and kind is not Shapes else CONTROL)
         try:
             result = self._handlers[kind](command)
@@ -136,6 +178,8 @@ class Replica:
 
     def forget(self, segments: Sequence[str], functions: Sequence[int], variables: Sequence[int]) -> None:
         """Drop what the master has dropped."""
+        if segments or functions:
+            self._excerpts.forget_views()
         for segment in segments:
             self.segments.release(segment)
         for function in functions:
@@ -183,7 +227,7 @@ class Replica:
 
         def run(part: Rows, sliced: Selection | None) -> list[Any]:
             self._timeline.switch(SHUFFLE)
-            inputs = [self._excerpts.take(source, part, (command.function, i)) for i, source in enumerate(scattered)]
+            inputs = [self._excerpts.view(source, part, (command.function, i)) for i, source in enumerate(scattered)]
             extra: tuple[Any, ...] = () if sliced is None else sliced.bounds if isinstance(sliced, Rows) else (sliced,)
             self._timeline.switch(FUNCTION)
             return function(*inputs, *whole, *extra, output_subset=subset)
