@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from synkhronos import errors, extensions
     from synkhronos._calls import Function, function
     from synkhronos._data import Data, data
+    from synkhronos._inside import averaged, gathered, reduced, summed
     from synkhronos._session import (
         Future,
         Profile,
@@ -70,6 +71,7 @@ __all__ = [
     "WorkerTimeout",
     "all_gather",
     "all_reduce",
+    "averaged",
     "broadcast",
     "check_replicas",
     "close",
@@ -80,6 +82,7 @@ __all__ = [
     "fork",
     "function",
     "gather",
+    "gathered",
     "get_lengths",
     "get_n_gpu",
     "get_shapes",
@@ -87,15 +90,17 @@ __all__ = [
     "memory",
     "profile",
     "reduce",
+    "reduced",
     "scatter",
     "sequence",
     "session",
     "set_value",
+    "summed",
     "trace",
 ]
 
 #: The modules in which the public names are looked for, in this order.
-_HOMES = ("errors", "_session", "_data", "_calls", "_variables")
+_HOMES = ("errors", "_session", "_data", "_calls", "_variables", "_inside")
 
 _install()
 

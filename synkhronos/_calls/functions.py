@@ -11,6 +11,7 @@ from synkhronos import _graphs
 from synkhronos._calls.arguments import Selector, arrange, check_num_slices, check_subset, describe_inputs, inputs_of
 from synkhronos._calls.averages import Averages
 from synkhronos._calls.doubt import Doubt
+from synkhronos._calls.meetings import Meetings
 from synkhronos._calls.planning import Planner
 from synkhronos._calls.points import sliceable_rows
 from synkhronos._calls.repeats import LastCall, signature_of
@@ -61,11 +62,12 @@ class Function:
         self._inputs = inputs_of(graph)
         self._results = results
         self._serial = Serial(graph, results)
-        self._averages = Averages(graph, self._serial, results, named, named_updates)
         self._single = single
         self._plain = Variant(device=session.on_gpu)
-        self._planner = Planner(graph, results, update_modes, session.on_gpu)
         self._theano = graph.compile(self._plain)
+        self._meetings = Meetings(graph, self._theano, results)
+        self._planner = Planner(graph, results, self._meetings, update_modes, session.on_gpu)
+        self._averages = Averages(graph, self._serial, results, self._meetings, named, named_updates=named_updates)
         self._keys: dict[Variant, int] = {}
         self._session: weakref.ref[Session] | None = None
         self._last, self._n_changes = LastCall(), 0
@@ -216,7 +218,7 @@ class Function:
         self.counts = call.counts
         weights = (1,) * session.n_ranks if call.everybody else call.counts
         self._averages.judge(results, call, wanted, select, rows)
-        return self._results.combine(results, session.master_rank, wanted, weights, call.nccl, session.private)
+        return self._results.combine(results, call, wanted, weights, meetings=self._meetings, private=session.private)
 
     def _check_outputs(self) -> None:
         """Refuse outputs that what comes after them in a sequence could overwrite."""

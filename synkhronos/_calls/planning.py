@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Callable
 
 from synkhronos._calls.arguments import Selector
+from synkhronos._calls.meetings import Meetings
 from synkhronos._calls.points import count_points
 from synkhronos._calls.results import Results
 from synkhronos._graphs import Graph, Variant
@@ -22,14 +23,18 @@ class Planner:
     ----------
     graph : Graph
     results : Results
+    meetings : Meetings
     update_modes : dict
         The op of each update that was given.
     device : bool
         Whether the function computes on GPUs.
     """
 
-    def __init__(self, graph: Graph, results: Results, update_modes: dict[Any, str], device: bool) -> None:
-        self._graph, self._results, self._mode_of, self._device = graph, results, update_modes, device
+    def __init__(
+        self, graph: Graph, results: Results, meetings: Meetings, update_modes: dict[Any, str], device: bool
+    ) -> None:
+        self._graph, self._results, self._meetings = graph, results, meetings
+        self._mode_of, self._device = update_modes, device
 
     def plan(
         self,
@@ -55,6 +60,8 @@ class Planner:
         subset : tuple of int, or None
             The outputs that are wanted; ``None``: all.
         """
+        if num_slices > 1 and self._meetings.any:
+            raise ValueError("num_slices: a function with collectives in it cannot be sliced")
         accumulate = num_slices > 1 and bool(self._graph.accumulated)
         kind = "all" if rows is None else "range" if isinstance(rows[0], Rows) else "index"
         key = distributed(Variant(accumulate, kind, self._device))
@@ -78,4 +85,6 @@ class Planner:
             update_modes=tuple([self._mode_of.get(var, "avg") for var in updated]),
             nccl=self._results.over_nccl(wanted) if session.nccl and (everybody or all(counts)) else (),
             master=session.master_rank,
+            meets=self._meetings.any,
+            kept=session.keys(self._meetings.kept(counts)),
         )

@@ -30,6 +30,7 @@ __all__ = [
     "Settle",
     "Shapes",
     "Source",
+    "meets",
 ]
 
 #: Rows of an array as they travel: a range, or where an index array lies.
@@ -94,6 +95,8 @@ class Call(NamedTuple):
     update_modes: tuple[str, ...]
     nccl: tuple[int, ...] = ()  # the outputs, of those that are wanted, that NCCL reduces to the master
     master: int = 0  # its rank
+    meets: bool = False  # there are collectives in it: a rank without data points takes part, left out of all of them
+    kept: tuple[int, ...] = ()  # variables that such a rank must not update
 
 
 @dataclass(frozen=True)
@@ -187,3 +190,8 @@ class InOrder:
 Command = Union[
     Settle, Bind, Connect, Load, Call, Get, Put, AllReduce, Reduce, Nccl, AllGather, Digest, Shapes, Record, InOrder
 ]
+
+
+def meets(command: Command) -> bool:
+    """Whether all ranks meet in a command before they change anything."""
+    return isinstance(command, (AllReduce, Reduce, AllGather))

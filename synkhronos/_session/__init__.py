@@ -8,8 +8,8 @@ from synkhronos._session.footprint import memory
 from synkhronos._session.instruments import Profile, profile, trace
 from synkhronos._session.lifecycle import close, current, distribute, fork, functions, get_n_gpu, settle
 from synkhronos._session.parts import Future
+from synkhronos._session.recording import sequence
 from synkhronos._session.replicas import distances
-from synkhronos._session.sequence import sequence
 from synkhronos._session.session import Session
 
 __all__ = [

@@ -9,7 +9,7 @@ import threading
 from typing import Any, Callable
 
 from synkhronos._interrupts import deferred_interrupts, let_interrupts_pass
-from synkhronos._rank import Command, Decoder, Encoder, Failure, InOrder, Replica, summarize
+from synkhronos._rank import Arrays, Command, Decoder, Encoder, Failure, InOrder, Replica, summarize
 from synkhronos._session.failures import BROKEN, first_failure, worker_error
 from synkhronos._session.ledger import Ledger
 from synkhronos._team import Team, log
@@ -67,7 +67,7 @@ class Dispatcher:
         self._restarts = 0  # without a success in between
 
     def issue(self, command: Command) -> list[Any]:
-        """Have every rank execute a command; returns their results in rank order, arrays of workers as `Arrays`."""
+        """Have every rank execute a command; returns their results in rank order."""
         with self.lock, self._team.timeline.call(type(command).__name__):
             self.check_usable()
             if self._team.outstanding:
@@ -102,7 +102,12 @@ class Dispatcher:
                 cause = own_error if failed == self._team.master_rank else None
                 device = self._team.devices[failed]
                 raise worker_error(command, self._replica.describe, failed, device, results, cause)
-            return results
+            if isinstance(command, InOrder):
+                return [[self._read(rank, *part) for part in enumerate(parts)] for rank, parts in enumerate(results)]
+            return [self._read(rank, 0, one) for rank, one in enumerate(results)]
+
+    def _read(self, rank: int, part: int, result: Any) -> Any:
+        return self._replica.read((rank, part), result) if isinstance(result, Arrays) else result
 
     def _received(self, replies: list[bytes | None]) -> list[Any]:
         results = []

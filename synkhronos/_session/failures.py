@@ -49,8 +49,8 @@ def worker_error(
         n_complete = min(result.completed for result in results if isinstance(result, Failure))
         complete = ", ".join(map(describe, parts[:n_complete])) or "none"
         message += (
-            f"\nThis was part {failure.completed + 1} of a sequence of {len(parts)}. Complete on all ranks: {complete}; "
-            "no rank has begun with the parts after it."
+            f"\nThis was part {failure.completed + 1} of a sequence of {len(parts)}. Complete on all ranks: "
+            f"{complete}; no rank has begun with the parts after it."
         )
     if isinstance(command, Call):
         message += _share(command, rank, failure.summary)

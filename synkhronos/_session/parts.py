@@ -149,7 +149,7 @@ class Sequencer:
 
     @property
     def place(self) -> int:
-        """Which part of a sequence a call is that is made now, from 1 on; 0: it is none, and goes to the ranks at once."""
+        """Which part of a sequence is given now, from 1 on; 0: none, so that it goes to the ranks at once."""
         recorder = self.recording
         return 0 if recorder is None else 1 + len(recorder.parts)
 

@@ -25,11 +25,9 @@ from synkhronos._memory import (
     make_regions,
 )
 from synkhronos._rank import (
-    Arrays,
     Command,
     Encoder,
     Envelope,
-    InOrder,
     Load,
     Release,
     Replica,
@@ -145,13 +143,7 @@ class Session:
         """
         with self.lock:
             self._library.forget_what_ended()
-            results = self._dispatcher.issue(command)
-            if isinstance(command, InOrder):
-                return [[self._read(rank, *part) for part in enumerate(parts)] for rank, parts in enumerate(results)]
-            return [self._read(rank, 0, one) for rank, one in enumerate(results)]
-
-    def _read(self, rank: int, part: int, result: Any) -> Any:
-        return self.replica.read((rank, part), result) if isinstance(result, Arrays) else result
+            return self._dispatcher.issue(command)
 
     # -- shared variables
 
