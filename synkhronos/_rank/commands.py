@@ -20,6 +20,7 @@ __all__ = [
     "Connect",
     "Digest",
     "Get",
+    "InOrder",
     "Load",
     "Nccl",
     "Put",
@@ -29,6 +30,7 @@ __all__ = [
     "Settle",
     "Shapes",
     "Source",
+    "meets",
 ]
 
 #: Rows of an array as they travel: a range, or where an index array lies.
@@ -178,4 +180,18 @@ class Record:
     room: int = 0
 
 
-Command = Union[Settle, Bind, Connect, Load, Call, Get, Put, AllReduce, Reduce, Nccl, AllGather, Digest, Shapes, Record]
+@dataclass(frozen=True)
+class InOrder:
+    """Execute commands one after the other, each when all ranks have completed the one before; return all results."""
+
+    parts: tuple[Command, ...]
+
+
+Command = Union[
+    Settle, Bind, Connect, Load, Call, Get, Put, AllReduce, Reduce, Nccl, AllGather, Digest, Shapes, Record, InOrder
+]
+
+
+def meets(command: Command) -> bool:
+    """Whether all ranks meet in a command before they change anything."""
+    return isinstance(command, (AllReduce, Reduce, AllGather))

@@ -40,12 +40,13 @@ class Failure(NamedTuple):
     traceback: str  # without them
     aborted: bool = False  # it only stopped because another rank had failed
     unprepared: bool = False  # it could not map what the envelope said, and did not begin
+    completed: int = 0  # parts of the command that it had completed, if there are several
 
     @classmethod
-    def of(cls, error: Exception, unprepared: bool = False) -> Failure:
+    def of(cls, error: Exception, unprepared: bool = False, completed: int = 0) -> Failure:
         """What a rank answers when this was raised there; to be called while the exception is handled."""
         aborted = isinstance(error, CollectiveAborted)
-        return cls(time.monotonic(), summarize(error), _way_to(error), aborted, unprepared)
+        return cls(time.monotonic(), summarize(error), _way_to(error), aborted, unprepared, completed)
 
 
 def _way_to(error: Exception) -> str:

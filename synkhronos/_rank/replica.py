@@ -19,7 +19,7 @@ from synkhronos._inside import Standing
 from synkhronos._memory import Passage, SegmentRef, SegmentTable, look_at_free_memory
 from synkhronos._partition import Rows, Selection
 from synkhronos._rank.absence import borrowed, kept
-from synkhronos._rank.commands import Bind, Call, Command, Connect, Get, Load, Record, Settle, Shapes
+from synkhronos._rank.commands import Bind, Call, Command, Connect, Get, InOrder, Load, Record, Settle, Shapes, meets
 from synkhronos._rank.excerpts import Excerpts
 from synkhronos._rank.exchange import Exchange
 from synkhronos._rank.publishing import Publisher
@@ -43,6 +43,11 @@ class Replica:
     variables : VariableTable
     regions : Regions
         Where this rank has its region.
+
+    Attributes
+    ----------
+    completed : int
+        How many parts of the last command this rank has completed, if there were several.
     """
 
     def __init__(
@@ -56,6 +61,7 @@ class Replica:
         self.rank = team.rank
         self.n_ranks = team.n_ranks
         self.is_master = team.rank == team.master_rank
+        self.completed = 0
         self.segments = segments
         self.variables = variables
         self.regions = regions
@@ -64,7 +70,7 @@ class Replica:
         self.context: Any = None  # of the rank's GPU
         self._team = team
         self._timeline = team.timeline
-        self._excerpts = Excerpts(segments)
+        self._excerpts = Excerpts(segments, keeps=not self.is_master)
         self._exchange = Exchange(team, workspace, variables, self._excerpts, regions=regions)
         self._standing = Standing(
             team.rank, team.n_ranks, self._exchange.transport, team.timeline, tells=self.is_master
@@ -78,29 +84,37 @@ class Replica:
             Connect: self._connect,
             Load: self._load,
             Call: self._call,
+            InOrder: self._in_order,
             **self._exchange.handlers,
         }
 
     def describe(self, command: Command) -> str:
         """A command in a word or two: its kind, and the name of the function that it calls."""
+        if isinstance(command, InOrder):
+            return f"Sequence ({', '.join(map(self.describe, command.parts))})"
         function = self.functions[command.function].name if isinstance(command, Call) else None
         return f"{type(command).__name__} {function or ''}".rstrip()
 
     def execute(self, command: Command) -> Any:
         """Carry out one command, in memory of this rank's region.
 
-        Returns arrays for `Call`, `Get` and `Reduce`, from workers as `Arrays`, else metadata or ``None``.
+        Returns arrays for `Call`, `Get` and `Reduce`, from workers as `Arrays`, a list for `InOrder`, else metadata or
+        ``None``.
         """
         if self.regions.short:
             look_at_free_memory(self.regions, self.n_ranks)
         return self.regions.call(self._execute, command)
 
     def _execute(self, command: Command) -> Any:
+        self._exchange.restart()
+        self._publisher.forget()
+        self.completed = 0
+        return self._carry_out(command)
+
+    def _carry_out(self, command: Command) -> Any:
         kind = type(command)
         if self._timeline.tracing:
             self._timeline.name(self.describe(command))
-        self._exchange.restart()
-        self._publisher.forget()
         self._timeline.switch(COLLECTIVES if kind in self._exchange.handlers and kind is not Shapes else CONTROL)
         try:
             result = self._handlers[kind](command)
@@ -110,6 +124,16 @@ class Replica:
             return self._publisher.publish(result)
         finally:
             self._timeline.switch(CONTROL)
+
+    def _in_order(self, command: InOrder) -> list[Any]:
+        results = []
+        for part in command.parts:
+            if self.completed and not meets(part):
+                self._team.barrier()
+            with self._timeline.call(type(part).__name__):
+                results.append(self._carry_out(part))
+            self.completed += 1
+        return results
 
     def _settle(self, command: Settle) -> None:
         if command.trim:
@@ -135,6 +159,8 @@ class Replica:
 
     def forget(self, segments: Sequence[str], functions: Sequence[int], variables: Sequence[int]) -> None:
         """Drop what the master has dropped."""
+        if segments or functions:
+            self._excerpts.forget_views()
         for segment in segments:
             self.segments.release(segment)
         for function in functions:
@@ -183,7 +209,7 @@ class Replica:
 
         def run(part: Rows, sliced: Selection | None) -> list[Any]:
             self._timeline.switch(SHUFFLE)
-            inputs = [self._excerpts.take(source, part, (command.function, i)) for i, source in enumerate(scattered)]
+            inputs = [self._excerpts.view(source, part, (command.function, i)) for i, source in enumerate(scattered)]
             extra: tuple[Any, ...] = () if sliced is None else sliced.bounds if isinstance(sliced, Rows) else (sliced,)
             self._timeline.switch(FUNCTION)
             return function(*inputs, *whole, *extra, output_subset=subset)
