@@ -55,6 +55,8 @@ class Standing:
     weights : tuple of int
         By which the ranks count: their data points; ones if nobody has any. A rank of weight 0 is left out of every
         collective.
+    own : int
+        This rank's weight; in a call in slices, how many data points the slice has.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Standing:
         self.n_ranks = n_ranks
         self.counts: tuple[int, ...] = (1,) * n_ranks
         self.weights: tuple[int, ...] = self.counts
+        self.own = 1
         self._transport = transport
         self._timeline = timeline
         self._tells = tells
@@ -81,6 +84,7 @@ class Standing:
         """
         self.counts = counts
         self.weights = counts if any(counts) else (1,) * self.n_ranks
+        self.own = self.weights[self.rank]
         self._left.clear()
         self._lost = None
         _here.standing = self
