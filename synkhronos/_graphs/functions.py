@@ -172,9 +172,7 @@ class Graph:
         kwargs.update({"mode": _SHAPES_ONLY} if shapes else {})
         return compile_function([*self._copied_ins(), *values], theano.clone(outputs, replace=replace), **kwargs)
 
-    def part(
-        self, outputs: Sequence[Any], updates: list[tuple[Any, Any]], inputs: Sequence[Any] | None = None
-    ) -> Graph:
+    def part(self, outputs: Sequence[Any], updates: list[tuple[Any, Any]], inputs: Any = None) -> Graph:
         """A graph of other `expressions`, of the same inputs; or of others in the place of the scattered ones."""
         ins = self._copied_ins()
         return Graph(
