@@ -70,7 +70,7 @@ class Replica:
         self.context: Any = None  # of the rank's GPU
         self._team = team
         self._timeline = team.timeline
-        self._excerpts = Excerpts(segments, keeps=not self.is_master)
+        self._excerpts = Excerpts(segments)
         self._exchange = Exchange(team, workspace, variables, self._excerpts, regions=regions)
         self._standing = Standing(
             team.rank, team.n_ranks, self._exchange.transport, team.timeline, tells=self.is_master
