@@ -56,6 +56,7 @@ class WorkerError(SynkhronosError, RuntimeError):
         device: str,
         traceback_text: str = "",
         exception: Exception | None = None,
+        *,
         part: int = 0,
     ) -> None:
         super().__init__(message)

@@ -205,7 +205,7 @@ class Function:
 
             if place:
                 self._check_outputs()
-                session.sequencer.keep([value.data for value in values if isinstance(value, Data)])
+                session.sequencer.keep([value.memory for value in values if isinstance(value, Data)])
                 self.counts = call.counts
             return session.submit(call, finish, shared=self.get_shared)
 

@@ -62,6 +62,11 @@ class Data:
             self._ref = ArrayRef(self._held.key, 0, self._array.shape, dtype_spec(self._array.dtype))
         return self._ref
 
+    @property
+    def memory(self) -> Any:
+        """What keeps the array's memory, whatever becomes of this object."""
+        return None if self._held is None else self._held.bytes
+
     def __len__(self) -> int:
         return len(self._array)
 

@@ -61,7 +61,7 @@ def worker_error(
             "\nOther ranks may have gone on, so that replicas may differ now; "
             "synkhronos.broadcast(shared_vars) gives all ranks the master's values."
         )
-    return WorkerError(message, rank, device, failure.traceback, own_error, failure.completed)
+    return WorkerError(message, rank, device, failure.traceback, own_error, part=failure.completed)
 
 
 def _share(command: Call, rank: int, summary: str) -> str:

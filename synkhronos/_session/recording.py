@@ -44,6 +44,7 @@ def sequence() -> Iterator[None]:
     sequencer = session.sequencer
     if sequencer.recording is not None:
         raise SessionError("synkhronos.sequence: this is in the block of a sequence already, and they do not nest")
+    session.check_usable()
     with sequencer.one_at_a_time:
         recorder = sequencer.recorder = Recorder()
         try:

@@ -179,9 +179,11 @@ def reduce(shared_vars: Any, op: str = "avg", in_place: bool = True, nccl: bool 
             command = Nccl("reduce", session.keys(direct), session.master_rank, op)
             reduced.update(zip(direct, _run(session, "reduce", direct, command)[session.master_rank]))
         rest = _without(variables, direct)
-        if rest:
-            results = _run(session, "reduce", rest, Reduce(session.keys(rest), op, in_place))[session.master_rank]
-            reduced.update(zip(rest, map(session.private, results or ())))
+        if rest and in_place:
+            _submit(session, "reduce", rest, Reduce(session.keys(rest), op, True))
+        elif rest:
+            results = _run(session, "reduce", rest, Reduce(session.keys(rest), op, False))[session.master_rank]
+            reduced.update(zip(rest, map(session.private, results)))
         if not in_place:
             return like(shared_vars, [_graphs.to_host(reduced[var]) for var in variables])
         for var in direct:
@@ -200,6 +202,12 @@ def _run(session: Session, function: str, variables: Sequence[Any], command: Com
     except WorkerError:
         _explain(session, function, variables)
         raise
+
+
+def _submit(session: Session, function: str, variables: Sequence[Any], command: Command) -> None:
+    """The same at once or in a sequence, for a command that returns nothing."""
+    session.sequencer.keep(variables)
+    session.submit(command, no_value, functools.partial(_explain, session, function, variables))
 
 
 def _explain(session: Session, function: str, variables: Sequence[Any]) -> None:
@@ -238,5 +246,4 @@ def all_reduce(shared_vars: Any, op: str = "avg", nccl: bool = True, weights: Se
     checked = check_weights(session, op, weights)
     with session.lock, session.timeline.call("all_reduce"):
         command = AllReduce(session.keys(variables), op, checked, bool(nccl))
-        session.sequencer.keep(variables)
-        session.submit(command, no_value, functools.partial(_explain, session, "all_reduce", variables))
+        _submit(session, "all_reduce", variables, command)

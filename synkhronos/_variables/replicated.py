@@ -114,7 +114,7 @@ def put(
     split_rows: tuple[tuple[Rows, ...], ...] | None = None
     if split:
         split_rows = tuple(tuple(shares(len(chosen), session.n_ranks)) for chosen in rows if chosen is not None)
-    session.sequencer.keep([*variables, *(value.data for value in values if isinstance(value, Data))])
+    session.sequencer.keep([*variables, *(value.memory for value in values if isinstance(value, Data))])
     session.submit(Put(session.keys(variables), tuple(sources), split_rows, ranks), no_value)
 
 
