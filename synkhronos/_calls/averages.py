@@ -181,10 +181,11 @@ class Averages:
             return
         remedy = 'With the op None, it is averaged over num_slices. Name the op "gather", or do not slice'
         for place, i in enumerate(wanted):
-            if i in self._own:
+            if i in self._own and not self._meetings.is_replicated(i, self._undeclared):
                 yield _Suspect(i, results[call.master][place].shape, self._results.names[i], remedy)
         remedy = 'No op was named. Do not slice, or name the op "avg" if the average over slices is meant'
         for position, var in enumerate(self._graph.accumulated if call.updated else ()):
-            if _graphs.is_tensor_variable(var) and var.ndim and not any(var is one for one in self._named_updates):
+            named = any(var is one for one in self._named_updates)
+            if _graphs.is_tensor_variable(var) and var.ndim and not named and self._meetings.is_averaged(var):
                 i = len(self._graph.outputs) + position
                 yield _Suspect(i, _graphs.get_array(var).shape, f"the update of {var}", remedy)

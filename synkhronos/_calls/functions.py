@@ -68,7 +68,7 @@ class Function:
         self._meetings = Meetings(graph, self._theano, results)
         self._planner = Planner(graph, results, self._meetings, update_modes, session.on_gpu)
         self._averages = Averages(graph, self._serial, results, self._meetings, named, named_updates=named_updates)
-        self._keys: dict[Variant, int] = {}
+        self._keys: dict[tuple[_graphs.Graph, Variant], int] = {}
         self._session: weakref.ref[Session] | None = None
         self._last, self._n_changes = LastCall(), 0
         self._doubt = Doubt(graph, results.modes)
@@ -187,7 +187,7 @@ class Function:
             if call is None:
                 selector = Selector(session, self._graph, self._inputs, values, batch)
                 if self._graph.sliceable_shareds:
-                    self._distributed(session, self._plain)
+                    self._distributed(session, self._plain, self._graph)
                 rows = sliceable_rows(session, self._graph, batch_s, num_slices)
                 if is_checked:
                     expected = self._serial.expected(session, selector.chosen(), rows, wanted)
@@ -226,10 +226,10 @@ class Function:
             if getattr(output, "borrow", False):
                 raise TypeError(f"{name} is borrowed (theano.Out), and in a sequence later parts could overwrite it")
 
-    def _distributed(self, session: Session, variant: Variant) -> int:
+    def _distributed(self, session: Session, variant: Variant, graph: _graphs.Graph) -> int:
         """The key of a variant, which every rank has, and the plain function too."""
-        key = self._key(session, variant)
-        session.distribute((self._keys[self._plain], key))
+        key = self._key(session, variant, graph)
+        session.distribute((self._keys[self._graph, self._plain], key))
         return key
 
     def join(self, session: Session) -> bool:
@@ -239,15 +239,15 @@ class Function:
                 return False
             self._session, self._keys, self._last = weakref.ref(session), {}, LastCall()
             self._n_changes = 0
-            self._key(session, self._plain)
+            self._key(session, self._plain, self._graph)
             session.replicas.note_data(self._graph.sliceable_shareds)
         return True
 
-    def _key(self, session: Session, variant: Variant) -> int:
+    def _key(self, session: Session, variant: Variant, graph: _graphs.Graph) -> int:
         """The key of a variant in the session; compiles it and hands it in where it is new."""
-        if variant not in self._keys:
-            self._keys[variant] = session.add_function(self._graph.compile(variant), self)
-        return self._keys[variant]
+        if (graph, variant) not in self._keys:
+            self._keys[graph, variant] = session.add_function(graph.compile(variant), self)
+        return self._keys[graph, variant]
 
 
 _graphs.make_printable(Function)

@@ -19,6 +19,7 @@ __all__ = [
     "Command",
     "Connect",
     "Digest",
+    "Follow",
     "Get",
     "InOrder",
     "Load",
@@ -75,6 +76,19 @@ class Load:
     ranks: tuple[int, ...] | None = None
 
 
+class Follow(NamedTuple):
+    """What follows the slices of a call whose function has collectives: a function of what enters these.
+
+    The function of the slices returns the outputs that need no collective, then what enters them.
+    """
+
+    function: int
+    modes: tuple[str, ...]  # of what the function of the slices returns
+    n_entering: int
+    output_subset: tuple[int, ...]
+    order: tuple[int, ...]  # of the outputs that are wanted, among those of the slices and then those of this function
+
+
 class Call(NamedTuple):
     """Call a function on this rank's share of the data.
 
@@ -97,6 +111,7 @@ class Call(NamedTuple):
     master: int = 0  # its rank
     meets: bool = False  # there are collectives in it: a rank without data points takes part, left out of all of them
     kept: tuple[int, ...] = ()  # variables that such a rank must not update
+    follow: Follow | None = None
 
 
 @dataclass(frozen=True)

@@ -10,22 +10,17 @@ import gc
 from collections.abc import Sequence
 from typing import Any, Callable
 
-import numpy as np
-
 from synkhronos import _graphs
-from synkhronos._collectives import ShapesDiffer, Workspace, connect
+from synkhronos._collectives import Workspace, connect
 from synkhronos._core import native
-from synkhronos._inside import Standing
 from synkhronos._memory import Passage, SegmentRef, SegmentTable, look_at_free_memory
-from synkhronos._partition import Rows, Selection
-from synkhronos._rank.absence import borrowed, kept
+from synkhronos._rank.calling import Caller
 from synkhronos._rank.commands import Bind, Call, Command, Connect, Get, InOrder, Load, Record, Settle, Shapes, meets
 from synkhronos._rank.excerpts import Excerpts
 from synkhronos._rank.exchange import Exchange
 from synkhronos._rank.publishing import Publisher
-from synkhronos._rank.slices import call_in_slices
 from synkhronos._rank.threads import ThreadLimits
-from synkhronos._team import COLLECTIVES, CONTROL, FUNCTION, SHUFFLE, TRANSFERS, Notes, Team
+from synkhronos._team import COLLECTIVES, CONTROL, TRANSFERS, Notes, Team
 
 __all__ = ["Replica"]
 
@@ -72,9 +67,7 @@ class Replica:
         self._timeline = team.timeline
         self._excerpts = Excerpts(segments)
         self._exchange = Exchange(team, workspace, variables, self._excerpts, regions=regions)
-        self._standing = Standing(
-            team.rank, team.n_ranks, self._exchange.transport, team.timeline, tells=self.is_master
-        )
+        self._caller = Caller(team, self.functions, segments, self._excerpts, exchange=self._exchange)
         self._publisher = Publisher(workspace, regions, team.rank)
         self.read = self._publisher.read
         self._handlers: dict[type, Callable[[Any], Any]] = {
@@ -83,7 +76,7 @@ class Replica:
             Bind: self._bind,
             Connect: self._connect,
             Load: self._load,
-            Call: self._call,
+            Call: self._caller.call,
             InOrder: self._in_order,
             **self._exchange.handlers,
         }
@@ -194,66 +187,3 @@ class Replica:
             stream = 0 if command.replicate_rng else (self.rank - self._team.master_rank) % self.n_ranks
             self.functions.update(_graphs.load(bundle, self.variables, stream))
         self.thread_limits.apply()  # compiled functions may have brought a BLAS library with them
-
-    def _call(self, command: Call) -> list[Any] | None:
-        is_absent = not command.counts[self.rank] and not command.everybody
-        if is_absent and not command.meets:
-            return None
-        function = self.functions[command.function]
-        share = borrowed(command) if is_absent else command.shares[self.rank] if command.shares else Rows(0, 0)
-        rows = self._excerpts.rows(command.rows[self.rank]) if command.rows else None
-        n_scattered = command.n_scattered
-        scattered = command.inputs[:n_scattered]
-        whole = [self.segments.view(source.array) for source in command.inputs[n_scattered:]]
-        subset = None if command.output_subset is None else list(command.output_subset)
-
-        def run(part: Rows, sliced: Selection | None) -> list[Any]:
-            self._timeline.switch(SHUFFLE)
-            inputs = [self._excerpts.view(source, part, (command.function, i)) for i, source in enumerate(scattered)]
-            extra: tuple[Any, ...] = () if sliced is None else sliced.bounds if isinstance(sliced, Rows) else (sliced,)
-            self._timeline.switch(FUNCTION)
-            return function(*inputs, *whole, *extra, output_subset=subset)
-
-        def compute() -> list[Any]:
-            if command.num_slices == 1:
-                return run(share, rows)
-            n_points = len(share) if command.shares else command.counts[self.rank]
-            return call_in_slices(
-                command, n_points, run, (share, rows), [self.variables[key] for key in command.updated]
-            )
-
-        if not command.meets:
-            outputs = compute()
-        else:
-            with kept([self.variables[key] for key in command.kept] if is_absent else ()):
-                outputs = self._standing.execute(command.counts, compute)
-        if is_absent and not self.is_master:
-            return None
-        if command.nccl:
-            self._timeline.switch(COLLECTIVES)
-            self._reduce_over_nccl(command, outputs)
-        return [
-            None if mode is None and not self.is_master else output if mode is None else _array(output)
-            for output, mode in zip(outputs, command.output_modes)
-        ]
-
-    def _reduce_over_nccl(self, command: Call, outputs: list[Any]) -> None:
-        """Reduce outputs to the master, where their shapes allow it; else the master will get, and refuse, them all."""
-        nccl = self._exchange.nccl
-        assert nccl is not None
-        by_op: dict[Any, list[int]] = {}
-        for i in command.nccl:
-            by_op.setdefault(command.output_modes[i], []).append(i)
-        for op, positions in by_op.items():
-            weights = None if command.everybody else command.counts
-            try:
-                reduced = nccl.reduce([_graphs.to_device(outputs[i]) for i in positions], op, weights, command.master)
-            except ShapesDiffer:
-                continue
-            for i, value in zip(positions, reduced or [None] * len(positions)):
-                outputs[i] = value
-
-
-def _array(output: Any) -> Any:
-    """An output as an array: outputs that are scalars come as such from some ops."""
-    return output if output is None or _graphs.is_device_array(output) else np.asarray(output)
