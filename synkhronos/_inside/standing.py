@@ -224,6 +224,6 @@ class Standing:
 
 def _describe(ops: Sequence[str], arrays: Sequence[np.ndarray]) -> str:
     """A collective for traces: its ops, how many arrays, how many bytes on this rank."""
-    names = ", ".join(dict.fromkeys(ops))
+    names = ", ".join(sorted(set(ops)))
     n_bytes = sum(array.nbytes for array in arrays)
     return f"{names} of {len(arrays)} array{'s' if len(arrays) > 1 else ''}, {n_bytes} bytes"

@@ -1,8 +1,9 @@
 """A whole training step in one call, on all ranks or in plain Theano.
 
 A step on all ranks is three commands, which go to them as one message: the gradient function on
-scattered data, one all-reduce of the gradients, and the update function. Weighting the all-reduce by the number of data points that
-each rank computed makes the step equal to a serial one on any split of the data.
+scattered data, one all-reduce of the gradients, and the update function. Weighting the all-reduce
+by the number of data points that each rank computed makes the step equal to a serial one on any
+split of the data.
 """
 
 from collections import OrderedDict

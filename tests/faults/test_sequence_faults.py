@@ -1,4 +1,4 @@
-"""What goes wrong in a sequence: which part failed, what is complete, that nothing goes on, and what works afterwards."""
+"""What goes wrong in a sequence: which part failed, what is complete, what is not begun, and what works afterwards."""
 
 import functools
 import os
@@ -29,7 +29,7 @@ def built():
 
 
 def prepared():
-    first, second, third, fault, counts = built()
+    *_, fault, counts = built()
     synk.distribute()
     synk.broadcast([fault, *counts], [NOTHING, *[np.zeros(2)] * 3])
     return built()
@@ -126,7 +126,7 @@ def test_a_worker_that_is_replaced(synchronize):
 
 def test_a_worker_that_dies_between_sequences_has_all_inputs_again(synchronize):
     synchronize(2, restart_workers=True)
-    first, second, third, _, counts = prepared()
+    first = prepared()[0]
     data = [np.full((8, 2), float(i)) for i in range(3)]
     for kill in (False, True, False):
         try:

@@ -180,7 +180,7 @@ def test_an_exception_in_the_block_sends_nothing(parts):
 
 
 def test_what_needs_an_answer_comes_first_or_stands_outside(parts, session):
-    gradient, update, total, picked_sum, _, w, g, rows, _ = parts
+    _, update, total, picked_sum, _, w, _, rows, _ = parts
     refused = [
         lambda: synk.get_value(0, w),
         lambda: synk.gather(w),
@@ -296,9 +296,8 @@ def test_traces_name_the_parts(synchronize, tmp_path):
     synchronize(2)
     gradient, update, _, _, _, _, g, _, _ = built()
     synk.distribute()
-    with synk.trace(tmp_path / "trace.json") as measured:
-        with synk.sequence():
-            step(gradient, update, g, DATA)
+    with synk.trace(tmp_path / "trace.json") as measured, synk.sequence():
+        step(gradient, update, g, DATA)
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     for rank in range(2):
         spans = {event["name"]: event for event in events if event["ph"] == "X" and event["pid"] == rank}
