@@ -50,16 +50,18 @@ def test_what_others_read_is_not_overwritten(session):
     value = T.exp(x[0])
     flat = value.reshape((3, 1))
     mean, total = synk.averaged(value), synk.summed(flat)
-    f = synk.function([x], [(value, None), (flat.sum(), None), (mean, None), (total, None), (synk.summed(x[:1]), None)])
+    outputs = [value, flat.sum(), mean, total, synk.summed(x[:1]), synk.reduced(value, "max")]
+    f = synk.function([x], [(output, None) for output in outputs])
     data = np.random.RandomState(0).randn(N, 3)
     firsts = np.exp([data[start] for start, _ in shares(N, session)])
     counts = [stop - start for start, stop in shares(N, session)]
     for _ in range(2):
-        own, own_sum, average, sums, of_input = f(data)
+        own, own_sum, average, sums, of_input, largest = f(data)
         np.testing.assert_allclose(own, firsts[0])
         np.testing.assert_allclose(own_sum, firsts[0].sum())
         np.testing.assert_allclose(average, np.average(firsts, axis=0, weights=counts))
         np.testing.assert_allclose(sums[:, 0], firsts.sum(axis=0))
+        np.testing.assert_allclose(largest, firsts.max(axis=0))
         np.testing.assert_allclose(of_input[0], np.log(firsts).sum(axis=0))
 
 
