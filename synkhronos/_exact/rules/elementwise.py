@@ -1,0 +1,67 @@
+"""Elementwise operations: each place is computed of the same place of the inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from theano import scalar
+from theano.tensor.basic import NotScalarConstantError, get_scalar_constant_value
+from theano.tensor.elemwise import Elemwise
+
+from synkhronos._exact.placements import Partial, Placed, Replicate
+from synkhronos._exact.walk import Rule, Walk, copied
+
+__all__ = ["RULES"]
+
+
+def _elementwise(walk: Walk, node: Any) -> str | Sequence[Placed]:
+    shard = walk.shard_of(node.inputs)
+    if shard is None:
+        return _of_sums(walk, node)
+    # Elemwise compares the lengths of what is not broadcastable
+    inputs = [walk.part(one, shard, lenient=True) for one in node.inputs]
+    return [Placed(output, shard) for output in copied(node, inputs)]
+
+
+def _of_sums(walk: Walk, node: Any) -> Sequence[Placed]:
+    """Of what is still to be summed over ranks, and wholes: what is linear may be computed before the sum.
+
+    Not so factors that are not constants: 0 × inf on one rank would make NaN of what is inf in the serial program.
+    """
+    partial = [isinstance(walk.placement(one), Partial) for one in node.inputs]
+    inputs, kind = list(map(walk.new, node.inputs)), node.op.scalar_op
+    is_linear = False
+    if isinstance(kind, (scalar.Add, scalar.Sub)):
+        is_linear = all(partial)
+    elif isinstance(kind, (scalar.Neg, scalar.Identity)):
+        is_linear = True
+    elif isinstance(kind, scalar.Cast):
+        is_linear = _is_float(node.inputs[0]) and _is_float(node.outputs[0])
+    elif isinstance(kind, scalar.Mul):
+        is_linear = partial.count(True) == 1 and all(is_sum or _scales(one) for is_sum, one in zip(partial, node.inputs))
+    elif isinstance(kind, scalar.TrueDiv):
+        is_linear = partial == [True, False] and _scales(node.inputs[1]) and _is_float(node.inputs[0])
+    elif isinstance(kind, scalar.Second):  # only the shape of the first counts
+        if not partial[1]:
+            return [Placed(output, Replicate()) for output in copied(node, inputs)]
+        is_linear = True
+    if not is_linear:
+        return walk.computed_whole(node)
+    return [Placed(output, Partial()) for output in copied(node, inputs)]
+
+
+def _is_float(variable: Any) -> bool:
+    return variable.dtype in ("float32", "float64")
+
+
+def _scales(variable: Any) -> bool:
+    """Whether a variable is one finite number other than zero."""
+    try:
+        value = get_scalar_constant_value(variable)
+    except NotScalarConstantError:
+        return False
+    return 0 < abs(value) < float("inf")
+
+
+RULES: dict[type, Rule] = {Elemwise: _elementwise}
