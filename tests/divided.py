@@ -8,6 +8,7 @@ compared with what its placement says of its twin.
 import itertools
 
 import numpy as np
+from scipy.signal import _signaltools, _sigtools
 
 import synkhronos  # it mends Theano, which therefore comes after it
 from synkhronos._exact import MAKERS, RULES, Collectives, Rows, Walk
@@ -18,8 +19,14 @@ import theano.tensor as T  # isort: skip
 from theano.gof.graph import NoParams, io_toposort  # isort: skip
 from theano.ifelse import IfElse  # isort: skip
 from theano.scan_module.scan_op import Scan  # isort: skip
+from theano.tensor.nnet import abstract_conv  # isort: skip
 
 assert synkhronos
+
+# Theano looks for them where an earlier SciPy had them
+abstract_conv.imported_scipy_signal = True
+abstract_conv._valfrommode, abstract_conv._bvalfromboundary = _signaltools._valfrommode, _signaltools._bvalfromboundary
+abstract_conv._convolve2d, abstract_conv.convolve = _sigtools._convolve2d, _signaltools.convolve
 
 _REDUCTIONS = {"sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min}
 
@@ -79,6 +86,8 @@ def evaluate(outputs, given, n_ranks=1, alone=False):
 def _perform(node, inputs, alone):
     if isinstance(node.op, Meeting):
         return inputs
+    if isinstance(node.op, T.AllocEmpty):
+        return [np.zeros(list(map(int, inputs)), node.op.dtype)]
     if isinstance(node.op, (Scan, IfElse)):
         return _compiled(node)(*inputs)
     if not hasattr(node.tag, "is_prepared"):
@@ -149,10 +158,12 @@ class Divided:
             if not isinstance(variable.type, (T.TensorType, theano.scalar.Scalar)):
                 continue
             value = np.asarray(value)
+            if not self.walk.is_used(variable):
+                continue
             if isinstance(placement, Replicate):
                 expected = [value] * n_ranks
             elif isinstance(placement, Partial):
-                here, expected = ([np.sum(here, axis=0)], [value]) if not alone else (here, [value] * n_ranks)
+                here, expected = ([np.sum(here, axis=0, dtype=value.dtype)], [value]) if not alone else (here, [value] * n_ranks)
             else:
                 outer, inner = (int(found[self.walk.lengths.value(one)][0]) for one in (placement.outer, placement.inner))
                 axis = placement.axis
