@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from synkhronos import errors, extensions
     from synkhronos._calls import Function, function
     from synkhronos._data import Data, data
+    from synkhronos._inside import averaged, gathered, reduced, summed
     from synkhronos._session import Profile, close, distribute, fork, get_n_gpu, memory, profile, trace
     from synkhronos._session.block import session
     from synkhronos._variables import (
@@ -58,6 +59,7 @@ __all__ = [
     "WorkerTimeout",
     "all_gather",
     "all_reduce",
+    "averaged",
     "broadcast",
     "check_replicas",
     "close",
@@ -68,6 +70,7 @@ __all__ = [
     "fork",
     "function",
     "gather",
+    "gathered",
     "get_lengths",
     "get_n_gpu",
     "get_shapes",
@@ -75,14 +78,16 @@ __all__ = [
     "memory",
     "profile",
     "reduce",
+    "reduced",
     "scatter",
     "session",
     "set_value",
+    "summed",
     "trace",
 ]
 
 #: The modules in which the public names are looked for, in this order.
-_HOMES = ("errors", "_session", "_data", "_calls", "_variables")
+_HOMES = ("errors", "_session", "_data", "_calls", "_variables", "_inside")
 
 _install()
 

@@ -9,6 +9,7 @@ from typing import Any, Callable, NamedTuple
 from synkhronos import _graphs
 from synkhronos._calls.arguments import Selector
 from synkhronos._calls.growth import Growth, Sample
+from synkhronos._calls.meetings import Meetings
 from synkhronos._calls.results import Results
 from synkhronos._calls.serial import Serial, rows_of
 from synkhronos._partition import pieces
@@ -35,6 +36,7 @@ class Averages:
     graph : Graph
     serial : Serial
     results : Results
+    meetings : Meetings
     named : list of bool
         Of which outputs the user named the op.
     named_updates : list of shared variables
@@ -46,10 +48,13 @@ class Averages:
         graph: _graphs.Graph,
         serial: Serial,
         results: Results,
+        meetings: Meetings,
         named: Sequence[bool],
+        *,
         named_updates: Sequence[Any],
     ) -> None:
         self._graph, self._serial, self._results = graph, serial, results
+        self._meetings = meetings
         self._named_updates = named_updates
         self._undeclared: list[Any] = []
         self._growth = Growth(serial, [])
@@ -170,7 +175,7 @@ class Averages:
         n_parts = sum(min(count, call.num_slices) for count in call.counts)
         remedy = 'No op was named. Name it: "gather" for all rows, or "avg" if their average is meant'
         for place, i in enumerate(wanted if n_parts > 1 else ()):
-            if i in self._outputs:
+            if i in self._outputs and not self._meetings.is_replicated(i, self._undeclared):
                 arrays = [values[place] for values in results if values is not None and values[place] is not None]
                 shapes = {array.shape for array in arrays}
                 if len(shapes) == 1:

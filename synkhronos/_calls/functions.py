@@ -11,6 +11,7 @@ from synkhronos import _graphs
 from synkhronos._calls.arguments import Selector, arrange, check_num_slices, check_subset, describe_inputs, inputs_of
 from synkhronos._calls.averages import Averages
 from synkhronos._calls.doubt import Doubt
+from synkhronos._calls.meetings import Meetings
 from synkhronos._calls.points import count_points, sliceable_rows
 from synkhronos._calls.repeats import LastCall, signature_of
 from synkhronos._calls.results import Results
@@ -61,11 +62,12 @@ class Function:
         self._inputs = inputs_of(graph)
         self._results = results
         self._serial = Serial(graph, results)
-        self._averages = Averages(graph, self._serial, results, named, named_updates)
         self._mode_of = update_modes
         self._single = single
         self._plain = Variant(device=session.on_gpu)
         self._theano = graph.compile(self._plain)
+        self._meetings = Meetings(graph, self._theano, results)
+        self._averages = Averages(graph, self._serial, results, self._meetings, named, named_updates=named_updates)
         self._keys: dict[Variant, int] = {}
         self._session: weakref.ref[Session] | None = None
         self._last, self._n_changes = LastCall(), 0
@@ -197,7 +199,7 @@ class Function:
             weights = (1,) * session.n_ranks if call.everybody else call.counts
             select = functools.partial(Selector, session, self._graph, self._inputs, values, batch)
             self._averages.judge(results, call, wanted, select, rows)
-            outputs = self._results.combine(results, session.master_rank, wanted, weights, call.nccl)
+            outputs = self._results.combine(results, call, wanted, weights, self._meetings)
             outputs = [session.private(output) for output in outputs]
         if expected is not None:
             self._serial.compare(outputs, expected, wanted)
@@ -213,6 +215,8 @@ class Function:
         self, session: Session, selector: Selector, rows: list[Selection] | None, num_slices: int, subset: Any
     ) -> Call:
         """Stage what is not in shared memory; returns what every rank is to do."""
+        if num_slices > 1 and self._meetings.any:
+            raise ValueError("num_slices: a function with collectives in it cannot be sliced")
         accumulate = num_slices > 1 and bool(self._graph.accumulated)
         kind = "all" if rows is None else "range" if isinstance(rows[0], Rows) else "index"
         key = self._key(session, Variant(accumulate, kind, self._plain.device))
@@ -237,6 +241,8 @@ class Function:
             update_modes=tuple([self._mode_of.get(var, "avg") for var in updated]),
             nccl=self._results.over_nccl(wanted) if session.nccl and (everybody or all(counts)) else (),
             master=session.master_rank,
+            meets=self._meetings.any,
+            kept=session.keys(self._meetings.kept(counts)),
         )
 
     def join(self, session: Session) -> bool:

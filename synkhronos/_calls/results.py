@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from synkhronos import _graphs
 from synkhronos._collectives import OPS, combine, nccl_reduces
+
+if TYPE_CHECKING:
+    from synkhronos._calls.meetings import Meetings
+    from synkhronos._rank import Call
 
 __all__ = ["Results"]
 
@@ -59,7 +63,7 @@ class Results:
         return tuple(place for place, i in enumerate(wanted) if i in self._reducible)
 
     def combine(
-        self, results: list[Any], master: int, wanted: Sequence[int], weights: Sequence[float], reduced: Sequence[int]
+        self, results: list[Any], call: Call, wanted: Sequence[int], weights: Sequence[float], meetings: Meetings
     ) -> list[Any]:
         """The value of each output that is wanted, as its Theano type says: a NumPy array, or one on the GPU.
 
@@ -67,23 +71,22 @@ class Results:
         ----------
         results : list
             For each rank, its values of the wanted outputs; ``None`` for a rank that had no data points.
-        master : int
-            Its rank.
+        call : Call
         wanted : sequence of int
             Positions among all outputs.
         weights : sequence of float
             One for each rank.
-        reduced : sequence of int
-            The places, among those wanted, of the outputs that NCCL was to reduce to the master.
+        meetings : Meetings
+            Tells what a master without data points has all the same.
         """
-        present = [values for values in results if values is not None]
-        present_weights = [weight for weight, values in zip(weights, results) if values is not None]
-        own = results[master]
+        present = [values for values, weight in zip(results, weights) if weight]
+        present_weights = [weight for weight in weights if weight]
+        own, is_present = results[call.master], weights[call.master] > 0
         combined = []
         for place, i in enumerate(wanted):
             arrays = [values[place] for values in present]
-            if self.modes[i] is None or (place in reduced and sum(array is not None for array in arrays) == 1):
-                value = None if own is None else own[place]
+            if self.modes[i] is None or (place in call.nccl and sum(array is not None for array in arrays) == 1):
+                value = own[place] if is_present or meetings.is_replicated(i) else None
             else:
                 value = combine(arrays, self.modes[i], present_weights, self.names[i])
             combined.append(_graphs.as_asked(value, self._outputs[i]))

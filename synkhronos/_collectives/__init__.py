@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from synkhronos._collectives.arithmetic import Accumulator, combine, result_dtype
+from synkhronos._collectives.arithmetic import Accumulator, combine, reduction_of, result_dtype
 from synkhronos._collectives.communicator import connect, make_clique
 from synkhronos._collectives.nccl import NcclTransport, nccl_moves, nccl_reduces
 from synkhronos._collectives.on_device import DeviceAccumulator, accumulates
@@ -26,5 +26,6 @@ __all__ = [
     "make_clique",
     "nccl_moves",
     "nccl_reduces",
+    "reduction_of",
     "result_dtype",
 ]

@@ -134,8 +134,12 @@ class SharedMemoryTransport:
         return gathered, self._run(list(zip(arrays, gathered, sizes)), 0)
 
     def _run(self, parts: list[tuple[Any, Any, Any]], signature: int) -> bool:
-        wait = self._barrier.wait if self._timeline.on else None
-        directly = self._core.run(parts, signature, self._barrier.check, wait)
+        directly = self.run(parts, signature)
         if directly is None:
             raise ShapesDiffer("the shapes differ between ranks")
         return directly
+
+    def run(self, parts: list[tuple[Any, Any, Any]], signature: int) -> bool | None:
+        """Carry out a collective; arguments and result as of `native.Collectives.run`."""
+        wait = self._barrier.wait if self._timeline.on else None
+        return self._core.run(parts, signature, self._barrier.check, wait)

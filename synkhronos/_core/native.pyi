@@ -65,8 +65,8 @@ class Reduction:
         Of the operands, and of the outs: the same, but for sums and products of integers and booleans, which may be
         int64 (uint64 of unsigned ones), and their averages, which may be float64.
     weights : sequence of float
-        Finite and not negative; they count for averages alone. An operand of weight 0 is left out altogether, NaNs in
-        it too. If all are 0 they count as equal.
+        Finite and not negative. An operand of weight 0 is left out altogether, NaNs in it too; how large a weight is
+        counts for averages alone. If all are 0 they count as equal.
 
     Raises
     ------

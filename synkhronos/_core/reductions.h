@@ -20,8 +20,8 @@ struct kernels;
    type, returned: of the operands, and of what is written. The same, but for sums and products of integers and
    booleans, which may be I64 or U64, and their averages, which may be F64.
    n: the number of operands.
-   weights: n of them, finite and not negative, for AVG alone. An operand of weight 0 is left out. If all are 0 they
-   count as equal. */
+   weights: n of them, finite and not negative. An operand of weight 0 is left out; how large a weight is counts for AVG
+   alone. If all are 0 they count as equal. */
 reduction *reduction_create(const struct kernels *kernels, enum operation operation, enum type type,
                             enum type returned, size_t n, const double *weights);
 int reduction_exists(enum operation operation, enum type type, enum type returned);

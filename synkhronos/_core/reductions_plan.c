@@ -102,9 +102,12 @@ reduction *reduction_create(const struct kernels *kernels, enum operation operat
     one->returned = returned;
     one->parts = 1;
     if (operation != AVG) {
-        one->n = n;
+        int any = 0;
         for (size_t k = 0; k < n; k++)
-            one->terms[k].rank = k;
+            any |= weights[k] > 0;
+        for (size_t k = 0; k < n; k++)
+            if (!any || weights[k] > 0)
+                one->terms[one->n++].rank = k;
         plan_steps(one, operation);
     } else {
         if (!weigh_terms(one, weights, n)) {

@@ -211,6 +211,11 @@ class Graph:
         return self._cloned
 
     @property
+    def expressions(self) -> tuple[list[Any], list[tuple[Any, Any]]]:
+        """What is computed: the outputs, and all updates, with the givens worked in."""
+        return with_deep_stack(self._rebuilt)
+
+    @property
     def accumulated(self) -> list[Any]:
         """The shared variables whose new values an accumulating variant returns, in its order."""
         if self._cloned is None:

@@ -93,6 +93,8 @@ class Call(NamedTuple):
     update_modes: tuple[str, ...]
     nccl: tuple[int, ...] = ()  # the outputs, of those that are wanted, that NCCL reduces to the master
     master: int = 0  # its rank
+    meets: bool = False  # there are collectives in it: a rank without data points takes part, left out of all of them
+    kept: tuple[int, ...] = ()  # variables that such a rank must not update
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ class Exchange:
     ----------
     nccl : NcclTransport or None
         There once the ranks have met in NCCL.
+    transport : SharedMemoryTransport
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Exchange:
         self._variables = variables
         self._excerpts = excerpts
         self._regions = regions
-        self._transport = SharedMemoryTransport(workspace, team.signals, regions, team.barrier, team.timeline)
+        self.transport = SharedMemoryTransport(workspace, team.signals, regions, team.barrier, team.timeline)
         self._timeline = team.timeline
         self._at_work: list[np.ndarray] = []  # what the ranks read and write in this command
         self.handlers: dict[type, Callable[[Any], Any]] = {
@@ -78,7 +79,7 @@ class Exchange:
     def restart(self) -> None:
         """Every rank calls this at the start of a command, so that their transports are in step."""
         self._at_work.clear()
-        self._transport.restart()
+        self.transport.restart()
         if self.nccl is not None:
             self.nccl.restart()
 
@@ -140,7 +141,7 @@ class Exchange:
         if not hosts:
             return
         arrays = self._host_arrays(hosts)
-        directly = self._transport.all_reduce(arrays, command.op, command.weights)
+        directly = self.transport.all_reduce(arrays, command.op, command.weights)
         self._write_back(hosts, arrays)
         self._tell("all-reduce", hosts, _way(directly))
 
@@ -153,7 +154,7 @@ class Exchange:
             empty = [np.empty(array.shape, dtype) for array, dtype in zip(arrays, dtypes) if not command.in_place]
             outs = arrays if command.in_place else empty
             self._at_work += outs
-        directly = self._transport.reduce(arrays, command.op, outs, dtypes)
+        directly = self.transport.reduce(arrays, command.op, outs, dtypes)
         self._tell("reduce", variables, _way(directly))
         if self._is_master and command.in_place:
             self._write_back(variables, arrays)
@@ -200,7 +201,7 @@ class Exchange:
     def _all_gather(self, command: AllGather) -> None:
         arrays = self._host_arrays([self._variables[key] for key in command.variables])
         sizes = [[math.prod(shape) for shape in shapes] for shapes in command.shapes]
-        gathered, directly = self._transport.all_gather(arrays, sizes)
+        gathered, directly = self.transport.all_gather(arrays, sizes)
         for key, value, shapes in zip(command.variables, gathered, command.shapes):
             length = sum(shape[0] for shape in shapes)
             _graphs.set_array(self._variables[key], value.reshape(length, *shapes[0][1:]))

@@ -13,21 +13,17 @@ from typing import Any, Callable
 import numpy as np
 
 from synkhronos import _graphs
-from synkhronos._collectives import (
-    Accumulator,
-    DeviceAccumulator,
-    ShapesDiffer,
-    Workspace,
-    accumulates,
-    connect,
-)
+from synkhronos._collectives import ShapesDiffer, Workspace, connect
 from synkhronos._core import native
+from synkhronos._inside import Standing
 from synkhronos._memory import Passage, SegmentRef, SegmentTable, look_at_free_memory
-from synkhronos._partition import Rows, Selection, pieces, take
+from synkhronos._partition import Rows, Selection
+from synkhronos._rank.absence import borrowed, kept
 from synkhronos._rank.commands import Bind, Call, Command, Connect, Get, Load, Record, Settle, Shapes
 from synkhronos._rank.excerpts import Excerpts
 from synkhronos._rank.exchange import Exchange
 from synkhronos._rank.publishing import Publisher
+from synkhronos._rank.slices import call_in_slices
 from synkhronos._rank.threads import ThreadLimits
 from synkhronos._team import COLLECTIVES, CONTROL, FUNCTION, SHUFFLE, TRANSFERS, Notes, Team
 
@@ -70,6 +66,9 @@ class Replica:
         self._timeline = team.timeline
         self._excerpts = Excerpts(segments)
         self._exchange = Exchange(team, workspace, variables, self._excerpts, regions=regions)
+        self._standing = Standing(
+            team.rank, team.n_ranks, self._exchange.transport, team.timeline, tells=self.is_master
+        )
         self._publisher = Publisher(workspace, regions, team.rank)
         self.read = self._publisher.read
         self._handlers: dict[type, Callable[[Any], Any]] = {
@@ -171,10 +170,11 @@ class Replica:
         self.thread_limits.apply()  # compiled functions may have brought a BLAS library with them
 
     def _call(self, command: Call) -> list[Any] | None:
-        if not command.counts[self.rank] and not command.everybody:
+        is_absent = not command.counts[self.rank] and not command.everybody
+        if is_absent and not command.meets:
             return None
         function = self.functions[command.function]
-        share = command.shares[self.rank] if command.shares else Rows(0, 0)
+        share = borrowed(command) if is_absent else command.shares[self.rank] if command.shares else Rows(0, 0)
         rows = self._excerpts.rows(command.rows[self.rank]) if command.rows else None
         n_scattered = command.n_scattered
         scattered = command.inputs[:n_scattered]
@@ -188,7 +188,21 @@ class Replica:
             self._timeline.switch(FUNCTION)
             return function(*inputs, *whole, *extra, output_subset=subset)
 
-        outputs = run(share, rows) if command.num_slices == 1 else self._call_sliced(command, run, share, rows)
+        def compute() -> list[Any]:
+            if command.num_slices == 1:
+                return run(share, rows)
+            n_points = len(share) if command.shares else command.counts[self.rank]
+            return call_in_slices(
+                command, n_points, run, (share, rows), [self.variables[key] for key in command.updated]
+            )
+
+        if not command.meets:
+            outputs = compute()
+        else:
+            with kept([self.variables[key] for key in command.kept] if is_absent else ()):
+                outputs = self._standing.execute(command.counts, compute)
+        if is_absent and not self.is_master:
+            return None
         if command.nccl:
             self._timeline.switch(COLLECTIVES)
             self._reduce_over_nccl(command, outputs)
@@ -213,43 +227,7 @@ class Replica:
             for i, value in zip(positions, reduced or [None] * len(positions)):
                 outputs[i] = value
 
-    def _call_sliced(
-        self, command: Call, run: Callable[..., list[Any]], share: Rows, rows: Selection | None
-    ) -> list[Any]:
-        """Compute in pieces from the values before the call, accumulate, and apply the updates once."""
-        total = command.counts[self.rank]
-        n_points = len(share) if command.shares else total
-        parts = pieces(n_points, command.num_slices)
-        sliced = [None] * len(parts) if rows is None else [take(rows, part) for part in pieces(len(rows), len(parts))]
-        modes = [mode or "avg" for mode in command.output_modes]
-        names = [f"output {i}" for i in range(len(modes))] + [
-            f"the update of {self.variables[key]}" for key in command.updated
-        ]
-        updated = [self.variables[key] for key in command.updated]
-        dtypes = [None] * len(modes) + [np.dtype(var.dtype) for var in updated]
-        accumulators: list[Any] = []
-        for part, some in zip(parts, sliced):
-            results = run(Rows(share.start + part.start, share.start + part.stop), some)
-            if not accumulators:
-                accumulators = [
-                    _accumulator(result, mode, n_points, name, dtype)
-                    for result, mode, name, dtype in zip(results, [*modes, *command.update_modes], names, dtypes)
-                ]
-            for accumulator, result in zip(accumulators, results):
-                accumulator.add(result, len(part))
-        results = [accumulator.result() for accumulator in accumulators]
-        for var, value in zip(updated, results[len(modes) :]):
-            _graphs.set_array(var, value)
-        return results[: len(modes)]
-
 
 def _array(output: Any) -> Any:
     """An output as an array: outputs that are scalars come as such from some ops."""
     return output if output is None or _graphs.is_device_array(output) else np.asarray(output)
-
-
-def _accumulator(result: Any, mode: str, total: int, name: str, dtype: np.dtype | None) -> Any:
-    """What accumulates results like this one: on the device where they are there and it can."""
-    if _graphs.is_device_array(result) and accumulates(result.dtype, mode, dtype):
-        return DeviceAccumulator(mode, total, name)
-    return Accumulator(mode, total, name, dtype)

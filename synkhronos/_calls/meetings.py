@@ -1,0 +1,70 @@
+"""What follows for a call if its function has collectives in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from synkhronos import _graphs
+from synkhronos._inside import depends_on, meets, meets_in_a_loop
+
+if TYPE_CHECKING:
+    from synkhronos._calls.results import Results
+
+__all__ = ["Meetings"]
+
+
+class Meetings:
+    """The collectives in a function, and what comes of them: values that are the same on all ranks.
+
+    Parameters
+    ----------
+    graph : Graph
+    compiled : theano function
+        The plain one.
+    results : Results
+
+    Attributes
+    ----------
+    any : bool
+        Whether there are collectives.
+
+    Raises
+    ------
+    ValueError
+        For an output that is the same on all ranks, and that an op would count as often as there are ranks.
+    """
+
+    def __init__(self, graph: _graphs.Graph, compiled: Any, results: Results) -> None:
+        self.any = meets(compiled)
+        self._in_a_loop = self.any and meets_in_a_loop(compiled)
+        self._outputs, self._updates = graph.expressions if self.any else ([], [])
+        self._apart = [*graph.input_variables[: graph.n_scattered], *graph.sliceable_shareds]
+        self._apart += [var for var, _ in self._updates if _graphs.is_random_state(var)]
+        for i, mode in enumerate(results.modes):
+            if mode in ("sum", "prod") and self.is_replicated(i):
+                raise ValueError(
+                    f'{results.names[i]} is the same on all ranks, since it comes of collectives: the op "{mode}" '
+                    'would count it once for each rank. Use the op None, or "avg"'
+                )
+
+    def is_replicated(self, i: int, scattered: Sequence[Any] = ()) -> bool:
+        """Whether an output comes of data, and of scattered variables, by collectives alone: the same on all ranks."""
+        return self.any and not depends_on(self._outputs[i], [*self._apart, *scattered])
+
+    def kept(self, counts: Sequence[int]) -> list[Any]:
+        """The variables that a rank without data points must not update: those that come of the data otherwise.
+
+        Raises
+        ------
+        ValueError
+            If there is such a rank, and what comes of collectives cannot be told.
+        """
+        if not self.any or all(counts) or not any(counts):
+            return []
+        if self._in_a_loop:
+            raise ValueError(
+                f"{sum(counts)} data points on {len(counts)} ranks: a function with collectives in a loop needs one on "
+                "each rank"
+            )
+        return [var for var, new in self._updates if not _graphs.is_random_state(var) and depends_on(new, self._apart)]

@@ -1,0 +1,18 @@
+"""Collectives inside a function: the ops, what they must know at run time, and what the optimizer makes of them."""
+
+from __future__ import annotations
+
+from synkhronos._inside.expressions import averaged, gathered, reduced, summed
+from synkhronos._inside.looking import depends_on, meets, meets_in_a_loop
+from synkhronos._inside.standing import Standing
+
+__all__ = [
+    "Standing",
+    "averaged",
+    "depends_on",
+    "gathered",
+    "meets",
+    "meets_in_a_loop",
+    "reduced",
+    "summed",
+]

@@ -1,0 +1,94 @@
+"""Collectives as expressions: what users write in a graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import theano.tensor as T
+
+from synkhronos._collectives import check_op, lists_ops
+from synkhronos._inside import joining  # noqa: F401  (what the optimizer makes of them)
+from synkhronos._inside.ops import Collective
+from synkhronos._inside.standing import GATHER
+
+__all__ = ["averaged", "gathered", "reduced", "summed"]
+
+
+def averaged(x: Any) -> Any:
+    """The average of what the ranks have, weighted by their data points, as an expression.
+
+    In a function made by `synk.function`, all ranks meet there, and come out with the same. Of gradients of a mean over
+    data points it makes those of the mean over all of them; any optimiser can take these:
+
+    >>> grads = [synk.averaged(grad) for grad in T.grad(loss, params)]  # doctest: +SKIP
+    >>> train = synk.function([x, y], loss, updates=lasagne.updates.adam(grads, params))  # doctest: +SKIP
+
+    Parameters
+    ----------
+    x : tensor variable, or what `theano.tensor.as_tensor_variable` takes
+        Of the same shape on every rank.
+
+    Returns
+    -------
+    tensor variable
+        Of the same type; of integers and booleans float64. Everywhere but in a call of a `Function`, the identity:
+        that of one rank. Its gradient is the average of the gradient.
+    """
+    return reduced(x, "avg")
+
+
+def summed(x: Any) -> Any:
+    """The sum of what the ranks have, as an expression; see `averaged`.
+
+    Parameters
+    ----------
+    x : tensor variable, or what `theano.tensor.as_tensor_variable` takes
+        Of the same shape on every rank.
+
+    Returns
+    -------
+    tensor variable
+        Of the same type; of small integers and booleans int64 (unsigned ones uint64).
+    """
+    return reduced(x, "sum")
+
+
+@lists_ops
+def reduced(x: Any, op: str = "avg") -> Any:
+    """What the ranks have, reduced element by element, in the order of the ranks, as an expression; see `averaged`.
+
+    Parameters
+    ----------
+    x : tensor variable, or what `theano.tensor.as_tensor_variable` takes
+        Of the same shape on every rank. Ranks without data points are left out.
+    op : str
+        {ops}.
+
+    Returns
+    -------
+    tensor variable
+        Of the dtype that an output with this op has.
+
+    Raises
+    ------
+    ValueError
+        For an unknown op.
+    """
+    return Collective((check_op("reduced", op),))(x)
+
+
+def gathered(x: Any) -> Any:
+    """What the ranks have, concatenated on axis 0, in rank order, as an expression; see `averaged`.
+
+    Parameters
+    ----------
+    x : tensor variable, or what `theano.tensor.as_tensor_variable` takes
+        Of shapes that may differ along axis 0. A scalar counts as one row.
+
+    Returns
+    -------
+    tensor variable
+        Of the same dtype.
+    """
+    x = T.as_tensor_variable(x)
+    return Collective((GATHER,))(x if x.ndim else x.dimshuffle("x"))

@@ -1,0 +1,82 @@
+"""What Theano's optimizer makes of collectives: few that have many arrays, numbers, and work in place.
+
+Collectives of which none depends on another become one. What lies on one depth does not: the depth of a collective is
+by one greater than the greatest of those that it depends on. Then each depends on one of the depth before, and there is
+but one order to execute them in. Numbers come with that, late: until then equal collectives are merged.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from theano.compile import optdb
+from theano.gof import InconsistencyError, Optimizer
+from theano.gof.opt import copy_stack_trace
+from theano.gof.toolbox import ReplaceValidate
+
+from synkhronos._inside.ops import UNNUMBERED, Collective
+from synkhronos._inside.standing import GATHER
+
+__all__: list[str] = []
+
+
+class _Join(Optimizer):
+    """One collective for each depth, numbered."""
+
+    def add_requirements(self, fgraph: Any) -> None:
+        fgraph.attach_feature(ReplaceValidate())
+
+    def apply(self, fgraph: Any) -> None:
+        """Rewrite a graph."""
+        depths: dict[Any, int] = {}
+        levels: dict[int, list[Any]] = {}
+        for node in fgraph.toposort():
+            depth = max([depths[x.owner] for x in node.inputs if x.owner is not None], default=0)
+            if isinstance(node.op, Collective):
+                depth += 1
+                levels.setdefault(depth, []).append(node)
+            depths[node] = depth
+        for depth, nodes in levels.items():
+            if len(nodes) == 1 and nodes[0].op.number != UNNUMBERED:
+                continue
+            ops = tuple([op for node in nodes for op in node.op.ops])
+            joined = Collective(ops, number=depth)(*[x for node in nodes for x in node.inputs], return_list=True)
+            outputs = [y for node in nodes for y in node.outputs]
+            copy_stack_trace(outputs, joined)
+            fgraph.replace_all_validate(list(zip(outputs, joined)), reason="join collectives")
+
+
+class _WorkInPlace(Optimizer):
+    """Reduce where nobody else needs what is reduced."""
+
+    def add_requirements(self, fgraph: Any) -> None:
+        fgraph.attach_feature(ReplaceValidate())
+
+    def apply(self, fgraph: Any) -> None:
+        """Rewrite a graph."""
+        for node in fgraph.toposort():
+            if isinstance(node.op, Collective) and not node.op.inplace:
+                places = [i for i, x in enumerate(node.inputs) if _may_change(node, i, x)]
+                if places and self._try(fgraph, node, places) is None:
+                    for place in places:
+                        node = self._try(fgraph, node, [*node.op.inplace, place]) or node
+
+    def _try(self, fgraph: Any, node: Any, places: list[int]) -> Any:
+        op = Collective(node.op.ops, tuple(places), node.op.number)
+        outputs = op(*node.inputs, return_list=True)
+        copy_stack_trace(node.outputs, outputs)
+        try:
+            fgraph.replace_all_validate(list(zip(node.outputs, outputs)), reason="collectives in place")
+        except InconsistencyError:
+            return None
+        return outputs[0].owner
+
+
+def _may_change(node: Any, i: int, x: Any) -> bool:
+    return x.owner is not None and node.op.ops[i] != GATHER and node.outputs[i].dtype == x.dtype
+
+
+# after all that merges, and before anything works in place
+optdb.register("synkhronos_join_collectives", _Join(), 49.4, "fast_run", "fast_compile")
+# before elementwise operations take the memory of what they read
+optdb.register("synkhronos_collectives_in_place", _WorkInPlace(), 74, "fast_run", "inplace")

@@ -1,0 +1,54 @@
+"""What a graph tells of its collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from synkhronos._inside.ops import Collective
+
+__all__ = ["depends_on", "meets", "meets_in_a_loop"]
+
+
+def meets(function: Any) -> bool:
+    """Whether a compiled function has collectives, in inner graphs too."""
+    return any(_is_collective(node.op) or _meets_within(node.op) for node in function.maker.fgraph.apply_nodes)
+
+
+def meets_in_a_loop(function: Any) -> bool:
+    """Whether a compiled function has collectives in inner graphs: in a scan."""
+    return any(_meets_within(node.op) for node in function.maker.fgraph.apply_nodes)
+
+
+def depends_on(expression: Any, variables: Iterable[Any]) -> bool:
+    """Whether an expression depends on some of the variables otherwise than through collectives."""
+    sought = set(variables)
+    waiting, seen = [expression], set()
+    while waiting:
+        var = waiting.pop()
+        if var in sought:
+            return True
+        if var in seen or var.owner is None or _is_collective(var.owner.op):
+            continue
+        seen.add(var)
+        waiting += var.owner.inputs
+    return False
+
+
+def _is_collective(op: Any) -> bool:
+    return isinstance(op, Collective)
+
+
+def _meets_within(op: Any) -> bool:
+    """Whether the inner graph of an op, of a scan say, has collectives."""
+    inner = getattr(op, "outputs", None) or getattr(op, "local_outputs", None) or ()
+    waiting, seen = list(inner), set()
+    while waiting:
+        var = waiting.pop()
+        if var in seen or var.owner is None:
+            continue
+        if _is_collective(var.owner.op) or _meets_within(var.owner.op):
+            return True
+        seen.add(var)
+        waiting += var.owner.inputs
+    return False

@@ -1,0 +1,112 @@
+"""The op: a collective in a graph.
+
+It is never executed while a function is compiled, where one process would be alone with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import theano
+import theano.tensor as T
+
+from synkhronos._collectives import OPS, result_dtype
+from synkhronos._inside.gradients import gradient
+from synkhronos._inside.standing import GATHER, current
+
+__all__ = ["UNNUMBERED", "Collective"]
+
+UNNUMBERED = -1
+
+
+class Collective(theano.Op):
+    """Reductions of some arrays over the ranks, and gatherings of others, in one meeting.
+
+    Output i is what the ranks have as input i, reduced or gathered by ``ops[i]``.
+
+    Parameters
+    ----------
+    ops : tuple of str
+        For each input a key of `OPS`, or ``"gather"`` (concatenation on axis 0, in rank order).
+    inplace : tuple of int
+        The inputs whose memory takes the results.
+    number : int
+        By which ranks see that they meet in the same collective. Given after optimization: before, it would keep
+        equal collectives from being merged.
+    """
+
+    __props__ = ("ops", "inplace", "number")
+
+    def __init__(self, ops: tuple[str, ...], inplace: tuple[int, ...] = (), number: int = UNNUMBERED) -> None:
+        self.ops = ops
+        self.inplace = inplace
+        self.number = number
+        self.destroy_map = {i: [i] for i in inplace}
+
+    def __str__(self) -> str:
+        number = "" if self.number == UNNUMBERED else f" {self.number}"
+        ops = [f"{op}, in place" if i in self.inplace else op for i, op in enumerate(self.ops)]
+        return f"Collective{number}{{{'; '.join(ops)}}}"
+
+    def make_node(self, *inputs: Any) -> Any:
+        """Apply to as many tensor variables as there are ops."""
+        inputs = tuple([T.as_tensor_variable(x) for x in inputs])
+        return theano.Apply(self, inputs, [_type_of(x, op)() for x, op in zip(inputs, self.ops)])
+
+    def perform(self, node: Any, inputs: Sequence[np.ndarray], output_storage: Sequence[list[Any]]) -> None:
+        """Meet the other ranks; alone, outside of a call, the result is what one rank has."""
+        standing = current()
+        arrays = [np.asarray(x, order="C") for x in inputs]  # a copy of what is not contiguous
+        outs = [array if i in self.inplace else None for i, array in enumerate(arrays)]
+        if standing is None or standing.n_ranks == 1:
+            results = [
+                array.astype(output.dtype) if out is None else out
+                for array, out, output in zip(arrays, outs, node.outputs)
+            ]
+        else:
+            results = standing.combine(self.number, self.ops, arrays, outs)
+        for storage, result in zip(output_storage, results):
+            storage[0] = result
+
+    def do_constant_folding(self, node: Any) -> bool:
+        """Never: the master alone would meet nobody."""
+        return False
+
+    def infer_shape(self, node: Any, shapes: Sequence[Any]) -> list[Any]:
+        """Reductions keep shapes; how long a gathered array is, is known when it is there."""
+        found = []
+        for op, shape, output in zip(self.ops, shapes, node.outputs):
+            gathered = () if op != GATHER else (T.opt.Shape_i(0)(output),)
+            found.append((*gathered, *shape[len(gathered) :]))
+        return found
+
+    def connection_pattern(self, node: Any) -> list[list[bool]]:
+        """Each output comes of its own input."""
+        n = len(self.ops)
+        return [[i == k for k in range(n)] for i in range(n)]
+
+    def L_op(self, inputs: Sequence[Any], outputs: Sequence[Any], output_gradients: Sequence[Any]) -> list[Any]:
+        """See `gradients`."""
+
+        def collective(op: str, x: Any) -> Any:
+            return Collective((op,))(x)
+
+        of_each = zip(self.ops, inputs, outputs, output_gradients)
+        return [gradient(op, x, y, g, collective) for op, x, y, g in of_each]
+
+    def R_op(self, inputs: Sequence[Any], eval_points: Sequence[Any]) -> list[Any]:
+        """The same collectives of the tangents, where they are linear."""
+        nonlinear = [op for op in self.ops if op in ("prod", "max", "min")]
+        if nonlinear:
+            raise NotImplementedError(f"there is no R-operator of the op {nonlinear[0]!r}")
+        return [None if point is None else Collective((op,))(point) for op, point in zip(self.ops, eval_points)]
+
+
+def _type_of(x: Any, op: str) -> Any:
+    if op == GATHER:
+        return T.TensorType(x.dtype, (False, *x.broadcastable[1:]))
+    if op not in OPS:
+        raise ValueError(f"unknown op {op!r}; expected one of {', '.join(map(repr, (*OPS, GATHER)))}")
+    return T.TensorType(str(result_dtype(np.dtype(x.dtype), op)), x.broadcastable)

@@ -1,0 +1,225 @@
+"""Where a rank stands while it executes a function: what the ops of a graph must know at run time.
+
+There is one `Standing` for each rank, and it is `current` in the thread that executes a function with collectives, from
+its beginning to its end. Everywhere else there is none, and a collective is that of one rank: the identity.
+
+All ranks must come to the same collectives in the same order. Each compares a signature whenever they meet, and they
+meet once more at the end of the function; so one that goes another way is an error on all of them, not a wait.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Callable
+
+import numpy as np
+
+from synkhronos._collectives import SharedMemoryTransport, reduction_of, result_dtype
+from synkhronos._team import COLLECTIVES
+from synkhronos.errors import CollectiveAborted, WorkerDied, WorkerTimeout
+
+if TYPE_CHECKING:
+    from synkhronos._team import Timeline
+
+__all__ = ["GATHER", "Standing", "current"]
+
+GATHER = "gather"
+
+_logger = logging.getLogger("synkhronos")
+_here = threading.local()
+_END = -2  # the number of the meeting at the end of a function
+
+
+def current() -> Standing | None:
+    """The standing of the rank whose function this thread executes; ``None`` if it executes none."""
+    return getattr(_here, "standing", None)
+
+
+class Standing:
+    """One rank among the others in a call.
+
+    Parameters
+    ----------
+    rank, n_ranks : int
+    transport : SharedMemoryTransport
+    timeline : Timeline
+    tells : bool
+        Whether this rank logs what it does.
+
+    Attributes
+    ----------
+    counts : tuple of int
+        How many data points each rank has in the call under way. The first of this rank is ``sum(counts[:rank])``.
+    weights : tuple of int
+        By which the ranks count: their data points; ones if nobody has any. A rank of weight 0 is left out of every
+        collective.
+    """
+
+    def __init__(
+        self, rank: int, n_ranks: int, transport: SharedMemoryTransport, timeline: Timeline, *, tells: bool
+    ) -> None:
+        self.rank = rank
+        self.n_ranks = n_ranks
+        self.counts: tuple[int, ...] = (1,) * n_ranks
+        self.weights: tuple[int, ...] = self.counts
+        self._transport = transport
+        self._timeline = timeline
+        self._tells = tells
+        self._lost: Exception | None = None
+        self._left: list[Any] = []  # what other ranks may still read and write
+
+    def execute(self, counts: tuple[int, ...], function: Callable[[], Any]) -> Any:
+        """Call a function with this standing, and meet the others at its end.
+
+        Parameters
+        ----------
+        counts : tuple of int
+            The data points of each rank.
+        function : callable
+        """
+        self.counts = counts
+        self.weights = counts if any(counts) else (1,) * self.n_ranks
+        self._left.clear()
+        self._lost = None
+        _here.standing = self
+        try:
+            result = function()
+            if self.n_ranks > 1:
+                before = self._timeline.switch(COLLECTIVES)
+                self._run([], _END, ())
+                self._timeline.switch(before)
+            return result
+        except CollectiveAborted:
+            if self._lost is not None:
+                raise self._lost from None
+            raise
+        finally:
+            _here.standing = None
+
+    def combine(
+        self, number: int, ops: Sequence[str], arrays: Sequence[np.ndarray], outs: Sequence[Any]
+    ) -> list[np.ndarray]:
+        """Reduce arrays over the ranks, and gather others; all ranks come out with the same.
+
+        Parameters
+        ----------
+        number : int
+            Of this collective in its function, the same on all ranks.
+        ops : sequence of str
+            For each array a key of `OPS`, or ``"gather"``.
+        arrays : sequence of array
+            C-contiguous.
+        outs : sequence of array or None
+            Where results are to go, of the dtype `result_dtype`; the array itself, say. ``None``: to a new array.
+
+        Raises
+        ------
+        ValueError
+            On every rank, if shapes differ between ranks where they must not.
+        RuntimeError
+            On every rank, if not all are in this collective.
+        """
+        timeline = self._timeline
+        if not timeline.on:
+            return self._combine(number, ops, arrays, outs)
+        with timeline.call(_describe(ops, arrays)):
+            timeline.switch(COLLECTIVES)
+            return self._combine(number, ops, arrays, outs)
+
+    def _combine(
+        self, number: int, ops: Sequence[str], arrays: Sequence[np.ndarray], outs: Sequence[Any]
+    ) -> list[np.ndarray]:
+        shapes_of = self._exchange_shapes(number, [array for array, op in zip(arrays, ops) if op == GATHER])
+        parts: list[tuple[Any, Any, Any]] = []
+        results = []
+        for op, array, out in zip(ops, arrays, outs):
+            if op == GATHER:
+                shapes = next(shapes_of)
+                out = np.empty((sum(shape[0] for shape in shapes), *array.shape[1:]), array.dtype)
+                sizes = [int(np.prod(shape)) for shape in shapes]
+                part = array if self.weights[self.rank] else array[:0]
+                parts.append((part, out, sizes))
+            else:
+                if out is None:
+                    out = np.empty(array.shape, result_dtype(array.dtype, op))
+                parts.append((array, out, reduction_of(op, array.dtype, out.dtype, self.weights)))
+            results.append(out)
+        shapes = tuple([array.shape for op, array in zip(ops, arrays) if op != GATHER])
+        directly = self._run(parts, number, shapes)
+        if self._tells and _logger.isEnabledFor(logging.DEBUG):
+            way = "large ones where they lie" if directly else "through lanes"
+            _logger.debug("in a function, %s: %s", _describe(ops, arrays), way)
+        return results
+
+    def _exchange_shapes(self, number: int, arrays: Sequence[np.ndarray]) -> Any:
+        """For each array the shapes that it has on the ranks, none of its rows on a rank that is left out."""
+        if not arrays:
+            return iter(())
+        present = bool(self.weights[self.rank])
+        own = [(array.shape[0] * present, *array.shape[1:]) for array in arrays]
+        lengths = np.array([length for shape in own for length in shape], np.int64)
+        table = np.empty((self.n_ranks, len(lengths)), np.int64)
+        self._run([(lengths, table, [len(lengths)] * self.n_ranks)], number, (len(lengths),))
+        found, start = [], 0
+        for array in arrays:
+            shapes = [tuple(row[start : start + array.ndim]) for row in table.tolist()]
+            start += array.ndim
+            beyond = {shape[1:] for shape, weight in zip(shapes, self.weights) if weight}
+            if len(beyond) > 1:
+                raise ValueError(f"gathered: the shapes of the ranks differ beyond axis 0: {shapes}")
+            found.append(shapes)
+        return iter(found)
+
+    def _run(self, parts: list[tuple[Any, Any, Any]], number: int, shapes: tuple[Any, ...]) -> bool:
+        try:
+            directly = self._transport.run(parts, hash((number, shapes)))
+            if directly is None:
+                self._explain(number, [part[0] for part in parts if not isinstance(part[2], list)])
+        except BaseException as error:
+            self._left += parts
+            if isinstance(error, (WorkerDied, WorkerTimeout)):  # which Theano cannot raise again with its own words
+                self._lost = error
+                raise CollectiveAborted(str(error)) from error
+            raise
+        return bool(directly)
+
+    def _explain(self, number: int, arrays: Sequence[np.ndarray]) -> None:
+        """Raise what tells in which way ranks differ: all of them come here, since signatures differ for all."""
+        shape = [length for array in arrays for length in array.shape]
+        numbers = [tuple(row) for row in self._tell_all([number, len(shape)])]
+        if len(set(numbers)) > 1:
+            places = [
+                f"rank {rank} is at {'the end' if one == _END else f'number {one}'}"
+                for rank, (one, _) in enumerate(numbers)
+            ]
+            raise RuntimeError(
+                f"the ranks are not in the same collective of a function: {', '.join(places)}. What decides whether a "
+                "collective is reached (the condition of an IfElse, the number of steps of a scan) must be the same on "
+                "all ranks: make it of what is, such as the result of a collective"
+            )
+        table = self._tell_all(shape)
+        start = 0
+        for array in arrays:
+            shapes = [tuple(row[start : start + array.ndim]) for row in table]
+            start += array.ndim
+            if len(set(shapes)) > 1:
+                raise ValueError(
+                    f"a collective of a function needs equal shapes on all ranks; got {shapes}. Use gathered for "
+                    "values with one row for each data point"
+                )
+
+    def _tell_all(self, numbers: Sequence[int]) -> list[list[int]]:
+        """The numbers of all ranks, as many on each."""
+        own = np.array(numbers, np.int64)
+        table = np.empty(self.n_ranks * len(own), np.int64)
+        self._transport.run([(own, table, [len(own)] * self.n_ranks)], 0)
+        return table.reshape(self.n_ranks, -1).tolist()
+
+
+def _describe(ops: Sequence[str], arrays: Sequence[np.ndarray]) -> str:
+    """A collective for traces: its ops, how many arrays, how many bytes on this rank."""
+    names = ", ".join(dict.fromkeys(ops))
+    n_bytes = sum(array.nbytes for array in arrays)
+    return f"{names} of {len(arrays)} array{'s' if len(arrays) > 1 else ''}, {n_bytes} bytes"

@@ -1,0 +1,36 @@
+"""A rank without data points in a function that has collectives: it takes part, for the others would wait.
+
+It computes on a row of another rank's, is left out of every collective, and stores only what comes of these: what is
+the same on all ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from synkhronos import _graphs
+from synkhronos._partition import Rows
+from synkhronos._rank.commands import Call
+
+__all__ = ["borrowed", "kept"]
+
+
+def borrowed(call: Call) -> Rows:
+    """A row of the first rank that has any, of the scattered inputs; none if there are none."""
+    for share in call.shares or ():
+        if len(share):
+            return Rows(share.start, share.start + 1)
+    return Rows(0, 0)
+
+
+@contextlib.contextmanager
+def kept(variables: Sequence[Any]) -> Iterator[None]:
+    """Leave shared variables as they are, whatever is computed meanwhile."""
+    values = [_graphs.get_array(var).copy() for var in variables]
+    try:
+        yield
+    finally:
+        for var, value in zip(variables, values):
+            _graphs.set_array(var, value)

@@ -1,0 +1,182 @@
+"""What goes wrong in collectives inside a function: on all ranks an error, and nobody is left waiting."""
+
+import functools
+import os
+import random
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from support import KILL, LONG_SLEEP, NOTHING, RAISE, SLEEP, Fault, run_script, worker_pids
+from theano.ifelse import ifelse
+
+import synkhronos as synk
+
+KILLS = int(os.environ.get("SYNKHRONOS_KILLS", "25"))
+
+
+@functools.cache
+def where_flags_decide():
+    """Functions in which a rank's own number decides: the way of an IfElse, a loop's steps, shapes."""
+    x, flag = T.dvector("x"), theano.shared(np.int64(0), "flag")
+    total = x.sum()
+    steps, _ = theano.scan(lambda one: synk.averaged(one * 2), outputs_info=total, n_steps=flag + 2)
+    outputs = {
+        "ifelse": ifelse(T.gt(flag, 0), synk.summed(total), total),
+        "after": synk.summed(ifelse(T.gt(flag, 0), synk.reduced(total, "max"), total) + 1),
+        "scan": steps[-1],
+        "shape": synk.averaged(T.zeros((flag + 2, 3)) + total),
+        "rows": synk.gathered(T.zeros((flag + 2, 3)) + total).sum(),
+        "columns": synk.gathered(T.zeros((2, flag + 3)) + total).sum(),
+    }
+    return flag, {name: synk.function([x], (output, None)) for name, output in outputs.items()}
+
+
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("ifelse", "not in the same collective of a function: (?=.*rank {rank} is at number 1).*is at the end"),
+        ("after", "not in the same collective of a function"),
+        ("scan", "not in the same collective of a function: .*at the end"),
+        ("shape", r"equal shapes on all ranks; got \[\(\d, 3\), \(\d, 3\)"),
+        ("columns", r"the shapes of the ranks differ beyond axis 0: \[\(2, \d\), \(2, \d\)"),
+    ],
+)
+def test_ranks_that_do_not_meet_in_the_same(synchronize, n, rank, name, message):
+    synchronize(n)
+    flag, functions = where_flags_decide()
+    synk.distribute()
+    synk.broadcast(flag, 0)
+    expected = functions[name](np.ones(6))
+    synk.set_value(rank, flag, 1)
+    start = time.monotonic()
+    with pytest.raises(synk.WorkerError, match=message.format(rank=rank)):
+        functions[name](np.ones(6))
+    assert time.monotonic() - start < 5
+    synk.broadcast(flag, 0)
+    assert np.array_equal(functions[name](np.ones(6)), expected)  # the session goes on
+
+
+def test_what_may_differ(synchronize):
+    synchronize(3)
+    flag, functions = where_flags_decide()
+    synk.distribute()
+    synk.broadcast(flag, 0)
+    assert functions["scan"](np.ones(6)) == 8 and functions["ifelse"](np.ones(6)) == 2
+    synk.set_value(1, flag, 4)
+    assert functions["rows"](np.ones(6)) == 3 * 2 * (2 + 6 + 2)
+    synk.broadcast(flag, 1)
+    assert functions["scan"](np.ones(6)) == 16 and functions["ifelse"](np.ones(6)) == 6
+
+
+@functools.cache
+def faulty():
+    x, fault = T.dvector("x"), theano.shared(np.int64(NOTHING), "fault")
+    total = synk.averaged(Fault()(x, fault).sum()) * 2
+    seen = theano.shared(np.zeros(()), "seen")
+    return fault, synk.function([x], (total, None), updates=[(seen, seen + synk.summed(total))])
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_rank_that_raises_releases_the_others(synchronize, rank):
+    synchronize(3)
+    fault, function = faulty()
+    synk.distribute()
+    synk.broadcast(fault, NOTHING)
+    synk.set_value(rank, fault, RAISE)
+    with pytest.raises(synk.WorkerError, match=rf"rank {rank} \(cpu\).*the fault that the test ordered"):
+        function(np.ones(6))
+    synk.broadcast(fault, NOTHING)
+    assert function(np.ones(6)) == 4
+
+
+def test_a_worker_that_dies_before_the_others_meet_it(no_session):
+    synk.fork(3)
+    fault, function = faulty()
+    synk.distribute()
+    synk.set_value(1, fault, KILL)
+    with pytest.raises(synk.WorkerDied, match=r"rank 1.*SIGKILL"):
+        function(np.ones(6))
+    synk.close()
+
+
+def test_a_silent_rank_and_a_timeout(no_session):
+    synk.fork(2, timeout=1)
+    fault, function = faulty()
+    synk.distribute()
+    synk.set_value(1, fault, LONG_SLEEP)
+    with pytest.raises(synk.WorkerTimeout, match="rank 1 "):
+        function(np.ones(6))
+    synk.close()
+
+
+@pytest.mark.timeout(60 + 3 * KILLS)
+@pytest.mark.parametrize("n", [2, 3])
+def test_a_worker_is_killed_at_a_random_instant(no_session, n):
+    chance = random.Random(os.urandom(4))
+    synk.fork(n, restart_workers=True)
+    x, large = T.dvector("x"), theano.shared(np.zeros(300_000), "large")
+    mean = synk.averaged(large + x.mean())
+    function = synk.function([x], (synk.gathered(mean[:10]), None), updates=[(large, synk.reduced(mean * 2, "max"))])
+
+    def attempt():
+        synk.broadcast(large, np.arange(300_000.0))
+        return function(np.ones(n))
+
+    expected = attempt()
+    start = time.perf_counter()
+    attempt()
+    took, died = time.perf_counter() - start, 0
+    for _ in range(KILLS):
+        killer = threading.Timer(chance.uniform(0, 1.3 * took), os.kill, (chance.choice(worker_pids()), signal.SIGKILL))
+        killer.start()
+        try:
+            assert np.array_equal(attempt(), expected)
+        except synk.WorkerRestarted:
+            died += 1
+        else:  # it came too late
+            killer.join()
+            with pytest.raises(synk.WorkerRestarted):
+                attempt()
+        killer.join()
+        assert np.array_equal(attempt(), expected)
+        assert not synk.check_replicas([large])
+    assert died > KILLS / 10
+    synk.close()
+
+
+INTERRUPTED = """
+synk.fork(3)
+x, fault = T.dvector("x"), theano.shared(np.int64(NOTHING), "fault")
+f = synk.function([x], (synk.summed(Fault()(x, fault).sum()), None))
+assert f(np.ones(6)) == 6
+synk.set_value(1, fault, {kind})
+threading.Timer(0.3, os.killpg, (0, signal.SIGINT)).start()
+try:
+    f(np.ones(6))
+    time.sleep(1)
+except KeyboardInterrupt:
+    print("interrupted")
+try:
+    synk.broadcast(fault, NOTHING)
+    print("usable", f(np.ones(6)))
+except synk.SessionError as error:
+    print("broken", "close()" in str(error))
+pids = worker_pids()
+synk.close()
+print(any(map(is_running, pids)))
+"""
+
+
+@pytest.mark.parametrize(("kind", "states"), [(SLEEP, ["usable 6.0", "broken True"]), (LONG_SLEEP, ["broken True"])])
+def test_the_user_interrupts_while_ranks_wait_in_a_collective(kind, states):
+    out, err = run_script(INTERRUPTED.format(kind=kind), start_new_session=True)
+    first, state, left = out.splitlines()
+    assert (first, left) == ("interrupted", "False") and state in states
+    assert "Traceback" not in err

@@ -1,0 +1,237 @@
+"""Collectives inside a function: what comes of them, and their gradients, beside the serial program."""
+
+import functools
+
+import lasagne
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from support import assert_close, shares
+
+import synkhronos as synk
+
+N = 11
+OPS = {"avg": np.average, "sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min}
+
+
+def close(actual, expected, rtol=1e-9):
+    assert_close(actual, expected, rtol=rtol, atol=1e-11)
+
+
+def everywhere(x):
+    """What each rank has of an expression: an output with an axis for the ranks."""
+    return T.shape_padleft(x), "gather"
+
+
+# -- values
+
+
+@functools.cache
+def each_op(dtype, ndim):
+    x = T.TensorType(dtype, (False,) * ndim)("x")
+    ops = [op for op in OPS if not (dtype.startswith("complex") and op in ("max", "min"))]
+    return ops, synk.function([x], [everywhere(synk.reduced(x[0], op)) for op in ops])
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "int8", "uint16", "int64", "bool", "complex64"])
+@pytest.mark.parametrize("ndim", [1, 3])
+@pytest.mark.parametrize("n", [N, 3])
+def test_reductions_are_those_of_outputs(session, dtype, ndim, n):
+    data = (np.random.RandomState(n).randn(*(n, 2, 3)[:ndim]) * 3).astype(dtype)
+    parts = [part for part in shares(n, session) if part[0] < part[1]]
+    values, weights = [data[start] for start, _ in parts], [stop - start for start, stop in parts]
+    ops, function = each_op(dtype, ndim)
+    for op, found in zip(ops, function(data)):
+        weighted = {"weights": weights} if op == "avg" else {}
+        expected = np.asarray(OPS[op](values, axis=0, **weighted))
+        assert found.shape == (len(parts), *data.shape[1:])
+        assert all(np.array_equal(one, found[0]) for one in found)
+        np.testing.assert_allclose(found[0], expected, rtol={"float16": 2e-2, "float64": 1e-12}.get(dtype, 1e-5))
+        assert found.dtype == (expected.dtype if dtype[0] not in "fc" else dtype)
+
+
+@functools.cache
+def gathering(ndim):
+    x = T.TensorType("float32", (False,) * ndim)("x")
+    return synk.function([x], [(synk.gathered(x), None), (synk.gathered(x[0]), None), (synk.gathered(x[1:]), None)])
+
+
+@pytest.mark.parametrize("n", [N, 3])
+def test_gathered(session, n):
+    data = np.random.RandomState(n).randn(n, 2).astype("float32")
+    parts = [data[start:stop] for start, stop in shares(n, session) if start < stop]
+    every, firsts, rest = gathering(2)(data)
+    np.testing.assert_array_equal(every, data)
+    np.testing.assert_array_equal(firsts, np.concatenate([part[0] for part in parts]))
+    np.testing.assert_array_equal(rest, np.concatenate([part[1:] for part in parts]))  # of some ranks no rows
+    every, firsts, _ = gathering(1)(data[:, 0])
+    np.testing.assert_array_equal(every, data[:, 0])
+    np.testing.assert_array_equal(firsts, [part[0, 0] for part in parts])  # a scalar is a row
+
+
+@functools.cache
+def odd_ones():
+    x = T.fmatrix("x")
+    strided, column = x.T[::2], x.mean(axis=1, keepdims=True)[:1]
+    large = T.outer(T.arange(200), x[0])
+    outputs = [synk.summed(x[:0]), synk.summed(strided[:, :1]), synk.averaged(column), synk.averaged(large)]
+    assert [one.broadcastable for one in outputs] == [(False, False)] * 2 + [(False, True), (False, False)]
+    return synk.function([x], [(one, None) for one in outputs])
+
+
+def test_empty_strided_broadcastable_and_large_arrays(session):
+    data = np.random.RandomState(5).randn(N, 150).astype("float32")
+    firsts = [data[start] for start, _ in shares(N, session)]
+    counts = [stop - start for start, stop in shares(N, session)]
+    empty, strided, column, large = odd_ones()(data)
+    assert empty.shape == (0, 150)
+    assert_close(strided, np.sum(firsts, axis=0)[::2, None], 1e-5, 1e-5)
+    assert_close(column, np.average([[[one.mean()]] for one in firsts], axis=0, weights=counts), 1e-5, 1e-6)
+    assert_close(large, np.outer(np.arange(200), np.average(firsts, axis=0, weights=counts)), 1e-5, 1e-4)
+
+
+# -- gradients
+
+
+def of_averaged(x, w):
+    mean = synk.averaged(T.tanh(x * w).mean(axis=0))
+    return T.sqr(mean).sum()
+
+
+def of_averaged_in_rows(x, w):
+    h = T.tanh(x * w)
+    mean = synk.averaged(h.mean(axis=0))
+    deviation = T.sqrt(synk.averaged(T.sqr(h - mean).mean(axis=0)) + 0.1)
+    return T.sqr((h - mean) / deviation - x[:, ::-1]).mean()  # each rank's own
+
+
+def of_summed(x, w):
+    return T.tanh(synk.summed((x * w).sum(axis=0))).sum()
+
+
+def of_summed_in_rows(x, w):
+    return T.sqr(x * w - synk.summed(T.sqr(x * w).sum(axis=0))).mean()
+
+
+def of_max(x, w):
+    return T.sqr(synk.reduced((x * w).max(axis=0), "max")).sum() + synk.reduced(T.sin(x * w).min(), "min")
+
+
+def of_prod(x, w):
+    return T.sqr(synk.reduced((x * w).prod(axis=0), "prod")).sum()
+
+
+def of_prod_with_zeros(x, w):
+    limits = [synk.reduced(x[:, 2].min(), "min"), synk.reduced(x[:, 2].max(), "max"), T.constant(-10.0)]
+    zero = w[1] + 0.4  # where the gradient is taken
+    factors = [x[:, 2] * w[2] * T.switch(x[:, 2] <= limit, zero, 1) for limit in limits]  # zeros of 1, n, 0 rows
+    products = [(T.concatenate([T.ones(1), one])).prod() for one in factors]  # Theano's is wrong for one that is 0
+    return T.sin(synk.reduced(T.stack(products), "prod") * [1, 2, 3]).sum()
+
+
+def of_gathered(x, w):
+    h = synk.gathered(T.tanh(x * w))
+    return T.sqr(T.dot(h, h.T)).sum()  # of all pairs
+
+
+def of_gathered_in_rows(x, w):
+    h = T.tanh(x * w)
+    return T.sqr(T.dot(h, synk.gathered(h).T).sum(axis=1)).mean()
+
+
+COSTS = [of_averaged, of_averaged_in_rows, of_summed, of_summed_in_rows, of_max, of_prod, of_prod_with_zeros]
+COSTS += [of_gathered, of_gathered_in_rows]
+
+
+@functools.cache
+def cost_and_gradient(make):
+    x, w = T.dmatrix("x"), theano.shared(np.zeros(3), "w")
+    cost = make(x, w)
+    grad = synk.averaged(T.grad(cost, w))
+    return w, synk.function([x], [cost, everywhere(grad)])
+
+
+@pytest.mark.parametrize("n", [N, 3])
+@pytest.mark.parametrize("make", COSTS, ids=lambda make: make.__name__)
+def test_gradients_are_those_of_the_serial_program(session, make, n):
+    w, function = cost_and_gradient(make)
+    data, at = np.random.RandomState(n).randn(n, 3), np.array([0.7, -0.4, 1.3])
+    synk.broadcast(w, at)
+    cost, grads = function(data)
+    serial_cost, (serial_grad,) = function.as_theano(data)
+    close(cost, serial_cost)
+    assert all(np.array_equal(grad, grads[0]) for grad in grads)
+    close(grads[0], serial_grad)
+    for i in range(3):
+        step = 1e-6 * (np.arange(3) == i)
+        w.set_value(at + step)
+        above = function.as_theano(data)[0]
+        w.set_value(at - step)
+        close(grads[0, i], (above - function.as_theano(data)[0]) / 2e-6, rtol=2e-5)
+
+
+def test_what_cannot_be_differentiated():
+    i = T.lvector("i")
+    assert T.grad(synk.summed(i.astype("float64").sum()), i, disconnected_inputs="ignore").ndim == 1
+    x = T.dvector("x")
+    tangent = T.Rop(synk.averaged(x * 2), x, T.ones_like(x))
+    np.testing.assert_array_equal(tangent.eval({x: np.zeros(3)}), [2, 2, 2])
+    with pytest.raises(NotImplementedError, match="'prod'"):
+        T.Rop(synk.reduced(x, "prod"), x, T.ones_like(x))
+
+
+# -- training
+
+
+class Network:
+    """An MLP with batch normalisation over the whole minibatch, and what trains it."""
+
+    def __init__(self, rule, averaged):
+        rng = np.random.RandomState(4)
+        self.x, self.y = T.dmatrix("x"), T.ivector("y")
+        self.params = [
+            theano.shared(rng.randn(*shape) * 0.3, f"p{i}") for i, shape in enumerate([(5, 8), (8, 3), (3,)])
+        ]
+        hidden = T.dot(self.x, self.params[0])
+        mean = averaged(hidden.mean(axis=0))
+        hidden = T.nnet.relu((hidden - mean) / T.sqrt(averaged(T.sqr(hidden - mean).mean(axis=0)) + 1e-4))
+        probabilities = T.nnet.softmax(T.dot(hidden, self.params[1]) + self.params[2])
+        self.loss = T.nnet.categorical_crossentropy(probabilities, self.y).mean()
+        grads = [averaged(grad) for grad in T.grad(self.loss, self.params)]
+        grads = lasagne.updates.total_norm_constraint(grads, 0.5)
+        self.updates = rule(grads, self.params)
+
+
+RULES = {
+    "adam": functools.partial(lasagne.updates.adam, learning_rate=0.02),
+    "momentum": functools.partial(lasagne.updates.momentum, learning_rate=0.05),
+}
+
+
+def network_data(n):
+    rng = np.random.RandomState(6)
+    return rng.randn(n, 5), rng.randint(0, 3, n).astype("int32")
+
+
+@functools.cache
+def serial_training(rule, n):
+    model, losses = Network(RULES[rule], lambda x: x), []
+    step = theano.function([model.x, model.y], model.loss, updates=model.updates)
+    for _ in range(20):
+        losses.append(float(step(*network_data(n))))
+    return losses, [var.get_value() for var in model.updates]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("n", [37, 4])
+def test_an_optimiser_of_lasagnes_untouched(session, rule, n):
+    model, losses = Network(RULES[rule], synk.averaged), []
+    step = synk.function([model.x, model.y], model.loss, updates=model.updates)
+    for _ in range(20):
+        losses.append(float(step(*network_data(n))))
+    expected, values = serial_training(rule, n)
+    close(losses, expected)
+    for var, value in zip(model.updates, values):
+        close(var.get_value(), value)
+    assert synk.check_replicas(list(model.updates)) == {}  # to the bit, on ranks without data points, too
