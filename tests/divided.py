@@ -11,8 +11,10 @@ import numpy as np
 from scipy.signal import _signaltools, _sigtools
 
 import synkhronos  # it mends Theano, which therefore comes after it
-from synkhronos._exact import MAKERS, RULES, Collectives, Rows, Walk
+from synkhronos._exact.lengths import Rows
 from synkhronos._exact.placements import Partial, Replicate
+from synkhronos._exact.rules import MAKERS, RULES
+from synkhronos._exact.walk import Collectives, Walk
 
 import theano  # isort: skip
 import theano.tensor as T  # isort: skip

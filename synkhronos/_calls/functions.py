@@ -100,10 +100,13 @@ class Function:
         subset = kwargs.pop("output_subset", None)
         given = arrange(self._graph, args, kwargs, ("output_subset",))
         inputs = [value.data if isinstance(value, Data) else value for value in given]
-        values = self._theano(*inputs, output_subset=subset)
+        values = self._plain_function()(*inputs, output_subset=subset)
         outputs = self._graph.outputs if subset is None else [self._graph.outputs[i] for i in subset]
         values = [_graphs.as_asked(value, output) for value, output in zip(values, outputs)]
         return values[0] if self._single and len(values) == 1 and subset is None else values
+
+    def _plain_function(self) -> Any:
+        return self._theano
 
     def build_inputs(
         self, *args: Any, force_cast: bool = False, oversize: float = 1, minibatch: bool = False, **kwargs: Any
@@ -179,8 +182,8 @@ class Function:
             if session.replicas.every:
                 session.replicas.see_call(self.get_shared())
             if session.replicas.n_changes != self._n_changes:
+                self._see_scattered(session, session.replicas.scattered(self.get_shared()))
                 self._n_changes = session.replicas.n_changes
-                self._averages.see_parts(session, session.replicas.scattered(self.get_shared()))
             options = (batch_s is None, num_slices, subset)
             is_new = is_checked or bool(self._graph.sliceable_shareds)
             signature = None if is_new else signature_of(values, batch, *options)
@@ -204,6 +207,9 @@ class Function:
         if expected is not None:
             self._serial.compare(outputs, expected, wanted)
         return outputs[0] if self._single and outputs and subset is None else outputs if self.output_modes else []
+
+    def _see_scattered(self, session: Session, variables: Sequence[Any]) -> None:
+        self._averages.see_parts(session, variables)
 
     def _rows(self, session: Session, batch_s: Any, num_slices: int) -> list[Selection] | None:
         """The rows of the sliceable shared variables on each rank, whose lengths are asked for; ``None`` for all."""

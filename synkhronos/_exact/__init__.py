@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from synkhronos._exact.lengths import Rows
-from synkhronos._exact.rules import MAKERS, RULES
-from synkhronos._exact.walk import Collectives, Walk
+from synkhronos._exact.graph import DividedGraph
 
-__all__ = ["MAKERS", "RULES", "Collectives", "Rows", "Walk"]
+__all__ = ["DividedGraph"]

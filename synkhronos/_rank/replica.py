@@ -170,7 +170,7 @@ class Replica:
         self.thread_limits.apply()  # compiled functions may have brought a BLAS library with them
 
     def _call(self, command: Call) -> list[Any] | None:
-        is_absent = not command.counts[self.rank] and not command.everybody
+        is_absent = not (command.counts[self.rank] or command.everybody or command.exact)
         if is_absent and not command.meets:
             return None
         function = self.functions[command.function]
@@ -185,6 +185,8 @@ class Replica:
             self._timeline.switch(SHUFFLE)
             inputs = [self._excerpts.take(source, part, (command.function, i)) for i, source in enumerate(scattered)]
             extra: tuple[Any, ...] = () if sliced is None else sliced.bounds if isinstance(sliced, Rows) else (sliced,)
+            if command.exact:
+                extra = (sum(command.counts), part.start, len(part))
             self._timeline.switch(FUNCTION)
             return function(*inputs, *whole, *extra, output_subset=subset)
 

@@ -1,0 +1,88 @@
+"""A user's graph, divided: a graph to be compiled, and the table of the collectives in it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import theano
+import theano.tensor as T
+
+from synkhronos._exact.lengths import Rows
+from synkhronos._exact.meeting import ON_RANKS
+from synkhronos._exact.partition import Partition
+from synkhronos._exact.placements import ONE, Shard
+from synkhronos._exact.rules import MAKERS, RULES
+from synkhronos._exact.walk import Walk
+from synkhronos._graphs import Graph
+
+__all__ = ["DividedGraph"]
+
+_logger = logging.getLogger("synkhronos")
+
+
+class DividedGraph(Graph):
+    """What each rank computes of a user's graph, on its rows of the scattered inputs.
+
+    After the graph's inputs, its functions take three int64 numbers: of all rows, of the first one here, of those here.
+
+    Parameters
+    ----------
+    user : Graph
+    inputs, bcast_inputs : list of Theano variables or theano.In
+        Those of the user's graph.
+    kwargs : dict
+        For `theano.function`.
+
+    Attributes
+    ----------
+    modes : list of "gather" or None
+        For each output: whether ranks have rows of it, in order, or all of them the whole.
+    partition : Partition
+
+    Raises
+    ------
+    ValueError
+        For a scattered input that cannot have rows.
+    """
+
+    def __init__(
+        self, user: Graph, inputs: Sequence[Any], bcast_inputs: Sequence[Any], kwargs: dict[str, Any]
+    ) -> None:
+        self._rows = Rows(T.lscalar("rows"), T.lscalar("first row"), T.lscalar("rows here"))
+        scattered = user.input_variables[: user.n_scattered]
+        for variable in scattered:
+            if variable.broadcastable[0]:
+                raise ValueError(f"{variable}: its axis 0 is broadcastable and has no rows: pass it in bcast_inputs")
+        outputs, updates = user.expressions
+        walk = Walk(dict.fromkeys(scattered, 0), self._rows, ON_RANKS, RULES, MAKERS)
+        walk.run([*outputs, *(new for _, new in updates)])
+        self.modes: list[str | None] = []
+        divided = []
+        for item, output in zip(user.outputs, outputs):
+            has_rows = _rows_come_in_order(walk, output)
+            self.modes.append("gather" if has_rows else None)
+            new = walk.new(output) if has_rows else walk.whole(output, "an output that is not in rows along axis 0")
+            divided.append(theano.Out(new, borrow=item.borrow) if isinstance(item, theano.Out) else new)
+        self.partition = Partition(walk)
+        for node, reason in walk.gathered:
+            _logger.info("%s is gathered and computed whole on every rank: %s", node.op, reason)
+        super().__init__(
+            inputs,
+            divided,
+            bcast_inputs=bcast_inputs,
+            updates=[(var, walk.whole(new, f"the update of {var}")) for var, new in updates],
+            givens=None,
+            sliceable_shareds=(),
+            kwargs={**kwargs, "no_default_updates": True, "on_unused_input": "ignore"},
+        )
+
+    def _copied_ins(self) -> list[Any]:
+        return [*super()._copied_ins(), self._rows.whole, self._rows.first, self._rows.here]
+
+
+def _rows_come_in_order(walk: Walk, output: Any) -> bool:
+    """Whether what ranks have of an output, one after the other along axis 0, is the whole."""
+    placement = walk.placement(output)
+    return isinstance(placement, Shard) and placement.axis == 0 and placement.outer == ONE
