@@ -41,6 +41,8 @@ class ExactFunction(Function):
         The collectives in it, as a table.
     """
 
+    _is_exact = True
+
     def __init__(
         self, session: Session, user: _graphs.Graph, divided: DividedGraph, *, single: bool, name: str | None
     ) -> None:

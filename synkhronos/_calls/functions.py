@@ -42,6 +42,8 @@ class Function:
         without data; ``None`` before the first call.
     """
 
+    _is_exact = False
+
     def __init__(
         self,
         session: Session,
@@ -72,6 +74,8 @@ class Function:
         self._session: weakref.ref[Session] | None = None
         self._last, self._n_changes = LastCall(), 0
         self._doubt = Doubt(graph, results.modes)
+        for var in filter(_graphs.is_random_state, self.get_shared()):
+            _graphs.claim_stream(var, common=self._is_exact)
         functions.add(self)
         self.join(session)
 

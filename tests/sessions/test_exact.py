@@ -8,6 +8,8 @@ import pytest
 import theano
 import theano.tensor as T
 from support import assert_close
+from theano.sandbox.rng_mrg import MRG_RandomStreams
+from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
 
@@ -68,3 +70,38 @@ def test_a_net_trained_by_adam(session, n):
     for mine, other in zip(ours, theirs):
         close(mine.get_value(), other.get_value())
     assert not synk.check_replicas()
+
+
+def draws(streams):
+    x, w = T.dmatrix("x"), theano.shared(np.full((6, 2), 0.1))
+    mask = streams.binomial(size=x.shape, p=0.5, dtype="float64")
+    noise = streams.normal(size=(x.shape[0], 2), dtype="float64")
+    rows = streams.uniform(size=(3,), dtype="float64")
+    loss = ((x * mask).dot(w) + noise).mean() + rows.sum()
+    return [x], [loss, mask, noise, rows], [(w, w - T.grad(loss, w))]
+
+
+@functools.cache
+def drawing(kind):
+    make = {"shared": RandomStreams, "mrg": MRG_RandomStreams}[kind]
+    ours, theirs = draws(make(5)), draws(make(5))
+    return synk.function(*ours[:2], updates=ours[2], exact=True), theano.function(*theirs[:2], updates=theirs[2])
+
+
+@pytest.mark.parametrize("kind", ["shared", "mrg"])
+@pytest.mark.parametrize("n", [N, 2])
+def test_draws_are_those_of_the_serial_program(session, kind, n):
+    function, reference = drawing(kind)
+    for seed in range(2):
+        x = values(n, seed)[0]
+        for got, expected in zip(function(x), reference(x)):
+            close(got, expected)
+
+
+def test_a_stream_is_for_exact_functions_or_for_others(session):
+    x = T.dmatrix("x")
+    for one, other in ((True, False), (False, True)):
+        drawn = x * RandomStreams(3).uniform(x.shape)
+        synk.function([x], drawn, exact=one)
+        with pytest.raises(ValueError, match="make a RandomStreams for each kind"):
+            synk.function([x], drawn, exact=other)
