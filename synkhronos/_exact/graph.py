@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import theano
 import theano.tensor as T
+from theano.compile import UnusedInputError
+from theano.gof.graph import inputs as leaves_of
 
 from synkhronos._exact.lengths import Rows
 from synkhronos._exact.meeting import ON_RANKS
@@ -45,6 +48,8 @@ class DividedGraph(Graph):
     ------
     ValueError
         For a scattered input that cannot have rows.
+    theano.compile.UnusedInputError
+        As Theano, which sees the divided graph alone.
     """
 
     def __init__(
@@ -56,6 +61,7 @@ class DividedGraph(Graph):
             if variable.broadcastable[0]:
                 raise ValueError(f"{variable}: its axis 0 is broadcastable and has no rows: pass it in bcast_inputs")
         outputs, updates = user.expressions
+        _look_for_unused(user.input_variables, [*outputs, *(new for _, new in updates)], kwargs.get("on_unused_input"))
         walk = Walk(dict.fromkeys(scattered, 0), self._rows, ON_RANKS, RULES, MAKERS)
         walk.run([*outputs, *(new for _, new in updates)])
         self.modes: list[str | None] = []
@@ -80,6 +86,17 @@ class DividedGraph(Graph):
 
     def _copied_ins(self) -> list[Any]:
         return [*super()._copied_ins(), self._rows.whole, self._rows.first, self._rows.here]
+
+
+def _look_for_unused(inputs: Sequence[Any], expressions: Sequence[Any], asked: str | None) -> None:
+    used = set(leaves_of(expressions))
+    unused = [variable for variable in inputs if variable not in used]
+    what = asked or theano.config.on_unused_input
+    message = f"the function does not use the inputs {unused}; on_unused_input='ignore' allows that"
+    if unused and what == "raise":
+        raise UnusedInputError(message)
+    if unused and what == "warn":
+        warnings.warn(message, stacklevel=6)
 
 
 def _rows_come_in_order(walk: Walk, output: Any) -> bool:

@@ -139,10 +139,11 @@ class Walk:
                 self._wholes[variable] = self._gathered(variable, placement)
         return self._wholes[variable]
 
-    def part(self, variable: Any, shard: Shard, lenient: bool = False) -> Any:
+    def part(self, variable: Any, shard: Shard, *, lenient: bool = False, broadcasts: bool = False) -> Any:
         """The rows of this rank, with places as in ``shard``; whole where the variable has none to be cut there.
 
         ``lenient`` is for Ops that compare lengths themselves: rows may then be told by lengths that are equal.
+        ``broadcasts`` is for Ops that do with lengths of 1 as NumPy does, whatever the type says.
         """
         placement = self._placements[variable]
         if placement == shard or (lenient and shard.agrees(placement)):
@@ -150,11 +151,11 @@ class Walk:
         whole = self.whole(variable, "its rows lie otherwise than those that it meets")
         if variable.ndim <= shard.axis or variable.broadcastable[shard.axis]:
             return whole
-        key = variable, shard
+        key = variable, shard, broadcasts
         if key not in self._parts:
             numbers = [self.lengths.value(one) for one in (shard.outer, shard.inner)]
             rows = self.rows
-            part = Part(shard.axis)(whole, rows.whole, rows.first, rows.here, *numbers)
+            part = Part(shard.axis, broadcasts)(whole, rows.whole, rows.first, rows.here, *numbers)
             part.name = variable.name
             self._parts[key] = part
         return self._parts[key]

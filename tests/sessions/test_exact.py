@@ -105,3 +105,109 @@ def test_a_stream_is_for_exact_functions_or_for_others(session):
         synk.function([x], drawn, exact=one)
         with pytest.raises(ValueError, match="make a RandomStreams for each kind"):
             synk.function([x], drawn, exact=other)
+
+
+@functools.cache
+def steps():
+    """A function that uses most of what calls offer, and the serial one."""
+    made = []
+    for build in (functools.partial(synk.function, exact=True), theano.function):
+        x, y, scale, shift = T.dmatrix("x"), T.ivector("y"), T.dscalar("scale"), T.dmatrix("shift")
+        table, data = theano.shared(np.arange(12.0).reshape(4, 3)), T.dmatrix("data")
+        count = theano.shared(0, "count")
+        h = table[y] * scale + data[:, :3] - shift
+        loss = (h**2).mean() + T.sqr(h.sum(axis=1)).std()
+        outputs = [loss, h, h[::-1], h.max(axis=0), h.argmax(axis=0), T.sort(h, axis=0), x.shape[0] + 1, h.T, h[:, 0]]
+        updates = [(table, table - 0.1 * T.grad(loss, table)), (count, count + x.shape[0])]
+        own = {"bcast_inputs": [scale, shift]} if build is not theano.function else {}
+        inputs = [x, y] if own else [x, y, scale, shift]
+        function = build(inputs, outputs, updates=updates, givens={data: x * 2}, name="steps", **own)
+        made.append((function, [table, count]))
+    return made
+
+
+def prepared():
+    (function, ours), (reference, theirs) = steps()
+    for variables in (ours, theirs):
+        for variable, value in zip(variables, (np.arange(12.0).reshape(4, 3) / 7, 0)):
+            variable.set_value(value)
+    synk.broadcast(ours)
+    return function, reference, ours, theirs
+
+
+def batch(n, seed=0):
+    rng = np.random.RandomState(seed)
+    return rng.randn(n, 4), rng.randint(0, 4, n).astype("int32")
+
+
+@pytest.mark.parametrize("n", [N, 3, 1])
+def test_broadcast_inputs_givens_updates_and_orders(session, n):
+    function, reference, ours, theirs = prepared()
+    x, y = batch(n)
+    shift = np.ones((n, 3)) * np.arange(n)[:, None]
+    for got, expected in zip(function(x, y, 0.5, shift), reference(x, y, 0.5, shift)):
+        assert np.shape(got) == np.shape(expected)
+        close(got, expected)
+    for mine, other in zip(ours, theirs):
+        close(mine.get_value(), other.get_value())
+    assert not synk.check_replicas()
+
+
+def test_data_batches_subsets_and_the_comparison_with_theano(session):
+    function, reference, _, _ = prepared()
+    x, y = batch(N)
+    data = function.build_inputs(x, y, 0.5, np.ones((5, 3)))
+    rows = [7, 1, 2, 9, 10]
+    expected = reference(x[rows], y[rows], 0.5, np.ones((5, 3)), output_subset=[1, 0, 7])
+    got = function(*data, batch=rows, output_subset=[1, 0, 7], check_against_theano=True)
+    for one, other in zip(got, expected):
+        close(one, other)
+    expected = reference(x[2:7], y[2:7], 0.5, np.ones((5, 3)))
+    for one, other in zip(function(*data, batch=slice(2, 7)), expected):
+        close(one, other)
+
+
+def test_lengths_that_the_serial_program_refuses_are_refused(session):
+    function, reference, ours, theirs = prepared()
+    x, y = batch(N)
+    with pytest.raises(ValueError):
+        reference(x, y, 0.5, np.ones((4, 3)))
+    with pytest.raises((ValueError, synk.WorkerError), match="divided by its rows"):
+        function(x, y, 0.5, np.ones((4, 3)))
+    for mine, other in zip(ours, theirs):
+        close(mine.get_value(), other.get_value())
+
+
+def test_what_is_refused(session):
+    x, row, w = T.dmatrix("x"), T.drow("row"), theano.shared(np.arange(15.0).reshape(5, 3))
+    for arguments, message in [
+        (([x], (x.sum(), "sum")), "take no op"),
+        (([x], x.sum(), None, [(w, w * 2, "avg")]), "take no op"),
+        (([row], row.sum()), "pass it in bcast_inputs"),
+        (([x], x.sum() + w.sum(), None, None, None, [w]), "sliceable_shareds are not supported"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            synk.function(*arguments, exact=True)
+    with pytest.raises(theano.compile.UnusedInputError):
+        synk.function([x], w.sum(), exact=True)
+    function = synk.function([x], x.sum() + w.sum(), exact=True)
+    with pytest.raises(ValueError, match="cannot be sliced"):
+        function(np.ones((N, 2)), num_slices=2)
+    synk.scatter(w, np.ones((10, 3)))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="was scattered"):
+            function(np.ones((N, 2)))
+
+
+def test_the_table_of_collectives(session):
+    x, y, w = T.dmatrix("x"), T.ivector("y"), theano.shared(np.ones((2, 3)), "w")
+    out = T.nnet.softmax(x.dot(w))
+    loss = -T.log(out[T.arange(y.shape[0]), y]).mean()
+    function = synk.function([x, y], [loss, out], updates=[(w, w - T.grad(loss, w))], exact=True)
+    kinds = [entry.collective for entry in function.partition]
+    assert kinds == ["all-reduce (sum)"] * 2
+    assert all("test_exact.py" in entry.line for entry in function.partition if entry.line)
+    assert function.partition[0].n_bytes == 8
+    gathers = synk.function([x], T.cumsum(x, axis=0)[::-1].sum(), exact=True).partition
+    assert "all-gather" in repr(gathers) and "along the rows" in repr(gathers)
+    assert "<td>all-gather</td>" in gathers._repr_html_()

@@ -272,6 +272,13 @@ x[T.arange(y.shape[0])[::-1], y]
 x[T.arange(y.shape[0]) // 2, y]
 x[T.arange(v.shape[0] - 1), y[1:]]
 c[T.arange(y.shape[0]), y]
+T.concatenate([x, x])[T.arange(y.shape[0]), y]
+T.concatenate([c, c])[T.arange(y.shape[0]), y]
+T.set_subtensor(T.concatenate([c, c])[T.arange(y.shape[0]), y], v)
+T.zeros((x.shape[0], D))[T.arange(y.shape[0]), y] * v
+T.set_subtensor(x[:, 0], T.unbroadcast(T.constant([2.0]), 0))
+T.inc_subtensor(x[T.arange(y.shape[0]), y], T.unbroadcast(T.constant([2.0]), 0))
+T.inc_subtensor(E[y], T.unbroadcast(T.constant([[2.0, 1, 0, 1]]), 0))
 table[T.arange(y.shape[0]), y]
 E[y]
 E[ids]

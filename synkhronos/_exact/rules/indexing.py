@@ -35,7 +35,7 @@ def _axis_after(index: Sequence[Any], axis: int) -> int | None:
 def _part_of_increment(walk: Walk, y: Any, shard: Shard, axis: int, n_axes: int) -> Any:
     """What is put where x[index], of so many axes, has its rows along an axis; y may have fewer axes."""
     own = axis - (n_axes - y.ndim)
-    return walk.whole(y, _PICKED) if own < 0 else walk.part(y, shard.moved(own))
+    return walk.whole(y, _PICKED) if own < 0 else walk.part(y, shard.moved(own), broadcasts=True)
 
 
 def _subtensor(walk: Walk, node: Any) -> str | Sequence[Placed]:
@@ -117,13 +117,12 @@ def _is_zero(variable: Any) -> bool:
 
 
 def _rows_of_points(walk: Walk, x: Any, index: Sequence[Any]) -> Shard | None:
-    """The rows of ``x[arange(rows × k), y, …]``: where each row is taken once, in order; else ``None``."""
+    """The rows of ``x[arange(rows × k), y, …]``, x as long: where each is taken once, in order; else ``None``."""
     length = walk.lengths.range(index[0])
     if length is None or not all(isinstance(one.type, T.TensorType) for one in index):
         return None
     shard = Shard(0, ONE, walk.lengths.per_row(length) or ONE)
-    of_x = walk.placement(x)
-    if isinstance(of_x, Shard) and of_x != shard:
+    if walk.placement(x) != shard and (walk.shard_of([x]) or walk.lengths.dims(x)[0] != length):
         return None
     fits = all(one.ndim == 0 or (one.ndim == 1 and one.dtype in T.integer_dtypes) for one in index)
     return shard if fits and not x.broadcastable[0] else None
@@ -131,7 +130,7 @@ def _rows_of_points(walk: Walk, x: Any, index: Sequence[Any]) -> Shard | None:
 
 def _index_here(walk: Walk, index: Sequence[Any], shard: Shard) -> list[Any]:
     here = T.arange(walk.lengths.here(shard.inner), dtype=index[0].dtype)
-    return [here, *(walk.part(one, shard) if one.ndim else walk.whole(one) for one in index[1:])]
+    return [here, *(walk.part(one, shard, broadcasts=True) if one.ndim else walk.whole(one) for one in index[1:])]
 
 
 def _advanced(walk: Walk, node: Any) -> str | Sequence[Placed]:
