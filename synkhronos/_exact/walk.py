@@ -16,6 +16,7 @@ import theano
 import theano.tensor as T
 from theano.gof.graph import inputs as leaves_of, io_toposort
 
+from synkhronos._exact.following import follow
 from synkhronos._exact.lengths import Lengths, Rows
 from synkhronos._exact.part import Part
 from synkhronos._exact.placements import ONE, Partial, Placed, Placement, Replicate, Shard
@@ -200,7 +201,7 @@ class Walk:
             placed = self.computed_whole(node, f"{node.op}: {placed}")
         for output, one in zip(node.outputs, placed):
             self._put(output, one)
-        self.lengths.follow(node)
+        follow(self.lengths, node)
         for output in node.outputs:
             shard = self._placements[output]
             if isinstance(shard, Shard):
