@@ -165,9 +165,13 @@ class Divided:
             if isinstance(placement, Replicate):
                 expected = [value] * n_ranks
             elif isinstance(placement, Partial):
-                here, expected = ([np.sum(here, axis=0, dtype=value.dtype)], [value]) if not alone else (here, [value] * n_ranks)
+                here, expected = (
+                    ([np.sum(here, axis=0, dtype=value.dtype)], [value]) if not alone else (here, [value] * n_ranks)
+                )
             else:
-                outer, inner = (int(found[self.walk.lengths.value(one)][0]) for one in (placement.outer, placement.inner))
+                outer, inner = (
+                    int(found[self.walk.lengths.value(one)][0]) for one in (placement.outer, placement.inner)
+                )
                 axis = placement.axis
                 shape = (*value.shape[:axis], outer, n_rows, inner, *value.shape[axis + 1 :])
                 places = value.reshape(shape)

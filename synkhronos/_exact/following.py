@@ -10,7 +10,8 @@ import theano
 import theano.tensor as T
 from theano.compile.ops import Rebroadcast, Shape, Shape_i
 from theano.tensor.basic import Alloc, ARange, Dot, Join, MaxAndArgmax, Reshape, ScalarFromTensor, TensorFromScalar
-from theano.tensor.elemwise import All, Any as AnyOp, CAReduce, CAReduceDtype, DimShuffle, Elemwise, Prod, Sum
+from theano.tensor.elemwise import All, CAReduce, CAReduceDtype, DimShuffle, Elemwise, Prod, Sum
+from theano.tensor.elemwise import Any as AnyOp
 from theano.tensor.opt import MakeVector
 from theano.tensor.subtensor import IncSubtensor, Subtensor, get_idx_list
 

@@ -52,9 +52,7 @@ class DividedGraph(Graph):
         As Theano, which sees the divided graph alone.
     """
 
-    def __init__(
-        self, user: Graph, inputs: Sequence[Any], bcast_inputs: Sequence[Any], kwargs: dict[str, Any]
-    ) -> None:
+    def __init__(self, user: Graph, inputs: Sequence[Any], bcast_inputs: Sequence[Any], kwargs: dict[str, Any]) -> None:
         self._rows = Rows(T.lscalar("rows"), T.lscalar("first row"), T.lscalar("rows here"))
         scattered = user.input_variables[: user.n_scattered]
         for variable in scattered:

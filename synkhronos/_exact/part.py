@@ -53,5 +53,9 @@ class Part(theano.Op):
     def infer_shape(self, node: Any, shapes: Any) -> Any:
         """As long as the rows here demand."""
         shape = list(shapes[0])
-        shape[self.axis] = T.opt.Shape_i(self.axis)(node.outputs[0]) if self.broadcasts else node.inputs[4] * node.inputs[3] * node.inputs[5]
+        shape[self.axis] = (
+            T.opt.Shape_i(self.axis)(node.outputs[0])
+            if self.broadcasts
+            else node.inputs[4] * node.inputs[3] * node.inputs[5]
+        )
         return [tuple(shape)]

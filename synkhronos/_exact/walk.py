@@ -14,7 +14,8 @@ from typing import Any, Callable, NamedTuple, Union
 
 import theano
 import theano.tensor as T
-from theano.gof.graph import inputs as leaves_of, io_toposort
+from theano.gof.graph import inputs as leaves_of
+from theano.gof.graph import io_toposort
 
 from synkhronos._exact.following import follow
 from synkhronos._exact.lengths import Lengths, Rows
@@ -209,7 +210,9 @@ class Walk:
 
     def computed_whole(self, node: Any, reason: str = "") -> list[Placed]:
         """A node of whole inputs: every rank computes what the serial program does."""
-        return [Placed(output, Replicate()) for output in copied(node, [self.whole(one, reason) for one in node.inputs])]
+        return [
+            Placed(output, Replicate()) for output in copied(node, [self.whole(one, reason) for one in node.inputs])
+        ]
 
     def _put(self, variable: Any, placed: Placed) -> None:
         new, placement = placed

@@ -4,15 +4,14 @@ Among them are those that a laxer division computes wrong without a word: number
 of one, reshaping across rows.
 """
 
+import contextlib
 import functools
 
 import numpy as np
 import pytest
-from divided import check
-
 import theano
 import theano.tensor as T
-from theano.tensor.signal.pool import pool_2d, pool_3d
+from divided import check
 
 N, D, K, L = 11, 4, 3, 5  # rows, features, classes, steps
 
@@ -486,7 +485,7 @@ x.dot(W).mean(0) - b, (x**2).mean()
 _NAMES = {name: value for name, value in globals().items() if not name.startswith("__")}
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def outputs_of(program):
     """What a program computes, and its gradients for all that these can be taken for."""
     outputs = eval(program, _NAMES)
@@ -496,10 +495,10 @@ def outputs_of(program):
     wanted = [one for one in inputs if str(one.dtype).startswith("float")]
     if losses and wanted:
         loss = sum((T.sin(one) * 0.5).sum() for one in losses)
-        try:
+        with contextlib.suppress(
+            NotImplementedError, theano.gradient.NullTypeGradError, theano.gradient.DisconnectedInputError
+        ):
             outputs += T.grad(loss, wanted, disconnected_inputs="ignore")
-        except (NotImplementedError, theano.gradient.NullTypeGradError, theano.gradient.DisconnectedInputError):
-            pass
     return outputs
 
 

@@ -3,6 +3,7 @@
 Lengths are few and alike (as many rows as features, say), so that what is laid out wrongly has a right shape.
 """
 
+import contextlib
 import random
 
 import numpy as np
@@ -69,7 +70,23 @@ class Program:
     def number(self):
         """A number made of shapes, or a constant."""
         pick, n = self.random.choice, self.random.choice(self.numbers)
-        return pick([n, n, n, n * 2, n + 1, n // 2, n - 1, 1, 2, 3, self.n_rows, n * pick(self.numbers), T.as_tensor_variable(n)])
+        return pick(
+            [
+                n,
+                n,
+                n,
+                n * 2,
+                n + 1,
+                n // 2,
+                n - 1,
+                1,
+                2,
+                3,
+                self.n_rows,
+                n * pick(self.numbers),
+                T.as_tensor_variable(n),
+            ]
+        )
 
     def step(self):
         name = self.random.choice([name for name in dir(self) if name.startswith("do_")])
@@ -93,8 +110,12 @@ class Program:
             for one in self.pool
             if one.ndim == a.ndim
             and one.dtype == "float64"
-            and all(m == n or (bm and m == 1) or (bn and n == 1) for m, n, bm, bn in zip(
-                self.values[one].shape, self.values[a].shape, one.broadcastable, a.broadcastable))
+            and all(
+                m == n or (bm and m == 1) or (bn and n == 1)
+                for m, n, bm, bn in zip(
+                    self.values[one].shape, self.values[a].shape, one.broadcastable, a.broadcastable
+                )
+            )
         ]
         b = self.random.choice(alike)
         return self.random.choice([T.add, T.sub, T.mul, T.maximum, lambda a, b: T.switch(a > 0, a, b), T.second])(a, b)
@@ -127,7 +148,11 @@ class Program:
     def do_dot(self):
         a = self.one(1, 2, 3)
         last = self.values[a].shape[-1]
-        fits = [one for one in self.pool if one.ndim in (1, 2) and one.dtype == "float64" and self.values[one].shape[0] == last]
+        fits = [
+            one
+            for one in self.pool
+            if one.ndim in (1, 2) and one.dtype == "float64" and self.values[one].shape[0] == last
+        ]
         return T.dot(a, self.random.choice(fits)) if fits else None
 
     def do_batched_dot(self):
@@ -166,7 +191,17 @@ class Program:
     def index(self):
         number = lambda: self.random.choice([None, None, 1, -1, 2, self.number()])  # noqa: E731
         return self.random.choice(
-            [slice(None), slice(None), slice(None), slice(number(), number()), slice(None, None, -1), slice(None, None, 2), 0, -1, self.number() - 1]
+            [
+                slice(None),
+                slice(None),
+                slice(None),
+                slice(number(), number()),
+                slice(None, None, -1),
+                slice(None, None, 2),
+                0,
+                -1,
+                self.number() - 1,
+            ]
         )
 
     def do_subtensor(self):
@@ -209,11 +244,15 @@ class Program:
         x = self.one(1, 2, 3)
         fits = [one for one in self.pool if one.ndim == x.ndim and one.dtype == "float64"]
         parts = [x, self.random.choice(fits)]
-        return T.concatenate(parts, axis=self.random.randrange(x.ndim)) if self.random.random() < 0.7 else T.stack(parts)
+        return (
+            T.concatenate(parts, axis=self.random.randrange(x.ndim)) if self.random.random() < 0.7 else T.stack(parts)
+        )
 
     def do_make(self):
         shape = tuple(self.number() for _ in range(self.random.randint(1, 2)))
-        return self.random.choice([lambda: T.zeros(shape), lambda: T.ones(shape), lambda: T.alloc(self.one(0, 1, 2), *shape)])()
+        return self.random.choice(
+            [lambda: T.zeros(shape), lambda: T.ones(shape), lambda: T.alloc(self.one(0, 1, 2), *shape)]
+        )()
 
     def do_range(self):
         start, step = self.random.choice([(0, 1), (0, 1), (1, 1), (0, 2)])
@@ -238,11 +277,9 @@ class Program:
             self.step()
         outputs = self.pool[-4:]
         loss = sum(T.sin(one).sum() for one in outputs)
-        wanted = [one for one in self.pool[:7]]
-        try:
+        wanted = list(self.pool[:7])
+        with contextlib.suppress(NotImplementedError, theano.gradient.NullTypeGradError, TypeError, ValueError):
             outputs = [*outputs, *T.grad(loss, wanted, disconnected_inputs="ignore")]
-        except (NotImplementedError, theano.gradient.NullTypeGradError, TypeError, ValueError):
-            pass
         return outputs
 
 

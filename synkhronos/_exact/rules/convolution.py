@@ -39,8 +39,7 @@ def _convolve(image: int, kernel: int) -> Rule:
         shard = walk.placement(node.inputs[image])
         if not isinstance(shard, Shard) or shard.axis != 0 or walk.shard_of([node.inputs[kernel], *node.inputs[2:]]):
             return "it is not the images alone that have rows"
-        inputs = [walk.whole(one) for one in node.inputs]
-        inputs[image] = walk.new(node.inputs[image])
+        inputs = [walk.new(one) if i == image else walk.whole(one) for i, one in enumerate(node.inputs)]
         return [Placed(_of_any_batch(node, inputs), shard)]
 
     return rule

@@ -39,9 +39,13 @@ def _of_sums(walk: Walk, node: Any) -> Sequence[Placed]:
     elif isinstance(kind, scalar.Cast):
         is_linear = node.inputs[0].dtype == "float32" and node.outputs[0].dtype == "float64"
     elif isinstance(kind, scalar.Mul):
-        is_linear = partial.count(True) == 1 and all(is_sum or _scales(one) for is_sum, one in zip(partial, node.inputs))
+        is_linear = partial.count(True) == 1 and all(
+            is_sum or _scales(one) for is_sum, one in zip(partial, node.inputs)
+        )
     elif isinstance(kind, scalar.TrueDiv):
-        is_linear = partial == [True, False] and _scales(node.inputs[1]) and node.inputs[0].dtype in ("float32", "float64")
+        is_linear = (
+            partial == [True, False] and _scales(node.inputs[1]) and node.inputs[0].dtype in ("float32", "float64")
+        )
     elif isinstance(kind, scalar.Second):  # only the shape of the first counts
         if not partial[1]:
             return [Placed(output, Replicate()) for output in copied(node, inputs)]

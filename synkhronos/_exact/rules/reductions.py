@@ -7,7 +7,8 @@ from typing import Any
 
 from theano import scalar
 from theano.tensor.basic import MaxAndArgmax
-from theano.tensor.elemwise import All, Any as AnyOp, CAReduce, CAReduceDtype, Prod, Sum
+from theano.tensor.elemwise import All, CAReduce, CAReduceDtype, Prod, Sum
+from theano.tensor.elemwise import Any as AnyOp
 
 from synkhronos._exact.lengths import reduced_axes
 from synkhronos._exact.placements import Partial, Placed, Replicate, Shard
