@@ -21,6 +21,8 @@ FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
     "mlp": ("mlp", {}),
     "all_reduce": ("all_reduce", {}),
     "call": ("call", {}),
+    "inside": ("inside", {}),
+    "step": ("step", {}),
     "excerpt": ("excerpt", {}),
     "many_ranks": ("many_ranks", {}),
     "memory": ("memory", {}),

@@ -19,7 +19,18 @@ if TYPE_CHECKING:
     from synkhronos._calls import Function, function
     from synkhronos._data import Data, data
     from synkhronos._inside import averaged, gathered, reduced, summed
-    from synkhronos._session import Profile, close, distribute, fork, get_n_gpu, memory, profile, trace
+    from synkhronos._session import (
+        Future,
+        Profile,
+        close,
+        distribute,
+        fork,
+        get_n_gpu,
+        memory,
+        profile,
+        sequence,
+        trace,
+    )
     from synkhronos._session.block import session
     from synkhronos._variables import (
         all_gather,
@@ -50,6 +61,7 @@ __all__ = [
     "Data",
     "DeviceError",
     "Function",
+    "Future",
     "Profile",
     "SessionError",
     "SynkhronosError",
@@ -80,6 +92,7 @@ __all__ = [
     "reduce",
     "reduced",
     "scatter",
+    "sequence",
     "session",
     "set_value",
     "summed",

@@ -29,6 +29,9 @@ class Endings(Generic[_Key]):
         self._watched: dict[int, _Ending] = {}
         self._ended: deque[_Ending] = deque()
 
+    def __bool__(self) -> bool:
+        return bool(self._ended)
+
     def watch(self, thing: Any, key: _Key) -> None:
         """Note the key when the thing ends."""
         ending = _Ending(thing, self._ended.append)

@@ -45,16 +45,26 @@ class WorkerError(SynkhronosError, RuntimeError):
         Where on that rank it was raised, and what it came from.
     exception : Exception or None
         The exception itself, if the rank is the master's own: exceptions of workers stay there.
+    part : int
+        Which part of a `sequence` it was, counted from 0; 0 outside of one.
     """
 
     def __init__(
-        self, message: str, rank: int, device: str, traceback_text: str = "", exception: Exception | None = None
+        self,
+        message: str,
+        rank: int,
+        device: str,
+        traceback_text: str = "",
+        exception: Exception | None = None,
+        *,
+        part: int = 0,
     ) -> None:
         super().__init__(message)
         self.rank = rank
         self.device = device
         self.traceback_text = traceback_text
         self.exception = exception
+        self.part = part
 
     def __str__(self) -> str:
         """What was raised, then where."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable, NamedTuple
 
@@ -14,7 +13,7 @@ from synkhronos._calls.results import Results
 from synkhronos._calls.serial import Serial, rows_of
 from synkhronos._partition import pieces
 from synkhronos._rank import Call
-from synkhronos._session import Session
+from synkhronos._session import Session, warn
 
 __all__ = ["Averages"]
 
@@ -87,12 +86,10 @@ class Averages:
         for var, shapes in zip(undeclared, zip(*session.shapes(undeclared))):
             if len({shape[0] for shape in shapes}) > 1 and var not in self._warned_of:
                 self._warned_of.add(var)
-                warnings.warn(
+                warn(
                     f"{self._averaged[0]} is averaged, and all ranks count as equal, but they have "
                     f"{', '.join(str(shape[0]) for shape in shapes)} rows of {var}, which was scattered: name {var} in "
-                    'sliceable_shareds, so that ranks count by their rows, or name the op "avg" if this is meant',
-                    RuntimeWarning,
-                    stacklevel=3,
+                    'sliceable_shareds, so that ranks count by their rows, or name the op "avg" if this is meant'
                 )
 
     def judge(
@@ -126,6 +123,8 @@ class Averages:
         ValueError
             For a value with rows for the data points.
         """
+        if not (self._outputs or self._own or call.updated):
+            return
         suspects = list(self._suspects(results, call, wanted))
         if not suspects:
             return
@@ -156,11 +155,9 @@ class Averages:
             )
         if has_rows is None and suspect.i not in self._warned:
             self._warned.add(suspect.i)
-            warnings.warn(
+            warn(
                 f"{suspect.name} is averaged, and its shape {suspect.shape} has the length of the parts of the data: "
-                f"if it has a row for each data point, the result is wrong. {suspect.remedy}",
-                RuntimeWarning,
-                stacklevel=4,
+                f"if it has a row for each data point, the result is wrong. {suspect.remedy}"
             )
 
     def _part(self, call: Call) -> int:
@@ -184,10 +181,11 @@ class Averages:
             return
         remedy = 'With the op None, it is averaged over num_slices. Name the op "gather", or do not slice'
         for place, i in enumerate(wanted):
-            if i in self._own:
+            if i in self._own and not self._meetings.is_replicated(i, self._undeclared):
                 yield _Suspect(i, results[call.master][place].shape, self._results.names[i], remedy)
         remedy = 'No op was named. Do not slice, or name the op "avg" if the average over slices is meant'
         for position, var in enumerate(self._graph.accumulated if call.updated else ()):
-            if _graphs.is_tensor_variable(var) and var.ndim and not any(var is one for one in self._named_updates):
+            named = any(var is one for one in self._named_updates)
+            if _graphs.is_tensor_variable(var) and var.ndim and not named and self._meetings.is_averaged(var):
                 i = len(self._graph.outputs) + position
                 yield _Suspect(i, _graphs.get_array(var).shape, f"the update of {var}", remedy)

@@ -105,11 +105,11 @@ def function(
         if sliceable_shareds:
             raise ValueError("exact=True: sliceable_shareds are not supported; pass the data as inputs")
         divided = DividedGraph(graph, inputs, bcast_inputs or (), kwargs)
-        return ExactFunction(session, graph, divided, single=not many, name=title)
+        return _with_streams(ExactFunction(session, graph, divided, single=not many, name=title), common=True)
     on_host = [_is_pair(item) and str(item[1]).startswith("c_") for item in items]
     results = Results(variables, output_modes, on_host, session.on_gpu, title or "the function")
     named = [_is_pair(item) for item in items]
-    return Function(
+    made = Function(
         session,
         graph,
         results,
@@ -119,6 +119,14 @@ def function(
         single=not many,
         name=title,
     )
+    return _with_streams(made, common=False)
+
+
+def _with_streams(function: Function, common: bool) -> Function:
+    """A function that draws of streams that are common to all ranks, or of a rank's own."""
+    for var in filter(_graphs.is_random_state, function.get_shared()):
+        _graphs.claim_stream(var, common)
+    return function
 
 
 def _is_pair(item: Any) -> bool:

@@ -7,7 +7,6 @@ scattered before; so the graph alone cannot tell. What tells is that all ranks c
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 
 from synkhronos._collectives import OPS
 from synkhronos._graphs import Graph
+from synkhronos._session import warn
 
 __all__ = ["Doubt"]
 
@@ -58,12 +58,10 @@ class Doubt:
         pairs = [pair for values in others for pair in zip(first, values)]
         known = [pair for pair in pairs if not any(value is None for value in pair)]  # others are of the master alone
         if known and all(_same(*pair) for pair in known):
-            warnings.warn(
+            warn(
                 f"{name or 'a function'}: no input is scattered, and all {len(results)} ranks came to the same values: "
                 "every rank computes the whole. Pass the data as inputs, and pick rows by batch; or scatter the shared "
-                "variables, name them in sliceable_shareds, and pick rows by batch_s",
-                RuntimeWarning,
-                stacklevel=3,
+                "variables, name them in sliceable_shareds, and pick rows by batch_s"
             )
 
 

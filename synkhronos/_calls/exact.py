@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from synkhronos import _graphs
+from synkhronos._calls.averages import Averages
 from synkhronos._calls.functions import Function
+from synkhronos._calls.planning import Planner
 from synkhronos._calls.results import Results
 from synkhronos._calls.serial import Serial
 from synkhronos._exact import DividedGraph
 from synkhronos._partition import Rows
 from synkhronos._rank import Call
-
-if TYPE_CHECKING:
-    from synkhronos._calls.arguments import Selector
-    from synkhronos._partition import Selection
-    from synkhronos._session import Session
+from synkhronos._session import Session
 
 __all__ = ["ExactFunction"]
 
@@ -41,40 +39,43 @@ class ExactFunction(Function):
         The collectives in it, as a table.
     """
 
-    _is_exact = True
-
     def __init__(
         self, session: Session, user: _graphs.Graph, divided: DividedGraph, *, single: bool, name: str | None
     ) -> None:
-        title = name or "the function"
-        results = Results(divided.outputs, divided.modes, [False] * len(divided.outputs), session.on_gpu, title)
-        named = [True] * len(divided.outputs)
+        title, n_outputs = name or "the function", len(divided.outputs)
+        results = Results(divided.outputs, divided.modes, [False] * n_outputs, session.on_gpu, title)
+        named = [True] * n_outputs
         super().__init__(session, divided, results, {}, named=named, named_updates=[], single=single, name=name)
         self._user = user
-        as_asked = Results(user.outputs, ["exact"] * len(user.outputs), [False] * len(user.outputs), False, title)
-        self._serial = Serial(user, as_asked)
+        self._serial = Serial(user, Results(user.outputs, ["exact"] * n_outputs, [False] * n_outputs, False, title))
+        self._averages = _NoParts(divided, self._serial, results, self._meetings, named, named_updates=[])
+        self._planner = _ExactPlanner(divided, results, self._meetings, {}, session.on_gpu)
         self.partition = divided.partition
 
-    def _plain_function(self) -> Any:
-        return self._user.compile()
 
-    def _see_scattered(self, session: Session, variables: Sequence[Any]) -> None:
-        if variables:
+class _NoParts(Averages):
+    """Nothing is averaged, and no variable may be in parts."""
+
+    def see_parts(self, session: Session, scattered: Sequence[Any]) -> None:
+        """Refuse them."""
+        if scattered:
             raise ValueError(
-                f"exact functions use shared variables that are the same on all ranks; {variables[0]} was scattered: "
+                f"exact functions use shared variables that are the same on all ranks; {scattered[0]} was scattered: "
                 "pass the data as inputs, or broadcast it"
             )
 
-    def _plan(
-        self, session: Session, selector: Selector, rows: list[Selection] | None, num_slices: int, subset: Any
-    ) -> Call:
+
+class _ExactPlanner(Planner):
+    def plan(self, session: Session, *arguments: Any) -> Call:
+        """As of other functions, but that all ranks compute, and are told which rows they have."""
+        *_, num_slices, _ = arguments
         if num_slices > 1:
             raise ValueError("num_slices: an exact function cannot be sliced; give it smaller batches")
-        call = super()._plan(session, selector, rows, num_slices, subset)
+        call = super().plan(session, *arguments)
         n_rows = sum(call.counts)
         if call.shares is None or all(call.counts):
             return call._replace(exact=True)
-        # fewer rows than ranks: each computes the whole, and the master's counts wherever they meet
+        # fewer rows than ranks: each computes the whole, and wherever they meet the master's counts
         counts = tuple(n_rows * (rank == call.master) for rank in range(session.n_ranks))
         shares = (Rows(0, n_rows),) * session.n_ranks
         return call._replace(exact=True, shares=shares, counts=counts, everybody=False)

@@ -12,13 +12,13 @@ from synkhronos._calls.arguments import Selector, arrange, check_num_slices, che
 from synkhronos._calls.averages import Averages
 from synkhronos._calls.doubt import Doubt
 from synkhronos._calls.meetings import Meetings
-from synkhronos._calls.points import count_points, sliceable_rows
+from synkhronos._calls.planning import Planner
+from synkhronos._calls.points import sliceable_rows
 from synkhronos._calls.repeats import LastCall, signature_of
 from synkhronos._calls.results import Results
 from synkhronos._calls.serial import Serial, is_asked
 from synkhronos._data import Data, data
 from synkhronos._graphs import Variant
-from synkhronos._partition import Rows, Selection
 from synkhronos._rank import Call
 from synkhronos._session import Session, current, functions
 from synkhronos._team import COLLECTIVES
@@ -42,8 +42,6 @@ class Function:
         without data; ``None`` before the first call.
     """
 
-    _is_exact = False
-
     def __init__(
         self,
         session: Session,
@@ -60,22 +58,20 @@ class Function:
         self.output_modes = results.modes
         self.update_modes = list(update_modes.values())
         self.counts: tuple[int, ...] | None = None
-        self._graph = graph
+        self._graph = self._user = graph
         self._inputs = inputs_of(graph)
         self._results = results
         self._serial = Serial(graph, results)
-        self._mode_of = update_modes
         self._single = single
         self._plain = Variant(device=session.on_gpu)
         self._theano = graph.compile(self._plain)
         self._meetings = Meetings(graph, self._theano, results)
+        self._planner = Planner(graph, results, self._meetings, update_modes, session.on_gpu)
         self._averages = Averages(graph, self._serial, results, self._meetings, named, named_updates=named_updates)
-        self._keys: dict[Variant, int] = {}
+        self._keys: dict[tuple[_graphs.Graph, Variant], int] = {}
         self._session: weakref.ref[Session] | None = None
         self._last, self._n_changes = LastCall(), 0
         self._doubt = Doubt(graph, results.modes)
-        for var in filter(_graphs.is_random_state, self.get_shared()):
-            _graphs.claim_stream(var, common=self._is_exact)
         functions.add(self)
         self.join(session)
 
@@ -104,13 +100,10 @@ class Function:
         subset = kwargs.pop("output_subset", None)
         given = arrange(self._graph, args, kwargs, ("output_subset",))
         inputs = [value.data if isinstance(value, Data) else value for value in given]
-        values = self._plain_function()(*inputs, output_subset=subset)
+        values = self._user.compile(self._plain)(*inputs, output_subset=subset)
         outputs = self._graph.outputs if subset is None else [self._graph.outputs[i] for i in subset]
         values = [_graphs.as_asked(value, output) for value, output in zip(values, outputs)]
         return values[0] if self._single and len(values) == 1 and subset is None else values
-
-    def _plain_function(self) -> Any:
-        return self._theano
 
     def build_inputs(
         self, *args: Any, force_cast: bool = False, oversize: float = 1, minibatch: bool = False, **kwargs: Any
@@ -178,82 +171,66 @@ class Function:
         num_slices = check_num_slices(num_slices)
         subset = check_subset(output_subset, len(self.output_modes))
         wanted = range(len(self.output_modes)) if subset is None else subset
-        is_checked = is_asked(check_against_theano, self._graph)
+        place = session.sequencer.place
+        is_checked = is_asked(check_against_theano, self._graph, place)
         with session.lock, session.timeline.call(self.name or "function"):
             session.check_usable()
             if not self.join(session):
                 raise SessionError(f"{self!r} was built on GPUs; this session computes on CPU cores: build it anew")
-            if session.replicas.every:
-                session.replicas.see_call(self.get_shared())
             if session.replicas.n_changes != self._n_changes:
-                self._see_scattered(session, session.replicas.scattered(self.get_shared()))
+                self._averages.see_parts(session, session.replicas.scattered(self.get_shared()))
                 self._n_changes = session.replicas.n_changes
-            options = (batch_s is None, num_slices, subset)
             is_new = is_checked or bool(self._graph.sliceable_shareds)
+            options = (batch_s is None, num_slices, subset, place)
             signature = None if is_new else signature_of(values, batch, *options)
             call, rows, expected = self._last.find(session, signature, values), None, None
             if call is None:
                 selector = Selector(session, self._graph, self._inputs, values, batch)
-                rows = self._rows(session, batch_s, num_slices)
+                if self._graph.sliceable_shareds:
+                    self._distributed(session, self._plain, self._graph)
+                rows = sliceable_rows(session, self._graph, batch_s, num_slices)
                 if is_checked:
                     expected = self._serial.expected(session, selector.chosen(), rows, wanted)
-                call = self._plan(session, selector, rows, num_slices, subset)
+                distributed = functools.partial(self._distributed, session)
+                call = self._planner.plan(session, distributed, selector, rows, num_slices, subset)
                 self._last.keep(signature, call)
-            results = session.run(call)
-            session.timeline.switch(COLLECTIVES)
-            self._doubt.settle(self.name, results)
-            self.counts = call.counts
-            weights = (1,) * session.n_ranks if call.everybody else call.counts
             select = functools.partial(Selector, session, self._graph, self._inputs, values, batch)
-            self._averages.judge(results, call, wanted, select, rows)
-            outputs = self._results.combine(results, call, wanted, weights, self._meetings)
-            outputs = [session.private(output) for output in outputs]
-        if expected is not None:
-            self._serial.compare(outputs, expected, wanted)
-        return outputs[0] if self._single and outputs and subset is None else outputs if self.output_modes else []
+            single = self._single and bool(self.output_modes) and subset is None
 
-    def _see_scattered(self, session: Session, variables: Sequence[Any]) -> None:
-        self._averages.see_parts(session, variables)
+            def finish(results: Sequence[Any]) -> Any:
+                outputs = self._combined(session, results, call, wanted, select, rows)
+                if expected is not None:
+                    self._serial.compare(outputs, expected, wanted)
+                return outputs[0] if single else outputs
 
-    def _rows(self, session: Session, batch_s: Any, num_slices: int) -> list[Selection] | None:
-        """The rows of the sliceable shared variables on each rank, whose lengths are asked for; ``None`` for all."""
-        if self._graph.sliceable_shareds:
-            session.distribute((self._keys[self._plain],))
-        return sliceable_rows(session, self._graph, batch_s, num_slices)
+            if place:
+                self._check_outputs()
+                session.sequencer.keep([value.memory for value in values if isinstance(value, Data)])
+                self.counts = call.counts
+            return session.submit(call, finish, shared=self.get_shared)
 
-    def _plan(
-        self, session: Session, selector: Selector, rows: list[Selection] | None, num_slices: int, subset: Any
-    ) -> Call:
-        """Stage what is not in shared memory; returns what every rank is to do."""
-        if num_slices > 1 and self._meetings.any:
-            raise ValueError("num_slices: a function with collectives in it cannot be sliced")
-        accumulate = num_slices > 1 and bool(self._graph.accumulated)
-        kind = "all" if rows is None else "range" if isinstance(rows[0], Rows) else "index"
-        key = self._key(session, Variant(accumulate, kind, self._plain.device))
-        session.distribute((self._keys[self._plain], key))
-        counts, everybody = count_points(session, self._graph, selector, rows, num_slices)
-        sources, row_refs = selector.stage(rows)
-        wanted = range(len(self.output_modes)) if subset is None else subset
-        updated = self._graph.accumulated if accumulate else []
-        n = len(self.output_modes)
-        return Call(
-            function=key,
-            inputs=sources,
-            n_scattered=self._graph.n_scattered,
-            shares=selector.shares,
-            rows=row_refs,
-            counts=counts,
-            everybody=everybody,
-            num_slices=num_slices,
-            output_modes=tuple([self.output_modes[i] for i in wanted]),
-            output_subset=None if subset is None else (*subset, *range(n, n + len(updated))),
-            updated=session.keys(updated),
-            update_modes=tuple([self._mode_of.get(var, "avg") for var in updated]),
-            nccl=self._results.over_nccl(wanted) if session.nccl and (everybody or all(counts)) else (),
-            master=session.master_rank,
-            meets=self._meetings.any,
-            kept=session.keys(self._meetings.kept(counts)),
-        )
+    def _combined(
+        self, session: Session, results: Sequence[Any], call: Call, wanted: Sequence[int], select: Any, rows: Any
+    ) -> list[Any]:
+        """The outputs, of those of all ranks; or what is wrong with these."""
+        session.timeline.switch(COLLECTIVES)
+        self._doubt.settle(self.name, results)
+        self.counts = call.counts
+        weights = (1,) * session.n_ranks if call.everybody else call.counts
+        self._averages.judge(results, call, wanted, select, rows)
+        return self._results.combine(results, call, wanted, weights, meetings=self._meetings, private=session.private)
+
+    def _check_outputs(self) -> None:
+        """Refuse outputs that what comes after them in a sequence could overwrite."""
+        for name, output in zip(self._results.names, self._graph.outputs):
+            if getattr(output, "borrow", False):
+                raise TypeError(f"{name} is borrowed (theano.Out), and in a sequence later parts could overwrite it")
+
+    def _distributed(self, session: Session, variant: Variant, graph: _graphs.Graph) -> int:
+        """The key of a variant, which every rank has, and the plain function too."""
+        key = self._key(session, variant, graph)
+        session.distribute((self._keys[self._graph, self._plain], key))
+        return key
 
     def join(self, session: Session) -> bool:
         """Become a function of a session, to be distributed there; returns whether that is possible."""
@@ -262,15 +239,15 @@ class Function:
                 return False
             self._session, self._keys, self._last = weakref.ref(session), {}, LastCall()
             self._n_changes = 0
-            self._key(session, self._plain)
+            self._key(session, self._plain, self._graph)
             session.replicas.note_data(self._graph.sliceable_shareds)
         return True
 
-    def _key(self, session: Session, variant: Variant) -> int:
+    def _key(self, session: Session, variant: Variant, graph: _graphs.Graph) -> int:
         """The key of a variant in the session; compiles it and hands it in where it is new."""
-        if variant not in self._keys:
-            self._keys[variant] = session.add_function(self._graph.compile(variant), self)
-        return self._keys[variant]
+        if (graph, variant) not in self._keys:
+            self._keys[graph, variant] = session.add_function(graph.compile(variant), self)
+        return self._keys[graph, variant]
 
 
 _graphs.make_printable(Function)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from synkhronos import _graphs
-from synkhronos._inside import depends_on, meets, meets_in_a_loop
+from synkhronos._inside import Cut, cut, depends_on, meets, meets_in_a_loop
 
 if TYPE_CHECKING:
     from synkhronos._calls.results import Results
@@ -37,6 +37,8 @@ class Meetings:
 
     def __init__(self, graph: _graphs.Graph, compiled: Any, results: Results) -> None:
         self.any = meets(compiled)
+        self._graph, self._names = graph, results.names
+        self._parts: tuple[Cut, _graphs.Graph, _graphs.Graph] | None = None
         self._in_a_loop = self.any and meets_in_a_loop(compiled)
         self._outputs, self._updates = graph.expressions if self.any else ([], [])
         self._apart = [*graph.input_variables[: graph.n_scattered], *graph.sliceable_shareds]
@@ -68,3 +70,30 @@ class Meetings:
                 "each rank"
             )
         return [var for var, new in self._updates if not _graphs.is_random_state(var) and depends_on(new, self._apart)]
+
+    def is_averaged(self, var: Any) -> bool:
+        """Whether slices average the new values of a variable, if they average any."""
+        return not self.any or any(depends_on(new, self._apart) for one, new in self._updates if one is var)
+
+    def cut(self) -> tuple[Cut, _graphs.Graph, _graphs.Graph]:
+        """How a call in slices is computed: what before the collectives, and what with them, as graphs.
+
+        Raises
+        ------
+        ValueError
+            If that cannot be.
+        """
+        if self._parts is None:
+            n, updates = len(self._outputs), self._updates
+            names = [*self._names, *(f"the update of {var}" for var, _ in updates)]
+            found = cut([*self._outputs, *(new for _, new in updates)], names, self._apart)
+            before = [self._outputs[i] for i in found.before if i < n]
+            outputs = [after for i, after in found.after.items() if i < n]
+            self._parts = (
+                found,
+                self._graph.part([*before, *found.entering], [updates[i - n] for i in found.before if i >= n]),
+                self._graph.part(
+                    outputs, [(updates[i - n][0], after) for i, after in found.after.items() if i >= n], found.inputs
+                ),
+            )
+        return self._parts

@@ -42,9 +42,9 @@ def signature_of(values: Sequence[Any], batch: Any, *options: Any) -> tuple[Any,
     parts: list[Any] = []
     for value in values:
         if isinstance(value, Data):
-            parts.append((value.ref, value.minibatch))
+            parts += value.ref, value.minibatch
         elif type(value) is np.ndarray and batch is None:
-            parts.append((value.shape, value.dtype))
+            parts += value.shape, value.dtype
         else:
             return None
     return (*parts, batch, *options)
@@ -71,6 +71,6 @@ class LastCall:
         if signature is None or self._call is None or signature != self._signature:
             return None
         staged = [
-            (value, source.array) for value, source in zip(values, self._call.inputs) if not isinstance(value, Data)
+            (source.array, value) for value, source in zip(values, self._call.inputs) if not isinstance(value, Data)
         ]
-        return self._call if session.restage([ref for _, ref in staged], [value for value, _ in staged]) else None
+        return self._call if not staged or session.restage(*zip(*staged)) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
@@ -63,7 +63,14 @@ class Results:
         return tuple(place for place, i in enumerate(wanted) if i in self._reducible)
 
     def combine(
-        self, results: list[Any], call: Call, wanted: Sequence[int], weights: Sequence[float], meetings: Meetings
+        self,
+        results: Sequence[Any],
+        call: Call,
+        wanted: Sequence[int],
+        weights: Sequence[float],
+        *,
+        meetings: Meetings,
+        private: Callable[[Any], Any],
     ) -> list[Any]:
         """The value of each output that is wanted, as its Theano type says: a NumPy array, or one on the GPU.
 
@@ -78,6 +85,8 @@ class Results:
             One for each rank.
         meetings : Meetings
             Tells what a master without data points has all the same.
+        private : callable
+            Gives what the master has computed as the program gets it.
         """
         present = [values for values, weight in zip(results, weights) if weight]
         present_weights = [weight for weight in weights if weight]
@@ -86,7 +95,7 @@ class Results:
         for place, i in enumerate(wanted):
             arrays = [values[place] for values in present]
             if self.modes[i] is None or (place in call.nccl and sum(array is not None for array in arrays) == 1):
-                value = own[place] if is_present or meetings.is_replicated(i) else None
+                value = private(own[place]) if is_present or meetings.is_replicated(i) else None
             else:
                 value = combine(arrays, self.modes[i], present_weights, self.names[i])
             combined.append(_graphs.as_asked(value, self._outputs[i]))

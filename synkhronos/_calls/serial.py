@@ -20,12 +20,17 @@ __all__ = ["Serial", "is_asked", "rows_of"]
 _ENVIRONMENT = "SYNKHRONOS_CHECK"
 
 
-def is_asked(argument: Any, graph: _graphs.Graph) -> bool:
-    """Whether a call is to be compared with Theano: as its argument says, else the environment, where that can be."""
+def is_asked(argument: Any, graph: _graphs.Graph, place: int) -> bool:
+    """Whether a call is to be compared with Theano: as its argument says, else the environment, where that can be.
+
+    It cannot be after the first ``place`` in a sequence: parts that are not carried out yet may change variables.
+    """
     if argument is None:
-        return os.environ.get(_ENVIRONMENT, "0") not in ("", "0") and not graph.is_random
+        return place < 2 and os.environ.get(_ENVIRONMENT, "0") not in ("", "0") and not graph.is_random
     if not isinstance(argument, bool):
         raise TypeError(f"check_against_theano must be True, False or None; got {argument!r}")
+    if argument and place > 1:
+        raise ValueError("check_against_theano=True in a sequence is for the first in the block, or stand outside")
     return argument
 
 

@@ -75,17 +75,23 @@ def combine(arrays: Sequence[Any], op: str, weights: Sequence[float], what: str)
             raise ValueError(f"{what}: cannot gather shapes that differ beyond axis 0: {shapes}")
         return np.concatenate([np.atleast_1d(array) for array in arrays])
     check_equal_shapes(shapes, op, what)
-    dtype = arrays[0].dtype.newbyteorder("=")
-    returned = result_dtype(dtype, op)
+    dtype, returned = _dtypes(op, arrays[0].dtype)
     out = np.empty(shapes[0], returned)
-    operands = [np.ascontiguousarray(array, dtype) for array in arrays]
+    operands = [np.asarray(array, dtype, "C") for array in arrays]
     reduction_of(op, dtype, returned, tuple(weights) if OPS[op].weighted else (1,) * len(operands))(operands, [out])
     return out
 
 
+@functools.lru_cache(maxsize=256)
+def _dtypes(op: str, dtype: np.dtype) -> tuple[np.dtype, np.dtype]:
+    """Of the operands, and of what is returned."""
+    native_dtype = dtype.newbyteorder("=")
+    return native_dtype, result_dtype(native_dtype, op)
+
+
 def check_equal_shapes(shapes: Sequence[tuple[int, ...]], op: str, what: str) -> None:
     """Raise `ValueError` where an op that needs equal shapes did not get them."""
-    if len(set(shapes)) > 1:
+    if shapes.count(shapes[0]) < len(shapes):
         raise ValueError(
             f'{what}: op "{op}" needs equal shapes on all ranks and slices; got {shapes}. '
             'Use "gather" for results with one row for each data point'

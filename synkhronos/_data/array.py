@@ -44,6 +44,7 @@ class Data:
         self.name = name
         self._array = np.zeros((0,) * ndim, dtype)
         self._held: Holding | None = None
+        self._ref: ArrayRef | None = None
 
     dtype = property(lambda self: self._array.dtype)
     ndim = property(lambda self: self._array.ndim)
@@ -57,7 +58,14 @@ class Data:
         """Where the array lies, for the other ranks."""
         if self._held is None:
             raise ValueError(f"{self!r} has no memory: set its value or shape first")
-        return ArrayRef(self._held.key, 0, self._array.shape, dtype_spec(self._array.dtype))
+        if self._ref is None or self._ref.key != self._held.key or self._ref.shape != self._array.shape:
+            self._ref = ArrayRef(self._held.key, 0, self._array.shape, dtype_spec(self._array.dtype))
+        return self._ref
+
+    @property
+    def memory(self) -> Any:
+        """What keeps the array's memory, whatever becomes of this object."""
+        return None if self._held is None else self._held.bytes
 
     def __len__(self) -> int:
         return len(self._array)

@@ -84,9 +84,9 @@ class Lengths:
 
     def vector(self, variable: Any) -> tuple[Length, ...] | None:
         """The integers in a vector; ``None`` where nothing is known of it."""
-        if variable not in self._vectors and isinstance(variable, T.TensorConstant) and variable.dtype == "int64":
-            if variable.ndim == 1 and all(variable.data >= -1):
-                self._vectors[variable] = tuple(Length(int(number)) for number in variable.data)
+        is_constant = isinstance(variable, T.TensorConstant) and variable.ndim == 1 and variable.dtype == "int64"
+        if variable not in self._vectors and is_constant and all(variable.data >= -1):
+            self._vectors[variable] = tuple(Length(int(number)) for number in variable.data)
         return self._vectors.get(variable)
 
     def dims(self, variable: Any) -> tuple[Length, ...]:

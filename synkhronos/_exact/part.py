@@ -11,7 +11,7 @@ __all__ = ["Part"]
 
 
 class Part(theano.Op):
-    """This rank's rows along an axis, whose places are (outer, row, inner); a view where ``outer`` is 1.
+    """The rows of this rank along an axis, whose places are (outer, row, inner); a view where ``outer`` is 1.
 
     Inputs: the whole, the number of rows, of the first one here, of those here, ``outer``, ``inner``.
 

@@ -21,10 +21,9 @@ import theano.tensor as T
 from theano.compile.function import function as compile_function  # programs may set theano.function to synk.function
 from theano.compile.pfunc import rebuild_collect_shared
 from theano.gof import Query
-from theano.gof.graph import ancestors
-from theano.tensor.subtensor import AdvancedSubtensor, AdvancedSubtensor1, Subtensor
 
 from synkhronos._graphs.gpu import stay_on_device
+from synkhronos._graphs.picking import picks_rows_of_shared
 from synkhronos._graphs.shared import (
     describe,
     is_host_variable,
@@ -50,8 +49,6 @@ class Variant(NamedTuple):
     rows: str = "all"  # of the sliceable shared variables: "all", "range" (start, stop), or "index" (a vector)
     device: bool = False  # leave the outputs on the GPU
 
-
-_PICK = (Subtensor, AdvancedSubtensor1, AdvancedSubtensor)
 
 #: What computes shapes from shapes, where ops tell how, and compiles nothing.
 _LOOK = Query(["merge", "ShapeOpt", "canonicalize"], subquery={"canonicalize": Query(["local_shape_to_shape_i"])})
@@ -175,6 +172,19 @@ class Graph:
         kwargs.update({"mode": _SHAPES_ONLY} if shapes else {})
         return compile_function([*self._copied_ins(), *values], theano.clone(outputs, replace=replace), **kwargs)
 
+    def part(self, outputs: Sequence[Any], updates: list[tuple[Any, Any]], inputs: Any = None) -> Graph:
+        """A graph of other `expressions`, of the same inputs; or of others in the place of the scattered ones."""
+        ins = self._copied_ins()
+        return Graph(
+            ins[: self.n_scattered] if inputs is None else (),
+            outputs,
+            bcast_inputs=[*(inputs or ()), *ins[self.n_scattered :]],
+            updates=updates,
+            givens=None,
+            sliceable_shareds=self.sliceable_shareds if inputs is None else (),
+            kwargs={**self._kwargs, "no_default_updates": True, "on_unused_input": "ignore"},
+        )
+
     def _compile_plain(self, device: bool) -> Any:
         outputs = [stay_on_device(output) for output in self.outputs] if device else self.outputs
         function = compile_function(
@@ -213,32 +223,22 @@ class Graph:
     @property
     def expressions(self) -> tuple[list[Any], list[tuple[Any, Any]]]:
         """What is computed: the outputs, and all updates, with the givens worked in."""
-        return with_deep_stack(self._rebuilt)
+        return self._cloned or with_deep_stack(self._rebuilt)
 
     @property
     def accumulated(self) -> list[Any]:
         """The shared variables whose new values an accumulating variant returns, in its order."""
-        if self._cloned is None:
-            with_deep_stack(self._rebuilt)
-        return [var for var, _ in self._rebuilt()[1] if not is_random_state(var)]
+        return [var for var, _ in self.expressions[1] if not is_random_state(var)]
 
     @property
     def is_random(self) -> bool:
         """Whether a call draws random numbers."""
-        return any(is_random_state(var) for var, _ in with_deep_stack(self._rebuilt)[1])
+        return any(is_random_state(var) for var, _ in self.expressions[1])
 
     def picks_rows_of_shared(self) -> bool:
         """Whether an input that is not scattered says which rows of a shared variable are used."""
-        outputs, updates = with_deep_stack(self._rebuilt)
-        inputs = set(self.input_variables[self.n_scattered :])
-        for var in ancestors([*outputs, *(new for _, new in updates)]):
-            node = var.owner
-            if node is not None and isinstance(node.op, _PICK):
-                picked_from, *by = node.inputs
-                shared = any(is_shared_variable(one) for one in ancestors([picked_from]))
-                if shared and not inputs.isdisjoint(ancestors(by)):
-                    return True
-        return False
+        outputs, updates = self.expressions
+        return picks_rows_of_shared([*outputs, *(new for _, new in updates)], self.input_variables[self.n_scattered :])
 
     def filter_input(self, position: int, value: Any) -> Any:
         """Cast a value as Theano would for this input; `TypeError` where Theano would refuse."""

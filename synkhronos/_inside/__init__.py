@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from synkhronos._inside.cutting import Cut, cut
 from synkhronos._inside.expressions import averaged, gathered, reduced, summed
 from synkhronos._inside.looking import depends_on, meets, meets_in_a_loop
 from synkhronos._inside.standing import Standing
 
 __all__ = [
+    "Cut",
     "Standing",
     "averaged",
+    "cut",
     "depends_on",
     "gathered",
     "meets",

@@ -37,7 +37,7 @@ class Known(theano.Op):
         """Ask where the rank stands."""
         standing = current()
         if self.what == "whole":
-            own = 1 if standing is None else standing.weights[standing.rank]
+            own = 1 if standing is None else standing.own
             total = 1 if standing is None else sum(standing.weights)
             output_storage[0][0] = np.asarray(total / own if own else 0.0)
         elif standing is None:

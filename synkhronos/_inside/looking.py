@@ -7,17 +7,17 @@ from typing import Any
 
 from synkhronos._inside.ops import Collective
 
-__all__ = ["depends_on", "meets", "meets_in_a_loop"]
+__all__ = ["depends_on", "meets", "meets_in_a_loop", "meets_within"]
 
 
 def meets(function: Any) -> bool:
     """Whether a compiled function has collectives, in inner graphs too."""
-    return any(_is_collective(node.op) or _meets_within(node.op) for node in function.maker.fgraph.apply_nodes)
+    return any(_is_collective(node.op) or meets_within(node.op) for node in function.maker.fgraph.apply_nodes)
 
 
 def meets_in_a_loop(function: Any) -> bool:
     """Whether a compiled function has collectives in inner graphs: in a scan."""
-    return any(_meets_within(node.op) for node in function.maker.fgraph.apply_nodes)
+    return any(meets_within(node.op) for node in function.maker.fgraph.apply_nodes)
 
 
 def depends_on(expression: Any, variables: Iterable[Any]) -> bool:
@@ -39,7 +39,7 @@ def _is_collective(op: Any) -> bool:
     return isinstance(op, Collective)
 
 
-def _meets_within(op: Any) -> bool:
+def meets_within(op: Any) -> bool:
     """Whether the inner graph of an op, of a scan say, has collectives."""
     inner = getattr(op, "outputs", None) or getattr(op, "local_outputs", None) or ()
     waiting, seen = list(inner), set()
@@ -47,7 +47,7 @@ def _meets_within(op: Any) -> bool:
         var = waiting.pop()
         if var in seen or var.owner is None:
             continue
-        if _is_collective(var.owner.op) or _meets_within(var.owner.op):
+        if _is_collective(var.owner.op) or meets_within(var.owner.op):
             return True
         seen.add(var)
         waiting += var.owner.inputs

@@ -55,6 +55,8 @@ class Standing:
     weights : tuple of int
         By which the ranks count: their data points; ones if nobody has any. A rank of weight 0 is left out of every
         collective.
+    own : int
+        This rank's weight; in a call in slices, how many data points the slice has.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Standing:
         self.n_ranks = n_ranks
         self.counts: tuple[int, ...] = (1,) * n_ranks
         self.weights: tuple[int, ...] = self.counts
+        self.own = 1
         self._transport = transport
         self._timeline = timeline
         self._tells = tells
@@ -81,6 +84,7 @@ class Standing:
         """
         self.counts = counts
         self.weights = counts if any(counts) else (1,) * self.n_ranks
+        self.own = self.weights[self.rank]
         self._left.clear()
         self._lost = None
         _here.standing = self
@@ -220,6 +224,6 @@ class Standing:
 
 def _describe(ops: Sequence[str], arrays: Sequence[np.ndarray]) -> str:
     """A collective for traces: its ops, how many arrays, how many bytes on this rank."""
-    names = ", ".join(dict.fromkeys(ops))
+    names = ", ".join(sorted(set(ops)))
     n_bytes = sum(array.nbytes for array in arrays)
     return f"{names} of {len(arrays)} array{'s' if len(arrays) > 1 else ''}, {n_bytes} bytes"

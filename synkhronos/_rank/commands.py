@@ -19,7 +19,9 @@ __all__ = [
     "Command",
     "Connect",
     "Digest",
+    "Follow",
     "Get",
+    "InOrder",
     "Load",
     "Nccl",
     "Put",
@@ -29,6 +31,7 @@ __all__ = [
     "Settle",
     "Shapes",
     "Source",
+    "meets",
 ]
 
 #: Rows of an array as they travel: a range, or where an index array lies.
@@ -73,6 +76,19 @@ class Load:
     ranks: tuple[int, ...] | None = None
 
 
+class Follow(NamedTuple):
+    """What follows the slices of a call whose function has collectives: a function of what enters these.
+
+    The function of the slices returns the outputs that need no collective, then what enters them.
+    """
+
+    function: int
+    modes: tuple[str, ...]  # of what the function of the slices returns
+    n_entering: int
+    output_subset: tuple[int, ...]
+    order: tuple[int, ...]  # of the outputs that are wanted, among those of the slices and then those of this function
+
+
 class Call(NamedTuple):
     """Call a function on this rank's share of the data.
 
@@ -96,6 +112,7 @@ class Call(NamedTuple):
     meets: bool = False  # there are collectives in it: a rank without data points takes part, left out of all of them
     kept: tuple[int, ...] = ()  # variables that such a rank must not update
     exact: bool = False  # the function takes numbers, too: of all rows, of the first one of a rank, and of those there
+    follow: Follow | None = None
 
 
 @dataclass(frozen=True)
@@ -179,4 +196,18 @@ class Record:
     room: int = 0
 
 
-Command = Union[Settle, Bind, Connect, Load, Call, Get, Put, AllReduce, Reduce, Nccl, AllGather, Digest, Shapes, Record]
+@dataclass(frozen=True)
+class InOrder:
+    """Execute commands one after the other, each when all ranks have completed the one before; return all results."""
+
+    parts: tuple[Command, ...]
+
+
+Command = Union[
+    Settle, Bind, Connect, Load, Call, Get, Put, AllReduce, Reduce, Nccl, AllGather, Digest, Shapes, Record, InOrder
+]
+
+
+def meets(command: Command) -> bool:
+    """Whether all ranks meet in a command before they change anything."""
+    return isinstance(command, (AllReduce, Reduce, AllGather))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from synkhronos._memory import SegmentTable
+from synkhronos._memory import ArrayRef, SegmentTable
 from synkhronos._partition import Rows, Selection
 from synkhronos._rank.commands import RowsRef, Source
 
@@ -17,15 +17,29 @@ class Excerpts:
     Parameters
     ----------
     segments : SegmentTable
+    keeps : bool
+        Whether views may outlive a command: a view in the master would keep what the program has dropped.
     """
 
-    def __init__(self, segments: SegmentTable) -> None:
+    def __init__(self, segments: SegmentTable, keeps: bool) -> None:
         self._segments = segments
+        self._keeps = keeps
+        self._views: dict[tuple[int, int], tuple[Source, Rows, np.ndarray]] = {}
         self._buffers: dict[tuple[int, int], np.ndarray] = {}
 
     def rows(self, rows: RowsRef) -> Selection:
         """A range, or the index array that lies in shared memory."""
         return rows if isinstance(rows, Rows) else self._segments.view(rows)
+
+    def view(self, source: Source, part: Rows, key: tuple[int, int]) -> np.ndarray:
+        """As `take`; a worker keeps views for calls that repeat, until memory is released."""
+        last = self._views.get(key)
+        if last is not None and last[0] is source and last[1] is part:
+            return last[2]
+        view = self.take(source, part, key)
+        if self._keeps and not isinstance(source.rows, ArrayRef):
+            self._views[key] = source, part, view
+        return view
 
     def take(self, source: Source, part: Rows, key: tuple[int, int] | None = None) -> np.ndarray:
         """Rows ``part`` of what ``source`` selects: a view where they are contiguous, else copied.
@@ -55,3 +69,7 @@ class Excerpts:
     def forget(self, function: int) -> None:
         """Give back the buffers of a function."""
         self._buffers = {key: buffer for key, buffer in self._buffers.items() if key[0] != function}
+
+    def forget_views(self) -> None:
+        """Memory, or a function, is dropped."""
+        self._views.clear()

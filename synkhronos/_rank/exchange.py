@@ -39,6 +39,7 @@ class Exchange:
     nccl : NcclTransport or None
         There once the ranks have met in NCCL.
     transport : SharedMemoryTransport
+    variables : VariableTable
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Exchange:
         self._is_master = team.rank == team.master_rank
         self._team = team
         self._workspace = workspace
-        self._variables = variables
+        self.variables = variables
         self._excerpts = excerpts
         self._regions = regions
         self.transport = SharedMemoryTransport(workspace, team.signals, regions, team.barrier, team.timeline)
@@ -90,14 +91,14 @@ class Exchange:
             _logger.debug("%s of %s (%d bytes): %s", what, ", ".join(map(str, variables)), n_bytes, way)
 
     def _get(self, command: Get) -> Any | None:
-        self._tell("get", [self._variables[key] for key in command.variables], "through shared memory")
+        self._tell("get", [self.variables[key] for key in command.variables], "through shared memory")
         if command.ranks is not None and self.rank not in command.ranks:
             return None
-        values = [_graphs.get_array(self._variables[key]) for key in command.variables]
+        values = [_graphs.get_array(self.variables[key]) for key in command.variables]
         return [_graphs.to_host(value) for value in values] if self._is_master else values
 
     def _put(self, command: Put) -> None:
-        self._tell("set", [self._variables[key] for key in command.variables], "through shared memory")
+        self._tell("set", [self.variables[key] for key in command.variables], "through shared memory")
         if command.ranks is not None and self.rank not in command.ranks:
             return
         for i, (key, source) in enumerate(zip(command.variables, command.sources)):
@@ -107,7 +108,7 @@ class Exchange:
             before = self._timeline.switch(SHUFFLE)
             value = self._excerpts.take(source, part)
             self._timeline.switch(TRANSFERS)
-            var = self._variables[key]
+            var = self.variables[key]
             if self._is_outside(var):
                 _graphs.set_array(var, np.array(value, order="C"))
             else:
@@ -129,7 +130,7 @@ class Exchange:
 
     def _all_reduce(self, command: AllReduce) -> None:
         """Over NCCL what can go that way, the rest over shared memory."""
-        hosts = [self._variables[key] for key in command.variables]
+        hosts = [self.variables[key] for key in command.variables]
         if self.nccl is not None and command.nccl:
             on_gpu = [var for var in hosts if _graphs.is_device_array(_graphs.get_array(var))]
             direct = [var for var in on_gpu if nccl_reduces(np.dtype(var.dtype), command.op, False)]
@@ -146,7 +147,7 @@ class Exchange:
         self._tell("all-reduce", hosts, _way(directly))
 
     def _reduce(self, command: Reduce) -> list[np.ndarray] | None:
-        variables = [self._variables[key] for key in command.variables]
+        variables = [self.variables[key] for key in command.variables]
         arrays = self._host_arrays(variables)
         dtypes = [array.dtype if command.in_place else result_dtype(array.dtype, command.op) for array in arrays]
         outs: list[np.ndarray] | None = None
@@ -181,7 +182,7 @@ class Exchange:
 
     def _nccl(self, command: Nccl) -> list[Any] | None:
         assert self.nccl is not None
-        variables = [self._variables[key] for key in command.variables]
+        variables = [self.variables[key] for key in command.variables]
         self._tell(command.kind, variables, "over NCCL")
         if command.kind == "broadcast":
             for var, shape in zip(variables, command.shapes):
@@ -199,16 +200,16 @@ class Exchange:
         return None
 
     def _all_gather(self, command: AllGather) -> None:
-        arrays = self._host_arrays([self._variables[key] for key in command.variables])
+        arrays = self._host_arrays([self.variables[key] for key in command.variables])
         sizes = [[math.prod(shape) for shape in shapes] for shapes in command.shapes]
         gathered, directly = self.transport.all_gather(arrays, sizes)
         for key, value, shapes in zip(command.variables, gathered, command.shapes):
             length = sum(shape[0] for shape in shapes)
-            _graphs.set_array(self._variables[key], value.reshape(length, *shapes[0][1:]))
-        self._tell("all-gather", [self._variables[key] for key in command.variables], _way(directly))
+            _graphs.set_array(self.variables[key], value.reshape(length, *shapes[0][1:]))
+        self._tell("all-gather", [self.variables[key] for key in command.variables], _way(directly))
 
     def _digest(self, command: Digest) -> list[bytes]:
-        arrays = self._host_arrays([self._variables[key] for key in command.variables])
+        arrays = self._host_arrays([self.variables[key] for key in command.variables])
         digests = []
         for array in arrays:
             digest = hashlib.blake2b(repr((array.shape, array.dtype.str)).encode(), digest_size=16)
@@ -217,7 +218,7 @@ class Exchange:
         return digests
 
     def _shapes(self, command: Shapes) -> list[tuple[int, ...]]:
-        return [tuple(_graphs.get_array(self._variables[key]).shape) for key in command.variables]
+        return [tuple(_graphs.get_array(self.variables[key]).shape) for key in command.variables]
 
 
 def _apart(arrays: list[np.ndarray]) -> list[np.ndarray]:

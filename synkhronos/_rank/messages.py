@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from synkhronos._memory import ArrayRef, SegmentRef
 from synkhronos._partition import Rows
-from synkhronos._rank.commands import Call, Command, Source
+from synkhronos._rank.commands import Call, Command, Follow, Source
 from synkhronos.errors import CollectiveAborted
 
 __all__ = ["Arrays", "Decoder", "Encoder", "Envelope", "Failure", "Release", "summarize"]
@@ -40,12 +40,13 @@ class Failure(NamedTuple):
     traceback: str  # without them
     aborted: bool = False  # it only stopped because another rank had failed
     unprepared: bool = False  # it could not map what the envelope said, and did not begin
+    completed: int = 0  # parts of the command that it had completed, if there are several
 
     @classmethod
-    def of(cls, error: Exception, unprepared: bool = False) -> Failure:
+    def of(cls, error: Exception, unprepared: bool = False, completed: int = 0) -> Failure:
         """What a rank answers when this was raised there; to be called while the exception is handled."""
         aborted = isinstance(error, CollectiveAborted)
-        return cls(time.monotonic(), summarize(error), _way_to(error), aborted, unprepared)
+        return cls(time.monotonic(), summarize(error), _way_to(error), aborted, unprepared, completed)
 
 
 def _way_to(error: Exception) -> str:
@@ -100,7 +101,7 @@ def _reduced(value: Any) -> tuple[type, tuple[Any, ...]]:
 
 
 copyreg.pickle(Rows, Rows.__reduce__)
-for _type in (ArrayRef, SegmentRef, Source, Release, Call, Envelope, Placed):
+for _type in (ArrayRef, SegmentRef, Source, Release, Call, Follow, Envelope, Placed):
     copyreg.pickle(_type, _reduced)  # half the time of what pickle does for named tuples by itself
 
 

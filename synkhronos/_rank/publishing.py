@@ -15,6 +15,8 @@ from synkhronos._rank.messages import Arrays, Placed, Sent
 
 __all__ = ["Publisher"]
 
+_MOST_PLACES = 256
+
 
 class Publisher:
     """One rank's way to hand out arrays, and the master's to read them.
@@ -35,6 +37,8 @@ class Publisher:
         self._first = rank * self._room
         self._used = 0
         self._handed_out: list[Any] = []
+        self._small: dict[tuple[int, tuple[int, ...], np.dtype], tuple[Placed, np.ndarray]] = {}
+        self._read: dict[tuple[int, int], tuple[Arrays, list[np.ndarray | None]]] = {}  # the last ones
 
     def forget(self) -> None:
         """The next command has come: nobody reads any more what was handed out."""
@@ -52,9 +56,9 @@ class Publisher:
             value = host
         array = np.asarray(value, order="C")
         if array.nbytes <= self._room - self._used and array.nbytes < native.SMALLEST_BLOCK:
-            placed = Placed(0, self._first + self._used, array.shape, dtype_spec(array.dtype))
+            placed, view = self._small_place(self._used, array.shape, array.dtype)
             self._used += aligned(array.nbytes)
-            self._view(placed)[...] = array
+            view[...] = array
             return placed
         offset = self._regions.offset(array)
         if offset is None:
@@ -65,11 +69,25 @@ class Publisher:
         self._handed_out.append(array)
         return Placed(1, offset, array.shape, dtype_spec(array.dtype))
 
+    def _small_place(self, used: int, shape: tuple[int, ...], dtype: np.dtype) -> tuple[Placed, np.ndarray]:
+        """Where a small array goes, and a view of that; functions return the same shapes again and again."""
+        key = used, shape, dtype
+        if key not in self._small:
+            if len(self._small) >= _MOST_PLACES:
+                self._small.clear()
+            placed = Placed(0, self._first + used, shape, dtype_spec(dtype))
+            self._small[key] = placed, self._view(placed)
+        return self._small[key]
+
     def _view(self, one: Placed | Sent) -> np.ndarray:
         if isinstance(one, Sent):
             return np.ndarray(one.shape, one.dtype, one.content)
         return np.ndarray(one.shape, one.dtype, self._memory[one.memory], one.offset)
 
-    def read(self, arrays: Arrays) -> list[np.ndarray | None]:
-        """What another rank has handed out: views that are good until its next command."""
-        return [None if one is None else self._view(one) for one in arrays.values]
+    def read(self, place: tuple[int, int], arrays: Arrays) -> list[np.ndarray | None]:
+        """What another rank has handed out in a part of its command: views that are good until its next command."""
+        last, views = self._read.get(place, (None, []))
+        if arrays is not last:
+            views = [None if one is None else self._view(one) for one in arrays.values]
+            self._read[place] = arrays, views
+        return views

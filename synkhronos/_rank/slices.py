@@ -21,8 +21,9 @@ def call_in_slices(
     run: Callable[[Rows, Any], list[Any]],
     rows: tuple[Rows, Selection | None],
     updated: Sequence[Any],
+    follow: Callable[..., list[Any]],
 ) -> list[Any]:
-    """Compute in pieces, accumulate, and apply the updates once; returns the outputs.
+    """Compute in pieces, accumulate, apply the updates once, and do what follows; returns the outputs.
 
     Parameters
     ----------
@@ -35,13 +36,15 @@ def call_in_slices(
         This rank's rows of both.
     updated : list of shared variables
         Those whose new values the function returns after its outputs.
+    follow : callable
+        ``follow(*entering)`` gives the outputs of the function in `Call.follow`.
     """
     share, sliceable = rows
     parts = pieces(n_points, call.num_slices)
     sliced: list[Any] = [None] * len(parts)
     if sliceable is not None:
         sliced = [take(sliceable, part) for part in pieces(len(sliceable), len(parts))]
-    modes = [mode or "avg" for mode in call.output_modes]
+    modes = [mode or "avg" for mode in call.output_modes] if call.follow is None else list(call.follow.modes)
     names = [*(f"output {i}" for i in range(len(modes))), *(f"the update of {var}" for var in updated)]
     dtypes = [None] * len(modes) + [np.dtype(var.dtype) for var in updated]
     accumulators: list[Any] = []
@@ -55,9 +58,14 @@ def call_in_slices(
         for accumulator, result in zip(accumulators, results):
             accumulator.add(result, len(part))
     results = [accumulator.result() for accumulator in accumulators]
-    for var, value in zip(updated, results[len(modes) :]):
+    results, values = results[: len(modes)], results[len(modes) :]
+    if call.follow is not None:  # from the values before the call, too
+        n_local = len(modes) - call.follow.n_entering
+        results[n_local:] = follow(*map(_graphs.to_host, results[n_local:]))
+        results = [results[i] for i in call.follow.order]
+    for var, value in zip(updated, values):
         _graphs.set_array(var, value)
-    return results[: len(modes)]
+    return results
 
 
 def _accumulator(result: Any, mode: str, total: int, name: str, dtype: np.dtype | None) -> Any:

@@ -30,7 +30,7 @@ def serve(team: Team, replica: Replica) -> None:
             try:
                 reply = replica.execute(envelope.command)
             except Exception as error:
-                reply = Failure.of(error)
+                reply = Failure.of(error, completed=replica.completed)
         try:
             _answer(team, encoder, reply)
         except MemoryError:  # there is no room for all that this rank has to tell

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from synkhronos._session.block import session
+from synkhronos._session.cautions import warn
 from synkhronos._session.footprint import memory
 from synkhronos._session.instruments import Profile, profile, trace
 from synkhronos._session.lifecycle import close, current, distribute, fork, functions, get_n_gpu, settle
+from synkhronos._session.parts import Future
+from synkhronos._session.recording import sequence
 from synkhronos._session.replicas import distances
 from synkhronos._session.session import Session
 
 __all__ = [
+    "Future",
     "Profile",
     "Session",
     "close",
@@ -21,7 +25,9 @@ __all__ = [
     "get_n_gpu",
     "memory",
     "profile",
+    "sequence",
     "session",
     "settle",
     "trace",
+    "warn",
 ]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from synkhronos._limits import count_cores
 
-__all__ = ["check_cores", "check_threads"]
+__all__ = ["check_cores", "check_threads", "warn"]
 
 #: Whose threads are there in every notebook and every debugger, and hold no lock that a worker needs.
 _HARMLESS = ("IPython", "ipykernel", "debugpy", "_pydevd_bundle", "pydevd")
@@ -22,7 +22,7 @@ def check_cores(n_ranks: int) -> None:
     """Warn if there are more ranks than CPU cores."""
     n_cores = count_cores()
     if n_ranks > n_cores:
-        _warn(
+        warn(
             f"synkhronos.fork: {n_ranks} ranks share {n_cores} CPU core{'s' * (n_cores > 1)} and take turns, which is "
             "slower than one rank on each core; `python -m synkhronos info` tells what this machine has"
         )
@@ -32,7 +32,7 @@ def check_threads() -> None:
     """Warn if threads run beside the one that forks."""
     names = sorted(_names_of_other_threads())
     if names:
-        _warn(
+        warn(
             f"synkhronos.fork: other threads are running ({', '.join(names)}). Locks that they hold now, in NumPy or "
             "Theano for example, stay locked in the workers, which may then hang: fork before starting threads"
         )
@@ -46,7 +46,8 @@ def _names_of_other_threads() -> Iterator[str]:
             yield thread.name
 
 
-def _warn(message: str) -> None:
+def warn(message: str) -> None:
+    """Warn, at the line of the program that called this package."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _OWN:
         level, frame = level + 1, frame.f_back

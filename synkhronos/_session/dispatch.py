@@ -9,7 +9,7 @@ import threading
 from typing import Any, Callable
 
 from synkhronos._interrupts import deferred_interrupts, let_interrupts_pass
-from synkhronos._rank import Command, Decoder, Encoder, Failure, Replica, summarize
+from synkhronos._rank import Arrays, Command, Decoder, Encoder, Failure, InOrder, Replica, summarize
 from synkhronos._session.failures import BROKEN, first_failure, worker_error
 from synkhronos._session.ledger import Ledger
 from synkhronos._team import Team, log
@@ -67,7 +67,7 @@ class Dispatcher:
         self._restarts = 0  # without a success in between
 
     def issue(self, command: Command) -> list[Any]:
-        """Have every rank execute a command; returns their results in rank order, arrays of workers as `Arrays`."""
+        """Have every rank execute a command; returns their results in rank order."""
         with self.lock, self._team.timeline.call(type(command).__name__):
             self.check_usable()
             if self._team.outstanding:
@@ -86,7 +86,7 @@ class Dispatcher:
                     raise
                 except Exception as error:
                     let_interrupts_pass(error)
-                    result = Failure.of(error)
+                    result = Failure.of(error, completed=self._replica.completed)
                     own_error = error
                     self._team.signals.abort()
                 replies = self._team.collect()
@@ -100,13 +100,23 @@ class Dispatcher:
             if failed is not None:
                 self._team.signals.reset()
                 cause = own_error if failed == self._team.master_rank else None
-                described = self._replica.describe(command)
-                raise worker_error(command, described, failed, self._team.devices[failed], results, cause)
-            return results
+                device = self._team.devices[failed]
+                raise worker_error(command, self._replica.describe, failed, device, results, cause)
+            if isinstance(command, InOrder):
+                return [[self._read(rank, *part) for part in enumerate(parts)] for rank, parts in enumerate(results)]
+            return [self._read(rank, 0, one) for rank, one in enumerate(results)]
+
+    def _read(self, rank: int, part: int, result: Any) -> Any:
+        return self._replica.read((rank, part), result) if isinstance(result, Arrays) else result
 
     def _received(self, replies: list[bytes | None]) -> list[Any]:
-        results = [None if reply is None else decoder.loads(reply) for decoder, reply in zip(self._decoders, replies)]
-        if not any(isinstance(result, Failure) and result.unprepared for result in results):
+        results = []
+        is_prepared = True
+        for decoder, reply in zip(self._decoders, replies):
+            result = None if reply is None else decoder.loads(reply)
+            is_prepared = is_prepared and not (isinstance(result, Failure) and result.unprepared)
+            results.append(result)
+        if is_prepared:
             self._ledger.delivered()
         return results
 
@@ -127,7 +137,7 @@ class Dispatcher:
             return
         lost = isinstance(error, (WorkerDied, WorkerTimeout))
         if lost:
-            error.args = (f"{error} (in {type(command).__name__})",)
+            error.args = (f"{error} (in {self._describe(command)})",)
         cause = summarize(error)
         second: BaseException | None = None
         try:
@@ -184,6 +194,9 @@ class Dispatcher:
             "ranks may differ: synkhronos.broadcast(shared_vars) gives all of them the master's values.",
             ranks,
         ) from error
+
+    def _describe(self, command: Command | None) -> str:
+        return self._replica.describe(command) if isinstance(command, InOrder) else type(command).__name__
 
     def check_usable(self) -> None:
         """Raise `SessionError` if this session cannot carry out commands any more."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable
 
-from synkhronos._rank import Call, Command, Failure, Load
+from synkhronos._rank import Call, Command, Failure, InOrder, Load
 from synkhronos.errors import WorkerError
 
 __all__ = ["BROKEN", "first_failure", "worker_error"]
@@ -32,11 +32,26 @@ def first_failure(results: Sequence[Any], master_rank: int) -> int | None:
 
 
 def worker_error(
-    command: Command, described: str, rank: int, device: str, results: Sequence[Any], own_error: Exception | None
+    command: Command,
+    describe: Callable[[Command], str],
+    rank: int,
+    device: str,
+    results: Sequence[Any],
+    own_error: Exception | None,
 ) -> WorkerError:
     """The error for the failure of ``rank`` in a command; ``own_error`` is the exception itself on the master."""
     failure = results[rank]
-    message = f"rank {rank} ({device}) failed in {described}: {failure.summary}"
+    parts: tuple[Command, ...] = ()
+    if isinstance(command, InOrder):
+        parts, command = command.parts, command.parts[failure.completed]
+    message = f"rank {rank} ({device}) failed in {describe(command)}: {failure.summary}"
+    if parts:
+        n_complete = min(result.completed for result in results if isinstance(result, Failure))
+        complete = ", ".join(map(describe, parts[:n_complete])) or "none"
+        message += (
+            f"\nThis was part {failure.completed + 1} of a sequence of {len(parts)}. Complete on all ranks: "
+            f"{complete}; no rank has begun with the parts after it."
+        )
     if isinstance(command, Call):
         message += _share(command, rank, failure.summary)
     if not isinstance(command, Load) and not all(
@@ -46,7 +61,7 @@ def worker_error(
             "\nOther ranks may have gone on, so that replicas may differ now; "
             "synkhronos.broadcast(shared_vars) gives all ranks the master's values."
         )
-    return WorkerError(message, rank, device, failure.traceback, own_error)
+    return WorkerError(message, rank, device, failure.traceback, own_error, part=failure.completed)
 
 
 def _share(command: Call, rank: int, summary: str) -> str:

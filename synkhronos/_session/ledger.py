@@ -62,10 +62,11 @@ class Ledger:
         self._table = table
         self._make_room = make_room
         self._new: list[Segment] = []  # what not all workers have mapped
-        self._staging = Arena(table, self._new.append, self._segments.append)
+        self._staging: list[Arena] = []
         self._dropped_bytes = 0
         self.sent = _NOTHING
         self._n_sent = 0
+        self._bare = Envelope((), _NOTHING, None)  # the last one that said nothing of memory
 
     def share(self, segment: Segment, content: np.ndarray) -> None:
         """Take in new memory, which is there until ``content`` ends."""
@@ -74,11 +75,12 @@ class Ledger:
 
     def _drop_what_ended(self) -> None:
         """The workers hold it until their next command."""
-        for key, n_bytes in self._table.ended.take():
-            self._segments.append(key)
-            self._dropped_bytes += n_bytes
-        for variable in self.ended_variables.take():
-            self.variables.append(variable)
+        if self._table.ended:
+            for key, n_bytes in self._table.ended.take():
+                self._segments.append(key)
+                self._dropped_bytes += n_bytes
+        if self.ended_variables:
+            self.variables.extend(self.ended_variables.take())
 
     @property
     def is_full(self) -> bool:
@@ -90,12 +92,22 @@ class Ledger:
         """New shared memory, still to be taken in."""
         return self._with_room(lambda: Segment.create(n_bytes))
 
-    def stage(self, items: Sequence[Staged]) -> list[ArrayRef]:
-        """Copy arrays, or rows of arrays, to the staging arena; what was there before is overwritten."""
+    def stage(self, items: Sequence[Staged], place: int = 0) -> list[ArrayRef]:
+        """Copy arrays, or rows of arrays, to one of the staging arenas; what was there before is overwritten."""
+        while len(self._staging) <= place:
+            self._staging.append(Arena(self._table, self._new.append, self._segments.append))
+        arena = self._staging[place]
         n_bytes = sum(aligned(_n_bytes(item)) for item in items)
-        self._with_room(lambda: self._staging.reserve(n_bytes))
-        place, place_rows = self._staging.place, self._staging.place_rows
-        return [place_rows(*item) if isinstance(item, tuple) else place(item) for item in items]
+        self._with_room(lambda: arena.reserve(n_bytes))
+        return [arena.place_rows(*item) if isinstance(item, tuple) else arena.place(item) for item in items]
+
+    def restage(self, refs: Sequence[ArrayRef], arrays: Sequence[np.ndarray]) -> bool:
+        """Copy arrays to where others like them were staged; returns whether that memory is still there."""
+        if any(ref.key not in self._table for ref in refs):
+            return False
+        for ref, array in zip(refs, arrays):
+            self._table.view(ref)[...] = array
+        return True
 
     def _with_room(self, allocate: Callable[[], _Memory]) -> _Memory:
         try:
@@ -105,9 +117,10 @@ class Ledger:
             return allocate()
 
     def trim(self) -> None:
-        """Give the staging arena back if it is large, after something that is not done often."""
-        if self._staging.ref is not None and self._staging.ref.size > _LARGE_BYTES:
-            self._staging.free()
+        """Give the first staging arena back if it is large, after something that is not done often."""
+        arena = self._staging[0]
+        if arena.ref is not None and arena.ref.size > _LARGE_BYTES:
+            arena.free()
 
     def envelope(self, command: Command) -> tuple[Envelope, list[Segment]]:
         """A command, with what the workers must map and may forget first: all that is not yet `delivered`.
@@ -115,6 +128,11 @@ class Ledger:
         With it, the memory that they must be given beforehand.
         """
         self._drop_what_ended()
+        if not (self._new or self._segments or self.functions or self.variables):
+            self.sent, self._n_sent = _NOTHING, 0
+            if command is not self._bare.command:
+                self._bare = Envelope((), _NOTHING, command)
+            return self._bare, []
         self.sent = Release(tuple(self._segments), tuple(self.functions), tuple(self.variables))
         self._n_sent = len(self._new)
         if not self._n_sent:
@@ -141,7 +159,8 @@ class Ledger:
 
     def close(self) -> None:
         """Free what only the session needed."""
-        self._staging.free()
+        for arena in self._staging:
+            arena.free()
         for segment in self._new:
             segment.close_fd()
 
@@ -150,7 +169,8 @@ class Ledger:
         for segment in self._new:
             segment.abandon()
         self._new.clear()
-        self._staging.abandon()
+        for arena in self._staging:
+            arena.abandon()
 
 
 def _n_bytes(item: Staged) -> int:

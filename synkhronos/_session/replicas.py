@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, Callable
 
 import numpy as np
 
 from synkhronos import _graphs
 from synkhronos._rank import Command, Digest, Get
+from synkhronos._session.cautions import warn
 
 __all__ = ["Replicas", "distances"]
 
@@ -98,20 +99,18 @@ class Replicas:
                 differ[var] = most
         return differ
 
-    def see_call(self, variables: Sequence[Any]) -> None:
-        """Compare the variables of a function that is about to be called, if it is time to, and warn of each once."""
-        self._n_calls += 1
-        if self._n_calls % self.every:
+    def see_calls(self, variables: Sequence[list[Any]]) -> None:
+        """Compare the variables of functions that are about to be called, if it is time to, and warn of each once."""
+        n_before, self._n_calls = self._n_calls, self._n_calls + len(variables)
+        if n_before // self.every == self._n_calls // self.every:
             return
-        for var, most in self.compare(self._equal(variables)).items():
+        for var, most in self.compare(self._equal(list(dict.fromkeys(chain(*variables))))).items():
             if var.container not in self._warned:
                 self._warned.add(var.container)
-                warnings.warn(
+                warn(
                     f"the replicas of {var} differ between ranks, by up to {most:.6g}, before call {self._n_calls}: "
                     f"updates are local, and set_value concerns the master alone. synkhronos.broadcast makes them "
-                    "equal, synkhronos.all_reduce averages them",
-                    RuntimeWarning,
-                    stacklevel=3,
+                    "equal, synkhronos.all_reduce averages them"
                 )
 
 

@@ -25,7 +25,6 @@ from synkhronos._memory import (
     make_regions,
 )
 from synkhronos._rank import (
-    Arrays,
     Command,
     Encoder,
     Envelope,
@@ -42,6 +41,7 @@ from synkhronos._session.gpus import connect_gpus, take_gpus
 from synkhronos._session.ledger import Ledger, Staged
 from synkhronos._session.library import Library
 from synkhronos._session.options import Options
+from synkhronos._session.parts import Sequencer
 from synkhronos._session.replicas import Replicas
 from synkhronos._team import TRANSFERS, Team
 
@@ -72,8 +72,11 @@ class Session:
         self.on_gpu = kind(devices[0]) != "cpu"
         self.nccl = False  # whether NCCL connects the ranks
         self.profile: Any = None  # the one that is being filled
+        self.sequencer = Sequencer(self)
+        self.run, self.submit = self.sequencer.run, self.sequencer.submit
         self._replicate_rng = options.replicate_rng
         self._ledger = Ledger(segments, self._make_room, self.n_ranks - 1)
+        self.restage = self._ledger.restage
         spin = _SPIN_SECONDS if self.n_ranks <= count_cores() else 0.0
         workspace = Workspace(self.n_ranks)
         self._team = Team(devices, master_rank, spin, options.timeout)
@@ -126,7 +129,7 @@ class Session:
 
     # -- commands
 
-    def run(self, command: Command) -> list[Any]:
+    def issue(self, command: Command) -> list[Any]:
         """Have every rank execute a command; returns their results in rank order, arrays as arrays.
 
         Raises
@@ -140,8 +143,7 @@ class Session:
         """
         with self.lock:
             self._library.forget_what_ended()
-            results = self._dispatcher.issue(command)
-            return [self.replica.read(one) if isinstance(one, Arrays) else one for one in results]
+            return self._dispatcher.issue(command)
 
     # -- shared variables
 
@@ -162,18 +164,13 @@ class Session:
 
     def stage(self, items: Sequence[Staged]) -> list[ArrayRef]:
         """Copy arrays, or rows of arrays, to where every rank can read them until something else is staged."""
+        place = self.sequencer.place
+        if place and self._ledger.is_full:
+            self.settle()
         before = self.timeline.switch(TRANSFERS)
-        refs = self._ledger.stage(items)
+        refs = self._ledger.stage(items, place)
         self.timeline.switch(before)
         return refs
-
-    def restage(self, refs: Sequence[ArrayRef], arrays: Sequence[np.ndarray]) -> bool:
-        """Copy arrays to where others like them were staged; returns whether that memory is still there."""
-        if any(ref.key not in segments for ref in refs):
-            return False
-        for ref, array in zip(refs, arrays):
-            segments.view(ref)[...] = array
-        return True
 
     def allocate(self, n_bytes: int) -> Segment:
         """New memory, still to be shared.
@@ -195,12 +192,12 @@ class Session:
 
     def settle(self) -> None:
         """Bring the workers up to date about memory, now."""
-        self.run(Settle())
+        self.issue(Settle())
 
     def _make_room(self) -> None:
         """Have every rank forget what was dropped, because memory is short."""
         collect_garbage()
-        self.run(Settle(trim=True))
+        self.issue(Settle(trim=True))
 
     # -- functions
 
@@ -226,8 +223,8 @@ class Session:
             self._library.distribute_variables(variables)
 
     def _load(self, bundle: _graphs.Bundle, ranks: tuple[int, ...] | None) -> None:
-        refs = self.stage([np.frombuffer(bundle.pickled, dtype=np.uint8), *bundle.buffers])
-        self.run(Load(refs[0], tuple(refs[1:]), self._replicate_rng, ranks))
+        refs = self._ledger.stage([np.frombuffer(bundle.pickled, dtype=np.uint8), *bundle.buffers])
+        self.issue(Load(refs[0], tuple(refs[1:]), self._replicate_rng, ranks))
         self._ledger.trim()
 
     # -- the end

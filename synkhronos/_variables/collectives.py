@@ -7,6 +7,7 @@ distributed first.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from synkhronos._variables.replicated import (
     check_weights,
     like,
     match,
+    no_value,
     over_nccl,
     put,
     start,
@@ -57,6 +59,7 @@ def broadcast(shared_vars: Any, values: Any = None, nccl: bool = True) -> None:
             put(session, variables, match(shared_vars, variables, values))
             session.replicas.note_parts(variables, are_parts=False)
             return
+        session.sequencer.check_first("broadcast of the master's values")
         direct = over_nccl(session, variables, nccl, nccl_moves)
         if direct:
             shapes = tuple(tuple(_graphs.get_array(var).shape) for var in direct)
@@ -176,9 +179,11 @@ def reduce(shared_vars: Any, op: str = "avg", in_place: bool = True, nccl: bool 
             command = Nccl("reduce", session.keys(direct), session.master_rank, op)
             reduced.update(zip(direct, _run(session, "reduce", direct, command)[session.master_rank]))
         rest = _without(variables, direct)
-        if rest:
-            results = _run(session, "reduce", rest, Reduce(session.keys(rest), op, in_place))[session.master_rank]
-            reduced.update(zip(rest, map(session.private, results or ())))
+        if rest and in_place:
+            _submit(session, "reduce", rest, Reduce(session.keys(rest), op, True))
+        elif rest:
+            results = _run(session, "reduce", rest, Reduce(session.keys(rest), op, False))[session.master_rank]
+            reduced.update(zip(rest, map(session.private, results)))
         if not in_place:
             return like(shared_vars, [_graphs.to_host(reduced[var]) for var in variables])
         for var in direct:
@@ -195,13 +200,24 @@ def _run(session: Session, function: str, variables: Sequence[Any], command: Com
     try:
         return session.run(command)
     except WorkerError:
-        every = list(zip(*session.shapes(variables)))
-        try:
-            for var, shapes in zip(variables, every):
-                check_shapes(function, var, shapes)
-        except ValueError as error:
-            raise error from None  # it says all that there is to say
+        _explain(session, function, variables)
         raise
+
+
+def _submit(session: Session, function: str, variables: Sequence[Any], command: Command) -> None:
+    """The same at once or in a sequence, for a command that returns nothing."""
+    session.sequencer.keep(variables)
+    session.submit(command, no_value, functools.partial(_explain, session, function, variables))
+
+
+def _explain(session: Session, function: str, variables: Sequence[Any]) -> None:
+    """Raise `ValueError` for the variable whose shapes differ between ranks, if there is one."""
+    every = list(zip(*session.shapes(variables)))
+    try:
+        for var, shapes in zip(variables, every):
+            check_shapes(function, var, shapes)
+    except ValueError as error:
+        raise error from None  # it says all that there is to say
 
 
 @checks_keywords
@@ -229,4 +245,5 @@ def all_reduce(shared_vars: Any, op: str = "avg", nccl: bool = True, weights: Se
     op = check_op("all_reduce", op)
     checked = check_weights(session, op, weights)
     with session.lock, session.timeline.call("all_reduce"):
-        _run(session, "all_reduce", variables, AllReduce(session.keys(variables), op, checked, bool(nccl)))
+        command = AllReduce(session.keys(variables), op, checked, bool(nccl))
+        _submit(session, "all_reduce", variables, command)

@@ -20,6 +20,7 @@ __all__ = [
     "check_weights",
     "like",
     "match",
+    "no_value",
     "over_nccl",
     "put",
     "start",
@@ -92,7 +93,10 @@ def put(
     batch: Any = None,
     split: bool = False,
 ) -> None:
-    """Set variables on some ranks to (rows of) values; ``split`` gives each rank its share of the rows."""
+    """Set variables on some ranks to (rows of) values; ``split`` gives each rank its share of the rows.
+
+    In a sequence it is recorded.
+    """
     if batch is not None and any(value.ndim == 0 for value in values):
         raise ValueError("batch picks rows, but a value is 0-dimensional")
     rows: list[Selection | None] = [
@@ -110,7 +114,12 @@ def put(
     split_rows: tuple[tuple[Rows, ...], ...] | None = None
     if split:
         split_rows = tuple(tuple(shares(len(chosen), session.n_ranks)) for chosen in rows if chosen is not None)
-    session.run(Put(session.keys(variables), tuple(sources), split_rows, ranks))
+    session.sequencer.keep([*variables, *(value.memory for value in values if isinstance(value, Data))])
+    session.submit(Put(session.keys(variables), tuple(sources), split_rows, ranks), no_value)
+
+
+def no_value(results: Sequence[Any]) -> None:
+    """What the program gets of a command that returns nothing."""
 
 
 def check_rank(session: Session, rank: Any) -> int:

@@ -1,8 +1,9 @@
 """A whole training step in one call, on all ranks or in plain Theano.
 
-A step on all ranks is three commands: the gradient function on scattered data, one all-reduce of
-the gradients, and the update function. Weighting the all-reduce by the number of data points that
-each rank computed makes the step equal to a serial one on any split of the data.
+A step on all ranks is three commands, which go to them as one message: the gradient function on
+scattered data, one all-reduce of the gradients, and the update function. Weighting the all-reduce
+by the number of data points that each rank computed makes the step equal to a serial one on any
+split of the data.
 """
 
 from collections import OrderedDict
@@ -18,7 +19,7 @@ from theano.gof.graph import inputs as inputs_of
 
 import synkhronos as synk
 from synkhronos.extensions.updates.divide import divide
-from synkhronos.extensions.weighting import per_point, times, weighted
+from synkhronos.extensions.weighting import not_negative, per_point, times, weighted, where_valid
 
 
 class TrainFunction:
@@ -86,12 +87,11 @@ class TrainFunction:
         inputs = _flatten((x_data, y_data), self._structure)
         _check_names(hyperparameters, {*self._names[0], *self._names[1]})
         of_gradient, of_update = ({name: hyperparameters[name] for name in names} for names in self._names)
-        loss = self.gradient(*inputs, batch=batch, num_slices=num_slices, **of_gradient)
-        if self._weight is not None:
-            loss = weighted(*loss)
-        synk.all_reduce(self._reduced, op="avg", weights=self.gradient.counts)
-        self.update(**of_update)
-        return loss
+        with synk.sequence():
+            loss = self.gradient(*inputs, batch=batch, num_slices=num_slices, **of_gradient)
+            synk.all_reduce(self._reduced, op="avg", weights=self.gradient.counts)
+            self.update(**of_update)
+        return loss.result() if self._weight is None else weighted(*loss.result())
 
 
 def make_train_function(
@@ -148,11 +148,12 @@ def make_train_function(
         one = per_point(weights, inputs[0])
         for var, grad in grad_updates.items():
             grad_updates[var] = times(one, grad, var.dtype)
-        grad_updates[weight] = one
+        grad_updates[weight] = not_negative(one)
         outputs = [times(one, loss, loss.dtype), one, (one, "min")]
         divided = {var: var / weight.astype(var.dtype) for var in _listed(grad_shared)}
         news = theano.clone(list(param_updates.values()), replace=divided)
-        param_updates = OrderedDict([*zip(param_updates, news), *divided.items()])
+        every = OrderedDict([*zip(param_updates, news), *divided.items()])
+        param_updates = OrderedDict((var, where_valid(weight, new, var)) for var, new in every.items())
     of_gradient = _free([loss, *grad_updates.values()], inputs, givens)
     of_update = _free(param_updates.values(), (), None)
     gradient = synk.function(

@@ -4,7 +4,8 @@ A loss that is an average by other weights, ``(m * l).sum() / m.sum()``, has a r
 as that rank's weight. Then loss and gradients are multiplied by the weight of one data point, on the
 mean of a rank's or slice's points, so that the same averages by numbers of points add them up; and
 that weight is averaged along, and divides them in the end. Where it is 0 they are replaced by 0,
-not multiplied: 0 · NaN is NaN.
+not multiplied: 0 · NaN is NaN. Where it makes no sense the update function, which runs before the
+master sees the weights, leaves everything as it is.
 """
 
 from typing import Any
@@ -26,6 +27,16 @@ def per_point(weights: Any, data: Any) -> Any:
 def times(weight: Any, value: Any, dtype: str) -> Any:
     """Multiply a value by a weight; it is 0 where that is 0, whatever the value."""
     return T.switch(T.eq(weight, 0), np.zeros((), dtype), weight.astype(dtype) * value)
+
+
+def not_negative(weight: Any) -> Any:
+    """Give a weight, or NaN, which no average hides, where it is negative."""
+    return T.switch(T.lt(weight, 0), np.nan, weight)
+
+
+def where_valid(weight: Any, new: Any, old: Any) -> Any:
+    """Give a new value where the weight of one data point is one, else the old value."""
+    return T.switch(T.gt(weight, 0) & T.lt(weight, np.inf), new, old)
 
 
 def weighted(loss: Any, weight: Any, lowest: Any) -> Any:

@@ -14,7 +14,7 @@ from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 import synkhronos as synk
 from synkhronos._graphs import Variant
-from synkhronos._rank import replica as _replica
+from synkhronos._rank import slices as _slices
 from synkhronos.extensions import train, updates
 
 DEVICES = os.environ["SYNKHRONOS_DEVICES"].split(",")
@@ -137,7 +137,7 @@ class TestValuesStay:
         for accumulate in (False, True):
             graph = f._graph.compile(Variant(accumulate=accumulate, device=True)).maker.fgraph
             assert "HostFromGpu" not in {type(node.op).__name__ for node in graph.toposort()}
-        monkeypatch.setattr(_replica, "Accumulator", None)  # the one for the host
+        monkeypatch.setattr(_slices, "Accumulator", None)  # the one for the host
         got = f(data, num_slices=num_slices)
         close(got, np.square(data @ before).mean())
         for rank, part in enumerate(np.array_split(data, n_ranks)):
@@ -284,6 +284,28 @@ def test_what_opencl_cannot_do(build, op):
         pytest.skip(f"Theano cannot do {op} on OpenCL")
     f = synk.function(inputs, (output, "gather"))
     np.testing.assert_allclose(f(*values).sum(), f.as_theano(*values) if len(DEVICES) == 1 else f(*values).sum())
+
+
+@pytest.mark.parametrize("n", [1, 15])
+@pytest.mark.parametrize("num_slices", [1, 2])
+def test_collectives_inside(n_ranks, n, num_slices):
+    x, w = T.fmatrix("x"), theano.shared(np.ones(3, "float32"), "w")  # which lives on the GPU
+    start = np.random.RandomState(1).rand(4, 3).astype("float32")
+    v = theano.shared(start, "v")
+    hidden = T.nnet.sigmoid(T.dot(x, v)) * w
+    loss = T.sqr(hidden).mean() + T.sqr(w).sum()
+    grads = [synk.averaged(grad) for grad in T.grad(loss, [v, w])]
+    steps = [(var, var - grad) for var, grad in zip([v, w], grads)]
+    outputs = [synk.averaged(loss), hidden.sum(axis=1), synk.reduced(hidden.max(), "max")]
+    f = synk.function([x], [(outputs[0], None), (synk.gathered(outputs[1]), None), (outputs[2], None)], updates=steps)
+    got = f(rows(n), num_slices=num_slices)
+    after = [var.get_value() for var in (v, w)]
+    assert synk.check_replicas([v, w]) == {}
+    synk.broadcast([v, w], [start, np.ones(3, "float32")])
+    for one, wanted in zip(got, f.as_theano(rows(n))):
+        close(one, wanted)
+    for var, value in zip((v, w), after):
+        close(value, var.get_value())
 
 
 def test_gpus_can_be_had_once():

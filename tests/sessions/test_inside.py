@@ -235,3 +235,52 @@ def test_an_optimiser_of_lasagnes_untouched(session, rule, n):
     for var, value in zip(model.updates, values):
         close(var.get_value(), value)
     assert synk.check_replicas(list(model.updates)) == {}  # to the bit, on ranks without data points, too
+
+
+# -- calls in slices
+
+
+@pytest.mark.parametrize("n", [37, 4])
+@pytest.mark.parametrize("num_slices", [2, 100])
+def test_slices_of_a_step_are_the_whole_step(session, num_slices, n):
+    x, y, w, v = T.dmatrix("x"), T.dvector("y"), theano.shared(np.zeros(5), "w"), theano.shared(np.zeros(()), "v")
+    seen, most = theano.shared(np.zeros(5), "seen"), theano.shared(np.zeros(5), "most")
+    errors = T.tanh(T.dot(x, w) + v) - y
+    loss = T.sqr(errors).mean()
+    grads = [synk.averaged(grad) for grad in T.grad(loss, [w, v])]
+    updates = list(lasagne.updates.adam(grads, [w, v], 0.1).items())
+    updates += [(seen, x.sum(axis=0), "sum"), (most, synk.reduced(x.max(axis=0), "max"))]
+    outputs = [loss, (errors, "gather"), (synk.averaged(loss), None), (synk.gathered(errors), None)]
+    outputs += [(synk.summed((x > 0).sum()), None), ((x > 0).sum(), "sum"), (synk.reduced(x.min(), "min"), None)]
+    function = synk.function([x, y], outputs, updates=updates)
+    replicated = [var for var, *_ in updates if var is not seen]
+    data = network_data(n)
+    expected = []
+    for slices in (1, num_slices):
+        for var, *_ in updates:
+            synk.broadcast(var, np.zeros_like(var.get_value()))
+        for _ in range(4):
+            found = function(*data, num_slices=slices)
+        found += [function(*data, num_slices=slices, output_subset=[2, 1])[1]]
+        found += [var.get_value() for var in replicated] + [synk.gather(seen)]
+        assert synk.check_replicas(replicated) == {}
+        if expected:
+            for one, other in zip(found, expected):
+                close(one, other)
+        expected = found
+    serial = function.as_theano(*data)
+    assert [np.shape(one) for one in found[:7]] == [np.shape(one) for one in serial]
+
+
+def test_slices_that_would_need_all_of_them_first(session):
+    x = T.dmatrix("x")
+    mean = synk.averaged(x.mean(axis=0))
+    for output, message in (
+        ((x - mean).sum(), "output 0 of the function needs data points and the result of a collective"),
+        (synk.averaged(T.sqr(x - mean).mean()), "a collective of this function needs the result of another"),
+        (theano.scan(lambda s: synk.averaged(s), outputs_info=x.sum(), n_steps=2)[0][-1], "in a loop"),
+    ):
+        function = synk.function([x], output)
+        with pytest.raises(ValueError, match=message):
+            function(np.ones((8, 2)), num_slices=2)
+        function(np.ones((8, 2)))

@@ -1,7 +1,7 @@
 """Small programs, each divided by its rows, with its gradients: every value on every rank is the serial program's.
 
-Among them are those that a laxer division computes wrong without a word: numbers made of shapes, orders of rows, lengths
-of one, reshaping across rows.
+Among them are those that a laxer division computes wrong without a word: numbers made of shapes, orders of rows,
+lengths of one, reshaping across rows.
 """
 
 import contextlib
@@ -466,7 +466,7 @@ theano.scan(lambda row, total: total + row, sequences=x, outputs_info=T.zeros((D
 theano.scan(lambda h: T.tanh(h.dot(U)), outputs_info=x, n_steps=3)[0][-1]
 theano.scan(lambda k: k * 2.0, sequences=T.arange(x.shape[0]))[0] * v
 theano.map(lambda row: row.sum(), x)[0]
-theano.scan(lambda one, h: T.tanh(one.dot(U) + h), sequences=s.dimshuffle(1, 0, 2), outputs_info=T.zeros((s.shape[0], D)))[0][-1]
+theano.scan(lambda t, h: T.tanh(t.dot(U) + h), s.dimshuffle(1, 0, 2), T.zeros((s.shape[0], D)))[0][-1]
 step(nll(x.dot(W) + b).mean(), W, b)
 step((m * nll(x.dot(U).dot(W) + b)).sum() / m.sum() + 1e-2 * (W**2).sum(), W, b, U)
 adam(nll(x.dot(W) + b).mean(), W, b)

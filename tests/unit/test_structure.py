@@ -35,7 +35,7 @@ FLOOR_OF = {name: number for number, floor in enumerate(FLOORS) for name in floo
 
 PUBLIC = {
     # the life cycle, functions and data
-    "fork", "close", "session", "function", "distribute", "get_n_gpu", "Function", "data", "Data",
+    "fork", "close", "session", "function", "distribute", "get_n_gpu", "Function", "data", "Data", "sequence", "Future",
     # collectives
     "broadcast", "scatter", "gather", "all_gather", "reduce", "all_reduce",
     "set_value", "get_value", "get_lengths", "get_shapes", "check_replicas",
@@ -171,7 +171,7 @@ def test_public_names():
     assert set(synk.__all__) - {"errors", "extensions", "__version__"} == PUBLIC
     for name in synk.__all__:
         assert hasattr(synk, name)
-    others = ("Data", "Function", "Profile")
+    others = ("Data", "Function", "Future", "Profile")
     errors = {name for name in PUBLIC if inspect.isclass(getattr(synk, name)) and name not in others}
     for name in errors:
         assert issubclass(getattr(synk, name), synk.SynkhronosError)

@@ -1,0 +1,42 @@
+"""A training step as one message, and as three.
+
+Two ranks. A function stores a gradient that is as long as the parameters, an all-reduce averages it, and another
+function subtracts it from the parameters: three commands, which go to the workers as one message in the block of
+`synk.sequence`, or as three. Steps follow one another at once. What one message saves does not depend on the number of
+parameters: it is the sending, the answers and the planning of two calls; the memory that large ones move is the same.
+"""
+
+from benchmarks.cli import main
+from benchmarks.harness import CORES, Contest
+from benchmarks.processes import Contestant
+from benchmarks.results import Result
+from benchmarks.samples import difference
+
+SIZES = {
+    "1 thousand": (1_000, 500),
+    "10 thousand": (10_000, 500),
+    "100 thousand": (100_000, 200),
+    "1 million": (1_000_000, 50),
+    "25 million": (25_000_000, 4),
+}
+SMALL = ("1 thousand", "10 thousand")  # what the target is for
+TARGET = -40  # µs
+
+
+def measure(result: Result, rounds: int = 12) -> None:
+    """Measure."""
+    module = "benchmarks.contestants.step"
+    one = Contestant("One message", module, {"ranks": CORES, "at_once": True})
+    three = Contestant("Three messages", module, {"ranks": CORES, "at_once": False})
+    with Contest([three, one]) as contest:
+        for size, (n, steps) in SIZES.items():
+            samples = contest.run(rounds, contest.alike(n=n, steps=steps))
+            microseconds = {name: sample.scaled(1e6) for name, sample in samples.items()}
+            result.record(f"{size} parameters", "µs", microseconds)
+            found = difference(microseconds[one.name], microseconds[three.name])
+            limit = TARGET if size in SMALL else None
+            result.add(size, f"{size} parameters, one message against three", found, "µs", at_most=limit)
+
+
+if __name__ == "__main__":
+    main(__spec__.name)

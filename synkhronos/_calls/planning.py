@@ -1,0 +1,112 @@
+"""What every rank is to do in a call: rows, shares, variants, and where in shared memory the inputs lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable
+
+from synkhronos._calls.arguments import Selector
+from synkhronos._calls.meetings import Meetings
+from synkhronos._calls.points import count_points
+from synkhronos._calls.results import Results
+from synkhronos._graphs import Graph, Variant
+from synkhronos._partition import Rows, Selection
+from synkhronos._rank import Call, Follow
+from synkhronos._session import Session
+
+__all__ = ["Planner"]
+
+
+class Planner:
+    """Plans the calls of one function.
+
+    Parameters
+    ----------
+    graph : Graph
+    results : Results
+    meetings : Meetings
+    update_modes : dict
+        The op of each update that was given.
+    device : bool
+        Whether the function computes on GPUs.
+    """
+
+    def __init__(
+        self, graph: Graph, results: Results, meetings: Meetings, update_modes: dict[Any, str], device: bool
+    ) -> None:
+        self._graph, self._results, self._meetings = graph, results, meetings
+        self._mode_of, self._device = update_modes, device
+
+    def plan(
+        self,
+        session: Session,
+        distributed: Callable[[Variant, Graph], int],
+        selector: Selector,
+        rows: list[Selection] | None,
+        num_slices: int,
+        subset: tuple[int, ...] | None,
+    ) -> Call:
+        """Stage what is not in shared memory; returns what every rank is to do.
+
+        Parameters
+        ----------
+        session : Session
+        distributed : callable
+            Gives the key of a variant of a graph, which it sees to that every rank has.
+        selector : Selector
+            The inputs.
+        rows : list of selections, or None
+            Those of the sliceable shared variables on each rank.
+        num_slices : int
+        subset : tuple of int, or None
+            The outputs that are wanted; ``None``: all.
+        """
+        modes = self._results.modes
+        wanted = tuple(range(len(modes))) if subset is None else subset
+        graph, follow = self._graph, None
+        if num_slices > 1 and self._meetings.any:
+            graph, subset, follow = self._in_two(distributed, wanted)
+        accumulate = num_slices > 1 and bool(graph.accumulated)
+        kind = "all" if rows is None else "range" if isinstance(rows[0], Rows) else "index"
+        key = distributed(Variant(accumulate, kind, self._device), graph)
+        counts, everybody = count_points(session, self._graph, selector, rows, num_slices)
+        sources, row_refs = selector.stage(rows)
+        updated = graph.accumulated if accumulate else []
+        n = len(graph.outputs)
+        return Call(
+            function=key,
+            inputs=sources,
+            n_scattered=self._graph.n_scattered,
+            shares=selector.shares,
+            rows=row_refs,
+            counts=counts,
+            everybody=everybody,
+            num_slices=num_slices,
+            output_modes=tuple([modes[i] for i in wanted]),
+            output_subset=None if subset is None else (*subset, *range(n, n + len(updated))),
+            updated=session.keys(updated),
+            update_modes=tuple([self._mode_of.get(var, "avg") for var in updated]),
+            nccl=self._results.over_nccl(wanted) if session.nccl and (everybody or all(counts)) else (),
+            master=session.master_rank,
+            meets=self._meetings.any,
+            kept=session.keys(self._meetings.kept(counts)),
+            follow=follow,
+        )
+
+    def _in_two(
+        self, distributed: Callable[[Variant, Graph], int], wanted: Sequence[int]
+    ) -> tuple[Graph, tuple[int, ...], Follow]:
+        """What is computed slice by slice, which outputs of that are needed, and what follows."""
+        cut, before, after = self._meetings.cut()
+        local = [i for i in wanted if i in cut.before]
+        rest = [i for i in wanted if i in cut.after]
+        n_local = len(before.outputs) - len(cut.ops)
+        follow = Follow(
+            function=distributed(Variant(device=self._device), after),
+            modes=(*(self._results.modes[i] or "avg" for i in local), *cut.ops),
+            n_entering=len(cut.ops),
+            output_subset=tuple([list(cut.after).index(i) for i in rest]),
+            order=tuple([[*local, *rest].index(i) for i in wanted]),
+        )
+        entering = range(n_local, n_local + len(cut.ops))
+        return before, (*(cut.before.index(i) for i in local), *entering), follow

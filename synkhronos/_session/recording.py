@@ -1,0 +1,58 @@
+"""`sequence`: calls and collectives that go to the ranks as one message, at the end of a ``with`` block."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from synkhronos._session.lifecycle import current
+from synkhronos._session.parts import Recorder
+from synkhronos.errors import SessionError
+
+__all__ = ["sequence"]
+
+
+@contextlib.contextmanager
+def sequence() -> Iterator[None]:
+    """Send calls of functions and collectives as one message, at the end of a ``with`` block.
+
+    In the block they are checked and prepared, and NumPy inputs are copied; a call returns a `Future`. At its end the
+    ranks carry out one part after the other, each when all ranks have completed the one before, and answer once.
+
+    What acts on the master at once (`Data` that is written to, Theano's ``set_value`` and ``get_value``) comes before
+    all that the block records. What needs an answer of the ranks (reading a variable, `all_gather`, `broadcast` of what
+    the master holds) can be the first in the block, or stand outside. If the block is left by an exception, nothing of
+    it is sent. The calls of other threads are not recorded.
+
+    Raises
+    ------
+    SessionError
+        Without a session, or in another sequence.
+    WorkerError
+        At the end, if a rank fails: the message tells in which part, and which are complete on all ranks. The others
+        are not made up for.
+
+    Examples
+    --------
+    >>> with synkhronos.sequence():
+    ...     loss = gradient(x, y)
+    ...     synkhronos.all_reduce(gradients, weights=gradient.counts)
+    ...     update()
+    >>> loss.result()
+    """
+    session = current("sequence")
+    sequencer = session.sequencer
+    if sequencer.recording is not None:
+        raise SessionError("synkhronos.sequence: this is in the block of a sequence already, and they do not nest")
+    session.check_usable()
+    with sequencer.one_at_a_time:
+        recorder = sequencer.recorder = Recorder()
+        try:
+            yield
+        except BaseException as error:
+            recorder.drop(error)
+            raise
+        finally:
+            sequencer.recorder = None
+        with session.lock, session.timeline.call("sequence"):
+            recorder.send(session)

@@ -1,0 +1,326 @@
+"""`sequence`: what its block records goes out as one message, and gives what the same calls give one by one."""
+
+import functools
+import json
+import threading
+import warnings
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from support import shares
+
+import synkhronos as synk
+from synkhronos._session.lifecycle import current
+
+DATA = np.random.RandomState(3).randint(-9, 9, (11, 3)).astype("float64")
+
+
+@functools.cache
+def built():
+    """A step of gradient descent on whole numbers, in three parts, and a function of scattered rows."""
+    x = T.dmatrix("x")
+    w, g = theano.shared(np.zeros(3), "w"), theano.shared(np.zeros(3), "g")
+    rows, picked = theano.shared(np.zeros((1, 3)), "rows"), theano.shared(np.zeros((1, 3)), "picked")
+    error = ((T.dot(x, w) - 1) ** 2).mean()
+    gradient = synk.function([x], error, updates=[(g, T.grad(error, w))], name="gradient")
+    update = synk.function([], updates=[(w, w - 2.0**-10 * g)], name="update")
+    total = synk.function([x], [(x.sum(), "sum"), (2 * x, "gather")], name="total")
+    picked_sum = synk.function([], (rows.sum(), "sum"), sliceable_shareds=[rows], name="picked")
+    own = synk.function([x], (x.sum() + w.sum(), None), updates=[(picked, x[:1])], name="own")
+    return gradient, update, total, picked_sum, own, w, g, rows, picked
+
+
+@pytest.fixture
+def parts(session):
+    """The functions and the variables, distributed, all of them 0."""
+    w, g, rows, picked = built()[5:]
+    synk.distribute()
+    synk.broadcast([w, g, rows, picked], [np.zeros(3), np.zeros(3), np.zeros((1, 3)), np.zeros((1, 3))])
+    return built()
+
+
+def n_sent():
+    """How many messages have gone to the ranks."""
+    return current()._team.signals.sent
+
+
+def weights(counts):
+    return [float(count) for count in counts]
+
+
+def step(gradient, update, g, data, **options):
+    loss = gradient(data, **options)
+    synk.all_reduce(g, weights=weights(gradient.counts))
+    update()
+    return loss
+
+
+CASES = {
+    "array": (lambda: DATA, {}),
+    "batch": (lambda: DATA, {"batch": [9, 0, 9, 4, 2, 2, 1]}),
+    "few": (lambda: DATA, {"batch": 2}),
+    "slices": (lambda: DATA, {"num_slices": 3}),
+    "data": (lambda: synk.data(DATA), {"batch": slice(1, 10)}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_is_one_message_and_the_same_to_the_bit(parts, case):
+    gradient, update, _, _, _, w, g, _, _ = parts
+    make, options = CASES[case]
+    data = make()
+    one_by_one = [(step(gradient, update, g, data, **options), w.get_value()) for _ in range(3)]
+    synk.broadcast(w, np.zeros(3))
+    for loss, value in one_by_one:
+        before = n_sent()
+        with synk.sequence():
+            future = step(gradient, update, g, data, **options)
+            assert n_sent() == before
+        assert n_sent() == before + 1
+        assert future.result() == loss
+        np.testing.assert_array_equal(w.get_value(), value)
+    assert synk.check_replicas([w, g]) == {}
+    assert update.counts == (1,) * current().n_ranks
+
+
+def test_inputs_are_those_of_the_moment_of_the_call(parts):
+    total = parts[2]
+    data = DATA.copy()
+    for repeat in range(3):  # the second time each part finds its memory, the third one needs more
+        n = 11 if repeat < 2 else 9000
+        data = np.resize(DATA, (n, 3)).copy()
+        with synk.sequence():
+            futures = []
+            for i in range(4):
+                data[:] = i
+                futures.append(total(data))
+            futures.append(total(DATA, batch=[3, 1, 1]))
+            data[:] = 77
+        for i, future in enumerate(futures[:4]):
+            assert future.result()[0] == 3 * n * i
+            np.testing.assert_array_equal(future.result()[1], np.full((n, 3), 2.0 * i))
+        np.testing.assert_array_equal(futures[4].result()[1], 2 * DATA[[3, 1, 1]])
+    np.testing.assert_array_equal(total(DATA)[1], 2 * DATA)
+
+
+def test_variables_are_set_in_order(parts, session):
+    _, update, total, picked_sum, own, w, g, rows, _ = parts
+    ones = synk.data(np.ones((11, 3)))
+    with synk.sequence():
+        first = picked_sum(batch_s=slice(0, 1))  # which asks for lengths
+        synk.broadcast(g, [1.0, 2.0, 3.0])
+        update()
+        synk.broadcast(g, [1000.0] * 3)
+        update()
+        synk.scatter(rows, ones)
+        synk.set_value(session - 1, g, [5.0, 6.0, 7.0])
+        synk.reduce(g, op="sum")
+        assert own(DATA) is not None
+        summed = total(ones)
+        ones.set_value(np.zeros((400, 3)))  # elsewhere: what was given before is still to be read
+    assert summed.result()[0] == 33
+    assert first.result() == 0
+    expected = -(2.0**-10) * (np.array([1.0, 2.0, 3.0]) + 1000)
+    np.testing.assert_array_equal(synk.gather(w), [expected] * session)
+    assert picked_sum() == 33
+    assert synk.get_lengths(rows) == [stop - start for start, stop in shares(11, session)]
+    np.testing.assert_array_equal(g.get_value(), (session - 1) * 1000.0 + np.array([5.0, 6.0, 7.0]))
+
+
+def test_a_result_of_the_master_alone_is_its_own(parts, session):
+    own, w = parts[4], parts[5]
+    start, stop = shares(11, session)[0]
+    with synk.sequence():
+        futures = [own(DATA), own(DATA, batch=slice(0, 1))]
+        synk.broadcast(w, [1.0, 1.0, 1.0])
+        futures.append(own(DATA))
+    assert [one.result() for one in futures] == [DATA[start:stop].sum(), DATA[:1].sum(), DATA[start:stop].sum() + 3]
+
+
+def test_results_are_not_known_in_the_block(parts):
+    total = parts[2]
+    with synk.sequence():
+        future = total(DATA)
+        with pytest.raises(synk.SessionError, match="after it"):
+            future.result()
+        assert "not known" in repr(future)
+        with pytest.raises(TypeError):
+            float(future)
+        with pytest.raises(TypeError, match="input x"):
+            total(future)
+    assert future.result()[0] == DATA.sum()
+    assert "not known" not in repr(future)
+
+
+def test_an_exception_in_the_block_sends_nothing(parts):
+    gradient, update, total, _, _, w, g, _, _ = parts
+    synk.broadcast(g, np.ones(3))
+    for wrong, error in (
+        (lambda: total(DATA[:, 0]), TypeError),
+        (lambda: synk.all_reduce(g, weights=[-1.0]), ValueError),
+        (lambda: 1 / 0, ZeroDivisionError),
+    ):
+        before = n_sent()
+        with pytest.raises(error), synk.sequence():
+            future = update()
+            wrong()
+        assert n_sent() == before
+        with pytest.raises(synk.SessionError, match=error.__name__):
+            future.result()
+    np.testing.assert_array_equal(w.get_value(), np.zeros(3))
+    with synk.sequence():
+        pass
+    assert n_sent() == before
+    with synk.sequence():  # the one part is a message as outside
+        future = gradient(DATA)
+    assert n_sent() == before + 1
+    assert future.result() == 1
+
+
+def test_what_needs_an_answer_comes_first_or_stands_outside(parts, session):
+    _, update, total, picked_sum, _, w, _, rows, _ = parts
+    refused = [
+        lambda: synk.get_value(0, w),
+        lambda: synk.gather(w),
+        lambda: synk.all_gather(rows),
+        lambda: synk.broadcast(w),
+        lambda: synk.reduce(w, in_place=False),
+        lambda: synk.check_replicas(),
+        lambda: picked_sum(batch_s=slice(0, 1)),
+        lambda: synk.get_shapes(w),
+    ]
+    for one in refused:
+        with synk.sequence():
+            one()
+        before = n_sent()
+        with pytest.raises(synk.SessionError, match="first in the block"), synk.sequence():
+            update()
+            one()
+        assert n_sent() == before
+    with pytest.raises(ValueError, match="check_against_theano"), synk.sequence():
+        update()
+        total(DATA, check_against_theano=True)
+    with synk.sequence():
+        future = total(DATA, check_against_theano=True)
+    assert future.result()[0] == DATA.sum()
+    with pytest.raises(synk.SessionError, match="do not nest"), synk.sequence(), synk.sequence():
+        raise AssertionError
+    x = T.dmatrix("x")
+    borrowed = synk.function([x], theano.Out(x.sum(), borrow=True), name="borrowed")
+    with pytest.raises(TypeError, match="borrow"), synk.sequence():
+        borrowed(DATA)
+
+
+def test_the_environment_asks_for_the_first_alone(parts, monkeypatch):
+    gradient, update, total, _, _, _, g, _, _ = parts
+    monkeypatch.setenv("SYNKHRONOS_CHECK", "1")
+    with synk.sequence():
+        loss = gradient(DATA)
+        synk.all_reduce(g, weights=weights(gradient.counts))
+        update()
+        after = total(DATA)
+    assert loss.result() == 1
+    assert after.result()[0] == DATA.sum()
+
+
+def test_functions_that_are_new_are_distributed(parts, session):
+    w = parts[5]
+    more = theano.shared(np.arange(3.0), "more")
+    x = T.dmatrix("x")
+    new = synk.function([x], ((x * 5).sum(), "sum"), updates=[(w, w + more)])
+    newer = synk.function([x], ((x * w).sum(), "sum"))
+    with synk.sequence():
+        futures = [new(DATA), newer(DATA), new(DATA, num_slices=2)]
+    assert [one.result() for one in futures] == [5 * DATA.sum(), (DATA * np.arange(3)).sum(), 5 * DATA.sum()]
+    np.testing.assert_array_equal(synk.gather(w), [2 * np.arange(3.0)] * session)
+
+
+def test_what_is_wrong_with_a_result_is_told_at_the_end(parts, session):
+    total = parts[2]
+    if session == 1:
+        return
+    x = T.dmatrix("x")
+    rows = synk.function([x], x.sum(axis=1), name="rows")
+    even = np.ones((2 * session, 3))
+    with pytest.raises(ValueError, match="row for each data point"), synk.sequence():
+        wrong, right = rows(even), total(even)
+    assert right.result()[0] == even.sum()
+    with pytest.raises(synk.SessionError, match="row for each data point"):
+        wrong.result()
+
+
+def test_other_threads_are_not_recorded(parts):
+    total = parts[2]
+    found = []
+
+    def work():
+        found.append(total(DATA + 1)[0])
+        with synk.sequence():
+            future = total(DATA + 2)
+        found.append(future.result()[0])
+
+    thread = threading.Thread(target=work)
+    with synk.sequence():
+        futures = [total(DATA)]
+        thread.start()
+        while not found:
+            thread.join(0.01)
+        assert len(found) == 1  # the other block waits for this one
+        futures.append(total(3 * DATA))
+    thread.join(60)
+    assert [future.result()[0] for future in futures] == [DATA.sum(), 3 * DATA.sum()]
+    assert found == [(DATA + 1).sum(), (DATA + 2).sum()]
+
+
+def test_replicas_are_compared_before_a_sequence(synchronize):
+    synchronize(2, check_replicas=4)
+    gradient, update, _, _, _, w, g, _, _ = built()
+    synk.distribute()
+    synk.broadcast([w, g], [np.zeros(3)] * 2)
+    synk.set_value(1, w, np.ones(3))
+    found = []
+    for _ in range(4):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with synk.sequence():
+                step(gradient, update, g, DATA)
+        found.append([str(one.message) for one in caught])
+        assert all(one.filename == __file__ for one in caught)
+    assert [len(one) for one in found] == [0, 1, 0, 0]
+    assert "the replicas of w differ" in found[1][0]
+
+
+def test_traces_name_the_parts(synchronize, tmp_path):
+    synchronize(2)
+    gradient, update, _, _, _, _, g, _, _ = built()
+    synk.distribute()
+    with synk.trace(tmp_path / "trace.json") as measured, synk.sequence():
+        step(gradient, update, g, DATA)
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    for rank in range(2):
+        spans = {event["name"]: event for event in events if event["ph"] == "X" and event["pid"] == rank}
+        whole = spans["Sequence (Call gradient, AllReduce, Call update)"]
+        order = [spans[name] for name in ("Call gradient", "AllReduce", "Call update")]
+        assert whole["ts"] <= order[0]["ts"]
+        assert order[-1]["ts"] + order[-1]["dur"] <= whole["ts"] + whole["dur"] + 1e-3
+        for one, other in zip(order, order[1:]):
+            assert one["ts"] + one["dur"] <= other["ts"] + 1e-3
+        assert sum(measured.seconds[rank].values()) == pytest.approx(measured.elapsed[rank], rel=1e-9)
+        assert measured.seconds[rank]["function"] > 0
+
+
+def test_there_must_be_a_session(no_session):
+    with pytest.raises(synk.SessionError, match="fork"), synk.sequence():
+        raise AssertionError
+
+
+def test_a_session_that_is_closed_in_the_block(synchronize):
+    synchronize(2)
+    gradient = built()[0]
+    with pytest.raises(synk.SessionError, match="closed"), synk.sequence():
+        future = gradient(DATA)
+        synk.close()
+    with pytest.raises(synk.SessionError, match="closed"):
+        future.result()
