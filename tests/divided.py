@@ -119,11 +119,16 @@ def shares(n_rows, n_ranks, how="even"):
     return [n_rows - n_ranks + 1] + [1] * (n_ranks - 1)
 
 
+def rows():
+    """The numbers that a divided graph takes."""
+    return Rows(T.lscalar("rows"), T.lscalar("first"), T.lscalar("here"))
+
+
 class Divided:
     """A program that is divided; see `check`."""
 
     def __init__(self, outputs, sharded):
-        self.rows = Rows(T.lscalar("rows"), T.lscalar("first"), T.lscalar("here"))
+        self.rows = rows()
         self.walk = Walk(sharded, self.rows, COLLECTIVES, RULES, MAKERS)
         self.outputs, self.sharded = outputs, sharded
         self.walk.run(outputs)

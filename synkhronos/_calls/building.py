@@ -30,6 +30,7 @@ def function(
     updates: Any = None,
     givens: Any = None,
     sliceable_shareds: Sequence[Any] | None = None,
+    *,
     exact: bool = False,
     **kwargs: Any,
 ) -> Function:

@@ -19,6 +19,7 @@ from synkhronos._exact.placements import ONE, Shard
 from synkhronos._exact.rules import MAKERS, RULES
 from synkhronos._exact.walk import Walk
 from synkhronos._graphs import Graph
+from synkhronos._inside import expresses_meetings
 
 __all__ = ["DividedGraph"]
 
@@ -47,7 +48,7 @@ class DividedGraph(Graph):
     Raises
     ------
     ValueError
-        For a scattered input that cannot have rows.
+        For a scattered input that cannot have rows, and for collectives that the user has put into the graph.
     theano.compile.UnusedInputError
         As Theano, which sees the divided graph alone.
     """
@@ -59,9 +60,14 @@ class DividedGraph(Graph):
             if variable.broadcastable[0]:
                 raise ValueError(f"{variable}: its axis 0 is broadcastable and has no rows: pass it in bcast_inputs")
         outputs, updates = user.expressions
-        _look_for_unused(user.input_variables, [*outputs, *(new for _, new in updates)], kwargs.get("on_unused_input"))
+        expressions = [*outputs, *(new for _, new in updates)]
+        if expresses_meetings(expressions):
+            raise ValueError(
+                "exact=True finds by itself where ranks meet: leave out averaged, summed, reduced, gathered"
+            )
+        _look_for_unused(user.input_variables, expressions, kwargs.get("on_unused_input"))
         walk = Walk(dict.fromkeys(scattered, 0), self._rows, ON_RANKS, RULES, MAKERS)
-        walk.run([*outputs, *(new for _, new in updates)])
+        walk.run(expressions)
         self.modes: list[str | None] = []
         divided = []
         for item, output in zip(user.outputs, outputs):
@@ -69,14 +75,16 @@ class DividedGraph(Graph):
             self.modes.append("gather" if has_rows else None)
             new = walk.new(output) if has_rows else walk.whole(output, "an output that is not in rows along axis 0")
             divided.append(theano.Out(new, borrow=item.borrow) if isinstance(item, theano.Out) else new)
-        self.partition = Partition(walk)
+        new_updates = [(var, walk.whole(new, f"the update of {var}")) for var, new in updates]
+        needed = [getattr(new, "variable", new) for new in divided] + [new for _, new in new_updates]
+        self.partition = Partition(walk.met_for(needed))
         for node, reason in walk.gathered:
             _logger.info("%s is gathered and computed whole on every rank: %s", node.op, reason)
         super().__init__(
             inputs,
             divided,
             bcast_inputs=bcast_inputs,
-            updates=[(var, walk.whole(new, f"the update of {var}")) for var, new in updates],
+            updates=new_updates,
             givens=None,
             sliceable_shareds=(),
             kwargs={**kwargs, "no_default_updates": True, "on_unused_input": "ignore"},

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import html
 import os
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import theano
 
-from synkhronos._exact.walk import Walk
+from synkhronos._exact.walk import Collective
 
 __all__ = ["Entry", "Partition"]
 
@@ -48,10 +49,10 @@ class Partition(list):
     Equal ones are merged afterwards, and those that do not depend on each other meet together.
     """
 
-    def __init__(self, walk: Walk) -> None:
+    def __init__(self, collectives: Sequence[Collective]) -> None:
         super().__init__(
             Entry(one.kind, str(one.variable), _n_bytes(one.variable), _line(one.variable), one.reason)
-            for one in walk.met
+            for one in collectives
         )
 
     def _rows(self) -> list[tuple[str, ...]]:

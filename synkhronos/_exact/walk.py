@@ -14,8 +14,8 @@ from typing import Any, Callable, NamedTuple, Union
 
 import theano
 import theano.tensor as T
+from theano.gof.graph import ancestors, io_toposort
 from theano.gof.graph import inputs as leaves_of
-from theano.gof.graph import io_toposort
 
 from synkhronos._exact.following import follow
 from synkhronos._exact.lengths import Lengths, Rows
@@ -38,6 +38,7 @@ class Collective(NamedTuple):
     kind: str  # "all-reduce (sum)", "all-gather"
     variable: Any  # of the user's graph
     reason: str
+    result: Any  # in the divided graph
 
 
 Rule = Callable[["Walk", Any], Union[str, Sequence[Placed]]]
@@ -137,8 +138,8 @@ class Walk:
             if isinstance(placement, Partial):
                 self._wholes[variable] = self.reduced(variable, self._new[variable], "sum")
             else:
-                self.met.append(Collective("all-gather", variable, reason))
                 self._wholes[variable] = self._gathered(variable, placement)
+                self.met.append(Collective("all-gather", variable, reason, self._wholes[variable]))
         return self._wholes[variable]
 
     def part(self, variable: Any, shard: Shard, *, lenient: bool = False, broadcasts: bool = False) -> Any:
@@ -164,10 +165,17 @@ class Walk:
 
     def reduced(self, variable: Any, new: Any, op: str) -> Any:
         """The sum, product, … over ranks of what each has for a variable."""
-        self.met.append(Collective(f"all-reduce ({op})", variable, ""))
         if new.dtype == "bool":  # numbers are what is reduced
-            return T.cast(self._collectives.all_reduce(T.cast(new, "uint8"), op), "bool")
-        return self._collectives.all_reduce(new, op)
+            result = T.cast(self._collectives.all_reduce(T.cast(new, "uint8"), op), "bool")
+        else:
+            result = self._collectives.all_reduce(new, op)
+        self.met.append(Collective(f"all-reduce ({op})", variable, "", result))
+        return result
+
+    def met_for(self, outputs: Sequence[Any]) -> list[Collective]:
+        """The collectives that some variables of the divided graph need."""
+        needed = set(ancestors(outputs))
+        return [one for one in self.met if one.result in needed]
 
     # -- inside
 
@@ -218,6 +226,7 @@ class Walk:
         new, placement = placed
         if new is not variable:
             new = _typed(new, variable)
+        if new is not variable and new.owner is not None:
             new.name = new.name or variable.name
             new.tag.trace = getattr(variable.tag, "trace", [])
         self._new[variable] = new

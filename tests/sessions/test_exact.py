@@ -184,6 +184,7 @@ def test_what_is_refused(session):
         (([x], (x.sum(), "sum")), "take no op"),
         (([x], x.sum(), None, [(w, w * 2, "avg")]), "take no op"),
         (([row], row.sum()), "pass it in bcast_inputs"),
+        (([x], synk.averaged(x.sum())), "leave out averaged"),
         (([x], x.sum() + w.sum(), None, None, None, [w]), "sliceable_shareds are not supported"),
     ]:
         with pytest.raises(ValueError, match=message):

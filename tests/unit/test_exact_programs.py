@@ -9,9 +9,15 @@ import functools
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
-from divided import check
+from divided import COLLECTIVES, check, rows
+
+from synkhronos._exact.rules import MAKERS, RULES
+from synkhronos._exact.walk import Walk
+
+import theano  # isort: skip
+import theano.tensor as T  # isort: skip
+from theano.gradient import DisconnectedInputError, NullTypeGradError  # isort: skip
+from theano.tensor.signal.pool import pool_2d, pool_3d  # noqa: F401  isort: skip
 
 N, D, K, L = 11, 4, 3, 5  # rows, features, classes, steps
 
@@ -510,3 +516,31 @@ def test_program(program):
     given = {variable: value for variable, value in {**ROWS, **WHOLE}.items() if variable in used}
     if sharded:
         check(outputs, given, sharded)
+
+
+#: What most programs are made of gathers nothing; how many collectives there are.
+WITHOUT_GATHERING = {
+    "step(nll(x.dot(W) + b).mean(), W, b)": 2,
+    "step(nll(norm(x.dot(U)).dot(W) + b).mean(), W, b, U)": 9,
+    "step((m * nll(x.dot(U).dot(W) + b)).sum() / m.sum() + 1e-2 * (W**2).sum(), W, b, U)": 4,
+    "step(nll(T.nnet.relu(norm(T.nnet.conv2d(images, filters), (0, 2, 3))).flatten(2).dot(V)).mean(), filters, V)": 8,
+    "step(T.nnet.categorical_crossentropy(T.nnet.softmax(E[ids].mean(1).dot(W)), y).mean(), E, W)": 2,
+    "T.nnet.relu(s.dot(W)).mean()": 1,
+    "x.reshape((x.shape[0], 2, 2)).sum(2).max(1)": 0,
+    "s.reshape((-1, s.shape[2])).dot(W).reshape((s.shape[0], s.shape[1], K))": 0,
+    "s.dimshuffle(1, 0, 2).reshape((s.shape[1] * s.shape[0], D)).dot(W)": 0,
+    "T.concatenate([x, T.zeros((x.shape[0], 2)), T.ones_like(z)], axis=1)": 0,
+    "lrn(images)": 0,
+}
+
+
+@pytest.mark.parametrize("program", WITHOUT_GATHERING)
+def test_what_gathers_nothing(program):
+    outputs = eval(program, _NAMES)
+    outputs = outputs if isinstance(outputs, list) else [outputs]
+    used = set(theano.gof.graph.inputs(outputs))
+    walk = Walk({one: 0 for one in ROWS if one in used}, rows(), COLLECTIVES, RULES, MAKERS)
+    walk.run(outputs)
+    needed = [walk.whole(one) if len(outputs) > 1 else walk.new(one) for one in outputs]  # updates are several
+    assert walk.gathered == []
+    assert [one.kind for one in walk.met_for(needed)] == ["all-reduce (sum)"] * WITHOUT_GATHERING[program]

@@ -37,5 +37,5 @@ RULES: dict[type, Rule] = {
     **sorting.RULES,
 }
 
-#: For nodes of whole inputs that make something of rows × k places.
-MAKERS: dict[type, Rule] = shapes.MAKERS
+#: For nodes of whole inputs, where they make something of rows × k places, or what another way makes cheaper.
+MAKERS: dict[type, Rule] = {**elementwise.MAKERS, **shapes.MAKERS}

@@ -12,7 +12,7 @@ from theano.tensor.elemwise import Elemwise
 from synkhronos._exact.placements import Partial, Placed, Replicate
 from synkhronos._exact.walk import Rule, Walk, copied
 
-__all__ = ["RULES"]
+__all__ = ["MAKERS", "RULES"]
 
 
 def _elementwise(walk: Walk, node: Any) -> str | Sequence[Placed]:
@@ -31,25 +31,22 @@ def _of_sums(walk: Walk, node: Any) -> Sequence[Placed]:
     """
     partial = [isinstance(walk.placement(one), Partial) for one in node.inputs]
     inputs, kind = list(map(walk.new, node.inputs)), node.op.scalar_op
+    # whole numbers that overflow do so alike in one dtype alone
+    same = all(one.dtype == node.outputs[0].dtype for one, is_sum in zip(node.inputs, partial) if is_sum)
     is_linear = False
     if isinstance(kind, (scalar.Add, scalar.Sub)):
-        is_linear = all(partial)
+        is_linear = same and all(partial)
     elif isinstance(kind, (scalar.Neg, scalar.Identity)):
-        is_linear = True
+        is_linear = same
     elif isinstance(kind, scalar.Cast):
         is_linear = node.inputs[0].dtype == "float32" and node.outputs[0].dtype == "float64"
     elif isinstance(kind, scalar.Mul):
-        is_linear = partial.count(True) == 1 and all(
-            is_sum or _scales(one) for is_sum, one in zip(partial, node.inputs)
-        )
+        factors = [one for one, is_sum in zip(node.inputs, partial) if not is_sum]
+        is_linear = same and len(factors) == len(partial) - 1 and all(map(_scales, factors))
     elif isinstance(kind, scalar.TrueDiv):
-        is_linear = (
-            partial == [True, False] and _scales(node.inputs[1]) and node.inputs[0].dtype in ("float32", "float64")
-        )
-    elif isinstance(kind, scalar.Second):  # only the shape of the first counts
-        if not partial[1]:
-            return [Placed(output, Replicate()) for output in copied(node, inputs)]
-        is_linear = True
+        is_linear = same and partial == [True, False] and _scales(node.inputs[1])
+    elif isinstance(kind, scalar.Second) and not partial[1]:  # only the shape of the first counts
+        return [Placed(output, Replicate()) for output in copied(node, inputs)]
     if not is_linear:
         return walk.computed_whole(node)
     return [Placed(output, Partial()) for output in copied(node, inputs)]
@@ -64,4 +61,15 @@ def _scales(variable: Any) -> bool:
     return 0 < abs(value) < float("inf")
 
 
+def _fill(walk: Walk, node: Any) -> Sequence[Placed]:
+    """A number that is filled with another, as gradients begin, is the other: the first may cost a collective."""
+    value = node.inputs[-1]
+    if isinstance(node.op.scalar_op, scalar.Second) and value.ndim == 0 and value.type == node.outputs[0].type:
+        return [Placed(walk.new(value), Replicate())]
+    return walk.computed_whole(node)
+
+
 RULES: dict[type, Rule] = {Elemwise: _elementwise}
+
+#: For nodes of whole inputs.
+MAKERS: dict[type, Rule] = {Elemwise: _fill}
