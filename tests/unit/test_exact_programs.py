@@ -16,7 +16,6 @@ from synkhronos._exact.walk import Walk
 
 import theano  # isort: skip
 import theano.tensor as T  # isort: skip
-from theano.gradient import DisconnectedInputError, NullTypeGradError  # isort: skip
 from theano.tensor.signal.pool import pool_2d, pool_3d  # noqa: F401  isort: skip
 
 N, D, K, L = 11, 4, 3, 5  # rows, features, classes, steps
