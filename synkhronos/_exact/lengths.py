@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 import theano.tensor as T
@@ -48,13 +48,13 @@ class Lengths:
     Parameters
     ----------
     rows : Rows
-    new : dict
-        For each variable of the user's graph, that of the divided graph; it grows while the graph is walked.
+    new, whole : callable
+        What a rank holds of a variable of the user's graph, and its value as in the serial program.
     """
 
-    def __init__(self, rows: Rows, new: dict[Any, Any]) -> None:
+    def __init__(self, rows: Rows, new: Callable[[Any], Any], whole: Callable[[Any], Any]) -> None:
         self._rows = rows
-        self._new = new
+        self._new, self._whole = new, whole
         self._numbers: dict[tuple[Any, int | None], int] = {}
         self._symbols: list[tuple[Any, int | None]] = [(None, None)]  # 0: the rows
         self._scalars: dict[Any, Length] = {}
@@ -147,8 +147,9 @@ class Lengths:
         if symbol == 0:
             return self._rows.whole
         variable, axis = self._symbols[symbol]
-        new = self._new[variable]
-        return T.cast(T.as_tensor_variable(new), "int64") if axis is None else Shape_i(axis)(new)
+        if axis is None:
+            return T.cast(T.as_tensor_variable(self._whole(variable)), "int64")
+        return Shape_i(axis)(self._new(variable))
 
     def here(self, per_row: Length) -> Any:
         """The twin of rows × k: rows here × k."""

@@ -91,7 +91,7 @@ class Walk:
         self._wholes: dict[Any, Any] = {}
         self._parts: dict[Any, Any] = {}
         self._used: set[Any] = set()
-        self.lengths = Lengths(rows, self._new)
+        self.lengths = Lengths(rows, self.new, self.whole)
         for variable, axis in sharded.items():
             self._put(variable, Placed(variable, Shard(axis)))
 

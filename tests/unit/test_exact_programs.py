@@ -180,6 +180,11 @@ x.reshape((x.shape[0], -1))
 x.reshape((x.shape[0] * 2, 2))
 x.reshape((2 * x.shape[0], -1)).sum(1)
 x.reshape((x.shape[1], x.shape[0]))
+x.reshape((x.shape[0], T.ge(v, T.sort(v)[7]).sum()))
+x.reshape((T.ge(v, T.sort(v)[7]).sum(), x.shape[0])).sum(0)
+x.reshape((x.shape[0] * (T.ge(v, T.sort(v)[-2]).sum()), 2))
+T.zeros((T.ge(v, T.sort(v)[7]).sum(), x.shape[0])) + x.T
+T.zeros((x.shape[0], T.ge(v, T.sort(v)[7]).sum())) * x
 x.reshape((2, x.shape[0], 2))
 x.reshape((D, -1)).sum(0)
 x.T.reshape((D, x.shape[0]))

@@ -31,6 +31,8 @@ def _row_by_row(*whole: int) -> Rule:
             return walk.computed_whole(node)
         if shard.axis != 0 or any(not isinstance(walk.placement(node.inputs[i]), Replicate) for i in whole):
             return "its rows do not lie along axis 0"
+        if any(one.ndim and one.broadcastable[0] for i, one in enumerate(node.inputs) if i not in whole):
+            return "one of its inputs has a single row"
         inputs = [walk.new(one) if i in whole else walk.part(one, shard) for i, one in enumerate(node.inputs)]
         return [Placed(output, shard) for output in copied(node, inputs)]
 

@@ -28,7 +28,7 @@ def _reduce(walk: Walk, node: Any) -> str | Sequence[Placed]:
     (variable,) = node.inputs
     placement, axes = walk.placement(variable), reduced_axes(node)
     if isinstance(placement, Partial):
-        if not isinstance(node.op.scalar_op, scalar.Add):
+        if not isinstance(node.op.scalar_op, scalar.Add) or variable.dtype != node.outputs[0].dtype:
             return walk.computed_whole(node)
         return [Placed(copied(node, [walk.new(variable)])[0], placement)]
     assert isinstance(placement, Shard)
