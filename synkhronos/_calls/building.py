@@ -7,16 +7,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from synkhronos import _graphs
+from synkhronos._calls.exact import ExactFunction
 from synkhronos._calls.functions import Function
 from synkhronos._calls.results import Results
 from synkhronos._collectives import check_op, lists_ops
+from synkhronos._exact import DividedGraph
 from synkhronos._keywords import unknown_keyword
 from synkhronos._session import current
 
 __all__ = ["function"]
 
 
-_OWN_KEYWORDS = ("inputs", "outputs", "bcast_inputs", "updates", "givens", "sliceable_shareds")
+_OWN_KEYWORDS = ("inputs", "outputs", "bcast_inputs", "updates", "givens", "sliceable_shareds", "exact")
 _KEYWORDS_FOR_THEANO = [name for name in _graphs.THEANO_KEYWORDS if name not in _OWN_KEYWORDS]
 
 
@@ -28,6 +30,8 @@ def function(
     updates: Any = None,
     givens: Any = None,
     sliceable_shareds: Sequence[Any] | None = None,
+    *,
+    exact: bool = False,
     **kwargs: Any,
 ) -> Function:
     """Build a function that runs on every rank; replaces `theano.function`, which may be set to it.
@@ -48,6 +52,9 @@ def function(
         As in Theano.
     sliceable_shareds : list of shared variables, optional
         Those that hold data, subject to ``batch_s`` and ``num_slices``.
+    exact : bool
+        The function computes what the serial program computes, whatever that is: the graph is divided by the rows of
+        the scattered inputs, and ranks meet where rows meet (docs/exact.md). Then outputs and updates have no ops.
     **kwargs
         For `theano.function`.
 
@@ -92,11 +99,18 @@ def function(
         sliceable_shareds=sliceable_shareds or (),
         kwargs=kwargs,
     )
-    on_host = [_is_pair(item) and str(item[1]).startswith("c_") for item in items]
     title = kwargs.get("name")
+    if exact:
+        if named_updates or any(map(_is_pair, items)):
+            raise ValueError("exact=True: outputs and updates are the serial program's, and take no op")
+        if sliceable_shareds:
+            raise ValueError("exact=True: sliceable_shareds are not supported; pass the data as inputs")
+        divided = DividedGraph(graph, inputs, bcast_inputs or (), kwargs)
+        return _with_streams(ExactFunction(session, graph, divided, single=not many, name=title), common=True)
+    on_host = [_is_pair(item) and str(item[1]).startswith("c_") for item in items]
     results = Results(variables, output_modes, on_host, session.on_gpu, title or "the function")
     named = [_is_pair(item) for item in items]
-    return Function(
+    made = Function(
         session,
         graph,
         results,
@@ -106,6 +120,14 @@ def function(
         single=not many,
         name=title,
     )
+    return _with_streams(made, common=False)
+
+
+def _with_streams(function: Function, common: bool) -> Function:
+    """A function that draws of streams that are common to all ranks, or of a rank's own."""
+    for var in filter(_graphs.is_random_state, function.get_shared()):
+        _graphs.claim_stream(var, common)
+    return function
 
 
 def _is_pair(item: Any) -> bool:

@@ -58,7 +58,7 @@ class Function:
         self.output_modes = results.modes
         self.update_modes = list(update_modes.values())
         self.counts: tuple[int, ...] | None = None
-        self._graph = graph
+        self._graph = self._user = graph
         self._inputs = inputs_of(graph)
         self._results = results
         self._serial = Serial(graph, results)
@@ -100,7 +100,7 @@ class Function:
         subset = kwargs.pop("output_subset", None)
         given = arrange(self._graph, args, kwargs, ("output_subset",))
         inputs = [value.data if isinstance(value, Data) else value for value in given]
-        values = self._theano(*inputs, output_subset=subset)
+        values = self._user.compile(self._plain)(*inputs, output_subset=subset)
         outputs = self._graph.outputs if subset is None else [self._graph.outputs[i] for i in subset]
         values = [_graphs.as_asked(value, output) for value, output in zip(values, outputs)]
         return values[0] if self._single and len(values) == 1 and subset is None else values
@@ -178,8 +178,8 @@ class Function:
             if not self.join(session):
                 raise SessionError(f"{self!r} was built on GPUs; this session computes on CPU cores: build it anew")
             if session.replicas.n_changes != self._n_changes:
-                self._n_changes = session.replicas.n_changes
                 self._averages.see_parts(session, session.replicas.scattered(self.get_shared()))
+                self._n_changes = session.replicas.n_changes
             is_new = is_checked or bool(self._graph.sliceable_shareds)
             options = (batch_s is None, num_slices, subset, place)
             signature = None if is_new else signature_of(values, batch, *options)

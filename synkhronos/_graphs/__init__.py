@@ -6,6 +6,7 @@ from synkhronos._graphs.definitions import Definitions
 from synkhronos._graphs.functions import THEANO_KEYWORDS, Graph, Variant, compile_function
 from synkhronos._graphs.gpu import as_asked, bind, bound, is_device_array, read, to_device, to_host, unbind
 from synkhronos._graphs.pickling import Bundle, dump, load
+from synkhronos._graphs.random import claim_stream
 from synkhronos._graphs.shared import (
     VariableTable,
     copy_array,
@@ -34,6 +35,7 @@ __all__ = [
     "as_asked",
     "bind",
     "bound",
+    "claim_stream",
     "compile_function",
     "copy_array",
     "describe",

@@ -26,7 +26,7 @@ from theano.gof.utils import scratchpad
 
 from synkhronos._graphs.definitions import Definitions
 from synkhronos._graphs.gpu import is_device_array, to_host
-from synkhronos._graphs.random import other_stream
+from synkhronos._graphs.random import has_common_stream, other_stream
 from synkhronos._graphs.shared import VariableTable, find_compiled, get_array, is_random_state, shared_variables_of
 from synkhronos._graphs.stack import with_deep_stack
 
@@ -179,7 +179,7 @@ def dump(
         ids[id(var.container)] = ("container", key)
         ids[id(var.container.storage)] = ("storage", key)
     described = {
-        key: (type(var), var.type, var.name, is_random_state(var), _portable(get_array(var)))
+        key: (type(var), var.type, var.name, _has_own_stream(var), _portable(get_array(var)))
         for key, var in (known if everything else new).items()
     }
     parts = {key: (function.maker, _cells(function), function.trust_input) for key, function in functions.items()}
@@ -194,6 +194,10 @@ def dump(
 
     with_deep_stack(pickle_both)
     return Bundle(file.getvalue(), buffers, new)
+
+
+def _has_own_stream(var: Any) -> bool:
+    return is_random_state(var) and not has_common_stream(var)
 
 
 def _portable(value: Any) -> Any:

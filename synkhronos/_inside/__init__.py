@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from synkhronos._inside.cutting import Cut, cut
 from synkhronos._inside.expressions import averaged, gathered, reduced, summed
-from synkhronos._inside.looking import depends_on, meets, meets_in_a_loop
+from synkhronos._inside.looking import depends_on, expresses_meetings, meets, meets_in_a_loop
 from synkhronos._inside.standing import Standing
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "averaged",
     "cut",
     "depends_on",
+    "expresses_meetings",
     "gathered",
     "meets",
     "meets_in_a_loop",

@@ -7,7 +7,7 @@ from typing import Any
 
 from synkhronos._inside.ops import Collective
 
-__all__ = ["depends_on", "meets", "meets_in_a_loop", "meets_within"]
+__all__ = ["depends_on", "expresses_meetings", "meets", "meets_in_a_loop", "meets_within"]
 
 
 def meets(function: Any) -> bool:
@@ -41,8 +41,12 @@ def _is_collective(op: Any) -> bool:
 
 def meets_within(op: Any) -> bool:
     """Whether the inner graph of an op, of a scan say, has collectives."""
-    inner = getattr(op, "outputs", None) or getattr(op, "local_outputs", None) or ()
-    waiting, seen = list(inner), set()
+    return expresses_meetings(getattr(op, "outputs", None) or getattr(op, "local_outputs", None) or ())
+
+
+def expresses_meetings(expressions: Iterable[Any]) -> bool:
+    """Whether there are collectives in expressions, in inner graphs too."""
+    waiting, seen = list(expressions), set()
     while waiting:
         var = waiting.pop()
         if var in seen or var.owner is None:

@@ -51,7 +51,7 @@ class Caller:
 
     def call(self, command: Call) -> list[Any] | None:
         """Call a function on this rank's share; returns its outputs, ``None`` where a rank has none to give."""
-        is_absent = not command.counts[self._rank] and not command.everybody
+        is_absent = not (command.counts[self._rank] or command.everybody or command.exact)
         if is_absent and not command.meets:
             return None
         function = self._functions[command.function]
@@ -66,6 +66,8 @@ class Caller:
             self._timeline.switch(SHUFFLE)
             inputs = [self._excerpts.view(source, part, (command.function, i)) for i, source in enumerate(scattered)]
             extra: tuple[Any, ...] = () if sliced is None else sliced.bounds if isinstance(sliced, Rows) else (sliced,)
+            if command.exact:
+                extra = (sum(command.counts), part.start, len(part))
             self._timeline.switch(FUNCTION)
             if command.num_slices > 1:
                 self._standing.own = len(part)

@@ -111,6 +111,7 @@ class Call(NamedTuple):
     master: int = 0  # its rank
     meets: bool = False  # there are collectives in it: a rank without data points takes part, left out of all of them
     kept: tuple[int, ...] = ()  # variables that such a rank must not update
+    exact: bool = False  # the function takes numbers, too: of all rows, of the first one of a rank, and of those there
     follow: Follow | None = None
 
 

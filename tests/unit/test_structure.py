@@ -23,6 +23,7 @@ FLOORS = (
     {"_graphs", "_team"},
     {"_collectives"},
     {"_inside"},
+    {"_exact"},
     {"_rank"},
     {"_session"},
     {"_data"},
@@ -139,7 +140,7 @@ def test_no_circles_among_modules():
 
 def test_only_the_graph_engine_knows_theano():
     users = {home_of(path) for path in MODULES if theano_imports_of(path)}
-    assert users <= {"_graphs", "_inside", "extensions", "_compat"}
+    assert users <= {"_exact", "_graphs", "_inside", "extensions", "_compat"}
 
 
 def test_the_extensions_use_the_public_interface_alone():

@@ -1,0 +1,7 @@
+"""Exact functions: a graph is divided by its rows, with a collective exactly where rows meet."""
+
+from __future__ import annotations
+
+from synkhronos._exact.graph import DividedGraph
+
+__all__ = ["DividedGraph"]

@@ -1,0 +1,179 @@
+"""What nodes make of lengths that are known: the only ways in which a number of the program is known to be rows × k."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import theano
+import theano.tensor as T
+from theano.compile.ops import Rebroadcast, Shape, Shape_i
+from theano.tensor.basic import Alloc, ARange, Dot, Join, MaxAndArgmax, Reshape, ScalarFromTensor, TensorFromScalar
+from theano.tensor.elemwise import All, CAReduce, CAReduceDtype, DimShuffle, Elemwise, Prod, Sum
+from theano.tensor.elemwise import Any as AnyOp
+from theano.tensor.opt import MakeVector
+from theano.tensor.subtensor import IncSubtensor, Subtensor, get_idx_list
+
+from synkhronos._exact.lengths import Lengths, constant_of, reduced_axes
+from synkhronos._exact.placements import ONE, Length
+
+__all__ = ["follow"]
+
+
+def follow(known: Lengths, node: Any) -> None:
+    """Take notice of the outputs of a node, where it is of a kind that is understood."""
+    follower = _FOLLOWERS.get(type(node.op))
+    if follower is not None:
+        follower(known, node)
+
+
+def _set_dims(known: Lengths, output: Any, lengths: Sequence[Length | None]) -> None:
+    for axis, length in enumerate(lengths):
+        if length is not None and not output.broadcastable[axis]:
+            known.set_length(output, axis, length)
+
+
+def _set_product(known: Lengths, output: Any, factors: Sequence[Length]) -> None:
+    if output.dtype == "int64" and all(length.constant >= 0 for length in factors):
+        known.set_scalar(output, functools.reduce(Length.times, factors, ONE))
+
+
+# -- numbers and vectors of numbers
+
+
+def _shape(known: Lengths, node: Any) -> None:
+    if isinstance(node.inputs[0].type, T.TensorType):
+        known.set_vector(node.outputs[0], known.dims(node.inputs[0]))
+
+
+def _shape_i(known: Lengths, node: Any) -> None:
+    known.set_scalar(node.outputs[0], known.dims(node.inputs[0])[node.op.i])
+
+
+def _make_vector(known: Lengths, node: Any) -> None:
+    if node.outputs[0].dtype == "int64":
+        known.set_vector(node.outputs[0], list(map(known.scalar, node.inputs)))
+
+
+def _join(known: Lengths, node: Any) -> None:
+    if node.outputs[0].ndim == 1 and node.outputs[0].dtype == "int64":
+        parts = [known.vector(part) for part in node.inputs[1:]]
+        if all(part is not None for part in parts):
+            known.set_vector(node.outputs[0], [length for part in parts for length in part or ()])
+
+
+def _arange(known: Lengths, node: Any) -> None:
+    start, stop, step = map(known.scalar, node.inputs)
+    if start == Length(0) and step == ONE and known.is_sure(stop):
+        known.set_length(node.outputs[0], 0, stop)
+        known.set_range(node.outputs[0], stop)
+
+
+def _copy(known: Lengths, node: Any) -> None:
+    if getattr(node.inputs[0], "ndim", 0) == 0:
+        known.set_scalar(node.outputs[0], known.scalar(node.inputs[0]))
+    else:
+        _first(known, node)
+
+
+# -- shapes
+
+
+def _first(known: Lengths, node: Any) -> None:
+    _set_dims(known, node.outputs[0], known.dims(node.inputs[0]))
+
+
+def _subtensor(known: Lengths, node: Any) -> None:
+    output, index = node.outputs[0], get_idx_list(node.inputs, node.op.idx_list)
+    numbers = known.vector(node.inputs[0])
+    if numbers is not None and index:
+        _pick(known, output, numbers, index[0])
+    dims = known.dims(node.inputs[0])
+    index = (*index, *[slice(None)] * (len(dims) - len(index)))
+    kept = [dims[axis] if one == slice(None) else None for axis, one in enumerate(index) if isinstance(one, slice)]
+    _set_dims(known, output, kept)
+
+
+def _pick(known: Lengths, output: Any, numbers: Sequence[Length], index: Any) -> None:
+    """What an index of constants takes of a vector's numbers."""
+    if not isinstance(index, slice):
+        place = constant_of(index)
+        if place is not None and -len(numbers) <= place < len(numbers):
+            known.set_scalar(output, numbers[place])
+        return
+    given = (index.start, index.stop, index.step)
+    bounds = [None if one is None else constant_of(one) for one in given]
+    if not any(bound is None and one is not None for bound, one in zip(bounds, given)):
+        known.set_vector(output, numbers[slice(*bounds)])
+
+
+def _elementwise(known: Lengths, node: Any) -> None:
+    output, kind = node.outputs[0], node.op.scalar_op
+    if output.ndim == 0:
+        if isinstance(kind, theano.scalar.Mul):
+            _set_product(known, output, list(map(known.scalar, node.inputs)))
+        elif isinstance(kind, (theano.scalar.Cast, theano.scalar.Identity)) and node.inputs[0].dtype in T.int_dtypes:
+            _set_product(known, output, [known.scalar(node.inputs[0])])
+    for axis in range(output.ndim):
+        lengths = [known.dims(one)[axis] for one in node.inputs if not one.broadcastable[axis]]
+        if lengths and not output.broadcastable[axis]:  # all are equal: prefer what tells most
+            best = min(lengths, key=lambda length: (0 not in length.symbols, len(length.symbols)))
+            for one in node.outputs:
+                known.set_length(one, axis, best)
+
+
+def _dimshuffle(known: Lengths, node: Any) -> None:
+    variable, output, order = node.inputs[0], node.outputs[0], node.op.new_order
+    if order == () and variable.ndim == 0:
+        _set_product(known, output, [known.scalar(variable)])
+    elif order == ("x",) and variable.ndim == 0 and variable.dtype == "int64":
+        known.set_vector(output, [known.scalar(variable)])
+    dims = known.dims(variable)
+    _set_dims(known, output, [None if axis == "x" else dims[axis] for axis in order])
+
+
+def _reduction(known: Lengths, node: Any) -> None:
+    numbers, axes = known.vector(node.inputs[0]), reduced_axes(node)
+    if numbers is not None and axes and isinstance(getattr(node.op, "scalar_op", None), theano.scalar.Mul):
+        _set_product(known, node.outputs[0], numbers)
+    kept = [length for axis, length in enumerate(known.dims(node.inputs[0])) if axis not in axes]
+    for output in node.outputs:
+        _set_dims(known, output, kept)
+
+
+def _dot(known: Lengths, node: Any) -> None:
+    a, b = node.inputs
+    _set_dims(known, node.outputs[0], (*known.dims(a)[:-1], *known.dims(b)[1:]))
+
+
+def _alloc(known: Lengths, node: Any) -> None:
+    lengths = map(known.scalar, node.inputs[1:])  # none of them is negative, once it is made
+    _set_dims(known, node.outputs[0], [one if known.per_row(one) or known.is_sure(one) else None for one in lengths])
+
+
+def _reshape(known: Lengths, node: Any) -> None:
+    entries = known.resolve(node.inputs[0], known.vector(node.inputs[1]) or ())
+    _set_dims(known, node.outputs[0], [length if known.is_sure(length) else None for length in entries])
+
+
+_REDUCTIONS = (CAReduce, CAReduceDtype, Sum, Prod, All, AnyOp, MaxAndArgmax)
+
+_FOLLOWERS: dict[type, Callable[[Lengths, Any], None]] = {
+    Shape: _shape,
+    Shape_i: _shape_i,
+    MakeVector: _make_vector,
+    Join: _join,
+    ARange: _arange,
+    ScalarFromTensor: _copy,
+    TensorFromScalar: _copy,
+    Rebroadcast: _copy,
+    IncSubtensor: _first,
+    Subtensor: _subtensor,
+    Elemwise: _elementwise,
+    DimShuffle: _dimshuffle,
+    **dict.fromkeys(_REDUCTIONS, _reduction),
+    Dot: _dot,
+    Alloc: _alloc,
+    Reshape: _reshape,
+}

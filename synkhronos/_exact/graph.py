@@ -1,0 +1,111 @@
+"""A user's graph, divided: a graph to be compiled, and the table of the collectives in it."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import theano
+import theano.tensor as T
+from theano.compile import UnusedInputError
+from theano.gof.graph import inputs as leaves_of
+
+from synkhronos._exact.lengths import Rows
+from synkhronos._exact.meeting import ON_RANKS
+from synkhronos._exact.partition import Partition
+from synkhronos._exact.placements import ONE, Shard
+from synkhronos._exact.rules import MAKERS, RULES
+from synkhronos._exact.walk import Walk
+from synkhronos._graphs import Graph
+from synkhronos._inside import expresses_meetings
+
+__all__ = ["DividedGraph"]
+
+_logger = logging.getLogger("synkhronos")
+
+
+class DividedGraph(Graph):
+    """What each rank computes of a user's graph, on its rows of the scattered inputs.
+
+    After the graph's inputs, its functions take three int64 numbers: of all rows, of the first one here, of those here.
+
+    Parameters
+    ----------
+    user : Graph
+    inputs, bcast_inputs : list of Theano variables or theano.In
+        Those of the user's graph.
+    kwargs : dict
+        For `theano.function`.
+
+    Attributes
+    ----------
+    modes : list of "gather" or None
+        For each output: whether ranks have rows of it, in order, or all of them the whole.
+    partition : Partition
+
+    Raises
+    ------
+    ValueError
+        For a scattered input that cannot have rows, and for collectives that the user has put into the graph.
+    theano.compile.UnusedInputError
+        As Theano, which sees the divided graph alone.
+    """
+
+    def __init__(self, user: Graph, inputs: Sequence[Any], bcast_inputs: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        self._rows = Rows(T.lscalar("rows"), T.lscalar("first row"), T.lscalar("rows here"))
+        scattered = user.input_variables[: user.n_scattered]
+        for variable in scattered:
+            if variable.broadcastable[0]:
+                raise ValueError(f"{variable}: its axis 0 is broadcastable and has no rows: pass it in bcast_inputs")
+        outputs, updates = user.expressions
+        expressions = [*outputs, *(new for _, new in updates)]
+        if expresses_meetings(expressions):
+            raise ValueError(
+                "exact=True finds by itself where ranks meet: leave out averaged, summed, reduced, gathered"
+            )
+        _look_for_unused(user.input_variables, expressions, kwargs.get("on_unused_input"))
+        walk = Walk(dict.fromkeys(scattered, 0), self._rows, ON_RANKS, RULES, MAKERS)
+        walk.run(expressions)
+        self.modes: list[str | None] = []
+        divided = []
+        for item, output in zip(user.outputs, outputs):
+            has_rows = _rows_come_in_order(walk, output)
+            self.modes.append("gather" if has_rows else None)
+            new = walk.new(output) if has_rows else walk.whole(output, "an output that is not in rows along axis 0")
+            divided.append(theano.Out(new, borrow=item.borrow) if isinstance(item, theano.Out) else new)
+        new_updates = [(var, walk.whole(new, f"the update of {var}")) for var, new in updates]
+        needed = [getattr(new, "variable", new) for new in divided] + [new for _, new in new_updates]
+        self.partition = Partition(walk.met_for(needed))
+        for node, reason in walk.gathered:
+            _logger.info("%s is gathered and computed whole on every rank: %s", node.op, reason)
+        super().__init__(
+            inputs,
+            divided,
+            bcast_inputs=bcast_inputs,
+            updates=new_updates,
+            givens=None,
+            sliceable_shareds=(),
+            kwargs={**kwargs, "no_default_updates": True, "on_unused_input": "ignore"},
+        )
+
+    def _copied_ins(self) -> list[Any]:
+        return [*super()._copied_ins(), self._rows.whole, self._rows.first, self._rows.here]
+
+
+def _look_for_unused(inputs: Sequence[Any], expressions: Sequence[Any], asked: str | None) -> None:
+    used = set(leaves_of(expressions))
+    unused = [variable for variable in inputs if variable not in used]
+    what = asked or theano.config.on_unused_input
+    message = f"the function does not use the inputs {unused}; on_unused_input='ignore' allows that"
+    if unused and what == "raise":
+        raise UnusedInputError(message)
+    if unused and what == "warn":
+        warnings.warn(message, stacklevel=6)
+
+
+def _rows_come_in_order(walk: Walk, output: Any) -> bool:
+    """Whether what ranks have of an output, one after the other along axis 0, is the whole."""
+    placement = walk.placement(output)
+    return isinstance(placement, Shard) and placement.axis == 0 and placement.outer == ONE

@@ -1,0 +1,61 @@
+"""The Op that takes a rank's rows of what every rank holds whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import theano
+import theano.tensor as T
+
+__all__ = ["Part"]
+
+
+class Part(theano.Op):
+    """The rows of this rank along an axis, whose places are (outer, row, inner); a view where ``outer`` is 1.
+
+    Inputs: the whole, the number of rows, of the first one here, of those here, ``outer``, ``inner``.
+
+    Parameters
+    ----------
+    axis : int
+    broadcasts : bool
+        The part is for an Op that broadcasts whatever has length 1, as NumPy does: such a whole is the part, too.
+    """
+
+    __props__ = ("axis", "broadcasts")
+    view_map = {0: [0]}  # noqa: RUF012
+
+    def __init__(self, axis: int, broadcasts: bool = False) -> None:
+        self.axis, self.broadcasts = axis, broadcasts
+
+    def make_node(self, whole: Any, *numbers: Any) -> Any:
+        """Apply it to the whole and the five numbers."""
+        return theano.Apply(self, [whole, *map(T.as_tensor_variable, numbers)], [whole.type()])
+
+    def perform(self, node: Any, inputs: Any, outputs: Any) -> None:
+        """Refuse a whole that is not as long as the rows demand: the serial program would not accept it either."""
+        whole = inputs[0]
+        rows, first, here, outer, inner = map(int, inputs[1:])
+        before, length, after = whole.shape[: self.axis], whole.shape[self.axis], whole.shape[self.axis + 1 :]
+        if length == 1 and self.broadcasts:
+            outputs[0][0] = whole
+            return
+        if length != outer * rows * inner:
+            raise ValueError(
+                f"{node.inputs[0]} meets an array that is divided by its rows: its length along axis {self.axis} is "
+                f"{length}, expected {outer * rows * inner}. If it is to be broadcast, declare that axis broadcastable "
+                "(theano.tensor.addbroadcast)"
+            )
+        places = whole.reshape(*before, outer, rows, inner, *after)
+        here_only = places[(slice(None),) * (self.axis + 1) + (slice(first, first + here),)]
+        outputs[0][0] = here_only.reshape(*before, outer * here * inner, *after)
+
+    def infer_shape(self, node: Any, shapes: Any) -> Any:
+        """As long as the rows here demand."""
+        shape = list(shapes[0])
+        shape[self.axis] = (
+            T.opt.Shape_i(self.axis)(node.outputs[0])
+            if self.broadcasts
+            else node.inputs[4] * node.inputs[3] * node.inputs[5]
+        )
+        return [tuple(shape)]

@@ -1,0 +1,41 @@
+"""What each kind of operation does with rows: a table from types of Ops to rules.
+
+A rule is given the walk and a node of which some input is not whole. It returns the outputs with their placements, or
+says in a few words why it cannot: then the inputs are gathered. A type that is not in the table is not understood, and
+neither are types derived from those that are.
+"""
+
+from __future__ import annotations
+
+from synkhronos._exact.rules import (
+    convolution,
+    elementwise,
+    indexing,
+    joins,
+    nnet,
+    passing,
+    products,
+    reductions,
+    shapes,
+    sorting,
+)
+from synkhronos._exact.walk import Rule
+
+__all__ = ["MAKERS", "RULES"]
+
+#: For nodes of which some input is not whole.
+RULES: dict[type, Rule] = {
+    **elementwise.RULES,
+    **passing.RULES,
+    **shapes.RULES,
+    **reductions.RULES,
+    **products.RULES,
+    **indexing.RULES,
+    **convolution.RULES,
+    **nnet.RULES,
+    **joins.RULES,
+    **sorting.RULES,
+}
+
+#: For nodes of whole inputs, where they make something of rows × k places, or what another way makes cheaper.
+MAKERS: dict[type, Rule] = {**elementwise.MAKERS, **shapes.MAKERS}

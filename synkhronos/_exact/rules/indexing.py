@@ -1,0 +1,170 @@
+"""Indexing, and its gradients: rows stay where all are taken in order; tables that are whole are looked up by rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import theano.tensor as T
+from theano.tensor.subtensor import (
+    AdvancedIncSubtensor,
+    AdvancedIncSubtensor1,
+    AdvancedSubtensor,
+    AdvancedSubtensor1,
+    IncSubtensor,
+    Subtensor,
+    get_idx_list,
+)
+
+from synkhronos._exact.placements import ONE, Partial, Placed, Replicate, Shard
+from synkhronos._exact.rules.reductions import is_summed
+from synkhronos._exact.walk import Rule, Walk, copied
+
+__all__ = ["RULES"]
+
+_PICKED = "rows are picked"
+
+
+def _axis_after(index: Sequence[Any], axis: int) -> int | None:
+    """Where an axis is after basic indexing; ``None`` where not all of it is taken in order."""
+    if len(index) > axis and index[axis] != slice(None):
+        return None
+    return axis - sum(not isinstance(one, slice) for one in index[:axis])
+
+
+def _part_of_increment(walk: Walk, y: Any, shard: Shard, axis: int, n_axes: int) -> Any:
+    """What is put where x[index], of so many axes, has its rows along an axis; y may have fewer axes."""
+    own = axis - (n_axes - y.ndim)
+    return walk.whole(y, _PICKED) if own < 0 else walk.part(y, shard.moved(own), broadcasts=True)
+
+
+def _subtensor(walk: Walk, node: Any) -> str | Sequence[Placed]:
+    variable, *numbers = node.inputs
+    placement = walk.placement(variable)
+    inputs = [walk.new(variable), *map(walk.whole, numbers)]
+    if isinstance(placement, Shard):
+        axis = _axis_after(get_idx_list(node.inputs, node.op.idx_list), placement.axis)
+        if axis is None:
+            return _PICKED
+        placement = placement.moved(axis)
+    return [Placed(copied(node, inputs)[0], placement)]
+
+
+def _inc_subtensor(walk: Walk, node: Any) -> str | Sequence[Placed]:
+    x, y, *numbers = node.inputs
+    index = get_idx_list(node.inputs[1:], node.op.idx_list)
+    n_axes = x.ndim - sum(not isinstance(one, slice) for one in index)
+    of_x, of_y = walk.placement(x), walk.placement(y)
+    if isinstance(of_x, Shard):
+        shard = of_x
+    elif isinstance(of_y, Shard):
+        place = of_y.axis + n_axes - y.ndim
+        axes = [axis for axis in range(x.ndim) if _axis_after(index, axis) == place]
+        if not axes:
+            return _PICKED
+        shard = of_y.moved(axes[-1])
+    else:
+        return walk.computed_whole(node)
+    axis = _axis_after(index, shard.axis)
+    if axis is None or x.broadcastable[shard.axis]:
+        return _PICKED
+    inputs = [walk.part(x, shard), _part_of_increment(walk, y, shard, axis, n_axes), *map(walk.whole, numbers)]
+    return [Placed(copied(node, inputs)[0], shard)]
+
+
+def _take(walk: Walk, node: Any) -> str | Sequence[Placed]:
+    table, index = node.inputs
+    of_table, of_index = walk.placement(table), walk.placement(index)
+    if isinstance(of_table, Shard):
+        if of_table.axis == 0 or isinstance(of_index, Shard):
+            return _PICKED
+        return [Placed(copied(node, [walk.new(table), walk.whole(index)])[0], of_table)]
+    if isinstance(of_index, Shard):
+        return [Placed(copied(node, [walk.whole(table), walk.new(index)])[0], of_index)]
+    return walk.computed_whole(node)
+
+
+def _add_to_table(walk: Walk, node: Any) -> str | Sequence[Placed]:
+    table, y, index = node.inputs
+    of_table, of_y, of_index = map(walk.placement, node.inputs)
+    n_missing = table.ndim - y.ndim
+    if isinstance(of_table, Shard):
+        if of_table.axis == 0 or isinstance(of_index, Shard):
+            return _PICKED
+        y_here = _part_of_increment(walk, y, of_table, of_table.axis, table.ndim)
+        return [Placed(copied(node, [walk.new(table), y_here, walk.whole(index)])[0], of_table)]
+    if isinstance(of_index, Shard):
+        shard = of_index
+    elif isinstance(of_y, Shard) and of_y.axis + n_missing == 0 and not index.broadcastable[0]:
+        shard = of_y
+    else:
+        return "the rows are no entries of the table" if walk.shard_of(node.inputs) else walk.computed_whole(node)
+    if node.op.set_instead_of_inc or not is_summed(node.outputs[0]):
+        return _PICKED
+    whole, zeros = walk.whole(table), T.zeros_like(walk.whole(table))
+    inputs = [zeros, _part_of_increment(walk, y, shard, 0, table.ndim), walk.part(index, shard)]
+    (added,) = copied(node, inputs)
+    if _is_zero(table):
+        return [Placed(added, Partial())]
+    return [Placed(whole + walk.reduced(node.outputs[0], added, "sum"), Replicate())]
+
+
+def _is_zero(variable: Any) -> bool:
+    try:
+        return bool(T.get_scalar_constant_value(variable) == 0)
+    except T.NotScalarConstantError:
+        return False
+
+
+def _rows_of_points(walk: Walk, x: Any, index: Sequence[Any]) -> Shard | None:
+    """The rows of ``x[arange(rows × k), y, …]``, x as long: where each is taken once, in order; else ``None``."""
+    length = walk.lengths.range(index[0])
+    if length is None or not all(isinstance(one.type, T.TensorType) for one in index):
+        return None
+    shard = Shard(0, ONE, walk.lengths.per_row(length) or ONE)
+    if walk.placement(x) != shard and (walk.shard_of([x]) or walk.lengths.dims(x)[0] != length):
+        return None
+    fits = all(one.ndim == 0 or (one.ndim == 1 and one.dtype in T.integer_dtypes) for one in index)
+    return shard if fits and not x.broadcastable[0] else None
+
+
+def _index_here(walk: Walk, index: Sequence[Any], shard: Shard) -> list[Any]:
+    here = T.arange(walk.lengths.here(shard.inner), dtype=index[0].dtype)
+    return [here, *(walk.part(one, shard, broadcasts=True) if one.ndim else walk.whole(one) for one in index[1:])]
+
+
+def _advanced(walk: Walk, node: Any) -> str | Sequence[Placed]:
+    x, *index = node.inputs
+    shard = _rows_of_points(walk, x, index)
+    if shard is not None:
+        inputs = [walk.part(x, shard), *_index_here(walk, index, shard)]
+        return [Placed(copied(node, inputs)[0], shard)]
+    of_index = walk.shard_of(index)
+    if walk.shard_of([x]) or of_index is None:
+        return _PICKED if walk.shard_of(node.inputs) else walk.computed_whole(node)
+    if not all(isinstance(one.type, T.TensorType) and one.dtype in T.integer_dtypes for one in index):
+        return _PICKED
+    n_axes = max(one.ndim for one in index)
+    first = next(one for one in index if isinstance(walk.placement(one), Shard))
+    axis = of_index.axis + n_axes - first.ndim
+    inputs = [walk.whole(x), *(_part_of_increment(walk, one, of_index, axis, n_axes) for one in index)]
+    return [Placed(copied(node, inputs)[0], of_index.moved(axis))]
+
+
+def _advanced_inc(walk: Walk, node: Any) -> str | Sequence[Placed]:
+    x, y, *index = node.inputs
+    shard = _rows_of_points(walk, x, index)
+    if shard is None:
+        return _PICKED if walk.shard_of(node.inputs) else walk.computed_whole(node)
+    y_here = _part_of_increment(walk, y, shard, 0, x.ndim - len(index) + 1)
+    return [Placed(copied(node, [walk.part(x, shard), y_here, *_index_here(walk, index, shard)])[0], shard)]
+
+
+RULES: dict[type, Rule] = {
+    Subtensor: _subtensor,
+    IncSubtensor: _inc_subtensor,
+    AdvancedSubtensor1: _take,
+    AdvancedIncSubtensor1: _add_to_table,
+    AdvancedSubtensor: _advanced,
+    AdvancedIncSubtensor: _advanced_inc,
+}

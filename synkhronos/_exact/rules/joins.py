@@ -1,0 +1,40 @@
+"""Joining and splitting along axes other than that of the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from theano.tensor.basic import Join, Split
+
+from synkhronos._exact.lengths import constant_of
+from synkhronos._exact.placements import Partial, Placed
+from synkhronos._exact.walk import Rule, Walk, copied
+
+__all__ = ["RULES"]
+
+
+def _join(walk: Walk, node: Any) -> str | Sequence[Placed]:
+    axis_given, *parts = node.inputs
+    shard, axis = walk.shard_of(parts), constant_of(axis_given)
+    if shard is None:
+        if all(isinstance(walk.placement(part), Partial) and part.dtype == node.outputs[0].dtype for part in parts):
+            return [Placed(copied(node, [axis_given, *map(walk.new, parts)])[0], Partial())]
+        return walk.computed_whole(node)
+    if axis is None or axis % parts[0].ndim == shard.axis:
+        return "rows are joined to rows"
+    if any(part.broadcastable[shard.axis] for part in parts):
+        return "a part has a single row"
+    return [Placed(copied(node, [axis_given, *(walk.part(part, shard) for part in parts)])[0], shard)]
+
+
+def _split(walk: Walk, node: Any) -> str | Sequence[Placed]:
+    variable, axis_given, lengths = node.inputs
+    shard, axis = walk.shard_of([variable]), constant_of(axis_given)
+    if shard is None or axis is None or axis % variable.ndim == shard.axis:
+        return "rows are split from rows"
+    inputs = [walk.new(variable), axis_given, walk.whole(lengths, "lengths of a split")]
+    return [Placed(output, shard) for output in copied(node, inputs)]
+
+
+RULES: dict[type, Rule] = {Join: _join, Split: _split}

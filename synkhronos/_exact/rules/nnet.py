@@ -1,0 +1,51 @@
+"""Softmax, cross-entropy and their gradients, which compute each row of a matrix by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from theano.tensor.nnet.nnet import (
+    CrossentropyCategorical1Hot,
+    CrossentropyCategorical1HotGrad,
+    CrossentropySoftmax1HotWithBiasDx,
+    CrossentropySoftmaxArgmax1HotWithBias,
+    LogSoftmax,
+    Softmax,
+    SoftmaxGrad,
+    SoftmaxWithBias,
+)
+
+from synkhronos._exact.placements import Placed, Replicate
+from synkhronos._exact.walk import Rule, Walk, copied
+
+__all__ = ["RULES"]
+
+
+def _row_by_row(*whole: int) -> Rule:
+    """The rule of an Op whose inputs and outputs have the rows along axis 0, but for some inputs by their places."""
+
+    def rule(walk: Walk, node: Any) -> str | Sequence[Placed]:
+        shard = walk.shard_of(node.inputs)
+        if shard is None:
+            return walk.computed_whole(node)
+        if shard.axis != 0 or any(not isinstance(walk.placement(node.inputs[i]), Replicate) for i in whole):
+            return "its rows do not lie along axis 0"
+        if any(one.ndim and one.broadcastable[0] for i, one in enumerate(node.inputs) if i not in whole):
+            return "one of its inputs has a single row"
+        inputs = [walk.new(one) if i in whole else walk.part(one, shard) for i, one in enumerate(node.inputs)]
+        return [Placed(output, shard) for output in copied(node, inputs)]
+
+    return rule
+
+
+RULES: dict[type, Rule] = {
+    Softmax: _row_by_row(),
+    LogSoftmax: _row_by_row(),
+    SoftmaxGrad: _row_by_row(),
+    SoftmaxWithBias: _row_by_row(1),
+    CrossentropyCategorical1Hot: _row_by_row(),
+    CrossentropyCategorical1HotGrad: _row_by_row(),
+    CrossentropySoftmaxArgmax1HotWithBias: _row_by_row(1),
+    CrossentropySoftmax1HotWithBiasDx: _row_by_row(),
+}

@@ -1,0 +1,248 @@
+"""The walk over the user's graph: each variable gets its twin in the divided graph, and its placement there.
+
+Invariants
+----------
+* A twin has the type of the user's variable. Which part of the value a rank holds, its placement alone says.
+* A rule that does not understand a node says why; its inputs are gathered, and every rank computes the whole.
+* A variable is reduced, gathered, or cut to the same rows once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Callable, NamedTuple, Union
+
+import theano
+import theano.tensor as T
+from theano.gof.graph import ancestors, io_toposort
+from theano.gof.graph import inputs as leaves_of
+
+from synkhronos._exact.following import follow
+from synkhronos._exact.lengths import Lengths, Rows
+from synkhronos._exact.part import Part
+from synkhronos._exact.placements import ONE, Partial, Placed, Placement, Replicate, Shard
+
+__all__ = ["Collective", "Collectives", "Rule", "Walk", "copied"]
+
+
+class Collectives(NamedTuple):
+    """What makes the variables on which ranks meet: ``all_reduce(variable, op)``, ``all_gather(variable, axis)``."""
+
+    all_reduce: Callable[[Any, str], Any]
+    all_gather: Callable[[Any, int], Any]
+
+
+class Collective(NamedTuple):
+    """One place where rows meet."""
+
+    kind: str  # "all-reduce (sum)", "all-gather"
+    variable: Any  # of the user's graph
+    reason: str
+    result: Any  # in the divided graph
+
+
+Rule = Callable[["Walk", Any], Union[str, Sequence[Placed]]]
+
+
+def copied(node: Any, inputs: Sequence[Any]) -> list[Any]:
+    """The outputs of a node like this one, of other inputs of the same types."""
+    if all(new is old for new, old in zip(inputs, node.inputs)):
+        return list(node.outputs)
+    return list(node.clone_with_new_inputs(list(inputs)).outputs)
+
+
+class Walk:
+    """A graph that is being divided.
+
+    Parameters
+    ----------
+    sharded : dict
+        Variables whose rows are divided, with the axis of each.
+    rows : Rows
+    collectives : Collectives
+    rules : dict
+        For types of Ops, what their nodes do with inputs that are not whole.
+    makers : dict
+        For types of Ops, what their nodes make of whole inputs, if not wholes.
+
+    Attributes
+    ----------
+    lengths : Lengths
+    met : list of Collective
+    gathered : list of (node, reason)
+        What no rule understood.
+    """
+
+    def __init__(
+        self,
+        sharded: dict[Any, int],
+        rows: Rows,
+        collectives: Collectives,
+        rules: dict[type, Rule],
+        makers: dict[type, Rule],
+    ) -> None:
+        self.rows = rows
+        self.met: list[Collective] = []
+        self.gathered: list[tuple[Any, str]] = []
+        self._collectives = collectives
+        self._rules, self._makers = rules, makers
+        self._new: dict[Any, Any] = {}
+        self._placements: dict[Any, Placement] = {}
+        self._wholes: dict[Any, Any] = {}
+        self._parts: dict[Any, Any] = {}
+        self._used: set[Any] = set()
+        self.lengths = Lengths(rows, self.new, self.whole)
+        for variable, axis in sharded.items():
+            self._put(variable, Placed(variable, Shard(axis)))
+
+    def run(self, outputs: Sequence[Any]) -> None:
+        """Walk over all that some variables are computed of."""
+        known = list(self._new)
+        order = io_toposort(known, outputs)
+        self._used.update(outputs, (one for node in order for one in node.inputs))
+        for variable in leaves_of(outputs, known):
+            if variable not in self._new:
+                self._put(variable, Placed(variable, Replicate()))
+        for node in order:
+            self._divide(node)
+
+    # -- what rules ask for
+
+    def new(self, variable: Any) -> Any:
+        """What a rank holds of a variable."""
+        return self._new[variable]
+
+    def knows(self, variable: Any) -> bool:
+        """Whether the walk came by it."""
+        return variable in self._new
+
+    def placement(self, variable: Any) -> Placement:
+        """Where its rows are."""
+        return self._placements[variable]
+
+    def is_used(self, variable: Any) -> bool:
+        """Whether anything is computed of it, or it is asked for."""
+        return variable in self._used
+
+    def shard_of(self, variables: Iterable[Any]) -> Shard | None:
+        """The placement of the first one that is sharded."""
+        placements = (self._placements[variable] for variable in variables)
+        return next((one for one in placements if isinstance(one, Shard)), None)
+
+    def whole(self, variable: Any, reason: str = "") -> Any:
+        """Its value as in the serial program, on every rank."""
+        placement = self._placements[variable]
+        if isinstance(placement, Replicate):
+            return self._new[variable]
+        if variable not in self._wholes:
+            if isinstance(placement, Partial):
+                self._wholes[variable] = self.reduced(variable, self._new[variable], "sum")
+            else:
+                self._wholes[variable] = self._gathered(variable, placement)
+                self.met.append(Collective("all-gather", variable, reason, self._wholes[variable]))
+        return self._wholes[variable]
+
+    def part(self, variable: Any, shard: Shard, *, lenient: bool = False, broadcasts: bool = False) -> Any:
+        """The rows of this rank, with places as in ``shard``; whole where the variable has none to be cut there.
+
+        ``lenient`` is for Ops that compare lengths themselves: rows may then be told by lengths that are equal.
+        ``broadcasts`` is for Ops that do with lengths of 1 as NumPy does, whatever the type says.
+        """
+        placement = self._placements[variable]
+        if placement == shard or (lenient and shard.agrees(placement)):
+            return self._new[variable]
+        whole = self.whole(variable, "its rows lie otherwise than those that it meets")
+        if variable.ndim <= shard.axis or variable.broadcastable[shard.axis]:
+            return whole
+        key = variable, shard, broadcasts
+        if key not in self._parts:
+            numbers = [self.lengths.value(one) for one in (shard.outer, shard.inner)]
+            rows = self.rows
+            part = Part(shard.axis, broadcasts)(whole, rows.whole, rows.first, rows.here, *numbers)
+            part.name = variable.name
+            self._parts[key] = part
+        return self._parts[key]
+
+    def reduced(self, variable: Any, new: Any, op: str) -> Any:
+        """The sum, product, … over ranks of what each has for a variable."""
+        if new.dtype == "bool":  # numbers are what is reduced
+            result = T.cast(self._collectives.all_reduce(T.cast(new, "uint8"), op), "bool")
+        else:
+            result = self._collectives.all_reduce(new, op)
+        self.met.append(Collective(f"all-reduce ({op})", variable, "", result))
+        return result
+
+    def met_for(self, outputs: Sequence[Any]) -> list[Collective]:
+        """The collectives that some variables of the divided graph need."""
+        needed = set(ancestors(outputs))
+        return [one for one in self.met if one.result in needed]
+
+    # -- inside
+
+    def _gathered(self, variable: Any, shard: Shard) -> Any:
+        new, axis = self._new[variable], shard.axis
+        if new.dtype == "bool":
+            new = T.cast(new, "uint8")
+        if shard.outer == ONE:
+            whole = self._collectives.all_gather(new, axis)
+        else:
+            shape = [new.shape[i] for i in range(new.ndim)]
+            split = [*shape[:axis], self.lengths.value(shard.outer), -1, *shape[axis + 1 :]]
+            whole = self._collectives.all_gather(new.reshape(split, new.ndim + 1), axis + 1)
+            shape[axis] = self.lengths.value(shard.length)
+            whole = whole.reshape(shape, new.ndim)
+        return _typed(T.cast(whole, variable.dtype), variable)
+
+    def _divide(self, node: Any) -> None:
+        if any(output in self._new for output in node.outputs):
+            return  # what is sharded may be a variable inside the graph
+        placements = [self._placements[one] for one in node.inputs]
+        is_whole = all(isinstance(one, Replicate) for one in placements)
+        rule = (self._makers if is_whole else self._rules).get(type(node.op))
+        placed: str | Sequence[Placed] = "there is no rule for it"
+        if rule is not None:
+            placed = rule(self, node)
+        if not isinstance(placed, str) and any(map(_is_broadcast, placed)):
+            placed = "an axis that holds rows is broadcast"
+        if isinstance(placed, str):
+            if any(isinstance(one, Shard) for one in placements):
+                self.gathered.append((node, placed))
+            placed = self.computed_whole(node, f"{node.op}: {placed}")
+        for output, one in zip(node.outputs, placed):
+            self._put(output, one)
+        follow(self.lengths, node)
+        for output in node.outputs:
+            shard = self._placements[output]
+            if isinstance(shard, Shard):
+                self.lengths.set_length(output, shard.axis, shard.length)
+
+    def computed_whole(self, node: Any, reason: str = "") -> list[Placed]:
+        """A node of whole inputs: every rank computes what the serial program does."""
+        return [
+            Placed(output, Replicate()) for output in copied(node, [self.whole(one, reason) for one in node.inputs])
+        ]
+
+    def _put(self, variable: Any, placed: Placed) -> None:
+        new, placement = placed
+        if new is not variable:
+            new = _typed(new, variable)
+        if new is not variable and new.owner is not None:
+            new.name = new.name or variable.name
+            new.tag.trace = getattr(variable.tag, "trace", [])
+        self._new[variable] = new
+        self._placements[variable] = placement
+        if isinstance(placement, Shard):
+            self.lengths.set_length(variable, placement.axis, placement.length)
+
+
+def _is_broadcast(placed: Placed) -> bool:
+    return isinstance(placed.placement, Shard) and placed.variable.broadcastable[placed.placement.axis]
+
+
+def _typed(new: Any, variable: Any) -> Any:
+    """A variable of the divided graph, of the type of the user's."""
+    if new.type == variable.type:
+        return new
+    if isinstance(new.type, T.TensorType) and new.dtype == variable.dtype and new.ndim == variable.ndim:
+        return T.patternbroadcast(new, variable.broadcastable)
+    raise theano.gof.utils.MethodNotDefined(f"{variable}: {new.type} in place of {variable.type}")

@@ -1,0 +1,234 @@
+"""Divided graphs without processes: every rank's values, node by node, each compared with the serial program's.
+
+Nothing is compiled and nothing optimised: each node of the user's graph and of the divided one is performed in Python,
+the latter for each rank in turn, and a collective sees what all ranks have. So each variable of the user's graph can be
+compared with what its placement says of its twin.
+"""
+
+import itertools
+
+import numpy as np
+from scipy.signal import _signaltools, _sigtools
+
+import synkhronos  # it mends Theano, which therefore comes after it
+from synkhronos._exact.lengths import Rows
+from synkhronos._exact.placements import Partial, Replicate
+from synkhronos._exact.rules import MAKERS, RULES
+from synkhronos._exact.walk import Collectives, Walk
+
+import theano  # isort: skip
+import theano.tensor as T  # isort: skip
+from theano.gof.graph import NoParams, io_toposort  # isort: skip
+from theano.ifelse import IfElse  # isort: skip
+from theano.scan_module.scan_op import Scan  # isort: skip
+from theano.tensor.nnet import abstract_conv  # isort: skip
+
+assert synkhronos
+
+# Theano looks for them where an earlier SciPy had them
+abstract_conv.imported_scipy_signal = True
+abstract_conv._valfrommode, abstract_conv._bvalfromboundary = _signaltools._valfrommode, _signaltools._bvalfromboundary
+abstract_conv._convolve2d, abstract_conv.convolve = _sigtools._convolve2d, _signaltools.convolve
+
+_REDUCTIONS = {"sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min}
+
+
+class Meeting(theano.Op):
+    """A collective, of which `evaluate` knows what all ranks have."""
+
+    __props__ = ("op", "axis")
+
+    def __init__(self, op, axis=None):
+        self.op, self.axis = op, axis
+
+    def make_node(self, x):
+        return theano.Apply(self, [x], [x.type()])
+
+    def perform(self, node, inputs, outputs):
+        raise AssertionError("a rank alone")
+
+    def meet(self, arrays):
+        if self.op == "gather":
+            return np.concatenate(arrays, self.axis)
+        return np.asarray(_REDUCTIONS[self.op](arrays, axis=0), arrays[0].dtype)
+
+
+COLLECTIVES = Collectives(lambda x, op: Meeting(op)(x), lambda x, axis: Meeting("gather", axis)(x))
+
+
+def evaluate(outputs, given, n_ranks=1, alone=False):
+    """The values of all variables that some are computed of: for each a list, with one entry for each rank.
+
+    ``given`` has such lists. ``alone``: collectives are those of one rank.
+    """
+    values = {variable: list(each) for variable, each in given.items()}
+
+    def value(variable, rank):
+        if variable not in values:
+            if isinstance(variable, theano.gof.Constant):
+                values[variable] = [variable.data] * n_ranks
+            else:
+                values[variable] = [variable.get_value() for _ in range(n_ranks)]
+        return values[variable][rank]
+
+    for node in io_toposort(list(given), outputs):
+        inputs = [[value(one, rank) for one in node.inputs] for rank in range(n_ranks)]
+        if isinstance(node.op, Meeting) and not alone:
+            whole = node.op.meet([each[0] for each in inputs])
+            values[node.outputs[0]] = [whole] * n_ranks
+            continue
+        results = [_perform(node, each, alone) for each in inputs]
+        for output, each in zip(node.outputs, zip(*results)):
+            values[output] = list(each)
+    for output in outputs:
+        value(output, 0)
+    return values
+
+
+def _perform(node, inputs, alone):
+    if isinstance(node.op, Meeting):
+        return inputs
+    if isinstance(node.op, T.AllocEmpty):
+        return [np.zeros(list(map(int, inputs)), node.op.dtype)]
+    if isinstance(node.op, (Scan, IfElse)):
+        return _compiled(node)(*inputs)
+    if not hasattr(node.tag, "is_prepared"):
+        node.op.prepare_node(node, None, None, "py")
+        node.tag.is_prepared = True
+    storage = [[None] for _ in node.outputs]
+    params = node.run_params()
+    if params is NoParams:
+        node.op.perform(node, inputs, storage)
+    else:
+        node.op.perform(node, inputs, storage, params)
+    return [each[0] for each in storage]
+
+
+def _compiled(node):
+    if not hasattr(node.tag, "function"):
+        inputs = [one.type() for one in node.inputs]
+        outputs = node.clone_with_new_inputs(inputs).outputs
+        node.tag.function = theano.function(inputs, outputs, mode=theano.Mode("py", None), on_unused_input="ignore")
+    return node.tag.function
+
+
+def shares(n_rows, n_ranks, how="even"):
+    """How many rows each rank has: as evenly as can be, or most of them on the first."""
+    if how == "even":
+        return [len(part) for part in np.array_split(np.arange(n_rows), n_ranks)]
+    return [n_rows - n_ranks + 1] + [1] * (n_ranks - 1)
+
+
+def rows():
+    """The numbers that a divided graph takes."""
+    return Rows(T.lscalar("rows"), T.lscalar("first"), T.lscalar("here"))
+
+
+class Divided:
+    """A program that is divided; see `check`."""
+
+    def __init__(self, outputs, sharded):
+        self.rows = rows()
+        self.walk = Walk(sharded, self.rows, COLLECTIVES, RULES, MAKERS)
+        self.outputs, self.sharded = outputs, sharded
+        self.walk.run(outputs)
+        self.wholes = [self.walk.whole(output) for output in outputs]
+
+    def compare(self, given, serial, counts, alone=False):
+        """Compare each variable of the user's graph, on each rank, with the serial value."""
+        n_ranks, n_rows = len(counts), sum(counts)
+        firsts = [0, *itertools.accumulate(counts)][:-1]
+        if alone:
+            counts, firsts = [n_rows] * n_ranks, [0] * n_ranks
+        on_ranks = {
+            variable: [
+                value.take(range(first, first + here), self.sharded[variable]) if variable in self.sharded else value
+                for first, here in zip(firsts, counts)
+            ]
+            for variable, value in given.items()
+        }
+        on_ranks[self.rows.whole] = [np.asarray(n_rows)] * n_ranks
+        on_ranks[self.rows.first] = list(map(np.asarray, firsts))
+        on_ranks[self.rows.here] = list(map(np.asarray, counts))
+        twins = {variable: self.walk.new(variable) for variable in serial}
+        numbers = [
+            self.walk.lengths.value(length)
+            for variable in serial
+            for length in (getattr(self.walk.placement(variable), name, None) for name in ("outer", "inner"))
+            if length is not None
+        ]
+        found = evaluate([*twins.values(), *self.wholes, *numbers], on_ranks, n_ranks, alone)
+        self.found = found
+        for variable, (value,) in serial.items():
+            placement = self.walk.placement(variable)
+            here = found[twins[variable]]
+            if not isinstance(variable.type, (T.TensorType, theano.scalar.Scalar)):
+                continue
+            value = np.asarray(value)
+            if not self.walk.is_used(variable):
+                continue
+            if isinstance(placement, Replicate):
+                expected = [value] * n_ranks
+            elif isinstance(placement, Partial):
+                here, expected = (
+                    ([np.sum(here, axis=0, dtype=value.dtype)], [value]) if not alone else (here, [value] * n_ranks)
+                )
+            else:
+                outer, inner = (
+                    int(found[self.walk.lengths.value(one)][0]) for one in (placement.outer, placement.inner)
+                )
+                axis = placement.axis
+                shape = (*value.shape[:axis], outer, n_rows, inner, *value.shape[axis + 1 :])
+                places = value.reshape(shape)
+                expected = [
+                    places.take(range(first, first + n), axis + 1).reshape(
+                        *value.shape[:axis], outer * n * inner, *value.shape[axis + 1 :]
+                    )
+                    for first, n in zip(firsts, counts)
+                ]
+            for rank, (got, right) in enumerate(zip(here, expected)):
+                _same(got, right, f"{variable} of {variable.owner}, {placement}, rank {rank} of {counts}")
+        for output, whole in zip(self.outputs, self.wholes):
+            for rank, got in enumerate(found[whole]):
+                _same(got, serial[output][0], f"the output {output}, rank {rank} of {counts}")
+
+
+def _same(got, right, what):
+    got, right = np.asarray(got), np.asarray(right)
+    assert got.shape == right.shape, f"{what}: shape {got.shape}, expected {right.shape}"
+    assert got.dtype == right.dtype, f"{what}: {got.dtype}, expected {right.dtype}"
+    if right.dtype.kind in "fc":
+        scale = np.abs(right[np.isfinite(right)]).max(initial=1.0)
+        tolerance = {8: 1e-9, 16: 1e-9}.get(right.dtype.itemsize, 1e-4)
+        np.testing.assert_allclose(got, right, rtol=tolerance, atol=tolerance * scale, err_msg=what)
+    else:
+        np.testing.assert_array_equal(got, right, err_msg=what)
+
+
+def check(outputs, given, sharded, ranks=(1, 2, 3, 5)):
+    """Divide a program, and compare all that it computes with the serial program.
+
+    Parameters
+    ----------
+    outputs : list of variables
+    given : dict
+        The values of its inputs, whole.
+    sharded : dict
+        Which inputs are divided, and along which axis.
+    ranks : sequence of int
+
+    Returns
+    -------
+    Divided
+    """
+    divided = Divided(outputs, sharded)
+    n_rows = {given[variable].shape[axis] for variable, axis in sharded.items()}
+    (n_rows,) = n_rows
+    serial = evaluate(outputs, {variable: [value] for variable, value in given.items()})
+    serial = {variable: value for variable, value in serial.items() if divided.walk.knows(variable)}
+    for n_ranks in ranks:
+        for how in ("even", "uneven"):
+            if n_rows >= n_ranks:
+                divided.compare(given, serial, shares(n_rows, n_ranks, how))
+    divided.compare(given, serial, shares(n_rows, 2), alone=True)
+    return divided

@@ -1,0 +1,214 @@
+"""Exact functions on real ranks, beside the serial program."""
+
+import functools
+
+import lasagne
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from support import assert_close
+from theano.sandbox.rng_mrg import MRG_RandomStreams
+from theano.tensor.shared_randomstreams import RandomStreams
+
+import synkhronos as synk
+
+N = 11
+
+
+def close(actual, expected):
+    assert_close(actual, expected, rtol=1e-9, atol=1e-11)
+
+
+def parameters(seed=0):
+    rng = np.random.RandomState(seed)
+    return [theano.shared(rng.randn(*shape) * 0.3) for shape in ((6, 5), (5,), (5, 3), (3,))]
+
+
+def values(n, seed=1):
+    rng = np.random.RandomState(seed)
+    mask = (rng.rand(n) < 0.6) * 1.0
+    mask[n // 2 :] = 0  # all of some ranks' rows
+    mask[0] = 1
+    return rng.randn(n, 6), rng.randint(0, 3, n).astype("int32"), mask
+
+
+def network(params):
+    """A net with batch normalisation, and a masked loss; returns inputs, outputs and updates."""
+    x, y, mask = T.dmatrix("x"), T.ivector("y"), T.dvector("mask")
+    w, b, v, c = params
+    h = x.dot(w)
+    h = T.nnet.relu((h - h.mean(0, keepdims=True)) / T.sqrt(h.var(0, keepdims=True) + 1e-4) + b)
+    out = T.nnet.softmax(h.dot(v) + c)
+    nll = -T.log(out[T.arange(y.shape[0]), y])
+    loss = (mask * nll).sum() / mask.sum() + 1e-3 * sum((p**2).sum() for p in params) + 1e-3 * out.std()
+    gradients = lasagne.updates.total_norm_constraint(T.grad(loss, params), 0.5)
+    updates = lasagne.updates.adam(gradients, params, 0.01)
+    return [x, y, mask], [loss, T.eq(out.argmax(1), y).mean(), out, out.max(0), nll, out.T], updates
+
+
+@functools.cache
+def networks():
+    ours, theirs = parameters(), parameters()
+    inputs, outputs, updates = network(ours)
+    function = synk.function(inputs, outputs, updates=updates, exact=True)
+    inputs, outputs, reference = network(theirs)
+    return function, list(updates), theano.function(inputs, outputs, updates=reference), list(reference)
+
+
+@pytest.mark.parametrize("n", [N, 37, 2, 1])
+def test_a_net_trained_by_adam(session, n):
+    function, ours, reference, theirs = networks()
+    for mine, other in zip(ours, theirs):
+        mine.set_value(other.get_value())
+    synk.broadcast(ours)
+    for seed in range(3):
+        given = values(n, seed)
+        for got, expected in zip(function(*given), reference(*given)):
+            assert got.shape == expected.shape
+            close(got, expected)
+    for mine, other in zip(ours, theirs):
+        close(mine.get_value(), other.get_value())
+    assert not synk.check_replicas()
+
+
+def draws(streams):
+    x, w = T.dmatrix("x"), theano.shared(np.full((6, 2), 0.1))
+    mask = streams.binomial(size=x.shape, p=0.5, dtype="float64")
+    noise = streams.normal(size=(x.shape[0], 2), dtype="float64")
+    rows = streams.uniform(size=(3,), dtype="float64")
+    loss = ((x * mask).dot(w) + noise).mean() + rows.sum()
+    return [x], [loss, mask, noise, rows], [(w, w - T.grad(loss, w))]
+
+
+@functools.cache
+def drawing(kind):
+    make = {"shared": RandomStreams, "mrg": MRG_RandomStreams}[kind]
+    ours, theirs = draws(make(5)), draws(make(5))
+    return synk.function(*ours[:2], updates=ours[2], exact=True), theano.function(*theirs[:2], updates=theirs[2])
+
+
+@pytest.mark.parametrize("kind", ["shared", "mrg"])
+@pytest.mark.parametrize("n", [N, 2])
+def test_draws_are_those_of_the_serial_program(session, kind, n):
+    function, reference = drawing(kind)
+    for seed in range(2):
+        x = values(n, seed)[0]
+        for got, expected in zip(function(x), reference(x)):
+            close(got, expected)
+
+
+def test_a_stream_is_for_exact_functions_or_for_others(session):
+    x = T.dmatrix("x")
+    for one, other in ((True, False), (False, True)):
+        drawn = x * RandomStreams(3).uniform(x.shape)
+        synk.function([x], drawn, exact=one)
+        with pytest.raises(ValueError, match="make a RandomStreams for each kind"):
+            synk.function([x], drawn, exact=other)
+
+
+@functools.cache
+def steps():
+    """A function that uses most of what calls offer, and the serial one."""
+    made = []
+    for build in (functools.partial(synk.function, exact=True), theano.function):
+        x, y, scale, shift = T.dmatrix("x"), T.ivector("y"), T.dscalar("scale"), T.dmatrix("shift")
+        table, data = theano.shared(np.arange(12.0).reshape(4, 3)), T.dmatrix("data")
+        count = theano.shared(0, "count")
+        h = table[y] * scale + data[:, :3] - shift
+        loss = (h**2).mean() + T.sqr(h.sum(axis=1)).std()
+        outputs = [loss, h, h[::-1], h.max(axis=0), h.argmax(axis=0), T.sort(h, axis=0), x.shape[0] + 1, h.T, h[:, 0]]
+        updates = [(table, table - 0.1 * T.grad(loss, table)), (count, count + x.shape[0])]
+        own = {"bcast_inputs": [scale, shift]} if build is not theano.function else {}
+        inputs = [x, y] if own else [x, y, scale, shift]
+        function = build(inputs, outputs, updates=updates, givens={data: x * 2}, name="steps", **own)
+        made.append((function, [table, count]))
+    return made
+
+
+def prepared():
+    (function, ours), (reference, theirs) = steps()
+    for variables in (ours, theirs):
+        for variable, value in zip(variables, (np.arange(12.0).reshape(4, 3) / 7, 0)):
+            variable.set_value(value)
+    synk.broadcast(ours)
+    return function, reference, ours, theirs
+
+
+def batch(n, seed=0):
+    rng = np.random.RandomState(seed)
+    return rng.randn(n, 4), rng.randint(0, 4, n).astype("int32")
+
+
+@pytest.mark.parametrize("n", [N, 3, 1])
+def test_broadcast_inputs_givens_updates_and_orders(session, n):
+    function, reference, ours, theirs = prepared()
+    x, y = batch(n)
+    shift = np.ones((n, 3)) * np.arange(n)[:, None]
+    for got, expected in zip(function(x, y, 0.5, shift), reference(x, y, 0.5, shift)):
+        assert np.shape(got) == np.shape(expected)
+        close(got, expected)
+    for mine, other in zip(ours, theirs):
+        close(mine.get_value(), other.get_value())
+    assert not synk.check_replicas()
+
+
+def test_data_batches_subsets_and_the_comparison_with_theano(session):
+    function, reference, _, _ = prepared()
+    x, y = batch(N)
+    data = function.build_inputs(x, y, 0.5, np.ones((5, 3)))
+    rows = [7, 1, 2, 9, 10]
+    expected = reference(x[rows], y[rows], 0.5, np.ones((5, 3)), output_subset=[1, 0, 7])
+    got = function(*data, batch=rows, output_subset=[1, 0, 7], check_against_theano=True)
+    for one, other in zip(got, expected):
+        close(one, other)
+    expected = reference(x[2:7], y[2:7], 0.5, np.ones((5, 3)))
+    for one, other in zip(function(*data, batch=slice(2, 7)), expected):
+        close(one, other)
+
+
+def test_lengths_that_the_serial_program_refuses_are_refused(session):
+    function, reference, ours, theirs = prepared()
+    x, y = batch(N)
+    with pytest.raises(ValueError):
+        reference(x, y, 0.5, np.ones((4, 3)))
+    with pytest.raises((ValueError, synk.WorkerError), match="divided by its rows"):
+        function(x, y, 0.5, np.ones((4, 3)))
+    for mine, other in zip(ours, theirs):
+        close(mine.get_value(), other.get_value())
+
+
+def test_what_is_refused(session):
+    x, row, w = T.dmatrix("x"), T.drow("row"), theano.shared(np.arange(15.0).reshape(5, 3))
+    for arguments, message in [
+        (([x], (x.sum(), "sum")), "take no op"),
+        (([x], x.sum(), None, [(w, w * 2, "avg")]), "take no op"),
+        (([row], row.sum()), "pass it in bcast_inputs"),
+        (([x], synk.averaged(x.sum())), "leave out averaged"),
+        (([x], x.sum() + w.sum(), None, None, None, [w]), "sliceable_shareds are not supported"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            synk.function(*arguments, exact=True)
+    with pytest.raises(theano.compile.UnusedInputError):
+        synk.function([x], w.sum(), exact=True)
+    function = synk.function([x], x.sum() + w.sum(), exact=True)
+    with pytest.raises(ValueError, match="cannot be sliced"):
+        function(np.ones((N, 2)), num_slices=2)
+    synk.scatter(w, np.ones((10, 3)))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="was scattered"):
+            function(np.ones((N, 2)))
+
+
+def test_the_table_of_collectives(session):
+    x, y, w = T.dmatrix("x"), T.ivector("y"), theano.shared(np.ones((2, 3)), "w")
+    out = T.nnet.softmax(x.dot(w))
+    loss = -T.log(out[T.arange(y.shape[0]), y]).mean()
+    function = synk.function([x, y], [loss, out], updates=[(w, w - T.grad(loss, w))], exact=True)
+    kinds = [entry.collective for entry in function.partition]
+    assert kinds == ["all-reduce (sum)"] * 2
+    assert all("test_exact.py" in entry.line for entry in function.partition if entry.line)
+    assert function.partition[0].n_bytes == 8
+    gathers = synk.function([x], T.cumsum(x, axis=0)[::-1].sum(), exact=True).partition
+    assert "all-gather" in repr(gathers) and "along the rows" in repr(gathers)
+    assert "<td>all-gather</td>" in gathers._repr_html_()
