@@ -134,7 +134,9 @@ def load(path: Path, shared_vars: Any) -> None:
 def _read(path: Path) -> tuple[dict[tuple[int, int], np.ndarray], int]:
     """Every array of a checkpoint, by position and rank, and the number of ranks."""
     path = os.fsdecode(path)
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:  # of pipes, too
+    with deferred_interrupts():  # one that comes when the opener returns would lose the descriptor
+        opened = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
+    with opened as file:  # which may be a pipe
         try:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise ValueError("it is not a regular file")
