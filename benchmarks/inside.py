@@ -1,9 +1,9 @@
 """Collectives inside a function.
 
 Steps of MLPs with Adam in float32. *Apart*: `make_train_function`, a function for the gradient, an all-reduce, and a
-function for the update, with the flat Adam of Synkhronos, or with Lasagne's. *Inside*: one function, whose gradients are
-`averaged` and given to Lasagne's own Adam. The network 784-800-800-10 with 500 rows for each step, drawn at random; and the small
-network 100-50-10 with ever more rows, in order: from how many on two ranks are quicker than one.
+function for the update, with the flat Adam of Synkhronos, or with Lasagne's. *Inside*: one function, whose gradients
+are `averaged` and given to Lasagne's own Adam. The network 784-800-800-10 with 500 rows for each step, drawn at random;
+and the small network 100-50-10 with ever more rows, in order: from how many on two ranks are quicker than one.
 """
 
 from __future__ import annotations
