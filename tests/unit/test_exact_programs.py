@@ -16,6 +16,8 @@ from synkhronos._exact.walk import Walk
 
 import theano  # isort: skip
 import theano.tensor as T  # isort: skip
+from theano.gradient import DisconnectedInputError, NullTypeGradError  # isort: skip
+from theano.tensor.nnet import bn  # noqa: F401  isort: skip
 from theano.tensor.signal.pool import pool_2d, pool_3d  # noqa: F401  isort: skip
 
 N, D, K, L = 11, 4, 3, 5  # rows, features, classes, steps
@@ -49,10 +51,11 @@ WHOLE = {c: _rng.randn(N, D), a: np.asarray(0.3)}
 
 W, U, b, B = _shared("W", D, K), _shared("U", D, D), _shared("b", K), _shared("B", D)
 E, gain, filters = _shared("E", 7, D), _shared("gain", 1, D, fixed=(0,)), _shared("filters", 3, 2, 3, 3)
+channel = _shared("channel", 1, 2, 1, 1, fixed=(0, 2, 3))
 V = _shared("V", 3 * 4 * 4, K)
 table = _shared("table", N, D)  # one row for each data point
 each = _shared("each", N)
-PARAMETERS = [W, U, b, B, E, gain, filters, V, table, each]
+PARAMETERS = [W, U, b, B, E, gain, filters, channel, V, table, each]
 
 
 def norm(h, axes=(0,)):
@@ -368,6 +371,12 @@ pool_2d(images.dimshuffle(1, 0, 2, 3), (2, 2), ignore_border=True)
 pool_2d(s, (2, 2), ignore_border=True)
 pool_3d(images, (2, 2, 2), ignore_border=True)
 lrn(images)
+bn.batch_normalization_train(x, gain, gain * 0.5, "per-activation")[0]
+bn.batch_normalization_train(x, gain, gain * 0.5, "per-activation", 1e-4, 0.1, gain, gain * 2)
+bn.batch_normalization_train(images, channel, channel, "spatial", 1e-4, 0.1, channel, channel)
+bn.batch_normalization_test(x, gain, gain, gain * 2, abs(gain), "per-activation")
+bn.batch_normalization_train(s, T.ones((1, L, D)), T.zeros((1, L, D)), (0,))[0]
+bn.batch_normalization_train(s, T.ones((N, 1, D)), T.zeros((N, 1, D)), (1,))[0]
 T.concatenate([x, z], axis=1)
 T.concatenate([x, z], axis=0)
 T.concatenate([x, c], axis=1)
@@ -505,9 +514,7 @@ def outputs_of(program):
     wanted = [one for one in inputs if str(one.dtype).startswith("float")]
     if losses and wanted:
         loss = sum((T.sin(one) * 0.5).sum() for one in losses)
-        with contextlib.suppress(
-            NotImplementedError, theano.gradient.NullTypeGradError, theano.gradient.DisconnectedInputError
-        ):
+        with contextlib.suppress(NotImplementedError, TypeError, NullTypeGradError, DisconnectedInputError):
             outputs += T.grad(loss, wanted, disconnected_inputs="ignore")
     return outputs
 
@@ -535,6 +542,7 @@ WITHOUT_GATHERING = {
     "s.dimshuffle(1, 0, 2).reshape((s.shape[1] * s.shape[0], D)).dot(W)": 0,
     "T.concatenate([x, T.zeros((x.shape[0], 2)), T.ones_like(z)], axis=1)": 0,
     "lrn(images)": 0,
+    'bn.batch_normalization_train(images, channel, channel, "spatial")[0]': 3,
 }
 
 
