@@ -108,7 +108,9 @@ def _compiled(node):
     if not hasattr(node.tag, "function"):
         inputs = [one.type() for one in node.inputs]
         outputs = node.clone_with_new_inputs(inputs).outputs
-        node.tag.function = theano.function(inputs, outputs, mode=theano.Mode("py", "fast_compile"), on_unused_input="ignore")
+        node.tag.function = theano.function(
+            inputs, outputs, mode=theano.Mode("py", "fast_compile"), on_unused_input="ignore"
+        )
     return node.tag.function
 
 
