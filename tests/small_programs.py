@@ -284,6 +284,9 @@ x[T.arange(y.shape[0]) // 2, y]
 x[T.arange(v.shape[0] - 1), y[1:]]
 c[T.arange(y.shape[0]), y]
 T.concatenate([x, x])[T.arange(y.shape[0]), y]
+E[T.arange(E.shape[0]), y[: E.shape[0]]]
+E[T.arange(E.shape[0]), 0].sum() * v
+table[T.arange(table.shape[0]), y]
 T.concatenate([c, c])[T.arange(y.shape[0]), y]
 T.set_subtensor(T.concatenate([c, c])[T.arange(y.shape[0]), y], v)
 T.zeros((x.shape[0], D))[T.arange(y.shape[0]), y] * v
