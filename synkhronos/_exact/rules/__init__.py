@@ -10,6 +10,7 @@ from __future__ import annotations
 from synkhronos._exact.rules import (
     convolution,
     elementwise,
+    expressions,
     indexing,
     joins,
     nnet,
@@ -33,6 +34,7 @@ RULES: dict[type, Rule] = {
     **indexing.RULES,
     **convolution.RULES,
     **nnet.RULES,
+    **expressions.RULES,
     **joins.RULES,
     **sorting.RULES,
 }

@@ -1,0 +1,26 @@
+"""Small programs as exact functions on real ranks, after Theano has optimised what was divided."""
+
+import numpy as np
+import pytest
+import theano
+from small_programs import PROGRAMS, ROWS, WHOLE, inputs_of, outputs_of
+
+import synkhronos as synk
+
+#: One in seven: what the others are, `tests/unit/test_exact_programs.py` looks at without ranks.
+_CHOSEN = [program for program in PROGRAMS if not any(word in program for word in ("scan", "theano.map", "Print"))][::7]
+_MODE = theano.Mode("py", "fast_run")  # optimised in full, and nothing compiled
+
+
+@pytest.mark.parametrize("program", _CHOSEN)
+def test_program(synchronize, program):
+    synchronize(3)
+    outputs = outputs_of(program)
+    sharded, whole = inputs_of(outputs)
+    given = [{**ROWS, **WHOLE}[one] for one in (*sharded, *whole)]
+    function = synk.function(sharded, outputs, bcast_inputs=whole, exact=True, mode=_MODE)
+    reference = theano.function([*sharded, *whole], outputs, mode=_MODE)
+    for got, expected in zip(function(*given), reference(*given)):
+        assert np.shape(got) == np.shape(expected)
+        tolerance = 1e-9 if np.asarray(expected).dtype.itemsize >= 8 else 1e-4
+        np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
