@@ -171,9 +171,9 @@ class Function:
         num_slices = check_num_slices(num_slices)
         subset = check_subset(output_subset, len(self.output_modes))
         wanted = range(len(self.output_modes)) if subset is None else subset
-        place = session.sequencer.place
-        is_checked = is_asked(check_against_theano, self._graph, place)
         with session.lock, session.timeline.call(self.name or "function"):
+            place = session.sequencer.place
+            is_checked = is_asked(check_against_theano, self._graph, place)
             session.check_usable()
             if not self.join(session):
                 raise SessionError(f"{self!r} was built on GPUs; this session computes on CPU cores: build it anew")

@@ -132,13 +132,13 @@ class Sequencer:
     ----------
     recorder : Recorder or None
         Of the sequence in whose block a thread is.
-    one_at_a_time : threading.Lock
-        Which that thread holds.
+    one_at_a_time : threading.RLock
+        Which that thread holds; a handler of a signal that comes in between may take it again.
     """
 
     def __init__(self, session: Session) -> None:
         self.recorder: Recorder | None = None
-        self.one_at_a_time = threading.Lock()
+        self.one_at_a_time = threading.RLock()
         self._session = session
 
     @property

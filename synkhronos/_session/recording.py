@@ -46,13 +46,16 @@ def sequence() -> Iterator[None]:
         raise SessionError("synkhronos.sequence: this is in the block of a sequence already, and they do not nest")
     session.check_usable()
     with sequencer.one_at_a_time:
-        recorder = sequencer.recorder = Recorder()
+        recorder = Recorder()
         try:
-            yield
-        except BaseException as error:
-            recorder.drop(error)
-            raise
+            sequencer.recorder = recorder
+            try:
+                yield
+            except BaseException as error:
+                recorder.drop(error)
+                raise
+            with session.lock, session.timeline.call("sequence"):  # from here on no handler of a signal can call
+                sequencer.recorder = None
+                recorder.send(session)
         finally:
             sequencer.recorder = None
-        with session.lock, session.timeline.call("sequence"):
-            recorder.send(session)

@@ -3,6 +3,7 @@
 import functools
 import os
 import signal
+import threading
 import time
 
 import numpy as np
@@ -175,6 +176,37 @@ def test_ctrl_c_in_the_block(synchronize):
     with pytest.raises(synk.SessionError, match="KeyboardInterrupt"):
         future.result()
     assert counted(counts) == [[0.0] * 2] * 3
+
+
+def test_a_handler_with_a_sequence_while_another_waits_to_be_sent(synchronize):
+    synchronize(2)
+    first, second, third, fault, counts = prepared()
+    synk.broadcast(fault, SLEEP)
+    raised = []
+
+    def handler(*_):
+        try:
+            with synk.sequence():
+                first(7 * DATA)
+        except synk.SessionError as error:
+            raised.append(str(error))
+
+    slow = threading.Thread(target=second, args=(DATA,))
+    old = signal.signal(signal.SIGALRM, handler)
+    try:
+        with synk.sequence():
+            future = first(DATA)
+            third()
+            slow.start()
+            time.sleep(0.3)  # until the ranks are busy, so that the end of the block waits
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+        slow.join()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+    assert len(raised) == 1 and "in the block of a sequence already" in raised[0]
+    assert future.result() == DATA.sum()
+    assert counted(counts) == [[1.0] * 2] * 3
 
 
 def test_a_rank_that_keeps_the_others_waiting(synchronize):
