@@ -132,8 +132,7 @@ class Put:
     ranks: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True)
-class AllReduce:
+class AllReduce(NamedTuple):
     """Reduce variables over all ranks, in place on every rank."""
 
     variables: tuple[int, ...]

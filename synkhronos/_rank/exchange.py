@@ -94,7 +94,7 @@ class Exchange:
     def _tell(self, what: str, variables: Sequence[Any], way: str) -> None:
         """Log, on the master, which way variables took; the bytes are those of the master's values."""
         if self._is_master and _logger.isEnabledFor(logging.DEBUG):
-            n_bytes = sum(_n_bytes(_graphs.get_array(var)) for var in variables)
+            n_bytes = sum(int(one.size) * one.dtype.itemsize for one in map(_graphs.get_array, variables))
             _logger.debug("%s of %s (%d bytes): %s", what, ", ".join(map(str, variables)), n_bytes, way)
 
     def _get(self, command: Get) -> Any | None:
@@ -156,9 +156,11 @@ class Exchange:
 
     def _all_reduce_hosts(self, command: AllReduce, variables: Sequence[Any], any_order: bool) -> bool:
         arrays = self._host_arrays(variables, any_order)
-        orders = tuple([_graphs.memory_order(array) for array in arrays])
-        laid_out = [array.transpose(order) if order else array for array, order in zip(arrays, orders)]
-        directly = self.transport.all_reduce(laid_out, command.op, command.weights, orders)
+        laid_out, orders = arrays, []
+        if not all(array.flags.c_contiguous for array in arrays):
+            orders = [_graphs.memory_order(array) for array in arrays]
+            laid_out = [array.transpose(order) if order else array for array, order in zip(arrays, orders)]
+        directly = self.transport.all_reduce(laid_out, command.op, command.weights, tuple(orders))
         self._write_back(variables, arrays)
         return directly
 
@@ -253,7 +255,3 @@ def _apart(arrays: list[np.ndarray]) -> list[np.ndarray]:
 
 def _way(directly: bool) -> str:
     return "large ones where they lie" if directly else "through lanes"
-
-
-def _n_bytes(value: Any) -> int:
-    return int(value.size) * value.dtype.itemsize

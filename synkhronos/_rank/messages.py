@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from synkhronos._memory import ArrayRef, SegmentRef
 from synkhronos._partition import Rows
-from synkhronos._rank.commands import Call, Command, Follow, Source
+from synkhronos._rank.commands import AllReduce, Call, Command, Follow, Source
 from synkhronos.errors import CollectiveAborted
 
 __all__ = ["Arrays", "Decoder", "Encoder", "Envelope", "Failure", "Release", "summarize"]
@@ -101,7 +101,7 @@ def _reduced(value: Any) -> tuple[type, tuple[Any, ...]]:
 
 
 copyreg.pickle(Rows, Rows.__reduce__)
-for _type in (ArrayRef, SegmentRef, Source, Release, Call, Follow, Envelope, Placed):
+for _type in (ArrayRef, SegmentRef, Source, Release, Call, AllReduce, Follow, Envelope, Placed):
     copyreg.pickle(_type, _reduced)  # half the time of what pickle does for named tuples by itself
 
 

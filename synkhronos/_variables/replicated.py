@@ -36,19 +36,20 @@ def start(function: str, shared_vars: Any, to_set: bool = False) -> tuple[Sessio
     variables = list(shared_vars) if isinstance(shared_vars, (list, tuple)) else [shared_vars]
     if not variables:
         raise ValueError(f"{function}: shared_vars is empty")
+    key_of = session.replica.variables.key
     for var in variables:
         if not _graphs.is_shared_variable(var) or not _graphs.is_tensor_variable(var):
             raise TypeError(f"{function}: expected Theano shared variables that hold arrays; got {var!r}")
-        if session.replica.variables.key(var) is None:
+        if key_of(var) is None:
             session.distribute(variable=var)
-        if session.replica.variables.key(var) is None and not to_set:
-            raise ValueError(
-                f"{function}: no function of this session uses the shared variable {var}; build one with "
-                "synkhronos.function first, so that the variable exists on every rank"
-            )
+            if key_of(var) is None and not to_set:
+                raise ValueError(
+                    f"{function}: no function of this session uses the shared variable {var}; build one with "
+                    "synkhronos.function first, so that the variable exists on every rank"
+                )
     if len(set(variables)) < len(variables):
         raise ValueError(f"{function}: a variable is named twice in {variables}")
-    unknown = [var for var in variables if session.replica.variables.key(var) is None]
+    unknown = [var for var in variables if key_of(var) is None] if to_set else []
     if unknown:
         session.distribute_variables(unknown)
     return session, variables
