@@ -31,7 +31,7 @@ def build(widths):
 
 
 def make(kind, widths, ranks=0):
-    """Build the network, and data for it; `kind` is ``"theano"``, ``"apart"`` or ``"inside"``."""
+    """Build the network, and data for it; `kind` is ``"theano"``, ``"apart"``, ``"apart, Lasagne"`` or ``"inside"``."""
     theano.config.floatX = "float32"
     if ranks:
         synk.fork(ranks)
@@ -40,8 +40,9 @@ def make(kind, widths, ranks=0):
     arrays = rng.standard_normal((ROWS, widths[0])).astype("float32"), rng.randint(0, CLASSES, ROWS).astype("int32")
     if kind == "theano":
         plain = theano.function([x, y], loss, updates=lasagne.updates.adam(loss, params))
-    elif kind == "apart":
-        train = make_train_function(loss, params, x, y, updates.adam)
+    elif kind.startswith("apart"):
+        rule = updates.adam if kind == "apart" else lasagne.updates.adam
+        train = make_train_function(loss, params, x, y, rule)
     else:
         grads = [synk.averaged(grad) for grad in T.grad(loss, params)]
         train = synk.function([x, y], (synk.averaged(loss), None), updates=lasagne.updates.adam(grads, params))

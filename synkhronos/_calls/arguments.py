@@ -31,6 +31,8 @@ def arrange(
     ``options`` are the arguments beside the inputs, one of which the user may have misspelled.
     """
     names, defaults = graph.input_names, graph.input_defaults
+    if len(args) == len(names) and not kwargs and all(value is not None for value in args):
+        return list(args)
     if len(args) > len(names):
         raise TypeError(f"the function takes {len(names)} inputs {names}; got {len(args)}")
     values = list(args) + [None] * (len(names) - len(args))

@@ -39,7 +39,7 @@ class Function:
         The op of each update that was given.
     counts : tuple of int, or None
         How many data points each rank computed in the last call: the weights of ``"avg"``. Ones, for a function
-        without data; ``None`` before the first call.
+        without data; ``None`` before the first call. In a `sequence` they are known at once.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Function:
         Returns
         -------
         array, list of array
-            As in Theano; a list where the function was given one.
+            As in Theano; a list where the function was given one. In a `sequence`: a `Future` of that.
 
         Raises
         ------

@@ -38,6 +38,7 @@ class Meetings:
     def __init__(self, graph: _graphs.Graph, compiled: Any, results: Results) -> None:
         self.any = meets(compiled)
         self._graph, self._names = graph, results.names
+        self._known: dict[tuple[int, tuple[Any, ...]], bool] = {}
         self._parts: tuple[Cut, _graphs.Graph, _graphs.Graph] | None = None
         self._in_a_loop = self.any and meets_in_a_loop(compiled)
         self._outputs, self._updates = graph.expressions if self.any else ([], [])
@@ -52,7 +53,14 @@ class Meetings:
 
     def is_replicated(self, i: int, scattered: Sequence[Any] = ()) -> bool:
         """Whether an output comes of data, and of scattered variables, by collectives alone: the same on all ranks."""
-        return self.any and not depends_on(self._outputs[i], [*self._apart, *scattered])
+        return self.any and not self._depends(i, tuple(scattered))
+
+    def _depends(self, i: int, also: tuple[Any, ...] = ()) -> bool:
+        """Whether an output, or a new value, depends on what is not the same on all ranks; found out once."""
+        if (i, also) not in self._known:
+            expressions = [*self._outputs, *(new for _, new in self._updates)]
+            self._known[i, also] = depends_on(expressions[i], [*self._apart, *also])
+        return self._known[i, also]
 
     def kept(self, counts: Sequence[int]) -> list[Any]:
         """The variables that a rank without data points must not update: those that come of the data otherwise.
@@ -69,11 +77,12 @@ class Meetings:
                 f"{sum(counts)} data points on {len(counts)} ranks: a function with collectives in a loop needs one on "
                 "each rank"
             )
-        return [var for var, new in self._updates if not _graphs.is_random_state(var) and depends_on(new, self._apart)]
+        return [var for var, _ in self._updates if not _graphs.is_random_state(var) and self.is_averaged(var)]
 
     def is_averaged(self, var: Any) -> bool:
         """Whether slices average the new values of a variable, if they average any."""
-        return not self.any or any(depends_on(new, self._apart) for one, new in self._updates if one is var)
+        n = len(self._outputs)
+        return not self.any or any(self._depends(n + i) for i, (one, _) in enumerate(self._updates) if one is var)
 
     def cut(self) -> tuple[Cut, _graphs.Graph, _graphs.Graph]:
         """How a call in slices is computed: what before the collectives, and what with them, as graphs.

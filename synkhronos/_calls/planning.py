@@ -95,7 +95,7 @@ class Planner:
 
     def _in_two(
         self, distributed: Callable[[Variant, Graph], int], wanted: Sequence[int]
-    ) -> tuple[Graph, tuple[int, ...], Follow]:
+    ) -> tuple[Graph, tuple[int, ...] | None, Follow]:
         """What is computed slice by slice, which outputs of that are needed, and what follows."""
         cut, before, after = self._meetings.cut()
         local = [i for i in wanted if i in cut.before]
@@ -105,8 +105,13 @@ class Planner:
             function=distributed(Variant(device=self._device), after),
             modes=(*(self._results.modes[i] or "avg" for i in local), *cut.ops),
             n_entering=len(cut.ops),
-            output_subset=tuple([list(cut.after).index(i) for i in rest]),
+            output_subset=_some([list(cut.after).index(i) for i in rest], after),
             order=tuple([[*local, *rest].index(i) for i in wanted]),
         )
         entering = range(n_local, n_local + len(cut.ops))
-        return before, (*(cut.before.index(i) for i in local), *entering), follow
+        return before, _some([*(cut.before.index(i) for i in local), *entering], before), follow
+
+
+def _some(positions: list[int], graph: Graph) -> tuple[int, ...] | None:
+    """The outputs at some positions, for Theano; not all of its linkers compute but some."""
+    return None if positions == list(range(len(graph.outputs))) else tuple(positions)

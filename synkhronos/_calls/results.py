@@ -43,6 +43,7 @@ class Results:
         self, outputs: Sequence[Any], modes: list[Any], on_host: Sequence[bool], on_gpu: bool, name: str
     ) -> None:
         self._outputs = outputs
+        self._on_gpu = on_gpu
         self.modes = modes
         self.names = [f"output {i} of {name}" for i in range(len(outputs))]
         self._reducible = [
@@ -98,5 +99,5 @@ class Results:
                 value = private(own[place]) if is_present or meetings.is_replicated(i) else None
             else:
                 value = combine(arrays, self.modes[i], present_weights, self.names[i])
-            combined.append(_graphs.as_asked(value, self._outputs[i]))
+            combined.append(_graphs.as_asked(value, self._outputs[i]) if self._on_gpu else value)
         return combined

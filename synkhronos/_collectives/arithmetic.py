@@ -68,25 +68,26 @@ def combine(arrays: Sequence[Any], op: str, weights: Sequence[float], what: str)
     ValueError
         If the shapes do not allow it.
     """
-    arrays = [np.asarray(array) for array in arrays]
-    shapes = [array.shape for array in arrays]
+    first = np.asarray(arrays[0])
     if op == "gather":
+        shapes = [np.shape(array) for array in arrays]
         if len({shape[1:] for shape in shapes}) > 1:
             raise ValueError(f"{what}: cannot gather shapes that differ beyond axis 0: {shapes}")
         return np.concatenate([np.atleast_1d(array) for array in arrays])
-    check_equal_shapes(shapes, op, what)
-    dtype, returned = _dtypes(op, arrays[0].dtype)
-    out = np.empty(shapes[0], returned)
+    dtype, returned, reduction = _way(op, first.dtype, tuple(weights) if OPS[op].weighted else (1,) * len(arrays))
     operands = [np.asarray(array, dtype, "C") for array in arrays]
-    reduction_of(op, dtype, returned, tuple(weights) if OPS[op].weighted else (1,) * len(operands))(operands, [out])
+    check_equal_shapes([operand.shape for operand in operands], op, what)
+    out = np.empty(first.shape, returned)
+    reduction(operands, [out])
     return out
 
 
 @functools.lru_cache(maxsize=256)
-def _dtypes(op: str, dtype: np.dtype) -> tuple[np.dtype, np.dtype]:
-    """Of the operands, and of what is returned."""
-    native_dtype = dtype.newbyteorder("=")
-    return native_dtype, result_dtype(native_dtype, op)
+def _way(op: str, dtype: np.dtype, weights: tuple[float, ...]) -> tuple[np.dtype, np.dtype, native.Reduction]:
+    """The dtype of the operands, that of what is returned, and what reduces them."""
+    dtype = dtype.newbyteorder("=")
+    returned = result_dtype(dtype, op)
+    return dtype, returned, reduction_of(op, dtype, returned, weights)
 
 
 def check_equal_shapes(shapes: Sequence[tuple[int, ...]], op: str, what: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,7 +46,9 @@ class SharedMemoryTransport:
         #: Every rank calls this at the start of a command, so that all are in step.
         self.restart = self._core.restart
 
-    def all_reduce(self, arrays: Sequence[np.ndarray], op: str, weights: Sequence[float] | None) -> bool:
+    def all_reduce(
+        self, arrays: Sequence[np.ndarray], op: str, weights: Sequence[float] | None, layout: Hashable = ()
+    ) -> bool:
         """Reduce arrays over the ranks, in place.
 
         Parameters
@@ -57,6 +59,8 @@ class SharedMemoryTransport:
             A key of `OPS`.
         weights : sequence of float, or None
             For a weighted op: one for each rank; a rank of weight 0 is left out.
+        layout : hashable
+            What must be the same on all ranks, too, for the elements to belong together.
 
         Returns
         -------
@@ -66,9 +70,9 @@ class SharedMemoryTransport:
         Raises
         ------
         ShapesDiffer
-            On every rank, before anything is changed, if the shapes are not the same on all.
+            On every rank, before anything is changed, if the shapes, or the layouts, are not the same on all.
         """
-        return self._reduce(arrays, arrays, op, weights, [array.dtype for array in arrays])
+        return self._reduce(arrays, arrays, op, weights, [array.dtype for array in arrays], layout)
 
     def reduce(
         self, arrays: Sequence[np.ndarray], op: str, outs: Sequence[np.ndarray] | None, dtypes: Sequence[np.dtype]
@@ -105,13 +109,14 @@ class SharedMemoryTransport:
         op: str,
         weights: Sequence[float] | None,
         dtypes: Sequence[np.dtype],
+        layout: Hashable = (),
     ) -> bool:
         numbers = (1,) * self._n_ranks if weights is None or not OPS[op].weighted else tuple(weights)
         parts = [
             (array, out, reduction_of(op, array.dtype, dtype, numbers))
             for array, out, dtype in zip(arrays, outs, dtypes)
         ]
-        return self._run(parts, hash(tuple([array.shape for array in arrays])))
+        return self._run(parts, hash((tuple([array.shape for array in arrays]), layout)))
 
     def all_gather(self, arrays: Sequence[np.ndarray], sizes: Sequence[Sequence[int]]) -> tuple[list[np.ndarray], bool]:
         """Concatenate arrays of all ranks, in rank order.

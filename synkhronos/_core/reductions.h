@@ -21,7 +21,7 @@ struct kernels;
    booleans, which may be I64 or U64, and their averages, which may be F64.
    n: the number of operands.
    weights: n of them, finite and not negative. An operand of weight 0 is left out; how large a weight is counts for AVG
-   alone. If all are 0 they count as equal. */
+   alone. If all are 0 they count as equal, and, but for AVG, if there are none (NULL). */
 reduction *reduction_create(const struct kernels *kernels, enum operation operation, enum type type,
                             enum type returned, size_t n, const double *weights);
 int reduction_exists(enum operation operation, enum type type, enum type returned);

@@ -103,7 +103,7 @@ reduction *reduction_create(const struct kernels *kernels, enum operation operat
     one->parts = 1;
     if (operation != AVG) {
         int any = 0;
-        for (size_t k = 0; k < n; k++)
+        for (size_t k = 0; weights != NULL && k < n; k++)
             any |= weights[k] > 0;
         for (size_t k = 0; k < n; k++)
             if (!any || weights[k] > 0)

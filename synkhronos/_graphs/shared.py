@@ -30,6 +30,7 @@ __all__ = [
     "is_shared_variable",
     "is_tensor_variable",
     "make_printable",
+    "memory_order",
     "prepare_fork",
     "set_array",
     "shared_variables_of",
@@ -91,11 +92,22 @@ def get_array(var: Any) -> Any:
     return var.container.storage[0]
 
 
-def host_array(var: Any) -> np.ndarray:
-    """The value of a shared variable as a C-contiguous, writable NumPy array: its own where it is one, else a copy."""
+def host_array(var: Any, any_order: bool = False) -> np.ndarray:
+    """The value of a shared variable as a C-contiguous, writable NumPy array: its own where it is one, else a copy.
+
+    With ``any_order`` it may be contiguous in another order, its `memory_order`.
+    """
     value = to_host(get_array(var))
-    fits = value.flags.c_contiguous and value.flags.writeable
-    return value if fits else np.array(value, order="C")
+    is_contiguous = value.flags.c_contiguous or (any_order and memory_order(value) != ())
+    return value if is_contiguous and value.flags.writeable else np.array(value, order="C")
+
+
+def memory_order(array: np.ndarray) -> tuple[int, ...]:
+    """The axes in the order of memory if the array is contiguous in another order than C's, else ``()``."""
+    if array.flags.c_contiguous:
+        return ()
+    order = tuple(sorted(range(array.ndim), key=lambda axis: -array.strides[axis]))
+    return order if array.transpose(order).flags.c_contiguous else ()
 
 
 def set_array(var: Any, value: Any) -> None:

@@ -151,7 +151,7 @@ class Standing:
                 parts.append((array, out, reduction_of(op, array.dtype, out.dtype, self.weights)))
             results.append(out)
         shapes = tuple([array.shape for op, array in zip(ops, arrays) if op != GATHER])
-        directly = self._run(parts, number, shapes)
+        directly = self._run(parts, number, (*ops, *shapes))
         if self._tells and _logger.isEnabledFor(logging.DEBUG):
             way = "large ones where they lie" if directly else "through lanes"
             _logger.debug("in a function, %s: %s", _describe(ops, arrays), way)
@@ -176,11 +176,12 @@ class Standing:
             found.append(shapes)
         return iter(found)
 
-    def _run(self, parts: list[tuple[Any, Any, Any]], number: int, shapes: tuple[Any, ...]) -> bool:
+    def _run(self, parts: list[tuple[Any, Any, Any]], number: int, same: tuple[Any, ...]) -> bool:
+        """Meet, if the number and what must be the `same` are so on all ranks."""
         try:
-            directly = self._transport.run(parts, hash((number, shapes)))
+            directly = self._transport.run(parts, hash((number, same)))  # forked processes have one seed of hashes
             if directly is None:
-                self._explain(number, [part[0] for part in parts if not isinstance(part[2], list)])
+                raise self._difference(number, [part[0] for part in parts if not isinstance(part[2], list)])
         except BaseException as error:
             self._left += parts
             if isinstance(error, (WorkerDied, WorkerTimeout)):  # which Theano cannot raise again with its own words
@@ -189,30 +190,30 @@ class Standing:
             raise
         return bool(directly)
 
-    def _explain(self, number: int, arrays: Sequence[np.ndarray]) -> None:
-        """Raise what tells in which way ranks differ: all of them come here, since signatures differ for all."""
+    def _difference(self, number: int, arrays: Sequence[np.ndarray]) -> Exception:
+        """What tells in which way ranks differ: all of them come here, since signatures differ for all."""
         shape = [length for array in arrays for length in array.shape]
         numbers = [tuple(row) for row in self._tell_all([number, len(shape)])]
-        if len(set(numbers)) > 1:
-            places = [
-                f"rank {rank} is at {'the end' if one == _END else f'number {one}'}"
-                for rank, (one, _) in enumerate(numbers)
-            ]
-            raise RuntimeError(
-                f"the ranks are not in the same collective of a function: {', '.join(places)}. What decides whether a "
-                "collective is reached (the condition of an IfElse, the number of steps of a scan) must be the same on "
-                "all ranks: make it of what is, such as the result of a collective"
-            )
-        table = self._tell_all(shape)
-        start = 0
-        for array in arrays:
-            shapes = [tuple(row[start : start + array.ndim]) for row in table]
-            start += array.ndim
-            if len(set(shapes)) > 1:
-                raise ValueError(
-                    f"a collective of a function needs equal shapes on all ranks; got {shapes}. Use gathered for "
-                    "values with one row for each data point"
-                )
+        if len(set(numbers)) == 1:
+            table = self._tell_all(shape)
+            start = 0
+            for array in arrays:
+                shapes = [tuple(row[start : start + array.ndim]) for row in table]
+                start += array.ndim
+                if len(set(shapes)) > 1:
+                    return ValueError(
+                        f"a collective of a function needs equal shapes on all ranks; got {shapes}. Use gathered for "
+                        "values with one row for each data point"
+                    )
+        places = [
+            f"rank {rank} is at {'the end' if one == _END else f'number {one}'}"
+            for rank, (one, _) in enumerate(numbers)
+        ]
+        return RuntimeError(
+            f"the ranks are not in the same collective of a function: {', '.join(places)}. What decides whether a "
+            "collective is reached (the condition of an IfElse, the number of steps of a scan) must be the same on all "
+            "ranks: make it of what is, such as the result of a collective"
+        )
 
     def _tell_all(self, numbers: Sequence[int]) -> list[list[int]]:
         """The numbers of all ranks, as many on each."""

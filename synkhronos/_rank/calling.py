@@ -75,8 +75,9 @@ class Caller:
 
         def follow(*entering: Any) -> list[Any]:
             assert command.follow is not None
-            subset = list(command.follow.output_subset)
-            return self._functions[command.follow.function](*entering, *whole, output_subset=subset)
+            some = command.follow.output_subset
+            of_these = None if some is None else list(some)
+            return self._functions[command.follow.function](*entering, *whole, output_subset=of_these)
 
         def compute() -> list[Any]:
             if command.num_slices == 1:

@@ -17,13 +17,10 @@ class Excerpts:
     Parameters
     ----------
     segments : SegmentTable
-    keeps : bool
-        Whether views may outlive a command: a view in the master would keep what the program has dropped.
     """
 
-    def __init__(self, segments: SegmentTable, keeps: bool) -> None:
+    def __init__(self, segments: SegmentTable) -> None:
         self._segments = segments
-        self._keeps = keeps
         self._views: dict[tuple[int, int], tuple[Source, Rows, np.ndarray]] = {}
         self._buffers: dict[tuple[int, int], np.ndarray] = {}
 
@@ -32,12 +29,12 @@ class Excerpts:
         return rows if isinstance(rows, Rows) else self._segments.view(rows)
 
     def view(self, source: Source, part: Rows, key: tuple[int, int]) -> np.ndarray:
-        """As `take`; a worker keeps views for calls that repeat, until memory is released."""
+        """As `take`; views are kept for calls that repeat, until memory is released."""
         last = self._views.get(key)
         if last is not None and last[0] is source and last[1] is part:
             return last[2]
         view = self.take(source, part, key)
-        if self._keeps and not isinstance(source.rows, ArrayRef):
+        if not isinstance(source.rows, ArrayRef):
             self._views[key] = source, part, view
         return view
 

@@ -11,7 +11,14 @@ from typing import Any, Callable
 import numpy as np
 
 from synkhronos import _graphs
-from synkhronos._collectives import NcclTransport, SharedMemoryTransport, Workspace, nccl_reduces, result_dtype
+from synkhronos._collectives import (
+    NcclTransport,
+    ShapesDiffer,
+    SharedMemoryTransport,
+    Workspace,
+    nccl_reduces,
+    result_dtype,
+)
 from synkhronos._core import native
 from synkhronos._partition import Rows
 from synkhronos._rank.commands import AllGather, AllReduce, Digest, Get, Nccl, Put, Reduce, Shapes
@@ -141,10 +148,19 @@ class Exchange:
             hosts = [var for var in hosts if not any(var is other for other in direct)]
         if not hosts:
             return
-        arrays = self._host_arrays(hosts)
-        directly = self.transport.all_reduce(arrays, command.op, command.weights)
-        self._write_back(hosts, arrays)
+        try:
+            directly = self._all_reduce_hosts(command, hosts, any_order=True)
+        except ShapesDiffer:  # or the orders of axes in memory do, and C's is known to all
+            directly = self._all_reduce_hosts(command, hosts, any_order=False)
         self._tell("all-reduce", hosts, _way(directly))
+
+    def _all_reduce_hosts(self, command: AllReduce, variables: Sequence[Any], any_order: bool) -> bool:
+        arrays = self._host_arrays(variables, any_order)
+        orders = tuple([_graphs.memory_order(array) for array in arrays])
+        laid_out = [array.transpose(order) if order else array for array, order in zip(arrays, orders)]
+        directly = self.transport.all_reduce(laid_out, command.op, command.weights, orders)
+        self._write_back(variables, arrays)
+        return directly
 
     def _reduce(self, command: Reduce) -> list[np.ndarray] | None:
         variables = [self.variables[key] for key in command.variables]
@@ -161,13 +177,13 @@ class Exchange:
             self._write_back(variables, arrays)
         return None if command.in_place else outs
 
-    def _host_arrays(self, variables: Sequence[Any]) -> list[np.ndarray]:
-        """Their values, C-contiguous and writable; copies where they are not, or share memory with one before.
+    def _host_arrays(self, variables: Sequence[Any], any_order: bool = False) -> list[np.ndarray]:
+        """Their values, writable and C-contiguous (or in any order); copies of others, and of what shares memory.
 
         They live until the next command: a rank that was interrupted may be left behind by one that still writes.
         """
         before = self._timeline.switch(TRANSFERS)
-        arrays = _apart([_graphs.host_array(var) for var in variables])
+        arrays = _apart([_graphs.host_array(var, any_order) for var in variables])
         self._at_work += arrays
         self._timeline.switch(before)
         return arrays

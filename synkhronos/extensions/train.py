@@ -82,13 +82,16 @@ class TrainFunction:
         TypeError
             If a hyperparameter is missing, or is not one.
         ValueError
-            If the weights are not finite, negative, or all 0; the parameters are left as they are.
+            If there are no data points, or the weights are not finite, negative, or all 0; the parameters are left as
+            they are.
         """
         inputs = _flatten((x_data, y_data), self._structure)
         _check_names(hyperparameters, {*self._names[0], *self._names[1]})
         of_gradient, of_update = ({name: hyperparameters[name] for name in names} for names in self._names)
         with synk.sequence():
             loss = self.gradient(*inputs, batch=batch, num_slices=num_slices, **of_gradient)
+            if not any(self.gradient.counts):
+                raise ValueError("there are no data points in this step; the parameters are as they were")
             synk.all_reduce(self._reduced, op="avg", weights=self.gradient.counts)
             self.update(**of_update)
         return loss.result() if self._weight is None else weighted(*loss.result())

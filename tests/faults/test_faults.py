@@ -104,10 +104,10 @@ def test_a_rank_that_raises_in_the_midst_of_a_collective(no_session, monkeypatch
     """The other ranks wait for it at the next barrier, and are released."""
     all_reduce = SharedMemoryTransport.all_reduce
 
-    def fail(self, arrays, op, weights):
+    def fail(self, arrays, op, *others):
         if arrays[0][0] == rank and op == "prod":
             raise FloatingPointError("overflow")
-        return all_reduce(self, arrays, op, weights)
+        return all_reduce(self, arrays, op, *others)
 
     monkeypatch.setattr(SharedMemoryTransport, "all_reduce", fail)  # the workers inherit it
     synk.fork(5)

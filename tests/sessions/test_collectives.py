@@ -660,3 +660,40 @@ def test_variables_that_share_memory(session):
     synk.all_reduce([one, other], op="sum")
     for var in (one, other):
         assert (synk.gather(var) == session * np.arange(100_000.0)).all()
+
+
+@functools.cache
+def transposing():
+    """A function that stores transposed, and so in Fortran's order, what it is given."""
+    m, cube = T.dmatrix("m"), T.dtensor3("cube")
+    transposed, turned = theano.shared(np.zeros((1, 1)), "transposed"), theano.shared(np.zeros((1, 1, 1)), "turned")
+    updates = [(transposed, m.T), (turned, cube.dimshuffle(2, 1, 0))]
+    return synk.function([], bcast_inputs=[m, cube], updates=updates), transposed, turned
+
+
+@pytest.mark.parametrize("side", [2, 300])  # through lanes, and where they lie
+def test_values_in_another_order_of_memory_are_reduced_where_they_lie(session, side):
+    store, transposed, turned = transposing()
+    synk.distribute()
+    rng = np.random.RandomState(side)
+    matrix, cube = rng.randint(0, 9, (side, side)) * 1.0, rng.randint(0, 9, (side, side, 2)) * 1.0
+    expected = [matrix.T * session, cube.T * session]
+    for others in ("alike", "in C's order", "in part"):
+        store(matrix, cube)
+        values = [var.get_value(borrow=True, return_internal_type=True) for var in (transposed, turned)]
+        assert not any(value.flags.c_contiguous for value in values)
+        if others != "alike" and session > 1:
+            synk.set_value(session - 1, transposed, np.zeros((1, 1)))  # of another shape: there is a new array
+            synk.set_value(session - 1, transposed, matrix.T)
+            if others == "in C's order":
+                synk.set_value(session - 1, turned, np.zeros((1, 1, 1)))
+                synk.set_value(session - 1, turned, cube.T)
+        synk.all_reduce([transposed, turned], op="sum")
+        for var, value, right in zip((transposed, turned), values, expected):
+            np.testing.assert_array_equal(synk.gather(var), [right] * session)
+            assert var.get_value(borrow=True, return_internal_type=True) is value
+            np.testing.assert_array_equal(value, right)
+    if session > 1:
+        synk.set_value(1, transposed, np.zeros((side, side + 1)))
+        with pytest.raises(ValueError, match="the shapes of transposed differ"):
+            synk.all_reduce([transposed, turned])

@@ -1,5 +1,6 @@
 """`sequence`: what its block records goes out as one message, and gives what the same calls give one by one."""
 
+import contextlib
 import functools
 import json
 import threading
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from hypothesis import given
+from hypothesis import strategies as st
 from support import shares
 
 import synkhronos as synk
@@ -83,6 +86,52 @@ def test_a_step_is_one_message_and_the_same_to_the_bit(parts, case):
         np.testing.assert_array_equal(w.get_value(), value)
     assert synk.check_replicas([w, g]) == {}
     assert update.counts == (1,) * current().n_ranks
+
+
+def drawn_part(draw, n_ranks):
+    """A call or a collective, as a function of what `parts` gives; of whole numbers, so that sums are exact."""
+    kind = draw(st.integers(0, 6))
+    n, seed = draw(st.integers(1, 12)), draw(st.integers(0, 99))
+    data = np.random.RandomState(seed).randint(-9, 9, (n, 3)).astype("float64")
+    batch = draw(st.one_of(st.none(), st.lists(st.integers(0, n - 1), min_size=1, max_size=7)))
+    slices, rank = draw(st.integers(1, 3)), seed % n_ranks
+
+    def run(parts):
+        _, update, total, _, own, w, g, rows, picked = parts
+        if kind == 0:
+            return total(data, batch=batch, num_slices=slices)
+        if kind == 1:
+            return own(data, batch=batch)
+        if kind == 2:
+            return update()
+        if kind == 3:
+            return synk.all_reduce([g, w], op="max")
+        if kind == 4:
+            return synk.broadcast(g, data[0])
+        if kind == 5:
+            return synk.set_value(rank, [w, picked], [data[0], data[:1]])
+        return synk.scatter(rows, data)
+
+    return run
+
+
+@given(st.data())
+def test_any_sequence_does_what_its_parts_do(parts, session, draw_from):
+    drawn = [drawn_part(draw_from.draw, session) for _ in range(draw_from.draw(st.integers(1, 6)))]
+    variables = list(parts[5:])
+    found = []
+    for block in (contextlib.nullcontext, synk.sequence):
+        synk.broadcast(variables, [np.zeros(3), np.zeros(3), np.zeros((1, 3)), np.zeros((1, 3))])
+        with block():
+            results = [run(parts) for run in drawn]
+        results = [one.result() if isinstance(one, synk.Future) else one for one in results]
+        found.append(
+            [np.array(value) for one in results if one is not None for value in (one if type(one) is list else [one])]
+        )
+        found[-1] += [value for rank in range(session) for value in synk.get_value(rank, variables)]
+    assert len(found[0]) == len(found[1])
+    for one, other in zip(*found):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_inputs_are_those_of_the_moment_of_the_call(parts):

@@ -82,11 +82,13 @@ class Program:
         expect(self.total(values) == values.sum(), "sum of a call")
 
     def do_new_function(self):
-        """Of one to three random expressions, with an update or not."""
+        """Of one to three random expressions, combined by ops or by collectives inside, with an update or not."""
         m, chosen = T.dmatrix("m"), self.rng.randint(0, len(EXPRESSIONS), self.rng.randint(1, 4))
         updates = [(self.w, self.w + m.sum())] if self.rng.randint(2) else []
-        outputs = [EXPRESSIONS[i][:2] for i in chosen]
-        function = synk.function([m], [(make(m), op) for make, op in outputs], updates=updates, mode=PLAIN)
+        outputs = [(make(m), op) for make, op, _ in (EXPRESSIONS[i] for i in chosen)]
+        if self.rng.randint(2):
+            outputs = [(synk.gathered(y) if op == "gather" else synk.reduced(y, op), None) for y, op in outputs]
+        function = synk.function([m], outputs, updates=updates, mode=PLAIN)
         self.functions = [*self.functions[-3:], (function, [EXPRESSIONS[i][2] for i in chosen])]
 
     def do_function(self):

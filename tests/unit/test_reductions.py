@@ -270,3 +270,21 @@ def test_other_threads_run_while_large_arrays_are_reduced():
         sys.setswitchinterval(before)
         thread.join()
     assert seen == ["begun"]
+
+
+@pytest.mark.parametrize("op", ["sum", "prod", "max", "min"])
+@pytest.mark.parametrize("dtype", ["float64", "float16", "int8", "bool", "complex64"])
+def test_a_weight_of_0_leaves_an_operand_out_of_any_reduction(op, dtype):
+    values = [(np.random.RandomState(k).randn(70) * 3).astype(dtype) for k in range(4)]
+    if op in ("max", "min") and dtype == "complex64":
+        return
+    wanted, out, all_of_them = (np.empty(70, dtype) for _ in range(3))
+    native.Reduction(op, dtype, dtype, [1, 1])([values[0], values[2]], [wanted])
+    if dtype.startswith(("float", "complex")):
+        values[1][:] = np.nan
+    native.Reduction(op, dtype, dtype, [2, 0, 5, 0])(values, [out])
+    np.testing.assert_array_equal(out, wanted)
+    native.Reduction(op, dtype, dtype, [0, 0])([values[0], values[2]], [all_of_them])  # they count as equal
+    np.testing.assert_array_equal(all_of_them, wanted)
+    native.Reduction(op, dtype, dtype, [0, 1, 0, 0])(values, [out])
+    np.testing.assert_array_equal(out, values[1])
