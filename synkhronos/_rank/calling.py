@@ -73,8 +73,9 @@ class Caller:
 
         def follow(*entering: Any) -> list[Any]:
             assert command.follow is not None
-            subset = list(command.follow.output_subset)
-            return self._functions[command.follow.function](*entering, *whole, output_subset=subset)
+            some = command.follow.output_subset
+            last = self._functions[command.follow.function]
+            return last(*entering, *whole, output_subset=None if some is None else list(some))
 
         def compute() -> list[Any]:
             if command.num_slices == 1:

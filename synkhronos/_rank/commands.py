@@ -85,7 +85,7 @@ class Follow(NamedTuple):
     function: int
     modes: tuple[str, ...]  # of what the function of the slices returns
     n_entering: int
-    output_subset: tuple[int, ...]
+    output_subset: tuple[int, ...] | None
     order: tuple[int, ...]  # of the outputs that are wanted, among those of the slices and then those of this function
 
 
