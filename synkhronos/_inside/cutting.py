@@ -67,8 +67,8 @@ def cut(expressions: Sequence[Any], names: Sequence[str], apart: Sequence[Any]) 
             counts = op in ("sum", "prod", GATHER) or depends_on(x, ())
             if counts and not depends_on(x, apart, or_rank=False):
                 raise ValueError(
-                    f'num_slices: a collective of this function, "{op}", is of what comes of no data points: each slice '
-                    "would count it. Call the function without slices"
+                    f'num_slices: a collective of this function, "{op}", is of what comes of no data points: each '
+                    "slice would count it. Call the function without slices"
                 )
             if (x, op) not in entering:
                 dtype = x.dtype if op == GATHER else str(result_dtype(np.dtype(x.dtype), op))

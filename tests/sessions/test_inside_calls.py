@@ -10,6 +10,7 @@ import pytest
 import theano
 import theano.tensor as T
 from support import shares
+from theano.ifelse import ifelse
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 import synkhronos as synk
@@ -283,7 +284,30 @@ def test_what_every_slice_would_count_is_refused(session):
     penalty = synk.summed((w**2).sum())
     for cost in (penalty, synk.averaged(T.grad(penalty, w)), synk.gathered(w)):
         function = synk.function([x], [(cost, None), x.mean()], mode="FAST_COMPILE")
-        with pytest.raises(ValueError, match="num_slices: .*of what comes of no data points"):
+        with pytest.raises(ValueError, match=r"num_slices: .*of what comes of no data points"):
             function(np.ones((6, 3)), num_slices=2)
     function = synk.function([x], [(synk.averaged(w), None), x.mean()], mode="FAST_COMPILE")
     np.testing.assert_array_equal(function(np.ones((6, 3)), num_slices=2)[0], w.get_value())
+
+
+# -- branches
+
+
+@functools.cache
+def of_branches():
+    x, flag = T.dmatrix("x"), theano.shared(np.int8(0), "flag")
+    inverse = synk.averaged(T.nlinalg.matrix_inverse(x[:1].repeat(3, axis=0)).sum())  # there is none
+    chosen = ifelse(flag, inverse, synk.summed(x.sum()))
+    return flag, synk.function([x], [(chosen, None), (synk.averaged(x.mean()), None)])
+
+
+def test_a_branch_that_is_not_chosen_is_not_computed(session):
+    flag, function = of_branches()
+    synk.distribute()
+    synk.broadcast(flag, 0)
+    data = np.random.RandomState(0).randn(7, 3)
+    np.testing.assert_allclose(function(data), [data.sum(), data.mean()])
+    np.testing.assert_allclose(function(data[:1]), [data[0].sum(), data[0].mean()])
+    synk.broadcast(flag, 1)
+    with pytest.raises((synk.WorkerError, np.linalg.LinAlgError), match="Singular"):
+        function(data)
