@@ -27,7 +27,7 @@ class Meetings:
     Attributes
     ----------
     any : bool
-        Whether there are collectives.
+        Whether there are collectives, or what a gradient of theirs has of the rank.
 
     Raises
     ------
@@ -40,6 +40,7 @@ class Meetings:
         self._graph, self._names = graph, results.names
         self._known: dict[tuple[int, tuple[Any, ...]], bool] = {}
         self._parts: tuple[Cut, _graphs.Graph, _graphs.Graph] | None = None
+        self._is_cut = False
         self._in_a_loop = self.any and meets_in_a_loop(compiled)
         self._outputs, self._updates = graph.expressions if self.any else ([], [])
         self._apart = [*graph.input_variables[: graph.n_scattered], *graph.sliceable_shareds]
@@ -84,18 +85,23 @@ class Meetings:
         n = len(self._outputs)
         return not self.any or any(self._depends(n + i) for i, (one, _) in enumerate(self._updates) if one is var)
 
-    def cut(self) -> tuple[Cut, _graphs.Graph, _graphs.Graph]:
+    def cut(self) -> tuple[Cut, _graphs.Graph, _graphs.Graph] | None:
         """How a call in slices is computed: what before the collectives, and what with them, as graphs.
+
+        ``None`` if there are none, but numbers that a rank knows of itself in a gradient.
 
         Raises
         ------
         ValueError
             If that cannot be.
         """
-        if self._parts is None:
+        if not self._is_cut:
             n, updates = len(self._outputs), self._updates
             names = [*self._names, *(f"the update of {var}" for var, _ in updates)]
             found = cut([*self._outputs, *(new for _, new in updates)], names, self._apart)
+            self._is_cut = True
+            if found is None:
+                return None
             before = [self._outputs[i] for i in found.before if i < n]
             outputs = [after for i, after in found.after.items() if i < n]
             self._parts = (

@@ -10,6 +10,7 @@ from synkhronos._calls.meetings import Meetings
 from synkhronos._calls.points import count_points
 from synkhronos._calls.results import Results
 from synkhronos._graphs import Graph, Variant
+from synkhronos._inside import Cut
 from synkhronos._partition import Rows, Selection
 from synkhronos._rank import Call, Follow
 from synkhronos._session import Session
@@ -64,8 +65,9 @@ class Planner:
         modes = self._results.modes
         wanted = tuple(range(len(modes))) if subset is None else subset
         graph, follow = self._graph, None
-        if num_slices > 1 and self._meetings.any:
-            graph, subset, follow = self._in_two(distributed, wanted)
+        parts = self._meetings.cut() if num_slices > 1 and self._meetings.any else None
+        if parts is not None:
+            graph, subset, follow = self._in_two(distributed, wanted, *parts)
         accumulate = num_slices > 1 and bool(graph.accumulated)
         kind = "all" if rows is None else "range" if isinstance(rows[0], Rows) else "index"
         key = distributed(Variant(accumulate, kind, self._device), graph)
@@ -83,7 +85,7 @@ class Planner:
             everybody=everybody,
             num_slices=num_slices,
             output_modes=tuple([modes[i] for i in wanted]),
-            output_subset=None if subset is None else (*subset, *range(n, n + len(updated))),
+            output_subset=None if subset is None else _some((*subset, *range(n, n + len(updated))), n + len(updated)),
             updated=session.keys(updated),
             update_modes=tuple([self._mode_of.get(var, "avg") for var in updated]),
             nccl=self._results.over_nccl(wanted) if session.nccl and (everybody or all(counts)) else (),
@@ -94,24 +96,29 @@ class Planner:
         )
 
     def _in_two(
-        self, distributed: Callable[[Variant, Graph], int], wanted: Sequence[int]
-    ) -> tuple[Graph, tuple[int, ...] | None, Follow]:
+        self,
+        distributed: Callable[[Variant, Graph], int],
+        wanted: Sequence[int],
+        cut: Cut,
+        before: Graph,
+        after: Graph,
+    ) -> tuple[Graph, tuple[int, ...], Follow]:
         """What is computed slice by slice, which outputs of that are needed, and what follows."""
-        cut, before, after = self._meetings.cut()
         local = [i for i in wanted if i in cut.before]
         rest = [i for i in wanted if i in cut.after]
         n_local = len(before.outputs) - len(cut.ops)
+        after_subset = tuple([list(cut.after).index(i) for i in rest])
         follow = Follow(
             function=distributed(Variant(device=self._device), after),
             modes=(*(self._results.modes[i] or "avg" for i in local), *cut.ops),
             n_entering=len(cut.ops),
-            output_subset=_some([list(cut.after).index(i) for i in rest], after),
+            output_subset=_some(after_subset, len(after.outputs)),
             order=tuple([[*local, *rest].index(i) for i in wanted]),
         )
         entering = range(n_local, n_local + len(cut.ops))
-        return before, _some([*(cut.before.index(i) for i in local), *entering], before), follow
+        return before, (*(cut.before.index(i) for i in local), *entering), follow
 
 
-def _some(positions: list[int], graph: Graph) -> tuple[int, ...] | None:
-    """The outputs at some positions, for Theano; not all of its linkers compute but some."""
-    return None if positions == list(range(len(graph.outputs))) else tuple(positions)
+def _some(subset: tuple[int, ...], n: int) -> tuple[int, ...] | None:
+    """An ``output_subset`` for a function of ``n`` outputs, without which Theano's linkers in Python do it all."""
+    return None if subset == tuple(range(n)) else subset

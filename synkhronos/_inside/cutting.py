@@ -33,8 +33,8 @@ class Cut(NamedTuple):
     after: dict[int, Any]  # the other expressions, of the inputs
 
 
-def cut(expressions: Sequence[Any], names: Sequence[str], apart: Sequence[Any]) -> Cut:
-    """Cut expressions where they enter collectives.
+def cut(expressions: Sequence[Any], names: Sequence[str], apart: Sequence[Any]) -> Cut | None:
+    """Cut expressions where they enter collectives; ``None`` if there are none.
 
     Parameters
     ----------
@@ -47,12 +47,14 @@ def cut(expressions: Sequence[Any], names: Sequence[str], apart: Sequence[Any]) 
     Raises
     ------
     ValueError
-        If collectives do not come last.
+        If collectives do not come last, or each slice would count what is there once.
     """
     nodes = {var.owner: None for var in ancestors(list(expressions)) if var.owner is not None}
     if any(meets_within(node.op) for node in nodes):
         raise ValueError("num_slices: a function with collectives in a loop cannot be computed in slices")
     collectives = [node for node in nodes if isinstance(node.op, Collective)]
+    if not collectives:
+        return None
     entering: dict[tuple[Any, str], Any] = {}
     replace: dict[Any, Any] = {}
     for node in collectives:
@@ -62,6 +64,12 @@ def cut(expressions: Sequence[Any], names: Sequence[str], apart: Sequence[Any]) 
                 "are computed. Call it without slices"
             )
         for x, op, y in zip(node.inputs, node.op.ops, node.outputs):
+            counts = op in ("sum", "prod", GATHER) or depends_on(x, ())
+            if counts and not depends_on(x, apart, or_rank=False):
+                raise ValueError(
+                    f'num_slices: a collective of this function, "{op}", is of what comes of no data points: each '
+                    "slice would count it. Call the function without slices"
+                )
             if (x, op) not in entering:
                 dtype = x.dtype if op == GATHER else str(result_dtype(np.dtype(x.dtype), op))
                 entering[x, op] = T.TensorType(dtype, y.broadcastable)()

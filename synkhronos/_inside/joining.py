@@ -3,6 +3,8 @@
 Collectives of which none depends on another become one. What lies on one depth does not: the depth of a collective is
 by one greater than the greatest of those that it depends on. Then each depends on one of the depth before, and there is
 but one order to execute them in. Numbers come with that, late: until then equal collectives are merged.
+
+What a branch of an `IfElse` alone needs stays by itself: with others, it would be computed whatever the condition says.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from theano.compile import optdb
 from theano.gof import InconsistencyError, Optimizer
 from theano.gof.opt import copy_stack_trace
 from theano.gof.toolbox import ReplaceValidate
+from theano.ifelse import IfElse
 
 from synkhronos._inside.ops import UNNUMBERED, Collective
 from synkhronos._inside.standing import GATHER
@@ -30,13 +33,19 @@ class _Join(Optimizer):
         """Rewrite a graph."""
         depths: dict[Any, int] = {}
         levels: dict[int, list[Any]] = {}
+        always = _always_computed(fgraph)
+        apart = []
         for node in fgraph.toposort():
             depth = max([depths[x.owner] for x in node.inputs if x.owner is not None], default=0)
             if isinstance(node.op, Collective):
                 depth += 1
-                levels.setdefault(depth, []).append(node)
+                if node in always:
+                    levels.setdefault(depth, []).append(node)
+                else:
+                    apart.append(node)
             depths[node] = depth
-        for depth, nodes in levels.items():
+        first = 1 + max(levels, default=0)
+        for depth, nodes in [*levels.items(), *enumerate([[node] for node in apart], first)]:
             if len(nodes) == 1 and nodes[0].op.number != UNNUMBERED:
                 continue
             ops = tuple([op for node in nodes for op in node.op.ops])
@@ -44,6 +53,19 @@ class _Join(Optimizer):
             outputs = [y for node in nodes for y in node.outputs]
             copy_stack_trace(outputs, joined)
             fgraph.replace_all_validate(list(zip(outputs, joined)), reason="join collectives")
+
+
+def _always_computed(fgraph: Any) -> set[Any]:
+    """The nodes that are computed whichever branches are."""
+    waiting = [var.owner for var in fgraph.outputs]
+    found: set[Any] = set()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            needed = node.inputs[:1] if isinstance(node.op, IfElse) else node.inputs
+            waiting += [x.owner for x in needed]
+    return found
 
 
 class _WorkInPlace(Optimizer):
@@ -73,7 +95,8 @@ class _WorkInPlace(Optimizer):
 
 
 def _may_change(node: Any, i: int, x: Any) -> bool:
-    return x.owner is not None and node.op.ops[i] != GATHER and node.outputs[i].dtype == x.dtype
+    is_own = x.owner is not None and sum(x is other for other in node.inputs) == 1
+    return is_own and node.op.ops[i] != GATHER and node.outputs[i].dtype == x.dtype
 
 
 # after all that merges, and before anything works in place

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from synkhronos._inside.known import Known
 from synkhronos._inside.ops import Collective
 
 __all__ = ["depends_on", "expresses_meetings", "meets", "meets_in_a_loop", "meets_within"]
 
 
 def meets(function: Any) -> bool:
-    """Whether a compiled function has collectives, in inner graphs too."""
-    return any(_is_collective(node.op) or meets_within(node.op) for node in function.maker.fgraph.apply_nodes)
+    """Whether a compiled function has collectives, in inner graphs too, or numbers that a rank knows of itself.
+
+    The gradient of a collective can have such numbers alone.
+    """
+    return any(_needs_standing(node.op) or meets_within(node.op) for node in function.maker.fgraph.apply_nodes)
 
 
 def meets_in_a_loop(function: Any) -> bool:
@@ -20,13 +24,13 @@ def meets_in_a_loop(function: Any) -> bool:
     return any(meets_within(node.op) for node in function.maker.fgraph.apply_nodes)
 
 
-def depends_on(expression: Any, variables: Iterable[Any]) -> bool:
-    """Whether an expression depends on some of the variables otherwise than through collectives."""
+def depends_on(expression: Any, variables: Iterable[Any], *, or_rank: bool = True) -> bool:
+    """Whether an expression depends, otherwise than through collectives, on some of the variables, or on the rank."""
     sought = set(variables)
     waiting, seen = [expression], set()
     while waiting:
         var = waiting.pop()
-        if var in sought:
+        if var in sought or (or_rank and var.owner is not None and isinstance(var.owner.op, Known)):
             return True
         if var in seen or var.owner is None or _is_collective(var.owner.op):
             continue
@@ -37,6 +41,10 @@ def depends_on(expression: Any, variables: Iterable[Any]) -> bool:
 
 def _is_collective(op: Any) -> bool:
     return isinstance(op, Collective)
+
+
+def _needs_standing(op: Any) -> bool:
+    return isinstance(op, (Collective, Known))
 
 
 def meets_within(op: Any) -> bool:
@@ -51,7 +59,7 @@ def expresses_meetings(expressions: Iterable[Any]) -> bool:
         var = waiting.pop()
         if var in seen or var.owner is None:
             continue
-        if _is_collective(var.owner.op) or meets_within(var.owner.op):
+        if _needs_standing(var.owner.op) or meets_within(var.owner.op):
             return True
         seen.add(var)
         waiting += var.owner.inputs

@@ -1,5 +1,6 @@
 """Collectives inside a function: what the optimizer, calls, checks and instruments make of them."""
 
+import functools
 import json
 import logging
 import pickle
@@ -9,6 +10,7 @@ import pytest
 import theano
 import theano.tensor as T
 from support import shares
+from theano.ifelse import ifelse
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 import synkhronos as synk
@@ -241,3 +243,71 @@ def test_traces_and_logs_name_them(synchronize, tmp_path, caplog):
     assert all(seconds["collectives"] > 0 and seconds["function"] > 0 for seconds in profile.seconds.values())
     for rank, seconds in profile.seconds.items():
         assert sum(seconds.values()) == pytest.approx(profile.elapsed[rank])
+
+
+# -- gradients that are taken of collectives, and have none themselves
+
+
+@functools.cache
+def of_sums():
+    x, w = T.dmatrix("x"), theano.shared(np.array([0.5, -1.0, 2.0]), "w")
+    total = theano.shared(np.zeros(3), "total")
+    grad = T.grad(synk.summed((x * w).sum()), w)
+    return total, synk.function([x], [grad, (grad, None)], updates=[(total, grad)], mode="FAST_COMPILE")
+
+
+@pytest.mark.parametrize("n, num_slices", [(11, 1), (2, 1), (11, 2)])
+def test_a_gradient_of_a_sum_without_a_collective(session, n, num_slices):
+    data = np.random.RandomState(n).randn(n, 3)
+    total, function = of_sums()
+    synk.distribute()
+    synk.broadcast(total, np.zeros(3))
+    grad, own = function(data, num_slices=num_slices)
+    np.testing.assert_allclose(grad, data.sum(axis=0))
+    synk.all_reduce(total, weights=function.counts)
+    np.testing.assert_allclose(total.get_value(), data.sum(axis=0))
+    first = data[: function.counts[0]].sum(axis=0) * n / function.counts[0]
+    np.testing.assert_allclose(own, first)
+
+
+def test_slices_with_linkers_in_python(session):
+    x = T.dmatrix("x")
+    function = synk.function([x], [(synk.summed(x.sum(axis=0)), None), x.mean()], mode="FAST_COMPILE")
+    data = np.random.RandomState(0).randn(11, 3)
+    total, mean = function(data, num_slices=2)
+    np.testing.assert_allclose(total, data.sum(axis=0))
+    np.testing.assert_allclose(mean, data.mean())
+
+
+def test_what_every_slice_would_count_is_refused(session):
+    x, w = T.dmatrix("x"), theano.shared(np.ones(3), "w")
+    penalty = synk.summed((w**2).sum())
+    for cost in (penalty, synk.averaged(T.grad(penalty, w)), synk.gathered(w)):
+        function = synk.function([x], [(cost, None), x.mean()], mode="FAST_COMPILE")
+        with pytest.raises(ValueError, match=r"num_slices: .*of what comes of no data points"):
+            function(np.ones((6, 3)), num_slices=2)
+    function = synk.function([x], [(synk.averaged(w), None), x.mean()], mode="FAST_COMPILE")
+    np.testing.assert_array_equal(function(np.ones((6, 3)), num_slices=2)[0], w.get_value())
+
+
+# -- branches
+
+
+@functools.cache
+def of_branches():
+    x, flag = T.dmatrix("x"), theano.shared(np.int8(0), "flag")
+    inverse = synk.averaged(T.nlinalg.matrix_inverse(x[:1].repeat(3, axis=0)).sum())  # there is none
+    chosen = ifelse(flag, inverse, synk.summed(x.sum()))
+    return flag, synk.function([x], [(chosen, None), (synk.averaged(x.mean()), None)])
+
+
+def test_a_branch_that_is_not_chosen_is_not_computed(session):
+    flag, function = of_branches()
+    synk.distribute()
+    synk.broadcast(flag, 0)
+    data = np.random.RandomState(0).randn(7, 3)
+    np.testing.assert_allclose(function(data), [data.sum(), data.mean()])
+    np.testing.assert_allclose(function(data[:1]), [data[0].sum(), data[0].mean()])
+    synk.broadcast(flag, 1)
+    with pytest.raises((synk.WorkerError, np.linalg.LinAlgError), match="Singular"):
+        function(data)
