@@ -41,8 +41,8 @@ class Meetings:
         self._known: dict[tuple[int, tuple[Any, ...]], bool] = {}
         self._parts: tuple[Cut, _graphs.Graph, _graphs.Graph] | None = None
         self._is_cut = False
-        self._in_a_loop = self.any and meets_in_a_loop(compiled)
         self._outputs, self._updates = graph.expressions if self.any else ([], [])
+        self._in_a_loop = meets_in_a_loop([*self._outputs, *(new for _, new in self._updates)])
         self._apart = [*graph.input_variables[: graph.n_scattered], *graph.sliceable_shareds]
         self._apart += [var for var, _ in self._updates if _graphs.is_random_state(var)]
         for i, mode in enumerate(results.modes):
@@ -75,8 +75,8 @@ class Meetings:
             return []
         if self._in_a_loop:
             raise ValueError(
-                f"{sum(counts)} data points on {len(counts)} ranks: a function with collectives in a loop needs one on "
-                "each rank"
+                f"{sum(counts)} data points on {len(counts)} ranks: a function with collectives in a loop, or in an "
+                "OpFromGraph, needs one on each rank"
             )
         return [var for var, _ in self._updates if not _graphs.is_random_state(var) and self.is_averaged(var)]
 

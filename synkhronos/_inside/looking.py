@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from theano.gof.graph import ancestors
+
 from synkhronos._inside.known import Known
 from synkhronos._inside.ops import Collective
 
@@ -19,9 +21,9 @@ def meets(function: Any) -> bool:
     return any(_needs_standing(node.op) or meets_within(node.op) for node in function.maker.fgraph.apply_nodes)
 
 
-def meets_in_a_loop(function: Any) -> bool:
-    """Whether a compiled function has collectives in inner graphs: in a scan."""
-    return any(meets_within(node.op) for node in function.maker.fgraph.apply_nodes)
+def meets_in_a_loop(expressions: Iterable[Any]) -> bool:
+    """Whether expressions have collectives in inner graphs: in a scan, or in what the optimizer may dissolve."""
+    return any(var.owner is not None and meets_within(var.owner.op) for var in ancestors(list(expressions)))
 
 
 def depends_on(expression: Any, variables: Iterable[Any], *, or_rank: bool = True) -> bool:

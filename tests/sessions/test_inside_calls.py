@@ -311,3 +311,15 @@ def test_a_branch_that_is_not_chosen_is_not_computed(session):
     synk.broadcast(flag, 1)
     with pytest.raises((synk.WorkerError, np.linalg.LinAlgError), match="Singular"):
         function(data)
+
+
+@pytest.mark.parametrize("inline", [False, True])
+def test_an_op_from_a_graph_needs_a_data_point_on_each_rank(synchronize, inline):
+    synchronize(3)
+    x, row = T.dmatrix("x"), T.dvector("row")
+    op = theano.OpFromGraph([row], [synk.averaged(row) * 2], inline=inline)
+    function = synk.function([x], [(op(x.mean(axis=0)), None)], mode="FAST_COMPILE")
+    data = np.random.RandomState(0).randn(7, 3)
+    np.testing.assert_allclose(function(data)[0], 2 * data.mean(axis=0))
+    with pytest.raises(ValueError, match="in an OpFromGraph, needs one on each rank"):
+        function(data[:2])
