@@ -2,7 +2,8 @@
 
 Where collectives come last, the first part can be computed slice by slice, and what enters the collectives accumulated
 by their own ops: averages of averages, weighted, are averages of the whole. The second part, with the collectives and
-all that follows, is then computed once; so it is no matter how many slices a rank has.
+all that follows, is then computed once; so it is no matter how many slices a rank has. What enters a collective and
+needs no data point is computed there, too: a slice would be no part of it.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def cut(expressions: Sequence[Any], names: Sequence[str], apart: Sequence[Any]) 
     Raises
     ------
     ValueError
-        If collectives do not come last, or each slice would count what is there once.
+        If collectives of data points do not come last.
     """
     nodes = {var.owner: None for var in ancestors(list(expressions)) if var.owner is not None}
     if any(meets_within(node.op) for node in nodes):
@@ -58,23 +59,19 @@ def cut(expressions: Sequence[Any], names: Sequence[str], apart: Sequence[Any]) 
     entering: dict[tuple[Any, str], Any] = {}
     replace: dict[Any, Any] = {}
     for node in collectives:
-        if any(map(_has_collectives, node.inputs)):
-            raise ValueError(
-                "num_slices: a collective of this function needs the result of another, which is there when all slices "
-                "are computed. Call it without slices"
-            )
         for x, op, y in zip(node.inputs, node.op.ops, node.outputs):
-            counts = op in ("sum", "prod", GATHER) or depends_on(x, ())
-            if counts and not depends_on(x, apart, or_rank=False):
+            if not depends_on(x, apart, or_rank=False):
+                continue
+            if _has_collectives(x):
                 raise ValueError(
-                    f'num_slices: a collective of this function, "{op}", is of what comes of no data points: each '
-                    "slice would count it. Call the function without slices"
+                    "num_slices: a collective of this function needs data points and the result of another, which is "
+                    "there when all slices are computed. Call it without slices"
                 )
             if (x, op) not in entering:
                 dtype = x.dtype if op == GATHER else str(result_dtype(np.dtype(x.dtype), op))
                 entering[x, op] = T.TensorType(dtype, y.broadcastable)()
             replace[y] = Collective((op,))(entering[x, op])
-    before = [i for i, expression in enumerate(expressions) if depends_on(expression, apart)]
+    before = [i for i, expression in enumerate(expressions) if depends_on(expression, apart, or_rank=False)]
     for i in before:
         if _has_collectives(expressions[i]):
             raise ValueError(
@@ -83,8 +80,8 @@ def cut(expressions: Sequence[Any], names: Sequence[str], apart: Sequence[Any]) 
             )
     rest = [i for i in range(len(expressions)) if i not in before]
     after = theano.clone([expressions[i] for i in rest], replace=replace, share_inputs=True)
-    variables, ops = zip(*entering)
-    return Cut(before, list(variables), list(ops), list(entering.values()), dict(zip(rest, after)))
+    variables, ops = [x for x, _ in entering], [op for _, op in entering]
+    return Cut(before, variables, ops, list(entering.values()), dict(zip(rest, after)))
 
 
 def _has_collectives(expression: Any) -> bool:

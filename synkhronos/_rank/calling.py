@@ -77,6 +77,7 @@ class Caller:
             assert command.follow is not None
             some = command.follow.output_subset
             of_these = None if some is None else list(some)
+            self._standing.own = self._standing.weights[self._rank]
             return self._functions[command.follow.function](*entering, *whole, output_subset=of_these)
 
         def compute() -> list[Any]:

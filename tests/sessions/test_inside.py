@@ -272,12 +272,33 @@ def test_slices_of_a_step_are_the_whole_step(session, num_slices, n):
     assert [np.shape(one) for one in found[:7]] == [np.shape(one) for one in serial]
 
 
+def test_what_needs_no_data_point_is_no_part_of_a_slice(session):
+    x, w, u = T.dmatrix("x"), theano.shared(np.arange(1.0, 4.0), "w"), theano.shared(np.zeros(3), "u")
+    norm = synk.summed(T.sqr(w).sum())
+    grad = T.grad(norm, w)  # by the weight of a rank, not of a slice
+    outputs = [(norm, None), (grad, "avg"), (synk.averaged(T.grad(T.sqr(norm), w)), None)]
+    outputs += [(synk.summed(synk.averaged(x.mean())), None), (x.sum(), "sum")]
+    function = synk.function([x], outputs, updates=[(u, grad)])
+    for n in (N, 2):
+        data, present = np.arange(3.0 * n).reshape(n, 3), min(n, session)
+        values = w.get_value()
+        total = present * 14
+        expected = [total, 2 * present * values, 4 * total * present * values, present * data.mean(), data.sum()]
+        for num_slices in (1, 2, 3):
+            for found, right in zip(function(data, num_slices=num_slices), expected):
+                close(found, right)
+            weights = [n / count for count in function.counts if count]
+            close(synk.gather(u, nd_up=1)[:present], [2 * weight * values for weight in weights])
+    with pytest.raises(ValueError, match="needs data points and the result of another"):
+        synk.function([x], synk.averaged(T.sqr(x - norm).mean()))(np.ones((8, 3)), num_slices=2)
+
+
 def test_slices_that_would_need_all_of_them_first(session):
     x = T.dmatrix("x")
     mean = synk.averaged(x.mean(axis=0))
     for output, message in (
         ((x - mean).sum(), "output 0 of the function needs data points and the result of a collective"),
-        (synk.averaged(T.sqr(x - mean).mean()), "a collective of this function needs the result of another"),
+        (synk.averaged(T.sqr(x - mean).mean()), "needs data points and the result of another"),
         (theano.scan(lambda s: synk.averaged(s), outputs_info=x.sum(), n_steps=2)[0][-1], "in a loop"),
     ):
         function = synk.function([x], output)

@@ -279,15 +279,15 @@ def test_slices_with_linkers_in_python(session):
     np.testing.assert_allclose(mean, data.mean())
 
 
-def test_what_every_slice_would_count_is_refused(session):
+def test_what_needs_no_data_point_counts_once_in_slices(session):
     x, w = T.dmatrix("x"), theano.shared(np.ones(3), "w")
     penalty = synk.summed((w**2).sum())
-    for cost in (penalty, synk.averaged(T.grad(penalty, w)), synk.gathered(w)):
-        function = synk.function([x], [(cost, None), x.mean()], mode="FAST_COMPILE")
-        with pytest.raises(ValueError, match=r"num_slices: .*of what comes of no data points"):
-            function(np.ones((6, 3)), num_slices=2)
-    function = synk.function([x], [(synk.averaged(w), None), x.mean()], mode="FAST_COMPILE")
-    np.testing.assert_array_equal(function(np.ones((6, 3)), num_slices=2)[0], w.get_value())
+    costs = [penalty, synk.averaged(T.grad(penalty, w)), synk.gathered(w), synk.averaged(w)]
+    function = synk.function([x], [*((cost, None) for cost in costs), x.mean()], mode="FAST_COMPILE")
+    expected = [3 * session, np.full(3, 2 * session), np.ones(3 * session), np.ones(3), 1]
+    for num_slices in (1, 2, 3):
+        for found, right in zip(function(np.ones((6, 3)), num_slices=num_slices), expected):
+            np.testing.assert_array_equal(found, right)
 
 
 # -- branches
