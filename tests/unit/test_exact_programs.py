@@ -289,6 +289,9 @@ T.set_subtensor(x[:, 0], T.unbroadcast(T.constant([2.0]), 0))
 T.inc_subtensor(x[T.arange(y.shape[0]), y], T.unbroadcast(T.constant([2.0]), 0))
 T.inc_subtensor(E[y], T.unbroadcast(T.constant([[2.0, 1, 0, 1]]), 0))
 table[T.arange(y.shape[0]), y]
+x[T.arange(3), 0]
+x[T.arange(x.shape[1]), 0]
+T.set_subtensor(x[T.arange(2), 0], 7.0)
 E[y]
 E[ids]
 E[ids].mean(1).dot(W)
@@ -380,6 +383,7 @@ T.stack([v.sum(), m.sum(), a])
 T.stack([x, z]).sum(0)
 T.join(-1, x, z)
 T.join(-2, x, z)
+T.join(T.cast(x.shape[0] > 10, "int64"), T.dot(x.T, x), T.dot(x.T, z))
 T.split(x, [1, 3], 2, axis=1)
 T.split(x, [4, 7], 2, axis=0)
 T.horizontal_stack(x, z)

@@ -121,7 +121,10 @@ def _rows_of_points(walk: Walk, x: Any, index: Sequence[Any]) -> Shard | None:
     length = walk.lengths.range(index[0])
     if length is None or not all(isinstance(one.type, T.TensorType) for one in index):
         return None
-    shard = Shard(0, ONE, walk.lengths.per_row(length) or ONE)
+    per_row = walk.lengths.per_row(length)
+    if per_row is None:
+        return None
+    shard = Shard(0, ONE, per_row)
     if walk.placement(x) != shard and (walk.shard_of([x]) or walk.lengths.dims(x)[0] != length):
         return None
     fits = all(one.ndim == 0 or (one.ndim == 1 and one.dtype in T.integer_dtypes) for one in index)
