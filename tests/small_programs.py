@@ -391,6 +391,10 @@ T.stack([v.sum(), m.sum(), a])
 T.stack([x, z]).sum(0)
 T.join(-1, x, z)
 T.join(-2, x, z)
+x[T.arange(3), 0]
+x[T.arange(x.shape[1]), 0]
+T.set_subtensor(x[T.arange(2), 0], 7.0)
+T.join(T.cast(x.shape[0] > 10, "int64"), T.dot(x.T, x), T.dot(x.T, z))
 T.split(x, [1, 3], 2, axis=1)
 T.split(x, [4, 7], 2, axis=0)
 T.horizontal_stack(x, z)

@@ -75,7 +75,7 @@ class _ExactPlanner(Planner):
         n_rows = sum(call.counts)
         if call.shares is None or all(call.counts):
             return call._replace(exact=True)
-        # fewer rows than ranks: each computes the whole, and wherever they meet the master's counts
+        # fewer rows than ranks: each computes the whole, and where they meet the master's counts; of no rows, all count
         counts = tuple(n_rows * (rank == call.master) for rank in range(session.n_ranks))
         shares = (Rows(0, n_rows),) * session.n_ranks
-        return call._replace(exact=True, shares=shares, counts=counts, everybody=False)
+        return call._replace(exact=True, shares=shares, counts=counts, everybody=n_rows == 0)

@@ -67,7 +67,8 @@ def _arange(known: Lengths, node: Any) -> None:
     start, stop, step = map(known.scalar, node.inputs)
     if start == Length(0) and step == ONE and known.is_sure(stop):
         known.set_length(node.outputs[0], 0, stop)
-        known.set_range(node.outputs[0], stop)
+        if node.outputs[0].dtype in ("int32", "int64"):  # narrower ones may overflow
+            known.set_range(node.outputs[0], stop)
 
 
 def _copy(known: Lengths, node: Any) -> None:

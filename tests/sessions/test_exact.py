@@ -168,6 +168,21 @@ def test_data_batches_subsets_and_the_comparison_with_theano(session):
         close(one, other)
 
 
+@functools.cache
+def picking():
+    x, y = T.dmatrix("x"), T.lvector("y")
+    outputs = [x * 2, x.sum(axis=0), x[::-1], x[T.arange(x.shape[0], dtype="int8"), y], x.shape[0]]
+    return synk.function([x, y], outputs, exact=True), theano.function([x, y], outputs)
+
+
+@pytest.mark.parametrize("n", [0, 200])  # a range of int8 numbers goes wrong in the serial program, too
+def test_no_rows_and_more_than_small_integers_count(session, n):
+    function, reference = picking()
+    given = np.arange(2.0 * n).reshape(n, 2), np.zeros(n, "int64")
+    for got, expected in zip(function(*given), reference(*given)):
+        np.testing.assert_array_equal(got, expected)
+
+
 def test_lengths_that_the_serial_program_refuses_are_refused(session):
     function, reference, ours, theirs = prepared()
     x, y = batch(N)

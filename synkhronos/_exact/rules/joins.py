@@ -19,7 +19,7 @@ def _join(walk: Walk, node: Any) -> str | Sequence[Placed]:
     shard, axis = walk.shard_of(parts), constant_of(axis_given)
     if shard is None:
         if all(isinstance(walk.placement(part), Partial) and part.dtype == node.outputs[0].dtype for part in parts):
-            return [Placed(copied(node, [axis_given, *map(walk.new, parts)])[0], Partial())]
+            return [Placed(copied(node, [walk.whole(axis_given), *map(walk.new, parts)])[0], Partial())]
         return walk.computed_whole(node)
     if axis is None or axis % parts[0].ndim == shard.axis:
         return "rows are joined to rows"
