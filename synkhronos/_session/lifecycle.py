@@ -55,8 +55,7 @@ def _one_at_a_time(function: _Callable) -> _Callable:
 
     @functools.wraps(function)
     def wait_and_call(*args: Any, **kwargs: Any) -> Any:
-        session = _session
-        if session is None or not session.in_a_call():
+        if _session is None or not _session.in_a_call():
             with _lock:
                 return function(*args, **kwargs)
         if not _lock.acquire(blocking=False):
