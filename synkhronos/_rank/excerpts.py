@@ -17,10 +17,14 @@ class Excerpts:
     Parameters
     ----------
     segments : SegmentTable
+    keeps_views : bool
+        Whether views may be kept from call to call. Not on the master, where memory is the program's until nobody has a
+        view of it any more.
     """
 
-    def __init__(self, segments: SegmentTable) -> None:
+    def __init__(self, segments: SegmentTable, *, keeps_views: bool) -> None:
         self._segments = segments
+        self._keeps_views = keeps_views
         self._views: dict[tuple[int, int], tuple[Source, Rows, np.ndarray]] = {}
         self._buffers: dict[tuple[int, int], np.ndarray] = {}
 
@@ -34,7 +38,7 @@ class Excerpts:
         if last is not None and last[0] is source and last[1] is part:
             return last[2]
         view = self.take(source, part, key)
-        if not isinstance(source.rows, ArrayRef):
+        if self._keeps_views and not isinstance(source.rows, ArrayRef):
             self._views[key] = source, part, view
         return view
 

@@ -65,7 +65,7 @@ class Replica:
         self.context: Any = None  # of the rank's GPU
         self._team = team
         self._timeline = team.timeline
-        self._excerpts = Excerpts(segments)
+        self._excerpts = Excerpts(segments, keeps_views=not self.is_master)
         self._exchange = Exchange(team, workspace, variables, self._excerpts, regions=regions)
         self._caller = Caller(team, self.functions, segments, self._excerpts, exchange=self._exchange)
         self._publisher = Publisher(workspace, regions, team.rank)

@@ -668,8 +668,10 @@ def test_memory_of_dropped_data_comes_back(two, summing, used):
     x = synk.data(np.zeros(4 * MEGABYTE))
     if used:
         summing(x)
+        summing(x)  # the same call again
     del x
     gc.collect()
+    assert shared_bytes(os.getpid()) < before[0] + MEGABYTE
     summing(np.ones(10))
     for pid, old in zip((os.getpid(), *worker_pids()), before):
         assert shared_bytes(pid) < old + MEGABYTE
