@@ -294,30 +294,36 @@ def test_a_handler_may_not_use_the_ranks_in_the_middle_of_a_call(faulty, handled
     assert f(np.ones(6)) == 6
 
 
-def test_a_handler_that_closes_the_session_in_the_middle_of_a_call(no_session, handled):
+def sleeping():
+    """A function that takes a second on rank 1 of three, the variable that says so, and the workers."""
     synk.fork(3)
     x, fault = T.dvector("x"), theano.shared(np.int64(NOTHING), "fault")
     f = synk.function([x], (Fault()(x, fault).sum(), "sum"), mode="FAST_COMPILE")
     f(np.ones(6))
     pids = worker_pids()
     synk.set_value(1, fault, SLEEP)
-    handled(signal.SIGALRM, lambda *some: synk.close())
-    signal.setitimer(signal.ITIMER_REAL, 0.3)
-    with pytest.raises(synk.SessionError, match="closed"):
-        f(np.ones(6))
+    return f, fault, pids
+
+
+def check_closed(f, fault, pids):
+    """No worker is left, and the function is one of the next session."""
     assert not any(map(is_running, pids))
     synk.fork(2)
     synk.broadcast(fault, NOTHING)
     assert f(np.ones(6)) == 6
 
 
+def test_a_handler_that_closes_the_session_in_the_middle_of_a_call(no_session, handled):
+    f, fault, pids = sleeping()
+    handled(signal.SIGALRM, lambda *some: synk.close())
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    with pytest.raises(synk.SessionError, match="closed"):
+        f(np.ones(6))
+    check_closed(f, fault, pids)
+
+
 def test_a_handler_and_a_thread_that_close_the_session_at_once(no_session, handled):
-    synk.fork(3)
-    x, fault = T.dvector("x"), theano.shared(np.int64(NOTHING), "fault")
-    f = synk.function([x], (Fault()(x, fault).sum(), "sum"), mode="FAST_COMPILE")
-    f(np.ones(6))
-    pids = worker_pids()
-    synk.set_value(1, fault, SLEEP)
+    f, fault, pids = sleeping()
     thread = threading.Thread(target=synk.close)
     handled(signal.SIGALRM, lambda *some: synk.close())
     handled(signal.SIGUSR1, lambda *some: thread.start())
@@ -327,10 +333,7 @@ def test_a_handler_and_a_thread_that_close_the_session_at_once(no_session, handl
         f(np.ones(6))
     thread.join(20)
     assert not thread.is_alive()
-    assert not any(map(is_running, pids))
-    synk.fork(2)
-    synk.broadcast(fault, NOTHING)
-    assert f(np.ones(6)) == 6
+    check_closed(f, fault, pids)
 
 
 # ---------------------------------------------------------------- signals to the whole process group
