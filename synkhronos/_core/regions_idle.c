@@ -5,6 +5,7 @@ signal is handled in it, and what is forked does not have it. */
 #include "regions_inside.h"
 #include <limits.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <time.h>
 
 #ifndef REGIONS_IDLE_NS
@@ -39,6 +40,7 @@ static int look_at_all(void)
 
 static void *work(void *nothing)
 {
+    prctl(PR_SET_NAME, "synk-idle");
     const struct timespec period = {REGIONS_IDLE_NS / 1000000000, REGIONS_IDLE_NS % 1000000000};
     for (;;) {
         nanosleep(&period, NULL);
