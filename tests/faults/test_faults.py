@@ -341,8 +341,8 @@ def prepare():
     return f
 {setting}
 seen = []
-print("ready", flush=True)
 def be_interrupted():
+    print("ready", flush=True)
     {call}
     time.sleep(5)
     raise AssertionError("no interrupt came")
