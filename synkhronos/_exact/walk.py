@@ -93,7 +93,7 @@ class Walk:
         self._used: set[Any] = set()
         self.lengths = Lengths(rows, self.new, self.whole)
         for variable, axis in sharded.items():
-            self._put(variable, Placed(variable, Shard(axis)))
+            self.put(variable, Placed(variable, Shard(axis)))
 
     def run(self, outputs: Sequence[Any]) -> None:
         """Walk over all that some variables are computed of."""
@@ -102,7 +102,7 @@ class Walk:
         self._used.update(outputs, (one for node in order for one in node.inputs))
         for variable in leaves_of(outputs, known):
             if variable not in self._new:
-                self._put(variable, Placed(variable, Replicate()))
+                self.put(variable, Placed(variable, Replicate()))
         for node in order:
             self._divide(node)
 
@@ -115,6 +115,10 @@ class Walk:
     def knows(self, variable: Any) -> bool:
         """Whether the walk came by it."""
         return variable in self._new
+
+    def items(self) -> list[tuple[Any, Any]]:
+        """All variables that it came by, in order, and what a rank holds of each."""
+        return list(self._new.items())
 
     def placement(self, variable: Any) -> Placement:
         """Where its rows are."""
@@ -163,6 +167,21 @@ class Walk:
             self._parts[key] = part
         return self._parts[key]
 
+    def put(self, variable: Any, placed: Placed) -> None:
+        """Say what a rank holds of a variable; what has been whole can still be had whole."""
+        if variable in self._new:
+            self._wholes[variable] = self.whole(variable)
+        new, placement = placed
+        if new is not variable:
+            new = _typed(new, variable)
+        if new is not variable and new.owner is not None:
+            new.name = new.name or variable.name
+            new.tag.trace = getattr(variable.tag, "trace", [])
+        self._new[variable] = new
+        self._placements[variable] = placement
+        if isinstance(placement, Shard):
+            self.lengths.set_length(variable, placement.axis, placement.length)
+
     def reduced(self, variable: Any, new: Any, op: str) -> Any:
         """The sum, product, … over ranks of what each has for a variable."""
         if new.dtype == "bool":  # numbers are what is reduced
@@ -209,7 +228,7 @@ class Walk:
                 self.gathered.append((node, placed))
             placed = self.computed_whole(node, f"{node.op}: {placed}")
         for output, one in zip(node.outputs, placed):
-            self._put(output, one)
+            self.put(output, one)
         follow(self.lengths, node)
         for output in node.outputs:
             shard = self._placements[output]
@@ -221,18 +240,6 @@ class Walk:
         return [
             Placed(output, Replicate()) for output in copied(node, [self.whole(one, reason) for one in node.inputs])
         ]
-
-    def _put(self, variable: Any, placed: Placed) -> None:
-        new, placement = placed
-        if new is not variable:
-            new = _typed(new, variable)
-        if new is not variable and new.owner is not None:
-            new.name = new.name or variable.name
-            new.tag.trace = getattr(variable.tag, "trace", [])
-        self._new[variable] = new
-        self._placements[variable] = placement
-        if isinstance(placement, Shard):
-            self.lengths.set_length(variable, placement.axis, placement.length)
 
 
 def _is_broadcast(placed: Placed) -> bool:
