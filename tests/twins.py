@@ -22,6 +22,7 @@ class Program:
     """
 
     functions = variables = ()
+    options = ()  # of `parallelize`, as pairs
 
     def step(self, i):
         """The results of step ``i``: arrays."""
@@ -44,7 +45,7 @@ class Twin:
 @functools.cache
 def twins(program):
     with change_flags(floatX="float64"):
-        with synk.parallelize():
+        with synk.parallelize(**dict(program.options)):
             ours = Twin(program)
         return ours, Twin(program)
 

@@ -18,7 +18,7 @@ __all__ = ["parallelize"]
 
 
 @checks_keywords
-def parallelize(bcast_inputs: Sequence[Any] = ()) -> contextlib.ExitStack:
+def parallelize(bcast_inputs: Sequence[Any] = (), shard: Any = (), random: str = "serial") -> contextlib.ExitStack:
     """From now on `theano.function` builds exact functions, which all ranks compute.
 
     So programs become parallel that call `theano.function` themselves, or in which a library does. Inputs of one
@@ -30,6 +30,11 @@ def parallelize(bcast_inputs: Sequence[Any] = ()) -> contextlib.ExitStack:
     ----------
     bcast_inputs : list of Theano variables or of str
         Inputs, or names of inputs, that every rank uses whole though they have dimensions.
+    shard : dict or list of Theano variables or of str
+        What else is divided by rows in the functions that use it, as in `function`: inputs whose rows lie along another
+        axis than 0, and variables in graphs, such as a minibatch that is given by its number.
+    random : str
+        As in `function`.
 
     Returns
     -------
@@ -47,18 +52,22 @@ def parallelize(bcast_inputs: Sequence[Any] = ()) -> contextlib.ExitStack:
     ...     train = theano.function([x, y], loss, updates=updates)
     """
     current("parallelize")
-    if isinstance(bcast_inputs, str):
-        raise TypeError(f"bcast_inputs must be a list of variables or names; got {bcast_inputs!r}")
+    for name, value in (("bcast_inputs", bcast_inputs), ("shard", shard)):
+        if not isinstance(value, (list, tuple, dict)):
+            raise TypeError(f"{name} must be a list of variables or names; got {value!r}")
+    if random not in ("serial", "own"):
+        raise ValueError(f'random must be "serial" or "own"; got {random!r}')
     ending = contextlib.ExitStack()
-    ending.callback(_graphs.divert(_Builder(list(bcast_inputs))))
+    axes = shard if isinstance(shard, dict) else dict.fromkeys(shard, 0)
+    ending.callback(_graphs.divert(_Builder(list(bcast_inputs), axes, random)))
     return ending
 
 
 class _Builder:
     """Builds what a program asks of `theano.function`."""
 
-    def __init__(self, bcast_inputs: list[Any]) -> None:
-        self._whole = bcast_inputs
+    def __init__(self, bcast_inputs: list[Any], axes: dict[Any, int], random: str) -> None:
+        self._whole, self._axes, self._random = bcast_inputs, axes, random
 
     def __call__(self, plain: Callable[..., Any], asked: dict[str, Any]) -> Any:
         if held() is None:
@@ -71,7 +80,8 @@ class _Builder:
         inputs = asked["params"]
         order = sorted(range(len(inputs)), key=lambda position: not self._has_rows(inputs[position]))
         n_scattered = sum(map(self._has_rows, inputs))
-        if not n_scattered and not asked["updates"]:
+        shard = self._sharded(asked) if self._axes else {}
+        if not n_scattered and not shard and not asked["updates"]:
             made = plain(**asked)
             if not _graphs.updates_variables(made):  # it may draw random numbers
                 return made
@@ -81,15 +91,28 @@ class _Builder:
             divided[:n_scattered],
             bcast_inputs=divided[n_scattered:],
             exact=True,
+            shard=shard,
+            random=self._random,
             **{name: value for name, value in asked.items() if name not in own},
         )
         return ParallelFunction(made, inputs, order, asked["output_keys"])
 
     def _has_rows(self, item: Any) -> bool:
         variable = getattr(item, "variable", item)
-        name = getattr(item, "name", None) or getattr(variable, "name", None)
-        is_whole = any(one is variable or (name is not None and one == name) for one in self._whole)
-        return getattr(variable, "ndim", 0) > 0 and not variable.broadcastable[0] and not is_whole
+        if getattr(variable, "ndim", 0) == 0 or any(_is_named(one, variable) for one in self._whole):
+            return False
+        axis = next((axis for one, axis in self._axes.items() if _is_named(one, variable)), 0)
+        return not variable.broadcastable[axis]
+
+    def _sharded(self, asked: dict[str, Any]) -> dict[Any, int]:
+        """What of ``shard`` a function uses."""
+        used = _graphs.variables_used(asked)
+        return {variable: axis for one, axis in self._axes.items() for variable in used if _is_named(one, variable)}
+
+
+def _is_named(one: Any, variable: Any) -> bool:
+    """Whether a variable is the one that is meant, or has the name that is meant."""
+    return one is variable or (isinstance(one, str) and variable.name == one)
 
 
 class _Inputs(NamedTuple):

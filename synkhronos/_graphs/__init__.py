@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from synkhronos._graphs.changes import changed, note_told, watch_values
 from synkhronos._graphs.definitions import Definitions
-from synkhronos._graphs.diversion import divert
+from synkhronos._graphs.diversion import divert, variables_used
 from synkhronos._graphs.functions import THEANO_KEYWORDS, Graph, Variant, compile_function
 from synkhronos._graphs.gpu import as_asked, bind, bound, is_device_array, read, to_device, to_host, unbind
 from synkhronos._graphs.pickling import Bundle, dump, load
@@ -65,5 +65,6 @@ __all__ = [
     "unbind",
     "updates_variables",
     "uses",
+    "variables_used",
     "watch_values",
 ]

@@ -10,7 +10,9 @@ import importlib
 import sys
 from typing import Any, Callable
 
-__all__ = ["divert"]
+from theano.gof.graph import ancestors
+
+__all__ = ["divert", "variables_used"]
 
 _module: Any = importlib.import_module("theano.compile.function")
 _plain = _module.pfunc
@@ -40,3 +42,18 @@ def _built(**arguments: Any) -> Any:
     caller = sys._getframe(2).f_globals.get("__name__", "")
     is_ours = caller.startswith(("theano.", "synkhronos."))
     return _plain(**arguments) if is_ours else _builders[-1](_plain, arguments)
+
+
+def variables_used(arguments: dict[str, Any]) -> list[Any]:
+    """The variables that a function will use, in some order that depends on the program alone.
+
+    Parameters
+    ----------
+    arguments : dict
+        As `divert` hands them on.
+    """
+    outputs, givens, updates = (arguments[name] or [] for name in ("outputs", "givens", "updates"))
+    outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
+    pairs = [pair for pairs in (givens, updates) for pair in (pairs.items() if hasattr(pairs, "items") else pairs)]
+    found = [*(getattr(output, "variable", output) for output in outputs), *(new for _, new in pairs)]
+    return [*(old for old, _ in pairs), *ancestors([one for one in found if hasattr(one, "owner")])]

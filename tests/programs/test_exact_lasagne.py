@@ -93,8 +93,7 @@ class Dropout(Example):
 
 class ConvolutionsAndBatchNormalisation(Example):
     def network(self, layer):
-        layer = MaxPool2DLayer(Normalization(Conv2DLayer(layer, 3, (3, 3), b=None)), (2, 2))
-        return Normalization(layer)
+        return MaxPool2DLayer(Normalization(Conv2DLayer(layer, 3, (3, 3), b=None)), (2, 2))
 
     def rule(self, loss, params):
         return lasagne.updates.adam(loss, params, 0.01)

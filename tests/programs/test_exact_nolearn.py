@@ -70,10 +70,10 @@ class NeuralNet(Program):
         rng = np.random.RandomState(i)
         x, y = rng.randn(20, 6), rng.randint(0, 3, 20).astype("int32")
         of_training, of_validation = self.iterators
+        self.rate.set_value(self.rate.get_value() * 0.95)  # as its callbacks do between epochs
         losses = [self.train_function(x=some, y=labels)[0] for some, labels in of_training(x, y)]
         scores = [self.evaluate_function(some, labels) for some, labels in of_validation(x[:9], y[:9])]
         probabilities = np.concatenate([self.predict_function(some) for some, _ in of_validation(x)])
-        self.rate.set_value(self.rate.get_value() * 0.95)  # as its callbacks do after an epoch
         return [np.array(losses), np.array(scores), probabilities]
 
 

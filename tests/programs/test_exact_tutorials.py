@@ -75,7 +75,9 @@ class LeNet(Classifier):
 
 
 class GivensAndIndex(Program):
-    """The data lie in shared variables, and the minibatch is told by its number: every rank computes the whole."""
+    """The data lie in shared variables, and the minibatch, which is divided, is told by its number."""
+
+    options = (("shard", ("x", "y")),)
 
     def __init__(self):
         x, y, index = T.matrix("x"), T.ivector("y"), T.lscalar("index")
@@ -91,6 +93,12 @@ class GivensAndIndex(Program):
 
     def step(self, i):
         return [function(i % 3) for function in self.functions]
+
+
+class Undivided(GivensAndIndex):
+    """Every rank computes the whole."""
+
+    options = ()
 
 
 class ContrastiveDivergence(Program):
@@ -179,7 +187,16 @@ class LongShortTerm(Recurrent):
         return T.dot(mean, inside), [gates, kept]
 
 
-PROGRAMS = [LogisticRegression, Perceptron, LeNet, GivensAndIndex, ContrastiveDivergence, Recurrent, LongShortTerm]
+PROGRAMS = [
+    LogisticRegression,
+    Perceptron,
+    LeNet,
+    GivensAndIndex,
+    Undivided,
+    ContrastiveDivergence,
+    Recurrent,
+    LongShortTerm,
+]
 
 
 @pytest.mark.parametrize("n_ranks", [2, 3])

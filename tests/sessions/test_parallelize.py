@@ -250,3 +250,19 @@ def test_without_a_session_there_is_an_error():
     assert len(others) == 2
     assert all("parallelize is on, and this process has no session" in line for line in others)
     assert last == "[[2.0, 2.0]]"
+
+
+def test_other_axes_and_variables_of_the_graph(session):
+    x, times, n, rows_of_data = T.dmatrix("x"), T.dmatrix("times"), T.iscalar("n"), theano.shared(rows(N)[0])
+    with synk.parallelize(shard={times: 1, "x": 0}, random="own"):
+        f = function([times, n], [(x + times.T).sum(axis=0), n * x], givens={x: rows_of_data[:n]})
+        g = function([times], times.max())
+    given = rows(N)[0]
+    results = f(given[:6].T, 6)
+    close(results[0], (given[:6] * 2).sum(axis=0))
+    close(results[1], given[:6] * 6)
+    assert g(given.T) == given.max()
+    assert sum(g.exact.counts) == N
+    for options in ({"random": "mine"}, {"shard": "x"}):
+        with pytest.raises((ValueError, TypeError), match=next(iter(options))):
+            synk.parallelize(**options)
