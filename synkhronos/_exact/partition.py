@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import theano
 
-from synkhronos._exact.walk import Collective
+from synkhronos._exact.meeting import Collective
 
 __all__ = ["Entry", "Partition"]
 

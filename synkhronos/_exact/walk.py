@@ -9,8 +9,8 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Callable, NamedTuple, Union
+from collections.abc import Container, Iterable, Sequence
+from typing import Any, Callable, Union
 
 import theano
 import theano.tensor as T
@@ -19,26 +19,11 @@ from theano.gof.graph import inputs as leaves_of
 
 from synkhronos._exact.following import follow
 from synkhronos._exact.lengths import Lengths, Rows
+from synkhronos._exact.meeting import Collective, Collectives
 from synkhronos._exact.part import Part
 from synkhronos._exact.placements import ONE, Partial, Placed, Placement, Replicate, Shard
 
-__all__ = ["Collective", "Collectives", "Rule", "Walk", "copied"]
-
-
-class Collectives(NamedTuple):
-    """What makes the variables on which ranks meet: ``all_reduce(variable, op)``, ``all_gather(variable, axis)``."""
-
-    all_reduce: Callable[[Any, str], Any]
-    all_gather: Callable[[Any, int], Any]
-
-
-class Collective(NamedTuple):
-    """One place where rows meet."""
-
-    kind: str  # "all-reduce (sum)", "all-gather"
-    variable: Any  # of the user's graph
-    reason: str
-    result: Any  # in the divided graph
+__all__ = ["Rule", "Walk", "copied"]
 
 
 Rule = Callable[["Walk", Any], Union[str, Sequence[Placed]]]
@@ -116,6 +101,10 @@ class Walk:
         """Whether the walk came by it."""
         return variable in self._new
 
+    def enter(self, variable: Any, placement: Placement) -> None:
+        """Take in a variable of an inner graph that stands for what the ranks hold there."""
+        self._put(variable, Placed(variable, placement))
+
     def placement(self, variable: Any) -> Placement:
         """Where its rows are."""
         return self._placements[variable]
@@ -141,6 +130,10 @@ class Walk:
                 self._wholes[variable] = self._gathered(variable, placement)
                 self.met.append(Collective("all-gather", variable, reason, self._wholes[variable]))
         return self._wholes[variable]
+
+    def was_made_whole(self, variable: Any) -> bool:
+        """Whether ranks have met for a variable's value."""
+        return variable in self._wholes
 
     def part(self, variable: Any, shard: Shard, *, lenient: bool = False, broadcasts: bool = False) -> Any:
         """The rows of this rank, with places as in ``shard``; whole where the variable has none to be cut there.
@@ -174,8 +167,12 @@ class Walk:
 
     def met_for(self, outputs: Sequence[Any]) -> list[Collective]:
         """The collectives that some variables of the divided graph need."""
-        needed = set(ancestors(outputs))
-        return [one for one in self.met if one.result in needed]
+        needed = {one.owner for one in ancestors(outputs)}
+        return [one for one in self.met if one.result.owner in needed]
+
+    def meet_within(self, result: Any, inside: Container[Any]) -> None:
+        """Take notice of the collectives of a loop's steps, of which ``result`` is an output."""
+        self.met = [one.within(result) if one.result in inside else one for one in self.met]
 
     # -- inside
 

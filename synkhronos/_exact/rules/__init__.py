@@ -13,6 +13,7 @@ from synkhronos._exact.rules import (
     expressions,
     indexing,
     joins,
+    loops,
     nnet,
     passing,
     products,
@@ -36,6 +37,7 @@ RULES: dict[type, Rule] = {
     **nnet.RULES,
     **expressions.RULES,
     **joins.RULES,
+    **loops.RULES,
     **sorting.RULES,
 }
 

@@ -10,6 +10,7 @@ from theano.tensor.basic import NotScalarConstantError, get_scalar_constant_valu
 from theano.tensor.elemwise import Elemwise
 
 from synkhronos._exact.placements import Partial, Placed, Replicate
+from synkhronos._exact.rules.reductions import is_zero
 from synkhronos._exact.walk import Rule, Walk, copied
 
 __all__ = ["MAKERS", "RULES"]
@@ -35,7 +36,7 @@ def _of_sums(walk: Walk, node: Any) -> Sequence[Placed]:
     same = all(one.dtype == node.outputs[0].dtype for one, is_sum in zip(node.inputs, partial) if is_sum)
     is_linear = False
     if isinstance(kind, (scalar.Add, scalar.Sub)):
-        is_linear = same and all(partial)
+        is_linear = same and all(is_sum or is_zero(one) for one, is_sum in zip(node.inputs, partial))
     elif isinstance(kind, (scalar.Neg, scalar.Identity)):
         is_linear = same
     elif isinstance(kind, scalar.Cast):
