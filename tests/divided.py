@@ -8,10 +8,10 @@ compared with what its placement says of its twin.
 import itertools
 
 import numpy as np
+from lockstep import scan
 from scipy.signal import _signaltools, _sigtools
 
 import synkhronos  # it mends Theano, which therefore comes after it
-from lockstep import scan
 from synkhronos._exact.lengths import Rows
 from synkhronos._exact.meeting import Collectives
 from synkhronos._exact.placements import Partial, Replicate
@@ -80,7 +80,7 @@ def evaluate(outputs, given, n_ranks=1, alone=False, in_step=False):
             whole = node.op.meet([each[0] for each in inputs])
             values[node.outputs[0]] = [whole] * n_ranks
             continue
-        if isinstance(node.op, Scan) and in_step:
+        if isinstance(node.op, Scan) and in_step and len({int(each[0]) for each in inputs}) == 1:
             results = scan(node, inputs, lambda inner, held: evaluate(inner, held, n_ranks, alone, in_step=True))
         else:
             results = [_perform(node, each, alone) for each in inputs]

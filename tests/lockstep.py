@@ -26,7 +26,7 @@ def scan(node, given, evaluate):
     states = [[value.copy() for value in values[1 + op.n_seqs :][:n_states]] for values in given]
     shared = [list(op.outer_shared(values)) for values in given]
     others = [list(op.outer_non_seqs(values)) for values in given]
-    results = [[[] for _ in range(op.n_nit_sot)] for _ in given]
+    results = [[[None] * int(n) for n in op.outer_nitsot(values)] for values in given]
     firsts = [-min(taps) for taps in op.tap_array]
     done = 0
     while done < n_steps:
@@ -50,15 +50,28 @@ def scan(node, given, evaluate):
                 for tap in op.mit_mot_out_slices[i] if i < op.n_mit_mot else [0]:
                     states[rank][i][places[i] + tap] = news.pop(0)
             for result in results[rank]:
-                result.append(np.array(news.pop(0)))
+                result[done - 1] = np.array(news.pop(0))
             shared[rank] = [news.pop(0) for _ in shared[rank]]
         if op.as_while and {bool(values[op.outputs[-1]][rank]) for rank in ranks} == {True}:
             break
-    if op.as_while:
-        states = [[value[: first + done] for value, first in zip(each, firsts)] for each in states]
     types = op.outer_nitsot_outs(node.outputs)
-    results = [
-        [np.array(result) if result else np.zeros([0] * one.ndim, one.dtype) for result, one in zip(each, types)]
-        for each in results
-    ]
+    results = [[_stacked(result, one) for result, one in zip(each, types)] for each in results]
+    for rank in ranks:
+        for i in range(op.n_mit_mot, n_states):
+            states[rank][i] = _trimmed(states[rank][i], firsts[i] + done, n_steps - done)
+        results[rank] = [_trimmed(result, done, n_steps - done) for result in results[rank]]
     return [[*states[rank], *results[rank], *shared[rank]] for rank in ranks]
+
+
+def _stacked(results, variable):
+    """An array of the results of steps, with zeros where there was no step."""
+    found = [result for result in results if result is not None]
+    if not found:
+        return np.zeros([len(results)] + [0] * (variable.ndim - 1), variable.dtype)
+    return np.array([np.zeros_like(found[0]) if result is None else result for result in results])
+
+
+def _trimmed(value, n_written, n_left):
+    """With zeros where nothing was written, and without what was left out by an early end."""
+    value[n_written:] = 0
+    return value[: len(value) - n_left] if n_left and len(value) > n_written else value

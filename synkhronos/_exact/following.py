@@ -9,7 +9,17 @@ from typing import Any, Callable
 import theano
 import theano.tensor as T
 from theano.compile.ops import Rebroadcast, Shape, Shape_i
-from theano.tensor.basic import Alloc, AllocEmpty, ARange, Dot, Join, MaxAndArgmax, Reshape, ScalarFromTensor, TensorFromScalar
+from theano.tensor.basic import (
+    Alloc,
+    AllocEmpty,
+    ARange,
+    Dot,
+    Join,
+    MaxAndArgmax,
+    Reshape,
+    ScalarFromTensor,
+    TensorFromScalar,
+)
 from theano.tensor.elemwise import All, CAReduce, CAReduceDtype, DimShuffle, Elemwise, Prod, Sum
 from theano.tensor.elemwise import Any as AnyOp
 from theano.tensor.opt import MakeVector
@@ -114,9 +124,9 @@ def _elementwise(known: Lengths, node: Any) -> None:
     if output.ndim == 0:
         if isinstance(kind, theano.scalar.Mul):
             _set_product(known, output, list(map(known.scalar, node.inputs)))
-        elif isinstance(kind, (theano.scalar.Cast, theano.scalar.Identity)) and node.inputs[0].dtype in T.int_dtypes:
-            _set_product(known, output, [known.scalar(node.inputs[0])])
-        elif isinstance(kind, theano.scalar.Minimum) and len(set(map(known.scalar, node.inputs))) == 1:
+        is_cast = isinstance(kind, (theano.scalar.Cast, theano.scalar.Identity))
+        is_least = isinstance(kind, theano.scalar.Minimum) and len(set(map(known.scalar, node.inputs))) == 1
+        if is_least or (is_cast and node.inputs[0].dtype in T.int_dtypes):
             _set_product(known, output, [known.scalar(node.inputs[0])])
     for axis in range(output.ndim):
         lengths = [known.dims(one)[axis] for one in node.inputs if not one.broadcastable[axis]]

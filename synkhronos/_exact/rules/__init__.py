@@ -8,6 +8,7 @@ neither are types derived from those that are.
 from __future__ import annotations
 
 from synkhronos._exact.rules import (
+    branches,
     convolution,
     elementwise,
     expressions,
@@ -27,6 +28,7 @@ __all__ = ["MAKERS", "RULES"]
 
 #: For nodes of which some input is not whole.
 RULES: dict[type, Rule] = {
+    **branches.RULES,
     **elementwise.RULES,
     **passing.RULES,
     **shapes.RULES,

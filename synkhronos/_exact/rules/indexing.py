@@ -16,9 +16,10 @@ from theano.tensor.subtensor import (
     get_idx_list,
 )
 
+from synkhronos._exact.nodes import copied
 from synkhronos._exact.placements import ONE, Partial, Placed, Replicate, Shard
 from synkhronos._exact.rules.reductions import is_summed, is_zero
-from synkhronos._exact.walk import Rule, Walk, copied
+from synkhronos._exact.walk import Rule, Walk
 
 __all__ = ["RULES"]
 

@@ -8,8 +8,9 @@ from typing import Any
 from theano.tensor.basic import Join, Split
 
 from synkhronos._exact.lengths import constant_of
+from synkhronos._exact.nodes import copied
 from synkhronos._exact.placements import Partial, Placed
-from synkhronos._exact.walk import Rule, Walk, copied
+from synkhronos._exact.walk import Rule, Walk
 
 __all__ = ["RULES"]
 

@@ -12,10 +12,11 @@ from typing import Any
 
 from theano.scan_module.scan_op import Scan
 
+from synkhronos._exact.nodes import copied
 from synkhronos._exact.placements import Partial, Placed, Placement, Replicate, Shard
 from synkhronos._exact.rules.reductions import is_summed
 from synkhronos._exact.rules.steps import Steps
-from synkhronos._exact.walk import Rule, Walk, copied
+from synkhronos._exact.walk import Rule, Walk
 
 __all__ = ["RULES"]
 

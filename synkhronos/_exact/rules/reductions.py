@@ -11,8 +11,9 @@ from theano.tensor.elemwise import All, CAReduce, CAReduceDtype, Prod, Sum
 from theano.tensor.elemwise import Any as AnyOp
 
 from synkhronos._exact.lengths import reduced_axes
+from synkhronos._exact.nodes import copied
 from synkhronos._exact.placements import Partial, Placed, Replicate, Shard
-from synkhronos._exact.walk import Rule, Walk, copied
+from synkhronos._exact.walk import Rule, Walk
 
 __all__ = ["RULES", "is_summed", "is_zero"]
 

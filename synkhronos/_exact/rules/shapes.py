@@ -11,8 +11,9 @@ from theano.compile.ops import Shape, Shape_i
 from theano.tensor.basic import Alloc, AllocEmpty, Reshape
 from theano.tensor.opt import MakeVector
 
+from synkhronos._exact.nodes import copied
 from synkhronos._exact.placements import ONE, UNKNOWN, Length, Partial, Placed, Replicate, Shard
-from synkhronos._exact.walk import Rule, Walk, copied
+from synkhronos._exact.walk import Rule, Walk
 
 __all__ = ["MAKERS", "RULES"]
 

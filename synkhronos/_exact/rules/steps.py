@@ -97,8 +97,7 @@ class Steps:
         inside = self._inside([])
         results = {one.result for one in self._walk.met[self._n_met :] if one.result in inside}
         return all(
-            isinstance(self._walk.placement(new), Partial)
-            or not results.isdisjoint(ancestors([self._walk.new(new)]))
+            isinstance(self._walk.placement(new), Partial) or not results.isdisjoint(ancestors([self._walk.new(new)]))
             for new in self._new_states[i]
         )
 
