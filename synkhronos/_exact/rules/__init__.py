@@ -21,6 +21,7 @@ from synkhronos._exact.rules import (
     reductions,
     shapes,
     sorting,
+    sparse,
 )
 from synkhronos._exact.walk import Rule
 
@@ -41,6 +42,7 @@ RULES: dict[type, Rule] = {
     **joins.RULES,
     **loops.RULES,
     **sorting.RULES,
+    **sparse.RULES,
 }
 
 #: For nodes of whole inputs, where they make something of rows × k places, or what another way makes cheaper.
