@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable, NamedTuple
 
 import theano.tensor as T
 
-from synkhronos._exact.walk import Collectives
 from synkhronos._inside import gathered, reduced
 
-__all__ = ["ON_RANKS"]
+__all__ = ["ON_RANKS", "Collective", "Collectives"]
+
+
+class Collectives(NamedTuple):
+    """What makes the variables on which ranks meet: ``all_reduce(variable, op)``, ``all_gather(variable, axis)``."""
+
+    all_reduce: Callable[[Any, str], Any]
+    all_gather: Callable[[Any, int], Any]
+
+
+class Collective(NamedTuple):
+    """One place where rows meet."""
+
+    kind: str  # "all-reduce (sum)", "all-gather"
+    variable: Any  # of the user's graph
+    reason: str
+    result: Any  # in the divided graph
+
+    def within(self, result: Any) -> Collective:
+        """The same in each step of a loop, of which ``result`` is an output."""
+        where = "in each step of a loop"
+        reason = self.reason if self.reason.endswith(where) else f"{self.reason} {where}".strip()
+        return self._replace(reason=reason, result=result)
 
 
 def _all_reduce(variable: Any, op: str) -> Any:

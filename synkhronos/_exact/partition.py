@@ -10,7 +10,7 @@ import numpy as np
 import theano
 
 from synkhronos._exact.lines import line_of
-from synkhronos._exact.walk import Collective
+from synkhronos._exact.meeting import Collective
 
 __all__ = ["Entry", "Partition"]
 
