@@ -121,7 +121,8 @@ def _second_axes(shapes: Sequence[tuple[int, ...]]) -> str:
         return ""
     return (
         ". Rows are counted along axis 0. Of time-major inputs, shape (T, N, ...), the data points lie along axis 1: "
-        "declare and pass them as (N, T, ...), and transpose them in the graph, x.dimshuffle(1, 0, 2)"
+        "declare and pass them as (N, T, ...), and transpose them in the graph, x.dimshuffle(1, 0, 2); or build the "
+        "function with exact=True, shard={x: 1}"
     )
 
 

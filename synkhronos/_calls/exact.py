@@ -37,11 +37,9 @@ class ExactFunction(Function):
         Whether a call returns one array rather than a list.
     name : str or None
 
-    Attributes
-    ----------
-    partition : list
-        The collectives in it, as a table.
     """
+
+    _graph: DividedGraph
 
     def __init__(
         self, session: Session, user: _graphs.Graph, divided: DividedGraph, *, single: bool, name: str | None
@@ -55,7 +53,11 @@ class ExactFunction(Function):
         self._meetings = _AlwaysThere(divided, self._theano, results)
         self._averages = _NoParts(divided, self._serial, results, self._meetings, named, named_updates=[])
         self._planner = _ExactPlanner(divided, results, self._meetings, {}, session.on_gpu)
-        self.partition = divided.partition
+
+    @property
+    def partition(self) -> Any:
+        """The collectives in it, as a table: a list, with a method ``picture(path)``."""
+        return self._graph.partition(self._theano)
 
 
 class _AlwaysThere(Meetings):

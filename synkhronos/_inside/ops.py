@@ -35,12 +35,27 @@ class Collective(theano.Op):
     number : int
         By which ranks see that they meet in the same collective. Given after optimization: before, it would keep
         equal collectives from being merged.
+    labels : tuple of int
+        By which who made the collectives finds them in a compiled function, those that were not merged with others.
+
+    Attributes
+    ----------
+    n_bytes : tuple of int
+        How large the results were when it was executed first, on this rank; empty before.
     """
 
     __props__ = ("ops", "inplace", "number")
 
-    def __init__(self, ops: tuple[str, ...], inplace: tuple[int, ...] = (), number: int = UNNUMBERED) -> None:
+    def __init__(
+        self,
+        ops: tuple[str, ...],
+        inplace: tuple[int, ...] = (),
+        number: int = UNNUMBERED,
+        labels: tuple[int, ...] = (),
+    ) -> None:
         self.ops = ops
+        self.labels = labels
+        self.n_bytes: tuple[int, ...] = ()
         self.inplace = inplace
         self.number = number
         self.destroy_map = {i: [i] for i in inplace}
@@ -67,6 +82,8 @@ class Collective(theano.Op):
             ]
         else:
             results = standing.combine(self.number, self.ops, arrays, outs)
+        if not self.n_bytes:
+            self.n_bytes = tuple([result.nbytes for result in results])
         for storage, result in zip(output_storage, results):
             storage[0] = result
 
