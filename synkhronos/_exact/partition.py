@@ -11,7 +11,7 @@ import theano
 
 from synkhronos._exact.lines import line_of
 from synkhronos._exact.meeting import Collective
-from synkhronos._inside import collectives_of
+from synkhronos._inside import UNNUMBERED, collectives_of
 
 __all__ = ["Entry", "Partition"]
 
@@ -35,7 +35,8 @@ class Entry(NamedTuple):
     reason : str
         Why something is gathered.
     meeting : int or None
-        Those of one number meet together, in the order of the numbers; ``None`` in loops.
+        Those of one number meet together, in the order of the numbers; ``None`` in loops, and
+        where Theano does not optimise.
     """
 
     collective: str
@@ -65,7 +66,8 @@ class Partition(list):
         self._draw = draw
         for op in collectives_of(compiled):
             sizes = op.n_bytes or (None,) * len(op.labels)
-            self += [_entry(collectives[label], n_bytes, op.number) for label, n_bytes in zip(op.labels, sizes)]
+            number = None if op.number == UNNUMBERED else op.number  # where nothing is optimised
+            self += [_entry(collectives[label], n_bytes, number) for label, n_bytes in zip(op.labels, sizes)]
         self += [_entry(one, None, None) for one in collectives if one.is_within]
 
     def picture(self, path: str) -> None:

@@ -13,10 +13,11 @@ from synkhronos._inside.looking import (
     meets,
     meets_in_a_loop,
 )
-from synkhronos._inside.ops import Collective
+from synkhronos._inside.ops import UNNUMBERED, Collective
 from synkhronos._inside.standing import Standing
 
 __all__ = [
+    "UNNUMBERED",
     "Collective",
     "Counted",
     "Cut",
