@@ -102,6 +102,11 @@ def describe_inputs(graph: Graph) -> str:
     return "; ".join([", ".join(groups[0]), *([", ".join(groups[1])] if groups[1] else [])])
 
 
+def _index(rows: Selection) -> Any:
+    """What takes rows of an array along an axis."""
+    return slice(*rows.bounds) if isinstance(rows, Rows) else rows
+
+
 @functools.lru_cache(maxsize=256)
 def _split(n: int, n_ranks: int) -> tuple[tuple[Rows, ...], tuple[int, ...]]:
     """The ranks' shares of ``n`` data points, and their lengths."""
@@ -150,6 +155,7 @@ class Selector:
         self._inputs = inputs
         self._values = [self._check(position, value) for position, value in enumerate(values)]
         self._rows: list[Selection | None] = [None] * len(values)
+        self._axes = [*graph.axes, *[0] * (len(values) - graph.n_scattered)]
         self._selected: dict[int, Selection] = {}  # what the batch selects, by number of rows
         self.shares: tuple[Rows, ...] | None = None
         self.counts: tuple[int, ...] = ()
@@ -196,18 +202,18 @@ class Selector:
     def _choose(self, position: int, batch: Any) -> Selection:
         value = self._values[position]
         if batch is None or not (isinstance(value, Data) and value.minibatch):
-            length = len(value)
+            length = value.shape[self._graph.axes[position]]
             if length not in self._selected:
                 self._selected[length] = select(batch, length)
             return self._selected[length]
-        return shift(batch, len(value), f"input {self._inputs[position].name}: batch")
+        return shift(batch, value.shape[self._graph.axes[position]], f"input {self._inputs[position].name}: batch")
 
     def chosen(self) -> list[Any]:
         """The arrays that are used, all ranks together: the chosen rows of each scattered input, the others whole."""
         arrays = [value.data if isinstance(value, Data) else value for value in self._values]
         return [
-            value if rows is None else value[slice(*rows.bounds)] if isinstance(rows, Rows) else value[rows]
-            for value, rows in zip(arrays, self._rows)
+            value if rows is None else value[(slice(None),) * axis + (_index(rows),)]
+            for value, rows, axis in zip(arrays, self._rows, self._axes)
         ]
 
     def stage(self, sliceable_rows: Sequence[Selection] | None) -> tuple[tuple[Source, ...], tuple[RowsRef, ...]]:
@@ -221,18 +227,22 @@ class Selector:
         of_data = [rows for value, rows in zip(self._values, self._rows) if isinstance(value, Data)]
         listed = {id(rows): rows for rows in (*of_data, *(sliceable_rows or ())) if isinstance(rows, np.ndarray)}
         arrays = [
-            value if rows is None else value[slice(*rows.bounds)] if isinstance(rows, Rows) else (value, rows)
-            for value, rows in zip(self._values, self._rows)
+            value
+            if rows is None
+            else (value, rows)
+            if isinstance(rows, np.ndarray) and not axis
+            else value[(slice(None),) * axis + (_index(rows),)]
+            for value, rows, axis in zip(self._values, self._rows, self._axes)
             if not isinstance(value, Data)
         ]
         refs = self._session.stage([*listed.values(), *arrays])
         places = dict(zip(listed, refs))
         copied = iter(refs[len(listed) :])
         sources = []
-        for value, rows in zip(self._values, self._rows):
+        for value, rows, axis in zip(self._values, self._rows, self._axes):
             if not isinstance(value, Data):
-                sources.append(Source(next(copied), None if rows is None else Rows(0, len(rows))))
+                sources.append(Source(next(copied), None if rows is None else Rows(0, len(rows)), axis))
             else:
-                sources.append(Source(value.ref, places[id(rows)] if isinstance(rows, np.ndarray) else rows))
+                sources.append(Source(value.ref, places[id(rows)] if isinstance(rows, np.ndarray) else rows, axis))
         row_refs = [rows if isinstance(rows, Rows) else places[id(rows)] for rows in sliceable_rows or ()]
         return tuple(sources), tuple(row_refs)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable
 
 from synkhronos import _graphs
+from synkhronos._calls.arguments import Selector
 from synkhronos._calls.averages import Averages
 from synkhronos._calls.functions import Function
+from synkhronos._calls.meetings import Meetings
 from synkhronos._calls.planning import Planner
+from synkhronos._calls.points import rows_on_ranks
 from synkhronos._calls.results import Results
 from synkhronos._calls.serial import Serial
 from synkhronos._exact import DividedGraph
-from synkhronos._partition import Rows
+from synkhronos._partition import Rows, Selection
 from synkhronos._rank import Call
 from synkhronos._session import Session
 
@@ -48,34 +52,91 @@ class ExactFunction(Function):
         super().__init__(session, divided, results, {}, named=named, named_updates=[], single=single, name=name)
         self._user = user
         self._serial = Serial(user, Results(user.outputs, ["exact"] * n_outputs, [False] * n_outputs, False, title))
+        self._meetings = _AlwaysThere(divided, self._theano, results)
         self._averages = _NoParts(divided, self._serial, results, self._meetings, named, named_updates=[])
         self._planner = _ExactPlanner(divided, results, self._meetings, {}, session.on_gpu)
         self.partition = divided.partition
 
 
+class _AlwaysThere(Meetings):
+    """No rank is ever without data points."""
+
+    def kept(self, counts: Sequence[int]) -> list[Any]:
+        """Nothing."""
+        return []
+
+
 class _NoParts(Averages):
-    """Nothing is averaged, and no variable may be in parts."""
+    """Nothing is averaged, and no variable may be in parts but those that are to be."""
 
     def see_parts(self, session: Session, scattered: Sequence[Any]) -> None:
         """Refuse them."""
-        if scattered:
+        unknown = [var for var in scattered if var not in self._graph.sliceable_shareds]
+        if unknown:
             raise ValueError(
-                f"exact functions use shared variables that are the same on all ranks; {scattered[0]} was scattered: "
-                "pass the data as inputs, or broadcast it"
+                f"exact functions use shared variables that are the same on all ranks; {unknown[0]} was scattered: "
+                "name it in sliceable_shareds, pass the data as inputs, or broadcast it"
             )
+
+    def judge(self, *arguments: Any, **keywords: Any) -> None:
+        """Nothing to be judged."""
 
 
 class _ExactPlanner(Planner):
-    def plan(self, session: Session, *arguments: Any) -> Call:
+    _graph: DividedGraph
+
+    def plan(
+        self,
+        session: Session,
+        distributed: Callable[[Any, _graphs.Graph], int],
+        selector: Selector,
+        rows: list[Selection] | None,
+        num_slices: int,
+        subset: tuple[int, ...] | None,
+    ) -> Call:
         """As of other functions, but that all ranks compute, and are told which rows they have."""
-        *_, num_slices, _ = arguments
         if num_slices > 1:
-            raise ValueError("num_slices: an exact function cannot be sliced; give it smaller batches")
-        call = super().plan(session, *arguments)
-        n_rows = sum(call.counts)
-        if call.shares is None or all(call.counts):
-            return call._replace(exact=True)
+            self._graph.check_slices()
+        if self._graph.sliceable_shareds:
+            self._follow_rows(session, selector, rows)
+        call = super().plan(session, distributed, selector, rows, num_slices, subset)
+        if not self._graph.takes_rows:
+            return call
+        call = call._replace(exact=True, shares=selector.shares)
+        if all(call.counts):
+            return call
         # fewer rows than ranks: each computes the whole, and where they meet the master's counts; of no rows, all count
+        n_rows = sum(call.counts)
         counts = tuple(n_rows * (rank == call.master) for rank in range(session.n_ranks))
         shares = (Rows(0, n_rows),) * session.n_ranks
-        return call._replace(exact=True, shares=shares, counts=counts, everybody=n_rows == 0)
+        return call._replace(shares=shares, counts=counts, everybody=n_rows == 0)
+
+    def _follow_rows(self, session: Session, selector: Selector, rows: list[Selection] | None) -> None:
+        """Have the inputs divided as the scattered variables are."""
+        variables = self._graph.sliceable_shareds
+        for var in variables:
+            if not session.replicas.scattered([var]):
+                raise ValueError(
+                    f"{var} is in sliceable_shareds, and all ranks have the whole of it: scatter it first "
+                    "(synkhronos.scatter), or build the function with shard=[...] in place of sliceable_shareds"
+                )
+        updated = [var for var, _ in self._graph.updates if var in variables]
+        if updated and rows is not None:
+            raise ValueError(
+                f"{updated[0]} is divided by its rows and updated: a call needs all of them, without batch_s and "
+                "num_slices"
+            )
+        counts = rows_on_ranks(session, self._graph) if rows is None else list(map(len, rows))
+        if not all(counts):
+            raise ValueError(
+                f"{', '.join(map(str, variables))}: the ranks have {counts} rows in this call; an exact function needs "
+                "at least one on each"
+            )
+        if selector.shares is not None and sum(selector.counts) != sum(counts):
+            raise ValueError(
+                f"scattered inputs and scattered variables must have as many rows; the inputs have "
+                f"{sum(selector.counts)}, {', '.join(map(str, variables))}: {sum(counts)}"
+            )
+        ends = list(itertools.accumulate(counts))
+        selector.shares = tuple(Rows(end - n, end) for end, n in zip(ends, counts))
+        selector.counts = tuple(counts)

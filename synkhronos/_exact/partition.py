@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import html
-import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import theano
 
+from synkhronos._exact.lines import line_of
 from synkhronos._exact.meeting import Collective
 
 __all__ = ["Entry", "Partition"]
 
-_OF_THEANO = os.path.dirname(theano.__file__)
-_OWN = os.path.dirname(os.path.dirname(__file__))
 _TITLES = ("collective", "variable", "bytes", "line", "why")
 
 
@@ -51,7 +49,7 @@ class Partition(list):
 
     def __init__(self, collectives: Sequence[Collective]) -> None:
         super().__init__(
-            Entry(one.kind, str(one.variable), _n_bytes(one.variable), _line(one.variable), one.reason)
+            Entry(one.kind, str(one.variable), _n_bytes(one.variable), line_of(one.variable), one.reason)
             for one in collectives
         )
 
@@ -79,14 +77,3 @@ def _n_bytes(variable: Any) -> int | None:
     """The size of a variable whose shape its type tells."""
     is_known = isinstance(variable.type, theano.tensor.TensorType) and all(variable.broadcastable)
     return int(np.dtype(variable.dtype).itemsize) if is_known else None
-
-
-def _line(variable: Any) -> str:
-    """Where the user's program made a variable: the innermost line that is neither Theano's nor this package's."""
-    traces = getattr(variable.tag, "trace", None) or []
-    for frames in traces:
-        for frame in reversed(frames):
-            path, number, _, text = frame[:4]
-            if not path.startswith((_OF_THEANO, _OWN)):
-                return f"{os.path.basename(path)}:{number} {text or ''}".strip()
-    return ""

@@ -71,7 +71,7 @@ class Walk:
         self._used: set[Any] = set()
         self.lengths = Lengths(rows, self.new, self.whole)
         for variable, axis in sharded.items():
-            self._put(variable, Placed(variable, Shard(axis)))
+            self.put(variable, Placed(variable, Shard(axis)))
 
     def run(self, outputs: Sequence[Any]) -> None:
         """Walk over all that some variables are computed of."""
@@ -80,7 +80,7 @@ class Walk:
         self._used.update(outputs, (one for node in order for one in node.inputs))
         for variable in leaves_of(outputs, known):
             if variable not in self._new:
-                self._put(variable, Placed(variable, Replicate()))
+                self.put(variable, Placed(variable, Replicate()))
         for node in order:
             self._divide(node)
 
@@ -94,9 +94,9 @@ class Walk:
         """Whether the walk came by it."""
         return variable in self._new
 
-    def enter(self, variable: Any, placement: Placement) -> None:
-        """Take in a variable of an inner graph that stands for what the ranks hold there."""
-        self._put(variable, Placed(variable, placement))
+    def items(self) -> list[tuple[Any, Any]]:
+        """All variables that it came by, in order, and what a rank holds of each."""
+        return list(self._new.items())
 
     def placement(self, variable: Any) -> Placement:
         """Where its rows are."""
@@ -151,6 +151,21 @@ class Walk:
             self._parts[key] = part
         return self._parts[key]
 
+    def put(self, variable: Any, placed: Placed) -> None:
+        """Say what a rank holds of a variable; what has been whole can still be had whole."""
+        if variable in self._new:
+            self._wholes[variable] = self.whole(variable)
+        new, placement = placed
+        if new is not variable:
+            new = typed(new, variable)
+        if new is not variable and new.owner is not None:
+            new.name = new.name or variable.name
+            new.tag.trace = getattr(variable.tag, "trace", [])
+        self._new[variable] = new
+        self._placements[variable] = placement
+        if isinstance(placement, Shard):
+            self.lengths.set_length(variable, placement.axis, placement.length)
+
     def reduced(self, variable: Any, new: Any, op: str) -> Any:
         """The sum, product, … over ranks of what each has for a variable."""
         if new.dtype == "bool":  # numbers are what is reduced
@@ -201,7 +216,7 @@ class Walk:
                 self.gathered.append((node, placed))
             placed = self.computed_whole(node, f"{node.op}: {placed}")
         for output, one in zip(node.outputs, placed):
-            self._put(output, one)
+            self.put(output, one)
         follow(self.lengths, node)
         for output in node.outputs:
             shard = self._placements[output]
@@ -213,15 +228,3 @@ class Walk:
         return [
             Placed(output, Replicate()) for output in copied(node, [self.whole(one, reason) for one in node.inputs])
         ]
-
-    def _put(self, variable: Any, placed: Placed) -> None:
-        new, placement = placed
-        if new is not variable:
-            new = typed(new, variable)
-        if new is not variable and new.owner is not None:
-            new.name = new.name or variable.name
-            new.tag.trace = getattr(variable.tag, "trace", [])
-        self._new[variable] = new
-        self._placements[variable] = placement
-        if isinstance(placement, Shard):
-            self.lengths.set_length(variable, placement.axis, placement.length)

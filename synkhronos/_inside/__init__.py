@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from synkhronos._inside.counting import Counted
 from synkhronos._inside.cutting import Cut, cut
 from synkhronos._inside.expressions import averaged, gathered, reduced, summed
-from synkhronos._inside.looking import depends_on, expresses_meetings, meets, meets_in_a_loop
+from synkhronos._inside.looking import after_meetings, depends_on, expresses_meetings, meets, meets_in_a_loop
 from synkhronos._inside.standing import Standing
 
 __all__ = [
+    "Counted",
     "Cut",
     "Standing",
+    "after_meetings",
     "averaged",
     "cut",
     "depends_on",

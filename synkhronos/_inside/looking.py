@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from theano.gof.graph import ancestors
+from theano.gof.graph import ancestors, io_toposort
 
 from synkhronos._inside.known import Known
 from synkhronos._inside.ops import Collective
 
-__all__ = ["depends_on", "expresses_meetings", "meets", "meets_in_a_loop", "meets_within"]
+__all__ = ["after_meetings", "depends_on", "expresses_meetings", "meets", "meets_in_a_loop", "meets_within"]
 
 
 def meets(function: Any) -> bool:
@@ -19,6 +19,15 @@ def meets(function: Any) -> bool:
     The gradient of a collective can have such numbers alone.
     """
     return any(_needs_standing(node.op) or meets_within(node.op) for node in function.maker.fgraph.apply_nodes)
+
+
+def after_meetings(expressions: Iterable[Any]) -> set[Any]:
+    """The variables that come of collectives, among all that expressions are computed of."""
+    found: set[Any] = set()
+    for node in io_toposort([], list(expressions)):
+        if _is_collective(node.op) or meets_within(node.op) or not found.isdisjoint(node.inputs):
+            found.update(node.outputs)
+    return found
 
 
 def meets_in_a_loop(expressions: Iterable[Any]) -> bool:

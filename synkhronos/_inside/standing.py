@@ -82,9 +82,7 @@ class Standing:
             The data points of each rank.
         function : callable
         """
-        self.counts = counts
-        self.weights = counts if any(counts) else (1,) * self.n_ranks
-        self.own = self.weights[self.rank]
+        self.count(counts)
         self._left.clear()
         self._lost = None
         _here.standing = self
@@ -101,6 +99,12 @@ class Standing:
             raise
         finally:
             _here.standing = None
+
+    def count(self, counts: tuple[int, ...]) -> None:
+        """Have the ranks count by so many data points each; no one has met the others yet."""
+        self.counts = counts
+        self.weights = counts if any(counts) else (1,) * self.n_ranks
+        self.own = self.weights[self.rank]
 
     def combine(
         self, number: int, ops: Sequence[str], arrays: Sequence[np.ndarray], outs: Sequence[Any]

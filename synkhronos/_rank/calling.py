@@ -62,12 +62,15 @@ class Caller:
         whole = [self._segments.view(source.array) for source in command.inputs[n_scattered:]]
         subset = None if command.output_subset is None else list(command.output_subset)
 
+        def numbers(part: Rows) -> tuple[int, ...]:
+            return sum(command.counts), part.start, len(part)
+
         def run(part: Rows, sliced: Selection | None) -> list[Any]:
             self._timeline.switch(SHUFFLE)
             inputs = [self._excerpts.view(source, part, (command.function, i)) for i, source in enumerate(scattered)]
             extra: tuple[Any, ...] = () if sliced is None else sliced.bounds if isinstance(sliced, Rows) else (sliced,)
             if command.exact:
-                extra = (sum(command.counts), part.start, len(part))
+                extra = (*numbers(part), *extra)
             self._timeline.switch(FUNCTION)
             if command.num_slices > 1:
                 self._standing.own = len(part)
@@ -78,7 +81,8 @@ class Caller:
             some = command.follow.output_subset
             of_these = None if some is None else list(some)
             self._standing.own = self._standing.weights[self._rank]
-            return self._functions[command.follow.function](*entering, *whole, output_subset=of_these)
+            extra = numbers(share) if command.exact else ()
+            return self._functions[command.follow.function](*entering, *whole, *extra, output_subset=of_these)
 
         def compute() -> list[Any]:
             if command.num_slices == 1:

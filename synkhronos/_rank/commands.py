@@ -43,6 +43,7 @@ class Source(NamedTuple):
 
     array: ArrayRef
     rows: RowsRef | None
+    axis: int = 0  # along which the rows lie
 
 
 @dataclass(frozen=True)

@@ -52,10 +52,10 @@ class Excerpts:
         if chosen is None:
             return data
         if isinstance(chosen, Rows):
-            return data[chosen.start + part.start : chosen.start + part.stop]
+            return data[(slice(None),) * source.axis + (slice(chosen.start + part.start, chosen.start + part.stop),)]
         rows = self._segments.view(chosen)[part.start : part.stop]
-        if key is None:
-            return data.take(rows, axis=0, mode="clip")
+        if key is None or source.axis:
+            return data.take(rows, axis=source.axis, mode="clip")
         buffer = self._buffers.get(key)
         if (
             buffer is None

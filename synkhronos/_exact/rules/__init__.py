@@ -23,9 +23,10 @@ from synkhronos._exact.rules import (
     sorting,
     sparse,
 )
+from synkhronos._exact.rules.draws import OwnDraws
 from synkhronos._exact.walk import Rule
 
-__all__ = ["MAKERS", "RULES"]
+__all__ = ["MAKERS", "RULES", "OwnDraws"]
 
 #: For nodes of which some input is not whole.
 RULES: dict[type, Rule] = {

@@ -69,7 +69,7 @@ class Steps:
             for axis, length in enumerate(self._walk.lengths.dims(outer)[1:]):
                 if not entry.broadcastable[axis]:
                     self._walk.lengths.set_length(entry, axis, length)
-        self._walk.enter(entry, placement)
+        self._walk.put(entry, Placed(entry, placement))
         return entry
 
     # -- what came of it
