@@ -221,7 +221,7 @@ def test_the_table_of_collectives(session):
     kinds = [entry.collective for entry in function.partition]
     assert kinds == ["all-reduce (sum)"] * 2
     assert all("test_exact.py" in entry.line for entry in function.partition if entry.line)
-    assert function.partition[0].n_bytes == 8
+    assert 8 in [entry.n_bytes for entry in function.partition]
     gathers = synk.function([x], T.cumsum(x, axis=0)[::-1].sum(), exact=True).partition
     assert "all-gather" in repr(gathers) and "along the rows" in repr(gathers)
     assert "<td>all-gather</td>" in gathers._repr_html_()
