@@ -17,7 +17,7 @@ import theano.tensor as T  # isort: skip
 from theano import OpFromGraph, sparse  # noqa: F401  isort: skip
 from theano.gradient import DisconnectedInputError, NullTypeGradError  # isort: skip
 from theano.tensor.nnet import bn  # noqa: F401  isort: skip
-from theano.gradient import disconnected_grad as fixed  # noqa: F401  isort: skip
+from theano.gradient import disconnected_grad as constant  # noqa: F401  isort: skip
 from theano.tensor.signal.pool import pool_2d, pool_3d  # noqa: F401  isort: skip
 
 assert synkhronos
@@ -151,7 +151,7 @@ def scan_descent():
 
 def scan_two_taps():
     """Each state of the two before."""
-    begin = dict(initial=T.stack([s[:, 0] * 0.1, s[:, 1]]), taps=[-2, -1])
+    begin = {"initial": T.stack([s[:, 0] * 0.1, s[:, 1]]), "taps": [-2, -1]}
     return theano.scan(lambda row, second, first: T.tanh(row.dot(U) + second.dot(U) - first), steps, begin)[0]
 
 
@@ -563,7 +563,7 @@ sparse.dot(x, matrix)
 sparse.dot(matrix.T, x.T)
 sparse.dot(x.T, sparse.basic.csr_from_dense(c))
 sparse.structured_dot(matrix, x.dot(W).T).T
-fixed(sparse.basic.csm_data(T.grad((sparse.structured_dot(matrix.T, x.T) ** 2).sum(), matrix)))
+constant(sparse.basic.csm_data(T.grad((sparse.structured_dot(matrix.T, x.T) ** 2).sum(), matrix)))
 theano.scan(lambda row, total: total + row, sequences=x, outputs_info=T.zeros((D,)))[0]
 theano.scan(lambda h: T.tanh(h.dot(U)), outputs_info=x, n_steps=3)[0][-1]
 theano.scan(lambda k: k * 2.0, sequences=T.arange(x.shape[0]))[0] * v
@@ -594,7 +594,7 @@ theano.scan(lambda one, h: T.tanh(h.dot(one * U)), E, x)[0][-1]
 theano.scan(lambda words, h: T.tanh(E[words].dot(U) + h), ids.T, T.zeros((ids.shape[0], D)))[0].mean(0)
 theano.scan(lambda row, h: [T.tanh(row.dot(U) + h), h.sum(1)], steps, [T.zeros((s.shape[0], D)), None])[0][1].T
 theano.scan(lambda row, h: [T.tanh(row.dot(U) + h), h.sum(0)], steps, [T.zeros((s.shape[0], D)), None])[0][1]
-theano.scan(lambda row, k, h: [k + 1, T.tanh(row + h) * k], steps, [T.constant(0.0), T.zeros((s.shape[0], D))])[0][1][-1]
+theano.scan(lambda row, k, h: [k + 1, T.tanh(row + h) * k], steps, [T.constant(0.0), T.zeros_like(x)])[0][1][-1]
 theano.scan(lambda row, h, one: T.tanh(row.dot(U) + h) * one, steps, T.zeros((s.shape[0], D)), non_sequences=z)[0][-1]
 theano.scan(lambda row: row.reshape((row.shape[0] * 2, 2)), steps)[0]
 theano.scan(lambda row, h: T.sort(row + h, axis=0), steps, T.zeros((s.shape[0], D)))[0][-1]

@@ -21,6 +21,8 @@ from synkhronos._exact.walk import Walk
 
 __all__ = ["Steps"]
 
+_WHOLE = "a state that is whole"
+
 
 class Steps:
     """One try.
@@ -158,19 +160,15 @@ class Steps:
             else:
                 outputs.append(walk.new(output))
                 placements.append(_of_all(placement))
-        n_others = len(self._outputs) - len(outputs)
         outputs += [walk.whole(one) for one in self._outputs[len(outputs) :]]  # of shared variables; a condition
-        placements += [Replicate()] * (n_others - op.as_while)
-        return outputs, placements
+        return outputs, [*placements, *[Replicate()] * op.n_shared_outs]
 
     def _as_before(self, new: Any, placement: Placement) -> Any:
-        is_whole = isinstance(placement, Replicate)
-        return self._walk.whole(new, "a state that is whole") if is_whole else self._walk.new(new)
+        return self._walk.whole(new, _WHOLE) if isinstance(placement, Replicate) else self._walk.new(new)
 
     def _sequence(self, outer: Any) -> Any:
-        placement = self._walk.placement(outer)
-        is_along_time = isinstance(placement, Shard) and placement.axis == 0
-        return self._walk.whole(outer, "steps over rows") if is_along_time else self._walk.new(outer)
+        steps_over_rows = isinstance(placement := self._walk.placement(outer), Shard) and placement.axis == 0
+        return self._walk.whole(outer, "steps over rows") if steps_over_rows else self._walk.new(outer)
 
     def _state(self, outer: Any, placement: Placement) -> Any:
         """What a state begins with, of the placement of its entries."""
@@ -178,7 +176,7 @@ class Steps:
         if isinstance(placement, Shard):
             return walk.part(outer, placement.moved(placement.axis + 1))
         if isinstance(placement, Replicate):
-            return walk.whole(outer, "a state that is whole")
+            return walk.whole(outer, _WHOLE)
         new = walk.new(outer)
         if isinstance(walk.placement(outer), Partial) or _begins_with_zero(outer):
             return new
