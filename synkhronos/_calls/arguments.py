@@ -24,11 +24,12 @@ CALL_OPTIONS = ("output_subset", "batch", "batch_s", "num_slices")
 
 
 def arrange(
-    graph: Graph, args: Sequence[Any], kwargs: dict[str, Any], options: Sequence[str] = CALL_OPTIONS
+    graph: Any, args: Sequence[Any], kwargs: dict[str, Any], options: Sequence[str] = CALL_OPTIONS
 ) -> list[Any]:
     """The value given for each input, in the order of the inputs; `TypeError` for missing and surplus ones.
 
-    ``options`` are the arguments beside the inputs, one of which the user may have misspelled.
+    ``graph`` has ``input_names`` and ``input_defaults``. ``options`` are the arguments beside the inputs, one of which
+    the user may have misspelled.
     """
     names, defaults = graph.input_names, graph.input_defaults
     if len(args) == len(names) and not kwargs and all(value is not None for value in args):
@@ -168,7 +169,8 @@ class Selector:
             if len(set(sizes)) > 1:
                 raise ValueError(
                     "scattered inputs must all have the same number of data points; got "
-                    + ", ".join(f"{name}: {size}" for name, size in zip(graph.input_names, sizes))
+                    + ", ".join(f"{one.name}: {size}" for one, size in zip(inputs, sizes))
+                    + ". An input without data points belongs in bcast_inputs"
                     + _second_axes([value.shape for value in self._values[: graph.n_scattered]])
                 )
             self.shares, self.counts = _split(sizes[0], session.n_ranks)

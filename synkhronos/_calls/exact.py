@@ -17,8 +17,8 @@ from synkhronos._calls.results import Results
 from synkhronos._calls.serial import Serial
 from synkhronos._exact import DividedGraph
 from synkhronos._partition import Rows, Selection
-from synkhronos._rank import Call
-from synkhronos._session import Session
+from synkhronos._rank import Call, Put, Source
+from synkhronos._session import Session, current
 
 __all__ = ["ExactFunction"]
 
@@ -53,11 +53,31 @@ class ExactFunction(Function):
         self._meetings = _AlwaysThere(divided, self._theano, results)
         self._averages = _NoParts(divided, self._serial, results, self._meetings, named, named_updates=[])
         self._planner = _ExactPlanner(divided, results, self._meetings, {}, session.on_gpu)
+        _graphs.watch_values(var for var in self.get_shared() if var not in divided.own_states)
 
     @property
     def partition(self) -> Any:
         """The collectives in it, as a table: a list, with a method ``picture(path)``."""
         return self._graph.partition(self._theano)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As of other functions, of variables that are on all ranks what the program has set them to."""
+        if _graphs.changed:
+            self._send_what_was_set(current("Function"))
+        return super().__call__(*args, **kwargs)
+
+    def _send_what_was_set(self, session: Session) -> None:
+        with session.lock:
+            found = {var.container: var for var in self.get_shared() if var.container in _graphs.changed}
+            variables, table = list(found.values()), session.replica.variables
+            parts = session.replicas.scattered(variables)
+            there = [var for var in variables if var not in parts and table.key(var) is not None]
+            if there:  # others come with the function
+                session.sequencer.check_first(f"a new value of {there[0]}, by set_value,")
+                refs = session.stage([_graphs.host_array(var) for var in there])
+                workers = tuple(rank for rank in range(session.n_ranks) if rank != session.master_rank)
+                session.run(Put(session.keys(there), tuple([Source(ref, None) for ref in refs]), None, workers))
+            _graphs.note_told(variables)
 
 
 class _AlwaysThere(Meetings):

@@ -248,6 +248,3 @@ class Function:
         if (graph, variant) not in self._keys:
             self._keys[graph, variant] = session.add_function(graph.compile(variant), self)
         return self._keys[graph, variant]
-
-
-_graphs.make_printable(Function)
