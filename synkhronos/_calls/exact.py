@@ -12,6 +12,7 @@ from synkhronos._calls.planning import Planner
 from synkhronos._calls.results import Results
 from synkhronos._calls.serial import Serial
 from synkhronos._exact import DividedGraph
+from synkhronos._memory import ArrayRef
 from synkhronos._partition import Rows
 from synkhronos._rank import Call
 from synkhronos._session import Session
@@ -66,16 +67,16 @@ class _NoParts(Averages):
 
 
 class _ExactPlanner(Planner):
-    def plan(self, session: Session, *arguments: Any) -> Call:
+    def plan(self, session: Session, *arguments: Any) -> tuple[Call, Sequence[ArrayRef]]:
         """As of other functions, but that all ranks compute, and are told which rows they have."""
         *_, num_slices, _ = arguments
         if num_slices > 1:
             raise ValueError("num_slices: an exact function cannot be sliced; give it smaller batches")
-        call = super().plan(session, *arguments)
+        call, refs = super().plan(session, *arguments)
         n_rows = sum(call.counts)
         if call.shares is None or all(call.counts):
-            return call._replace(exact=True)
+            return call._replace(exact=True), refs
         # fewer rows than ranks: each computes the whole, and where they meet the master's counts; of no rows, all count
         counts = tuple(n_rows * (rank == call.master) for rank in range(session.n_ranks))
         shares = (Rows(0, n_rows),) * session.n_ranks
-        return call._replace(exact=True, shares=shares, counts=counts, everybody=n_rows == 0)
+        return call._replace(exact=True, shares=shares, counts=counts, everybody=n_rows == 0), refs

@@ -1,12 +1,13 @@
 """Calling a compiled function again and again: what Theano's `Function.__call__` does, in the compiled core.
 
 That takes 4 to 12 µs in Python, more than a small function itself. What an argument must be is looked at here, too; all
-that is not plain (arguments to be cast, or that the function may write to; inputs with default values; a profile) is left
-to Theano.
+that is not plain (arguments to be cast, or that the function may write to; inputs with default values; a profile) is
+left to Theano.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Callable
 
 import numpy as np
@@ -17,9 +18,12 @@ from synkhronos._core import native
 __all__ = ["run_function"]
 
 
-def run_function(function: Any) -> Callable[[list[Any]], list[Any]]:
-    """What calls a compiled function, whose inputs are tensors, with a list of arrays; it returns the outputs."""
+def run_function(function: Any, subset: Sequence[int] | None = None) -> Callable[[list[Any]], list[Any]]:
+    """What calls a compiled function, whose inputs are tensors, with a list of arrays; it returns (some) outputs."""
     fn = function.fn
+    if subset is not None:
+        some = list(subset)
+        return lambda values: function(*values, output_subset=some)
     refilled = any(refeed for _, refeed, _ in function.defaults)
     written = function._check_for_aliased_inputs
     if refilled or written or function.profile or function.output_keys or getattr(fn, "need_update_inputs", True):

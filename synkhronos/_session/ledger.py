@@ -103,10 +103,12 @@ class Ledger:
 
     def restage(self, refs: Sequence[ArrayRef], arrays: Sequence[np.ndarray]) -> bool:
         """Copy arrays to where others like them were staged; returns whether that memory is still there."""
-        if any(ref.key not in self._table for ref in refs):
-            return False
         for ref, array in zip(refs, arrays):
-            self._table.view(ref)[...] = array
+            try:
+                view = self._table.view(ref)
+            except KeyError:
+                return False
+            view[...] = array
         return True
 
     def _with_room(self, allocate: Callable[[], _Memory]) -> _Memory:
