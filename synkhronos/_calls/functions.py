@@ -17,7 +17,7 @@ from synkhronos._calls.points import sliceable_rows
 from synkhronos._calls.repeats import LastCall, look_at
 from synkhronos._calls.results import Results
 from synkhronos._calls.selecting import Selector
-from synkhronos._calls.serial import Serial, is_asked
+from synkhronos._calls.serial import Serial, environment_asks, is_asked
 from synkhronos._data import Data, data
 from synkhronos._graphs import Variant
 from synkhronos._rank import Call
@@ -64,6 +64,7 @@ class Function:
         self._all = range(len(results.modes))  # outputs
         self._results = results
         self._serial = Serial(graph, results)
+        self._checks = environment_asks() and not graph.is_random
         self._single = single
         self._plain = Variant(device=session.on_gpu)
         self._theano = graph.compile(self._plain)
@@ -151,7 +152,8 @@ class Function:
             applied once.
         check_against_theano : bool, optional
             Compare the outputs with what Theano gives for the same rows in one piece, in the master. Default: what the
-            environment variable ``SYNKHRONOS_CHECK`` says (``1`` or ``0``), but for functions that draw random numbers.
+            environment variable ``SYNKHRONOS_CHECK`` said (``1`` or ``0``) when the function was built, but for
+            functions that draw random numbers.
 
         Returns
         -------
@@ -178,7 +180,7 @@ class Function:
         wanted = self._all if subset is None else subset
         with session.lock, session.timeline.call(self.name or "function"):
             place = session.sequencer.place
-            is_checked = is_asked(check_against_theano, self._graph, place)
+            is_checked = is_asked(check_against_theano, self._checks, place)
             session.check_usable()
             if not self.join(session):
                 raise SessionError(f"{self!r} was built on GPUs; this session computes on CPU cores: build it anew")

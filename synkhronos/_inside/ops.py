@@ -44,6 +44,7 @@ class Collective(theano.Op):
         self.inplace = inplace
         self.number = number
         self.destroy_map = {i: [i] for i in inplace}
+        self._own = [i in inplace for i in range(len(ops))]
 
     def __str__(self) -> str:
         number = "" if self.number == UNNUMBERED else f" {self.number}"
@@ -59,7 +60,7 @@ class Collective(theano.Op):
         """Meet the other ranks; alone, outside of a call, the result is what one rank has."""
         standing = current()
         arrays = [np.asarray(x, order="C") for x in inputs]  # a copy of what is not contiguous
-        outs = [array if i in self.inplace else None for i, array in enumerate(arrays)]
+        outs = [array if is_own else None for array, is_own in zip(arrays, self._own)]
         if standing is None or standing.n_ranks == 1:
             results = [
                 array.astype(output.dtype) if out is None else out

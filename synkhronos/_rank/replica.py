@@ -105,18 +105,18 @@ class Replica:
         return self._carry_out(command)
 
     def _carry_out(self, command: Command) -> Any:
-        kind = type(command)
-        if self._timeline.tracing:
-            self._timeline.name(self.describe(command))
-        self._timeline.switch(COLLECTIVES if kind in self._exchange.handlers and kind is not Shapes else CONTROL)
+        kind, timeline = type(command), self._timeline
+        if timeline.tracing:
+            timeline.name(self.describe(command))
+        timeline.switch(COLLECTIVES if kind in self._exchange.handlers and kind is not Shapes else CONTROL)
         try:
             result = self._handlers[kind](command)
             if self.is_master or result is None or kind not in (Call, Get):
                 return result
-            self._timeline.switch(TRANSFERS)
+            timeline.switch(TRANSFERS)
             return self._publisher.publish(result)
         finally:
-            self._timeline.switch(CONTROL)
+            timeline.switch(CONTROL)
 
     def _in_order(self, command: InOrder) -> list[Any]:
         results = []
