@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from synkhronos._calls.arguments import Input
-from synkhronos._calls.selecting import choose, starts_of
+from synkhronos._calls.selecting import choose
 from synkhronos._data import Data
 from synkhronos._interrupts import let_interrupts_pass
 from synkhronos._memory import ArrayRef
@@ -60,16 +60,25 @@ def look_at(values: Sequence[Any], batch: Any, scattered: Sequence[Input], *opti
             return None
     if picks:
         selected: dict[int, Selection] = {}
-        try:
-            rows = [choose(value, batch, selected, one.name) for value, one in zip(values, scattered)]
-        except (TypeError, ValueError, IndexError) as error:  # which whoever plans the call will raise
-            let_interrupts_pass(error)
-            return None
-        lists = {id(one): one for one in rows if isinstance(one, np.ndarray)}
-        signature += [(len(one), list(lists).index(id(one)) if id(one) in lists else None) for one in rows]
-        contents = [*lists.values(), *contents]
-        if isinstance(batch, slice) and any(isinstance(one, Rows) for one in rows):
-            contents.append(starts_of(values, rows))
+        lists: list[np.ndarray] = []
+        starts = [0] * len(scattered)
+        moves = False
+        for i, one in enumerate(scattered):
+            try:
+                rows = choose(values[i], batch, selected, one.name)
+            except (TypeError, ValueError, IndexError) as error:  # which whoever plans the call will raise
+                let_interrupts_pass(error)
+                return None
+            signature.append(len(rows))
+            if isinstance(rows, Rows):
+                starts[i], moves = rows.start, True
+            else:
+                if not any(rows is other for other in lists):
+                    lists.append(rows)
+                signature.append(("list", next(place for place, other in enumerate(lists) if rows is other)))
+        contents = [*lists, *contents]
+        if moves and type(batch) is slice:
+            contents.append(np.array(starts, np.int64))
     return Sight(tuple(signature), contents)
 
 

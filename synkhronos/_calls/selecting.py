@@ -17,7 +17,7 @@ from synkhronos._partition import Rows, Selection, select, shares, shift
 from synkhronos._rank import RowsRef, Source
 from synkhronos._session import Session
 
-__all__ = ["Selector", "Staging", "choose", "starts_of"]
+__all__ = ["Selector", "Staging", "choose"]
 
 
 @functools.lru_cache(maxsize=256)
@@ -55,14 +55,6 @@ def choose(value: Any, batch: Any, selected: dict[int, Selection], name: str) ->
     if length not in selected:
         selected[length] = select(batch, length)
     return selected[length]
-
-
-def starts_of(values: Sequence[Any], rows: Sequence[Selection | None]) -> np.ndarray:
-    """The first row of each scattered input that is `Data` of which a range is chosen; else 0."""
-    pairs = zip(values, rows)
-    return np.array(
-        [one[0] if isinstance(one, Rows) and isinstance(value, Data) else 0 for value, one in pairs], np.int64
-    )
 
 
 class Selector:
@@ -165,7 +157,9 @@ class Selector:
             if not isinstance(value, Data)
         ]
         moves = self._moves and any(isinstance(rows, Rows) for rows in of_data)
-        starts = [starts_of(self._values, self._rows[: self._graph.n_scattered])] if moves else []
+        pairs = list(zip(self._values, self._rows))[: self._graph.n_scattered]
+        firsts = [rows.start if isinstance(rows, Rows) and isinstance(value, Data) else 0 for value, rows in pairs]
+        starts = [np.array(firsts, np.int64)] if moves else []
         refs = self._session.stage([*listed.values(), *arrays, *starts])
         places = dict(zip(listed, refs))
         copied = iter(refs[len(listed) :])
