@@ -104,7 +104,7 @@ class Standing:
             _here.standing = None
 
     def combine(
-        self, number: int, ops: Sequence[str], arrays: Sequence[np.ndarray], outs: Sequence[Any]
+        self, number: int, ops: Sequence[str], arrays: Sequence[np.ndarray], in_place: Sequence[bool]
     ) -> list[np.ndarray]:
         """Reduce arrays over the ranks, and gather others; all ranks come out with the same.
 
@@ -116,8 +116,8 @@ class Standing:
             For each array a key of `OPS`, or ``"gather"``.
         arrays : sequence of array
             C-contiguous.
-        outs : sequence of array or None
-            Where results are to go, of the dtype `result_dtype`; the array itself, say. ``None``: to a new array.
+        in_place : sequence of bool
+            For each array whether its memory takes the result, which has its dtype then.
 
         Raises
         ------
@@ -128,20 +128,20 @@ class Standing:
         """
         timeline = self._timeline
         if not timeline.on:
-            return self._combine(number, ops, arrays, outs)
+            return self._combine(number, ops, arrays, in_place)
         with timeline.call(_describe(ops, arrays)):
             timeline.switch(COLLECTIVES)
-            return self._combine(number, ops, arrays, outs)
+            return self._combine(number, ops, arrays, in_place)
 
     def _combine(
-        self, number: int, ops: Sequence[str], arrays: Sequence[np.ndarray], outs: Sequence[Any]
+        self, number: int, ops: Sequence[str], arrays: Sequence[np.ndarray], in_place: Sequence[bool]
     ) -> list[np.ndarray]:
         signature, reductions = self._reductions(number, ops, arrays)
         gathered = [array for array, op in zip(arrays, ops) if op == GATHER] if GATHER in ops else []
         shapes_of = iter(self._exchange_shapes(number, gathered) if gathered else ())
         parts: list[tuple[Any, Any, Any]] = []
         results = []
-        for array, out, reduction in zip(arrays, outs, reductions):
+        for array, is_own, reduction in zip(arrays, in_place, reductions):
             if reduction is None:
                 shapes = next(shapes_of)
                 out = np.empty((sum(shape[0] for shape in shapes), *array.shape[1:]), array.dtype)
@@ -149,8 +149,7 @@ class Standing:
                 part = array if self.weights[self.rank] else array[:0]
                 parts.append((part, out, sizes))
             else:
-                if out is None:
-                    out = np.empty(array.shape, reduction[0])
+                out = array if is_own else np.empty(array.shape, reduction[0])
                 parts.append((array, out, reduction[1]))
             results.append(out)
         directly = self._run(parts, number, signature)
