@@ -8,13 +8,15 @@ compared with what its placement says of its twin.
 import itertools
 
 import numpy as np
+from lockstep import scan
 from scipy.signal import _signaltools, _sigtools
 
 import synkhronos  # it mends Theano, which therefore comes after it
 from synkhronos._exact.lengths import Rows
+from synkhronos._exact.meeting import Collectives
 from synkhronos._exact.placements import Partial, Replicate
 from synkhronos._exact.rules import MAKERS, RULES
-from synkhronos._exact.walk import Collectives, Walk
+from synkhronos._exact.walk import Walk
 
 import theano  # isort: skip
 import theano.tensor as T  # isort: skip
@@ -56,10 +58,11 @@ class Meeting(theano.Op):
 COLLECTIVES = Collectives(lambda x, op: Meeting(op)(x), lambda x, axis: Meeting("gather", axis)(x))
 
 
-def evaluate(outputs, given, n_ranks=1, alone=False):
+def evaluate(outputs, given, n_ranks=1, alone=False, in_step=False):
     """The values of all variables that some are computed of: for each a list, with one entry for each rank.
 
-    ``given`` has such lists. ``alone``: collectives are those of one rank.
+    ``given`` has such lists. ``alone``: collectives are those of one rank. ``in_step``: so are not
+    loops, of which ranks execute each step together; else Theano compiles them.
     """
     values = {variable: list(each) for variable, each in given.items()}
 
@@ -77,7 +80,10 @@ def evaluate(outputs, given, n_ranks=1, alone=False):
             whole = node.op.meet([each[0] for each in inputs])
             values[node.outputs[0]] = [whole] * n_ranks
             continue
-        results = [_perform(node, each, alone) for each in inputs]
+        if isinstance(node.op, Scan) and in_step and len({int(each[0]) for each in inputs}) == 1:
+            results = scan(node, inputs, lambda inner, held: evaluate(inner, held, n_ranks, alone, in_step=True))
+        else:
+            results = [_perform(node, each, alone) for each in inputs]
         for output, each in zip(node.outputs, zip(*results)):
             values[output] = list(each)
     for output in outputs:
@@ -159,7 +165,7 @@ class Divided:
             for length in (getattr(self.walk.placement(variable), name, None) for name in ("outer", "inner"))
             if length is not None
         ]
-        found = evaluate([*twins.values(), *self.wholes, *numbers], on_ranks, n_ranks, alone)
+        found = evaluate([*twins.values(), *self.wholes, *numbers], on_ranks, n_ranks, alone, in_step=True)
         self.found = found
         for variable, (value,) in serial.items():
             placement = self.walk.placement(variable)

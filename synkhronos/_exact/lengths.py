@@ -127,6 +127,14 @@ class Lengths:
         """Whether a length cannot be negative, as a number of the program's own may be: -1, in Reshape."""
         return length.constant >= 0 and all(self._symbols[symbol][1] is not None for symbol in length.symbols if symbol)
 
+    def takes_all(self, index: Any, length: Length) -> bool:
+        """Whether a basic index takes all of an axis of some length, in order."""
+        if not isinstance(index, slice):
+            return False
+        begins = index.start is None or self.scalar(index.start) == Length(0)
+        ends = index.stop is None or self.scalar(index.stop) == length
+        return begins and ends and (index.step is None or self.scalar(index.step) == ONE)
+
     @staticmethod
     def per_row(length: Length) -> Length | None:
         """The k of rows × k; ``None`` for what is not known to be that."""

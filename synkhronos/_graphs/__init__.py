@@ -9,6 +9,7 @@ from synkhronos._graphs.functions import THEANO_KEYWORDS, Graph, Variant, compil
 from synkhronos._graphs.gpu import as_asked, bind, bound, is_device_array, read, to_device, to_host, unbind
 from synkhronos._graphs.pickling import Bundle, dump, load
 from synkhronos._graphs.random import claim_stream
+from synkhronos._graphs.running import run_function
 from synkhronos._graphs.shared import (
     VariableTable,
     copy_array,
@@ -57,6 +58,7 @@ __all__ = [
     "note_told",
     "prepare_fork",
     "read",
+    "run_function",
     "set_array",
     "shared_variables_of",
     "start_worker",

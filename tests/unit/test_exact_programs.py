@@ -29,6 +29,13 @@ WITHOUT_GATHERING = {
     "s.dimshuffle(1, 0, 2).reshape((s.shape[1] * s.shape[0], D)).dot(W)": 0,
     "T.concatenate([x, T.zeros((x.shape[0], 2)), T.ones_like(z)], axis=1)": 0,
     "lrn(images)": 0,
+    "step(nll(scan_rnn()[-1].dot(W)).mean(), U, W)": 2,
+    "T.tanh(scan_sums(lambda total: total * 0.9, T.zeros((D,))))": 1,
+    "theano.map(lambda row, one: (row * one).sum(), [x, T.tanh(z)])[0]": 0,
+    "T.tanh(theano.ifelse.ifelse(T.gt(a, 0), [x, v.sum()], [z, m.sum()])[1])": 1,
+    "T.tanh(layer(x, U)[1])": 1,
+    "sparse.dot(x, matrix)": 0,
+    "T.repeat(T.tile(x, (2, 1)), 3, axis=0)": 0,
     'bn.batch_normalization_train(images, channel, channel, "spatial")[0]': 3,
 }
 

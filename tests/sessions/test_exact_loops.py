@@ -1,0 +1,165 @@
+"""Recurrent nets as exact functions on real ranks, trained beside the serial program."""
+
+import functools
+
+import lasagne
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from lasagne import layers
+from support import assert_close
+
+import synkhronos as synk
+
+STEPS, FEATURES, UNITS, CLASSES, WORDS = 6, 4, 5, 3, 9
+
+
+def shared(rng, *shape):
+    return theano.shared(rng.randn(*shape) * 0.4)
+
+
+def trained(loss, params, outputs, inputs):
+    return inputs, [loss, *outputs], lasagne.updates.adam(T.grad(loss, params), params, 0.02)
+
+
+def classified(h, y, rng):
+    """The loss of the last state, its parameters, and the probabilities."""
+    w, b = shared(rng, UNITS, CLASSES), shared(rng, CLASSES)
+    out = T.nnet.softmax(h.dot(w) + b)
+    return T.nnet.categorical_crossentropy(out, y).mean(), [w, b], out
+
+
+def rnn(rng):
+    """Of tanh, with rows as the second axis of a sequence of time, and a loss in each step."""
+    x, y = T.dtensor3("x"), T.ivector("y")
+    u, v, c = shared(rng, FEATURES, UNITS), shared(rng, UNITS, UNITS), shared(rng, UNITS)
+
+    def step(row, h):
+        h = T.tanh(row.dot(u) + h.dot(v) + c)
+        return h, (h**2).sum(1).mean()
+
+    (h, sizes), _ = theano.scan(step, x.dimshuffle(1, 0, 2), [T.zeros((x.shape[0], UNITS)), None])
+    loss, params, out = classified(h[-1], y, rng)
+    return trained(loss + 0.01 * sizes.sum(), [u, v, c, *params], [out, h.dimshuffle(1, 0, 2)], [x, y])
+
+
+def lasagne_net(layer, **options):
+    def build(rng):
+        lasagne.random.set_rng(rng)
+        x, y, mask = T.dtensor3("x"), T.ivector("y"), T.dmatrix("mask")
+        given = layers.InputLayer((None, None, FEATURES), x), layers.InputLayer((None, None), mask)
+        net = layer(given[0], UNITS, mask_input=given[1], learn_init=True, **options)
+        net = layers.DenseLayer(layers.SliceLayer(net, -1, 1), CLASSES, nonlinearity=lasagne.nonlinearities.softmax)
+        out = layers.get_output(net)
+        loss = T.nnet.categorical_crossentropy(out, y).mean()
+        return trained(loss, layers.get_all_params(net, trainable=True), [out], [x, y, mask])
+
+    return build
+
+
+def lstm(rng):
+    """All gates in one product, states frozen by a mask, the mean of the states over what is not masked."""
+    ids, mask, y = T.imatrix("ids"), T.dmatrix("mask"), T.ivector("y")
+    table = shared(rng, WORDS, FEATURES)
+    w, u, b = shared(rng, FEATURES, 4 * UNITS), shared(rng, UNITS, 4 * UNITS), shared(rng, 4 * UNITS)
+    words, masks = ids.T, mask.T
+    embedded = table[words.flatten()].reshape((words.shape[0], words.shape[1], FEATURES))
+
+    def gate(h, i):
+        return h[:, i * UNITS : (i + 1) * UNITS]
+
+    def step(m, row, h, c):
+        gates = h.dot(u) + row
+        i, f, o = (T.nnet.sigmoid(gate(gates, k)) for k in range(3))
+        new = f * c + i * T.tanh(gate(gates, 3))
+        new = m[:, None] * new + (1.0 - m)[:, None] * c
+        out = o * T.tanh(new)
+        return m[:, None] * out + (1.0 - m)[:, None] * h, new
+
+    zeros = T.alloc(np.float64(0.0), words.shape[1], UNITS)
+    (h, _), _ = theano.scan(step, [masks, embedded.dot(w) + b], [zeros, zeros], n_steps=words.shape[0])
+    mean = (h * masks[:, :, None]).sum(0) / masks.sum(0)[:, None]
+    loss, params, out = classified(mean, y, rng)
+    loss = loss + 1e-3 * (params[0] ** 2).sum()
+    return trained(loss, [table, w, u, b, *params], [out, out.argmax(1)], [ids, mask, y])
+
+
+def until(rng):
+    """Steps that end when the mean of all states is small."""
+    x, w = T.dmatrix("x"), shared(rng, FEATURES, FEATURES)
+
+    def step(h):
+        h = T.tanh(h.dot(w))
+        return h, theano.scan_module.until((h**2).mean() < 0.05)
+
+    h, _ = theano.scan(step, outputs_info=x, n_steps=20)
+    return trained((h[-1] ** 2).sum() + h.mean(), [w], [h[-1], h.shape[0]], [x])
+
+
+def nested(rng):
+    """A loop within each step, and batch normalisation in it."""
+    x, u = T.dtensor3("x"), shared(rng, FEATURES, FEATURES)
+
+    def inner(h, row):
+        z = h.dot(u) + row
+        return T.tanh((z - z.mean(0)) / T.sqrt(z.var(0) + 1e-3))
+
+    def step(row, h):
+        return theano.scan(inner, outputs_info=h, non_sequences=row, n_steps=2)[0][-1]
+
+    h, _ = theano.scan(step, x.dimshuffle(1, 0, 2), T.zeros((x.shape[0], FEATURES)))
+    return trained((h[-1] ** 3).mean(), [u], [h[-1]], [x])
+
+
+NETS = {
+    "rnn": rnn,
+    "lstm of Lasagne": lasagne_net(layers.LSTMLayer),
+    "gru of Lasagne": lasagne_net(layers.GRULayer, grad_clipping=0.5),
+    "lstm": lstm,
+    "until": until,
+    "nested": nested,
+}
+
+
+def values(inputs, n, seed):
+    rng = np.random.RandomState(seed)
+    mask = (np.arange(STEPS)[None] < rng.randint(1, STEPS + 1, n)[:, None]) * 1.0
+    made = {
+        "x": rng.randn(n, STEPS, FEATURES),
+        "y": rng.randint(0, CLASSES, n).astype("int32"),
+        "mask": mask,
+        "ids": rng.randint(0, WORDS, (n, STEPS)).astype("int32"),
+    }
+    return [made[one.name] if one.ndim != 2 or one.name != "x" else made["x"][:, 0] for one in inputs]
+
+
+@functools.cache
+def functions(name):
+    inputs, outputs, ours = NETS[name](np.random.RandomState(0))
+    function = synk.function(inputs, outputs, updates=ours, exact=True)
+    inputs, outputs, theirs = NETS[name](np.random.RandomState(0))
+    return function, list(ours), theano.function(inputs, outputs, updates=theirs), list(theirs), inputs
+
+
+@pytest.mark.parametrize("n", [11, 1])
+@pytest.mark.parametrize("name", NETS)
+def test_a_net_trained_by_adam(session, name, n):
+    function, ours, reference, theirs, inputs = functions(name)
+    for mine, other in zip(ours, theirs):
+        mine.set_value(other.get_value())
+    synk.broadcast(ours)
+    for seed in range(4):
+        given = values(inputs, n, seed)
+        for got, expected in zip(function(*given), reference(*given)):
+            assert np.shape(got) == np.shape(expected)
+            assert_close(got, expected, rtol=1e-9, atol=1e-11)
+    for mine, other in zip(ours, theirs):
+        assert_close(mine.get_value(), other.get_value(), rtol=1e-9, atol=1e-11)
+    assert not synk.check_replicas()
+
+
+@pytest.mark.parametrize("name", ["rnn", "lstm of Lasagne", "gru of Lasagne", "lstm"])
+def test_ranks_meet_after_the_loops_alone(session, name):
+    function = functions(name)[0]
+    assert not [entry for entry in function.partition if "loop" in entry.reason or entry.collective == "all-gather"]
