@@ -213,7 +213,7 @@ def _same(got, right, what):
         np.testing.assert_array_equal(got, right, err_msg=what)
 
 
-def check(outputs, given, sharded, ranks=(1, 2, 3, 5)):
+def check(outputs, given, sharded, ranks=(1, 2, 3, 5), in_step=False):
     """Divide a program, and compare all that it computes with the serial program.
 
     Parameters
@@ -224,6 +224,8 @@ def check(outputs, given, sharded, ranks=(1, 2, 3, 5)):
     sharded : dict
         Which inputs are divided, and along which axis.
     ranks : sequence of int
+    in_step : bool
+        Whether loops of the serial program are performed in Python, too.
 
     Returns
     -------
@@ -232,7 +234,7 @@ def check(outputs, given, sharded, ranks=(1, 2, 3, 5)):
     divided = Divided(outputs, sharded)
     n_rows = {given[variable].shape[axis] for variable, axis in sharded.items()}
     (n_rows,) = n_rows
-    serial = evaluate(outputs, {variable: [value] for variable, value in given.items()})
+    serial = evaluate(outputs, {variable: [value] for variable, value in given.items()}, in_step=in_step)
     serial = {variable: value for variable, value in serial.items() if divided.walk.knows(variable)}
     for n_ranks in ranks:
         for how in ("even", "uneven"):

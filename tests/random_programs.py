@@ -19,6 +19,7 @@ import warnings
 import numpy as np
 from divided import check, evaluate
 from random_arithmetic import Arithmetic
+from random_loops import Loops
 from random_moves import Moves
 
 import theano  # isort: skip
@@ -37,7 +38,7 @@ WRONG = (
 )
 
 
-class Program(Arithmetic, Moves):
+class Program(Arithmetic, Moves, Loops):
     """A random program of some steps, each of what was computed before."""
 
     def __init__(self, seed):
@@ -76,7 +77,7 @@ class Program(Arithmetic, Moves):
         known = {one: [value] for one, value in {**self.given, **self.values}.items()}
         try:
             with np.errstate(all="ignore"):
-                value = evaluate([variable], known)[variable][0]
+                value = evaluate([variable], known, in_step=True)[variable][0]
         except WRONG:
             return
         value = np.asarray(value)
@@ -144,11 +145,11 @@ def run(seed, n_steps):
         warnings.simplefilter("ignore")
         outputs = program.outputs(n_steps)
         try:
-            evaluate(outputs, {variable: [value] for variable, value in program.given.items()})
+            evaluate(outputs, {variable: [value] for variable, value in program.given.items()}, in_step=True)
         except WRONG:
             return None  # a gradient that the serial program cannot compute
         try:
-            return check(outputs, program.given, program.sharded, ranks).walk.gathered
+            return check(outputs, program.given, program.sharded, ranks, in_step=True).walk.gathered
         except ValueError as error:
             if "declare that axis broadcastable" in str(error):  # docs/exact.md tells of these
                 return None

@@ -1,6 +1,7 @@
 """Recurrent nets as exact functions on real ranks, trained beside the serial program."""
 
 import functools
+from collections import OrderedDict
 
 import lasagne
 import numpy as np
@@ -9,6 +10,8 @@ import theano
 import theano.tensor as T
 from lasagne import layers
 from support import assert_close
+from theano.ifelse import ifelse
+from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 import synkhronos as synk
 
@@ -97,13 +100,37 @@ def until(rng):
     return trained((h[-1] ** 2).sum() + h.mean(), [w], [h[-1], h.shape[0]], [x])
 
 
+def branching(rng):
+    """Dropout in each step, which takes one of two ways, by an inner graph; a variable that steps update."""
+    x, u, count = T.dtensor3("x"), shared(rng, FEATURES, FEATURES), theano.shared(np.zeros(FEATURES))
+    a, b = T.dmatrices("ab")
+    layer = theano.OpFromGraph([a, b], [T.tanh(a.dot(b)), a.mean(0)])
+    streams = MRG_RandomStreams(5)
+
+    def step(row, h):
+        kept = streams.binomial(size=h.shape, p=0.7, dtype="float64")
+        new, mean = layer(row + h, u)
+        new = ifelse(T.gt((h**2).mean(), 0.2), h - h.mean(0), (new + 0.1 * mean) * kept)
+        return new, OrderedDict([(count, count + row.sum(0))])
+
+    h, also = theano.scan(step, x.dimshuffle(1, 0, 2), T.zeros((x.shape[0], FEATURES)))
+    inputs, outputs, updates = trained((h[-1] ** 2).mean(), [u], [h[-1]], [x])
+    return inputs, outputs, OrderedDict([*updates.items(), *also.items()])
+
+
+def mapped(rng):
+    """Rows of which each is computed by itself."""
+    x, u = T.dtensor3("x"), shared(rng, FEATURES, UNITS)
+    h, _ = theano.map(lambda row, i: T.tanh(row.dot(u)) * i, [x, T.arange(x.shape[0])])
+    return trained((h**2).mean(), [u], [h], [x])
+
+
 def nested(rng):
-    """A loop within each step, and batch normalisation in it."""
+    """A loop within each step, and the minibatch's mean in it."""
     x, u = T.dtensor3("x"), shared(rng, FEATURES, FEATURES)
 
     def inner(h, row):
-        z = h.dot(u) + row
-        return T.tanh((z - z.mean(0)) / T.sqrt(z.var(0) + 1e-3))
+        return T.tanh(h.dot(u) + row - h.mean(0))
 
     def step(row, h):
         return theano.scan(inner, outputs_info=h, non_sequences=row, n_steps=2)[0][-1]
@@ -118,6 +145,8 @@ NETS = {
     "gru of Lasagne": lasagne_net(layers.GRULayer, grad_clipping=0.5),
     "lstm": lstm,
     "until": until,
+    "branching": branching,
+    "mapped": mapped,
     "nested": nested,
 }
 
@@ -143,8 +172,20 @@ def functions(name):
 
 
 @pytest.mark.parametrize("n", [11, 1])
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", ["rnn", "until", "mapped"])
 def test_a_net_trained_by_adam(session, name, n):
+    train(name, n)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_nets_on_three_ranks(synchronize, name):
+    synchronize(3)
+    train(name, 11)
+    train(name, 2)
+
+
+def train(name, n):
+    """Train beside the serial program, and compare all that both compute."""
     function, ours, reference, theirs, inputs = functions(name)
     for mine, other in zip(ours, theirs):
         mine.set_value(other.get_value())
@@ -160,6 +201,7 @@ def test_a_net_trained_by_adam(session, name, n):
 
 
 @pytest.mark.parametrize("name", ["rnn", "lstm of Lasagne", "gru of Lasagne", "lstm"])
-def test_ranks_meet_after_the_loops_alone(session, name):
+def test_ranks_meet_after_the_loops_alone(synchronize, name):
+    synchronize(3)
     function = functions(name)[0]
     assert not [entry for entry in function.partition if "loop" in entry.reason or entry.collective == "all-gather"]
