@@ -7,18 +7,19 @@ from collections.abc import Sequence
 from typing import Any, Callable
 
 from synkhronos import _graphs
-from synkhronos._calls.arguments import Selector
 from synkhronos._calls.averages import Averages
 from synkhronos._calls.functions import Function
 from synkhronos._calls.meetings import Meetings
 from synkhronos._calls.planning import Planner
 from synkhronos._calls.points import rows_on_ranks
 from synkhronos._calls.results import Results
+from synkhronos._calls.selecting import Selector
 from synkhronos._calls.serial import Serial
 from synkhronos._exact import DividedGraph
+from synkhronos._memory import ArrayRef
 from synkhronos._partition import Rows, Selection
-from synkhronos._rank import Call
-from synkhronos._session import Session
+from synkhronos._rank import Call, Put, Source
+from synkhronos._session import Session, current
 
 __all__ = ["ExactFunction"]
 
@@ -37,11 +38,9 @@ class ExactFunction(Function):
         Whether a call returns one array rather than a list.
     name : str or None
 
-    Attributes
-    ----------
-    partition : list
-        The collectives in it, as a table.
     """
+
+    _graph: DividedGraph
 
     def __init__(
         self, session: Session, user: _graphs.Graph, divided: DividedGraph, *, single: bool, name: str | None
@@ -55,7 +54,31 @@ class ExactFunction(Function):
         self._meetings = _AlwaysThere(divided, self._theano, results)
         self._averages = _NoParts(divided, self._serial, results, self._meetings, named, named_updates=[])
         self._planner = _ExactPlanner(divided, results, self._meetings, {}, session.on_gpu)
-        self.partition = divided.partition
+        _graphs.watch_values(var for var in self.get_shared() if var not in divided.own_states)
+
+    @property
+    def partition(self) -> Any:
+        """The collectives in it, as a table: a list, with a method ``picture(path)``."""
+        return self._graph.partition(self._theano)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As of other functions, of variables that are on all ranks what the program has set them to."""
+        if _graphs.changed:
+            self._send_what_was_set(current("Function"))
+        return super().__call__(*args, **kwargs)
+
+    def _send_what_was_set(self, session: Session) -> None:
+        with session.lock:
+            found = {var.container: var for var in self.get_shared() if var.container in _graphs.changed}
+            variables, table = list(found.values()), session.replica.variables
+            parts = session.replicas.scattered(variables)
+            there = [var for var in variables if var not in parts and table.key(var) is not None]
+            if there:  # others come with the function
+                session.sequencer.check_first(f"a new value of {there[0]}, by set_value,")
+                refs = session.stage([_graphs.host_array(var) for var in there])
+                workers = tuple(rank for rank in range(session.n_ranks) if rank != session.master_rank)
+                session.run(Put(session.keys(there), tuple([Source(ref, None) for ref in refs]), None, workers))
+            _graphs.note_told(variables)
 
 
 class _AlwaysThere(Meetings):
@@ -93,23 +116,23 @@ class _ExactPlanner(Planner):
         rows: list[Selection] | None,
         num_slices: int,
         subset: tuple[int, ...] | None,
-    ) -> Call:
+    ) -> tuple[Call, Sequence[ArrayRef]]:
         """As of other functions, but that all ranks compute, and are told which rows they have."""
         if num_slices > 1:
             self._graph.check_slices()
         if self._graph.sliceable_shareds:
             self._follow_rows(session, selector, rows)
-        call = super().plan(session, distributed, selector, rows, num_slices, subset)
+        call, refs = super().plan(session, distributed, selector, rows, num_slices, subset)
         if not self._graph.takes_rows:
-            return call
+            return call, refs
         call = call._replace(exact=True, shares=selector.shares)
         if all(call.counts):
-            return call
+            return call, refs
         # fewer rows than ranks: each computes the whole, and where they meet the master's counts; of no rows, all count
         n_rows = sum(call.counts)
         counts = tuple(n_rows * (rank == call.master) for rank in range(session.n_ranks))
         shares = (Rows(0, n_rows),) * session.n_ranks
-        return call._replace(shares=shares, counts=counts, everybody=n_rows == 0)
+        return call._replace(shares=shares, counts=counts, everybody=n_rows == 0), refs
 
     def _follow_rows(self, session: Session, selector: Selector, rows: list[Selection] | None) -> None:
         """Have the inputs divided as the scattered variables are."""

@@ -8,15 +8,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from synkhronos import _graphs
-from synkhronos._calls.arguments import Selector, arrange, check_num_slices, check_subset, describe_inputs, inputs_of
+from synkhronos._calls.arguments import arrange, check_num_slices, check_subset, describe_inputs, inputs_of
 from synkhronos._calls.averages import Averages
 from synkhronos._calls.doubt import Doubt
 from synkhronos._calls.meetings import Meetings
 from synkhronos._calls.planning import Planner
 from synkhronos._calls.points import sliceable_rows
-from synkhronos._calls.repeats import LastCall, signature_of
+from synkhronos._calls.repeats import LastCall, look_at
 from synkhronos._calls.results import Results
-from synkhronos._calls.serial import Serial, is_asked
+from synkhronos._calls.selecting import Selector
+from synkhronos._calls.serial import Serial, environment_asks, is_asked
 from synkhronos._data import Data, data
 from synkhronos._graphs import Variant
 from synkhronos._rank import Call
@@ -60,8 +61,10 @@ class Function:
         self.counts: tuple[int, ...] | None = None
         self._graph = self._user = graph
         self._inputs = inputs_of(graph)
+        self._all = range(len(results.modes))  # outputs
         self._results = results
         self._serial = Serial(graph, results)
+        self._checks = environment_asks() and not graph.is_random
         self._single = single
         self._plain = Variant(device=session.on_gpu)
         self._theano = graph.compile(self._plain)
@@ -149,7 +152,8 @@ class Function:
             applied once.
         check_against_theano : bool, optional
             Compare the outputs with what Theano gives for the same rows in one piece, in the master. Default: what the
-            environment variable ``SYNKHRONOS_CHECK`` says (``1`` or ``0``), but for functions that draw random numbers.
+            environment variable ``SYNKHRONOS_CHECK`` said (``1`` or ``0``) when the function was built, but for
+            functions that draw random numbers.
 
         Returns
         -------
@@ -167,23 +171,27 @@ class Function:
             If a rank fails.
         """
         session = current("Function")
-        values = arrange(self._graph, args, kwargs)
-        num_slices = check_num_slices(num_slices)
-        subset = check_subset(output_subset, len(self.output_modes))
-        wanted = range(len(self.output_modes)) if subset is None else subset
+        values: Sequence[Any] = args
+        if kwargs or len(args) != len(self._inputs) or type(None) in map(type, args):
+            values = arrange(self._graph, args, kwargs)
+        if type(num_slices) is not int or num_slices < 1:
+            num_slices = check_num_slices(num_slices)
+        subset = None if output_subset is None else check_subset(output_subset, len(self.output_modes))
+        wanted = self._all if subset is None else subset
         with session.lock, session.timeline.call(self.name or "function"):
             place = session.sequencer.place
-            is_checked = is_asked(check_against_theano, self._graph, place)
+            is_checked = is_asked(check_against_theano, self._checks, place)
             session.check_usable()
             if not self.join(session):
                 raise SessionError(f"{self!r} was built on GPUs; this session computes on CPU cores: build it anew")
             if session.replicas.n_changes != self._n_changes:
                 self._averages.see_parts(session, session.replicas.scattered(self.get_shared()))
                 self._n_changes = session.replicas.n_changes
-            is_new = is_checked or bool(self._graph.sliceable_shareds)
-            options = (batch_s is None, num_slices, subset, place)
-            signature = None if is_new else signature_of(values, batch, *options)
-            call, rows, expected = self._last.find(session, signature, values), None, None
+            call, sight, rows, expected = None, None, None, None
+            if not (is_checked or self._graph.sliceable_shareds):
+                scattered = self._inputs[: self._graph.n_scattered]
+                sight = look_at(values, batch, scattered, batch_s is None, num_slices, subset, place)
+                call = None if sight is None else self._last.find(session, sight)
             if call is None:
                 selector = Selector(session, self._graph, self._inputs, values, batch)
                 if self._graph.sliceable_shareds:
@@ -192,12 +200,14 @@ class Function:
                 if is_checked:
                     expected = self._serial.expected(session, selector.chosen(), rows, wanted)
                 distributed = functools.partial(self._distributed, session)
-                call = self._planner.plan(session, distributed, selector, rows, num_slices, subset)
-                self._last.keep(signature, call)
-            select = functools.partial(Selector, session, self._graph, self._inputs, values, batch)
+                call, refs = self._planner.plan(session, distributed, selector, rows, num_slices, subset)
+                self._last.keep(sight, call, refs)
             single = self._single and bool(self.output_modes) and subset is None
 
             def finish(results: Sequence[Any]) -> Any:
+                def select() -> Selector:
+                    return Selector(session, self._graph, self._inputs, values, batch)
+
                 outputs = self._combined(session, results, call, wanted, select, rows)
                 if expected is not None:
                     self._serial.compare(outputs, expected, wanted)
@@ -248,6 +258,3 @@ class Function:
         if (graph, variant) not in self._keys:
             self._keys[graph, variant] = session.add_function(graph.compile(variant), self)
         return self._keys[graph, variant]
-
-
-_graphs.make_printable(Function)

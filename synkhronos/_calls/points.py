@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from synkhronos._calls.arguments import Selector
+from synkhronos._calls.selecting import Selector
 from synkhronos._graphs import Graph
 from synkhronos._partition import Rows, Selection, select_per_rank
 from synkhronos._session import Session

@@ -89,8 +89,10 @@ class Results:
         private : callable
             Gives what the master has computed as the program gets it.
         """
-        present = [values for values, weight in zip(results, weights) if weight]
-        present_weights = [weight for weight in weights if weight]
+        present, present_weights = results, weights
+        if not all(weights):
+            present = [values for values, weight in zip(results, weights) if weight]
+            present_weights = [weight for weight in weights if weight]
         own, is_present = results[call.master], weights[call.master] > 0
         combined = []
         for place, i in enumerate(wanted):

@@ -12,8 +12,10 @@ import theano
 from theano.compile import UnusedInputError
 from theano.gof.graph import inputs as leaves_of
 
-from synkhronos._exact.meeting import ON_RANKS
+from synkhronos._exact.lines import line_of
+from synkhronos._exact.meeting import ON_RANKS, label
 from synkhronos._exact.partition import Partition
+from synkhronos._exact.picture import draw
 from synkhronos._exact.placements import ONE, Shard
 from synkhronos._exact.rules import MAKERS, RULES, OwnDraws
 from synkhronos._exact.sharding import Sharding
@@ -53,7 +55,6 @@ class DividedGraph(Graph):
         States of random streams that differ between ranks.
     modes : list of "gather" or None
         For each output: whether ranks have rows of it, in order, or all of them the whole.
-    partition : Partition
 
     Raises
     ------
@@ -101,11 +102,14 @@ class DividedGraph(Graph):
             for var, new in updates
         ]
         needed = [getattr(new, "variable", new) for new in divided] + [new for _, new in new_updates]
-        self.partition = Partition(walk.met_for(needed))
+        self._met = walk.met_for(needed)
+        label(self._met)
+        self._draw = functools.partial(draw, walk, expressions)
         drawn = [var for var, _ in updates if is_random_state(var) and var not in self.own_states]
         self._why_not_sliced = functools.partial(why_not_sliced, walk, needed, drawn, self.takes_rows)
         for node, reason in walk.gathered:
-            _logger.info("%s is gathered and computed whole on every rank: %s", node.op, reason)
+            what = node.op, line_of(node.outputs[0]), reason
+            _logger.info("%s (%s) is gathered and computed whole on every rank: %s", *what)
         super().__init__(
             inputs,
             divided,
@@ -120,6 +124,10 @@ class DividedGraph(Graph):
     def _copied_ins(self) -> list[Any]:
         numbers = [self._given.whole, self._given.first, self._given.here]
         return [*super()._copied_ins(), *(numbers if self.takes_rows else ())]
+
+    def partition(self, compiled: Any) -> Partition:
+        """The collectives of a function that was compiled from this graph."""
+        return Partition(self._met, compiled, self._draw)
 
     def check_slices(self) -> None:
         """Raise `ValueError` if a call cannot be computed in slices."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sysconfig
 from typing import Any
 
 import theano
@@ -11,6 +12,7 @@ __all__ = ["described", "line_of"]
 
 _OF_THEANO = os.path.dirname(theano.__file__)
 _OWN = os.path.dirname(os.path.dirname(__file__))
+_LIBRARIES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
 
 
 def described(variable: Any) -> str:
@@ -38,10 +40,8 @@ def line_of(variable: Any) -> str:
 
 
 def _own_line(variable: Any) -> str:
-    """The innermost line of those that Theano has kept that is neither Theano's nor this package's."""
-    for frames in getattr(variable.tag, "trace", None) or []:
-        for frame in reversed(frames):
-            path, number, _, text = frame[:4]
-            if not path.startswith((_OF_THEANO, _OWN)):
-                return f"{os.path.basename(path)}:{number} {text or ''}".strip()
-    return ""
+    """The innermost line of the program's own, of those that Theano has kept; else the innermost one of a library's."""
+    traces = getattr(variable.tag, "trace", None) or []
+    frames = [frame for trace in traces for frame in reversed(trace) if not frame[0].startswith((_OF_THEANO, _OWN))]
+    frames.sort(key=lambda frame: frame[0].startswith(_LIBRARIES))
+    return f"{os.path.basename(frames[0][0])}:{frames[0][1]} {frames[0][3] or ''}".strip() if frames else ""

@@ -55,6 +55,7 @@ class Sharding:
         self._placements = dict(zip(scattered, self.axes))
         self._placements.update(dict.fromkeys(user.sliceable_shareds, 0))
         self.is_given = bool(self._placements)
+        self._names: dict[Any, str] = {}
         self._inside = self._found(user, {variable: _checked(variable, axis) for variable, axis in asked.items()})
         self.given = self.rows = Rows(T.lscalar("rows"), T.lscalar("first row"), T.lscalar("rows here"))
         apart = {*self._placements, *self._inside}
@@ -63,7 +64,7 @@ class Sharding:
             lengths = [Shape_i(axis)(one) for one, axis in counted.items()]
             given = ", ".join(map(str, self._placements))
             numbers = [self.given.whole, self.given.first, self.given.here] if given else []
-            whole, first, here = Counted(tuple(map(described, counted)), given)(*numbers, *lengths)
+            whole, first, here = Counted(tuple(self._names[one] for one in counted), given)(*numbers, *lengths)
             self.rows = Rows(self.given.whole if given else whole, first, here)
 
     @property
@@ -81,8 +82,7 @@ class Sharding:
             part = Part(axis)(walk.whole(variable, "it is to be sharded otherwise"), *numbers)
             walk.put(variable, Placed(part, Shard(axis)))
 
-    @staticmethod
-    def _found(user: Graph, asked: dict[Any, int]) -> dict[Any, int]:
+    def _found(self, user: Graph, asked: dict[Any, int]) -> dict[Any, int]:
         """What stands for variables in the graph, in an order in which they can be computed."""
         outputs, updates = user.expressions
         used = set(ancestors([*outputs, *(new for _, new in updates)]))
@@ -92,6 +92,7 @@ class Sharding:
             if one is None or one not in used:
                 raise ValueError(f"shard: the function does not use {described(variable)}")
             found[one] = axis
+            self._names[one] = variable.name or described(variable)
         return dict(sorted(found.items(), key=lambda item: len(set(ancestors([item[0]])))))
 
 

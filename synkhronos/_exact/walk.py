@@ -148,6 +148,7 @@ class Walk:
             rows = self.rows
             part = Part(shard.axis, broadcasts)(whole, rows.whole, rows.first, rows.here, *numbers)
             part.name = variable.name
+            part.tag.trace = getattr(variable.tag, "trace", [])
             self._parts[key] = part
         return self._parts[key]
 

@@ -10,7 +10,15 @@ from theano.gof.graph import ancestors, io_toposort
 from synkhronos._inside.known import Known
 from synkhronos._inside.ops import Collective
 
-__all__ = ["after_meetings", "depends_on", "expresses_meetings", "meets", "meets_in_a_loop", "meets_within"]
+__all__ = [
+    "after_meetings",
+    "collectives_of",
+    "depends_on",
+    "expresses_meetings",
+    "meets",
+    "meets_in_a_loop",
+    "meets_within",
+]
 
 
 def meets(function: Any) -> bool:
@@ -19,6 +27,12 @@ def meets(function: Any) -> bool:
     The gradient of a collective can have such numbers alone.
     """
     return any(_needs_standing(node.op) or meets_within(node.op) for node in function.maker.fgraph.apply_nodes)
+
+
+def collectives_of(function: Any) -> list[Collective]:
+    """The collectives in a compiled function, in the order of their meetings; those of inner graphs left out."""
+    ops = [node.op for node in function.maker.fgraph.toposort() if _is_collective(node.op)]
+    return sorted(ops, key=lambda op: op.number)
 
 
 def after_meetings(expressions: Iterable[Any]) -> set[Any]:

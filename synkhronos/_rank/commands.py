@@ -114,6 +114,7 @@ class Call(NamedTuple):
     kept: tuple[int, ...] = ()  # variables that such a rank must not update
     exact: bool = False  # the function takes numbers, too: of all rows, of the first one of a rank, and of those there
     follow: Follow | None = None
+    starts: ArrayRef | None = None  # where the first row of each scattered input is listed; its range begins at 0 then
 
 
 @dataclass(frozen=True)

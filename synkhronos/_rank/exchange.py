@@ -94,7 +94,8 @@ class Exchange:
     def _tell(self, what: str, variables: Sequence[Any], way: str) -> None:
         """Log, on the master, which way variables took; the bytes are those of the master's values."""
         if self._is_master and _logger.isEnabledFor(logging.DEBUG):
-            n_bytes = sum(int(one.size) * one.dtype.itemsize for one in map(_graphs.get_array, variables))
+            values = [one for one in map(_graphs.get_array, variables) if hasattr(one, "dtype")]  # no random states
+            n_bytes = sum(int(one.size) * one.dtype.itemsize for one in values)
             _logger.debug("%s of %s (%d bytes): %s", what, ", ".join(map(str, variables)), n_bytes, way)
 
     def _get(self, command: Get) -> Any | None:

@@ -150,7 +150,7 @@ class Sequencer:
     @property
     def place(self) -> int:
         """Which part of a sequence is given now, from 1 on; 0: none, so that it goes to the ranks at once."""
-        recorder = self.recording
+        recorder = self.recorder and self.recording
         return 0 if recorder is None else 1 + len(recorder.parts)
 
     def keep(self, things: Sequence[Any]) -> None:
@@ -184,7 +184,7 @@ class Sequencer:
         Returns what ``finish`` makes of the results, or a `Future` of that.
         """
         part = Part(command, finish, explain, shared)
-        recorder = self.recording
+        recorder = self.recorder and self.recording
         return finish(_execute(self._session, [part])[0]) if recorder is None else recorder.record(part)
 
 

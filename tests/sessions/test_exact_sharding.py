@@ -311,12 +311,28 @@ def test_streams_of_their_own(session, kind):
         h = (given * mask).dot(expected) - 1
         expected = expected - 0.1 * 2 * (given * mask * h[:, None]).mean(axis=0)
     close(w.get_value(), expected)
-    sliced = function(given, num_slices=1)
-    assert sliced[0].shape == (n, 3)
+    with pytest.raises(ValueError, match="all rows at once"):  # what is common is drawn once
+        function(given, num_slices=2)
     for few in (1, 2):
         mask, _, loss = function(np.ones((few, 3)))
         assert mask.shape == (few, 3)
     assert not synk.check_replicas()
+
+
+@functools.cache
+def noise():
+    x = T.dmatrix("x")
+    drawn = RandomStreams(9).uniform(x.shape)
+    return synk.function([x], [drawn, (x * drawn).sum()], exact=True, random="own")
+
+
+def test_streams_of_their_own_in_slices(session):
+    given, function = np.ones((40, 2)), noise()
+    for num_slices in (1, 4):
+        drawn, total = function(given, num_slices=num_slices)
+        assert drawn.shape == given.shape
+        assert len(set(drawn.ravel())) == drawn.size
+        close(total, drawn.sum())
 
 
 def test_a_stream_is_own_or_serial(session):
