@@ -22,6 +22,8 @@ def scan(node, given, evaluate):
     op, ranks = node.op, range(len(given))
     n_states, n_taps = op.n_mit_mot + op.n_mit_sot + op.n_sit_sot, sum(map(len, op.tap_array))
     (n_steps,) = {int(values[0]) for values in given}
+    if n_steps <= 0:
+        raise NotImplementedError("Theano does not execute loops of no steps")
     sequences = [op.outer_seqs(values) for values in given]
     states = [[value.copy() for value in values[1 + op.n_seqs :][:n_states]] for values in given]
     shared = [list(op.outer_shared(values)) for values in given]
@@ -54,8 +56,7 @@ def scan(node, given, evaluate):
             shared[rank] = [news.pop(0) for _ in shared[rank]]
         if op.as_while and {bool(values[op.outputs[-1]][rank]) for rank in ranks} == {True}:
             break
-    types = op.outer_nitsot_outs(node.outputs)
-    results = [[_stacked(result, one) for result, one in zip(each, types)] for each in results]
+    results = [list(map(_stacked, each)) for each in results]
     for rank in ranks:
         for i in range(op.n_mit_mot, n_states):
             states[rank][i] = _trimmed(states[rank][i], firsts[i] + done, n_steps - done)
@@ -63,12 +64,9 @@ def scan(node, given, evaluate):
     return [[*states[rank], *results[rank], *shared[rank]] for rank in ranks]
 
 
-def _stacked(results, variable):
+def _stacked(results):
     """An array of the results of steps, with zeros where there was no step."""
-    found = [result for result in results if result is not None]
-    if not found:
-        return np.zeros([len(results)] + [0] * (variable.ndim - 1), variable.dtype)
-    return np.array([np.zeros_like(found[0]) if result is None else result for result in results])
+    return np.array([np.zeros_like(results[0]) if result is None else result for result in results])
 
 
 def _trimmed(value, n_written, n_left):

@@ -1,23 +1,21 @@
-"""Steps of random programs: loops over rows, or over the steps of rows."""
+"""Loops of random programs: steps over a first axis, with a state that is computed anew, added to, or both."""
 
-import theano
-import theano.tensor as T
+import theano  # isort: skip
+import theano.tensor as T  # isort: skip
 
 
 class Loops:
-    """Each method gives a variable made of those of the ``pool``, or nothing."""
+    """Steps of `random_programs.Program` that are loops."""
 
     def do_loop(self):
         pick = self.random.choice
         rows, other = self.one(2, 3), self.one(1, 2)
         before = pick([rows[0] * 0.5, rows[0], T.zeros_like(rows[0]), T.zeros_like(self.one(1, 2)), self.one(0, 1, 2)])
-        choices = [pick(range(8)) for _ in range(pick([1, 2, 3]))]
+        kinds = [pick(range(9)) for _ in range(pick([1, 2, 3]))]
         axis, keepdims, carried = pick([0, 0, 1, None]), pick([True, False]), pick(["h", "sum", "sum", "both"])
         ends = self.random.random() < 0.2
 
         def changed(h, row, kind):
-            if kind == 7 and h.ndim == 2:
-                return T.dot(h, h.T)
             made = [
                 lambda: T.tanh(h + row),
                 lambda: h - h.mean(axis, keepdims=True),
@@ -26,19 +24,22 @@ class Loops:
                 lambda: T.tanh(T.dot(h, other)),
                 lambda: h * row,
                 lambda: h + T.max(row, axis=axis, keepdims=True),
+                lambda: T.dot(h, h.T),
                 lambda: -h,
             ]
             return made[kind]()
 
         def step(row, state):
             h = row if carried == "sum" else state
-            for kind in choices:
+            for kind in kinds:
                 h = changed(h, row, kind)
             sums = h.sum(axis, keepdims=keepdims)
             new = {"h": h, "sum": state + sums, "both": state * 0.5 + sums}[carried]
             new = T.patternbroadcast(new, state.broadcastable)
-            more = {"condition": theano.scan_module.until((new**2).sum() > 9.0)} if ends else {}
-            return [new, sums], {}, *(more.values())
+            ending = [theano.scan_module.until((new**2).sum() > 9.25)] if ends else []
+            return [new, sums], {}, *ending
 
         states, sums = theano.scan(step, rows, [before, None], go_backwards=pick([False, True]))[0]
         return pick([states, states[-1], states[-1], sums])
+
+    do_loop_again = do_loop

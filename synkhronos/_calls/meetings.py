@@ -97,7 +97,7 @@ class Meetings:
         if not self._is_cut:
             n, updates = len(self._outputs), self._updates
             names = [*self._names, *(f"the update of {var}" for var, _ in updates)]
-            found = cut([*self._outputs, *(new for _, new in updates)], names, self._apart)
+            found = cut([*self._outputs, *(new for _, new in updates)], names, self._apart, self._graph.common)
             self._is_cut = True
             if found is None:
                 return None

@@ -102,7 +102,7 @@ class DividedGraph(Graph):
             for var, new in updates
         ]
         needed = [getattr(new, "variable", new) for new in divided] + [new for _, new in new_updates]
-        self._met = walk.met_for(needed)
+        self._met, self._lengths = walk.met_for(needed), walk.lengths
         label(self._met)
         self._draw = functools.partial(draw, walk, expressions)
         drawn = [var for var, _ in updates if is_random_state(var) and var not in self.own_states]
@@ -139,6 +139,12 @@ class DividedGraph(Graph):
     def apart(self) -> list[Any]:
         """As of other graphs, and which rows are here."""
         return [*super().apart, self._given.first, self._given.here]
+
+    @property
+    def common(self) -> list[Any]:
+        """Lengths along axes without rows."""
+        found = map(self.expression_of, self._lengths.common)
+        return [one for one in found if one is not None]
 
 
 def _look_for_unused(inputs: Sequence[Any], expressions: Sequence[Any], asked: str | None) -> None:

@@ -62,6 +62,7 @@ class Lengths:
         self._dims: dict[Any, tuple[Length, ...]] = {}
         self._ranges: dict[Any, Length] = {}
         self._values: dict[Length, Any] = {}
+        self._of_shapes: list[Any] = []
 
     # -- what is known
 
@@ -157,7 +158,14 @@ class Lengths:
         variable, axis = self._symbols[symbol]
         if axis is None:
             return T.cast(T.as_tensor_variable(self._whole(variable)), "int64")
-        return Shape_i(axis)(self._new(variable))
+        length = Shape_i(axis)(self._new(variable))
+        self._of_shapes.append(length)
+        return length
+
+    @property
+    def common(self) -> list[Any]:
+        """Lengths that are taken of what a rank holds, and that are the same whichever rows these are."""
+        return list(self._of_shapes)
 
     def here(self, per_row: Length) -> Any:
         """The twin of rows × k: rows here × k."""

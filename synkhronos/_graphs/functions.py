@@ -217,6 +217,11 @@ class Graph:
         return [*self.input_variables[: self.n_scattered], *self.sliceable_shareds]
 
     @property
+    def common(self) -> list[Any]:
+        """What is the same on all ranks and in all slices, though it is computed of what is `apart`."""
+        return []
+
+    @property
     def accumulated(self) -> list[Any]:
         """The shared variables whose new values an accumulating variant returns, in its order."""
         return [var for var, _ in self.expressions[1] if not is_random_state(var)]

@@ -49,10 +49,13 @@ def meets_in_a_loop(expressions: Iterable[Any]) -> bool:
     return any(var.owner is not None and meets_within(var.owner.op) for var in ancestors(list(expressions)))
 
 
-def depends_on(expression: Any, variables: Iterable[Any], *, or_rank: bool = True) -> bool:
-    """Whether an expression depends, otherwise than through collectives, on some of the variables, or on the rank."""
-    sought = set(variables)
-    waiting, seen = [expression], set()
+def depends_on(expression: Any, variables: Iterable[Any], *, or_rank: bool = True, but_for: Iterable[Any] = ()) -> bool:
+    """Whether an expression depends, otherwise than through collectives, on some of the variables, or on the rank.
+
+    What it needs of them for the sake of the variables ``but_for`` does not count.
+    """
+    sought, seen = set(variables), set(but_for)
+    waiting = [expression]
     while waiting:
         var = waiting.pop()
         if var in sought or (or_rank and var.owner is not None and isinstance(var.owner.op, Known)):

@@ -257,6 +257,44 @@ def test_slices(session, num_slices):
     same(ours, theirs)
 
 
+@functools.cache
+def in_pieces():
+    x, y = T.dmatrix("x"), T.dtensor3("y")
+    data, parts = theano.shared(np.ones((N, 3)), "data"), theano.shared(np.ones((1, 3)), "parts")
+    w = theano.shared(np.arange(4.0).reshape(2, 2), "w")
+    beside = synk.function([x], [(x * data).mean(), (x * data).sum(axis=1)], shard=[data], exact=True)
+    held = synk.function([x], [(x * parts).mean(), x * parts], sliceable_shareds=[parts], exact=True)
+    major = synk.function([y], [y.dot(w).mean(), y.sum(axis=(0, 2)), y[1]], shard={y: 1}, exact=True)
+    return beside, held, major, parts
+
+
+@pytest.mark.parametrize("num_slices", [1, 2, 4])
+def test_slices_of_what_else_is_divided(session, num_slices):
+    beside, held, major, parts = in_pieces()
+    rng = np.random.RandomState(5)
+    x, y, values = rng.randn(N, 3), rng.randn(4, N, 2), rng.randn(3 * session, 3)
+    for got, expected in zip(beside(x, num_slices=num_slices), beside.as_theano(x)):
+        close(got, expected)
+    for given, batch in ((y, None), (synk.data(y), slice(2, 9)), (synk.data(y), [4, 1, 0])):
+        some = y if batch is None else y[:, batch]
+        for got, expected in zip(major(given, batch=batch, num_slices=num_slices), major.as_theano(some)):
+            close(got, expected)
+    synk.scatter(parts, values)
+    picked = np.concatenate([values[3 * rank + 1 : 3 * rank + 3] for rank in range(session)])
+    x = rng.randn(len(picked), 3)
+    mean, product = held(x, batch_s=slice(1, 3), num_slices=num_slices)
+    close(product, x * picked)
+    close(mean, (x * picked).mean())
+
+
+def test_without_optimisation(session):
+    x = T.dmatrix("x")
+    function = synk.function([x], (x - x.mean(axis=0)).std(), exact=True, mode=theano.Mode("py", None))
+    given = np.random.RandomState(6).randn(N, 2)
+    close(function(given), (given - given.mean(axis=0)).std())
+    assert {entry.meeting for entry in function.partition} == {None}
+
+
 def test_what_slices_refuse(session):
     x = T.dmatrix("x")
     centred = x - x.mean(axis=0)

@@ -80,7 +80,7 @@ class Steps:
         """The rows that a state has after a step, if any, with places that are the same in all steps."""
         found = [self._walk.placement(new) for new in self._new_states[i]]
         shard = next((one for one in found if isinstance(one, Shard)), None)
-        return shard if shard is not None and self._is_fixed(shard) else None
+        return shard if shard is not None and self._are_fixed(shard.outer, shard.inner) else None
 
     def keeps(self, i: int) -> bool:
         """Whether a state is placed after a step as it was before; whole ones may be made whole.
@@ -112,12 +112,9 @@ class Steps:
                 found.update(node.outputs)
         return found
 
-    def _is_fixed(self, shard: Shard) -> bool:
-        return self._fixed(shard.outer) and self._fixed(shard.inner)
-
-    def _fixed(self, length: Length) -> bool:
-        """Whether a length is known outside of the loop."""
-        return set(self._entries).isdisjoint(ancestors([self._walk.lengths.value(length)]))
+    def _are_fixed(self, *lengths: Length) -> bool:
+        """Whether lengths are known outside of the loop."""
+        return set(self._entries).isdisjoint(ancestors(list(map(self._walk.lengths.value, lengths))))
 
     # -- the Scan
 
@@ -154,7 +151,7 @@ class Steps:
             placements.append(_of_all(placement))
         for output in op.inner_nitsot_outs(self._outputs):
             placement = walk.placement(output)
-            if isinstance(placement, Shard) and not self._is_fixed(placement):
+            if isinstance(placement, Shard) and not self._are_fixed(placement.outer, placement.inner):
                 outputs.append(walk.whole(output, "its places are known within the loop alone"))
                 placements.append(Replicate())
             else:
@@ -211,7 +208,7 @@ class Steps:
         of_steps = zip(op.outer_nitsot(self._node.inputs), op.inner_nitsot_outs(self._outputs))
         for output, (n_steps, inner) in zip(outputs[len(states) :], of_steps):
             for axis, length in enumerate(lengths.dims(inner), 1):
-                if not output.broadcastable[axis] and self._fixed(length):
+                if not output.broadcastable[axis] and self._are_fixed(length):
                     lengths.set_length(output, axis, length)
             length = lengths.scalar(n_steps)
             if not op.as_while and lengths.is_sure(length):
