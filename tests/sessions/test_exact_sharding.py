@@ -9,6 +9,7 @@ import theano
 import theano.tensor as T
 from support import assert_close
 from theano.sandbox.rng_mrg import MRG_RandomStreams
+from theano.tensor.raw_random import uniform
 from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
@@ -380,6 +381,15 @@ def test_a_stream_is_own_or_serial(session):
         synk.function([x], drawn, exact=True, random=first)
         with pytest.raises(ValueError, match="make a RandomStreams for each kind"):
             synk.function([x], drawn, exact=True, random=second)
+
+
+def test_streams_of_their_own_are_for_draws_by_rows(session):
+    x, state = T.dmatrix("x"), theano.shared(np.random.RandomState(3), "state")
+    by_rows = uniform(state, x.shape, ndim=2)[1]
+    for other in (state, theano.compile.view_op(state)):
+        drawn = uniform(other, (3,), ndim=1)[1]
+        with pytest.raises(ValueError, match="make a RandomStreams for each"):
+            synk.function([x], [x * by_rows, drawn], exact=True, random="own")
 
 
 # -- what is refused

@@ -11,6 +11,7 @@ from typing import Any
 
 import theano.tensor as T
 from theano.compile.sharedvalue import SharedVariable
+from theano.gof.graph import io_toposort
 from theano.sandbox.rng_mrg import mrg_uniform
 from theano.tensor.opt import MakeVector
 from theano.tensor.raw_random import RandomFunction
@@ -39,6 +40,15 @@ class OwnDraws:
     def states(self) -> list[Any]:
         """The shared variables that differ between ranks."""
         return [state for state, is_own in self._is_own.items() if is_own and isinstance(state, SharedVariable)]
+
+    def check(self, expressions: Sequence[Any]) -> None:
+        """Refuse what else has to do with states that differ, such as a loop that draws from one of them."""
+        for node in io_toposort([], list(expressions)):
+            if type(node.op) not in self.rules and any(map(self._is_own.get, node.inputs)):
+                raise ValueError(
+                    f'random="own": {described(node.outputs[0])} uses a stream of which each row has its own draws: '
+                    "make a RandomStreams for each"
+                )
 
     def _draw(self, walk: Walk, node: Any) -> str | Sequence[Placed]:
         state, size, *arguments = node.inputs
