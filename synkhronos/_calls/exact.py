@@ -37,7 +37,6 @@ class ExactFunction(Function):
     single : bool
         Whether a call returns one array rather than a list.
     name : str or None
-
     """
 
     _graph: DividedGraph
