@@ -195,7 +195,7 @@ class Walk:
             whole = self._collectives.all_gather(new, axis)
         else:
             shape = [new.shape[i] for i in range(new.ndim)]
-            split = [*shape[:axis], self.lengths.value(shard.outer), -1, *shape[axis + 1 :]]
+            split = [*shape[:axis], self.lengths.value(shard.outer), self.lengths.here(shard.inner), *shape[axis + 1 :]]
             whole = self._collectives.all_gather(new.reshape(split, new.ndim + 1), axis + 1)
             shape[axis] = self.lengths.value(shard.length)
             whole = whole.reshape(shape, new.ndim)

@@ -1,6 +1,8 @@
 """Small programs, each divided by its rows: every value on every rank is the serial program's."""
 
+import numpy as np
 import pytest
+import theano.tensor as T
 from divided import COLLECTIVES, check, rows
 from small_programs import PROGRAMS, ROWS, WHOLE, evaluated, inputs_of, outputs_of
 
@@ -14,6 +16,12 @@ def test_program(program):
     sharded, whole = inputs_of(outputs)
     if sharded:
         check(outputs, {one: {**ROWS, **WHOLE}[one] for one in (*sharded, *whole)}, dict.fromkeys(sharded, 0))
+
+
+@pytest.mark.parametrize("shape", [(4, 0), (0, 0), (0, 3)])
+def test_arrays_without_elements(shape):
+    x = T.dmatrix("x")
+    check([x.T.flatten()[::-1], x.flatten()[::-1]], {x: np.ones(shape)}, {x: 0})
 
 
 #: What most programs are made of gathers nothing; how many collectives there are.
