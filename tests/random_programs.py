@@ -146,8 +146,7 @@ def run(seed, n_steps):
         warnings.simplefilter("ignore")
         outputs = program.outputs(n_steps)
         try:
-            given = {variable: [value] for variable, value in program.given.items()}
-            evaluate(outputs, given, in_step=True)
+            evaluate(outputs, {variable: [value] for variable, value in program.given.items()}, in_step=True)
         except WRONG:
             return None  # a gradient that the serial program cannot compute
         try:
