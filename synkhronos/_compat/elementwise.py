@@ -2,8 +2,8 @@
 
 The loop stands behind a condition of many parts, each of which gcc guesses to hold every other time. With five arrays,
 as in Adam's update, it thinks the loop too rare to be worth vector code: 2.9 ms for 1.28 million float32 in place of
-0.36. So it is told not to guess. Results are the same to the bit. ``THEANO_FLAGS=synkhronos.vector_elementwise=False``
-turns it off.
+0.36. So it is told not to guess. Results are the same but for rounding: gcc fuses a product and a sum in other places.
+``THEANO_FLAGS=synkhronos.vector_elementwise=False`` turns it off.
 """
 
 from __future__ import annotations
