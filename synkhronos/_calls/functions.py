@@ -214,7 +214,7 @@ class Function:
                 return outputs[0] if single else outputs
 
             if place:
-                self._check_outputs()
+                self._results.check_not_borrowed()
                 session.sequencer.keep([value.memory for value in values if isinstance(value, Data)])
                 self.counts = call.counts
             return session.submit(call, finish, shared=self.get_shared)
@@ -229,12 +229,6 @@ class Function:
         weights = (1,) * session.n_ranks if call.everybody else call.counts
         self._averages.judge(results, call, wanted, select, rows)
         return self._results.combine(results, call, wanted, weights, meetings=self._meetings, private=session.private)
-
-    def _check_outputs(self) -> None:
-        """Refuse outputs that what comes after them in a sequence could overwrite."""
-        for name, output in zip(self._results.names, self._graph.outputs):
-            if getattr(output, "borrow", False):
-                raise TypeError(f"{name} is borrowed (theano.Out), and in a sequence later parts could overwrite it")
 
     def _distributed(self, session: Session, variant: Variant, graph: _graphs.Graph) -> int:
         """The key of a variant, which every rank has, and the plain function too."""

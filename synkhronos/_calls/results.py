@@ -63,6 +63,12 @@ class Results:
         """Which of the wanted outputs NCCL can reduce, by their places among these."""
         return tuple(place for place, i in enumerate(wanted) if i in self._reducible)
 
+    def check_not_borrowed(self) -> None:
+        """Refuse outputs that what comes after them in a sequence could overwrite."""
+        for name, output in zip(self.names, self._outputs):
+            if getattr(output, "borrow", False):
+                raise TypeError(f"{name} is borrowed (theano.Out), and in a sequence later parts could overwrite it")
+
     def combine(
         self,
         results: Sequence[Any],
