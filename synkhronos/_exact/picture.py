@@ -10,7 +10,7 @@ from typing import Any
 
 from theano.gof.graph import Constant, io_toposort
 
-from synkhronos._exact.placements import Partial, Placement, Shard
+from synkhronos._exact.placements import Partial, Shard
 from synkhronos._exact.walk import Walk
 
 __all__ = ["draw"]
@@ -52,33 +52,37 @@ def _lines(walk: Walk, outputs: Sequence[Any]) -> Iterator[str]:
     yield f'"ranks meet" [fillcolor=white, color="{_MEETING}", penwidth=3];'
     kinds = {one.variable: one.kind for one in walk.met}
     names: dict[Any, str] = {}
+    reduced: set[Any] = set(kinds)  # and what is computed of these alone: no part of a sum any more
     for node in io_toposort([], list(outputs)):
+        sums = [one for one in node.inputs if walk.knows(one) and isinstance(walk.placement(one), Partial)]
+        if sums and reduced.issuperset(sums):
+            reduced.update(node.outputs)
         for variable in node.inputs:
             if variable.owner is None and variable not in names and not isinstance(variable, Constant):
                 names[variable] = f"v{len(names)}"
-                yield _box(names[variable], str(variable), walk, variable, kinds)
+                yield _box(names[variable], str(variable), _kind(walk, variable, kinds, reduced), variable, kinds)
         own = f"v{len(names)}"
         names.update(dict.fromkeys(node.outputs, own))
         names[node] = own
-        yield _box(own, str(node.op), walk, node.outputs[0], kinds)
+        yield _box(own, str(node.op), _kind(walk, node.outputs[0], kinds, reduced), node.outputs[0], kinds)
         yield from (f"{names[one]} -> {own};" for one in node.inputs if one in names)
     yield "}"
 
 
-def _box(name: str, title: str, walk: Walk, variable: Any, kinds: dict[Any, str]) -> str:
+def _box(name: str, title: str, kind: str, variable: Any, kinds: dict[Any, str]) -> str:
     meeting = kinds.get(variable)
     lines = [title, *([str(variable.name)] if variable.name and variable.name != title else [])]
     border = f', color="{_MEETING}", penwidth=3' if meeting else ""
     label = "\\n".join(line.replace("\\", "").replace('"', "'") for line in [*lines, *([meeting] if meeting else [])])
-    colour = _COLOURS[_kind(walk.placement(variable))] if walk.knows(variable) else "white"
-    return f'{name} [label="{label}", fillcolor="{colour}"{border}];'
+    return f'{name} [label="{label}", fillcolor="{_COLOURS.get(kind, "white")}"{border}];'
 
 
-def _kind(placement: Placement) -> str:
-    return (
-        "sharded"
-        if isinstance(placement, Shard)
-        else "a part of a sum"
-        if isinstance(placement, Partial)
-        else "replicated"
-    )
+def _kind(walk: Walk, variable: Any, kinds: dict[Any, str], reduced: set[Any]) -> str:
+    """What a rank holds of a value; of one that ranks reduce, what it holds before."""
+    if not walk.knows(variable):
+        return ""
+    placement = walk.placement(variable)
+    if isinstance(placement, Shard):
+        return "sharded"
+    is_part = isinstance(placement, Partial) and (variable in kinds or variable not in reduced)
+    return "a part of a sum" if is_part else "replicated"
