@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Callable
 
 from synkhronos._calls.meetings import Meetings
-from synkhronos._calls.points import count_points
+from synkhronos._calls.points import count_points, lend_rows
 from synkhronos._calls.results import Results
 from synkhronos._calls.selecting import Selector
 from synkhronos._graphs import Graph, Variant
@@ -73,6 +73,8 @@ class Planner:
         kind = "all" if rows is None else "range" if isinstance(rows[0], Rows) else "index"
         key = distributed(Variant(accumulate, kind, self._device), graph)
         counts, everybody = count_points(session, self._graph, selector, rows, num_slices)
+        if rows is not None and self._meetings.any and any(counts) and not all(counts):
+            rows = lend_rows(session, self._graph, rows, counts)
         staging = selector.stage(rows)
         updated = graph.accumulated if accumulate else []
         n = len(graph.outputs)

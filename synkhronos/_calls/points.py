@@ -11,7 +11,7 @@ from synkhronos._graphs import Graph
 from synkhronos._partition import Rows, Selection, select_per_rank
 from synkhronos._session import Session
 
-__all__ = ["count_points", "rows_on_ranks", "sliceable_rows"]
+__all__ = ["count_points", "lend_rows", "rows_on_ranks", "sliceable_rows"]
 
 
 def sliceable_rows(session: Session, graph: Graph, batch_s: Any, num_slices: int) -> list[Selection] | None:
@@ -57,3 +57,11 @@ def count_points(
     else:
         return (1,) * session.n_ranks, False
     return counts, not any(counts)
+
+
+def lend_rows(session: Session, graph: Graph, rows: list[Selection], counts: tuple[int, ...]) -> list[Selection]:
+    """The rows, but for ranks without data points that pick none: their own first one, on which they can compute."""
+    lent: list[Selection] = [Rows(0, min(1, length)) for length in rows_on_ranks(session, graph)]
+    if not isinstance(rows[0], Rows):
+        lent = [np.arange(len(one), dtype=np.int64) for one in lent]
+    return [one if count or len(one) else own for one, own, count in zip(rows, lent, counts)]
