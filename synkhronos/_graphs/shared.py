@@ -102,9 +102,10 @@ def get_array(var: Any) -> Any:
 def host_array(var: Any, any_order: bool = False) -> np.ndarray:
     """The value of a shared variable as a C-contiguous, writable NumPy array: its own where it is one, else a copy.
 
-    With ``any_order`` it may be contiguous in another order, its `memory_order`. A `RandomState` is pickled.
+    With ``any_order`` it may be contiguous in another order, its `memory_order`. What is no dense array (a
+    `RandomState`, a sparse matrix, any object) is pickled.
     """
-    if isinstance(var.type, RandomStateType):
+    if not is_tensor_variable(var):
         return np.frombuffer(pickle.dumps(get_array(var)), np.uint8)
     value = to_host(get_array(var))
     is_contiguous = value.flags.c_contiguous or (any_order and memory_order(value) != ())
@@ -129,7 +130,7 @@ def set_array(var: Any, value: Any) -> None:
 def copy_array(var: Any, value: np.ndarray) -> None:
     """Copy a `host_array` into a shared variable, into its existing array where that fits."""
     old = get_array(var)
-    if isinstance(var.type, RandomStateType):
+    if not is_tensor_variable(var):
         var.container.storage[0] = pickle.loads(value.tobytes())
     elif is_device_type(var.type):
         if old.shape == value.shape and old.flags["C_CONTIGUOUS"]:

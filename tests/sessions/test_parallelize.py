@@ -4,7 +4,9 @@ import functools
 
 import numpy as np
 import pytest
+import scipy.sparse
 import theano
+import theano.sparse
 import theano.tensor as T
 from support import assert_close, run_script
 from theano import function  # by a name of its own
@@ -114,6 +116,36 @@ def test_what_is_set_between_calls_reaches_all_ranks(session):
         train.exact(x, y, 0.5)
     train(0.0, x, y)
     assert not synk.check_replicas()
+
+
+class Scale(theano.Op):
+    """A matrix times what an object of any class says."""
+
+    __props__ = ()
+
+    def make_node(self, x, factors):
+        return theano.Apply(self, [x, factors], [x.type()])
+
+    def perform(self, node, inputs, outputs):
+        x, factors = inputs
+        outputs[0][0] = x * factors["factor"]
+
+    def infer_shape(self, node, shapes):
+        return [shapes[0]]
+
+
+def test_matrices_and_objects_that_are_set_reach_all_ranks(session):
+    x = T.dmatrix("x")
+    matrix = theano.shared(scipy.sparse.csc_matrix(np.eye(4)), "matrix")
+    factors = theano.shared({"factor": 2.0}, "factors")
+    f = synk.function([x], theano.sparse.dot(x, matrix), exact=True)
+    g = synk.function([x], Scale()(x, factors).sum(axis=0), exact=True)
+    given = rows()[0]
+    for value in (1.0, 3.0, 5.0):
+        matrix.set_value(scipy.sparse.csc_matrix(np.eye(4) * value))
+        factors.set_value({"factor": value})
+        close(f(given), given * value)
+        close(g(given), given.sum(axis=0) * value)
 
 
 @functools.cache
