@@ -53,7 +53,7 @@ class ExactFunction(Function):
         self._meetings = _AlwaysThere(divided, self._theano, results)
         self._averages = _NoParts(divided, self._serial, results, self._meetings, named, named_updates=[])
         self._planner = _ExactPlanner(divided, results, self._meetings, {}, session.on_gpu)
-        _graphs.watch_values(var for var in self.get_shared() if var not in divided.own_states)
+        self._common = [var for var in self.get_shared() if var not in divided.own_states]
 
     @property
     def partition(self) -> Any:
@@ -68,7 +68,7 @@ class ExactFunction(Function):
 
     def _send_what_was_set(self, session: Session) -> None:
         with session.lock:
-            found = {var.container: var for var in self.get_shared() if var.container in _graphs.changed}
+            found = {var.container: var for var in self._common if var.container in _graphs.changed}
             variables, table = list(found.values()), session.replica.variables
             parts = session.replicas.scattered(variables)
             there = [var for var in variables if var not in parts and table.key(var) is not None]

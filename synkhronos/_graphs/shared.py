@@ -18,6 +18,7 @@ from theano.sandbox.rng_mrg import mrg_uniform_base
 from theano.tensor.raw_random import RandomStateType
 
 from synkhronos._endings import Endings
+from synkhronos._graphs.changes import watch
 from synkhronos._graphs.gpu import is_device_type, to_device, to_host, write
 
 __all__ = [
@@ -184,7 +185,8 @@ class VariableTable:
     normalisation uses it) have one key: they are one variable on the other ranks.
 
     The master's table holds containers weakly: when the program has dropped the last variable over one, its key is
-    noted in ``ended``. A worker's table holds its variables until told to `drop` them.
+    noted in ``ended``; until then it is noted when the program gives it a value. A worker's table holds its variables
+    until told to `drop` them.
     """
 
     def __init__(self, ended: Endings[int] | None = None) -> None:
@@ -207,6 +209,7 @@ class VariableTable:
         self._key_of[var.container] = key
         if self._ended is not None:
             self._ended.watch(var.container, key)
+            watch(var.container)
 
     def drop(self, key: int) -> None:
         var = self._by_key.pop(key, None)

@@ -118,6 +118,35 @@ def test_what_is_set_between_calls_reaches_all_ranks(session):
     assert not synk.check_replicas()
 
 
+def test_what_is_set_before_there_is_an_exact_function(session):
+    x, w = T.dmatrix("x"), theano.shared(np.ones(4), "w")
+    given = rows()[0]
+    close(synk.function([x], (x.dot(w).sum(), "sum"))(given), given.sum())
+    w.set_value(np.arange(4.0))
+    f = synk.function([x], x.dot(w), exact=True)
+    w.set_value(w.get_value() + 1)
+    close(f(given), given.dot(np.arange(4.0) + 1))
+    assert not synk.check_replicas(w)
+
+
+def test_all_ways_to_set_a_variable_are_seen(session):
+    x, w = T.dmatrix("x"), theano.shared(np.ones(4), "w")
+    look, f = function([], w.sum()), synk.function([x], x.dot(w), exact=True)
+    given = rows()[0]
+    f(given)
+
+    def by_function(value):
+        look[w] = value
+
+    def by_container(value):
+        w.container.data = value
+
+    for factor, change in enumerate((by_function, by_container, w.set_value)):
+        change(np.full(4, float(factor)))
+        close(f(given), given.sum(axis=1) * factor)
+        assert not synk.check_replicas(w)
+
+
 class Scale(theano.Op):
     """A matrix times what an object of any class says."""
 
