@@ -31,12 +31,15 @@ class Part(NamedTuple):
         Raises what says more than the `WorkerError` of this part, if there is more to say.
     shared : callable, optional
         Of a function: gives its shared variables.
+    check : callable, optional
+        ``check(session)`` raises what speaks against it when the sequence with it ends; then nothing of that is sent.
     """
 
     command: Command
     finish: Callable[[Sequence[Any]], Any]
     explain: Callable[[], None] | None = None
     shared: Callable[[], list[Any]] | None = None
+    check: Callable[[Session], None] | None = None
 
 
 class Future:
@@ -99,6 +102,9 @@ class Recorder:
         """Carry out all parts; raises the first error that there is, when every other part has its result."""
         first: BaseException | None = None
         try:
+            for part in self.parts:
+                if part.check is not None:
+                    part.check(session)
             results = _execute(session, self.parts) if self.parts else []
         except BaseException as error:
             self.drop(error)
@@ -178,12 +184,13 @@ class Sequencer:
         finish: Callable[[Sequence[Any]], Any],
         explain: Callable[[], None] | None = None,
         shared: Callable[[], list[Any]] | None = None,
+        check: Callable[[Session], None] | None = None,
     ) -> Any:
         """Have every rank execute a command, at once or in the sequence that is recorded; see `Part`.
 
         Returns what ``finish`` makes of the results, or a `Future` of that.
         """
-        part = Part(command, finish, explain, shared)
+        part = Part(command, finish, explain, shared, check)
         recorder = self.recorder and self.recording
         return finish(_execute(self._session, [part])[0]) if recorder is None else recorder.record(part)
 

@@ -114,6 +114,11 @@ def test_what_is_set_between_calls_reaches_all_ranks(session):
         train.exact(x, y, 0.5)
         w.set_value(value)
         train.exact(x, y, 0.5)
+    with pytest.raises(synk.SessionError, match="w was set after a call"), synk.sequence():
+        future = train.exact(x, y, 0.5)
+        w.set_value(value)
+    with pytest.raises(synk.SessionError, match="w was set after a call"):
+        future.result()
     train(0.0, x, y)
     assert not synk.check_replicas()
 
