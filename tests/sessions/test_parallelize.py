@@ -332,3 +332,18 @@ def test_other_axes_and_variables_of_the_graph(session):
     for options in ({"random": "mine"}, {"shard": "x"}):
         with pytest.raises((ValueError, TypeError), match=next(iter(options))):
             synk.parallelize(**options)
+
+
+def test_names_that_inputs_are_given(session):
+    x, y = T.dmatrix("x"), T.dmatrix("y")
+    items = lambda: [x, theano.In(y, name="labels")]  # noqa: E731
+    with synk.parallelize(bcast_inputs=["labels", "of another function"]):
+        f = function(items(), x.sum() + y.sum())
+    given = rows()[0]
+    close(f(given, labels=given[:2]), given.sum() + given[:2].sum())
+    with synk.parallelize(shard={"labels": 1, "of another function": 5}):
+        g = function(items(), (x * y.T).sum(axis=0))
+    close(g(given, given.T), (given**2).sum(axis=0))
+    for axis, error in ((2, ValueError), (-3, ValueError), ("0", TypeError), (None, TypeError)):
+        with synk.parallelize(shard={"labels": axis}), pytest.raises(error, match=r"shard: .*axis"):
+            function(items(), x.sum() + y.sum())
