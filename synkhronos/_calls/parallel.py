@@ -11,7 +11,7 @@ from synkhronos._calls.arguments import arrange
 from synkhronos._calls.building import function
 from synkhronos._calls.functions import Function
 from synkhronos._keywords import checks_keywords
-from synkhronos._session import current, held
+from synkhronos._session import Future, current, held
 from synkhronos.errors import SessionError
 
 __all__ = ["parallelize"]
@@ -165,14 +165,18 @@ class ParallelFunction:
         Returns
         -------
         array, list of array, or dict
-            As in Theano.
+            As in Theano. In a `sequence`: a `Future` of that.
         """
         values = arrange(self._inputs, args, kwargs, ("output_subset",))
         keys = self.output_keys
         if keys is not None and output_subset is not None:
             keys, output_subset = output_subset, [keys.index(key) for key in output_subset]
         results = self.exact(*[values[position] for position in self._order], output_subset=output_subset)
-        return results if keys is None else dict(zip(keys, results))
+        if keys is None:
+            return results
+        if isinstance(results, Future):
+            return results.through(lambda values: dict(zip(keys, values)))
+        return dict(zip(keys, results))
 
     name: Any = property(lambda self: self.exact.name)
     maker: Any = property(lambda self: self.exact.maker)

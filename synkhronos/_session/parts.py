@@ -48,6 +48,7 @@ class Future:
     def __init__(self) -> None:
         self._unknown: str | None = "it is sent at the end of the block: ask for the result after it"
         self._value: Any = None
+        self._make: Callable[[Any], Any] | None = None
 
     def __repr__(self) -> str:
         return "<synkhronos.Future, not known>" if self._unknown else f"<synkhronos.Future: {self._value!r}>"
@@ -64,8 +65,13 @@ class Future:
             raise SessionError(f"the result of this part of a sequence is not known: {self._unknown}")
         return self._value
 
+    def through(self, make: Callable[[Any], Any]) -> Future:
+        """Have what ``make`` makes of the value; returns the same `Future`."""
+        self._make = make
+        return self
+
     def _set(self, value: Any) -> None:
-        self._value, self._unknown = value, None
+        self._value, self._unknown = value if self._make is None else self._make(value), None
 
     def _fail(self, error: BaseException) -> None:
         self._unknown = summarize(error)

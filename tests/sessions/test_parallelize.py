@@ -347,3 +347,17 @@ def test_names_that_inputs_are_given(session):
     for axis, error in ((2, ValueError), (-3, ValueError), ("0", TypeError), (None, TypeError)):
         with synk.parallelize(shard={"labels": axis}), pytest.raises(error, match=r"shard: .*axis"):
             function(items(), x.sum() + y.sum())
+
+
+def test_outputs_by_name_in_a_sequence(session):
+    x, given = T.dmatrix("x"), rows()[0]
+    with synk.parallelize():
+        f = function([x], {"sum": x.sum(), "twice": x * 2})
+    with synk.sequence():
+        futures = [f(given), f(given[:3], output_subset=["twice"])]
+    both, one = (future.result() for future in futures)
+    assert sorted(both) == ["sum", "twice"]
+    close(both["sum"], given.sum())
+    close(both["twice"], given * 2)
+    assert list(one) == ["twice"]
+    close(one["twice"], given[:3] * 2)
