@@ -349,6 +349,20 @@ def test_names_that_inputs_are_given(session):
             function(items(), x.sum() + y.sum())
 
 
+def test_inputs_that_are_no_dense_arrays(session):
+    matrix, anything, x = theano.sparse.csr_matrix("matrix"), theano.gof.generic("anything"), T.dmatrix("x")
+    dense = theano.sparse.dense_from_sparse(matrix)
+    with synk.parallelize():
+        f = function([matrix], dense * 2)
+        g = function([anything], Scale()(T.eye(4), anything))
+        with pytest.raises(TypeError, match=r"\(matrix\) must be a tensor variable; got type Sparse.*Theano alone"):
+            function([matrix, x], x.dot(dense))
+        with pytest.raises(TypeError, match=r"\(anything\) must be a tensor variable"):
+            function([anything, x], Scale()(x, anything))
+    close(f(scipy.sparse.csr_matrix(np.eye(4))), np.eye(4) * 2)
+    close(g({"factor": 3}), np.eye(4) * 3)
+
+
 def test_outputs_by_name_in_a_sequence(session):
     x, given = T.dmatrix("x"), rows()[0]
     with synk.parallelize():
