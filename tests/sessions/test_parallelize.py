@@ -375,3 +375,14 @@ def test_outputs_by_name_in_a_sequence(session):
     close(both["twice"], given * 2)
     assert list(one) == ["twice"]
     close(one["twice"], given[:3] * 2)
+
+
+def test_inputs_are_not_replaced(session):
+    x, y, given = T.dmatrix("x"), T.dmatrix("y"), rows()[0]
+    for givens in ({x: x * 2}, [(x, np.zeros((3, 2)))]):
+        with synk.parallelize(), pytest.raises(RuntimeError, match="x is an input of the function"):
+            function([x], x.sum(), givens=givens)
+        with pytest.raises(RuntimeError, match="x is an input"):
+            synk.function([y], x.sum(), bcast_inputs=[x], givens=givens, exact=True)
+    with synk.parallelize():
+        close(function([y], x.sum(), givens={x: y * 2})(given), given.sum() * 2)
