@@ -40,4 +40,10 @@ def _set_and_note(self: Any, value: Any) -> None:
         changed.add(container)
 
 
-Container.value = Container.data = property(Container.value.fget, _set_and_note)
+def _set_data(self: Any, value: Any) -> None:
+    # through the property data of a function's container, functions of some linkers store their updates
+    (_set_and_note if _watched.get(id(self.storage)) is self else _set)(self, value)
+
+
+Container.value = property(Container.value.fget, _set_and_note)
+Container.data = property(Container.data.fget, _set_data)
