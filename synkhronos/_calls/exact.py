@@ -20,6 +20,7 @@ from synkhronos._memory import ArrayRef
 from synkhronos._partition import Rows, Selection
 from synkhronos._rank import Call, Put, Source
 from synkhronos._session import Session, current
+from synkhronos.errors import SessionError
 
 __all__ = ["ExactFunction"]
 
@@ -53,7 +54,7 @@ class ExactFunction(Function):
         self._meetings = _AlwaysThere(divided, self._theano, results)
         self._averages = _NoParts(divided, self._serial, results, self._meetings, named, named_updates=[])
         self._planner = _ExactPlanner(divided, results, self._meetings, {}, session.on_gpu)
-        _graphs.watch_values(var for var in self.get_shared() if var not in divided.own_states)
+        self._common = [var for var in self.get_shared() if var not in divided.own_states]
 
     @property
     def partition(self) -> Any:
@@ -68,16 +69,28 @@ class ExactFunction(Function):
 
     def _send_what_was_set(self, session: Session) -> None:
         with session.lock:
-            found = {var.container: var for var in self.get_shared() if var.container in _graphs.changed}
-            variables, table = list(found.values()), session.replica.variables
-            parts = session.replicas.scattered(variables)
-            there = [var for var in variables if var not in parts and table.key(var) is not None]
-            if there:  # others come with the function
+            there = self._not_told(session)
+            if there:
                 session.sequencer.check_first(f"a new value of {there[0]}, by set_value,")
                 refs = session.stage([_graphs.host_array(var) for var in there])
                 workers = tuple(rank for rank in range(session.n_ranks) if rank != session.master_rank)
                 session.run(Put(session.keys(there), tuple([Source(ref, None) for ref in refs]), None, workers))
-            _graphs.note_told(variables)
+            _graphs.note_told(self._common)
+
+    def _not_told(self, session: Session) -> list[Any]:
+        """The variables of which other ranks have an older value; what they do not have comes with the function."""
+        found = {var.container: var for var in self._common if var.container in _graphs.changed}
+        parts, key = session.replicas.scattered(list(found.values())), session.replica.variables.key
+        return [var for var in found.values() if var not in parts and key(var) is not None]
+
+    def _check_values(self, session: Session) -> None:
+        """Refuse new values that would come before the call on the master alone."""
+        there = self._not_told(session) if _graphs.changed else []
+        if there:
+            raise SessionError(
+                f"{there[0]} was set after a call of an exact function that uses it, in the same sequence, and would "
+                "have the new value before that call: set it outside of the block. Nothing of the block was sent"
+            )
 
 
 class _AlwaysThere(Meetings):

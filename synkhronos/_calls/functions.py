@@ -217,7 +217,10 @@ class Function:
                 self._results.check_not_borrowed()
                 session.sequencer.keep([value.memory for value in values if isinstance(value, Data)])
                 self.counts = call.counts
-            return session.submit(call, finish, shared=self.get_shared)
+            return session.submit(call, finish, shared=self.get_shared, check=self._check_values)
+
+    def _check_values(self, session: Session) -> None:
+        """The master's values of variables are its own."""
 
     def _combined(
         self, session: Session, results: Sequence[Any], call: Call, wanted: Sequence[int], select: Any, rows: Any

@@ -11,7 +11,7 @@ from synkhronos._calls.arguments import arrange
 from synkhronos._calls.building import function
 from synkhronos._calls.functions import Function
 from synkhronos._keywords import checks_keywords
-from synkhronos._session import current, held
+from synkhronos._session import Future, current, held
 from synkhronos.errors import SessionError
 
 __all__ = ["parallelize"]
@@ -99,20 +99,26 @@ class _Builder:
 
     def _has_rows(self, item: Any) -> bool:
         variable = getattr(item, "variable", item)
-        if getattr(variable, "ndim", 0) == 0 or any(_is_named(one, variable) for one in self._whole):
+        if not _graphs.is_tensor_variable(variable) or any(_is_meant(one, item) for one in self._whole):
             return False
-        axis = next((axis for one, axis in self._axes.items() if _is_named(one, variable)), 0)
-        return not variable.broadcastable[axis]
+        axis = next(iter(self._axes_of(item)), 0)
+        # an axis that there is not is refused later, with what else may be wrong in shard
+        return variable.ndim > 0 and not (axis in range(-variable.ndim, variable.ndim) and variable.broadcastable[axis])
 
     def _sharded(self, asked: dict[str, Any]) -> dict[Any, int]:
         """What of ``shard`` a function uses."""
         used = _graphs.variables_used(asked)
-        return {variable: axis for one, axis in self._axes.items() for variable in used if _is_named(one, variable)}
+        names = {item.variable: item for item in asked["params"] if hasattr(item, "variable")}
+        return {variable: axis for variable in used for axis in self._axes_of(names.get(variable, variable))}
+
+    def _axes_of(self, item: Any) -> list[int]:
+        return [axis for one, axis in self._axes.items() if _is_meant(one, item)]
 
 
-def _is_named(one: Any, variable: Any) -> bool:
-    """Whether a variable is the one that is meant, or has the name that is meant."""
-    return one is variable or (isinstance(one, str) and variable.name == one)
+def _is_meant(one: Any, item: Any) -> bool:
+    """Whether an input or a variable is the one that is meant, or has the name that is meant."""
+    variable = getattr(item, "variable", item)
+    return one is variable or one is item or (isinstance(one, str) and one in (item.name, variable.name))
 
 
 class _Inputs(NamedTuple):
@@ -159,14 +165,18 @@ class ParallelFunction:
         Returns
         -------
         array, list of array, or dict
-            As in Theano.
+            As in Theano. In a `sequence`: a `Future` of that.
         """
         values = arrange(self._inputs, args, kwargs, ("output_subset",))
         keys = self.output_keys
         if keys is not None and output_subset is not None:
             keys, output_subset = output_subset, [keys.index(key) for key in output_subset]
         results = self.exact(*[values[position] for position in self._order], output_subset=output_subset)
-        return results if keys is None else dict(zip(keys, results))
+        if keys is None:
+            return results
+        if isinstance(results, Future):
+            return results.through(lambda values: dict(zip(keys, values)))
+        return dict(zip(keys, results))
 
     name: Any = property(lambda self: self.exact.name)
     maker: Any = property(lambda self: self.exact.maker)

@@ -62,6 +62,8 @@ class DividedGraph(Graph):
         For a scattered input that cannot have rows, and for collectives that the user has put into the graph.
     theano.compile.UnusedInputError
         As Theano, which sees the divided graph alone.
+    RuntimeError
+        For givens in the place of an input, as Theano.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class DividedGraph(Graph):
         shard: Any = None,
         random: str = "serial",
     ) -> None:
+        user.check_givens()
         outputs, updates = user.expressions
         expressions = [*outputs, *(new for _, new in updates)]
         if expresses_meetings(expressions):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from synkhronos._graphs.changes import changed, note_told, watch_values
+from synkhronos._graphs.changes import changed, note_told
 from synkhronos._graphs.definitions import Definitions
 from synkhronos._graphs.diversion import divert, variables_used
 from synkhronos._graphs.functions import THEANO_KEYWORDS, Graph, Variant, compile_function
@@ -68,5 +68,4 @@ __all__ = [
     "updates_variables",
     "uses",
     "variables_used",
-    "watch_values",
 ]

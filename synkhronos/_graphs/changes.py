@@ -1,7 +1,8 @@
-"""Which shared variables a program has given new values, by `set_value`, since the other ranks were told.
+"""Which shared variables a program has given new values since the other ranks were told.
 
-All ways in which programs set a variable go through the property ``value`` of its container; what ranks compute or
-receive does not. An array that is changed in place (``get_value(borrow=True)``) is not seen.
+All ways in which programs set a variable go through the properties of a container over its storage: `set_value`, those
+of its own container; ``f[var] = value``, those of a container of the function. What ranks compute or receive does not.
+An array that is changed in place (``get_value(borrow=True)``) is not seen.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ from typing import Any
 
 from theano.gof.link import Container
 
-__all__ = ["changed", "note_told", "watch_values"]
+__all__ = ["changed", "note_told", "watch"]
 
-#: Containers of the variables that exact functions use, and those of them that have been set.
-_watched: weakref.WeakSet[Any] = weakref.WeakSet()
+#: Containers of the variables that other ranks have, by the ids of their storage, and those of them that have been set.
+_watched: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 changed: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def watch_values(variables: Iterable[Any]) -> None:
-    """Note from now on which of these are set; they enter `changed`."""
-    _watched.update(var.container for var in variables)
+def watch(container: Any) -> None:
+    """Note from now on whether the variable with this container is set; then it enters `changed`."""
+    _watched[id(container.storage)] = container
 
 
 def note_told(variables: Iterable[Any]) -> None:
@@ -34,8 +35,15 @@ _set: Any = Container.value.fset
 
 def _set_and_note(self: Any, value: Any) -> None:
     _set(self, value)
-    if self in _watched:
-        changed.add(self)
+    container = _watched.get(id(self.storage))
+    if container is not None:
+        changed.add(container)
+
+
+def _set_data(self: Any, value: Any) -> None:
+    # through the property data of a function's container, functions of some linkers store their updates
+    (_set_and_note if _watched.get(id(self.storage)) is self else _set)(self, value)
 
 
 Container.value = property(Container.value.fget, _set_and_note)
+Container.data = property(Container.data.fget, _set_data)

@@ -231,6 +231,16 @@ class Graph:
         """Whether a call draws random numbers."""
         return any(is_random_state(var) for var, _ in self.expressions[1])
 
+    def check_givens(self) -> None:
+        """Raise `RuntimeError` if inputs are to be replaced, which Theano refuses when it compiles the graph itself."""
+        pairs = self._givens.items() if hasattr(self._givens, "items") else self._givens or ()
+        for old, _ in pairs:
+            if old in self.input_variables:
+                raise RuntimeError(
+                    f"givens: {old} is an input of the function, and cannot be replaced: make the new one an input in "
+                    "its place, as in function([y], f(x), givens={x: g(y)})"
+                )
+
     def picks_rows_of_shared(self) -> bool:
         """Whether an input that is not scattered says which rows of a shared variable are used."""
         outputs, updates = self.expressions

@@ -26,7 +26,9 @@ def check_arguments(ins: Sequence[Any], n_scattered: int, sliceable_shareds: Seq
     for position, spec in enumerate(ins):
         if not is_host_variable(spec.variable):
             raise TypeError(
-                f"input {position} ({spec.variable}) must be a tensor variable; got type {spec.variable.type}"
+                f"input {position} ({spec.name or spec.variable}) must be a tensor variable; got type "
+                f"{spec.variable.type}. Pass a sparse matrix by the arrays of which theano.sparse.CSR makes it, or "
+                "have a shared variable hold the value, or build the function by Theano alone"
             )
         if spec.update is not None:
             raise TypeError(

@@ -18,6 +18,7 @@ from theano.sandbox.rng_mrg import mrg_uniform_base
 from theano.tensor.raw_random import RandomStateType
 
 from synkhronos._endings import Endings
+from synkhronos._graphs.changes import watch
 from synkhronos._graphs.gpu import is_device_type, to_device, to_host, write
 
 __all__ = [
@@ -102,9 +103,10 @@ def get_array(var: Any) -> Any:
 def host_array(var: Any, any_order: bool = False) -> np.ndarray:
     """The value of a shared variable as a C-contiguous, writable NumPy array: its own where it is one, else a copy.
 
-    With ``any_order`` it may be contiguous in another order, its `memory_order`. A `RandomState` is pickled.
+    With ``any_order`` it may be contiguous in another order, its `memory_order`. What is no dense array (a
+    `RandomState`, a sparse matrix, any object) is pickled.
     """
-    if isinstance(var.type, RandomStateType):
+    if not is_tensor_variable(var):
         return np.frombuffer(pickle.dumps(get_array(var)), np.uint8)
     value = to_host(get_array(var))
     is_contiguous = value.flags.c_contiguous or (any_order and memory_order(value) != ())
@@ -129,7 +131,7 @@ def set_array(var: Any, value: Any) -> None:
 def copy_array(var: Any, value: np.ndarray) -> None:
     """Copy a `host_array` into a shared variable, into its existing array where that fits."""
     old = get_array(var)
-    if isinstance(var.type, RandomStateType):
+    if not is_tensor_variable(var):
         var.container.storage[0] = pickle.loads(value.tobytes())
     elif is_device_type(var.type):
         if old.shape == value.shape and old.flags["C_CONTIGUOUS"]:
@@ -183,7 +185,8 @@ class VariableTable:
     normalisation uses it) have one key: they are one variable on the other ranks.
 
     The master's table holds containers weakly: when the program has dropped the last variable over one, its key is
-    noted in ``ended``. A worker's table holds its variables until told to `drop` them.
+    noted in ``ended``; until then it is noted when the program gives it a value. A worker's table holds its variables
+    until told to `drop` them.
     """
 
     def __init__(self, ended: Endings[int] | None = None) -> None:
@@ -206,6 +209,7 @@ class VariableTable:
         self._key_of[var.container] = key
         if self._ended is not None:
             self._ended.watch(var.container, key)
+            watch(var.container)
 
     def drop(self, key: int) -> None:
         var = self._by_key.pop(key, None)

@@ -132,7 +132,7 @@ class Exchange:
     def _is_outside(self, var: Any) -> bool:
         """Whether a value is not in the region where it might be."""
         value = _graphs.get_array(var)
-        if self._regions.base is None or not isinstance(value, np.ndarray):
+        if self._regions.base is None or not isinstance(value, np.ndarray) or not _graphs.is_tensor_variable(var):
             return False
         return value.nbytes >= native.SMALLEST_BLOCK and self._regions.offset(value) is None
 

@@ -4,7 +4,9 @@ import functools
 
 import numpy as np
 import pytest
+import scipy.sparse
 import theano
+import theano.sparse
 import theano.tensor as T
 from support import assert_close, run_script
 from theano import function  # by a name of its own
@@ -112,8 +114,72 @@ def test_what_is_set_between_calls_reaches_all_ranks(session):
         train.exact(x, y, 0.5)
         w.set_value(value)
         train.exact(x, y, 0.5)
+    with pytest.raises(synk.SessionError, match="w was set after a call"), synk.sequence():
+        future = train.exact(x, y, 0.5)
+        w.set_value(value)
+    with pytest.raises(synk.SessionError, match="w was set after a call"):
+        future.result()
     train(0.0, x, y)
     assert not synk.check_replicas()
+
+
+def test_what_is_set_before_there_is_an_exact_function(session):
+    x, w = T.dmatrix("x"), theano.shared(np.ones(4), "w")
+    given = rows()[0]
+    close(synk.function([x], (x.dot(w).sum(), "sum"))(given), given.sum())
+    w.set_value(np.arange(4.0))
+    f = synk.function([x], x.dot(w), exact=True)
+    w.set_value(w.get_value() + 1)
+    close(f(given), given.dot(np.arange(4.0) + 1))
+    assert not synk.check_replicas(w)
+
+
+def test_all_ways_to_set_a_variable_are_seen(session):
+    x, w = T.dmatrix("x"), theano.shared(np.ones(4), "w")
+    look, f = function([], w.sum()), synk.function([x], x.dot(w), exact=True)
+    given = rows()[0]
+    f(given)
+
+    def by_function(value):
+        look[w] = value
+
+    def by_container(value):
+        w.container.data = value
+
+    for factor, change in enumerate((by_function, by_container, w.set_value)):
+        change(np.full(4, float(factor)))
+        close(f(given), given.sum(axis=1) * factor)
+        assert not synk.check_replicas(w)
+
+
+class Scale(theano.Op):
+    """A matrix times what an object of any class says."""
+
+    __props__ = ()
+
+    def make_node(self, x, factors):
+        return theano.Apply(self, [x, factors], [x.type()])
+
+    def perform(self, node, inputs, outputs):
+        x, factors = inputs
+        outputs[0][0] = x * factors["factor"]
+
+    def infer_shape(self, node, shapes):
+        return [shapes[0]]
+
+
+def test_matrices_and_objects_that_are_set_reach_all_ranks(session):
+    x = T.dmatrix("x")
+    matrix = theano.shared(scipy.sparse.csc_matrix(np.eye(4)), "matrix")
+    factors = theano.shared({"factor": 2.0}, "factors")
+    f = synk.function([x], theano.sparse.dot(x, matrix), exact=True)
+    g = synk.function([x], Scale()(x, factors).sum(axis=0), exact=True)
+    given = rows()[0]
+    for value in (1.0, 3.0, 5.0):
+        matrix.set_value(scipy.sparse.csc_matrix(np.eye(4) * value))
+        factors.set_value({"factor": value})
+        close(f(given), given * value)
+        close(g(given), given.sum(axis=0) * value)
 
 
 @functools.cache
@@ -266,3 +332,57 @@ def test_other_axes_and_variables_of_the_graph(session):
     for options in ({"random": "mine"}, {"shard": "x"}):
         with pytest.raises((ValueError, TypeError), match=next(iter(options))):
             synk.parallelize(**options)
+
+
+def test_names_that_inputs_are_given(session):
+    x, y = T.dmatrix("x"), T.dmatrix("y")
+    items = lambda: [x, theano.In(y, name="labels")]  # noqa: E731
+    with synk.parallelize(bcast_inputs=["labels", "of another function"]):
+        f = function(items(), x.sum() + y.sum())
+    given = rows()[0]
+    close(f(given, labels=given[:2]), given.sum() + given[:2].sum())
+    with synk.parallelize(shard={"labels": 1, "of another function": 5}):
+        g = function(items(), (x * y.T).sum(axis=0))
+    close(g(given, given.T), (given**2).sum(axis=0))
+    for axis, error in ((2, ValueError), (-3, ValueError), ("0", TypeError), (None, TypeError)):
+        with synk.parallelize(shard={"labels": axis}), pytest.raises(error, match=r"shard: .*axis"):
+            function(items(), x.sum() + y.sum())
+
+
+def test_inputs_that_are_no_dense_arrays(session):
+    matrix, anything, x = theano.sparse.csr_matrix("matrix"), theano.gof.generic("anything"), T.dmatrix("x")
+    dense = theano.sparse.dense_from_sparse(matrix)
+    with synk.parallelize():
+        f = function([matrix], dense * 2)
+        g = function([anything], Scale()(T.eye(4), anything))
+        with pytest.raises(TypeError, match=r"\(matrix\) must be a tensor variable; got type Sparse.*Theano alone"):
+            function([matrix, x], x.dot(dense))
+        with pytest.raises(TypeError, match=r"\(anything\) must be a tensor variable"):
+            function([anything, x], Scale()(x, anything))
+    close(f(scipy.sparse.csr_matrix(np.eye(4))), np.eye(4) * 2)
+    close(g({"factor": 3}), np.eye(4) * 3)
+
+
+def test_outputs_by_name_in_a_sequence(session):
+    x, given = T.dmatrix("x"), rows()[0]
+    with synk.parallelize():
+        f = function([x], {"sum": x.sum(), "twice": x * 2})
+    with synk.sequence():
+        futures = [f(given), f(given[:3], output_subset=["twice"])]
+    both, one = (future.result() for future in futures)
+    assert sorted(both) == ["sum", "twice"]
+    close(both["sum"], given.sum())
+    close(both["twice"], given * 2)
+    assert list(one) == ["twice"]
+    close(one["twice"], given[:3] * 2)
+
+
+def test_inputs_are_not_replaced(session):
+    x, y, given = T.dmatrix("x"), T.dmatrix("y"), rows()[0]
+    for givens in ({x: x * 2}, [(x, np.zeros((3, 2)))]):
+        with synk.parallelize(), pytest.raises(RuntimeError, match="x is an input of the function"):
+            function([x], x.sum(), givens=givens)
+        with pytest.raises(RuntimeError, match="x is an input"):
+            synk.function([y], x.sum(), bcast_inputs=[x], givens=givens, exact=True)
+    with synk.parallelize():
+        close(function([y], x.sum(), givens={x: y * 2})(given), given.sum() * 2)
