@@ -18,6 +18,7 @@ from theano import OpFromGraph, sparse  # noqa: F401  isort: skip
 from theano.gradient import DisconnectedInputError, NullTypeGradError  # isort: skip
 from theano.tensor.nnet import bn  # noqa: F401  isort: skip
 from theano.gradient import disconnected_grad as constant  # noqa: F401  isort: skip
+from theano.tensor.extra_ops import RepeatOp  # noqa: F401  isort: skip
 from theano.tensor.signal.pool import pool_2d, pool_3d  # noqa: F401  isort: skip
 
 assert synkhronos
@@ -466,6 +467,11 @@ T.tile(x, (1, 2))
 T.tile(x, (2, 1))
 T.repeat(x, 2, axis=0)
 T.repeat(x, 2, axis=1)
+RepeatOp(axis=-2)(x, 2)
+RepeatOp(axis=-1)(x, 2)
+T.sort(x, axis=-2)
+T.cumsum(x, axis=-2)
+T.concatenate([x, z], axis=-2)
 T.sort(x, axis=0)
 T.sort(x, axis=1)
 T.sort(x, axis=-1)

@@ -140,7 +140,7 @@ class _ExactPlanner(Planner):
         call = call._replace(exact=True, shares=selector.shares)
         if all(call.counts):
             return call, refs
-        # fewer rows than ranks: each computes the whole, and where they meet the master's counts; of no rows, all count
+        # fewer rows than ranks, or none: each computes the whole, and where they meet the master's counts
         n_rows = sum(call.counts)
         counts = tuple(n_rows * (rank == call.master) for rank in range(session.n_ranks))
         shares = (Rows(0, n_rows),) * session.n_ranks

@@ -90,7 +90,7 @@ class DividedGraph(Graph):
         walk = Walk(sharding.scattered, sharding.rows, ON_RANKS, {**RULES, **own}, {**MAKERS, **own})
         sharding.divide(walk)
         walk.run(expressions)
-        draws.check(expressions)
+        draws.check(outputs, updates)
         self.own_states = draws.states
         self.modes: list[str | None] = []
         divided = []

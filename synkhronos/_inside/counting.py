@@ -63,9 +63,9 @@ def _divided(n_rows: int) -> tuple[int, int, int]:
         return n_rows, 0, n_rows
     if n_rows >= standing.n_ranks:
         split = shares(n_rows, standing.n_ranks)
-        standing.count(tuple(map(len, split)))
+        standing.weigh(tuple(map(len, split)))
     else:
         split = [Rows(0, n_rows)] * standing.n_ranks
-        standing.count(tuple(n_rows * (rank == 0) for rank in range(standing.n_ranks)))
+        standing.weigh(tuple(int(rank == 0) for rank in range(standing.n_ranks)))
     share = split[standing.rank]
     return n_rows, share.start, len(share)

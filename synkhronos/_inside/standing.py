@@ -50,11 +50,9 @@ class Standing:
 
     Attributes
     ----------
-    counts : tuple of int
-        How many data points each rank has in the call under way. The first of this rank is ``sum(counts[:rank])``.
     weights : tuple of int
-        By which the ranks count: their data points; ones if nobody has any. A rank of weight 0 is left out of every
-        collective.
+        By which the ranks count in the call under way: their data points, if there are any. A rank of weight 0 is left
+        out of every collective.
     own : int
         This rank's weight; in a call in slices, how many data points the slice has.
     """
@@ -64,8 +62,7 @@ class Standing:
     ) -> None:
         self.rank = rank
         self.n_ranks = n_ranks
-        self.counts: tuple[int, ...] = (1,) * n_ranks
-        self.weights: tuple[int, ...] = self.counts
+        self.weights: tuple[int, ...] = (1,) * n_ranks
         self.own = 1
         self._transport = transport
         self._timeline = timeline
@@ -74,16 +71,16 @@ class Standing:
         self._known: dict[Any, Any] = {}  # the last reductions of each collective
         self._left: list[Any] = []  # what other ranks may still read and write
 
-    def execute(self, counts: tuple[int, ...], function: Callable[[], Any]) -> Any:
+    def execute(self, weights: tuple[int, ...], function: Callable[[], Any]) -> Any:
         """Call a function with this standing, and meet the others at its end.
 
         Parameters
         ----------
-        counts : tuple of int
-            The data points of each rank.
+        weights : tuple of int
+            Of each rank; not all of them 0.
         function : callable
         """
-        self.count(counts)
+        self.weigh(weights)
         self._left.clear()
         self._lost = None
         _here.standing = self
@@ -101,11 +98,10 @@ class Standing:
         finally:
             _here.standing = None
 
-    def count(self, counts: tuple[int, ...]) -> None:
-        """Have the ranks count by so many data points each; no one has met the others yet."""
-        self.counts = counts
-        self.weights = counts if any(counts) else (1,) * self.n_ranks
-        self.own = self.weights[self.rank]
+    def weigh(self, weights: tuple[int, ...]) -> None:
+        """Have the ranks count by these; no one has met the others yet."""
+        self.weights = weights
+        self.own = weights[self.rank]
 
     def combine(
         self, number: int, ops: Sequence[str], arrays: Sequence[np.ndarray], in_place: Sequence[bool]

@@ -83,15 +83,16 @@ class Caller:
         compute = self._in_one(command, share) if command.num_slices == 1 else self._in_slices(command, share)
         left = [self._variables[key] for key in command.kept] if is_absent else []
         is_master, modes = self._is_master, command.output_modes
+        weights = _weights(command)
 
         def execute() -> list[Any] | None:
             if not command.meets:
                 outputs = compute()
             elif left:
                 with kept(left):
-                    outputs = self._standing.execute(command.counts, compute)
+                    outputs = self._standing.execute(weights, compute)
             else:
-                outputs = self._standing.execute(command.counts, compute)
+                outputs = self._standing.execute(weights, compute)
             if is_absent and not is_master:
                 return None
             if command.nccl:
@@ -178,6 +179,13 @@ class Caller:
                 continue
             for i, value in zip(positions, reduced or [None] * len(positions)):
                 outputs[i] = value
+
+
+def _weights(command: Call) -> tuple[int, ...]:
+    """By which ranks count in collectives. Of no rows all do alike; but of an exact function each has the whole."""
+    if not command.everybody:
+        return command.counts
+    return tuple(int(rank == command.master or not command.exact) for rank in range(len(command.counts)))
 
 
 def _numbers(command: Call, part: Rows) -> list[np.ndarray]:

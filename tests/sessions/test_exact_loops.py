@@ -205,3 +205,35 @@ def test_ranks_meet_after_the_loops_alone(synchronize, name):
     synchronize(3)
     function = functions(name)[0]
     assert not [entry for entry in function.partition if "loop" in entry.reason or entry.collective == "all-gather"]
+
+
+@functools.cache
+def sums_that_begin():
+    """A state to which steps add sums over rows, and which begins with ones: of inputs, and of a part of other data."""
+    s, n = T.dtensor3("s"), T.lscalar("n")
+    data = theano.shared(np.random.RandomState(3).randn(9, 3, 4))
+    part = data[:n]
+
+    def states(rows):
+        w = theano.shared(np.ones(4))
+        states = theano.scan(lambda row, h: row.sum(axis=0) + h * 0.5, rows.dimshuffle(1, 0, 2), w)[0]
+        return w, states, [(w, states[-1] + rows.shape[0])]
+
+    ours, theirs = states(s), states(part)
+    of_inputs = synk.function([s], ours[1], updates=ours[2], exact=True), ours[0]
+    of_part = synk.function([], theirs[1], bcast_inputs=[n], updates=theirs[2], shard=[part], exact=True), theirs[0]
+    return of_inputs, of_part, data.get_value()
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 7])
+def test_states_that_begin_with_other_than_zero(synchronize, n):
+    synchronize(3)
+    of_inputs, of_part, data = sums_that_begin()
+    for (function, w), given in ((of_inputs, data[:n]), (of_part, np.int64(n))):
+        synk.broadcast(w, np.ones(4))
+        states = np.ones(4)
+        for got, row in zip(function(given), data[:n].sum(axis=0)):
+            states = row + states * 0.5
+            assert_close(got, states, rtol=1e-9)
+        assert_close(w.get_value(), states + n, rtol=1e-9)
+        assert not synk.check_replicas([w])

@@ -392,6 +392,39 @@ def test_streams_of_their_own_are_for_draws_by_rows(session):
             synk.function([x], [x * by_rows, drawn], exact=True, random="own")
 
 
+def test_a_state_that_differs_is_for_its_stream_alone(session):
+    x = T.dmatrix("x")
+    state, other = (theano.shared(np.random.RandomState(3), name) for name in ("state", "other"))
+    left, by_rows = uniform(state, x.shape, ndim=2)
+    more_left, more = uniform(left, x.shape, ndim=2)
+    drawn = synk.function([x], [by_rows, more], updates=[(state, more_left)], exact=True, random="own")
+    assert len(set(np.concatenate(drawn(np.ones((N, 2)))).ravel())) == 4 * N
+    with pytest.raises(ValueError, match=r"other .* uses a stream .* make a RandomStreams for each"):
+        synk.function([x], by_rows, updates=[(other, left)], exact=True, random="own")
+
+
+@functools.cache
+def noise_in_steps():
+    x = T.dmatrix("x")
+
+    def drawn():
+        streams = RandomStreams(4)
+        steps, updates = theano.scan(lambda h: h + streams.uniform(x.shape) * x, outputs_info=x, n_steps=3)
+        return [steps, steps.mean()], updates
+
+    (ours, our_updates), (theirs, their_updates) = drawn(), drawn()
+    function = synk.function([x], ours, updates=our_updates, exact=True, random="own")
+    return function, theano.function([x], theirs, updates=their_updates)
+
+
+def test_draws_in_the_steps_of_a_loop_are_the_serial_programs(session):
+    function, reference = noise_in_steps()
+    for n in (N, 1, N):
+        given = np.random.RandomState(n).randn(n, 2)
+        for got, expected in zip(function(given), reference(given)):
+            close(got, expected)
+
+
 # -- what is refused
 
 

@@ -1,7 +1,8 @@
 """Random draws with a stream of its own for each rank, which draws what it needs and no more.
 
 Whether a stream differs between ranks is for all its draws alike: those of a size that has the rows take one that does,
-all others one that does not.
+all others one that does not. The states that draws leave are of the stream that they began with. That is a shared
+variable, or else the draws are the serial program's, as in the steps of a loop.
 """
 
 from __future__ import annotations
@@ -34,35 +35,43 @@ class OwnDraws:
 
     def __init__(self) -> None:
         self.rules: dict[type, Rule] = dict.fromkeys((RandomFunction, mrg_uniform), self._draw)
-        self._is_own: dict[Any, bool] = {}
+        self._is_own: dict[Any, bool] = {}  # by stream
+        self._streams: dict[Any, Any] = {}  # by the states that draws leave
 
     @property
     def states(self) -> list[Any]:
         """The shared variables that differ between ranks."""
-        return [state for state, is_own in self._is_own.items() if is_own and isinstance(state, SharedVariable)]
+        return [stream for stream, is_own in self._is_own.items() if is_own]
 
-    def check(self, expressions: Sequence[Any]) -> None:
+    def check(self, outputs: Sequence[Any], updates: Sequence[tuple[Any, Any]]) -> None:
         """Refuse what else has to do with states that differ, such as a loop that draws from one of them."""
-        for node in io_toposort([], list(expressions)):
-            if type(node.op) not in self.rules and any(map(self._is_own.get, node.inputs)):
-                raise ValueError(
-                    f'random="own": {described(node.outputs[0])} uses a stream of which each row has its own draws: '
-                    "make a RandomStreams for each"
-                )
+        uses = [one for one in outputs if self._differs(one)]
+        uses += [var for var, new in updates if self._differs(new) and self._streams.get(new) is not var]
+        for node in io_toposort([], [*outputs, *(new for _, new in updates)]):
+            if type(node.op) not in self.rules and any(map(self._differs, node.inputs)):
+                uses.append(node.outputs[0])
+        if uses:
+            raise ValueError(
+                f'random="own": {described(uses[0])} uses a stream of which each row has its own draws: '
+                "make a RandomStreams for each"
+            )
+
+    def _differs(self, variable: Any) -> bool:
+        return self._is_own.get(self._streams.get(variable, variable), False)
 
     def _draw(self, walk: Walk, node: Any) -> str | Sequence[Placed]:
         state, size, *arguments = node.inputs
         entries = walk.lengths.vector(size) or ()
         places = [axis for axis, length in enumerate(entries) if walk.lengths.per_row(length) is not None]
         fits = all(one.ndim in (0, node.outputs[1].ndim) for one in arguments)
-        is_known = state in self._is_own or isinstance(state, SharedVariable)
-        is_own = bool(places) and fits and is_known
-        if self._is_own.setdefault(state, is_own) != is_own:
+        stream = self._streams.get(state, state)
+        is_own = bool(places) and fits and isinstance(stream, SharedVariable)
+        if self._is_own.setdefault(stream, is_own) != is_own:
             raise ValueError(
                 f'random="own": {described(node.outputs[1])} is drawn from a stream of which other numbers are drawn, '
                 "some for each row, some the same on all ranks: make a RandomStreams for each kind"
             )
-        self._is_own[node.outputs[0]] = is_own
+        self._streams[node.outputs[0]] = stream
         if not is_own:
             return walk.computed_whole(node, "an argument of a random draw")
         per_row = walk.lengths.per_row(entries[places[0]])

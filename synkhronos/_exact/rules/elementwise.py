@@ -66,7 +66,7 @@ def _scales(variable: Any) -> bool:
 
 
 def _counts(walk: Walk, variable: Any) -> bool:
-    """Whether a variable is rows × a positive constant, as means are divided by: there is no call of no rows."""
+    """Whether a variable is rows × a positive constant, as means are divided by; 0 of 0 rows is NaN all the same."""
     node = variable.owner
     if node is not None and isinstance(node.op, DimShuffle):
         return _counts(walk, node.inputs[0])

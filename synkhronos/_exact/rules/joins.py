@@ -42,7 +42,8 @@ def _split(walk: Walk, node: Any) -> str | Sequence[Placed]:
 def _repeat(walk: Walk, node: Any) -> str | Sequence[Placed]:
     variable, repeats = node.inputs
     shard = walk.shard_of([variable])
-    if shard is None or node.op.axis in (None, shard.axis) or walk.shard_of([repeats]):
+    axis = node.op.axis  # may count from the end
+    if shard is None or axis is None or axis % variable.ndim == shard.axis or walk.shard_of([repeats]):
         return "rows are repeated"
     return [Placed(copied(node, [walk.new(variable), walk.whole(repeats)])[0], shard)]
 

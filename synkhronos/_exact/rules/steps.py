@@ -172,12 +172,12 @@ class Steps:
         walk = self._walk
         if isinstance(placement, Shard):
             return walk.part(outer, placement.moved(placement.axis + 1))
-        if isinstance(placement, Replicate):
-            return walk.whole(outer, _WHOLE)
-        new = walk.new(outer)
-        if isinstance(walk.placement(outer), Partial) or _begins_with_zero(outer):
-            return new
-        return T.switch(T.eq(walk.rows.first, 0), new, T.zeros_like(new))  # one rank has it
+        if isinstance(placement, Partial) and isinstance(walk.placement(outer), Partial):
+            return walk.new(outer)
+        whole = walk.whole(outer, _WHOLE)
+        if isinstance(placement, Replicate) or _begins_with_zero(outer):
+            return whole
+        return T.switch(T.eq(walk.rows.first, 0), whole, T.zeros_like(whole))  # of those that count, one has row 0
 
     def _outside(self, outputs: Sequence[Any]) -> list[Any]:
         """What is computed before the loop, of all that steps need; Theano's numbers that are no tensors follow it."""
