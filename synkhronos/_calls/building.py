@@ -60,9 +60,9 @@ def function(
         the scattered inputs, and ranks meet where rows meet (docs/exact.md). Then outputs and updates have no ops, and
         sliceable shared variables are what was scattered, of which each rank has rows.
     shard : dict or list of variables, optional
-        For exact functions: what else is divided by rows, as ``{variable: axis}``; axis 0 in a list. Scattered inputs
-        that have their rows along another axis; and any variable of the graph, such as a minibatch that `givens` takes
-        from data that all ranks have.
+        For exact functions: what else is divided by rows, with the axis of these (in a list: 0). Scattered inputs that
+        have their rows along another axis; and any variable of the graph, such as a minibatch that `givens` takes from
+        data that all ranks have.
     random : str
         For exact functions: ``"serial"`` (draws are the serial program's) or ``"own"`` (where there is a draw for each
         row, each rank makes its own; equal in distribution, and cheaper).

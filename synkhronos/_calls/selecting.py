@@ -106,8 +106,8 @@ class Selector:
                 raise ValueError(
                     "scattered inputs must all have the same number of data points; got "
                     + ", ".join(f"{one.name}: {size}" for one, size in zip(inputs, sizes))
-                    + ". An input without data points belongs in bcast_inputs"
                     + _second_axes([value.shape for value in self._values[: graph.n_scattered]])
+                    + ". An input without data points belongs in bcast_inputs"
                 )
             self.shares, self.counts = _split(sizes[0], session.n_ranks)
         elif batch is not None:
