@@ -53,7 +53,8 @@ class ExactFunction(Function):
         self._serial = Serial(user, Results(user.outputs, ["exact"] * n_outputs, [False] * n_outputs, False, title))
         self._meetings = _AlwaysThere(divided, self._theano, results)
         self._averages = _NoParts(divided, self._serial, results, self._meetings, named, named_updates=[])
-        self._planner = _ExactPlanner(divided, results, self._meetings, {}, session.on_gpu)
+        alike = dict.fromkeys((var for var, _ in divided.updates), "max")  # new values that all slices give, to the bit
+        self._planner = _ExactPlanner(divided, results, self._meetings, alike, session.on_gpu)
         self._common = [var for var in self.get_shared() if var not in divided.own_states]
 
     @property

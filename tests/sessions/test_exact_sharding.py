@@ -288,6 +288,16 @@ def test_slices_of_what_else_is_divided(session, num_slices):
     close(mean, (x * picked).mean())
 
 
+def test_slices_leave_what_needs_no_rows_the_same(session):
+    """Slices of unequal length must not round the new value on each rank in another way."""
+    x, decayed = T.dmatrix("x"), theano.shared(np.random.RandomState(3).randn(50), "decayed")
+    function = synk.function([x], x.max(axis=1), updates=[(decayed, 0.7 * decayed)], exact=True)
+    expected = 0.7 * decayed.get_value()
+    function(np.ones((N, 2)), num_slices=2)
+    np.testing.assert_array_equal(decayed.get_value(), expected)
+    assert synk.check_replicas([decayed]) == {}
+
+
 def test_without_optimisation(session):
     x = T.dmatrix("x")
     function = synk.function([x], (x - x.mean(axis=0)).std(), exact=True, mode=theano.Mode("py", None))
