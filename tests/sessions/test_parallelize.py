@@ -223,7 +223,7 @@ def test_inputs_of_all_kinds(session):
         assert function([table, x], x[:, 0, 0] * table.sum())(given[1], given[2]).shape == (N,)
     with synk.parallelize():
         f = function([table, x], x[:, 0, 0] * table.sum())
-    with pytest.raises(ValueError, match=r"table: 5, x: 7. An input without data points belongs in bcast_inputs"):
+    with pytest.raises(ValueError, match=r"table: 5, x: 7\. .*An input without data points belongs in bcast_inputs"):
         f(given[1], given[2])
 
 
