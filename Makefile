@@ -3,6 +3,7 @@
 # make test-theano   run Theano's own tests   (ARGS=--quick for the quick ones, ARGS=theano.tests.test_rop for one module)
 # make test-opencl   run the tests of GPUs on OpenCL, which PoCL offers on CPU cores; apt brings it
 # make model   check the protocol by which ranks wait for each other, with the model checker spin; apt brings it
+# make exact-programs   divide random programs, and compare them with the serial ones   (N=10000; SEED=5 begins there)
 # make soak    work for an hour with random faults, and write docs/soak.md   (SECONDS=60; ARGS="--episode 7" for one)
 # make bench   measure beside Theano, PyTorch and MPICH, and write docs/benchmarks.md  (ARGS="cnn mlp" for some)
 # make lint    check style and types                     make format    bring the code into that style
@@ -13,7 +14,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-theano test-opencl model soak bench lint format docs wheel clean
+.PHONY: help demo test test-theano test-opencl model exact-programs soak bench lint format docs wheel clean
 .NOTPARALLEL:
 
 VENV ?= .venv
@@ -46,6 +47,10 @@ test-opencl: $(VENV)/with-test
 model:
 	@$(check-model)
 	$(PYTHON) tests/model/run.py
+
+N ?= 1000
+exact-programs: $(VENV)/with-test
+	$(BIN)/python tests/random_programs.py $(N) $(SEED)
 
 SECONDS ?= 3600
 soak: $(VENV)/with-test

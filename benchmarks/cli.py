@@ -22,6 +22,8 @@ FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
     "all_reduce": ("all_reduce", {}),
     "call": ("call", {}),
     "inside": ("inside", {}),
+    "exact": ("exact", {}),
+    "lstm": ("lstm", {}),
     "step": ("step", {}),
     "excerpt": ("excerpt", {}),
     "many_ranks": ("many_ranks", {}),

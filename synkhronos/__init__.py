@@ -16,7 +16,7 @@ from synkhronos._compat import install as _install
 
 if TYPE_CHECKING:
     from synkhronos import errors, extensions
-    from synkhronos._calls import Function, function
+    from synkhronos._calls import Function, function, parallelize
     from synkhronos._data import Data, data
     from synkhronos._inside import averaged, gathered, reduced, summed
     from synkhronos._session import (
@@ -88,6 +88,7 @@ __all__ = [
     "get_shapes",
     "get_value",
     "memory",
+    "parallelize",
     "profile",
     "reduce",
     "reduced",

@@ -23,25 +23,28 @@ class _Ending(weakref.ref):
 
 
 class Endings(Generic[_Key]):
-    """The keys of objects that have ended."""
+    """The keys of objects that have ended.
+
+    Attributes
+    ----------
+    waiting : deque
+        Empty, unless some have ended whose keys are to be taken.
+    """
 
     def __init__(self) -> None:
         self._watched: dict[int, _Ending] = {}
-        self._ended: deque[_Ending] = deque()
-
-    def __bool__(self) -> bool:
-        return bool(self._ended)
+        self.waiting: deque[_Ending] = deque()
 
     def watch(self, thing: Any, key: _Key) -> None:
         """Note the key when the thing ends."""
-        ending = _Ending(thing, self._ended.append)
+        ending = _Ending(thing, self.waiting.append)
         ending.key = key
         self._watched[id(ending)] = ending
 
     def take(self) -> Iterator[_Key]:
         """What has ended since the last time; a key comes again if whoever acts on it is interrupted."""
-        while self._ended:
-            ending = self._ended[0]
+        while self.waiting:
+            ending = self.waiting[0]
             yield ending.key
             self._watched.pop(id(ending), None)
-            self._ended.popleft()
+            self.waiting.popleft()

@@ -93,6 +93,9 @@ def select(batch: Any, length: int, name: str = "batch") -> Selection:
 
 
 def _select_slice(batch: slice, length: int, name: str) -> Selection:
+    start, stop, step = batch.start, batch.stop, batch.step
+    if step is None and type(start) is int and type(stop) is int and 0 <= start <= stop <= length:
+        return Rows(start, stop)  # what nearly all are
     try:
         start, stop, step = batch.indices(length)
     except (TypeError, ValueError) as error:

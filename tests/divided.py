@@ -8,13 +8,15 @@ compared with what its placement says of its twin.
 import itertools
 
 import numpy as np
+from lockstep import scan
 from scipy.signal import _signaltools, _sigtools
 
 import synkhronos  # it mends Theano, which therefore comes after it
 from synkhronos._exact.lengths import Rows
+from synkhronos._exact.meeting import Collectives
 from synkhronos._exact.placements import Partial, Replicate
 from synkhronos._exact.rules import MAKERS, RULES
-from synkhronos._exact.walk import Collectives, Walk
+from synkhronos._exact.walk import Walk
 
 import theano  # isort: skip
 import theano.tensor as T  # isort: skip
@@ -56,10 +58,11 @@ class Meeting(theano.Op):
 COLLECTIVES = Collectives(lambda x, op: Meeting(op)(x), lambda x, axis: Meeting("gather", axis)(x))
 
 
-def evaluate(outputs, given, n_ranks=1, alone=False):
+def evaluate(outputs, given, n_ranks=1, alone=False, in_step=False):
     """The values of all variables that some are computed of: for each a list, with one entry for each rank.
 
-    ``given`` has such lists. ``alone``: collectives are those of one rank.
+    ``given`` has such lists. ``alone``: collectives are those of one rank. ``in_step``: so are not
+    loops, of which ranks execute each step together; else Theano compiles them.
     """
     values = {variable: list(each) for variable, each in given.items()}
 
@@ -77,7 +80,10 @@ def evaluate(outputs, given, n_ranks=1, alone=False):
             whole = node.op.meet([each[0] for each in inputs])
             values[node.outputs[0]] = [whole] * n_ranks
             continue
-        results = [_perform(node, each, alone) for each in inputs]
+        if isinstance(node.op, Scan) and in_step and len({int(each[0]) for each in inputs}) == 1:
+            results = scan(node, inputs, lambda inner, held: evaluate(inner, held, n_ranks, alone, in_step=True))
+        else:
+            results = [_perform(node, each, alone) for each in inputs]
         for output, each in zip(node.outputs, zip(*results)):
             values[output] = list(each)
     for output in outputs:
@@ -159,7 +165,7 @@ class Divided:
             for length in (getattr(self.walk.placement(variable), name, None) for name in ("outer", "inner"))
             if length is not None
         ]
-        found = evaluate([*twins.values(), *self.wholes, *numbers], on_ranks, n_ranks, alone)
+        found = evaluate([*twins.values(), *self.wholes, *numbers], on_ranks, n_ranks, alone, in_step=True)
         self.found = found
         for variable, (value,) in serial.items():
             placement = self.walk.placement(variable)
@@ -207,7 +213,7 @@ def _same(got, right, what):
         np.testing.assert_array_equal(got, right, err_msg=what)
 
 
-def check(outputs, given, sharded, ranks=(1, 2, 3, 5)):
+def check(outputs, given, sharded, ranks=(1, 2, 3, 5), in_step=False):
     """Divide a program, and compare all that it computes with the serial program.
 
     Parameters
@@ -218,6 +224,8 @@ def check(outputs, given, sharded, ranks=(1, 2, 3, 5)):
     sharded : dict
         Which inputs are divided, and along which axis.
     ranks : sequence of int
+    in_step : bool
+        Whether loops of the serial program are performed in Python, too.
 
     Returns
     -------
@@ -226,7 +234,7 @@ def check(outputs, given, sharded, ranks=(1, 2, 3, 5)):
     divided = Divided(outputs, sharded)
     n_rows = {given[variable].shape[axis] for variable, axis in sharded.items()}
     (n_rows,) = n_rows
-    serial = evaluate(outputs, {variable: [value] for variable, value in given.items()})
+    serial = evaluate(outputs, {variable: [value] for variable, value in given.items()}, in_step=in_step)
     serial = {variable: value for variable, value in serial.items() if divided.walk.knows(variable)}
     for n_ranks in ranks:
         for how in ("even", "uneven"):

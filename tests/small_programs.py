@@ -8,13 +8,17 @@ import contextlib
 import functools
 
 import numpy as np
+import scipy.sparse
 
 import synkhronos  # it mends Theano, which therefore comes after it
 
 import theano  # isort: skip
 import theano.tensor as T  # isort: skip
+from theano import OpFromGraph, sparse  # noqa: F401  isort: skip
 from theano.gradient import DisconnectedInputError, NullTypeGradError  # isort: skip
 from theano.tensor.nnet import bn  # noqa: F401  isort: skip
+from theano.gradient import disconnected_grad as constant  # noqa: F401  isort: skip
+from theano.tensor.extra_ops import RepeatOp  # noqa: F401  isort: skip
 from theano.tensor.signal.pool import pool_2d, pool_3d  # noqa: F401  isort: skip
 
 assert synkhronos
@@ -55,6 +59,12 @@ V = _shared("V", 3 * 4 * 4, K)
 table = _shared("table", N, D)  # one row for each data point
 each = _shared("each", N)
 PARAMETERS = [W, U, b, B, E, gain, filters, channel, V, table, each]
+
+
+steps = s.dimshuffle(1, 0, 2)
+matrix = theano.shared(scipy.sparse.csc_matrix(_rng.binomial(1, 0.4, (D, K)) * 1.5), "matrix")
+_h, _w = T.dmatrix(), T.dmatrix()
+layer = OpFromGraph([_h, _w], [T.tanh(_h.dot(_w)), _h.sum(0)], inline=True)
 
 
 def norm(h, axes=(0,)):
@@ -98,6 +108,61 @@ def lrn(h, half=1):
     extra = T.alloc(0.0, n, channels + 2 * half, rows, columns)
     squares = T.set_subtensor(extra[:, half : half + channels], h**2)
     return h / (1 + sum(squares[:, i : i + channels] for i in range(2 * half + 1))) ** 0.75
+
+
+def scan_rnn(before=None, **options):
+    """States of a recurrent net, over time."""
+    before = T.zeros((s.shape[0], D)) if before is None else before
+    return theano.scan(lambda row, h: T.tanh(row.dot(U) + h.dot(U)), steps, before, **options)[0]
+
+
+def scan_normed():
+    """States normalised over the minibatch in each step."""
+    return theano.scan(lambda row, h: T.tanh(norm(row.dot(U) + h.dot(U))), steps, T.zeros((s.shape[0], D)))[0]
+
+
+def scan_until():
+    """Steps until all states together are large."""
+
+    def step(row, h):
+        return T.tanh(row.dot(U) + h), theano.scan_module.until((h**2).mean() > 0.55)
+
+    return theano.scan(step, steps, T.zeros((s.shape[0], D)))[0]
+
+
+def scan_nested():
+    """A loop in each step."""
+
+    def step(row, h):
+        return theano.scan(lambda h: T.tanh(h.dot(U)), outputs_info=row + h, n_steps=3)[0][-1]
+
+    return theano.scan(step, steps, T.zeros((s.shape[0], D)))[0]
+
+
+def scan_sums(follow, before):
+    """A state that is made of sums over rows."""
+    return theano.scan(lambda row, total: follow(total) + row.mean(0), steps, before)[0]
+
+
+def scan_descent():
+    """Steps of gradient descent."""
+    step = lambda i, w: w - 0.1 * T.grad((T.tanh(x.dot(w)) ** 2).mean(), w)  # noqa: E731
+    return theano.scan(step, T.arange(3), W)[0][-1]
+
+
+def scan_two_taps():
+    """Each state of the two before."""
+    begin = {"initial": T.stack([s[:, 0] * 0.1, s[:, 1]]), "taps": [-2, -1]}
+    return theano.scan(lambda row, second, first: T.tanh(row.dot(U) + second.dot(U) - first), steps, begin)[0]
+
+
+def scan_masked():
+    """States that stay where a mask says so."""
+
+    def step(row, mask, h):
+        return T.switch(mask[:, None] > 0, T.tanh(row.dot(U) + h), h)
+
+    return theano.scan(step, [steps, s[:, :, 0].T], T.zeros((s.shape[0], D)))[0]
 
 
 PROGRAMS = """
@@ -402,6 +467,11 @@ T.tile(x, (1, 2))
 T.tile(x, (2, 1))
 T.repeat(x, 2, axis=0)
 T.repeat(x, 2, axis=1)
+RepeatOp(axis=-2)(x, 2)
+RepeatOp(axis=-1)(x, 2)
+T.sort(x, axis=-2)
+T.cumsum(x, axis=-2)
+T.concatenate([x, z], axis=-2)
 T.sort(x, axis=0)
 T.sort(x, axis=1)
 T.sort(x, axis=-1)
@@ -487,11 +557,55 @@ theano.tensor.specify_shape(x, (N, D)).sum()
 theano.printing.Print("x", attrs=("shape",))(x) * 2
 theano.ifelse.ifelse(T.gt(v.sum(), 0), x * 2, x - 1)
 theano.ifelse.ifelse(T.gt(a, 0), v.sum(), m.sum())
+theano.ifelse.ifelse(T.gt(a, 0), [x, v.sum()], [z, B.sum()])
+theano.ifelse.ifelse(T.gt(a, 0), x, c)
+theano.ifelse.ifelse(T.gt(a, 0), c[:2], x)
+layer(x, U)
+T.extra_ops.RepeatOp(axis=0)(x, T.as_tensor_variable(2))
+T.extra_ops.RepeatOp(axis=1)(x, T.as_tensor_variable([1, 2, 0, 1]))
+T.tile(x, (2, 1, 1))
+x[: x.shape[0]]
+sparse.dot(x, matrix)
+sparse.dot(matrix.T, x.T)
+sparse.dot(x.T, sparse.basic.csr_from_dense(c))
+sparse.structured_dot(matrix, x.dot(W).T).T
+constant(sparse.basic.csm_data(T.grad((sparse.structured_dot(matrix.T, x.T) ** 2).sum(), matrix)))
 theano.scan(lambda row, total: total + row, sequences=x, outputs_info=T.zeros((D,)))[0]
 theano.scan(lambda h: T.tanh(h.dot(U)), outputs_info=x, n_steps=3)[0][-1]
 theano.scan(lambda k: k * 2.0, sequences=T.arange(x.shape[0]))[0] * v
 theano.map(lambda row: row.sum(), x)[0]
-theano.scan(lambda t, h: T.tanh(t.dot(U) + h), s.dimshuffle(1, 0, 2), T.zeros((s.shape[0], D)))[0][-1]
+theano.map(lambda row, i: T.tanh(row.dot(U)) * i, [x, T.arange(x.shape[0])])[0]
+theano.map(lambda row, one: (row * one).sum(), [x, table])[0]
+theano.reduce(lambda row, total: total + row**2, x, T.zeros((D,)))[0]
+theano.foldl(lambda row, total: total * 0.5 + row**2, steps, x)[0]
+scan_rnn()[-1]
+scan_rnn().sum()
+scan_rnn(T.alloc(B, s.shape[0], D))[-1]
+scan_rnn(T.ones((s.shape[0], 1)).dot(gain))[-1]
+scan_rnn(x)[-1]
+scan_rnn(c)[-1]
+scan_rnn(go_backwards=True)[::-1].dimshuffle(1, 0, 2)
+scan_rnn(truncate_gradient=2)[-1]
+scan_until()[-1]
+scan_until()
+scan_normed()[-1]
+scan_nested()[-1]
+scan_masked()[-1]
+scan_two_taps()[-1]
+scan_sums(lambda total: total * 0.9, T.zeros((D,)))
+scan_sums(T.tanh, B)
+scan_sums(lambda total: total * 0.5, B)
+scan_descent()
+theano.scan(lambda one, h: T.tanh(h.dot(one * U)), E, x)[0][-1]
+theano.scan(lambda words, h: T.tanh(E[words].dot(U) + h), ids.T, T.zeros((ids.shape[0], D)))[0].mean(0)
+theano.scan(lambda row, h: [T.tanh(row.dot(U) + h), h.sum(1)], steps, [T.zeros((s.shape[0], D)), None])[0][1].T
+theano.scan(lambda row, h: [T.tanh(row.dot(U) + h), h.sum(0)], steps, [T.zeros((s.shape[0], D)), None])[0][1]
+theano.scan(lambda row, k, h: [k + 1, T.tanh(row + h) * k], steps, [T.constant(0.0), T.zeros_like(x)])[0][1][-1]
+theano.scan(lambda row, h, one: T.tanh(row.dot(U) + h) * one, steps, T.zeros((s.shape[0], D)), non_sequences=z)[0][-1]
+theano.scan(lambda row: row.reshape((row.shape[0] * 2, 2)), steps)[0]
+theano.scan(lambda row, h: T.sort(row + h, axis=0), steps, T.zeros((s.shape[0], D)))[0][-1]
+step(nll(scan_rnn()[-1].dot(W)).mean(), U, W)
+T.grad((T.grad((scan_rnn()[-1] ** 2).sum(), U) ** 2).sum(), U)
 step(nll(x.dot(W) + b).mean(), W, b)
 step((m * nll(x.dot(U).dot(W) + b)).sum() / m.sum() + 1e-2 * (W**2).sum(), W, b, U)
 adam(nll(x.dot(W) + b).mean(), W, b)

@@ -1,22 +1,16 @@
-"""The arguments of a function call: matching them to inputs, checking them, and choosing each rank's rows of them."""
+"""The arguments of a function call: matching them to inputs, and checking them."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from synkhronos._data import Data
 from synkhronos._graphs import Graph
-from synkhronos._interrupts import let_interrupts_pass
 from synkhronos._keywords import unknown_keyword
-from synkhronos._partition import Rows, Selection, select, shares, shift
-from synkhronos._rank import RowsRef, Source
-from synkhronos._session import Session
 
-__all__ = ["Input", "Selector", "arrange", "check_num_slices", "check_subset", "describe_inputs", "inputs_of"]
+__all__ = ["Input", "arrange", "check_num_slices", "check_subset", "describe_inputs", "inputs_of"]
 
 
 #: What a call takes beside the inputs.
@@ -24,11 +18,12 @@ CALL_OPTIONS = ("output_subset", "batch", "batch_s", "num_slices")
 
 
 def arrange(
-    graph: Graph, args: Sequence[Any], kwargs: dict[str, Any], options: Sequence[str] = CALL_OPTIONS
+    graph: Any, args: Sequence[Any], kwargs: dict[str, Any], options: Sequence[str] = CALL_OPTIONS
 ) -> list[Any]:
     """The value given for each input, in the order of the inputs; `TypeError` for missing and surplus ones.
 
-    ``options`` are the arguments beside the inputs, one of which the user may have misspelled.
+    ``graph`` has ``input_names`` and ``input_defaults``. ``options`` are the arguments beside the inputs, one of which
+    the user may have misspelled.
     """
     names, defaults = graph.input_names, graph.input_defaults
     if len(args) == len(names) and not kwargs and all(value is not None for value in args):
@@ -80,18 +75,21 @@ class Input(NamedTuple):
     dtype: np.dtype
     ndim: int
     fixed: tuple[int, ...]  # axes that are broadcastable
+    axis: int  # along which its rows lie, if it is scattered
 
 
 def inputs_of(graph: Graph) -> list[Input]:
     """The inputs of a function."""
+    axes = [*graph.axes, *[0] * (len(graph.input_variables) - graph.n_scattered)]
     return [
         Input(
             name or f"number {position}",
             np.dtype(var.dtype),
             var.ndim,
             tuple(axis for axis, fixed in enumerate(var.broadcastable) if fixed),
+            axis,
         )
-        for position, (name, var) in enumerate(zip(graph.input_names, graph.input_variables))
+        for position, (name, var, axis) in enumerate(zip(graph.input_names, graph.input_variables, axes))
     ]
 
 
@@ -100,139 +98,3 @@ def describe_inputs(graph: Graph) -> str:
     names = [name or str(var) for name, var in zip(graph.input_names, graph.input_variables)]
     groups = names[: graph.n_scattered], names[graph.n_scattered :]
     return "; ".join([", ".join(groups[0]), *([", ".join(groups[1])] if groups[1] else [])])
-
-
-@functools.lru_cache(maxsize=256)
-def _split(n: int, n_ranks: int) -> tuple[tuple[Rows, ...], tuple[int, ...]]:
-    """The ranks' shares of ``n`` data points, and their lengths."""
-    split = tuple(shares(n, n_ranks))
-    return split, tuple(map(len, split))
-
-
-def _second_axes(shapes: Sequence[tuple[int, ...]]) -> str:
-    """A hint for inputs of unequal lengths whose data points seem to lie along axis 1, as in time-major sequences."""
-    lengths = [set(shape[:2]) for shape in shapes]
-    if not set.intersection(*lengths):
-        return ""
-    return (
-        ". Rows are counted along axis 0. Of time-major inputs, shape (T, N, ...), the data points lie along axis 1: "
-        "declare and pass them as (N, T, ...), and transpose them in the graph, x.dimshuffle(1, 0, 2)"
-    )
-
-
-class Selector:
-    """The inputs of one call: arrays, the rows chosen from each, and how ranks share these rows.
-
-    Parameters
-    ----------
-    session : Session
-    graph : Graph
-    inputs : list of Input
-        Its `inputs_of`.
-    values : list of Data or array_like
-        One for each input.
-    batch : Any
-        What the user gave.
-
-    Attributes
-    ----------
-    shares : tuple of Rows, or None
-        Which of the chosen rows each rank takes; ``None`` without scattered inputs.
-    counts : tuple of int
-        How many rows each rank takes; empty without scattered inputs.
-    """
-
-    def __init__(
-        self, session: Session, graph: Graph, inputs: Sequence[Input], values: Sequence[Any], batch: Any
-    ) -> None:
-        self._session = session
-        self._graph = graph
-        self._inputs = inputs
-        self._values = [self._check(position, value) for position, value in enumerate(values)]
-        self._rows: list[Selection | None] = [None] * len(values)
-        self._selected: dict[int, Selection] = {}  # what the batch selects, by number of rows
-        self.shares: tuple[Rows, ...] | None = None
-        self.counts: tuple[int, ...] = ()
-        if graph.n_scattered:
-            sizes = []
-            for position in range(graph.n_scattered):
-                rows = self._rows[position] = self._choose(position, batch)
-                sizes.append(len(rows))
-            if len(set(sizes)) > 1:
-                raise ValueError(
-                    "scattered inputs must all have the same number of data points; got "
-                    + ", ".join(f"{name}: {size}" for name, size in zip(graph.input_names, sizes))
-                    + _second_axes([value.shape for value in self._values[: graph.n_scattered]])
-                )
-            self.shares, self.counts = _split(sizes[0], session.n_ranks)
-        elif batch is not None:
-            raise ValueError("batch was given, but the function has no scattered inputs")
-
-    def _check(self, position: int, value: Any) -> Any:
-        name, dtype, ndim, fixed = self._inputs[position]
-        if not isinstance(value, Data):
-            try:
-                return self._graph.filter_input(position, value)
-            except TypeError as error:
-                raise TypeError(f"input {name}: {error}") from None
-            except ValueError as error:
-                type_ = self._graph.input_variables[position].type
-                raise TypeError(f"input {name}: not an array of {type_}: {error}") from None
-        if value.dtype != dtype:
-            try:  # each rank casts its own rows, where Theano would cast an array
-                self._graph.filter_input(position, np.zeros((1,) * ndim, value.dtype))
-            except Exception as error:
-                let_interrupts_pass(error)
-                raise TypeError(f"input {name}: expected Data of dtype {dtype}; got {value.dtype}") from None
-        if value.ndim != ndim:
-            raise TypeError(f"input {name}: expected Data of {ndim} dimensions; got {value.ndim}")
-        for axis in fixed:
-            if value.shape[axis] != 1:
-                raise TypeError(
-                    f"input {name}: axis {axis} is broadcastable and must have length 1; got shape {value.shape}"
-                )
-        return value
-
-    def _choose(self, position: int, batch: Any) -> Selection:
-        value = self._values[position]
-        if batch is None or not (isinstance(value, Data) and value.minibatch):
-            length = len(value)
-            if length not in self._selected:
-                self._selected[length] = select(batch, length)
-            return self._selected[length]
-        return shift(batch, len(value), f"input {self._inputs[position].name}: batch")
-
-    def chosen(self) -> list[Any]:
-        """The arrays that are used, all ranks together: the chosen rows of each scattered input, the others whole."""
-        arrays = [value.data if isinstance(value, Data) else value for value in self._values]
-        return [
-            value if rows is None else value[slice(*rows.bounds)] if isinstance(rows, Rows) else value[rows]
-            for value, rows in zip(arrays, self._rows)
-        ]
-
-    def stage(self, sliceable_rows: Sequence[Selection] | None) -> tuple[tuple[Source, ...], tuple[RowsRef, ...]]:
-        """Put into shared memory what is not there yet: NumPy inputs (the chosen rows alone) and index arrays.
-
-        Returns
-        -------
-        (sources, rows) : tuple
-            Where each input lies, and where the rows of the sliceable shared variables are listed for each rank.
-        """
-        of_data = [rows for value, rows in zip(self._values, self._rows) if isinstance(value, Data)]
-        listed = {id(rows): rows for rows in (*of_data, *(sliceable_rows or ())) if isinstance(rows, np.ndarray)}
-        arrays = [
-            value if rows is None else value[slice(*rows.bounds)] if isinstance(rows, Rows) else (value, rows)
-            for value, rows in zip(self._values, self._rows)
-            if not isinstance(value, Data)
-        ]
-        refs = self._session.stage([*listed.values(), *arrays])
-        places = dict(zip(listed, refs))
-        copied = iter(refs[len(listed) :])
-        sources = []
-        for value, rows in zip(self._values, self._rows):
-            if not isinstance(value, Data):
-                sources.append(Source(next(copied), None if rows is None else Rows(0, len(rows))))
-            else:
-                sources.append(Source(value.ref, places[id(rows)] if isinstance(rows, np.ndarray) else rows))
-        row_refs = [rows if isinstance(rows, Rows) else places[id(rows)] for rows in sliceable_rows or ()]
-        return tuple(sources), tuple(row_refs)

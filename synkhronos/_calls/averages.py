@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Callable, NamedTuple
 
 from synkhronos import _graphs
-from synkhronos._calls.arguments import Selector
 from synkhronos._calls.growth import Growth, Sample
 from synkhronos._calls.meetings import Meetings
 from synkhronos._calls.results import Results
+from synkhronos._calls.selecting import Selector
 from synkhronos._calls.serial import Serial, rows_of
 from synkhronos._partition import pieces
 from synkhronos._rank import Call

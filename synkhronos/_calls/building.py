@@ -18,7 +18,8 @@ from synkhronos._session import current
 __all__ = ["function"]
 
 
-_OWN_KEYWORDS = ("inputs", "outputs", "bcast_inputs", "updates", "givens", "sliceable_shareds", "exact")
+_FOR_EXACT = ("exact", "shard", "random")
+_OWN_KEYWORDS = ("inputs", "outputs", "bcast_inputs", "updates", "givens", "sliceable_shareds", *_FOR_EXACT)
 _KEYWORDS_FOR_THEANO = [name for name in _graphs.THEANO_KEYWORDS if name not in _OWN_KEYWORDS]
 
 
@@ -32,6 +33,8 @@ def function(
     sliceable_shareds: Sequence[Any] | None = None,
     *,
     exact: bool = False,
+    shard: Any = None,
+    random: str = "serial",
     **kwargs: Any,
 ) -> Function:
     """Build a function that runs on every rank; replaces `theano.function`, which may be set to it.
@@ -54,7 +57,15 @@ def function(
         Those that hold data, subject to ``batch_s`` and ``num_slices``.
     exact : bool
         The function computes what the serial program computes, whatever that is: the graph is divided by the rows of
-        the scattered inputs, and ranks meet where rows meet (docs/exact.md). Then outputs and updates have no ops.
+        the scattered inputs, and ranks meet where rows meet (docs/exact.md). Then outputs and updates have no ops, and
+        sliceable shared variables are what was scattered, of which each rank has rows.
+    shard : dict or list of variables, optional
+        For exact functions: what else is divided by rows, with the axis of these (in a list: 0). Scattered inputs that
+        have their rows along another axis; and any variable of the graph, such as a minibatch that `givens` takes from
+        data that all ranks have.
+    random : str
+        For exact functions: ``"serial"`` (draws are the serial program's) or ``"own"`` (where there is a draw for each
+        row, each rank makes its own; equal in distribution, and cheaper).
     **kwargs
         For `theano.function`.
 
@@ -103,10 +114,13 @@ def function(
     if exact:
         if named_updates or any(map(_is_pair, items)):
             raise ValueError("exact=True: outputs and updates are the serial program's, and take no op")
-        if sliceable_shareds:
-            raise ValueError("exact=True: sliceable_shareds are not supported; pass the data as inputs")
-        divided = DividedGraph(graph, inputs, bcast_inputs or (), kwargs)
-        return _with_streams(ExactFunction(session, graph, divided, single=not many, name=title), common=True)
+        if random not in ("serial", "own"):
+            raise ValueError(f'random must be "serial" or "own"; got {random!r}')
+        divided = DividedGraph(graph, inputs, bcast_inputs or (), kwargs, shard=shard, random=random)
+        exactly = ExactFunction(session, graph, divided, single=not many, name=title)
+        return _with_streams(exactly, own=divided.own_states)
+    if shard is not None or random != "serial":
+        raise ValueError("shard and random are for exact functions: give exact=True, too")
     on_host = [_is_pair(item) and str(item[1]).startswith("c_") for item in items]
     results = Results(variables, output_modes, on_host, session.on_gpu, title or "the function")
     named = [_is_pair(item) for item in items]
@@ -120,13 +134,13 @@ def function(
         single=not many,
         name=title,
     )
-    return _with_streams(made, common=False)
+    return _with_streams(made)
 
 
-def _with_streams(function: Function, common: bool) -> Function:
-    """A function that draws of streams that are common to all ranks, or of a rank's own."""
+def _with_streams(function: Function, own: Sequence[Any] | None = None) -> Function:
+    """A function that draws of a rank's own streams, all or some, and of others that are common to all ranks."""
     for var in filter(_graphs.is_random_state, function.get_shared()):
-        _graphs.claim_stream(var, common)
+        _graphs.claim_stream(var, common=own is not None and var not in own)
     return function
 
 

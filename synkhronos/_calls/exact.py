@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable
 
 from synkhronos import _graphs
 from synkhronos._calls.averages import Averages
 from synkhronos._calls.functions import Function
+from synkhronos._calls.meetings import Meetings
 from synkhronos._calls.planning import Planner
+from synkhronos._calls.points import rows_on_ranks
 from synkhronos._calls.results import Results
+from synkhronos._calls.selecting import Selector
 from synkhronos._calls.serial import Serial
 from synkhronos._exact import DividedGraph
-from synkhronos._partition import Rows
-from synkhronos._rank import Call
-from synkhronos._session import Session
+from synkhronos._memory import ArrayRef
+from synkhronos._partition import Rows, Selection
+from synkhronos._rank import Call, Put, Source
+from synkhronos._session import Session, current
+from synkhronos.errors import SessionError
 
 __all__ = ["ExactFunction"]
 
@@ -32,12 +38,9 @@ class ExactFunction(Function):
     single : bool
         Whether a call returns one array rather than a list.
     name : str or None
-
-    Attributes
-    ----------
-    partition : list
-        The collectives in it, as a table.
     """
+
+    _graph: DividedGraph
 
     def __init__(
         self, session: Session, user: _graphs.Graph, divided: DividedGraph, *, single: bool, name: str | None
@@ -48,34 +51,128 @@ class ExactFunction(Function):
         super().__init__(session, divided, results, {}, named=named, named_updates=[], single=single, name=name)
         self._user = user
         self._serial = Serial(user, Results(user.outputs, ["exact"] * n_outputs, [False] * n_outputs, False, title))
+        self._meetings = _AlwaysThere(divided, self._theano, results)
         self._averages = _NoParts(divided, self._serial, results, self._meetings, named, named_updates=[])
-        self._planner = _ExactPlanner(divided, results, self._meetings, {}, session.on_gpu)
-        self.partition = divided.partition
+        alike = dict.fromkeys((var for var, _ in divided.updates), "max")  # new values that all slices give, to the bit
+        self._planner = _ExactPlanner(divided, results, self._meetings, alike, session.on_gpu)
+        self._common = [var for var in self.get_shared() if var not in divided.own_states]
 
+    @property
+    def partition(self) -> Any:
+        """The collectives in it, as a table: a list, with a method ``picture(path)``."""
+        return self._graph.partition(self._theano)
 
-class _NoParts(Averages):
-    """Nothing is averaged, and no variable may be in parts."""
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As of other functions, of variables that are on all ranks what the program has set them to."""
+        if _graphs.changed:
+            self._send_what_was_set(current("Function"))
+        return super().__call__(*args, **kwargs)
 
-    def see_parts(self, session: Session, scattered: Sequence[Any]) -> None:
-        """Refuse them."""
-        if scattered:
-            raise ValueError(
-                f"exact functions use shared variables that are the same on all ranks; {scattered[0]} was scattered: "
-                "pass the data as inputs, or broadcast it"
+    def _send_what_was_set(self, session: Session) -> None:
+        with session.lock:
+            there = self._not_told(session)
+            if there:
+                session.sequencer.check_first(f"a new value of {there[0]}, by set_value,")
+                refs = session.stage([_graphs.host_array(var) for var in there])
+                workers = tuple(rank for rank in range(session.n_ranks) if rank != session.master_rank)
+                session.run(Put(session.keys(there), tuple([Source(ref, None) for ref in refs]), None, workers))
+            _graphs.note_told(self._common)
+
+    def _not_told(self, session: Session) -> list[Any]:
+        """The variables of which other ranks have an older value; what they do not have comes with the function."""
+        found = {var.container: var for var in self._common if var.container in _graphs.changed}
+        parts, key = session.replicas.scattered(list(found.values())), session.replica.variables.key
+        return [var for var in found.values() if var not in parts and key(var) is not None]
+
+    def _check_values(self, session: Session) -> None:
+        """Refuse new values that would come before the call on the master alone."""
+        there = self._not_told(session) if _graphs.changed else []
+        if there:
+            raise SessionError(
+                f"{there[0]} was set after a call of an exact function that uses it, in the same sequence, and would "
+                "have the new value before that call: set it outside of the block. Nothing of the block was sent"
             )
 
 
+class _AlwaysThere(Meetings):
+    """No rank is ever without data points."""
+
+    def kept(self, counts: Sequence[int]) -> list[Any]:
+        """Nothing."""
+        return []
+
+
+class _NoParts(Averages):
+    """Nothing is averaged, and no variable may be in parts but those that are to be."""
+
+    def see_parts(self, session: Session, scattered: Sequence[Any]) -> None:
+        """Refuse them."""
+        unknown = [var for var in scattered if var not in self._graph.sliceable_shareds]
+        if unknown:
+            raise ValueError(
+                f"exact functions use shared variables that are the same on all ranks; {unknown[0]} was scattered: "
+                "name it in sliceable_shareds, pass the data as inputs, or broadcast it"
+            )
+
+    def judge(self, *arguments: Any, **keywords: Any) -> None:
+        """Nothing to be judged."""
+
+
 class _ExactPlanner(Planner):
-    def plan(self, session: Session, *arguments: Any) -> Call:
+    _graph: DividedGraph
+
+    def plan(
+        self,
+        session: Session,
+        distributed: Callable[[Any, _graphs.Graph], int],
+        selector: Selector,
+        rows: list[Selection] | None,
+        num_slices: int,
+        subset: tuple[int, ...] | None,
+    ) -> tuple[Call, Sequence[ArrayRef]]:
         """As of other functions, but that all ranks compute, and are told which rows they have."""
-        *_, num_slices, _ = arguments
         if num_slices > 1:
-            raise ValueError("num_slices: an exact function cannot be sliced; give it smaller batches")
-        call = super().plan(session, *arguments)
+            self._graph.check_slices()
+        if self._graph.sliceable_shareds:
+            self._follow_rows(session, selector, rows)
+        call, refs = super().plan(session, distributed, selector, rows, num_slices, subset)
+        if not self._graph.takes_rows:
+            return call, refs
+        call = call._replace(exact=True, shares=selector.shares)
+        if all(call.counts):
+            return call, refs
+        # fewer rows than ranks, or none: each computes the whole, and where they meet the master's counts
         n_rows = sum(call.counts)
-        if call.shares is None or all(call.counts):
-            return call._replace(exact=True)
-        # fewer rows than ranks: each computes the whole, and where they meet the master's counts; of no rows, all count
         counts = tuple(n_rows * (rank == call.master) for rank in range(session.n_ranks))
         shares = (Rows(0, n_rows),) * session.n_ranks
-        return call._replace(exact=True, shares=shares, counts=counts, everybody=n_rows == 0)
+        return call._replace(shares=shares, counts=counts, everybody=n_rows == 0), refs
+
+    def _follow_rows(self, session: Session, selector: Selector, rows: list[Selection] | None) -> None:
+        """Have the inputs divided as the scattered variables are."""
+        variables = self._graph.sliceable_shareds
+        for var in variables:
+            if not session.replicas.scattered([var]):
+                raise ValueError(
+                    f"{var} is in sliceable_shareds, and all ranks have the whole of it: scatter it first "
+                    "(synkhronos.scatter), or build the function with shard=[...] in place of sliceable_shareds"
+                )
+        updated = [var for var, _ in self._graph.updates if var in variables]
+        if updated and rows is not None:
+            raise ValueError(
+                f"{updated[0]} is divided by its rows and updated: a call needs all of them, without batch_s and "
+                "num_slices"
+            )
+        counts = rows_on_ranks(session, self._graph) if rows is None else list(map(len, rows))
+        if not all(counts):
+            raise ValueError(
+                f"{', '.join(map(str, variables))}: the ranks have {counts} rows in this call; an exact function needs "
+                "at least one on each"
+            )
+        if selector.shares is not None and sum(selector.counts) != sum(counts):
+            raise ValueError(
+                f"scattered inputs and scattered variables must have as many rows; the inputs have "
+                f"{sum(selector.counts)}, {', '.join(map(str, variables))}: {sum(counts)}"
+            )
+        ends = list(itertools.accumulate(counts))
+        selector.shares = tuple(Rows(end - n, end) for end, n in zip(ends, counts))
+        selector.counts = tuple(counts)

@@ -8,15 +8,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from synkhronos import _graphs
-from synkhronos._calls.arguments import Selector, arrange, check_num_slices, check_subset, describe_inputs, inputs_of
+from synkhronos._calls.arguments import arrange, check_num_slices, check_subset, describe_inputs, inputs_of
 from synkhronos._calls.averages import Averages
 from synkhronos._calls.doubt import Doubt
 from synkhronos._calls.meetings import Meetings
 from synkhronos._calls.planning import Planner
 from synkhronos._calls.points import sliceable_rows
-from synkhronos._calls.repeats import LastCall, signature_of
+from synkhronos._calls.repeats import LastCall, look_at
 from synkhronos._calls.results import Results
-from synkhronos._calls.serial import Serial, is_asked
+from synkhronos._calls.selecting import Selector
+from synkhronos._calls.serial import Serial, environment_asks, is_asked
 from synkhronos._data import Data, data
 from synkhronos._graphs import Variant
 from synkhronos._rank import Call
@@ -60,8 +61,10 @@ class Function:
         self.counts: tuple[int, ...] | None = None
         self._graph = self._user = graph
         self._inputs = inputs_of(graph)
+        self._all = range(len(results.modes))  # outputs
         self._results = results
         self._serial = Serial(graph, results)
+        self._checks = environment_asks() and not graph.is_random
         self._single = single
         self._plain = Variant(device=session.on_gpu)
         self._theano = graph.compile(self._plain)
@@ -149,7 +152,8 @@ class Function:
             applied once.
         check_against_theano : bool, optional
             Compare the outputs with what Theano gives for the same rows in one piece, in the master. Default: what the
-            environment variable ``SYNKHRONOS_CHECK`` says (``1`` or ``0``), but for functions that draw random numbers.
+            environment variable ``SYNKHRONOS_CHECK`` said (``1`` or ``0``) when the function was built, but for
+            functions that draw random numbers.
 
         Returns
         -------
@@ -167,23 +171,27 @@ class Function:
             If a rank fails.
         """
         session = current("Function")
-        values = arrange(self._graph, args, kwargs)
-        num_slices = check_num_slices(num_slices)
-        subset = check_subset(output_subset, len(self.output_modes))
-        wanted = range(len(self.output_modes)) if subset is None else subset
+        values: Sequence[Any] = args
+        if kwargs or len(args) != len(self._inputs) or type(None) in map(type, args):
+            values = arrange(self._graph, args, kwargs)
+        if type(num_slices) is not int or num_slices < 1:
+            num_slices = check_num_slices(num_slices)
+        subset = None if output_subset is None else check_subset(output_subset, len(self.output_modes))
+        wanted = self._all if subset is None else subset
         with session.lock, session.timeline.call(self.name or "function"):
             place = session.sequencer.place
-            is_checked = is_asked(check_against_theano, self._graph, place)
+            is_checked = is_asked(check_against_theano, self._checks, place)
             session.check_usable()
             if not self.join(session):
                 raise SessionError(f"{self!r} was built on GPUs; this session computes on CPU cores: build it anew")
             if session.replicas.n_changes != self._n_changes:
                 self._averages.see_parts(session, session.replicas.scattered(self.get_shared()))
                 self._n_changes = session.replicas.n_changes
-            is_new = is_checked or bool(self._graph.sliceable_shareds)
-            options = (batch_s is None, num_slices, subset, place)
-            signature = None if is_new else signature_of(values, batch, *options)
-            call, rows, expected = self._last.find(session, signature, values), None, None
+            call, sight, rows, expected = None, None, None, None
+            if not (is_checked or self._graph.sliceable_shareds):
+                scattered = self._inputs[: self._graph.n_scattered]
+                sight = look_at(values, batch, scattered, batch_s is None, num_slices, subset, place)
+                call = None if sight is None else self._last.find(session, sight)
             if call is None:
                 selector = Selector(session, self._graph, self._inputs, values, batch)
                 if self._graph.sliceable_shareds:
@@ -192,22 +200,27 @@ class Function:
                 if is_checked:
                     expected = self._serial.expected(session, selector.chosen(), rows, wanted)
                 distributed = functools.partial(self._distributed, session)
-                call = self._planner.plan(session, distributed, selector, rows, num_slices, subset)
-                self._last.keep(signature, call)
-            select = functools.partial(Selector, session, self._graph, self._inputs, values, batch)
+                call, refs = self._planner.plan(session, distributed, selector, rows, num_slices, subset)
+                self._last.keep(sight, call, refs)
             single = self._single and bool(self.output_modes) and subset is None
 
             def finish(results: Sequence[Any]) -> Any:
+                def select() -> Selector:
+                    return Selector(session, self._graph, self._inputs, values, batch)
+
                 outputs = self._combined(session, results, call, wanted, select, rows)
                 if expected is not None:
                     self._serial.compare(outputs, expected, wanted)
                 return outputs[0] if single else outputs
 
             if place:
-                self._check_outputs()
+                self._results.check_not_borrowed()
                 session.sequencer.keep([value.memory for value in values if isinstance(value, Data)])
                 self.counts = call.counts
-            return session.submit(call, finish, shared=self.get_shared)
+            return session.submit(call, finish, shared=self.get_shared, check=self._check_values)
+
+    def _check_values(self, session: Session) -> None:
+        """The master's values of variables are its own."""
 
     def _combined(
         self, session: Session, results: Sequence[Any], call: Call, wanted: Sequence[int], select: Any, rows: Any
@@ -219,12 +232,6 @@ class Function:
         weights = (1,) * session.n_ranks if call.everybody else call.counts
         self._averages.judge(results, call, wanted, select, rows)
         return self._results.combine(results, call, wanted, weights, meetings=self._meetings, private=session.private)
-
-    def _check_outputs(self) -> None:
-        """Refuse outputs that what comes after them in a sequence could overwrite."""
-        for name, output in zip(self._results.names, self._graph.outputs):
-            if getattr(output, "borrow", False):
-                raise TypeError(f"{name} is borrowed (theano.Out), and in a sequence later parts could overwrite it")
 
     def _distributed(self, session: Session, variant: Variant, graph: _graphs.Graph) -> int:
         """The key of a variant, which every rank has, and the plain function too."""
@@ -248,6 +255,3 @@ class Function:
         if (graph, variant) not in self._keys:
             self._keys[graph, variant] = session.add_function(graph.compile(variant), self)
         return self._keys[graph, variant]
-
-
-_graphs.make_printable(Function)

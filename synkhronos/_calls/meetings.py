@@ -43,8 +43,7 @@ class Meetings:
         self._is_cut = False
         self._outputs, self._updates = graph.expressions if self.any else ([], [])
         self._in_a_loop = meets_in_a_loop([*self._outputs, *(new for _, new in self._updates)])
-        self._apart = [*graph.input_variables[: graph.n_scattered], *graph.sliceable_shareds]
-        self._apart += [var for var, _ in self._updates if _graphs.is_random_state(var)]
+        self._apart = [*graph.apart, *(var for var, _ in self._updates if _graphs.is_random_state(var))]
         for i, mode in enumerate(results.modes):
             if mode in ("sum", "prod") and self.is_replicated(i):
                 raise ValueError(
@@ -98,7 +97,7 @@ class Meetings:
         if not self._is_cut:
             n, updates = len(self._outputs), self._updates
             names = [*self._names, *(f"the update of {var}" for var, _ in updates)]
-            found = cut([*self._outputs, *(new for _, new in updates)], names, self._apart)
+            found = cut([*self._outputs, *(new for _, new in updates)], names, self._apart, self._graph.common)
             self._is_cut = True
             if found is None:
                 return None

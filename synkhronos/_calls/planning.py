@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Callable
 
-from synkhronos._calls.arguments import Selector
 from synkhronos._calls.meetings import Meetings
-from synkhronos._calls.points import count_points
+from synkhronos._calls.points import count_points, lend_rows
 from synkhronos._calls.results import Results
+from synkhronos._calls.selecting import Selector
 from synkhronos._graphs import Graph, Variant
 from synkhronos._inside import Cut
+from synkhronos._memory import ArrayRef
 from synkhronos._partition import Rows, Selection
 from synkhronos._rank import Call, Follow
 from synkhronos._session import Session
@@ -46,8 +47,8 @@ class Planner:
         rows: list[Selection] | None,
         num_slices: int,
         subset: tuple[int, ...] | None,
-    ) -> Call:
-        """Stage what is not in shared memory; returns what every rank is to do.
+    ) -> tuple[Call, Sequence[ArrayRef]]:
+        """Stage what is not in shared memory; returns what every rank is to do, and where that was staged.
 
         Parameters
         ----------
@@ -72,15 +73,17 @@ class Planner:
         kind = "all" if rows is None else "range" if isinstance(rows[0], Rows) else "index"
         key = distributed(Variant(accumulate, kind, self._device), graph)
         counts, everybody = count_points(session, self._graph, selector, rows, num_slices)
-        sources, row_refs = selector.stage(rows)
+        if rows is not None and self._meetings.any and any(counts) and not all(counts):
+            rows = lend_rows(session, self._graph, rows, counts)
+        staging = selector.stage(rows)
         updated = graph.accumulated if accumulate else []
         n = len(graph.outputs)
-        return Call(
+        call = Call(
             function=key,
-            inputs=sources,
+            inputs=staging.sources,
             n_scattered=self._graph.n_scattered,
             shares=selector.shares,
-            rows=row_refs,
+            rows=staging.rows,
             counts=counts,
             everybody=everybody,
             num_slices=num_slices,
@@ -93,7 +96,9 @@ class Planner:
             meets=self._meetings.any,
             kept=session.keys(self._meetings.kept(counts)),
             follow=follow,
+            starts=staging.starts,
         )
+        return call, staging.refs
 
     def _in_two(
         self,

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from synkhronos._calls.arguments import Selector
+from synkhronos._calls.selecting import Selector
 from synkhronos._graphs import Graph
 from synkhronos._partition import Rows, Selection, select_per_rank
 from synkhronos._session import Session
 
-__all__ = ["count_points", "sliceable_rows"]
+__all__ = ["count_points", "lend_rows", "rows_on_ranks", "sliceable_rows"]
 
 
 def sliceable_rows(session: Session, graph: Graph, batch_s: Any, num_slices: int) -> list[Selection] | None:
@@ -22,13 +22,13 @@ def sliceable_rows(session: Session, graph: Graph, batch_s: Any, num_slices: int
         return None
     if batch_s is None and num_slices == 1:
         return None
-    rows = select_per_rank(batch_s, _lengths(session, graph))
+    rows = select_per_rank(batch_s, rows_on_ranks(session, graph))
     if all(isinstance(one, Rows) for one in rows):
         return rows
     return [np.arange(*one.bounds, dtype=np.int64) if isinstance(one, Rows) else one for one in rows]
 
 
-def _lengths(session: Session, graph: Graph) -> list[int]:
+def rows_on_ranks(session: Session, graph: Graph) -> list[int]:
     """The number of rows of the sliceable shared variables on each rank, which must agree between them."""
     shapes = session.shapes(graph.sliceable_shareds)
     for rank, on_rank in enumerate(shapes):
@@ -53,7 +53,15 @@ def count_points(
     elif rows is not None:
         counts = tuple(len(one) for one in rows)
     elif graph.sliceable_shareds:
-        counts = tuple(_lengths(session, graph))
+        counts = tuple(rows_on_ranks(session, graph))
     else:
         return (1,) * session.n_ranks, False
     return counts, not any(counts)
+
+
+def lend_rows(session: Session, graph: Graph, rows: list[Selection], counts: tuple[int, ...]) -> list[Selection]:
+    """The rows, but for ranks without data points that pick none: their own first one, on which they can compute."""
+    lent: list[Selection] = [Rows(0, min(1, length)) for length in rows_on_ranks(session, graph)]
+    if not isinstance(rows[0], Rows):
+        lent = [np.arange(len(one), dtype=np.int64) for one in lent]
+    return [one if count or len(one) else own for one, own, count in zip(rows, lent, counts)]

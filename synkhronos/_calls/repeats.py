@@ -1,27 +1,38 @@
 """Calls that differ from the last one in nothing but the contents of arrays: what these ask of the ranks is known.
 
-What is staged is overwritten by whatever any thread stages next. So a call is remembered only if all that it reads
-lies in `Data`, or is staged anew each time: no index lists.
+The contents are those of `Data`, which each rank reads for itself, and those of what is staged: NumPy inputs, index
+lists, and where slices begin. What is staged is overwritten by whatever any thread stages next, so it is staged anew
+for each call, in the same places.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from synkhronos._calls.arguments import Input
+from synkhronos._calls.selecting import choose
 from synkhronos._data import Data
+from synkhronos._interrupts import let_interrupts_pass
 from synkhronos._memory import ArrayRef
+from synkhronos._partition import Rows, Selection
 from synkhronos._rank import Call
 from synkhronos._session import Session
 
-__all__ = ["LastCall", "signature_of"]
+__all__ = ["LastCall", "Sight", "look_at"]
 
 
-def signature_of(values: Sequence[Any], batch: Any, *options: Any) -> tuple[Any, ...] | None:
-    """All that a call depends on beside the contents of its inputs; ``None`` if there is more to look into.
+class Sight(NamedTuple):
+    """A call as far as it can be repeated: all that it depends on, and what is staged for it."""
+
+    signature: tuple[Any, ...]
+    contents: Sequence[np.ndarray]
+
+
+def look_at(values: Sequence[Any], batch: Any, scattered: Sequence[Input], *options: Any) -> Sight | None:
+    """What a call depends on; ``None`` if there is more to look into.
 
     Parameters
     ----------
@@ -29,29 +40,46 @@ def signature_of(values: Sequence[Any], batch: Any, *options: Any) -> tuple[Any,
         The inputs.
     batch : Any
         As given by the user.
+    scattered : sequence of Input
+        The first ones, which `batch` is for.
     *options : hashable
         What else was asked for.
     """
-    if isinstance(batch, slice):
-        try:  # numbers of their own: a bound may be an array of 0 dimensions, which changes in place
-            batch = tuple([bound if bound is None else operator.index(bound) for bound in _bounds(batch)])
-        except TypeError:
-            return None
-    elif type(batch) not in (type(None), int):
+    picks = batch is not None and type(batch) is not int
+    if picks and not (scattered and isinstance(batch, (slice, list, np.ndarray))):
         return None
-    parts: list[Any] = []
+    signature: list[Any] = [*options, type(batch) if picks else batch]
+    contents: list[np.ndarray] = []
     for value in values:
         if isinstance(value, Data):
-            parts += value.ref, value.minibatch
+            signature += value.ref, value.minibatch
         elif type(value) is np.ndarray and batch is None:
-            parts += value.shape, value.dtype
+            signature += value.shape, value.dtype
+            contents.append(value)
         else:
             return None
-    return (*parts, batch, *options)
-
-
-def _bounds(batch: slice) -> tuple[Any, Any, Any]:
-    return batch.start, batch.stop, batch.step
+    if picks:
+        selected: dict[int, Selection] = {}
+        lists: list[np.ndarray] = []
+        starts = [0] * len(scattered)
+        moves = False
+        for i, one in enumerate(scattered):
+            try:
+                rows = choose(values[i], batch, selected, one)
+            except (TypeError, ValueError, IndexError) as error:  # which whoever plans the call will raise
+                let_interrupts_pass(error)
+                return None
+            signature.append(len(rows))
+            if isinstance(rows, Rows):
+                starts[i], moves = rows.start, True
+            else:
+                if not any(rows is other for other in lists):
+                    lists.append(rows)
+                signature.append(("list", next(place for place, other in enumerate(lists) if rows is other)))
+        contents = [*lists, *contents]
+        if moves and type(batch) is slice:
+            contents.append(np.array(starts, np.int64))
+    return Sight(tuple(signature), contents)
 
 
 class LastCall:
@@ -60,17 +88,15 @@ class LastCall:
     def __init__(self) -> None:
         self._signature: tuple[Any, ...] | None = None
         self._call: Call | None = None
+        self._refs: Sequence[ArrayRef] = ()
 
-    def keep(self, signature: tuple[Any, ...] | None, call: Call) -> None:
-        """Remember a call, if it has a signature and reads no index list."""
-        lists = any(isinstance(source.rows, ArrayRef) for source in call.inputs) or bool(call.rows)
-        self._signature, self._call = None if lists else signature, call
+    def keep(self, sight: Sight | None, call: Call, refs: Sequence[ArrayRef]) -> None:
+        """Remember a call, and where what it needs was staged."""
+        self._signature = None if sight is None else sight.signature
+        self._call, self._refs = call, refs
 
-    def find(self, session: Session, signature: tuple[Any, ...] | None, values: Sequence[Any]) -> Call | None:
-        """The last call if it had this signature, with NumPy inputs staged anew, and in the same places."""
-        if signature is None or self._call is None or signature != self._signature:
+    def find(self, session: Session, sight: Sight) -> Call | None:
+        """The last call if it was like this one, with what it needs staged anew, and in the same places."""
+        if sight.signature != self._signature:
             return None
-        staged = [
-            (source.array, value) for value, source in zip(values, self._call.inputs) if not isinstance(value, Data)
-        ]
-        return self._call if not staged or session.restage(*zip(*staged)) else None
+        return self._call if not sight.contents or session.restage(self._refs, sight.contents) else None

@@ -63,6 +63,12 @@ class Results:
         """Which of the wanted outputs NCCL can reduce, by their places among these."""
         return tuple(place for place, i in enumerate(wanted) if i in self._reducible)
 
+    def check_not_borrowed(self) -> None:
+        """Refuse outputs that what comes after them in a sequence could overwrite."""
+        for name, output in zip(self.names, self._outputs):
+            if getattr(output, "borrow", False):
+                raise TypeError(f"{name} is borrowed (theano.Out), and in a sequence later parts could overwrite it")
+
     def combine(
         self,
         results: Sequence[Any],
@@ -89,8 +95,10 @@ class Results:
         private : callable
             Gives what the master has computed as the program gets it.
         """
-        present = [values for values, weight in zip(results, weights) if weight]
-        present_weights = [weight for weight in weights if weight]
+        present, present_weights = results, weights
+        if not all(weights):
+            present = [values for values, weight in zip(results, weights) if weight]
+            present_weights = [weight for weight in weights if weight]
         own, is_present = results[call.master], weights[call.master] > 0
         combined = []
         for place, i in enumerate(wanted):

@@ -15,18 +15,23 @@ from synkhronos._partition import Selection
 from synkhronos._rank import Get
 from synkhronos._session import Session, distances
 
-__all__ = ["Serial", "is_asked", "rows_of"]
+__all__ = ["Serial", "environment_asks", "is_asked", "rows_of"]
 
 _ENVIRONMENT = "SYNKHRONOS_CHECK"
 
 
-def is_asked(argument: Any, graph: _graphs.Graph, place: int) -> bool:
-    """Whether a call is to be compared with Theano: as its argument says, else the environment, where that can be.
+def environment_asks() -> bool:
+    """Whether calls are to be compared with Theano where they do not say; asked when a function is built."""
+    return os.environ.get(_ENVIRONMENT, "0") not in ("", "0")
+
+
+def is_asked(argument: Any, default: bool, place: int) -> bool:
+    """Whether a call is to be compared with Theano: as its argument says, else by default, where that can be.
 
     It cannot be after the first ``place`` in a sequence: parts that are not carried out yet may change variables.
     """
     if argument is None:
-        return place < 2 and os.environ.get(_ENVIRONMENT, "0") not in ("", "0") and not graph.is_random
+        return default and place < 2
     if not isinstance(argument, bool):
         raise TypeError(f"check_against_theano must be True, False or None; got {argument!r}")
     if argument and place > 1:

@@ -76,8 +76,11 @@ def combine(arrays: Sequence[Any], op: str, weights: Sequence[float], what: str)
         return np.concatenate([np.atleast_1d(array) for array in arrays])
     dtype, returned, reduction = _way(op, first.dtype, tuple(weights) if OPS[op].weighted else (1,) * len(arrays))
     operands = [np.asarray(array, dtype, "C") for array in arrays]
-    check_equal_shapes([operand.shape for operand in operands], op, what)
-    out = np.empty(first.shape, returned)
+    shape = first.shape
+    for operand in operands:
+        if operand.shape != shape:
+            check_equal_shapes([one.shape for one in operands], op, what)
+    out = np.empty(shape, returned)
     reduction(operands, [out])
     return out
 

@@ -25,6 +25,7 @@ from typing import Any
 from .cache import mend_cache_keys
 from .complaints import explain_missing_headers, shorten_complaints
 from .correlations import vectorize_convolution
+from .elementwise import vectorize_elementwise
 from .headers import precompile_headers
 from .offer import offer_blas, refuse_unfit_blas
 from .pooling import mend_pooling
@@ -42,7 +43,7 @@ SCAN_LOOP = "theano.scan_module.scan_perform_ext"
 COMPILING = "theano.gof.cmodule"
 OPS = {  # modules of ops, and what is done to them
     "theano.scalar.basic": (vectorize_tanh,),
-    "theano.tensor.elemwise": (vectorize_sums,),
+    "theano.tensor.elemwise": (vectorize_elementwise, vectorize_sums),
     "theano.tensor.nnet.corr": (vectorize_convolution,),
     "theano.tensor.signal.pool": (mend_pooling, vectorize_pooling),
 }

@@ -10,6 +10,7 @@ __all__ = ["offer_switches", "read_support_code", "switch"]
 
 SWITCHES = {
     "vector_convolution": "Correlate images with filters by vector code.",
+    "vector_elementwise": "Compute elementwise operations by vector code.",
     "vector_pooling": "Pool windows that do not overlap by vector code.",
     "vector_sum": "Sum over the first or the last axes by vector code.",
     "vector_tanh": "Compute hyperbolic tangents by code without branches.",

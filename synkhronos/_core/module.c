@@ -12,7 +12,8 @@ PyMODINIT_FUNC PyInit_native(void)
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL)
         return NULL;
-    if (synkhronos_add_regions(module) || synkhronos_add_words(module) || synkhronos_add_reductions(module) || synkhronos_add_collectives(module)) {
+    if (synkhronos_add_regions(module) || synkhronos_add_words(module) || synkhronos_add_reductions(module)
+        || synkhronos_add_collectives(module) || synkhronos_add_runner(module)) {
         Py_DECREF(module);
         return NULL;
     }

@@ -19,5 +19,6 @@ int synkhronos_add_regions(PyObject *module);
 int synkhronos_add_words(PyObject *module);
 int synkhronos_add_reductions(PyObject *module);
 int synkhronos_add_collectives(PyObject *module);
+int synkhronos_add_runner(PyObject *module);
 
 #endif

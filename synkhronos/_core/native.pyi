@@ -134,3 +134,30 @@ class Collectives:
             Whether arrays were reduced or gathered where they lie; ``None``, before anything is changed, if the
             signatures differ.
         """
+
+# -- runner_module.c
+
+class Runner:
+    """Calls a compiled function, which takes its arguments from cells (lists of one item).
+
+    Parameters
+    ----------
+    function : callable
+        Without arguments; returns a list.
+    inputs : tuple of (cell, dtype, tuple of bool)
+        For each argument where it goes, and what array it must be: the dtype, and which of its axes have length 1.
+    n_outputs : int
+        How many items of that list are wanted.
+    emptied : tuple of cells
+        Those that are to hold ``None`` afterwards.
+    """
+
+    def __new__(
+        cls,
+        function: Callable[[], list[Any]],
+        inputs: tuple[tuple[list[Any], Any, tuple[bool, ...]], ...],
+        n_outputs: int,
+        emptied: tuple[list[Any], ...],
+    ) -> Self: ...
+    def __call__(self, values: list[Any], /) -> list[Any] | None:
+        """Call the function; ``None``, before anything is done, if the values are not such arrays."""

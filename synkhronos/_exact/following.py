@@ -9,7 +9,17 @@ from typing import Any, Callable
 import theano
 import theano.tensor as T
 from theano.compile.ops import Rebroadcast, Shape, Shape_i
-from theano.tensor.basic import Alloc, ARange, Dot, Join, MaxAndArgmax, Reshape, ScalarFromTensor, TensorFromScalar
+from theano.tensor.basic import (
+    Alloc,
+    AllocEmpty,
+    ARange,
+    Dot,
+    Join,
+    MaxAndArgmax,
+    Reshape,
+    ScalarFromTensor,
+    TensorFromScalar,
+)
 from theano.tensor.elemwise import All, CAReduce, CAReduceDtype, DimShuffle, Elemwise, Prod, Sum
 from theano.tensor.elemwise import Any as AnyOp
 from theano.tensor.opt import MakeVector
@@ -92,8 +102,8 @@ def _subtensor(known: Lengths, node: Any) -> None:
         _pick(known, output, numbers, index[0])
     dims = known.dims(node.inputs[0])
     index = (*index, *[slice(None)] * (len(dims) - len(index)))
-    kept = [dims[axis] if one == slice(None) else None for axis, one in enumerate(index) if isinstance(one, slice)]
-    _set_dims(known, output, kept)
+    kept = [(dims[axis], one) for axis, one in enumerate(index) if isinstance(one, slice)]
+    _set_dims(known, output, [length if known.takes_all(one, length) else None for length, one in kept])
 
 
 def _pick(known: Lengths, output: Any, numbers: Sequence[Length], index: Any) -> None:
@@ -114,7 +124,9 @@ def _elementwise(known: Lengths, node: Any) -> None:
     if output.ndim == 0:
         if isinstance(kind, theano.scalar.Mul):
             _set_product(known, output, list(map(known.scalar, node.inputs)))
-        elif isinstance(kind, (theano.scalar.Cast, theano.scalar.Identity)) and node.inputs[0].dtype in T.int_dtypes:
+        is_cast = isinstance(kind, (theano.scalar.Cast, theano.scalar.Identity))
+        is_least = isinstance(kind, theano.scalar.Minimum) and len(set(map(known.scalar, node.inputs))) == 1
+        if is_least or (is_cast and node.inputs[0].dtype in T.int_dtypes):
             _set_product(known, output, [known.scalar(node.inputs[0])])
     for axis in range(output.ndim):
         lengths = [known.dims(one)[axis] for one in node.inputs if not one.broadcastable[axis]]
@@ -149,7 +161,7 @@ def _dot(known: Lengths, node: Any) -> None:
 
 
 def _alloc(known: Lengths, node: Any) -> None:
-    lengths = map(known.scalar, node.inputs[1:])  # none of them is negative, once it is made
+    lengths = map(known.scalar, node.inputs[-node.outputs[0].ndim :])  # none of them is negative, once it is made
     _set_dims(known, node.outputs[0], [one if known.per_row(one) or known.is_sure(one) else None for one in lengths])
 
 
@@ -176,5 +188,6 @@ _FOLLOWERS: dict[type, Callable[[Lengths, Any], None]] = {
     **dict.fromkeys(_REDUCTIONS, _reduction),
     Dot: _dot,
     Alloc: _alloc,
+    AllocEmpty: _alloc,
     Reshape: _reshape,
 }

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import theano
-import theano.tensor as T
 from theano.compile import UnusedInputError
 from theano.gof.graph import inputs as leaves_of
 
-from synkhronos._exact.lengths import Rows
-from synkhronos._exact.meeting import ON_RANKS
+from synkhronos._exact.lines import line_of
+from synkhronos._exact.meeting import ON_RANKS, label
 from synkhronos._exact.partition import Partition
+from synkhronos._exact.picture import draw
 from synkhronos._exact.placements import ONE, Shard
-from synkhronos._exact.rules import MAKERS, RULES
+from synkhronos._exact.rules import MAKERS, RULES, OwnDraws
+from synkhronos._exact.sharding import Sharding
+from synkhronos._exact.slicing import why_not_sliced
 from synkhronos._exact.walk import Walk
-from synkhronos._graphs import Graph
+from synkhronos._graphs import Graph, is_random_state
 from synkhronos._inside import expresses_meetings
 
 __all__ = ["DividedGraph"]
@@ -29,7 +32,8 @@ _logger = logging.getLogger("synkhronos")
 class DividedGraph(Graph):
     """What each rank computes of a user's graph, on its rows of the scattered inputs.
 
-    After the graph's inputs, its functions take three int64 numbers: of all rows, of the first one here, of those here.
+    After the graph's inputs, its functions take three int64 numbers: of all rows, of the first one here, of those here;
+    but if nothing is divided when a call begins, they count the rows by themselves.
 
     Parameters
     ----------
@@ -38,12 +42,19 @@ class DividedGraph(Graph):
         Those of the user's graph.
     kwargs : dict
         For `theano.function`.
+    shard : dict or list of variables, or None
+        See `Sharding`.
+    random : str
+        ``"serial"``: draws are the serial program's. ``"own"``: each rank draws for its rows.
 
     Attributes
     ----------
+    takes_rows : bool
+        Whether its functions take the numbers.
+    own_states : list of shared variables
+        States of random streams that differ between ranks.
     modes : list of "gather" or None
         For each output: whether ranks have rows of it, in order, or all of them the whole.
-    partition : Partition
 
     Raises
     ------
@@ -51,14 +62,21 @@ class DividedGraph(Graph):
         For a scattered input that cannot have rows, and for collectives that the user has put into the graph.
     theano.compile.UnusedInputError
         As Theano, which sees the divided graph alone.
+    RuntimeError
+        For givens in the place of an input, as Theano.
     """
 
-    def __init__(self, user: Graph, inputs: Sequence[Any], bcast_inputs: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        self._rows = Rows(T.lscalar("rows"), T.lscalar("first row"), T.lscalar("rows here"))
-        scattered = user.input_variables[: user.n_scattered]
-        for variable in scattered:
-            if variable.broadcastable[0]:
-                raise ValueError(f"{variable}: its axis 0 is broadcastable and has no rows: pass it in bcast_inputs")
+    def __init__(
+        self,
+        user: Graph,
+        inputs: Sequence[Any],
+        bcast_inputs: Sequence[Any],
+        kwargs: dict[str, Any],
+        *,
+        shard: Any = None,
+        random: str = "serial",
+    ) -> None:
+        user.check_givens()
         outputs, updates = user.expressions
         expressions = [*outputs, *(new for _, new in updates)]
         if expresses_meetings(expressions):
@@ -66,32 +84,71 @@ class DividedGraph(Graph):
                 "exact=True finds by itself where ranks meet: leave out averaged, summed, reduced, gathered"
             )
         _look_for_unused(user.input_variables, expressions, kwargs.get("on_unused_input"))
-        walk = Walk(dict.fromkeys(scattered, 0), self._rows, ON_RANKS, RULES, MAKERS)
+        sharding, draws = Sharding(user, shard), OwnDraws()
+        own = draws.rules if random == "own" else {}
+        self.takes_rows, self._given = sharding.is_given, sharding.given
+        walk = Walk(sharding.scattered, sharding.rows, ON_RANKS, {**RULES, **own}, {**MAKERS, **own})
+        sharding.divide(walk)
         walk.run(expressions)
+        draws.check(outputs, updates)
+        self.own_states = draws.states
         self.modes: list[str | None] = []
         divided = []
         for item, output in zip(user.outputs, outputs):
-            has_rows = _rows_come_in_order(walk, output)
+            has_rows = self.takes_rows and _rows_come_in_order(walk, output)
             self.modes.append("gather" if has_rows else None)
             new = walk.new(output) if has_rows else walk.whole(output, "an output that is not in rows along axis 0")
             divided.append(theano.Out(new, borrow=item.borrow) if isinstance(item, theano.Out) else new)
-        new_updates = [(var, walk.whole(new, f"the update of {var}")) for var, new in updates]
+        new_updates = [
+            (var, walk.part(new, Shard(0)))
+            if var in user.sliceable_shareds
+            else (var, walk.whole(new, f"the update of {var}"))
+            for var, new in updates
+        ]
         needed = [getattr(new, "variable", new) for new in divided] + [new for _, new in new_updates]
-        self.partition = Partition(walk.met_for(needed))
+        self._met, self._lengths = walk.met_for(needed), walk.lengths
+        label(self._met)
+        self._draw = functools.partial(draw, walk, expressions)
+        drawn = [var for var, _ in updates if is_random_state(var) and var not in self.own_states]
+        self._why_not_sliced = functools.partial(why_not_sliced, walk, needed, drawn, self.takes_rows)
         for node, reason in walk.gathered:
-            _logger.info("%s is gathered and computed whole on every rank: %s", node.op, reason)
+            what = node.op, line_of(node.outputs[0]), reason
+            _logger.info("%s (%s) is gathered and computed whole on every rank: %s", *what)
         super().__init__(
             inputs,
             divided,
             bcast_inputs=bcast_inputs,
             updates=new_updates,
             givens=None,
-            sliceable_shareds=(),
+            sliceable_shareds=user.sliceable_shareds,
             kwargs={**kwargs, "no_default_updates": True, "on_unused_input": "ignore"},
         )
+        self.axes = sharding.axes
 
     def _copied_ins(self) -> list[Any]:
-        return [*super()._copied_ins(), self._rows.whole, self._rows.first, self._rows.here]
+        numbers = [self._given.whole, self._given.first, self._given.here]
+        return [*super()._copied_ins(), *(numbers if self.takes_rows else ())]
+
+    def partition(self, compiled: Any) -> Partition:
+        """The collectives of a function that was compiled from this graph."""
+        return Partition(self._met, compiled, self._draw)
+
+    def check_slices(self) -> None:
+        """Raise `ValueError` if a call cannot be computed in slices."""
+        reason = self._why_not_sliced()
+        if reason:
+            raise ValueError(reason)
+
+    @property
+    def apart(self) -> list[Any]:
+        """As of other graphs, and which rows are here."""
+        return [*super().apart, self._given.first, self._given.here]
+
+    @property
+    def common(self) -> list[Any]:
+        """Lengths along axes without rows."""
+        found = map(self.expression_of, self._lengths.common)
+        return [one for one in found if one is not None]
 
 
 def _look_for_unused(inputs: Sequence[Any], expressions: Sequence[Any], asked: str | None) -> None:

@@ -62,6 +62,7 @@ class Lengths:
         self._dims: dict[Any, tuple[Length, ...]] = {}
         self._ranges: dict[Any, Length] = {}
         self._values: dict[Length, Any] = {}
+        self._of_shapes: list[Any] = []
 
     # -- what is known
 
@@ -127,6 +128,14 @@ class Lengths:
         """Whether a length cannot be negative, as a number of the program's own may be: -1, in Reshape."""
         return length.constant >= 0 and all(self._symbols[symbol][1] is not None for symbol in length.symbols if symbol)
 
+    def takes_all(self, index: Any, length: Length) -> bool:
+        """Whether a basic index takes all of an axis of some length, in order."""
+        if not isinstance(index, slice):
+            return False
+        begins = index.start is None or self.scalar(index.start) == Length(0)
+        ends = index.stop is None or self.scalar(index.stop) == length
+        return begins and ends and (index.step is None or self.scalar(index.step) == ONE)
+
     @staticmethod
     def per_row(length: Length) -> Length | None:
         """The k of rows × k; ``None`` for what is not known to be that."""
@@ -149,7 +158,14 @@ class Lengths:
         variable, axis = self._symbols[symbol]
         if axis is None:
             return T.cast(T.as_tensor_variable(self._whole(variable)), "int64")
-        return Shape_i(axis)(self._new(variable))
+        length = Shape_i(axis)(self._new(variable))
+        self._of_shapes.append(length)
+        return length
+
+    @property
+    def common(self) -> list[Any]:
+        """Lengths that are taken of what a rank holds, and that are the same whichever rows these are."""
+        return list(self._of_shapes)
 
     def here(self, per_row: Length) -> Any:
         """The twin of rows × k: rows here × k."""

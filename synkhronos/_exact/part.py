@@ -7,6 +7,8 @@ from typing import Any
 import theano
 import theano.tensor as T
 
+from synkhronos._exact.lines import described
+
 __all__ = ["Part"]
 
 
@@ -42,9 +44,9 @@ class Part(theano.Op):
             return
         if length != outer * rows * inner:
             raise ValueError(
-                f"{node.inputs[0]} meets an array that is divided by its rows: its length along axis {self.axis} is "
-                f"{length}, expected {outer * rows * inner}. If it is to be broadcast, declare that axis broadcastable "
-                "(theano.tensor.addbroadcast)"
+                f"{described(node.outputs[0])} meets an array that is divided by its rows: its length along axis "
+                f"{self.axis} is {length}, expected {outer * rows * inner}, for the {rows} rows of this call. If it "
+                "is to be broadcast, declare that axis broadcastable (theano.tensor.addbroadcast)"
             )
         places = whole.reshape(*before, outer, rows, inner, *after)
         here_only = places[(slice(None),) * (self.axis + 1) + (slice(first, first + here),)]

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import html
-import os
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import theano
 
-from synkhronos._exact.walk import Collective
+from synkhronos._exact.lines import line_of
+from synkhronos._exact.meeting import Collective
+from synkhronos._inside import UNNUMBERED, collectives_of
 
 __all__ = ["Entry", "Partition"]
 
-_OF_THEANO = os.path.dirname(theano.__file__)
-_OWN = os.path.dirname(os.path.dirname(__file__))
-_TITLES = ("collective", "variable", "bytes", "line", "why")
+_TITLES = ("meeting", "collective", "variable", "bytes", "line", "why")
 
 
 class Entry(NamedTuple):
@@ -29,11 +28,15 @@ class Entry(NamedTuple):
     variable : str
         What is reduced or gathered, as Theano names it.
     n_bytes : int or None
-        Its size in bytes on each rank, where the graph tells it.
+        The size of the result on each rank, in bytes; as it was in the first call. Before, and in loops, it is known
+        only where the type of the variable tells.
     line : str
         The line of the program where the variable was made: file, number and text; empty where that is not known.
     reason : str
         Why something is gathered.
+    meeting : int or None
+        Those of one number meet together, in the order of the numbers; ``None`` in loops, and
+        where Theano does not optimise.
     """
 
     collective: str
@@ -41,52 +44,89 @@ class Entry(NamedTuple):
     n_bytes: int | None
     line: str
     reason: str
+    meeting: int | None
 
 
 class Partition(list):
-    """The collectives of an exact function, in the order of the user's graph: a list of `Entry`.
+    """The collectives of an exact function, as it is executed: a list of `Entry`.
 
-    Equal ones are merged afterwards, and those that do not depend on each other meet together.
+    Equal ones have been merged, and those that do not depend on each other meet together.
+
+    Parameters
+    ----------
+    collectives : list of Collective
+        Labelled by their places.
+    compiled : theano function
+    draw : callable
+        ``draw(path)`` makes the picture.
     """
 
-    def __init__(self, collectives: Sequence[Collective]) -> None:
-        super().__init__(
-            Entry(one.kind, str(one.variable), _n_bytes(one.variable), _line(one.variable), one.reason)
-            for one in collectives
-        )
+    def __init__(self, collectives: Sequence[Collective], compiled: Any, draw: Callable[[str], None]) -> None:
+        super().__init__()
+        self._draw = draw
+        for op in collectives_of(compiled):
+            sizes = op.n_bytes or (None,) * len(op.labels)
+            number = None if op.number == UNNUMBERED else op.number  # where nothing is optimised
+            self += [_entry(collectives[label], n_bytes, number) for label, n_bytes in zip(op.labels, sizes)]
+        self += [_entry(one, None, None) for one in collectives if one.is_within]
+
+    def picture(self, path: str) -> None:
+        """Draw the program's graph, coloured by where the rows of each value are, with its collectives.
+
+        Parameters
+        ----------
+        path : str
+            Of the file. Its ending is the format: ``".dot"`` (text), or one of those of Graphviz, such as ``".svg"``.
+
+        Raises
+        ------
+        RuntimeError
+            Where Graphviz is needed and is not there, or fails.
+        """
+        self._draw(str(path))
 
     def _rows(self) -> list[tuple[str, ...]]:
         return [
-            (one.collective, one.variable, "" if one.n_bytes is None else str(one.n_bytes), one.line, one.reason)
+            (
+                "" if one.meeting is None else str(one.meeting),
+                one.collective,
+                one.variable,
+                "" if one.n_bytes is None else str(one.n_bytes),
+                one.line,
+                one.reason,
+            )
             for one in self
         ]
+
+    def _sum(self) -> str:
+        sizes = [one.n_bytes for one in self]
+        n_meetings = len({one.meeting for one in self} - {None})
+        known = sum(size for size in sizes if size is not None)
+        more = ", and what is not known: before the first call, and in loops" if None in sizes else ""
+        return f"collectives: {len(self)}; meetings: {n_meetings}; bytes: {known}{more}"
 
     def __repr__(self) -> str:
         if not self:
             return "no collectives"
         rows = [_TITLES, *self._rows()]
         widths = [min(40, max(len(row[i]) for row in rows)) for i in range(len(_TITLES))]
-        return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+        return "\n".join([*lines, self._sum()])
 
     def _repr_html_(self) -> str:
         def cells(row: tuple[str, ...], kind: str) -> str:
             return "<tr>" + "".join(f"<{kind}>{html.escape(cell)}</{kind}>" for cell in row) + "</tr>"
 
-        return "<table>" + cells(_TITLES, "th") + "".join(cells(row, "td") for row in self._rows()) + "</table>"
+        body = cells(_TITLES, "th") + "".join(cells(row, "td") for row in self._rows())
+        return f"<table><caption>{self._sum()}</caption>{body}</table>"
+
+
+def _entry(one: Collective, n_bytes: int | None, meeting: int | None) -> Entry:
+    size = _n_bytes(one.variable) if n_bytes is None else n_bytes
+    return Entry(one.kind, str(one.variable), size, line_of(one.variable), one.reason, meeting)
 
 
 def _n_bytes(variable: Any) -> int | None:
     """The size of a variable whose shape its type tells."""
     is_known = isinstance(variable.type, theano.tensor.TensorType) and all(variable.broadcastable)
     return int(np.dtype(variable.dtype).itemsize) if is_known else None
-
-
-def _line(variable: Any) -> str:
-    """Where the user's program made a variable: the innermost line that is neither Theano's nor this package's."""
-    traces = getattr(variable.tag, "trace", None) or []
-    for frames in traces:
-        for frame in reversed(frames):
-            path, number, _, text = frame[:4]
-            if not path.startswith((_OF_THEANO, _OWN)):
-                return f"{os.path.basename(path)}:{number} {text or ''}".strip()
-    return ""

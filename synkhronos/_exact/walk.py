@@ -9,46 +9,24 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Callable, NamedTuple, Union
+from collections.abc import Container, Iterable, Sequence
+from typing import Any, Callable, Union
 
-import theano
 import theano.tensor as T
 from theano.gof.graph import ancestors, io_toposort
 from theano.gof.graph import inputs as leaves_of
 
 from synkhronos._exact.following import follow
 from synkhronos._exact.lengths import Lengths, Rows
+from synkhronos._exact.meeting import Collective, Collectives
+from synkhronos._exact.nodes import copied, is_broadcast, is_of_one_sum, typed
 from synkhronos._exact.part import Part
 from synkhronos._exact.placements import ONE, Partial, Placed, Placement, Replicate, Shard
 
-__all__ = ["Collective", "Collectives", "Rule", "Walk", "copied"]
-
-
-class Collectives(NamedTuple):
-    """What makes the variables on which ranks meet: ``all_reduce(variable, op)``, ``all_gather(variable, axis)``."""
-
-    all_reduce: Callable[[Any, str], Any]
-    all_gather: Callable[[Any, int], Any]
-
-
-class Collective(NamedTuple):
-    """One place where rows meet."""
-
-    kind: str  # "all-reduce (sum)", "all-gather"
-    variable: Any  # of the user's graph
-    reason: str
-    result: Any  # in the divided graph
+__all__ = ["Rule", "Walk"]
 
 
 Rule = Callable[["Walk", Any], Union[str, Sequence[Placed]]]
-
-
-def copied(node: Any, inputs: Sequence[Any]) -> list[Any]:
-    """The outputs of a node like this one, of other inputs of the same types."""
-    if all(new is old for new, old in zip(inputs, node.inputs)):
-        return list(node.outputs)
-    return list(node.clone_with_new_inputs(list(inputs)).outputs)
 
 
 class Walk:
@@ -93,7 +71,7 @@ class Walk:
         self._used: set[Any] = set()
         self.lengths = Lengths(rows, self.new, self.whole)
         for variable, axis in sharded.items():
-            self._put(variable, Placed(variable, Shard(axis)))
+            self.put(variable, Placed(variable, Shard(axis)))
 
     def run(self, outputs: Sequence[Any]) -> None:
         """Walk over all that some variables are computed of."""
@@ -102,7 +80,7 @@ class Walk:
         self._used.update(outputs, (one for node in order for one in node.inputs))
         for variable in leaves_of(outputs, known):
             if variable not in self._new:
-                self._put(variable, Placed(variable, Replicate()))
+                self.put(variable, Placed(variable, Replicate()))
         for node in order:
             self._divide(node)
 
@@ -115,6 +93,10 @@ class Walk:
     def knows(self, variable: Any) -> bool:
         """Whether the walk came by it."""
         return variable in self._new
+
+    def items(self) -> list[tuple[Any, Any]]:
+        """All variables that it came by, in order, and what a rank holds of each."""
+        return list(self._new.items())
 
     def placement(self, variable: Any) -> Placement:
         """Where its rows are."""
@@ -135,12 +117,18 @@ class Walk:
         if isinstance(placement, Replicate):
             return self._new[variable]
         if variable not in self._wholes:
-            if isinstance(placement, Partial):
+            if isinstance(placement, Partial) and is_of_one_sum(variable, self._placements):
+                self._wholes[variable] = self.computed_whole(variable.owner)[0].variable
+            elif isinstance(placement, Partial):
                 self._wholes[variable] = self.reduced(variable, self._new[variable], "sum")
             else:
                 self._wholes[variable] = self._gathered(variable, placement)
                 self.met.append(Collective("all-gather", variable, reason, self._wholes[variable]))
         return self._wholes[variable]
+
+    def was_made_whole(self, variable: Any) -> bool:
+        """Whether ranks have met for a variable's value."""
+        return variable in self._wholes
 
     def part(self, variable: Any, shard: Shard, *, lenient: bool = False, broadcasts: bool = False) -> Any:
         """The rows of this rank, with places as in ``shard``; whole where the variable has none to be cut there.
@@ -160,8 +148,24 @@ class Walk:
             rows = self.rows
             part = Part(shard.axis, broadcasts)(whole, rows.whole, rows.first, rows.here, *numbers)
             part.name = variable.name
+            part.tag.trace = getattr(variable.tag, "trace", [])
             self._parts[key] = part
         return self._parts[key]
+
+    def put(self, variable: Any, placed: Placed) -> None:
+        """Say what a rank holds of a variable; what has been whole can still be had whole."""
+        if variable in self._new:
+            self._wholes[variable] = self.whole(variable)
+        new, placement = placed
+        if new is not variable:
+            new = typed(new, variable)
+        if new is not variable and new.owner is not None:
+            new.name = new.name or variable.name
+            new.tag.trace = getattr(variable.tag, "trace", [])
+        self._new[variable] = new
+        self._placements[variable] = placement
+        if isinstance(placement, Shard):
+            self.lengths.set_length(variable, placement.axis, placement.length)
 
     def reduced(self, variable: Any, new: Any, op: str) -> Any:
         """The sum, product, … over ranks of what each has for a variable."""
@@ -174,8 +178,12 @@ class Walk:
 
     def met_for(self, outputs: Sequence[Any]) -> list[Collective]:
         """The collectives that some variables of the divided graph need."""
-        needed = set(ancestors(outputs))
-        return [one for one in self.met if one.result in needed]
+        needed = {one.owner for one in ancestors(outputs)}
+        return [one for one in self.met if one.result.owner in needed]
+
+    def meet_within(self, result: Any, inside: Container[Any]) -> None:
+        """Take notice of the collectives of a loop's steps, of which ``result`` is an output."""
+        self.met = [one.within(result) if one.result in inside else one for one in self.met]
 
     # -- inside
 
@@ -187,11 +195,11 @@ class Walk:
             whole = self._collectives.all_gather(new, axis)
         else:
             shape = [new.shape[i] for i in range(new.ndim)]
-            split = [*shape[:axis], self.lengths.value(shard.outer), -1, *shape[axis + 1 :]]
+            split = [*shape[:axis], self.lengths.value(shard.outer), self.lengths.here(shard.inner), *shape[axis + 1 :]]
             whole = self._collectives.all_gather(new.reshape(split, new.ndim + 1), axis + 1)
             shape[axis] = self.lengths.value(shard.length)
             whole = whole.reshape(shape, new.ndim)
-        return _typed(T.cast(whole, variable.dtype), variable)
+        return typed(T.cast(whole, variable.dtype), variable)
 
     def _divide(self, node: Any) -> None:
         if any(output in self._new for output in node.outputs):
@@ -202,14 +210,14 @@ class Walk:
         placed: str | Sequence[Placed] = "there is no rule for it"
         if rule is not None:
             placed = rule(self, node)
-        if not isinstance(placed, str) and any(map(_is_broadcast, placed)):
+        if not isinstance(placed, str) and any(map(is_broadcast, placed)):
             placed = "an axis that holds rows is broadcast"
         if isinstance(placed, str):
             if any(isinstance(one, Shard) for one in placements):
                 self.gathered.append((node, placed))
             placed = self.computed_whole(node, f"{node.op}: {placed}")
         for output, one in zip(node.outputs, placed):
-            self._put(output, one)
+            self.put(output, one)
         follow(self.lengths, node)
         for output in node.outputs:
             shard = self._placements[output]
@@ -221,28 +229,3 @@ class Walk:
         return [
             Placed(output, Replicate()) for output in copied(node, [self.whole(one, reason) for one in node.inputs])
         ]
-
-    def _put(self, variable: Any, placed: Placed) -> None:
-        new, placement = placed
-        if new is not variable:
-            new = _typed(new, variable)
-        if new is not variable and new.owner is not None:
-            new.name = new.name or variable.name
-            new.tag.trace = getattr(variable.tag, "trace", [])
-        self._new[variable] = new
-        self._placements[variable] = placement
-        if isinstance(placement, Shard):
-            self.lengths.set_length(variable, placement.axis, placement.length)
-
-
-def _is_broadcast(placed: Placed) -> bool:
-    return isinstance(placed.placement, Shard) and placed.variable.broadcastable[placed.placement.axis]
-
-
-def _typed(new: Any, variable: Any) -> Any:
-    """A variable of the divided graph, of the type of the user's."""
-    if new.type == variable.type:
-        return new
-    if isinstance(new.type, T.TensorType) and new.dtype == variable.dtype and new.ndim == variable.ndim:
-        return T.patternbroadcast(new, variable.broadcastable)
-    raise theano.gof.utils.MethodNotDefined(f"{variable}: {new.type} in place of {variable.type}")

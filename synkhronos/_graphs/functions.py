@@ -23,13 +23,11 @@ from theano.compile.pfunc import rebuild_collect_shared
 from theano.gof import Query
 
 from synkhronos._graphs.gpu import stay_on_device
+from synkhronos._graphs.inputs import as_in, check_arguments
 from synkhronos._graphs.picking import picks_rows_of_shared
 from synkhronos._graphs.shared import (
     describe,
-    is_host_variable,
     is_random_state,
-    is_shared_variable,
-    is_tensor_variable,
     shared_variables_of,
 )
 from synkhronos._graphs.stack import with_deep_stack
@@ -76,6 +74,8 @@ class Graph:
     input_variables, input_names, input_defaults : list
         Of all inputs, the scattered ones first; ``None`` where there is no name or no default value.
     n_scattered : int
+    axes : list of int
+        Along which the scattered inputs are scattered.
     """
 
     def __init__(
@@ -89,8 +89,9 @@ class Graph:
         sliceable_shareds: Sequence[Any],
         kwargs: dict[str, Any],
     ) -> None:
-        self._ins = [_as_in(item, kwargs.get("allow_input_downcast")) for item in (*inputs, *bcast_inputs)]
+        self._ins = [as_in(item, kwargs.get("allow_input_downcast")) for item in (*inputs, *bcast_inputs)]
         self.n_scattered = len(inputs)
+        self.axes = [0] * len(inputs)
         self.outputs = list(outputs)
         self.updates = updates
         self.sliceable_shareds = list(sliceable_shareds)
@@ -98,30 +99,11 @@ class Graph:
         self._kwargs = dict(kwargs)
         self._plain: dict[Variant, Any] = {}
         self._cloned: tuple[list[Any], list[tuple[Any, Any]]] | None = None
-        self._check()
+        self._clones: dict[Any, Any] = {}
+        check_arguments(self._ins, self.n_scattered, self.sliceable_shareds)
         self.input_variables = [spec.variable for spec in self._ins]
         self.input_names = [spec.name or spec.variable.name for spec in self._ins]
         self.input_defaults = [getattr(spec.value, "data", spec.value) for spec in self._ins]
-
-    def _check(self) -> None:
-        for position, spec in enumerate(self._ins):
-            if not is_host_variable(spec.variable):
-                raise TypeError(
-                    f"input {position} ({spec.variable}) must be a tensor variable; got type {spec.variable.type}"
-                )
-            if spec.update is not None:
-                raise TypeError(
-                    f"input {position} ({spec.variable}): theano.In(update=…) is not supported; use a shared variable"
-                )
-        for position, spec in enumerate(self._ins[: self.n_scattered]):
-            if spec.variable.ndim == 0:
-                raise TypeError(
-                    f"input {position} ({spec.variable}) is 0-dimensional and cannot be scattered along axis 0; "
-                    "pass it in bcast_inputs"
-                )
-        for var in self.sliceable_shareds:
-            if not is_shared_variable(var) or not is_tensor_variable(var) or var.ndim == 0:
-                raise TypeError(f"sliceable_shareds must hold shared variables of at least 1 dimension; got {var!r}")
 
     def compile(self, variant: Variant = PLAIN) -> Any:
         """Compile one variant; its inputs are the graph's, then ``start, stop`` or ``index`` where it takes rows."""
@@ -208,7 +190,7 @@ class Graph:
     def _rebuilt(self) -> tuple[list[Any], list[tuple[Any, Any]]]:
         """Outputs and all updates (default ones too) as Theano itself sees them, with the givens worked in."""
         if self._cloned is None:
-            _, outputs, (_, update_of, _, _) = rebuild_collect_shared(
+            _, outputs, (self._clones, update_of, _, _) = rebuild_collect_shared(
                 [getattr(output, "variable", output) for output in self.outputs],
                 [spec.variable for spec in self._ins],
                 replace=self._givens,
@@ -225,6 +207,20 @@ class Graph:
         """What is computed: the outputs, and all updates, with the givens worked in."""
         return self._cloned or with_deep_stack(self._rebuilt)
 
+    def expression_of(self, variable: Any) -> Any:
+        """What stands for a variable of the user's in `expressions`; ``None`` if nothing does."""
+        return self._clones.get(variable) if self.expressions else None
+
+    @property
+    def apart(self) -> list[Any]:
+        """The inputs and variables that are not the same on all ranks, and not in all slices."""
+        return [*self.input_variables[: self.n_scattered], *self.sliceable_shareds]
+
+    @property
+    def common(self) -> list[Any]:
+        """What is the same on all ranks and in all slices, though it is computed of what is `apart`."""
+        return []
+
     @property
     def accumulated(self) -> list[Any]:
         """The shared variables whose new values an accumulating variant returns, in its order."""
@@ -235,6 +231,16 @@ class Graph:
         """Whether a call draws random numbers."""
         return any(is_random_state(var) for var, _ in self.expressions[1])
 
+    def check_givens(self) -> None:
+        """Raise `RuntimeError` if inputs are to be replaced, which Theano refuses when it compiles the graph itself."""
+        pairs = self._givens.items() if hasattr(self._givens, "items") else self._givens or ()
+        for old, _ in pairs:
+            if old in self.input_variables:
+                raise RuntimeError(
+                    f"givens: {old} is an input of the function, and cannot be replaced: make the new one an input in "
+                    "its place, as in function([y], f(x), givens={x: g(y)})"
+                )
+
     def picks_rows_of_shared(self) -> bool:
         """Whether an input that is not scattered says which rows of a shared variable are used."""
         outputs, updates = self.expressions
@@ -244,14 +250,6 @@ class Graph:
         """Cast a value as Theano would for this input; `TypeError` where Theano would refuse."""
         spec = self._ins[position]
         return spec.variable.type.filter(value, strict=spec.strict, allow_downcast=spec.allow_downcast)
-
-
-def _as_in(item: Any, allow_downcast: bool | None) -> Any:
-    if isinstance(item, theano.In):
-        return item
-    if not isinstance(item, theano.Variable):
-        raise TypeError(f"inputs must be Theano variables or theano.In; got {item!r}")
-    return theano.In(item, allow_downcast=allow_downcast)
 
 
 def _same_type(rows: Any, var: Any) -> Any:

@@ -32,8 +32,8 @@ def claim_stream(var: Any, common: bool) -> None:
     """
     if _is_common.setdefault(var.container, common) != common:
         raise ValueError(
-            f"the random state {var} is used by exact functions, which draw the same on all ranks, and by others, for "
-            "which each rank has a stream of its own: make a RandomStreams for each kind"
+            f"the random state {var} is used by exact functions, which draw the same on all ranks, and by others (or "
+            'with random="own"), for which each rank has a stream of its own: make a RandomStreams for each kind'
         )
 
 

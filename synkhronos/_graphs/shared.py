@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import pickle
 import weakref
 from collections.abc import Iterable
 from typing import Any, Callable
@@ -17,6 +18,7 @@ from theano.sandbox.rng_mrg import mrg_uniform_base
 from theano.tensor.raw_random import RandomStateType
 
 from synkhronos._endings import Endings
+from synkhronos._graphs.changes import watch
 from synkhronos._graphs.gpu import is_device_type, to_device, to_host, write
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "set_array",
     "shared_variables_of",
     "start_worker",
+    "updates_variables",
     "uses",
 ]
 
@@ -70,6 +73,11 @@ def shared_variables_of(function: Any) -> list[Any]:
     return [spec.variable for spec in function.maker.inputs if spec.implicit or spec.shared]
 
 
+def updates_variables(function: Any) -> bool:
+    """Whether a compiled function gives shared variables new values, states of random streams among them."""
+    return any(spec.shared and spec.update is not None for spec in function.maker.inputs)
+
+
 def uses(function: Any, var: Any) -> bool:
     """Whether a compiled function reads or updates a shared variable, or another one over its container."""
     return any(other.container is var.container for other in shared_variables_of(function))
@@ -82,9 +90,9 @@ def describe(function: Any) -> str:
     return f"the function {'' if named_by_theano else function.name or ''}({inputs})"
 
 
-def make_printable(cls: type) -> None:
-    """Have Theano's printing functions take objects of a class, which have a function's ``maker``, as functions."""
-    theano.printing.Function = (theano.compile.Function, cls)
+def make_printable(*classes: type) -> None:
+    """Have Theano's printing functions take objects of classes, which have a function's ``maker``, as functions."""
+    theano.printing.Function = (theano.compile.Function, *classes)
 
 
 def get_array(var: Any) -> Any:
@@ -95,8 +103,11 @@ def get_array(var: Any) -> Any:
 def host_array(var: Any, any_order: bool = False) -> np.ndarray:
     """The value of a shared variable as a C-contiguous, writable NumPy array: its own where it is one, else a copy.
 
-    With ``any_order`` it may be contiguous in another order, its `memory_order`.
+    With ``any_order`` it may be contiguous in another order, its `memory_order`. What is no dense array (a
+    `RandomState`, a sparse matrix, any object) is pickled.
     """
+    if not is_tensor_variable(var):
+        return np.frombuffer(pickle.dumps(get_array(var)), np.uint8)
     value = to_host(get_array(var))
     is_contiguous = value.flags.c_contiguous or (any_order and memory_order(value) != ())
     return value if is_contiguous and value.flags.writeable else np.array(value, order="C")
@@ -118,9 +129,11 @@ def set_array(var: Any, value: Any) -> None:
 
 
 def copy_array(var: Any, value: np.ndarray) -> None:
-    """Copy a value into a shared variable, into its existing array where that fits."""
+    """Copy a `host_array` into a shared variable, into its existing array where that fits."""
     old = get_array(var)
-    if is_device_type(var.type):
+    if not is_tensor_variable(var):
+        var.container.storage[0] = pickle.loads(value.tobytes())
+    elif is_device_type(var.type):
         if old.shape == value.shape and old.flags["C_CONTIGUOUS"]:
             write(old, value)
         else:
@@ -172,7 +185,8 @@ class VariableTable:
     normalisation uses it) have one key: they are one variable on the other ranks.
 
     The master's table holds containers weakly: when the program has dropped the last variable over one, its key is
-    noted in ``ended``. A worker's table holds its variables until told to `drop` them.
+    noted in ``ended``; until then it is noted when the program gives it a value. A worker's table holds its variables
+    until told to `drop` them.
     """
 
     def __init__(self, ended: Endings[int] | None = None) -> None:
@@ -195,6 +209,7 @@ class VariableTable:
         self._key_of[var.container] = key
         if self._ended is not None:
             self._ended.watch(var.container, key)
+            watch(var.container)
 
     def drop(self, key: int) -> None:
         var = self._by_key.pop(key, None)

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from synkhronos._inside.counting import Counted
 from synkhronos._inside.cutting import Cut, cut
 from synkhronos._inside.expressions import averaged, gathered, reduced, summed
-from synkhronos._inside.looking import depends_on, expresses_meetings, meets, meets_in_a_loop
+from synkhronos._inside.looking import (
+    after_meetings,
+    collectives_of,
+    depends_on,
+    expresses_meetings,
+    meets,
+    meets_in_a_loop,
+)
+from synkhronos._inside.ops import UNNUMBERED, Collective
 from synkhronos._inside.standing import Standing
 
 __all__ = [
+    "UNNUMBERED",
+    "Collective",
+    "Counted",
     "Cut",
     "Standing",
+    "after_meetings",
     "averaged",
+    "collectives_of",
     "cut",
     "depends_on",
     "expresses_meetings",

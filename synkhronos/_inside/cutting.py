@@ -34,7 +34,9 @@ class Cut(NamedTuple):
     after: dict[int, Any]  # the other expressions, of the inputs
 
 
-def cut(expressions: Sequence[Any], names: Sequence[str], apart: Sequence[Any]) -> Cut | None:
+def cut(
+    expressions: Sequence[Any], names: Sequence[str], apart: Sequence[Any], common: Sequence[Any] = ()
+) -> Cut | None:
     """Cut expressions where they enter collectives; ``None`` if there are none.
 
     Parameters
@@ -44,6 +46,8 @@ def cut(expressions: Sequence[Any], names: Sequence[str], apart: Sequence[Any]) 
         What they are called in messages.
     apart : list of variables
         What is not the same on all ranks, and not in all slices.
+    common : list of variables
+        What is, though it is computed of that.
 
     Raises
     ------
@@ -60,7 +64,7 @@ def cut(expressions: Sequence[Any], names: Sequence[str], apart: Sequence[Any]) 
     replace: dict[Any, Any] = {}
     for node in collectives:
         for x, op, y in zip(node.inputs, node.op.ops, node.outputs):
-            if not depends_on(x, apart, or_rank=False):
+            if not depends_on(x, apart, or_rank=False, but_for=common):
                 continue
             if _has_collectives(x):
                 raise ValueError(
@@ -71,7 +75,9 @@ def cut(expressions: Sequence[Any], names: Sequence[str], apart: Sequence[Any]) 
                 dtype = x.dtype if op == GATHER else str(result_dtype(np.dtype(x.dtype), op))
                 entering[x, op] = T.TensorType(dtype, y.broadcastable)()
             replace[y] = Collective((op,))(entering[x, op])
-    before = [i for i, expression in enumerate(expressions) if depends_on(expression, apart, or_rank=False)]
+    before = [
+        i for i, expression in enumerate(expressions) if depends_on(expression, apart, or_rank=False, but_for=common)
+    ]
     for i in before:
         if _has_collectives(expressions[i]):
             raise ValueError(
@@ -79,6 +85,9 @@ def cut(expressions: Sequence[Any], names: Sequence[str], apart: Sequence[Any]) 
                 "slices are computed. Call the function without slices"
             )
     rest = [i for i in range(len(expressions)) if i not in before]
+    for one in common:
+        if depends_on(one, apart, or_rank=False):
+            replace[one] = entering[one, "max"] = one.type()
     after = theano.clone([expressions[i] for i in rest], replace=replace, share_inputs=True)
     variables, ops = [x for x, _ in entering], [op for _, op in entering]
     return Cut(before, variables, ops, list(entering.values()), dict(zip(rest, after)))

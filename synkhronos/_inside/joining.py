@@ -49,7 +49,10 @@ class _Join(Optimizer):
             if len(nodes) == 1 and nodes[0].op.number != UNNUMBERED:
                 continue
             ops = tuple([op for node in nodes for op in node.op.ops])
-            joined = Collective(ops, number=depth)(*[x for node in nodes for x in node.inputs], return_list=True)
+            labels = tuple([label for node in nodes for label in node.op.labels])
+            joined = Collective(ops, number=depth, labels=labels)(
+                *[x for node in nodes for x in node.inputs], return_list=True
+            )
             outputs = [y for node in nodes for y in node.outputs]
             copy_stack_trace(outputs, joined)
             fgraph.replace_all_validate(list(zip(outputs, joined)), reason="join collectives")
@@ -84,7 +87,7 @@ class _WorkInPlace(Optimizer):
                         node = self._try(fgraph, node, [*node.op.inplace, place]) or node
 
     def _try(self, fgraph: Any, node: Any, places: list[int]) -> Any:
-        op = Collective(node.op.ops, tuple(places), node.op.number)
+        op = Collective(node.op.ops, tuple(places), node.op.number, node.op.labels)
         outputs = op(*node.inputs, return_list=True)
         copy_stack_trace(node.outputs, outputs)
         try:

@@ -24,7 +24,7 @@ class Known(theano.Op):
         together, 0 on a rank that is left out. A single rank has 0, 1 and 1.
     """
 
-    __props__ = ("what",)
+    __props__: tuple[str, ...] = ("what",)
 
     def __init__(self, what: str) -> None:
         self.what = what

@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from theano.gof.graph import ancestors
+from theano.gof.graph import ancestors, io_toposort
 
 from synkhronos._inside.known import Known
 from synkhronos._inside.ops import Collective
 
-__all__ = ["depends_on", "expresses_meetings", "meets", "meets_in_a_loop", "meets_within"]
+__all__ = [
+    "after_meetings",
+    "collectives_of",
+    "depends_on",
+    "expresses_meetings",
+    "meets",
+    "meets_in_a_loop",
+    "meets_within",
+]
 
 
 def meets(function: Any) -> bool:
@@ -21,15 +29,33 @@ def meets(function: Any) -> bool:
     return any(_needs_standing(node.op) or meets_within(node.op) for node in function.maker.fgraph.apply_nodes)
 
 
+def collectives_of(function: Any) -> list[Collective]:
+    """The collectives in a compiled function, in the order of their meetings; those of inner graphs left out."""
+    ops = [node.op for node in function.maker.fgraph.toposort() if _is_collective(node.op)]
+    return sorted(ops, key=lambda op: op.number)
+
+
+def after_meetings(expressions: Iterable[Any]) -> set[Any]:
+    """The variables that come of collectives, among all that expressions are computed of."""
+    found: set[Any] = set()
+    for node in io_toposort([], list(expressions)):
+        if _is_collective(node.op) or meets_within(node.op) or not found.isdisjoint(node.inputs):
+            found.update(node.outputs)
+    return found
+
+
 def meets_in_a_loop(expressions: Iterable[Any]) -> bool:
     """Whether expressions have collectives in inner graphs: in a scan, or in what the optimizer may dissolve."""
     return any(var.owner is not None and meets_within(var.owner.op) for var in ancestors(list(expressions)))
 
 
-def depends_on(expression: Any, variables: Iterable[Any], *, or_rank: bool = True) -> bool:
-    """Whether an expression depends, otherwise than through collectives, on some of the variables, or on the rank."""
-    sought = set(variables)
-    waiting, seen = [expression], set()
+def depends_on(expression: Any, variables: Iterable[Any], *, or_rank: bool = True, but_for: Iterable[Any] = ()) -> bool:
+    """Whether an expression depends, otherwise than through collectives, on some of the variables, or on the rank.
+
+    What it needs of them for the sake of the variables ``but_for`` does not count.
+    """
+    sought, seen = set(variables), set(but_for)
+    waiting = [expression]
     while waiting:
         var = waiting.pop()
         if var in sought or (or_rank and var.owner is not None and isinstance(var.owner.op, Known)):

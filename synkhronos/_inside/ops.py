@@ -5,6 +5,7 @@ It is never executed while a function is compiled, where one process would be al
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from synkhronos._inside.standing import GATHER, current
 __all__ = ["UNNUMBERED", "Collective"]
 
 UNNUMBERED = -1
+
+_contiguous = functools.partial(np.asarray, order="C")
 
 
 class Collective(theano.Op):
@@ -35,15 +38,31 @@ class Collective(theano.Op):
     number : int
         By which ranks see that they meet in the same collective. Given after optimization: before, it would keep
         equal collectives from being merged.
+    labels : tuple of int
+        By which who made the collectives finds them in a compiled function, those that were not merged with others.
+
+    Attributes
+    ----------
+    n_bytes : tuple of int
+        How large the results were when it was executed first, on this rank; empty before.
     """
 
     __props__ = ("ops", "inplace", "number")
 
-    def __init__(self, ops: tuple[str, ...], inplace: tuple[int, ...] = (), number: int = UNNUMBERED) -> None:
+    def __init__(
+        self,
+        ops: tuple[str, ...],
+        inplace: tuple[int, ...] = (),
+        number: int = UNNUMBERED,
+        labels: tuple[int, ...] = (),
+    ) -> None:
         self.ops = ops
+        self.labels = labels
+        self.n_bytes: tuple[int, ...] = ()
         self.inplace = inplace
         self.number = number
         self.destroy_map = {i: [i] for i in inplace}
+        self._own = [i in inplace for i in range(len(ops))]
 
     def __str__(self) -> str:
         number = "" if self.number == UNNUMBERED else f" {self.number}"
@@ -58,15 +77,14 @@ class Collective(theano.Op):
     def perform(self, node: Any, inputs: Sequence[np.ndarray], output_storage: Sequence[list[Any]]) -> None:
         """Meet the other ranks; alone, outside of a call, the result is what one rank has."""
         standing = current()
-        arrays = [np.asarray(x, order="C") for x in inputs]  # a copy of what is not contiguous
-        outs = [array if i in self.inplace else None for i, array in enumerate(arrays)]
+        arrays = list(map(_contiguous, inputs))  # a copy of what is not
         if standing is None or standing.n_ranks == 1:
-            results = [
-                array.astype(output.dtype) if out is None else out
-                for array, out, output in zip(arrays, outs, node.outputs)
-            ]
+            triples = zip(arrays, self._own, node.outputs)
+            results = [array if is_own else array.astype(output.dtype) for array, is_own, output in triples]
         else:
-            results = standing.combine(self.number, self.ops, arrays, outs)
+            results = standing.combine(self.number, self.ops, arrays, self._own)
+        if not self.n_bytes:
+            self.n_bytes = tuple([result.nbytes for result in results])
         for storage, result in zip(output_storage, results):
             storage[0] = result
 

@@ -50,11 +50,9 @@ class Standing:
 
     Attributes
     ----------
-    counts : tuple of int
-        How many data points each rank has in the call under way. The first of this rank is ``sum(counts[:rank])``.
     weights : tuple of int
-        By which the ranks count: their data points; ones if nobody has any. A rank of weight 0 is left out of every
-        collective.
+        By which the ranks count in the call under way: their data points, if there are any. A rank of weight 0 is left
+        out of every collective.
     own : int
         This rank's weight; in a call in slices, how many data points the slice has.
     """
@@ -64,27 +62,25 @@ class Standing:
     ) -> None:
         self.rank = rank
         self.n_ranks = n_ranks
-        self.counts: tuple[int, ...] = (1,) * n_ranks
-        self.weights: tuple[int, ...] = self.counts
+        self.weights: tuple[int, ...] = (1,) * n_ranks
         self.own = 1
         self._transport = transport
         self._timeline = timeline
         self._tells = tells
         self._lost: Exception | None = None
+        self._known: dict[Any, Any] = {}  # the last reductions of each collective
         self._left: list[Any] = []  # what other ranks may still read and write
 
-    def execute(self, counts: tuple[int, ...], function: Callable[[], Any]) -> Any:
+    def execute(self, weights: tuple[int, ...], function: Callable[[], Any]) -> Any:
         """Call a function with this standing, and meet the others at its end.
 
         Parameters
         ----------
-        counts : tuple of int
-            The data points of each rank.
+        weights : tuple of int
+            Of each rank; not all of them 0.
         function : callable
         """
-        self.counts = counts
-        self.weights = counts if any(counts) else (1,) * self.n_ranks
-        self.own = self.weights[self.rank]
+        self.weigh(weights)
         self._left.clear()
         self._lost = None
         _here.standing = self
@@ -92,7 +88,7 @@ class Standing:
             result = function()
             if self.n_ranks > 1:
                 before = self._timeline.switch(COLLECTIVES)
-                self._run([], _END, ())
+                self._run([], _END, _END)
                 self._timeline.switch(before)
             return result
         except CollectiveAborted:
@@ -102,8 +98,13 @@ class Standing:
         finally:
             _here.standing = None
 
+    def weigh(self, weights: tuple[int, ...]) -> None:
+        """Have the ranks count by these; no one has met the others yet."""
+        self.weights = weights
+        self.own = weights[self.rank]
+
     def combine(
-        self, number: int, ops: Sequence[str], arrays: Sequence[np.ndarray], outs: Sequence[Any]
+        self, number: int, ops: Sequence[str], arrays: Sequence[np.ndarray], in_place: Sequence[bool]
     ) -> list[np.ndarray]:
         """Reduce arrays over the ranks, and gather others; all ranks come out with the same.
 
@@ -115,8 +116,8 @@ class Standing:
             For each array a key of `OPS`, or ``"gather"``.
         arrays : sequence of array
             C-contiguous.
-        outs : sequence of array or None
-            Where results are to go, of the dtype `result_dtype`; the array itself, say. ``None``: to a new array.
+        in_place : sequence of bool
+            For each array whether its memory takes the result, which has its dtype then.
 
         Raises
         ------
@@ -127,45 +128,58 @@ class Standing:
         """
         timeline = self._timeline
         if not timeline.on:
-            return self._combine(number, ops, arrays, outs)
+            return self._combine(number, ops, arrays, in_place)
         with timeline.call(_describe(ops, arrays)):
             timeline.switch(COLLECTIVES)
-            return self._combine(number, ops, arrays, outs)
+            return self._combine(number, ops, arrays, in_place)
 
     def _combine(
-        self, number: int, ops: Sequence[str], arrays: Sequence[np.ndarray], outs: Sequence[Any]
+        self, number: int, ops: Sequence[str], arrays: Sequence[np.ndarray], in_place: Sequence[bool]
     ) -> list[np.ndarray]:
-        shapes_of = self._exchange_shapes(number, [array for array, op in zip(arrays, ops) if op == GATHER])
+        signature, reductions = self._reductions(number, ops, arrays)
+        gathered = [array for array, op in zip(arrays, ops) if op == GATHER] if GATHER in ops else []
+        shapes_of = iter(self._exchange_shapes(number, gathered) if gathered else ())
         parts: list[tuple[Any, Any, Any]] = []
         results = []
-        for op, array, out in zip(ops, arrays, outs):
-            if op == GATHER:
+        for array, is_own, reduction in zip(arrays, in_place, reductions):
+            if reduction is None:
                 shapes = next(shapes_of)
                 out = np.empty((sum(shape[0] for shape in shapes), *array.shape[1:]), array.dtype)
                 sizes = [int(np.prod(shape)) for shape in shapes]
                 part = array if self.weights[self.rank] else array[:0]
                 parts.append((part, out, sizes))
             else:
-                if out is None:
-                    out = np.empty(array.shape, result_dtype(array.dtype, op))
-                parts.append((array, out, reduction_of(op, array.dtype, out.dtype, self.weights)))
+                out = array if is_own else np.empty(array.shape, reduction[0])
+                parts.append((array, out, reduction[1]))
             results.append(out)
-        shapes = tuple([array.shape for op, array in zip(ops, arrays) if op != GATHER])
-        directly = self._run(parts, number, (*ops, *shapes))
+        directly = self._run(parts, number, signature)
         if self._tells and _logger.isEnabledFor(logging.DEBUG):
             way = "large ones where they lie" if directly else "through lanes"
             _logger.debug("in a function, %s: %s", _describe(ops, arrays), way)
         return results
 
-    def _exchange_shapes(self, number: int, arrays: Sequence[np.ndarray]) -> Any:
+    def _reductions(self, number: int, ops: Sequence[str], arrays: Sequence[np.ndarray]) -> tuple[int, list[Any]]:
+        """What must be the same on all ranks; and for each array dtype and way of its result, ``None`` to gather it."""
+        seen = [(array.shape, array.dtype) for array in arrays]
+        last, weights, known = self._known.get((number, ops), (None, None, None))
+        if known is None or last != seen or weights != self.weights:
+            same = (*ops, *(array.shape for op, array in zip(ops, arrays) if op != GATHER))
+            reductions: list[Any] = []
+            for op, array in zip(ops, arrays):
+                returned = None if op == GATHER else result_dtype(array.dtype, op)
+                how = None if returned is None else reduction_of(op, array.dtype, returned, self.weights)
+                reductions.append(None if how is None else (returned, how))
+            known = hash((number, same)), reductions  # forked processes have one seed of hashes
+            self._known[number, ops] = seen, self.weights, known
+        return known
+
+    def _exchange_shapes(self, number: int, arrays: Sequence[np.ndarray]) -> list[list[tuple[int, ...]]]:
         """For each array the shapes that it has on the ranks, none of its rows on a rank that is left out."""
-        if not arrays:
-            return iter(())
         present = bool(self.weights[self.rank])
         own = [(array.shape[0] * present, *array.shape[1:]) for array in arrays]
         lengths = np.array([length for shape in own for length in shape], np.int64)
         table = np.empty((self.n_ranks, len(lengths)), np.int64)
-        self._run([(lengths, table, [len(lengths)] * self.n_ranks)], number, (len(lengths),))
+        self._run([(lengths, table, [len(lengths)] * self.n_ranks)], number, hash((number, len(lengths))))
         found, start = [], 0
         for array in arrays:
             shapes = [tuple(row[start : start + array.ndim]) for row in table.tolist()]
@@ -174,12 +188,12 @@ class Standing:
             if len(beyond) > 1:
                 raise ValueError(f"gathered: the shapes of the ranks differ beyond axis 0: {shapes}")
             found.append(shapes)
-        return iter(found)
+        return found
 
-    def _run(self, parts: list[tuple[Any, Any, Any]], number: int, same: tuple[Any, ...]) -> bool:
-        """Meet, if the number and what must be the `same` are so on all ranks."""
+    def _run(self, parts: list[tuple[Any, Any, Any]], number: int, signature: int) -> bool:
+        """Meet, if the signature is the same on all ranks."""
         try:
-            directly = self._transport.run(parts, hash((number, same)))  # forked processes have one seed of hashes
+            directly = self._transport.run(parts, signature)
             if directly is None:
                 raise self._difference(number, [part[0] for part in parts if not isinstance(part[2], list)])
         except BaseException as error:

@@ -53,6 +53,8 @@ class Arena:
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> tuple[ArrayRef, np.ndarray]:
         """Place an array with arbitrary contents; returns where it lies, and a view to fill."""
         assert self._segment is not None
+        if dtype.hasobject:  # addresses in this process
+            raise TypeError(f"an array of Python objects cannot be in memory that ranks share; got dtype {dtype}")
         view = self._segment.array(shape, dtype, self._used)
         ref = ArrayRef(self._segment.ref.key, self._used, shape, dtype_spec(dtype))
         self._used += aligned(view.nbytes)

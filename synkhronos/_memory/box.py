@@ -23,6 +23,11 @@ class Box:
     """A message of any length in shared memory: short ones inline, long ones in a segment of their own.
 
     Messages are numbered: one that is the one before is neither written nor read again.
+
+    Attributes
+    ----------
+    is_long : bool
+        Whether the message that this process has read last was in a segment of its own.
     """
 
     def __init__(self) -> None:
@@ -33,11 +38,7 @@ class Box:
         self._written: bytes | None = None  # what this process has written, if it is there, inline
         self._read = (0, b"")  # the last message that this process has read, with its number
         self._long: tuple[str, np.ndarray] | None = None  # if that was a long one
-
-    @property
-    def is_long(self) -> bool:
-        """Whether the message that this process has read last was in a segment of its own."""
-        return self._long is not None
+        self.is_long = False
 
     def put(self, message: bytes, give: Callable[[Segment], None]) -> None:
         """Write a message; ``give`` lets those who will read it have memory."""
@@ -63,11 +64,12 @@ class Box:
             return self._read[1]
         message = bytes(self._bytes[_HEADER_BYTES : _HEADER_BYTES + length])
         if inline:
-            self._read, self._long = (number, message), None
+            self._read, self._long, self.is_long = (number, message), None, False
             return message
         ref, length = pickle.loads(message)
         assert isinstance(ref, SegmentRef)
         if self._long is None or self._long[0] != ref.key:
             with deferred_interrupts():
                 self._long = ref.key, passage.map(ref)
+        self.is_long = True
         return self._long[1][:length].tobytes()

@@ -1,7 +1,7 @@
 """A rank without data points in a function that has collectives: it takes part, for the others would wait.
 
-It computes on a row of another rank's (of sliceable shared variables, on none), is left out of every collective, and
-stores only what comes of these: what is the same on all ranks.
+It computes on a row of another rank's (of sliceable shared variables, on its own first one), is left out of every
+collective, and stores only what comes of these: what is the same on all ranks.
 """
 
 from __future__ import annotations

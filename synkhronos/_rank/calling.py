@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 
@@ -40,6 +40,8 @@ class Caller:
         self._rank = team.rank
         self._is_master = team.rank == team.master_rank
         self._functions = functions
+        self._ready: dict[int, tuple[Call, Callable[[], list[Any] | None]]] = {}  # by function
+        self._runners: dict[tuple[int, tuple[int, ...] | None], Callable[[list[Any]], list[Any]]] = {}
         self._segments = segments
         self._excerpts = excerpts
         self._exchange = exchange
@@ -50,57 +52,117 @@ class Caller:
         )
 
     def call(self, command: Call) -> list[Any] | None:
-        """Call a function on this rank's share; returns its outputs, ``None`` where a rank has none to give."""
+        """Call a function on this rank's share; returns its outputs, ``None`` where a rank has none to give.
+
+        What a command asks of this rank is made out once, when the command differs from the last one of its function.
+        """
+        last, execute = self._ready.get(command.function, (None, None))
+        if execute is None or last is not command:
+            execute = self._prepare(command)
+            self._ready[command.function] = command, execute
+        return execute()
+
+    def forget(self, function: int) -> None:
+        """The function is dropped, and maybe others that are called with it."""
+        self._ready.clear()
+        self._runners = {key: runner for key, runner in self._runners.items() if key[0] != function}
+
+    def _runner(self, function: int, subset: tuple[int, ...] | None) -> Callable[[list[Any]], list[Any]]:
+        """What calls a function for some of its outputs."""
+        key = function, subset
+        if key not in self._runners:
+            self._runners[key] = _graphs.run_function(self._functions[function], subset)
+        return self._runners[key]
+
+    def _prepare(self, command: Call) -> Callable[[], list[Any] | None]:
+        """What executes a command, again and again."""
         is_absent = not (command.counts[self._rank] or command.everybody or command.exact)
         if is_absent and not command.meets:
-            return None
-        function = self._functions[command.function]
+            return lambda: None
         share = borrowed(command) if is_absent else command.shares[self._rank] if command.shares else Rows(0, 0)
-        rows = self._excerpts.rows(command.rows[self._rank]) if command.rows else None
-        n_scattered = command.n_scattered
-        scattered = command.inputs[:n_scattered]
-        whole = [self._segments.view(source.array) for source in command.inputs[n_scattered:]]
-        subset = None if command.output_subset is None else list(command.output_subset)
+        compute = self._in_one(command, share) if command.num_slices == 1 else self._in_slices(command, share)
+        left = [self._variables[key] for key in command.kept] if is_absent else []
+        is_master, modes = self._is_master, command.output_modes
+        weights = _weights(command)
 
-        def run(part: Rows, sliced: Selection | None) -> list[Any]:
-            self._timeline.switch(SHUFFLE)
-            inputs = [self._excerpts.view(source, part, (command.function, i)) for i, source in enumerate(scattered)]
-            extra: tuple[Any, ...] = () if sliced is None else sliced.bounds if isinstance(sliced, Rows) else (sliced,)
-            if command.exact:
-                extra = (sum(command.counts), part.start, len(part))
-            self._timeline.switch(FUNCTION)
-            if command.num_slices > 1:
-                self._standing.own = len(part)
-            return function(*inputs, *whole, *extra, output_subset=subset)
+        def execute() -> list[Any] | None:
+            if not command.meets:
+                outputs = compute()
+            elif left:
+                with kept(left):
+                    outputs = self._standing.execute(weights, compute)
+            else:
+                outputs = self._standing.execute(weights, compute)
+            if is_absent and not is_master:
+                return None
+            if command.nccl:
+                self._timeline.switch(COLLECTIVES)
+                self._reduce_over_nccl(command, outputs)
+            results = []
+            for output, mode in zip(outputs, modes):
+                if mode is None:
+                    results.append(output if is_master else None)
+                else:
+                    results.append(output if type(output) is np.ndarray else _array(output))
+            return results
+
+        return execute
+
+    def _in_one(self, command: Call, share: Rows) -> Callable[[], list[Any]]:
+        """What computes a whole share at once."""
+        run = self._run_on(command)
+        rows = command.rows[self._rank] if command.rows else None
+        return lambda: run(share, None if rows is None else self._excerpts.rows(rows))
+
+    def _in_slices(self, command: Call, share: Rows) -> Callable[[], list[Any]]:
+        """What computes a share slice by slice, and then what follows."""
+        run = self._run_on(command)
+        n_points = len(share) if command.shares else command.counts[self._rank]
+        updated = [self._variables[key] for key in command.updated]
+        whole = command.inputs[command.n_scattered :]
+
+        def run_slice(part: Rows, sliced: Selection | None) -> list[Any]:
+            self._standing.own = len(part)
+            return run(part, sliced)
 
         def follow(*entering: Any) -> list[Any]:
             assert command.follow is not None
-            some = command.follow.output_subset
-            of_these = None if some is None else list(some)
             self._standing.own = self._standing.weights[self._rank]
-            return self._functions[command.follow.function](*entering, *whole, output_subset=of_these)
+            after = self._runner(command.follow.function, command.follow.output_subset)
+            numbers = _numbers(command, share) if command.exact else ()
+            return after([*entering, *(self._segments.view(source.array) for source in whole), *numbers])
 
         def compute() -> list[Any]:
-            if command.num_slices == 1:
-                return run(share, rows)
-            n_points = len(share) if command.shares else command.counts[self._rank]
-            updated = [self._variables[key] for key in command.updated]
-            return call_in_slices(command, n_points, run, (share, rows), updated, follow)
+            rows = self._excerpts.rows(command.rows[self._rank]) if command.rows else None
+            return call_in_slices(command, n_points, run_slice, (share, rows), updated, follow)
 
-        if not command.meets:
-            outputs = compute()
-        else:
-            with kept([self._variables[key] for key in command.kept] if is_absent else ()):
-                outputs = self._standing.execute(command.counts, compute)
-        if is_absent and not self._is_master:
-            return None
-        if command.nccl:
-            self._timeline.switch(COLLECTIVES)
-            self._reduce_over_nccl(command, outputs)
-        return [
-            None if mode is None and not self._is_master else output if mode is None else _array(output)
-            for output, mode in zip(outputs, command.output_modes)
-        ]
+        return compute
+
+    def _run_on(self, command: Call) -> Callable[[Rows, Selection | None], list[Any]]:
+        """What calls the function on rows of the scattered inputs, and of the sliceable shared variables."""
+        runner = self._runner(command.function, command.output_subset)
+        n_scattered, starts = command.n_scattered, command.starts
+        scattered = [(source, (command.function, i)) for i, source in enumerate(command.inputs[:n_scattered])]
+        whole = [source.array for source in command.inputs[n_scattered:]]
+        view, take, switch = self._segments.view, self._excerpts.take, self._timeline.switch
+
+        def run(part: Rows, sliced: Selection | None) -> list[Any]:
+            switch(SHUFFLE)
+            if starts is None:
+                values = [take(source, part, key) for source, key in scattered]
+            else:
+                firsts = view(starts).tolist()
+                values = [take(source, part, key, first) for (source, key), first in zip(scattered, firsts)]
+            for ref in whole:
+                values.append(view(ref))
+            if command.exact:
+                values += _numbers(command, part)
+            if sliced is not None:
+                values += map(np.asarray, sliced.bounds) if isinstance(sliced, Rows) else (sliced,)
+            switch(FUNCTION)
+            return runner(values)
+
+        return run
 
     def _reduce_over_nccl(self, command: Call, outputs: list[Any]) -> None:
         """Reduce outputs to the master, where their shapes allow it; else the master will get, and refuse, them all."""
@@ -117,6 +179,18 @@ class Caller:
                 continue
             for i, value in zip(positions, reduced or [None] * len(positions)):
                 outputs[i] = value
+
+
+def _weights(command: Call) -> tuple[int, ...]:
+    """By which ranks count in collectives. Of no rows all do alike; but of an exact function each has the whole."""
+    if not command.everybody:
+        return command.counts
+    return tuple(int(rank == command.master or not command.exact) for rank in range(len(command.counts)))
+
+
+def _numbers(command: Call, part: Rows) -> list[np.ndarray]:
+    """What exact functions are told: how many rows there are, the first one of a part, how many it has."""
+    return list(map(np.asarray, (sum(command.counts), part.start, len(part))))
 
 
 def _array(output: Any) -> Any:

@@ -43,6 +43,7 @@ class Source(NamedTuple):
 
     array: ArrayRef
     rows: RowsRef | None
+    axis: int = 0  # along which the rows lie
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,7 @@ class Call(NamedTuple):
     kept: tuple[int, ...] = ()  # variables that such a rank must not update
     exact: bool = False  # the function takes numbers, too: of all rows, of the first one of a rank, and of those there
     follow: Follow | None = None
+    starts: ArrayRef | None = None  # where the first row of each scattered input is listed; its range begins at 0 then
 
 
 @dataclass(frozen=True)

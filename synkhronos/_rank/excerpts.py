@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from synkhronos._memory import ArrayRef, SegmentTable
+from synkhronos._memory import SegmentTable
 from synkhronos._partition import Rows, Selection
 from synkhronos._rank.commands import RowsRef, Source
 
@@ -14,48 +14,38 @@ __all__ = ["Excerpts"]
 class Excerpts:
     """Takes one rank's rows; those picked one by one go to buffers that are used again.
 
+    No view is kept: the master's memory is the program's until nobody has a view of it any more.
+
     Parameters
     ----------
     segments : SegmentTable
-    keeps_views : bool
-        Whether views may be kept from call to call. Not on the master, where memory is the program's until nobody has a
-        view of it any more.
     """
 
-    def __init__(self, segments: SegmentTable, *, keeps_views: bool) -> None:
+    def __init__(self, segments: SegmentTable) -> None:
         self._segments = segments
-        self._keeps_views = keeps_views
-        self._views: dict[tuple[int, int], tuple[Source, Rows, np.ndarray]] = {}
         self._buffers: dict[tuple[int, int], np.ndarray] = {}
 
     def rows(self, rows: RowsRef) -> Selection:
         """A range, or the index array that lies in shared memory."""
         return rows if isinstance(rows, Rows) else self._segments.view(rows)
 
-    def view(self, source: Source, part: Rows, key: tuple[int, int]) -> np.ndarray:
-        """As `take`; views are kept for calls that repeat, until memory is released."""
-        last = self._views.get(key)
-        if last is not None and last[0] is source and last[1] is part:
-            return last[2]
-        view = self.take(source, part, key)
-        if self._keeps_views and not isinstance(source.rows, ArrayRef):
-            self._views[key] = source, part, view
-        return view
-
-    def take(self, source: Source, part: Rows, key: tuple[int, int] | None = None) -> np.ndarray:
+    def take(self, source: Source, part: Rows, key: tuple[int, int] | None = None, first: int = 0) -> np.ndarray:
         """Rows ``part`` of what ``source`` selects: a view where they are contiguous, else copied.
 
-        With a ``key`` (function, input) the copy goes to a buffer that the next excerpt of that key overwrites.
+        A range begins ``first`` rows further on than ``source`` says. With a ``key`` (function, input) the copy goes to
+        a buffer that the next excerpt of that key overwrites.
         """
-        data = self._segments.view(source.array)
-        chosen = source.rows
+        array, chosen, axis = source
+        data = self._segments.view(array)
         if chosen is None:
             return data
         if isinstance(chosen, Rows):
-            return data[chosen.start + part.start : chosen.start + part.stop]
+            first += chosen[0]
+            places = slice(first + part[0], first + part[1])
+            return data[(slice(None),) * axis + (places,)] if axis else data[places]
         rows = self._segments.view(chosen)[part.start : part.stop]
-        if key is None:
-            return data.take(rows, axis=0, mode="clip")
+        if key is None or axis:
+            return data.take(rows, axis=axis, mode="clip")
         buffer = self._buffers.get(key)
         if (
             buffer is None
@@ -70,7 +60,3 @@ class Excerpts:
     def forget(self, function: int) -> None:
         """Give back the buffers of a function."""
         self._buffers = {key: buffer for key, buffer in self._buffers.items() if key[0] != function}
-
-    def forget_views(self) -> None:
-        """Memory, or a function, is dropped."""
-        self._views.clear()

@@ -94,7 +94,8 @@ class Exchange:
     def _tell(self, what: str, variables: Sequence[Any], way: str) -> None:
         """Log, on the master, which way variables took; the bytes are those of the master's values."""
         if self._is_master and _logger.isEnabledFor(logging.DEBUG):
-            n_bytes = sum(int(one.size) * one.dtype.itemsize for one in map(_graphs.get_array, variables))
+            values = [one for one in map(_graphs.get_array, variables) if hasattr(one, "dtype")]  # no random states
+            n_bytes = sum(int(one.size) * one.dtype.itemsize for one in values)
             _logger.debug("%s of %s (%d bytes): %s", what, ", ".join(map(str, variables)), n_bytes, way)
 
     def _get(self, command: Get) -> Any | None:
@@ -131,7 +132,7 @@ class Exchange:
     def _is_outside(self, var: Any) -> bool:
         """Whether a value is not in the region where it might be."""
         value = _graphs.get_array(var)
-        if self._regions.base is None or not isinstance(value, np.ndarray):
+        if self._regions.base is None or not isinstance(value, np.ndarray) or not _graphs.is_tensor_variable(var):
             return False
         return value.nbytes >= native.SMALLEST_BLOCK and self._regions.offset(value) is None
 

@@ -65,7 +65,7 @@ class Replica:
         self.context: Any = None  # of the rank's GPU
         self._team = team
         self._timeline = team.timeline
-        self._excerpts = Excerpts(segments, keeps_views=not self.is_master)
+        self._excerpts = Excerpts(segments)
         self._exchange = Exchange(team, workspace, variables, self._excerpts, regions=regions)
         self._caller = Caller(team, self.functions, segments, self._excerpts, exchange=self._exchange)
         self._publisher = Publisher(workspace, regions, team.rank)
@@ -105,18 +105,18 @@ class Replica:
         return self._carry_out(command)
 
     def _carry_out(self, command: Command) -> Any:
-        kind = type(command)
-        if self._timeline.tracing:
-            self._timeline.name(self.describe(command))
-        self._timeline.switch(COLLECTIVES if kind in self._exchange.handlers and kind is not Shapes else CONTROL)
+        kind, timeline = type(command), self._timeline
+        if timeline.tracing:
+            timeline.name(self.describe(command))
+        timeline.switch(COLLECTIVES if kind in self._exchange.handlers and kind is not Shapes else CONTROL)
         try:
             result = self._handlers[kind](command)
             if self.is_master or result is None or kind not in (Call, Get):
                 return result
-            self._timeline.switch(TRANSFERS)
+            timeline.switch(TRANSFERS)
             return self._publisher.publish(result)
         finally:
-            self._timeline.switch(CONTROL)
+            timeline.switch(CONTROL)
 
     def _in_order(self, command: InOrder) -> list[Any]:
         results = []
@@ -152,13 +152,12 @@ class Replica:
 
     def forget(self, segments: Sequence[str], functions: Sequence[int], variables: Sequence[int]) -> None:
         """Drop what the master has dropped."""
-        if segments or functions:
-            self._excerpts.forget_views()
         for segment in segments:
             self.segments.release(segment)
         for function in functions:
             self.functions.pop(function, None)
             self._excerpts.forget(function)
+            self._caller.forget(function)
         for variable in variables:
             self.variables.drop(variable)
         if (functions or variables) and not self.is_master:

@@ -19,13 +19,14 @@ def serve(team: Team, replica: Replica) -> None:
         if envelope.command is None:
             return
         reply: Any = None
-        try:
-            replica.forget(*envelope.release)
-            replica.attach(envelope.attach, team.passage)
-            if envelope.attach or envelope.release.segments:
-                team.passage.clear()
-        except Exception as error:
-            reply = Failure.of(error, unprepared=True)
+        if envelope.attach or any(envelope.release):
+            try:
+                replica.forget(*envelope.release)
+                replica.attach(envelope.attach, team.passage)
+                if envelope.attach or envelope.release.segments:
+                    team.passage.clear()
+            except Exception as error:
+                reply = Failure.of(error, unprepared=True)
         if reply is None:
             try:
                 reply = replica.execute(envelope.command)

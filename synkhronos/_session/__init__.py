@@ -6,7 +6,7 @@ from synkhronos._session.block import session
 from synkhronos._session.cautions import warn
 from synkhronos._session.footprint import memory
 from synkhronos._session.instruments import Profile, profile, trace
-from synkhronos._session.lifecycle import close, current, distribute, fork, functions, get_n_gpu, settle
+from synkhronos._session.lifecycle import close, current, distribute, fork, functions, get_n_gpu, held, settle
 from synkhronos._session.parts import Future
 from synkhronos._session.recording import sequence
 from synkhronos._session.replicas import distances
@@ -23,6 +23,7 @@ __all__ = [
     "fork",
     "functions",
     "get_n_gpu",
+    "held",
     "memory",
     "profile",
     "sequence",

@@ -75,11 +75,11 @@ class Ledger:
 
     def _drop_what_ended(self) -> None:
         """The workers hold it until their next command."""
-        if self._table.ended:
+        if self._table.ended.waiting:
             for key, n_bytes in self._table.ended.take():
                 self._segments.append(key)
                 self._dropped_bytes += n_bytes
-        if self.ended_variables:
+        if self.ended_variables.waiting:
             self.variables.extend(self.ended_variables.take())
 
     @property
@@ -103,10 +103,12 @@ class Ledger:
 
     def restage(self, refs: Sequence[ArrayRef], arrays: Sequence[np.ndarray]) -> bool:
         """Copy arrays to where others like them were staged; returns whether that memory is still there."""
-        if any(ref.key not in self._table for ref in refs):
-            return False
         for ref, array in zip(refs, arrays):
-            self._table.view(ref)[...] = array
+            try:
+                view = self._table.view(ref)
+            except KeyError:
+                return False
+            view[...] = array
         return True
 
     def _with_room(self, allocate: Callable[[], _Memory]) -> _Memory:
@@ -143,7 +145,7 @@ class Ledger:
 
     def delivered(self) -> None:
         """Every worker has done what the last envelope said."""
-        if self.sent == _NOTHING and not self._n_sent:
+        if self.sent is _NOTHING and not self._n_sent:
             return
         queues: tuple[deque[Any], ...] = (self._segments, self.functions, self.variables)
         with deferred_interrupts():

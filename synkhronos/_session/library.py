@@ -58,7 +58,7 @@ class Library:
 
     def forget_what_ended(self) -> None:
         """Have every rank forget functions, with the next command."""
-        if self._distributing or not self._ended:  # what a function brings must not be sent after what drops it
+        if self._distributing or not self._ended.waiting:  # what a function brings must not be sent after what drops it
             return
         for key in self._ended.take():
             self._settled(key)

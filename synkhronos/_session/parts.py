@@ -31,12 +31,15 @@ class Part(NamedTuple):
         Raises what says more than the `WorkerError` of this part, if there is more to say.
     shared : callable, optional
         Of a function: gives its shared variables.
+    check : callable, optional
+        ``check(session)`` raises what speaks against it when the sequence with it ends; then nothing of that is sent.
     """
 
     command: Command
     finish: Callable[[Sequence[Any]], Any]
     explain: Callable[[], None] | None = None
     shared: Callable[[], list[Any]] | None = None
+    check: Callable[[Session], None] | None = None
 
 
 class Future:
@@ -45,6 +48,7 @@ class Future:
     def __init__(self) -> None:
         self._unknown: str | None = "it is sent at the end of the block: ask for the result after it"
         self._value: Any = None
+        self._make: Callable[[Any], Any] | None = None
 
     def __repr__(self) -> str:
         return "<synkhronos.Future, not known>" if self._unknown else f"<synkhronos.Future: {self._value!r}>"
@@ -61,8 +65,13 @@ class Future:
             raise SessionError(f"the result of this part of a sequence is not known: {self._unknown}")
         return self._value
 
+    def through(self, make: Callable[[Any], Any]) -> Future:
+        """Have what ``make`` makes of the value; returns the same `Future`."""
+        self._make = make
+        return self
+
     def _set(self, value: Any) -> None:
-        self._value, self._unknown = value, None
+        self._value, self._unknown = value if self._make is None else self._make(value), None
 
     def _fail(self, error: BaseException) -> None:
         self._unknown = summarize(error)
@@ -99,6 +108,9 @@ class Recorder:
         """Carry out all parts; raises the first error that there is, when every other part has its result."""
         first: BaseException | None = None
         try:
+            for part in self.parts:
+                if part.check is not None:
+                    part.check(session)
             results = _execute(session, self.parts) if self.parts else []
         except BaseException as error:
             self.drop(error)
@@ -150,7 +162,7 @@ class Sequencer:
     @property
     def place(self) -> int:
         """Which part of a sequence is given now, from 1 on; 0: none, so that it goes to the ranks at once."""
-        recorder = self.recording
+        recorder = self.recorder and self.recording
         return 0 if recorder is None else 1 + len(recorder.parts)
 
     def keep(self, things: Sequence[Any]) -> None:
@@ -178,13 +190,14 @@ class Sequencer:
         finish: Callable[[Sequence[Any]], Any],
         explain: Callable[[], None] | None = None,
         shared: Callable[[], list[Any]] | None = None,
+        check: Callable[[Session], None] | None = None,
     ) -> Any:
         """Have every rank execute a command, at once or in the sequence that is recorded; see `Part`.
 
         Returns what ``finish`` makes of the results, or a `Future` of that.
         """
-        part = Part(command, finish, explain, shared)
-        recorder = self.recording
+        part = Part(command, finish, explain, shared, check)
+        recorder = self.recorder and self.recording
         return finish(_execute(self._session, [part])[0]) if recorder is None else recorder.record(part)
 
 

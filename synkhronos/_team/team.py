@@ -107,13 +107,10 @@ class Team:
         for segment in memory:
             self._give(segment)
         self._mailbox.put(message, self._give)
-        self._begin(self.signals.sent + 1)
-        self._patience.begin()
-        self.signals.post(SENT, self._number)
-
-    def _begin(self, number: int) -> None:
-        self._number = number
+        self._number = number = self.signals.sent + 1
         self.barrier.restart(number)
+        self._patience.begin()
+        self.signals.post(SENT, number)
 
     @property
     def outstanding(self) -> bool:
@@ -135,8 +132,9 @@ class Team:
         self.timeline.resume(self._number, CONTROL)
         answers: list[bytes | None] = [None] * self.n_ranks
         for rank, member in list(self._members.items()):
-            answers[rank] = self._answers[rank].get(member.passage)
-            if self._answers[rank].is_long:
+            box = self._answers[rank]
+            answers[rank] = box.get(member.passage)
+            if box.is_long:
                 member.passage.clear()  # of answers that nobody has read
         if self._stopped:
             raise SessionError(_CLOSED)
@@ -229,7 +227,8 @@ class Team:
         self.signals.wait(SENT, self._number + 1, self.check_master)
         self.timeline.resume(self._number, OUTSIDE)
         self.timeline.begin()
-        self._begin(self._number + 1)
+        self._number += 1
+        self.barrier.restart(self._number)
         return self._mailbox.get(self.passage)
 
     def answer(self, message: bytes) -> None:

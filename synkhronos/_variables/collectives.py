@@ -68,6 +68,7 @@ def broadcast(shared_vars: Any, values: Any = None, nccl: bool = True) -> None:
         if rest:
             workers = tuple(rank for rank in range(session.n_ranks) if rank != session.master_rank)
             put(session, rest, [_graphs.host_array(var) for var in rest], ranks=workers)
+        _graphs.note_told(variables)
         session.replicas.note_parts(variables, are_parts=False)
 
 

@@ -8,18 +8,47 @@ split of the data.
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from numbers import Integral
 from typing import Any, Callable, Optional, Union
 
 import numpy as np
 import theano
-from theano.compile import SharedVariable
 from theano.compile.function import function as compile_function  # theano.function may be synk.function
-from theano.gof.graph import inputs as inputs_of
 
 import synkhronos as synk
+from synkhronos.extensions.steps import check_names, flatten, free, listed, rows
 from synkhronos.extensions.updates.divide import divide
 from synkhronos.extensions.weighting import not_negative, per_point, times, weighted, where_valid
+
+
+class ExactTrainFunction:
+    """One step of training as one exact function on all ranks; made by `make_train_function`.
+
+    Attributes
+    ----------
+    function : Function
+        Computes the loss and changes the parameters. Its inputs are symbolic hyperparameters, too.
+    """
+
+    def __init__(self, loss: Any, updates: Any, inputs: Any, structure: Any, *, givens: Any, mode: Any) -> None:
+        others = free([loss, *updates.values()], inputs, givens)
+        self._names, self._structure = [var.name for var in others], structure
+        there = inputs[0].shape[0] > 0
+        kept = OrderedDict((var, theano.tensor.switch(there, new, var)) for var, new in updates.items())
+        self.function = synk.function(
+            inputs, loss, bcast_inputs=others, updates=kept, givens=givens, mode=mode, name="train", exact=True
+        )
+
+    def __repr__(self) -> str:
+        return f"<synkhronos ExactTrainFunction: {self.function!r}>"
+
+    def __call__(self, x_data: Any, y_data: Any, batch: Any = None, num_slices: int = 1, **hyperparameters: Any) -> Any:
+        """Make one training step; as of a `TrainFunction`."""
+        inputs = flatten((x_data, y_data), self._structure)
+        check_names(hyperparameters, self._names)
+        loss = self.function(*inputs, batch=batch, num_slices=num_slices, **hyperparameters)
+        if not any(self.function.counts or ()):
+            raise ValueError("there are no data points in this step; the parameters are as they were")
+        return loss
 
 
 class TrainFunction:
@@ -45,7 +74,7 @@ class TrainFunction:
         self._structure = structure
         self._names = names  # of the hyperparameters of the two functions
         self._weight = weight  # of one data point, as a shared variable; None: 1
-        self._reduced = [*_listed(grad_shared), *([] if weight is None else [weight])]
+        self._reduced = [*listed(grad_shared), *([] if weight is None else [weight])]
 
     def __repr__(self) -> str:
         return f"<synkhronos TrainFunction: {self.gradient!r}, all-reduce of {self.grad_shared}, {self.update!r}>"
@@ -85,8 +114,8 @@ class TrainFunction:
             If there are no data points, or the weights are not finite, negative, or all 0; the parameters are left as
             they are.
         """
-        inputs = _flatten((x_data, y_data), self._structure)
-        _check_names(hyperparameters, {*self._names[0], *self._names[1]})
+        inputs = flatten((x_data, y_data), self._structure)
+        check_names(hyperparameters, {*self._names[0], *self._names[1]})
         of_gradient, of_update = ({name: hyperparameters[name] for name in names} for names in self._names)
         with synk.sequence():
             loss = self.gradient(*inputs, batch=batch, num_slices=num_slices, **of_gradient)
@@ -107,8 +136,9 @@ def make_train_function(
     givens: Any = None,
     mode: Any = None,
     weights: Optional[Any] = None,
+    exact: bool = False,
     **kwargs: Any,
-) -> TrainFunction:
+) -> Union[TrainFunction, ExactTrainFunction]:
     """Make a function that trains on all ranks as if one process trained on the whole minibatch.
 
     Parameters
@@ -129,10 +159,13 @@ def make_train_function(
     weights : scalar expression, optional
         By what the loss divides, if that is not the number of data points: ``m.sum()`` for
         ``(m * l).sum() / m.sum()``. Where it is 0, neither loss nor gradients count, NaNs among them.
+    exact : bool
+        The step is one exact function (docs/exact.md), the serial step whatever the loss is: batch normalisation over
+        the whole minibatch, sums, masks. It takes no `weights`, and draws random numbers as the serial program.
 
     Returns
     -------
-    TrainFunction
+    TrainFunction, or ExactTrainFunction if ``exact``
         ``f(x_data, y_data, batch=None, num_slices=1)`` makes a step and returns the loss.
 
     Raises
@@ -144,7 +177,13 @@ def make_train_function(
         variable has no name.
     """
     grad_updates, param_updates, grad_shared = divide(update_rule, loss, params, *args, **kwargs)
-    inputs = _flatten((x, y), (x, y))
+    inputs = flatten((x, y), (x, y))
+    if exact:
+        if weights is not None:
+            raise ValueError("exact=True: the step is the serial one by itself; leave out weights")
+        # The gradients need no variable between two functions: the rule reads the expressions.
+        replaced = [*dict(givens or ()).items(), *grad_updates.items()]
+        return ExactTrainFunction(loss, param_updates, inputs, (x, y), givens=replaced, mode=mode)
     outputs, weight = loss, None
     if weights is not None:
         weight = theano.shared(np.zeros((), "float64"), "weight")
@@ -153,12 +192,12 @@ def make_train_function(
             grad_updates[var] = times(one, grad, var.dtype)
         grad_updates[weight] = not_negative(one)
         outputs = [times(one, loss, loss.dtype), one, (one, "min")]
-        divided = {var: var / weight.astype(var.dtype) for var in _listed(grad_shared)}
+        divided = {var: var / weight.astype(var.dtype) for var in listed(grad_shared)}
         news = theano.clone(list(param_updates.values()), replace=divided)
         every = OrderedDict([*zip(param_updates, news), *divided.items()])
         param_updates = OrderedDict((var, where_valid(weight, new, var)) for var, new in every.items())
-    of_gradient = _free([loss, *grad_updates.values()], inputs, givens)
-    of_update = _free(param_updates.values(), (), None)
+    of_gradient = free([loss, *grad_updates.values()], inputs, givens)
+    of_update = free(param_updates.values(), (), None)
     gradient = synk.function(
         inputs, outputs, bcast_inputs=of_gradient, updates=grad_updates, givens=givens, mode=mode, name="gradient"
     )
@@ -192,65 +231,15 @@ def make_train_function_theano(
     grad_updates, param_updates, _ = divide(update_rule, loss, params, *args, **kwargs)
     # The gradients need no variable between two functions here: the rule reads the expressions.
     replaced = [*dict(givens or ()).items(), *grad_updates.items()]
-    inputs = _flatten((x, y), (x, y))
-    others = _free([loss, *grad_updates.values(), *param_updates.values()], inputs, givens)
+    inputs = flatten((x, y), (x, y))
+    others = free([loss, *grad_updates.values(), *param_updates.values()], inputs, givens)
     names = [var.name for var in others]
     step = compile_function([*inputs, *others], loss, updates=param_updates, givens=replaced, mode=mode, name="train")
 
     def train(x_data: Any, y_data: Any, batch: Any = None, **hyperparameters: Any) -> Any:
-        arrays = _flatten((x_data, y_data), (x, y))
-        _check_names(hyperparameters, names)
-        rows = (data if batch is None else data[_rows(batch)] for data in arrays)
-        return step(*rows, *(hyperparameters[name] for name in names))
+        arrays = flatten((x_data, y_data), (x, y))
+        check_names(hyperparameters, names)
+        chosen = (data if batch is None else data[rows(batch)] for data in arrays)
+        return step(*chosen, *(hyperparameters[name] for name in names))
 
     return train
-
-
-def _free(expressions: Any, inputs: Sequence[Any], givens: Any) -> list[Any]:
-    """List the symbolic variables in expressions that have no value yet, each with a name of its own."""
-    replaced = dict(givens or ())
-    found = [var for var in inputs_of([*expressions, *replaced.values()], blockers=list(replaced)) if var.owner is None]
-    known = {*inputs, *replaced}
-    free = [
-        var
-        for var in dict.fromkeys(found)
-        if var not in known and not isinstance(var, (SharedVariable, theano.Constant))
-    ]
-    names = [var.name for var in free]
-    for name in names:
-        if name is None or names.count(name) > 1 or name in ("x_data", "y_data", "batch", "num_slices"):
-            raise TypeError(
-                f"the loss or the rule has the symbolic variables {free} beside x and y: each needs a name, by which "
-                "a value is passed at every call; no two the same, and none that is a parameter of the call"
-            )
-    return free
-
-
-def _check_names(given: dict[str, Any], names: Any) -> None:
-    if set(given) != set(names):
-        raise TypeError(
-            f"the step takes the symbolic variables {sorted(names)} of the loss and of the rule as keyword arguments; "
-            f"got {sorted(given)}"
-        )
-
-
-def _listed(one_or_more: Any) -> list[Any]:
-    return list(one_or_more) if isinstance(one_or_more, (list, tuple)) else [one_or_more]
-
-
-def _rows(batch: Any) -> Any:
-    """Give the index that picks a batch: an int counts rows, everything else indexes already."""
-    return slice(batch) if isinstance(batch, Integral) else batch
-
-
-def _flatten(pair: Any, structure: Any) -> list[Any]:
-    """List the inputs in `pair`; where `structure` has a list, `pair` must have one as long."""
-    inputs: list[Any] = []
-    for item, pattern, name in zip(pair, structure, ("x_data", "y_data")):
-        if not isinstance(pattern, (list, tuple)):
-            inputs.append(item)
-        elif isinstance(item, (list, tuple)) and len(item) == len(pattern):
-            inputs.extend(item)
-        else:
-            raise TypeError(f"{name} must be a list of {len(pattern)}, one for each variable")
-    return inputs

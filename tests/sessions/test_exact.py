@@ -1,6 +1,7 @@
 """Exact functions on real ranks, beside the serial program."""
 
 import functools
+import shutil
 
 import lasagne
 import numpy as np
@@ -199,17 +200,14 @@ def test_what_is_refused(session):
     for arguments, message in [
         (([x], (x.sum(), "sum")), "take no op"),
         (([x], x.sum(), None, [(w, w * 2, "avg")]), "take no op"),
-        (([row], row.sum()), "pass it in bcast_inputs"),
+        (([row], row.sum()), "has no rows. Pass an input in bcast_inputs"),
         (([x], synk.averaged(x.sum())), "leave out averaged"),
-        (([x], x.sum() + w.sum(), None, None, None, [w]), "sliceable_shareds are not supported"),
     ]:
         with pytest.raises(ValueError, match=message):
             synk.function(*arguments, exact=True)
     with pytest.raises(theano.compile.UnusedInputError):
         synk.function([x], w.sum(), exact=True)
     function = synk.function([x], x.sum() + w.sum(), exact=True)
-    with pytest.raises(ValueError, match="cannot be sliced"):
-        function(np.ones((N, 2)), num_slices=2)
     synk.scatter(w, np.ones((10, 3)))
     for _ in range(2):
         with pytest.raises(ValueError, match="was scattered"):
@@ -224,10 +222,41 @@ def test_the_table_of_collectives(session):
     kinds = [entry.collective for entry in function.partition]
     assert kinds == ["all-reduce (sum)"] * 2
     assert all("test_exact.py" in entry.line for entry in function.partition if entry.line)
-    assert function.partition[0].n_bytes == 8
+    assert {entry.n_bytes for entry in function.partition} == {8, None}
+    function(np.ones((N, 2)), np.zeros(N, "int32"))
+    assert {entry.n_bytes for entry in function.partition} == {8, 48}
+    assert {entry.meeting for entry in function.partition} == {1}
+    assert "collectives: 2; meetings: 1; bytes: 56" in repr(function.partition)
     gathers = synk.function([x], T.cumsum(x, axis=0)[::-1].sum(), exact=True).partition
     assert "all-gather" in repr(gathers) and "along the rows" in repr(gathers)
     assert "<td>all-gather</td>" in gathers._repr_html_()
+
+
+def test_lines_of_gradients_are_the_programs(session):
+    x, w = T.dmatrix("x"), theano.shared(np.ones((2, 3)), "w")
+    h = T.tanh(x.dot(w))
+    updates = lasagne.updates.adam(T.sqr(h - h.mean(axis=0)).mean(), [w])
+    entries = synk.function([x], updates=updates, exact=True).partition
+    assert entries
+    assert [entry.meeting for entry in entries] == sorted(entry.meeting for entry in entries)
+    assert all(entry.line.startswith("test_exact.py") for entry in entries)
+
+
+def test_the_picture_of_the_graph(session, tmp_path):
+    x = T.dmatrix("x")
+    partition = synk.function([x], (x - x.mean(axis=0)).std(), exact=True).partition
+    partition.picture(tmp_path / "graph.dot")
+    text = (tmp_path / "graph.dot").read_text()
+    assert text.startswith("digraph")
+    assert "all-reduce (sum)" in text
+    if shutil.which("dot"):
+        partition.picture(tmp_path / "graph.svg")
+        assert "<svg" in (tmp_path / "graph.svg").read_text()
+        with pytest.raises(RuntimeError, match="dot failed"):
+            partition.picture(tmp_path / "graph.nothing")
+    else:
+        with pytest.raises(RuntimeError, match="Graphviz"):
+            partition.picture(tmp_path / "graph.svg")
 
 
 def images_and_words(params):

@@ -135,7 +135,7 @@ def test_time_major_inputs_of_unequal_rows(synchronize):
         ValueError, match=r"got x: 4, y: 6\. Rows are counted .*\(N, T, \.\.\.\).*dimshuffle\(1, 0, 2\)"
     ):
         function(np.ones((4, 6, 2)), np.ones(6))
-    with pytest.raises(ValueError, match=r"got x: 4, y: 5$"):
+    with pytest.raises(ValueError, match=r"got x: 4, y: 5\. An input without data points belongs in bcast_inputs$"):
         function(np.ones((4, 6, 2)), np.ones(5))
 
 

@@ -188,10 +188,15 @@ def test_rows_of_shared_variables(synchronize):
     w = theano.shared(np.zeros(2), "w")
     mean = synk.averaged(data.mean(axis=0))
     f = synk.function([], (mean, None), updates=[(w, mean)], sliceable_shareds=[data])
+    largest = synk.function([], (synk.reduced(data.max(axis=0), "max"), None), sliceable_shareds=[data])
     synk.scatter(data, np.arange(12.0).reshape(6, 2))
     np.testing.assert_allclose(f(), [5, 6])
     np.testing.assert_allclose(f(batch_s=[[0], [0, 1], [0]]), np.mean([[0, 1], [4, 5], [6, 7], [8, 9]], axis=0))
     np.testing.assert_allclose(f(batch_s=slice(0, 1), num_slices=2), np.mean([[0, 1], [4, 5], [8, 9]], axis=0))
+    for none in ([], slice(0, 0), np.zeros(2, bool)):  # a rank that picks no row of its own
+        np.testing.assert_allclose(f(batch_s=[[0], none, [0]]), np.mean([[0, 1], [8, 9]], axis=0))
+        np.testing.assert_allclose(largest(batch_s=[[0, 1], [0], none]), [4, 5])
+        np.testing.assert_allclose(largest(batch_s=[slice(0, 2), none, slice(0, 0)]), [2, 3])
     assert synk.check_replicas([w]) == {}
 
 

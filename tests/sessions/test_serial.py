@@ -382,10 +382,10 @@ def test_wrong_ops_are_found(synchronize):
 def test_the_environment_asks_for_the_comparison(synchronize, monkeypatch):
     synchronize(2)
     x = T.dvector("x")
-    spread = synk.function([x], x.std())
-    noise = synk.function([x], (x + MRG_RandomStreams(3).normal(x.shape)).mean())
     for value, asked in (("0", False), ("", False), ("1", True)):
-        monkeypatch.setenv("SYNKHRONOS_CHECK", value)
+        monkeypatch.setenv("SYNKHRONOS_CHECK", value)  # which is read when a function is built
+        spread = synk.function([x], x.std())
+        noise = synk.function([x], (x + MRG_RandomStreams(3).normal(x.shape)).mean())
         noise(np.ones(4))  # cannot be compared
         if asked:
             with pytest.raises(ValueError, match="differs"):

@@ -73,4 +73,4 @@ def test_interrupts_at_any_moment_lose_no_end():
     assert len(made) > 10_000
     assert len(made - ended) < 5000  # those that were not watched yet when the interrupt came
     assert not endings._watched
-    assert not endings._ended
+    assert not endings.waiting

@@ -1,6 +1,8 @@
 """Small programs, each divided by its rows: every value on every rank is the serial program's."""
 
+import numpy as np
 import pytest
+import theano.tensor as T
 from divided import COLLECTIVES, check, rows
 from small_programs import PROGRAMS, ROWS, WHOLE, evaluated, inputs_of, outputs_of
 
@@ -16,6 +18,12 @@ def test_program(program):
         check(outputs, {one: {**ROWS, **WHOLE}[one] for one in (*sharded, *whole)}, dict.fromkeys(sharded, 0))
 
 
+@pytest.mark.parametrize("shape", [(4, 0), (0, 0), (0, 3)])
+def test_arrays_without_elements(shape):
+    x = T.dmatrix("x")
+    check([x.T.flatten()[::-1], x.flatten()[::-1]], {x: np.ones(shape)}, {x: 0})
+
+
 #: What most programs are made of gathers nothing; how many collectives there are.
 WITHOUT_GATHERING = {
     "step(nll(x.dot(W) + b).mean(), W, b)": 2,
@@ -29,6 +37,13 @@ WITHOUT_GATHERING = {
     "s.dimshuffle(1, 0, 2).reshape((s.shape[1] * s.shape[0], D)).dot(W)": 0,
     "T.concatenate([x, T.zeros((x.shape[0], 2)), T.ones_like(z)], axis=1)": 0,
     "lrn(images)": 0,
+    "step(nll(scan_rnn()[-1].dot(W)).mean(), U, W)": 2,
+    "T.tanh(scan_sums(lambda total: total * 0.9, T.zeros((D,))))": 1,
+    "theano.map(lambda row, one: (row * one).sum(), [x, T.tanh(z)])[0]": 0,
+    "T.tanh(theano.ifelse.ifelse(T.gt(a, 0), [x, v.sum()], [z, m.sum()])[1])": 1,
+    "T.tanh(layer(x, U)[1])": 1,
+    "sparse.dot(x, matrix)": 0,
+    "T.repeat(T.tile(x, (2, 1)), 3, axis=0)": 0,
     'bn.batch_normalization_train(images, channel, channel, "spatial")[0]': 3,
 }
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from support import run_script
 
+from synkhronos._memory import Arena, SegmentTable
 from synkhronos._memory.mapping import map_shared
 from synkhronos._memory.segments import Segment
 
@@ -31,6 +32,16 @@ def test_views_keep_a_mapping():
     del kept
     assert n_mappings() == before
     segment.close_fd()
+
+
+def test_no_python_objects_are_placed():
+    made = []
+    arena = Arena(SegmentTable(), made.append, made.append)
+    arena.reserve(1024)
+    with pytest.raises(TypeError, match="an array of Python objects cannot be in memory that ranks share"):
+        arena.place(np.array([{}]))
+    arena.free()
+    made[0].close_fd()
 
 
 class Interrupt(Exception):

@@ -35,7 +35,8 @@ FLOOR_OF = {name: number for number, floor in enumerate(FLOORS) for name in floo
 
 PUBLIC = {
     # the life cycle, functions and data
-    "fork", "close", "session", "function", "distribute", "get_n_gpu", "Function", "data", "Data", "sequence", "Future",
+    "fork", "close", "session", "function", "parallelize", "distribute", "get_n_gpu", "Function", "data", "Data",
+    "sequence", "Future",
     # collectives
     "broadcast", "scatter", "gather", "all_gather", "reduce", "all_reduce",
     "set_value", "get_value", "get_lengths", "get_shapes", "check_replicas",

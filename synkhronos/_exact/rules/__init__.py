@@ -8,24 +8,29 @@ neither are types derived from those that are.
 from __future__ import annotations
 
 from synkhronos._exact.rules import (
+    branches,
     convolution,
     elementwise,
     expressions,
     indexing,
     joins,
+    loops,
     nnet,
     passing,
     products,
     reductions,
     shapes,
     sorting,
+    sparse,
 )
+from synkhronos._exact.rules.draws import OwnDraws
 from synkhronos._exact.walk import Rule
 
-__all__ = ["MAKERS", "RULES"]
+__all__ = ["MAKERS", "RULES", "OwnDraws"]
 
 #: For nodes of which some input is not whole.
 RULES: dict[type, Rule] = {
+    **branches.RULES,
     **elementwise.RULES,
     **passing.RULES,
     **shapes.RULES,
@@ -36,7 +41,9 @@ RULES: dict[type, Rule] = {
     **nnet.RULES,
     **expressions.RULES,
     **joins.RULES,
+    **loops.RULES,
     **sorting.RULES,
+    **sparse.RULES,
 }
 
 #: For nodes of whole inputs, where they make something of rows × k places, or what another way makes cheaper.

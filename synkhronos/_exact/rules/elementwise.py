@@ -7,10 +7,14 @@ from typing import Any
 
 from theano import scalar
 from theano.tensor.basic import NotScalarConstantError, get_scalar_constant_value
-from theano.tensor.elemwise import Elemwise
+from theano.tensor.elemwise import DimShuffle, Elemwise
+from theano.tensor.subtensor import Subtensor, get_idx_list
 
+from synkhronos._exact.lengths import constant_of
+from synkhronos._exact.nodes import copied
 from synkhronos._exact.placements import Partial, Placed, Replicate
-from synkhronos._exact.walk import Rule, Walk, copied
+from synkhronos._exact.rules.reductions import is_zero
+from synkhronos._exact.walk import Rule, Walk
 
 __all__ = ["MAKERS", "RULES"]
 
@@ -35,7 +39,7 @@ def _of_sums(walk: Walk, node: Any) -> Sequence[Placed]:
     same = all(one.dtype == node.outputs[0].dtype for one, is_sum in zip(node.inputs, partial) if is_sum)
     is_linear = False
     if isinstance(kind, (scalar.Add, scalar.Sub)):
-        is_linear = same and all(partial)
+        is_linear = same and all(is_sum or is_zero(one) for one, is_sum in zip(node.inputs, partial))
     elif isinstance(kind, (scalar.Neg, scalar.Identity)):
         is_linear = same
     elif isinstance(kind, scalar.Cast):
@@ -44,7 +48,7 @@ def _of_sums(walk: Walk, node: Any) -> Sequence[Placed]:
         factors = [one for one, is_sum in zip(node.inputs, partial) if not is_sum]
         is_linear = same and len(factors) == len(partial) - 1 and all(map(_scales, factors))
     elif isinstance(kind, scalar.TrueDiv):
-        is_linear = same and partial == [True, False] and _scales(node.inputs[1])
+        is_linear = same and partial == [True, False] and (_scales(node.inputs[1]) or _counts(walk, node.inputs[1]))
     elif isinstance(kind, scalar.Second) and not partial[1]:  # only the shape of the first counts
         return [Placed(output, Replicate()) for output in copied(node, inputs)]
     if not is_linear:
@@ -59,6 +63,26 @@ def _scales(variable: Any) -> bool:
     except NotScalarConstantError:
         return False
     return 0 < abs(value) < float("inf")
+
+
+def _counts(walk: Walk, variable: Any) -> bool:
+    """Whether a variable is rows × a positive constant, as means are divided by; 0 of 0 rows is NaN all the same."""
+    node = variable.owner
+    if node is not None and isinstance(node.op, DimShuffle):
+        return _counts(walk, node.inputs[0])
+    length = None
+    if _is_cast(node) and variable.ndim == 0:
+        length = walk.lengths.scalar(node.inputs[0])
+    elif node is not None and isinstance(node.op, Subtensor) and _is_cast(node.inputs[0].owner):
+        # T.mean casts all lengths at once
+        numbers = walk.lengths.vector(node.inputs[0].owner.inputs[0])
+        place = constant_of(get_idx_list(node.inputs, node.op.idx_list)[0])
+        length = numbers[place] if numbers is not None and place is not None else None
+    return length is not None and length.constant > 0 and set(length.symbols) == {0}
+
+
+def _is_cast(node: Any) -> bool:
+    return node is not None and isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, scalar.Cast)
 
 
 def _fill(walk: Walk, node: Any) -> Sequence[Placed]:

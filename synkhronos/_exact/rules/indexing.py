@@ -16,13 +16,20 @@ from theano.tensor.subtensor import (
     get_idx_list,
 )
 
+from synkhronos._exact.nodes import copied
 from synkhronos._exact.placements import ONE, Partial, Placed, Replicate, Shard
-from synkhronos._exact.rules.reductions import is_summed
-from synkhronos._exact.walk import Rule, Walk, copied
+from synkhronos._exact.rules.reductions import is_summed, is_zero
+from synkhronos._exact.walk import Rule, Walk
 
 __all__ = ["RULES"]
 
 _PICKED = "rows are picked"
+
+
+def _index(walk: Walk, variable: Any, inputs: Sequence[Any], op: Any) -> list[Any]:
+    """The basic index of a node; ``slice(None)`` wherever it takes all."""
+    index, dims = get_idx_list(inputs, op.idx_list), walk.lengths.dims(variable)
+    return [slice(None) if walk.lengths.takes_all(one, dims[axis]) else one for axis, one in enumerate(index)]
 
 
 def _axis_after(index: Sequence[Any], axis: int) -> int | None:
@@ -43,7 +50,7 @@ def _subtensor(walk: Walk, node: Any) -> str | Sequence[Placed]:
     placement = walk.placement(variable)
     inputs = [walk.new(variable), *map(walk.whole, numbers)]
     if isinstance(placement, Shard):
-        axis = _axis_after(get_idx_list(node.inputs, node.op.idx_list), placement.axis)
+        axis = _axis_after(_index(walk, variable, node.inputs, node.op), placement.axis)
         if axis is None:
             return _PICKED
         placement = placement.moved(axis)
@@ -52,7 +59,7 @@ def _subtensor(walk: Walk, node: Any) -> str | Sequence[Placed]:
 
 def _inc_subtensor(walk: Walk, node: Any) -> str | Sequence[Placed]:
     x, y, *numbers = node.inputs
-    index = get_idx_list(node.inputs[1:], node.op.idx_list)
+    index = _index(walk, x, node.inputs[1:], node.op)
     n_axes = x.ndim - sum(not isinstance(one, slice) for one in index)
     of_x, of_y = walk.placement(x), walk.placement(y)
     if isinstance(of_x, Shard):
@@ -63,6 +70,8 @@ def _inc_subtensor(walk: Walk, node: Any) -> str | Sequence[Placed]:
         if not axes:
             return _PICKED
         shard = of_y.moved(axes[-1])
+    elif _are_sums(walk, node):
+        return [Placed(copied(node, [walk.new(x), walk.new(y), *map(walk.whole, numbers)])[0], Partial())]
     else:
         return walk.computed_whole(node)
     axis = _axis_after(index, shard.axis)
@@ -70,6 +79,14 @@ def _inc_subtensor(walk: Walk, node: Any) -> str | Sequence[Placed]:
         return _PICKED
     inputs = [walk.part(x, shard), _part_of_increment(walk, y, shard, axis, n_axes), *map(walk.whole, numbers)]
     return [Placed(copied(node, inputs)[0], shard)]
+
+
+def _are_sums(walk: Walk, node: Any) -> bool:
+    """Whether a sum over ranks, or zeros, is put into such: memory that is not written yet is as good as zeros."""
+    x, y = node.inputs[:2]
+    is_empty = x.owner is not None and isinstance(x.owner.op, T.AllocEmpty) and node.op.set_instead_of_inc
+    fits = [isinstance(walk.placement(one), Partial) or is_zero(one) for one in (x, y)]
+    return x.dtype == y.dtype and (fits[0] or is_empty) and fits[1]
 
 
 def _take(walk: Walk, node: Any) -> str | Sequence[Placed]:
@@ -104,16 +121,9 @@ def _add_to_table(walk: Walk, node: Any) -> str | Sequence[Placed]:
     whole, zeros = walk.whole(table), T.zeros_like(walk.whole(table))
     inputs = [zeros, _part_of_increment(walk, y, shard, 0, table.ndim), walk.part(index, shard)]
     (added,) = copied(node, inputs)
-    if _is_zero(table):
+    if is_zero(table):
         return [Placed(added, Partial())]
     return [Placed(whole + walk.reduced(node.outputs[0], added, "sum"), Replicate())]
-
-
-def _is_zero(variable: Any) -> bool:
-    try:
-        return bool(T.get_scalar_constant_value(variable) == 0)
-    except T.NotScalarConstantError:
-        return False
 
 
 def _rows_of_points(walk: Walk, x: Any, index: Sequence[Any]) -> Shard | None:

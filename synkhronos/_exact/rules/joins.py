@@ -1,4 +1,4 @@
-"""Joining and splitting along axes other than that of the rows."""
+"""Joining, splitting and repeating along axes other than that of the rows."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from theano.tensor.basic import Join, Split
+from theano.tensor.extra_ops import RepeatOp
 
 from synkhronos._exact.lengths import constant_of
+from synkhronos._exact.nodes import copied
 from synkhronos._exact.placements import Partial, Placed
-from synkhronos._exact.walk import Rule, Walk, copied
+from synkhronos._exact.walk import Rule, Walk
 
 __all__ = ["RULES"]
 
@@ -37,4 +39,13 @@ def _split(walk: Walk, node: Any) -> str | Sequence[Placed]:
     return [Placed(output, shard) for output in copied(node, inputs)]
 
 
-RULES: dict[type, Rule] = {Join: _join, Split: _split}
+def _repeat(walk: Walk, node: Any) -> str | Sequence[Placed]:
+    variable, repeats = node.inputs
+    shard = walk.shard_of([variable])
+    axis = node.op.axis  # may count from the end
+    if shard is None or axis is None or axis % variable.ndim == shard.axis or walk.shard_of([repeats]):
+        return "rows are repeated"
+    return [Placed(copied(node, [walk.new(variable), walk.whole(repeats)])[0], shard)]
+
+
+RULES: dict[type, Rule] = {Join: _join, Split: _split, RepeatOp: _repeat}

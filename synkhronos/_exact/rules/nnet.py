@@ -16,8 +16,9 @@ from theano.tensor.nnet.nnet import (
     SoftmaxWithBias,
 )
 
+from synkhronos._exact.nodes import copied
 from synkhronos._exact.placements import Placed, Replicate
-from synkhronos._exact.walk import Rule, Walk, copied
+from synkhronos._exact.walk import Rule, Walk
 
 __all__ = ["RULES"]
 

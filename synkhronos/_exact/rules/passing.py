@@ -11,8 +11,9 @@ from theano.tensor.elemwise import DimShuffle
 from theano.tensor.extra_ops import CpuContiguous
 from theano.tensor.opt import Assert
 
+from synkhronos._exact.nodes import copied
 from synkhronos._exact.placements import Placed, Shard
-from synkhronos._exact.walk import Rule, Walk, copied
+from synkhronos._exact.walk import Rule, Walk
 
 __all__ = ["RULES"]
 

@@ -8,9 +8,10 @@ from typing import Any
 from theano.tensor.basic import Dot
 from theano.tensor.blas import BatchedDot
 
+from synkhronos._exact.nodes import copied
 from synkhronos._exact.placements import Partial, Placed, Shard
 from synkhronos._exact.rules.reductions import is_summed
-from synkhronos._exact.walk import Rule, Walk, copied
+from synkhronos._exact.walk import Rule, Walk
 
 __all__ = ["RULES"]
 

@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from theano import scalar
-from theano.tensor.basic import MaxAndArgmax
+from theano.tensor.basic import MaxAndArgmax, NotScalarConstantError, get_scalar_constant_value
 from theano.tensor.elemwise import All, CAReduce, CAReduceDtype, Prod, Sum
 from theano.tensor.elemwise import Any as AnyOp
 
 from synkhronos._exact.lengths import reduced_axes
+from synkhronos._exact.nodes import copied
 from synkhronos._exact.placements import Partial, Placed, Replicate, Shard
-from synkhronos._exact.walk import Rule, Walk, copied
+from synkhronos._exact.walk import Rule, Walk
 
-__all__ = ["RULES", "is_summed"]
+__all__ = ["RULES", "is_summed", "is_zero"]
 
 _DTYPES = ("float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
@@ -22,6 +23,14 @@ _DTYPES = ("float32", "float64", "int8", "int16", "int32", "int64", "uint8", "ui
 def is_summed(variable: Any) -> bool:
     """Whether the ranks' values of a variable can be added."""
     return variable.dtype in _DTYPES
+
+
+def is_zero(variable: Any) -> bool:
+    """Whether a variable is known to be zero in all places."""
+    try:
+        return bool(get_scalar_constant_value(variable) == 0)
+    except NotScalarConstantError:
+        return False
 
 
 def _reduce(walk: Walk, node: Any) -> str | Sequence[Placed]:

@@ -8,11 +8,12 @@ from typing import Any
 
 import theano.tensor as T
 from theano.compile.ops import Shape, Shape_i
-from theano.tensor.basic import Alloc, Reshape
+from theano.tensor.basic import Alloc, AllocEmpty, Reshape
 from theano.tensor.opt import MakeVector
 
+from synkhronos._exact.nodes import copied
 from synkhronos._exact.placements import ONE, UNKNOWN, Length, Partial, Placed, Replicate, Shard
-from synkhronos._exact.walk import Rule, Walk, copied
+from synkhronos._exact.walk import Rule, Walk
 
 __all__ = ["MAKERS", "RULES"]
 
@@ -37,6 +38,17 @@ def _made(walk: Walk, node: Any) -> Sequence[Placed]:
         if per_row is not None and (axis < n_missing or value.broadcastable[axis - n_missing]):
             inputs = [walk.new(value), *map(walk.new, sizes)]
             inputs[1 + axis] = lengths.here(per_row)
+            return [Placed(node.op(*inputs), Shard(axis, ONE, per_row))]
+    return walk.computed_whole(node)
+
+
+def _made_empty(walk: Walk, node: Any) -> Sequence[Placed]:
+    """AllocEmpty: what will be written there is likely to be divided along the first axis with rows × k places."""
+    for axis, size in enumerate(node.inputs):
+        per_row = walk.lengths.per_row(walk.lengths.scalar(size))
+        if per_row is not None:
+            inputs = [walk.new(one) for one in node.inputs]
+            inputs[axis] = walk.lengths.here(per_row)
             return [Placed(node.op(*inputs), Shard(axis, ONE, per_row))]
     return walk.computed_whole(node)
 
@@ -94,4 +106,4 @@ def _axis_of_rows(walk: Walk, variable: Any, placement: Shard, entries: Sequence
 RULES: dict[type, Rule] = {Shape: _shape, Shape_i: _shape_i, Alloc: _alloc, Reshape: _reshape}
 
 #: For nodes of whole inputs.
-MAKERS: dict[type, Rule] = {Alloc: _made}
+MAKERS: dict[type, Rule] = {Alloc: _made, AllocEmpty: _made_empty}

@@ -9,8 +9,9 @@ from theano.tensor.extra_ops import CumOp
 from theano.tensor.sort import ArgSortOp, SortOp
 
 from synkhronos._exact.lengths import constant_of
+from synkhronos._exact.nodes import copied
 from synkhronos._exact.placements import Placed, Shard
-from synkhronos._exact.walk import Rule, Walk, copied
+from synkhronos._exact.walk import Rule, Walk
 
 __all__ = ["RULES"]
 

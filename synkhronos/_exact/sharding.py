@@ -1,0 +1,121 @@
+"""What is sharded besides scattered inputs along axis 0: other axes, scattered variables, any variable of the graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import theano.tensor as T
+from theano.compile.ops import Shape_i
+from theano.gof.graph import ancestors
+
+from synkhronos._exact.lengths import Rows
+from synkhronos._exact.lines import described
+from synkhronos._exact.part import Part
+from synkhronos._exact.placements import Placed, Shard
+from synkhronos._exact.walk import Walk
+from synkhronos._graphs import Graph, is_tensor_variable
+from synkhronos._inside import Counted
+
+__all__ = ["Sharding"]
+
+
+class Sharding:
+    """What a user wants to be sharded, and along which axes.
+
+    Parameters
+    ----------
+    user : Graph
+    shard : dict, list of variables, or None
+        As the user gave it.
+
+    Attributes
+    ----------
+    axes : list of int
+        Those of the scattered inputs.
+    is_given : bool
+        Whether calls tell the rows.
+    given : Rows
+        Variables for these.
+    rows : Rows
+        Those of the divided graph.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what cannot be sharded.
+    """
+
+    def __init__(self, user: Graph, shard: Any) -> None:
+        asked = _read(shard)
+        scattered = user.input_variables[: user.n_scattered]
+        self.axes = [_checked(variable, asked.pop(variable, 0)) for variable in scattered]
+        for variable in user.sliceable_shareds:
+            if _checked(variable, asked.pop(variable, 0)):
+                raise ValueError(f"shard: {variable} is in sliceable_shareds, which lie on the ranks by their axis 0")
+        self._placements = dict(zip(scattered, self.axes))
+        self._placements.update(dict.fromkeys(user.sliceable_shareds, 0))
+        self.is_given = bool(self._placements)
+        self._names: dict[Any, str] = {}
+        self._inside = self._found(user, {variable: _checked(variable, axis) for variable, axis in asked.items()})
+        self.given = self.rows = Rows(T.lscalar("rows"), T.lscalar("first row"), T.lscalar("rows here"))
+        apart = {*self._placements, *self._inside}
+        counted = {one: axis for one, axis in self._inside.items() if apart.isdisjoint({*ancestors([one])} - {one})}
+        if counted:
+            lengths = [Shape_i(axis)(one) for one, axis in counted.items()]
+            given = ", ".join(map(str, self._placements))
+            numbers = [self.given.whole, self.given.first, self.given.here] if given else []
+            whole, first, here = Counted(tuple(self._names[one] for one in counted), given)(*numbers, *lengths)
+            self.rows = Rows(self.given.whole if given else whole, first, here)
+
+    @property
+    def scattered(self) -> dict[Any, int]:
+        """What ranks have their rows of when a call begins, with the axes."""
+        return self._placements
+
+    def divide(self, walk: Walk) -> None:
+        """Divide the variables inside the graph, each of which every rank computes whole."""
+        for variable, axis in self._inside.items():
+            walk.run([variable])
+            if walk.placement(variable) == Shard(axis):
+                continue
+            numbers = (self.rows.whole, self.rows.first, self.rows.here, 1, 1)
+            part = Part(axis)(walk.whole(variable, "it is to be sharded otherwise"), *numbers)
+            walk.put(variable, Placed(part, Shard(axis)))
+
+    def _found(self, user: Graph, asked: dict[Any, int]) -> dict[Any, int]:
+        """What stands for variables in the graph, in an order in which they can be computed."""
+        outputs, updates = user.expressions
+        used = set(ancestors([*outputs, *(new for _, new in updates)]))
+        found = {}
+        for variable, axis in asked.items():
+            one = user.expression_of(variable)
+            if one is None or one not in used:
+                raise ValueError(f"shard: the function does not use {described(variable)}")
+            found[one] = axis
+            self._names[one] = variable.name or described(variable)
+        return dict(sorted(found.items(), key=lambda item: len(set(ancestors([item[0]])))))
+
+
+def _read(shard: Any) -> dict[Any, int]:
+    if shard is None:
+        return {}
+    if not isinstance(shard, (dict, list, tuple)):
+        raise TypeError(f"shard must be a list of variables, or a dict of variables and axes; got {shard!r}")
+    asked = dict(shard) if isinstance(shard, dict) else dict.fromkeys(shard, 0)
+    for variable, axis in asked.items():
+        if not is_tensor_variable(variable):
+            raise TypeError(f"shard must name Theano tensor variables; got {variable!r}")
+        if isinstance(axis, bool) or not isinstance(axis, int):
+            raise TypeError(f"shard: the axis of {variable} must be an int; got {axis!r}")
+    return asked
+
+
+def _checked(variable: Any, axis: int) -> int:
+    if not -variable.ndim <= axis < variable.ndim:
+        raise ValueError(f"shard: {described(variable)} has {variable.ndim} dimensions, and no axis {axis}")
+    if variable.broadcastable[axis]:
+        raise ValueError(
+            f"{described(variable)} cannot be divided: its axis {axis} is broadcastable and has no rows. Pass an input "
+            "in bcast_inputs, or make it of a type whose axis may have any length"
+        )
+    return axis % variable.ndim

@@ -1,0 +1,34 @@
+"""Random programs as exact functions on real ranks, after Theano has optimised what was divided."""
+
+import warnings
+
+import numpy as np
+import pytest
+import theano
+from random_programs import WRONG, Program
+from theano.gof.utils import MethodNotDefined
+
+import synkhronos as synk
+
+_MODE = theano.Mode("py", "fast_run")  # optimised in full, and nothing compiled
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_program(synchronize, seed):
+    synchronize(3)
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = Program(seed)
+        outputs = program.outputs(8)
+        sharded = program.sharded
+        others = [one for one in program.given if one not in sharded]
+        given = [program.given[one] for one in (*sharded, *others)]
+        options = {"mode": _MODE, "on_unused_input": "ignore", "no_default_updates": True}
+        try:
+            expected = theano.function([*sharded, *others], outputs, **options)(*given)
+        except (*WRONG, MethodNotDefined):
+            pytest.skip("the serial program makes no sense, or has an operation that Theano must compile")
+        function = synk.function(list(sharded), outputs, bcast_inputs=others, shard=sharded, exact=True, **options)
+        for got, right in zip(function(*given), expected):
+            assert np.shape(got) == np.shape(right)
+            np.testing.assert_allclose(got, right, rtol=1e-9, atol=1e-9 * max(1, np.abs(right).max(initial=0)))

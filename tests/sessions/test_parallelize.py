@@ -1,0 +1,388 @@
+"""`theano.function` under `parallelize`, beside what it is without."""
+
+import functools
+
+import numpy as np
+import pytest
+import scipy.sparse
+import theano
+import theano.sparse
+import theano.tensor as T
+from support import assert_close, run_script
+from theano import function  # by a name of its own
+from theano.sandbox.rng_mrg import MRG_RandomStreams
+from theano.tensor.shared_randomstreams import RandomStreams
+
+import synkhronos as synk
+
+N = 7
+
+
+def close(actual, expected):
+    assert_close(actual, expected, rtol=1e-9, atol=1e-11)
+
+
+def rows(n=N, seed=0):
+    rng = np.random.RandomState(seed)
+    return rng.randn(n, 4), rng.randint(0, 3, n).astype("int32")
+
+
+def programs():
+    """A training function that uses most of what `theano.function` takes, one that counts, and the variables."""
+    rate, x, y = T.dscalar("rate"), T.dmatrix("x"), T.ivector("y")
+    w, count, data = theano.shared(rows(4, 5)[0][:, :3].copy(), "w"), theano.shared(0, "count"), T.dmatrix("data")
+    out = T.nnet.softmax((data - data.mean(axis=0)).dot(w))
+    loss = -T.log(out[T.arange(y.shape[0]), y]).mean() + out.std()
+    train = function(
+        [theano.In(rate, value=0.1), x, theano.In(y, name="labels")],
+        {"loss": loss, "out": out},
+        updates=[(w, w - rate * T.grad(loss, w))],
+        givens={data: 2 * x},
+        allow_input_downcast=True,
+        name="train",
+        profile=True,
+    )
+    step = T.iscalar("step")
+    return train, function([step], count, updates={count: count + step}), function([], [w, count]), [w, count]
+
+
+@functools.cache
+def both():
+    with synk.parallelize():
+        made = programs()
+    return made, programs()
+
+
+def prepared():
+    """The programs, with variables as they were at first, set as in a serial program."""
+    (*ours, variables), (*theirs, others) = both()
+    for variable, other, value in zip(variables, others, (rows(4, 5)[0][:, :3].copy(), 0)):
+        variable.set_value(value)
+        other.set_value(value)
+    return ours, theirs, variables, others
+
+
+@pytest.mark.parametrize("n", [N, 1, 0])
+def test_a_program_computes_what_it_computes_without(session, n):
+    (train, count, look), (train_serially, count_serially, look_serially), variables, others = prepared()
+    x, y = rows(n)
+    for arguments, named in [((0.5, x, y), {}), ((), {"labels": y, "x": x}), ((0.1,), {"labels": y.tolist(), "x": x})]:
+        got, expected = train(*arguments, **named), train_serially(*arguments, **named)
+        assert list(got) == list(expected) == ["loss", "out"]
+        for key in expected:
+            assert np.shape(got[key]) == np.shape(expected[key])
+            close(got[key], expected[key])
+        assert count(3) == count_serially(3)
+        for mine, other in zip(look(), look_serially()):
+            close(mine, other)
+    for mine, other in zip(variables, others):
+        close(mine.get_value(), other.get_value())
+    assert not synk.check_replicas()
+    got = train(0.5, x, y, output_subset=["out"])
+    assert list(got) == ["out"]
+    close(got["out"], train_serially(0.5, x, y, output_subset=["out"])["out"])
+
+
+def test_what_is_set_between_calls_reaches_all_ranks(session):
+    (train, count, _), (train_serially, _, _), (w, total), (other, _) = prepared()
+    x, y = rows()
+    train(0.5, x, y), train_serially(0.5, x, y)
+    for change in [
+        lambda one: one.set_value(one.get_value() * 3),
+        lambda one: one.set_value(one.get_value(borrow=True) + 1, borrow=True),
+        lambda one: one.zero(),
+    ]:
+        change(w), change(other)
+        close(train(0.5, x, y)["loss"], train_serially(0.5, x, y)["loss"])
+        assert not synk.check_replicas(w)
+    value, same = (one.get_value(borrow=True) for one in (w, other))
+    value += 1
+    same += 1
+    w.set_value(value, borrow=True), other.set_value(same, borrow=True)  # the same array
+    close(train(0.5, x, y)["loss"], train_serially(0.5, x, y)["loss"])
+    total.set_value(40)
+    assert count(2) == 40
+    assert total.get_value() == 42
+    assert not synk.check_replicas()
+    w.set_value(value * 2)
+    with synk.sequence():
+        futures = [train.exact(x, y, rate) for rate in (0.5, 0.1)]
+    other.set_value(value * 2)
+    for future, rate in zip(futures, (0.5, 0.1)):
+        close(future.result()[0], train_serially(rate, x, y)["loss"])
+    with pytest.raises(synk.SessionError, match="a new value of w"), synk.sequence():
+        train.exact(x, y, 0.5)
+        w.set_value(value)
+        train.exact(x, y, 0.5)
+    with pytest.raises(synk.SessionError, match="w was set after a call"), synk.sequence():
+        future = train.exact(x, y, 0.5)
+        w.set_value(value)
+    with pytest.raises(synk.SessionError, match="w was set after a call"):
+        future.result()
+    train(0.0, x, y)
+    assert not synk.check_replicas()
+
+
+def test_what_is_set_before_there_is_an_exact_function(session):
+    x, w = T.dmatrix("x"), theano.shared(np.ones(4), "w")
+    given = rows()[0]
+    close(synk.function([x], (x.dot(w).sum(), "sum"))(given), given.sum())
+    w.set_value(np.arange(4.0))
+    f = synk.function([x], x.dot(w), exact=True)
+    w.set_value(w.get_value() + 1)
+    close(f(given), given.dot(np.arange(4.0) + 1))
+    assert not synk.check_replicas(w)
+
+
+def test_all_ways_to_set_a_variable_are_seen(session):
+    x, w = T.dmatrix("x"), theano.shared(np.ones(4), "w")
+    look, f = function([], w.sum()), synk.function([x], x.dot(w), exact=True)
+    given = rows()[0]
+    f(given)
+
+    def by_function(value):
+        look[w] = value
+
+    def by_container(value):
+        w.container.data = value
+
+    for factor, change in enumerate((by_function, by_container, w.set_value)):
+        change(np.full(4, float(factor)))
+        close(f(given), given.sum(axis=1) * factor)
+        assert not synk.check_replicas(w)
+
+
+class Scale(theano.Op):
+    """A matrix times what an object of any class says."""
+
+    __props__ = ()
+
+    def make_node(self, x, factors):
+        return theano.Apply(self, [x, factors], [x.type()])
+
+    def perform(self, node, inputs, outputs):
+        x, factors = inputs
+        outputs[0][0] = x * factors["factor"]
+
+    def infer_shape(self, node, shapes):
+        return [shapes[0]]
+
+
+def test_matrices_and_objects_that_are_set_reach_all_ranks(session):
+    x = T.dmatrix("x")
+    matrix = theano.shared(scipy.sparse.csc_matrix(np.eye(4)), "matrix")
+    factors = theano.shared({"factor": 2.0}, "factors")
+    f = synk.function([x], theano.sparse.dot(x, matrix), exact=True)
+    g = synk.function([x], Scale()(x, factors).sum(axis=0), exact=True)
+    given = rows()[0]
+    for value in (1.0, 3.0, 5.0):
+        matrix.set_value(scipy.sparse.csc_matrix(np.eye(4) * value))
+        factors.set_value({"factor": value})
+        close(f(given), given * value)
+        close(g(given), given.sum(axis=0) * value)
+
+
+@functools.cache
+def drawing(kind):
+    made = []
+    for _ in range(2):
+        x, streams = T.dmatrix("x"), {"shared": RandomStreams, "mrg": MRG_RandomStreams}[kind](7)
+        drawn = x * streams.uniform(x.shape)
+        build = [function([x], drawn), function([], streams.normal((3,))), streams]
+        made.append(build)
+        if len(made) == 1:
+            ending = synk.parallelize()
+    ending.close()
+    return made
+
+
+@pytest.mark.parametrize("kind", ["shared", "mrg"])
+def test_streams_are_the_serial_ones_also_when_seeded_anew(session, kind):
+    ours, theirs = drawing(kind)
+    for seed in (None, 5, 6):
+        for _, _, streams in (ours, theirs):
+            if seed is not None:
+                streams.seed(seed)
+        for mine, other in zip(ours[:2], theirs[:2]):
+            for _ in range(2):
+                given = [rows()[0]] * (mine is ours[0])
+                close(mine(*given), other(*given))
+
+
+def test_inputs_of_all_kinds(session):
+    x, row, table, n = T.dtensor3("x"), T.drow("row"), T.dvector("table"), T.iscalar("n")
+    with synk.parallelize(bcast_inputs=[table]):
+        f = function([row, table, x, n], (x.sum(axis=2) * row).dot(table) + n)
+    given = [np.ones((1, 5)), np.arange(5.0), rows(N * 10)[0].reshape(N, 5, 8), 3]
+    close(f(*given), (given[2].sum(axis=2) * given[0]).dot(given[1]) + 3)
+    assert f.exact.counts is not None
+    assert sum(f.exact.counts) == N
+    with pytest.raises(TypeError, match="takes 4 inputs"):
+        f(*given, 1)
+    with synk.parallelize(["table"]):
+        assert function([table, x], x[:, 0, 0] * table.sum())(given[1], given[2]).shape == (N,)
+    with synk.parallelize():
+        f = function([table, x], x[:, 0, 0] * table.sum())
+    with pytest.raises(ValueError, match=r"table: 5, x: 7\. .*An input without data points belongs in bcast_inputs"):
+        f(given[1], given[2])
+
+
+def test_what_theano_makes_of_outputs(session):
+    x, w = T.dmatrix("x"), theano.shared(np.zeros(4), "w")
+    given = rows()[0]
+    for outputs in (None, [], x.sum(), [theano.Out(x.sum(), borrow=True)], (x.sum(), x)):
+        for updates in ([], [(w, w + x.sum(axis=0))]):
+            with synk.parallelize():
+                got = function([x], outputs, updates=updates, on_unused_input="ignore")(given)
+            expected = function([x], outputs, updates=updates, on_unused_input="ignore")(given)
+            assert type(got) is type(expected)
+            assert isinstance(got, np.ndarray) or len(got) == len(expected)
+
+
+def test_what_functions_have(session):
+    (train, _, look), *_ = prepared()
+    assert train.name == "train"
+    assert train.get_shared() == both()[0][3][:1]
+    train.trust_input = True
+    train(0.1, *rows())
+    assert "Softmax" in theano.printing.debugprint(train, file="str")
+    assert train.profile.fct_callcount
+    assert len(train.partition) > 1
+    assert isinstance(look, theano.compile.Function)  # no rows, no updates
+    with pytest.raises(AttributeError, match="copy: what theano"):
+        train.copy()
+    with pytest.raises(TypeError, match="keep the state in a shared variable"):
+        train["w"]
+
+
+def test_what_is_refused(session):
+    x, s = T.dmatrix("x"), T.dscalar("s")
+    with synk.parallelize():
+        with pytest.raises(TypeError, match=r"theano.In\(update=…\) is not supported"):
+            function([x, theano.In(s, value=0.0, update=s + 1)], x * s)
+        with pytest.raises(ValueError, match="accept_inplace"):
+            function([x], x, accept_inplace=True)
+        with pytest.raises(theano.compile.UnusedInputError):
+            function([x, s], s)
+    with pytest.raises(TypeError, match="bcast_inputs must be a list"):
+        synk.parallelize(bcast_inputs="x")
+    with pytest.raises(TypeError, match="did you mean bcast_inputs"):
+        synk.parallelize(bcast_input=[x])
+
+
+def test_the_block_and_what_is_left_alone(session):
+    x = T.dmatrix("x")
+    is_serial = lambda one: isinstance(one, theano.compile.Function)  # noqa: E731
+    ending = synk.parallelize()
+    with synk.parallelize():
+        assert not is_serial(theano.function([x], x * 2))
+        assert x.sum().eval({x: np.ones((2, 2))}) == 4
+        assert theano.scan(lambda row: row.sum(), x)[0].eval({x: np.ones((2, 2))}).tolist() == [2, 2]
+    assert not is_serial(theano.function([x], x * 2))
+    ending.close()
+    assert is_serial(theano.function([x], x * 2))
+    with pytest.raises(ZeroDivisionError), synk.parallelize():
+        raise ZeroDivisionError
+    assert is_serial(theano.function([x], x * 2))
+
+
+def test_without_a_session_there_is_an_error():
+    script = """
+        x = T.dmatrix("x")
+        try:
+            synk.parallelize()
+        except synk.SessionError as error:
+            print(error)
+        synk.fork(2)
+        ending = synk.parallelize()
+        pid = os.fork()
+        if not pid:
+            try:
+                theano.function([x], x)
+            except synk.SessionError as error:
+                print(error, flush=True)
+            os._exit(0)
+        os.waitpid(pid, 0)
+        synk.close()
+        try:
+            theano.function([x], x)
+        except synk.SessionError as error:
+            print(error)
+        ending.close()
+        print(theano.function([x], x * 2)(np.ones((1, 2))).tolist())
+    """
+    first, *others, last = run_script(script)[0].splitlines()
+    assert "there is no session" in first
+    assert len(others) == 2
+    assert all("parallelize is on, and this process has no session" in line for line in others)
+    assert last == "[[2.0, 2.0]]"
+
+
+def test_other_axes_and_variables_of_the_graph(session):
+    x, times, n, rows_of_data = T.dmatrix("x"), T.dmatrix("times"), T.iscalar("n"), theano.shared(rows(N)[0])
+    with synk.parallelize(shard={times: 1, "x": 0}, random="own"):
+        f = function([times, n], [(x + times.T).sum(axis=0), n * x], givens={x: rows_of_data[:n]})
+        g = function([times], times.max())
+    given = rows(N)[0]
+    results = f(given[:6].T, 6)
+    close(results[0], (given[:6] * 2).sum(axis=0))
+    close(results[1], given[:6] * 6)
+    assert g(given.T) == given.max()
+    assert sum(g.exact.counts) == N
+    for options in ({"random": "mine"}, {"shard": "x"}):
+        with pytest.raises((ValueError, TypeError), match=next(iter(options))):
+            synk.parallelize(**options)
+
+
+def test_names_that_inputs_are_given(session):
+    x, y = T.dmatrix("x"), T.dmatrix("y")
+    items = lambda: [x, theano.In(y, name="labels")]  # noqa: E731
+    with synk.parallelize(bcast_inputs=["labels", "of another function"]):
+        f = function(items(), x.sum() + y.sum())
+    given = rows()[0]
+    close(f(given, labels=given[:2]), given.sum() + given[:2].sum())
+    with synk.parallelize(shard={"labels": 1, "of another function": 5}):
+        g = function(items(), (x * y.T).sum(axis=0))
+    close(g(given, given.T), (given**2).sum(axis=0))
+    for axis, error in ((2, ValueError), (-3, ValueError), ("0", TypeError), (None, TypeError)):
+        with synk.parallelize(shard={"labels": axis}), pytest.raises(error, match=r"shard: .*axis"):
+            function(items(), x.sum() + y.sum())
+
+
+def test_inputs_that_are_no_dense_arrays(session):
+    matrix, anything, x = theano.sparse.csr_matrix("matrix"), theano.gof.generic("anything"), T.dmatrix("x")
+    dense = theano.sparse.dense_from_sparse(matrix)
+    with synk.parallelize():
+        f = function([matrix], dense * 2)
+        g = function([anything], Scale()(T.eye(4), anything))
+        with pytest.raises(TypeError, match=r"\(matrix\) must be a tensor variable; got type Sparse.*Theano alone"):
+            function([matrix, x], x.dot(dense))
+        with pytest.raises(TypeError, match=r"\(anything\) must be a tensor variable"):
+            function([anything, x], Scale()(x, anything))
+    close(f(scipy.sparse.csr_matrix(np.eye(4))), np.eye(4) * 2)
+    close(g({"factor": 3}), np.eye(4) * 3)
+
+
+def test_outputs_by_name_in_a_sequence(session):
+    x, given = T.dmatrix("x"), rows()[0]
+    with synk.parallelize():
+        f = function([x], {"sum": x.sum(), "twice": x * 2})
+    with synk.sequence():
+        futures = [f(given), f(given[:3], output_subset=["twice"])]
+    both, one = (future.result() for future in futures)
+    assert sorted(both) == ["sum", "twice"]
+    close(both["sum"], given.sum())
+    close(both["twice"], given * 2)
+    assert list(one) == ["twice"]
+    close(one["twice"], given[:3] * 2)
+
+
+def test_inputs_are_not_replaced(session):
+    x, y, given = T.dmatrix("x"), T.dmatrix("y"), rows()[0]
+    for givens in ({x: x * 2}, [(x, np.zeros((3, 2)))]):
+        with synk.parallelize(), pytest.raises(RuntimeError, match="x is an input of the function"):
+            function([x], x.sum(), givens=givens)
+        with pytest.raises(RuntimeError, match="x is an input"):
+            synk.function([y], x.sum(), bcast_inputs=[x], givens=givens, exact=True)
+    with synk.parallelize():
+        close(function([y], x.sum(), givens={x: y * 2})(given), given.sum() * 2)

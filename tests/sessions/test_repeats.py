@@ -1,0 +1,126 @@
+"""Calls that repeat the last one but for which rows they take, and what they hold."""
+
+import functools
+
+import numpy as np
+import pytest
+import theano.tensor as T
+
+import synkhronos as synk
+
+POINTS = np.arange(60.0).reshape(20, 3)
+TARGETS = np.arange(20.0) ** 2
+
+
+@functools.cache
+def built(session):
+    """Functions of rows and their targets, one gathered and one averaged, and the data."""
+    x, y, scale = T.dmatrix("x"), T.dvector("y"), T.dscalar("scale")
+    rows = synk.function([x, y], [(x.sum(axis=1) + y, "gather")], bcast_inputs=[])
+    mean = synk.function([x, y], (x.sum(axis=1) * y).mean() * scale, bcast_inputs=[scale])
+    other = synk.function([x], [(x * 2, "gather")])
+    synk.distribute()
+    return rows, mean, other, synk.data(POINTS), synk.data(TARGETS)
+
+
+@pytest.fixture
+def made(session):
+    """They, in this session."""
+    return built(session)
+
+
+def chosen(batch):
+    """What Theano would be given."""
+    some = slice(batch) if isinstance(batch, int) else slice(None) if batch is None else batch
+    return POINTS[some], TARGETS[some]
+
+
+BATCHES = [
+    *(slice(start, start + 5) for start in (0, 5, 15, 3, 0)),
+    slice(-5, None),
+    slice(None, -15),
+    slice(np.int64(2), np.int64(7)),
+    *(slice(start, start + 10, 2) for start in (0, 4, 10)),
+    slice(9, 4, -1),
+    *([4, 1, 1, 19, number] for number in (0, 7, -1)),
+    np.array([3, 2, 1, 0, 5]),
+    TARGETS > 200,
+    TARGETS < 30,
+    5,
+    7,
+    None,
+    slice(7, 7),
+    slice(8, 8),
+    slice(4, 5),
+    slice(19, 20),
+]
+
+
+def test_each_batch_gives_its_rows(made):
+    rows, mean, other, x, y = made
+    for turn in range(2):
+        for batch in BATCHES if turn else BATCHES[::-1]:
+            points, targets = chosen(batch)
+            np.testing.assert_array_equal(rows(x, y, batch=batch)[0], points.sum(axis=1) + targets)
+            if turn:  # something else is staged in between
+                np.testing.assert_array_equal(other(POINTS, batch=batch)[0], 2 * points)
+            if len(points):
+                expected = (points.sum(axis=1) * targets).mean() * turn
+                np.testing.assert_allclose(mean(x, y, turn, batch=batch), expected, rtol=1e-12)
+                assert sum(mean.counts) == len(points)
+
+
+def test_wrong_batches_are_refused_as_at_first(made):
+    rows, _, _, x, y = made
+    rows(x, y, batch=slice(0, 5))
+    for batch, error in (
+        (slice(0, 21), IndexError),
+        (slice(-21, 5), IndexError),
+        (slice(0.0, 5.0), TypeError),
+        ([0, 20], IndexError),
+        (np.ones(19, bool), IndexError),
+        (21, ValueError),
+        (5.0, TypeError),
+    ):
+        with pytest.raises(error, match="batch"):
+            rows(x, y, batch=batch)
+    np.testing.assert_array_equal(rows(x, y, batch=slice(5, 10))[0], POINTS[5:10].sum(axis=1) + TARGETS[5:10])
+
+
+def test_data_of_other_lengths(made):
+    """A bound that counts from the end means other rows of longer data; minibatch data begins at the batch."""
+    rows, _, _, x, _ = made
+    longer = synk.data(np.concatenate([TARGETS, TARGETS]))
+    part = synk.data(TARGETS[:5], minibatch=True)
+    for start in (-5, -7, -20):
+        batch = slice(start, start + 4)
+        expected = POINTS[batch].sum(axis=1) + np.concatenate([TARGETS, TARGETS])[batch]
+        np.testing.assert_array_equal(rows(x, longer, batch=batch)[0], expected)
+    for start in (0, 10, 15):
+        batch = slice(start, start + 5)
+        np.testing.assert_array_equal(rows(x, part, batch=batch)[0], POINTS[batch].sum(axis=1) + TARGETS[:5])
+    for batch in ([3, 4, 5, 6, 7], [19, 0, 1, 2, 3]):
+        np.testing.assert_array_equal(rows(x, part, batch=batch)[0], POINTS[batch].sum(axis=1) + TARGETS[:5])
+
+
+def test_parts_of_a_sequence_keep_their_rows(made):
+    rows, _, _, x, y = made
+    batches = [slice(0, 5), slice(5, 10), slice(0, 5), [1, 2, 3], [4, 5, 6]]
+    for shift in range(3):
+        moved = [
+            slice(batch.start + shift, batch.stop + shift) if isinstance(batch, slice) else [i + shift for i in batch]
+            for batch in batches
+        ]
+        with synk.sequence():
+            futures = [rows(x, y, batch=batch) for batch in moved]
+        for future, batch in zip(futures, moved):
+            np.testing.assert_array_equal(future.result()[0], POINTS[batch].sum(axis=1) + TARGETS[batch])
+
+
+def test_data_that_changes_is_seen(made):
+    rows, _, _, _, y = made
+    x = synk.data(POINTS)
+    for turn in range(4):
+        x.set_value(POINTS[: 20 - turn] * turn)
+        batch = slice(turn, turn + 6)
+        np.testing.assert_array_equal(rows(x, y, batch=batch)[0], turn * POINTS[batch].sum(axis=1) + TARGETS[batch])

@@ -1,0 +1,52 @@
+"""`native.Runner`: takes arrays that are what a function takes, and no others."""
+
+import numpy as np
+import pytest
+
+from synkhronos._core import native
+
+
+def made(n_outputs=1):
+    """A runner of a sum of a matrix and a column, and its cells."""
+    cells = [[None], [None], ["kept until the end"]]
+    inputs = ((cells[0], np.dtype("float32"), (False, False)), (cells[1], np.dtype("float32"), (False, True)))
+    runner = native.Runner(lambda: [cells[0][0] + cells[1][0], "an update"], inputs, n_outputs, tuple(cells))
+    return runner, cells
+
+
+def test_it_gives_the_first_outputs_and_empties_the_cells():
+    for n_outputs in (0, 1, 2):
+        runner, cells = made(n_outputs)
+        matrix, column = np.ones((2, 3), "float32"), np.full((2, 1), 2, "float32")
+        results = runner([matrix, column])
+        assert len(results) == n_outputs
+        assert all(np.array_equal(one, np.full((2, 3), 3)) for one in results[:1])
+        assert cells == [[None]] * 3
+
+
+def test_it_takes_nothing_else():
+    runner, cells = made()
+    good = [np.ones((2, 3), "float32"), np.ones((2, 1), "float32")]
+    unaligned = np.zeros(25, "uint8")[1:].view("float32").reshape(2, 3)
+    others = [np.ones((2, 3)), np.ones((2, 3), ">f4"), np.ones(3, "float32"), 1.0, None, unaligned]
+    for other in [*others, good[0].view(np.recarray)]:
+        assert runner([other, good[1]]) is None
+    assert runner([good[0], np.ones((2, 3), "float32")]) is None  # an axis of length 1
+    assert runner(good[:1]) is None
+    assert runner([*good, good[0]]) is None
+    assert cells[:2] == [[None], [None]]
+    assert runner([good[0][::-1, ::-1], good[1]])[0].sum() == 12
+
+
+def test_exceptions_pass():
+    def fail():
+        raise KeyError("so it is")
+
+    with pytest.raises(KeyError, match="so it is"):
+        native.Runner(fail, (), 0, ())([])
+    with pytest.raises(TypeError):
+        native.Runner(fail, (), 0, ([None], "no cell"))
+    with pytest.raises(TypeError):
+        native.Runner(fail, (([], "no dtype"),), 0, ())
+    with pytest.raises(TypeError):
+        native.Runner(fail, (), 0, ())(())
