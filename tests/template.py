@@ -11,6 +11,7 @@ standard streams, exit code and death by signal, atexit functions and threads th
 
 import array
 import contextlib
+import gc
 import json
 import os
 import random
@@ -222,4 +223,6 @@ if __name__ == "__main__":
     import synkhronos._variables
 
     synkhronos._graphs.prepare_fork()
+    gc.collect()
+    gc.freeze()  # scripts that collect garbage do not copy what is here
     run(*serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -40,7 +40,7 @@ def make_regions(n_ranks: int, rank: int) -> native.Regions:
         try:
             if size < _LEAST_BYTES:
                 raise OSError(limit)
-            regions = _map(shared, n_ranks, rank, size, keep=free // (2 * n_ranks))
+            regions = _map(shared, n_ranks, rank, size, keep=free // (4 * n_ranks))
         except (OSError, MemoryError) as error:
             text = "what ranks compute cannot lie in memory of which all ranks map all (%s): calls may take longer"
             _logger.warning(text, error)

@@ -38,7 +38,8 @@ class Ledger:
     table : SegmentTable
         The master's.
     make_room : callable
-        Has every rank forget what was dropped; called when memory cannot be had, before it is tried again.
+        Has every rank give back what it keeps and what was dropped; called when memory cannot be had, before it is
+        tried again. With ``True``, the second time: after garbage was collected, which copies memory that a fork shares.
     n_workers : int
 
     Attributes
@@ -51,7 +52,7 @@ class Ledger:
         What the last envelope said of what was dropped.
     """
 
-    def __init__(self, table: SegmentTable, make_room: Callable[[], None], n_workers: int) -> None:
+    def __init__(self, table: SegmentTable, make_room: Callable[[bool], None], n_workers: int) -> None:
         self._segments: deque[str] = deque()
         self.functions: deque[int] = deque()
         self.variables: deque[int] = deque()
@@ -112,11 +113,12 @@ class Ledger:
         return True
 
     def _with_room(self, allocate: Callable[[], _Memory]) -> _Memory:
-        try:
-            return allocate()
-        except MemoryError:
-            self._make_room()
-            return allocate()
+        for collect in (False, True):
+            try:
+                return allocate()
+            except MemoryError:
+                self._make_room(collect)
+        return allocate()
 
     def trim(self) -> None:
         """Give the first staging arena back if it is large, after something that is not done often."""
@@ -136,12 +138,18 @@ class Ledger:
                 self._bare = Envelope((), _NOTHING, command)
             return self._bare, []
         self.sent = Release(tuple(self._segments), tuple(self.functions), tuple(self.variables))
+        if self._new and self.sent.segments:
+            self._let_go(set(self.sent.segments))
         self._n_sent = len(self._new)
-        if not self._n_sent:
-            return Envelope((), self.sent, command), []
-        dropped = set(self.sent.segments)
-        wanted = [segment for segment in self._new if segment.ref.key not in dropped]
-        return Envelope(tuple(segment.ref for segment in wanted), self.sent, command), wanted
+        return Envelope(tuple(segment.ref for segment in self._new), self.sent, command), self._new[:]
+
+    def _let_go(self, dropped: set[str]) -> None:
+        """Of new memory that was dropped before any command: nobody is to map it, and it ends here."""
+        with deferred_interrupts():
+            for segment in self._new:
+                if segment.ref.key in dropped:
+                    segment.close_fd()
+            self._new[:] = [segment for segment in self._new if segment.ref.key not in dropped]
 
     def delivered(self) -> None:
         """Every worker has done what the last envelope said."""

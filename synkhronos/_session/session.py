@@ -195,9 +195,10 @@ class Session:
         """Bring the workers up to date about memory, now."""
         self.issue(Settle())
 
-    def _make_room(self) -> None:
-        """Have every rank forget what was dropped, because memory is short."""
-        collect_garbage()
+    def _make_room(self, collect: bool) -> None:
+        """Have every rank give back memory, because it is short."""
+        if collect:
+            collect_garbage()
         self.issue(Settle(trim=True))
 
     # -- functions

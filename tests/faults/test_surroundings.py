@@ -426,7 +426,7 @@ def test_what_ranks_compute_in_a_container_of_little_memory(little_cgroup):
         for i in range(4):
             print(*f(np.ones(4, "int8")) == (1.0 + i) * 2**17 * np.array([100, 150, 120]))
             kept = synk.memory().kept
-            print(len(synk.data(np.ones(420 << 20, "int8"))) >> 20, kept[0] + kept[1] > 200 << 20)
+            print(len(synk.data(np.ones(420 << 20, "int8"))) >> 20, kept[0] + kept[1] > 100 << 20)
         """,
         little_cgroup,
     )
