@@ -39,7 +39,7 @@ class Ledger:
         The master's.
     make_room : callable
         Has every rank give back what it keeps and what was dropped; called when memory cannot be had, before it is
-        tried again. With ``True``, the second time: after garbage was collected, which copies memory that a fork shares.
+        tried again. With ``True``, the second time: garbage is collected before, which copies what a fork shares.
     n_workers : int
 
     Attributes
