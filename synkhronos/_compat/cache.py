@@ -13,6 +13,8 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+from .marks import is_mend, mend
+
 
 def mend_cache_keys() -> None:
     """Make both kinds of op cacheable. Theano must have been imported; calling it again does nothing."""
@@ -20,9 +22,10 @@ def mend_cache_keys() -> None:
     from theano.gof.op import COp
 
     theanos_own = CLinker.cmodule_key_
-    if getattr(theanos_own, "synkhronos_role", None) == "mend":
+    if is_mend(theanos_own):
         return
 
+    @mend
     def cmodule_key_(self: Any, fgraph: Any, *args: Any, **kwargs: Any) -> Any:
         """Give Theano's key, with a version if none but the empty ``__props__`` are in the way."""
         key = theanos_own(self, fgraph, *args, **kwargs)
@@ -43,6 +46,5 @@ def mend_cache_keys() -> None:
             version += (self.params_type.c_code_cache_version(),)
         return version
 
-    cmodule_key_.synkhronos_role = "mend"  # type: ignore[attr-defined]
     CLinker.cmodule_key_ = cmodule_key_
     COp.c_code_cache_version = c_code_cache_version

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .marks import is_mend, mend
 from .switches import read_support_code, switch
 
 __all__ = ["vectorize_convolution"]
@@ -44,7 +45,7 @@ def vectorize_convolution(module: Any) -> None:
         ``theano.tensor.nnet.corr``, executed.
     """
     op_class, is_on = module.BaseCorrMM, switch("vector_convolution")
-    if getattr(op_class.c_headers, "synkhronos_role", None) == "mend":
+    if is_mend(op_class.c_headers):
         return
     support, version = op_class.c_support_code_apply, op_class.c_code_cache_version
     headers = op_class.c_headers
@@ -61,6 +62,7 @@ def vectorize_convolution(module: Any) -> None:
         kind = {"float32": "float", "float64": "double"}[node.inputs[0].dtype]
         return renamed + _SUPPORT + _CODE.format(type=kind, TYPE=kind.upper())
 
+    @mend
     def c_headers(self: Any) -> list[str]:
         """Name what Theano's code and the routines include."""
         return ["<algorithm>", "<cstdlib>", "<cstring>", *headers(self)]
@@ -69,6 +71,5 @@ def vectorize_convolution(module: Any) -> None:
         """Give the version of the code."""
         return (_VERSION, *version(self)) if replaces(self) else version(self)
 
-    c_headers.synkhronos_role = "mend"  # type: ignore[attr-defined]
     op_class.c_support_code_apply, op_class.c_headers = c_support_code_apply, c_headers
     op_class.c_code_cache_version = c_code_cache_version

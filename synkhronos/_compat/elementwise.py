@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .marks import is_mend, mend
 from .switches import switch
 
 __all__ = ["vectorize_elementwise"]
@@ -27,12 +28,12 @@ def vectorize_elementwise(module: Any) -> None:
     """
     op_class, is_on = module.Elemwise, switch("vector_elementwise")
     c_compile_args = op_class.c_compile_args
-    if getattr(c_compile_args, "synkhronos_role", None) == "mend":
+    if is_mend(c_compile_args):
         return
 
+    @mend
     def with_flag(self: Any) -> list[str]:
         """Give Theano's arguments, and the flag."""
         return [*c_compile_args(self), *([_FLAG] if is_on() else [])]
 
-    with_flag.synkhronos_role = "mend"  # type: ignore[attr-defined]
     op_class.c_compile_args = with_flag

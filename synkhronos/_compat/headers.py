@@ -17,6 +17,8 @@ import sys
 import tempfile
 from typing import Any
 
+from .marks import is_mend, mend
+
 __all__ = ["precompile_headers"]
 
 _HEADERS = ("Python.h", "iostream", "math.h", "numpy/arrayobject.h", "numpy/arrayscalars.h", "vector", "algorithm")
@@ -31,9 +33,10 @@ def precompile_headers() -> None:
     from theano.gof import cmodule
 
     theanos_own = cmodule.output_subprocess_Popen
-    if getattr(theanos_own, "synkhronos_role", None) == "mend":
+    if is_mend(theanos_own):
         return
 
+    @mend
     def output_subprocess_Popen(command: Any, **params: Any) -> Any:
         """Run a command of Theano's, a compilation with headers that are compiled already."""
         if isinstance(command, list) and "-shared" in command:
@@ -41,7 +44,6 @@ def precompile_headers() -> None:
                 command = with_headers(command, cmodule.config.compiledir)
         return theanos_own(command, **params)
 
-    output_subprocess_Popen.synkhronos_role = "mend"  # type: ignore[attr-defined]
     cmodule.output_subprocess_Popen = output_subprocess_Popen
 
 

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from .blas import find_blas, found
+from .marks import is_mend, mend
 from .trial import try_blas
 
 __all__ = ["offer_blas", "refuse_unfit_blas"]
@@ -44,10 +45,11 @@ def refuse_unfit_blas() -> None:
 
     parameter = type(config.blas).__dict__["ldflags"]
     theanos_own = parameter.filter
-    if getattr(theanos_own, "synkhronos_role", None) == "mend":
+    if is_mend(theanos_own):
         return
     answers: dict[str, str] = {}
 
+    @mend
     def filter(value: Any) -> str:
         """Convert a value as Theano does, and refuse it if need be."""
         flags = str(theanos_own(value))
@@ -57,7 +59,6 @@ def refuse_unfit_blas() -> None:
             answers[flags] = _fit(flags, config.cxx)
         return answers[flags]
 
-    filter.synkhronos_role = "mend"  # type: ignore[attr-defined]
     parameter.filter = filter
     config.blas.ldflags = config.blas.ldflags
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from .marks import is_mend, mend
+
 _VERSION = "synkhronos 1"  # in the keys of the cache: other code than Theano's own
 
 _CONTIGUOUS = """
@@ -26,11 +28,12 @@ def mend_strides() -> None:
     """Make products of empty matrices work. Theano must have been imported; calling it again does nothing."""
     from theano.tensor.blas import BatchedDot, GemmRelated
 
-    if getattr(GemmRelated.build_gemm_version, "synkhronos_role", None) == "mend":
+    if is_mend(GemmRelated.build_gemm_version):
         return
     gemm_version, batched_code = GemmRelated.build_gemm_version, BatchedDot.c_support_code
     batched_version = BatchedDot.c_code_cache_version
 
+    @mend
     def build_gemm_version(self: Any) -> tuple[Any, ...]:
         """Give the version of the code that all products of two matrices share."""
         return (_VERSION, *gemm_version(self))
@@ -47,7 +50,6 @@ def mend_strides() -> None:
 
     arrays = {"x": "%(_x)s", "y": "%(_y)s", "z": "%(_zout)s"}
     strides = "".join(_CONTIGUOUS.format(name, ndim=2, array=array) for name, array in arrays.items())
-    build_gemm_version.synkhronos_role = "mend"  # type: ignore[attr-defined]
     GemmRelated.check_strides = strides + GemmRelated.check_strides
     GemmRelated.build_gemm_version = build_gemm_version
     BatchedDot.c_support_code = c_support_code

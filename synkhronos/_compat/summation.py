@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .marks import is_mend, mend
 from .switches import read_support_code, switch
 
 __all__ = ["vectorize_sums"]
@@ -42,10 +43,11 @@ def vectorize_sums(module: Any) -> None:
         ``theano.tensor.elemwise``, executed.
     """
     op_class, is_on = module.Sum, switch("vector_sum")
-    if getattr(op_class.c_code, "synkhronos_role", None) == "mend":
+    if is_mend(op_class.c_code):
         return
     code, version, headers = op_class.c_code, op_class.c_code_cache_version_apply, op_class.c_headers
 
+    @mend
     def c_code(self: Any, node: Any, name: str, inputs: Any, outputs: Any, sub: Any) -> str:
         """Give code that tries the vector code first."""
         theanos_own: str = code(self, node, name, inputs, outputs, sub)
@@ -82,7 +84,6 @@ def vectorize_sums(module: Any) -> None:
         theanos_own: tuple[Any, ...] = version(self, node)
         return (_VERSION, *theanos_own) if theanos_own and is_on() else theanos_own
 
-    c_code.synkhronos_role = "mend"  # type: ignore[attr-defined]
     op_class.c_code, op_class.c_code_cache_version_apply = c_code, c_code_cache_version_apply
     op_class.c_support_code, op_class.c_headers = c_support_code, c_headers
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .marks import is_mend, mend
 from .switches import read_support_code, switch
 
 __all__ = ["vectorize_tanh"]
@@ -27,10 +28,11 @@ def vectorize_tanh(module: Any) -> None:
     from theano.configparser import config
 
     op_class, is_on = module.Tanh, switch("vector_tanh")
-    if getattr(op_class.c_code, "synkhronos_role", None) == "mend":
+    if is_mend(op_class.c_code):
         return
     code, version = op_class.c_code, op_class.c_code_cache_version
 
+    @mend
     def c_code(self: Any, node: Any, name: str, inputs: Any, outputs: Any, sub: Any) -> str:
         """Call the routine for floating-point results."""
         dtype = node.outputs[0].type.dtype
@@ -48,6 +50,5 @@ def vectorize_tanh(module: Any) -> None:
         """Give the version of the code."""
         return (_VERSION, *version(self)) if is_on() else version(self)
 
-    c_code.synkhronos_role = "mend"  # type: ignore[attr-defined]
     op_class.c_code, op_class.c_code_cache_version = c_code, c_code_cache_version
     op_class.c_support_code = c_support_code

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .marks import is_mend, mend
 from .switches import read_support_code, switch
 
 __all__ = ["vectorize_pooling"]
@@ -66,7 +67,7 @@ def vectorize_pooling(module: Any) -> None:
     module : module
         ``theano.tensor.signal.pool``, executed.
     """
-    if getattr(module.Pool.c_code, "synkhronos_role", None) != "mend":
+    if not is_mend(module.Pool.c_code):
         for name in _OPS:
             _mend(getattr(module, name), switch("vector_pooling"))
 
@@ -76,6 +77,7 @@ def _mend(op_class: Any, is_on: Any) -> None:
     arrays, axes, routines = _OPS[op_class.__name__]
     n = len(arrays)
 
+    @mend
     def c_code(self: Any, node: Any, name: str, inputs: Any, outputs: Any, sub: Any) -> str:
         """Give code that tries the windows side by side first."""
         theanos_own: str = code(self, node, name, inputs, outputs, sub)
@@ -128,7 +130,6 @@ def _mend(op_class: Any, is_on: Any) -> None:
         """Give the version of the code."""
         return (_VERSION, *version(self)) if is_on() else version(self)
 
-    c_code.synkhronos_role = "mend"  # type: ignore[attr-defined]
     op_class.c_code, op_class.c_code_cache_version = c_code, c_code_cache_version
     op_class.c_support_code, op_class.c_headers = c_support_code, c_headers
 
