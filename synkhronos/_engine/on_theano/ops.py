@@ -62,6 +62,8 @@ from theano.tensor.subtensor import (
     get_idx_list,
 )
 
+from synkhronos._engine.on_theano import normalization
+
 __all__ = [
     "EXPRESSED",
     "ARange",
@@ -142,8 +144,8 @@ __all__ = [
 
 #: By their types, operations that are made of others, and what makes of a node the expressions of its outputs.
 EXPRESSED: dict[type, Callable[[Any], Any]] = {
-    bn.AbstractBatchNormTrain: bn.local_abstract_batch_norm_train.transform,
-    bn.AbstractBatchNormTrainGrad: bn.local_abstract_batch_norm_train_grad.transform,
+    bn.AbstractBatchNormTrain: normalization.outputs,
+    bn.AbstractBatchNormTrainGrad: normalization.gradients,
     bn.AbstractBatchNormInference: bn.local_abstract_batch_norm_inference.transform,
 }
 
