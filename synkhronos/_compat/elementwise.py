@@ -75,7 +75,10 @@ def vectorize_elementwise(module: Any) -> None:
 
     with_flag.synkhronos_role = "mend"  # type: ignore[attr-defined]
     op_class.c_compile_args, op_class._c_all = with_flag, with_runs
-    op_class.c_support_code_apply, op_class.c_code_cache_version_apply = c_support_code_apply, c_code_cache_version_apply
+    op_class.c_support_code_apply, op_class.c_code_cache_version_apply = (
+        c_support_code_apply,
+        c_code_cache_version_apply,
+    )
 
 
 def _has_runs(op: Any, node: Any) -> bool:

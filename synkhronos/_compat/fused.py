@@ -30,6 +30,12 @@ _CODE = """
     sums.put((npy_{out_type} *)PyArray_DATA({out}));
 }}
 """
+_WHOLE = """
+synkhronos::SideBySide {array}_whole({array}, {first});
+if (!{array}_whole.array) {{
+    {fail}
+}}
+"""
 _BLOCK = """
 for (npy_intp done = 0, n; done < run; done += n) {{
     {type} buffer[1024] __attribute__((aligned(64)));
@@ -44,7 +50,7 @@ for (npy_intp done = 0, n; done < run; done += n) {{
 """
 
 
-class SumOfElementwise(Op):  # type: ignore[misc]
+class SumOfElementwise(Op):
     """Sums the result of an elementwise operation over axes of it.
 
     Parameters
@@ -117,10 +123,7 @@ class SumOfElementwise(Op):  # type: ignore[misc]
             checks=elemwise_cgen.make_checks(orders, types[:-1], names),
             sizes=", ".join(_length(arrays, axis) for axis in range(between.ndim)),
             run=length("sizes", range(first, between.ndim)),
-            whole="\n".join(
-                f"synkhronos::SideBySide {array}_whole({array}, {first});\nif (!{array}_whole.array) {{ {sub['fail']} }}"
-                for array in arrays
-            ),
+            whole="\n".join(_WHOLE.format(array=array, first=first, fail=sub["fail"]) for array in arrays),
             type=types[-1],
             sum=self.sum.acc_dtype,
             ndim=between.ndim,

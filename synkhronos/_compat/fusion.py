@@ -36,7 +36,7 @@ def fuse_sums() -> None:
     elemwise.SumOfElementwise = SumOfElementwise
     is_on = switch("fused_sum")
 
-    class FuseSums(Optimizer):  # type: ignore[misc]
+    class FuseSums(Optimizer):
         """Makes one op of a sum and what it alone is the sum of."""
 
         def add_requirements(self, fgraph: Any) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import theano.tensor as T
-from theano import scalar
+from theano import config, scalar
 from theano.tensor.elemwise import Elemwise
 from theano.tensor.nnet import bn
 
@@ -87,17 +87,21 @@ def _per_place(sum_: Any, x: Any, axes: Sequence[int]) -> Any:
 
 
 def _is_usual(node: Any) -> bool:
-    """Whether all are arrays in memory, of one of the dtypes that networks have, and the axes are counted from 0."""
+    """Whether all are arrays in memory of a dtype that networks have, axes are counted from 0, and there is g++.
+
+    In Python, Theano computes what is made of several operations element by element.
+    """
     dtypes = {one.dtype for one in node.inputs if one.ndim}
     return (
-        all(type(one.type) is T.TensorType for one in node.inputs)
+        bool(config.cxx)
+        and all(type(one.type) is T.TensorType for one in node.inputs)
         and dtypes in ({"float32"}, {"float64"})
         and set(node.op.axes) <= set(range(node.inputs[0].ndim))
     )
 
 
 def _is_mean(node: Any) -> bool:
-    """Whether the mean that a gradient is given is that of its ``x``, as is always so in gradients that Theano takes."""
+    """Whether the mean that a gradient is given is that of its ``x``, as it is wherever Theano takes gradients."""
     x, _, _, mean, *_ = node.inputs
     forward = mean.owner
     return (
