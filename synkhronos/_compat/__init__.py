@@ -26,6 +26,7 @@ from .cache import mend_cache_keys
 from .complaints import explain_missing_headers, shorten_complaints
 from .correlations import vectorize_convolution
 from .elementwise import vectorize_elementwise
+from .fusion import fuse_sums
 from .headers import precompile_headers
 from .offer import offer_blas, refuse_unfit_blas
 from .pooling import mend_pooling
@@ -182,6 +183,7 @@ def mend_ops() -> None:
     mend_cache_keys()
     mend_strides()
     mend_topk()
+    fuse_sums()
     precompile_headers()
     refuse_unfit_blas()
 

@@ -6,25 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any, Callable
 
-import theano
-import theano.tensor as T
-from theano.compile.ops import Rebroadcast, Shape, Shape_i
-from theano.tensor.basic import (
-    Alloc,
-    AllocEmpty,
-    ARange,
-    Dot,
-    Join,
-    MaxAndArgmax,
-    Reshape,
-    ScalarFromTensor,
-    TensorFromScalar,
-)
-from theano.tensor.elemwise import All, CAReduce, CAReduceDtype, DimShuffle, Elemwise, Prod, Sum
-from theano.tensor.elemwise import Any as AnyOp
-from theano.tensor.opt import MakeVector
-from theano.tensor.subtensor import IncSubtensor, Subtensor, get_idx_list
-
+from synkhronos._engine import TensorType, ops, scalar
 from synkhronos._exact.lengths import Lengths, constant_of, reduced_axes
 from synkhronos._exact.placements import ONE, Length
 
@@ -53,7 +35,7 @@ def _set_product(known: Lengths, output: Any, factors: Sequence[Length]) -> None
 
 
 def _shape(known: Lengths, node: Any) -> None:
-    if isinstance(node.inputs[0].type, T.TensorType):
+    if isinstance(node.inputs[0].type, TensorType):
         known.set_vector(node.outputs[0], known.dims(node.inputs[0]))
 
 
@@ -96,7 +78,7 @@ def _first(known: Lengths, node: Any) -> None:
 
 
 def _subtensor(known: Lengths, node: Any) -> None:
-    output, index = node.outputs[0], get_idx_list(node.inputs, node.op.idx_list)
+    output, index = node.outputs[0], ops.basic_index(node.inputs, node.op)
     numbers = known.vector(node.inputs[0])
     if numbers is not None and index:
         _pick(known, output, numbers, index[0])
@@ -122,11 +104,11 @@ def _pick(known: Lengths, output: Any, numbers: Sequence[Length], index: Any) ->
 def _elementwise(known: Lengths, node: Any) -> None:
     output, kind = node.outputs[0], node.op.scalar_op
     if output.ndim == 0:
-        if isinstance(kind, theano.scalar.Mul):
+        if isinstance(kind, scalar.Mul):
             _set_product(known, output, list(map(known.scalar, node.inputs)))
-        is_cast = isinstance(kind, (theano.scalar.Cast, theano.scalar.Identity))
-        is_least = isinstance(kind, theano.scalar.Minimum) and len(set(map(known.scalar, node.inputs))) == 1
-        if is_least or (is_cast and node.inputs[0].dtype in T.int_dtypes):
+        is_cast = isinstance(kind, (scalar.Cast, scalar.Identity))
+        is_least = isinstance(kind, scalar.Minimum) and len(set(map(known.scalar, node.inputs))) == 1
+        if is_least or (is_cast and node.inputs[0].dtype in ("int8", "int16", "int32", "int64")):
             _set_product(known, output, [known.scalar(node.inputs[0])])
     for axis in range(output.ndim):
         lengths = [known.dims(one)[axis] for one in node.inputs if not one.broadcastable[axis]]
@@ -148,7 +130,7 @@ def _dimshuffle(known: Lengths, node: Any) -> None:
 
 def _reduction(known: Lengths, node: Any) -> None:
     numbers, axes = known.vector(node.inputs[0]), reduced_axes(node)
-    if numbers is not None and axes and isinstance(getattr(node.op, "scalar_op", None), theano.scalar.Mul):
+    if numbers is not None and axes and isinstance(getattr(node.op, "scalar_op", None), scalar.Mul):
         _set_product(known, node.outputs[0], numbers)
     kept = [length for axis, length in enumerate(known.dims(node.inputs[0])) if axis not in axes]
     for output in node.outputs:
@@ -170,24 +152,24 @@ def _reshape(known: Lengths, node: Any) -> None:
     _set_dims(known, node.outputs[0], [length if known.is_sure(length) else None for length in entries])
 
 
-_REDUCTIONS = (CAReduce, CAReduceDtype, Sum, Prod, All, AnyOp, MaxAndArgmax)
+_REDUCTIONS = (ops.CAReduce, ops.CAReduceDtype, ops.Sum, ops.Prod, ops.All, ops.AnyOp, ops.MaxAndArgmax)
 
 _FOLLOWERS: dict[type, Callable[[Lengths, Any], None]] = {
-    Shape: _shape,
-    Shape_i: _shape_i,
-    MakeVector: _make_vector,
-    Join: _join,
-    ARange: _arange,
-    ScalarFromTensor: _copy,
-    TensorFromScalar: _copy,
-    Rebroadcast: _copy,
-    IncSubtensor: _first,
-    Subtensor: _subtensor,
-    Elemwise: _elementwise,
-    DimShuffle: _dimshuffle,
+    ops.Shape: _shape,
+    ops.Shape_i: _shape_i,
+    ops.MakeVector: _make_vector,
+    ops.Join: _join,
+    ops.ARange: _arange,
+    ops.ScalarFromTensor: _copy,
+    ops.TensorFromScalar: _copy,
+    ops.Rebroadcast: _copy,
+    ops.IncSubtensor: _first,
+    ops.Subtensor: _subtensor,
+    ops.Elemwise: _elementwise,
+    ops.DimShuffle: _dimshuffle,
     **dict.fromkeys(_REDUCTIONS, _reduction),
-    Dot: _dot,
-    Alloc: _alloc,
-    AllocEmpty: _alloc,
-    Reshape: _reshape,
+    ops.Dot: _dot,
+    ops.Alloc: _alloc,
+    ops.AllocEmpty: _alloc,
+    ops.Reshape: _reshape,
 }

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import theano
-import theano.tensor as T
-from theano.tensor.elemwise import DimShuffle, Elemwise
-
+from synkhronos._engine import TensorType, ops, with_broadcastable
 from synkhronos._exact.placements import Placed, Placement, Replicate, Shard
 
 __all__ = ["copied", "is_broadcast", "is_of_one_sum", "typed"]
@@ -24,7 +21,7 @@ def copied(node: Any, inputs: Sequence[Any]) -> list[Any]:
 def is_of_one_sum(variable: Any, placements: Mapping[Any, Placement]) -> bool:
     """Whether a variable is made of one that is no larger and can be reduced in its place, for others too."""
     node = variable.owner
-    if node is None or not isinstance(node.op, (Elemwise, DimShuffle)):
+    if node is None or not isinstance(node.op, (ops.Elemwise, ops.DimShuffle)):
         return False
     sums = [one for one in node.inputs if not isinstance(placements[one], Replicate)]
     return len(sums) == 1 and sums[0].broadcastable.count(False) == variable.broadcastable.count(False)
@@ -39,6 +36,6 @@ def typed(new: Any, variable: Any) -> Any:
     """A variable of the divided graph, of the type of the user's."""
     if new.type == variable.type:
         return new
-    if isinstance(new.type, T.TensorType) and new.dtype == variable.dtype and new.ndim == variable.ndim:
-        return T.patternbroadcast(new, variable.broadcastable)
-    raise theano.gof.utils.MethodNotDefined(f"{variable}: {new.type} in place of {variable.type}")
+    if isinstance(new.type, TensorType) and new.dtype == variable.dtype and new.ndim == variable.ndim:
+        return with_broadcastable(new, variable.broadcastable)
+    raise TypeError(f"{variable}: {new.type} in place of {variable.type}")

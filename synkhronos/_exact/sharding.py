@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import theano.tensor as T
-from theano.compile.ops import Shape_i
-from theano.gof.graph import ancestors
-
+from synkhronos._engine import T, ancestors, length_along
 from synkhronos._exact.lengths import Rows
 from synkhronos._exact.lines import described
 from synkhronos._exact.part import Part
@@ -61,7 +58,7 @@ class Sharding:
         apart = {*self._placements, *self._inside}
         counted = {one: axis for one, axis in self._inside.items() if apart.isdisjoint({*ancestors([one])} - {one})}
         if counted:
-            lengths = [Shape_i(axis)(one) for one, axis in counted.items()]
+            lengths = [length_along(one, axis) for one, axis in counted.items()]
             given = ", ".join(map(str, self._placements))
             numbers = [self.given.whole, self.given.first, self.given.here] if given else []
             whole, first, here = Counted(tuple(self._names[one] for one in counted), given)(*numbers, *lengths)

@@ -12,10 +12,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from typing import Any, Callable, Union
 
-import theano.tensor as T
-from theano.gof.graph import ancestors, io_toposort
-from theano.gof.graph import inputs as leaves_of
-
+from synkhronos._engine import T, ancestors, io_toposort, leaves_of
 from synkhronos._exact.following import follow
 from synkhronos._exact.lengths import Lengths, Rows
 from synkhronos._exact.meeting import Collective, Collectives

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from theano.gof.graph import ancestors, io_toposort
-
+from synkhronos._engine import ancestors, io_toposort
 from synkhronos._inside.known import Known
 from synkhronos._inside.ops import Collective
 

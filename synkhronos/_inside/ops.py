@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import theano
-import theano.tensor as T
 
 from synkhronos._collectives import OPS, result_dtype
+from synkhronos._engine import Apply, Op, T, TensorType, length_along
 from synkhronos._inside.gradients import gradient
 from synkhronos._inside.standing import GATHER, current
 
@@ -24,7 +23,7 @@ UNNUMBERED = -1
 _contiguous = functools.partial(np.asarray, order="C")
 
 
-class Collective(theano.Op):
+class Collective(Op):
     """Reductions of some arrays over the ranks, and gatherings of others, in one meeting.
 
     Output i is what the ranks have as input i, reduced or gathered by ``ops[i]``.
@@ -72,7 +71,7 @@ class Collective(theano.Op):
     def make_node(self, *inputs: Any) -> Any:
         """Apply to as many tensor variables as there are ops."""
         inputs = tuple([T.as_tensor_variable(x) for x in inputs])
-        return theano.Apply(self, inputs, [_type_of(x, op)() for x, op in zip(inputs, self.ops)])
+        return Apply(self, inputs, [_type_of(x, op)() for x, op in zip(inputs, self.ops)])
 
     def perform(self, node: Any, inputs: Sequence[np.ndarray], output_storage: Sequence[list[Any]]) -> None:
         """Meet the other ranks; alone, outside of a call, the result is what one rank has."""
@@ -96,7 +95,7 @@ class Collective(theano.Op):
         """Reductions keep shapes; how long a gathered array is, is known when it is there."""
         found = []
         for op, shape, output in zip(self.ops, shapes, node.outputs):
-            gathered = () if op != GATHER else (T.opt.Shape_i(0)(output),)
+            gathered = () if op != GATHER else (length_along(output, 0),)
             found.append((*gathered, *shape[len(gathered) :]))
         return found
 
@@ -124,7 +123,7 @@ class Collective(theano.Op):
 
 def _type_of(x: Any, op: str) -> Any:
     if op == GATHER:
-        return T.TensorType(x.dtype, (False, *x.broadcastable[1:]))
+        return TensorType(x.dtype, (False, *x.broadcastable[1:]))
     if op not in OPS:
         raise ValueError(f"unknown op {op!r}; expected one of {', '.join(map(repr, (*OPS, GATHER)))}")
-    return T.TensorType(str(result_dtype(np.dtype(x.dtype), op)), x.broadcastable)
+    return TensorType(str(result_dtype(np.dtype(x.dtype), op)), x.broadcastable)

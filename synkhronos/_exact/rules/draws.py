@@ -10,13 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import theano.tensor as T
-from theano.compile.sharedvalue import SharedVariable
-from theano.gof.graph import io_toposort
-from theano.sandbox.rng_mrg import mrg_uniform
-from theano.tensor.opt import MakeVector
-from theano.tensor.raw_random import RandomFunction
-
+from synkhronos._engine import SharedVariable, T, io_toposort, ops
 from synkhronos._exact.lines import described
 from synkhronos._exact.placements import ONE, Placed, Replicate, Shard
 from synkhronos._exact.walk import Rule, Walk
@@ -34,7 +28,7 @@ class OwnDraws:
     """
 
     def __init__(self) -> None:
-        self.rules: dict[type, Rule] = dict.fromkeys((RandomFunction, mrg_uniform), self._draw)
+        self.rules: dict[type, Rule] = dict.fromkeys((ops.RandomFunction, ops.MrgUniform), self._draw)
         self._is_own: dict[Any, bool] = {}  # by stream
         self._streams: dict[Any, Any] = {}  # by the states that draws leave
 
@@ -80,5 +74,5 @@ class OwnDraws:
         here = list(map(walk.lengths.value, entries))
         here[shard.axis] = walk.lengths.here(per_row)
         parts = [walk.part(one, shard, broadcasts=True) if one.ndim else walk.whole(one) for one in arguments]
-        new_state, drawn = node.op(walk.new(state), T.cast(MakeVector("int64")(*here), size.dtype), *parts)
+        new_state, drawn = node.op(walk.new(state), T.cast(ops.MakeVector("int64")(*here), size.dtype), *parts)
         return [Placed(new_state, Replicate()), Placed(drawn, shard)]

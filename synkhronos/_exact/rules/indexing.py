@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import theano.tensor as T
-from theano.tensor.subtensor import (
-    AdvancedIncSubtensor,
-    AdvancedIncSubtensor1,
-    AdvancedSubtensor,
-    AdvancedSubtensor1,
-    IncSubtensor,
-    Subtensor,
-    get_idx_list,
-)
-
+from synkhronos._engine import INTEGERS, T, TensorType, ops
 from synkhronos._exact.nodes import copied
 from synkhronos._exact.placements import ONE, Partial, Placed, Replicate, Shard
 from synkhronos._exact.rules.reductions import is_summed, is_zero
@@ -28,7 +18,7 @@ _PICKED = "rows are picked"
 
 def _index(walk: Walk, variable: Any, inputs: Sequence[Any], op: Any) -> list[Any]:
     """The basic index of a node; ``slice(None)`` wherever it takes all."""
-    index, dims = get_idx_list(inputs, op.idx_list), walk.lengths.dims(variable)
+    index, dims = ops.basic_index(inputs, op), walk.lengths.dims(variable)
     return [slice(None) if walk.lengths.takes_all(one, dims[axis]) else one for axis, one in enumerate(index)]
 
 
@@ -84,7 +74,7 @@ def _inc_subtensor(walk: Walk, node: Any) -> str | Sequence[Placed]:
 def _are_sums(walk: Walk, node: Any) -> bool:
     """Whether a sum over ranks, or zeros, is put into such: memory that is not written yet is as good as zeros."""
     x, y = node.inputs[:2]
-    is_empty = x.owner is not None and isinstance(x.owner.op, T.AllocEmpty) and node.op.set_instead_of_inc
+    is_empty = x.owner is not None and isinstance(x.owner.op, ops.AllocEmpty) and node.op.set_instead_of_inc
     fits = [isinstance(walk.placement(one), Partial) or is_zero(one) for one in (x, y)]
     return x.dtype == y.dtype and (fits[0] or is_empty) and fits[1]
 
@@ -130,12 +120,12 @@ def _rows_of_points(walk: Walk, x: Any, index: Sequence[Any]) -> Shard | None:
     """The rows of ``x[arange(rows × k), y, …]``, x as long: where each is taken once, in order; else ``None``."""
     length = walk.lengths.range(index[0])
     per_row = None if length is None else walk.lengths.per_row(length)
-    if per_row is None or not all(isinstance(one.type, T.TensorType) for one in index):
+    if per_row is None or not all(isinstance(one.type, TensorType) for one in index):
         return None
     shard = Shard(0, ONE, per_row)
     if walk.placement(x) != shard and (walk.shard_of([x]) or walk.lengths.dims(x)[0] != length):
         return None
-    fits = all(one.ndim == 0 or (one.ndim == 1 and one.dtype in T.integer_dtypes) for one in index)
+    fits = all(one.ndim == 0 or (one.ndim == 1 and one.dtype in INTEGERS) for one in index)
     return shard if fits and not x.broadcastable[0] else None
 
 
@@ -153,7 +143,7 @@ def _advanced(walk: Walk, node: Any) -> str | Sequence[Placed]:
     of_index = walk.shard_of(index)
     if walk.shard_of([x]) or of_index is None:
         return _PICKED if walk.shard_of(node.inputs) else walk.computed_whole(node)
-    if not all(isinstance(one.type, T.TensorType) and one.dtype in T.integer_dtypes for one in index):
+    if not all(isinstance(one.type, TensorType) and one.dtype in INTEGERS for one in index):
         return _PICKED
     n_axes = max(one.ndim for one in index)
     first = next(one for one in index if isinstance(walk.placement(one), Shard))
@@ -172,10 +162,10 @@ def _advanced_inc(walk: Walk, node: Any) -> str | Sequence[Placed]:
 
 
 RULES: dict[type, Rule] = {
-    Subtensor: _subtensor,
-    IncSubtensor: _inc_subtensor,
-    AdvancedSubtensor1: _take,
-    AdvancedIncSubtensor1: _add_to_table,
-    AdvancedSubtensor: _advanced,
-    AdvancedIncSubtensor: _advanced_inc,
+    ops.Subtensor: _subtensor,
+    ops.IncSubtensor: _inc_subtensor,
+    ops.AdvancedSubtensor1: _take,
+    ops.AdvancedIncSubtensor1: _add_to_table,
+    ops.AdvancedSubtensor: _advanced,
+    ops.AdvancedIncSubtensor: _advanced_inc,
 }

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from theano.tensor.basic import Join, Split
-from theano.tensor.extra_ops import RepeatOp
-
+from synkhronos._engine import ops
 from synkhronos._exact.lengths import constant_of
 from synkhronos._exact.nodes import copied
 from synkhronos._exact.placements import Partial, Placed
@@ -48,4 +46,4 @@ def _repeat(walk: Walk, node: Any) -> str | Sequence[Placed]:
     return [Placed(copied(node, [walk.new(variable), walk.whole(repeats)])[0], shard)]
 
 
-RULES: dict[type, Rule] = {Join: _join, Split: _split, RepeatOp: _repeat}
+RULES: dict[type, Rule] = {ops.Join: _join, ops.Split: _split, ops.RepeatOp: _repeat}

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from theano.scan_module.scan_op import Scan
-
+from synkhronos._engine import ops
 from synkhronos._exact.nodes import copied
 from synkhronos._exact.placements import Partial, Placed, Placement, Replicate, Shard
 from synkhronos._exact.rules.reductions import is_summed
@@ -86,4 +85,4 @@ def _mapped(walk: Walk, node: Any) -> Sequence[Placed] | None:
     return [Placed(output, shard) for output in copied(node, inputs)]
 
 
-RULES: dict[type, Rule] = {Scan: _scan}
+RULES: dict[type, Rule] = {ops.Scan: _scan}

@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from theano.tensor.nnet.nnet import (
-    CrossentropyCategorical1Hot,
-    CrossentropyCategorical1HotGrad,
-    CrossentropySoftmax1HotWithBiasDx,
-    CrossentropySoftmaxArgmax1HotWithBias,
-    LogSoftmax,
-    Softmax,
-    SoftmaxGrad,
-    SoftmaxWithBias,
-)
-
+from synkhronos._engine import ops
 from synkhronos._exact.nodes import copied
 from synkhronos._exact.placements import Placed, Replicate
 from synkhronos._exact.walk import Rule, Walk
@@ -41,12 +31,12 @@ def _row_by_row(*whole: int) -> Rule:
 
 
 RULES: dict[type, Rule] = {
-    Softmax: _row_by_row(),
-    LogSoftmax: _row_by_row(),
-    SoftmaxGrad: _row_by_row(),
-    SoftmaxWithBias: _row_by_row(1),
-    CrossentropyCategorical1Hot: _row_by_row(),
-    CrossentropyCategorical1HotGrad: _row_by_row(),
-    CrossentropySoftmaxArgmax1HotWithBias: _row_by_row(1),
-    CrossentropySoftmax1HotWithBiasDx: _row_by_row(),
+    ops.Softmax: _row_by_row(),
+    ops.LogSoftmax: _row_by_row(),
+    ops.SoftmaxGrad: _row_by_row(),
+    ops.SoftmaxWithBias: _row_by_row(1),
+    ops.CrossentropyCategorical1Hot: _row_by_row(),
+    ops.CrossentropyCategorical1HotGrad: _row_by_row(),
+    ops.CrossentropySoftmaxArgmax1HotWithBias: _row_by_row(1),
+    ops.CrossentropySoftmax1HotWithBiasDx: _row_by_row(),
 }

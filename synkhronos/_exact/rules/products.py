@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from theano.tensor.basic import Dot
-from theano.tensor.blas import BatchedDot
-
+from synkhronos._engine import ops
 from synkhronos._exact.nodes import copied
 from synkhronos._exact.placements import Partial, Placed, Shard
 from synkhronos._exact.rules.reductions import is_summed
@@ -51,4 +49,4 @@ def _batched_dot(walk: Walk, node: Any) -> str | Sequence[Placed]:
     return [Placed(copied(node, inputs)[0], shard)]
 
 
-RULES: dict[type, Rule] = {Dot: _dot, BatchedDot: _batched_dot}
+RULES: dict[type, Rule] = {ops.Dot: _dot, ops.BatchedDot: _batched_dot}

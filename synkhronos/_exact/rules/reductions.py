@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from theano import scalar
-from theano.tensor.basic import MaxAndArgmax, NotScalarConstantError, get_scalar_constant_value
-from theano.tensor.elemwise import All, CAReduce, CAReduceDtype, Prod, Sum
-from theano.tensor.elemwise import Any as AnyOp
-
+from synkhronos._engine import NotScalarConstantError, get_scalar_constant_value, ops, scalar
 from synkhronos._exact.lengths import reduced_axes
 from synkhronos._exact.nodes import copied
 from synkhronos._exact.placements import Partial, Placed, Replicate, Shard
@@ -81,6 +77,6 @@ def _max_and_argmax(walk: Walk, node: Any) -> str | Sequence[Placed]:
 
 
 RULES: dict[type, Rule] = {
-    **dict.fromkeys((CAReduce, CAReduceDtype, Sum, Prod, All, AnyOp), _reduce),
-    MaxAndArgmax: _max_and_argmax,
+    **dict.fromkeys((ops.CAReduce, ops.CAReduceDtype, ops.Sum, ops.Prod, ops.All, ops.AnyOp), _reduce),
+    ops.MaxAndArgmax: _max_and_argmax,
 }

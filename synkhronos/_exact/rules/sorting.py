@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from theano.tensor.extra_ops import CumOp
-from theano.tensor.sort import ArgSortOp, SortOp
-
+from synkhronos._engine import ops
 from synkhronos._exact.lengths import constant_of
 from synkhronos._exact.nodes import copied
 from synkhronos._exact.placements import Placed, Shard
@@ -35,4 +33,4 @@ def _accumulate(walk: Walk, node: Any) -> str | Sequence[Placed]:
     return _along(walk, node, node.op.axis)
 
 
-RULES: dict[type, Rule] = {SortOp: _sort, ArgSortOp: _sort, CumOp: _accumulate}
+RULES: dict[type, Rule] = {ops.SortOp: _sort, ops.ArgSortOp: _sort, ops.CumOp: _accumulate}

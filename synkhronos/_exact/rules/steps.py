@@ -9,12 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import theano
-import theano.tensor as T
-from theano.gof.graph import Constant, ancestors, clone_get_equiv, io_toposort
-from theano.scan_module.scan_op import Scan
-from theano.tensor.subtensor import IncSubtensor
-
+from synkhronos._engine import NO_TENSORS, Apply, Constant, T, ancestors, io_toposort, ops, substituted
 from synkhronos._exact.placements import Length, Partial, Placed, Placement, Replicate, Shard
 from synkhronos._exact.rules.reductions import is_zero
 from synkhronos._exact.walk import Walk
@@ -53,8 +48,7 @@ class Steps:
             replaced[inner] = self._enter(inner, None, Replicate())
         for inner, outer in zip(op.inner_non_seqs(op.inputs), op.outer_non_seqs(node.inputs)):
             replaced[inner] = inner.type.filter_variable(outer)
-        clones = clone_get_equiv(op.inputs, op.outputs, copy_inputs=False, copy_orphans=False, memo=replaced)
-        self._outputs = [clones[output] for output in op.outputs]
+        self._outputs = substituted(op.inputs, op.outputs, replaced)
         walk.run(self._outputs)
         self._new_states = _grouped(op, self._outputs)
 
@@ -124,10 +118,8 @@ class Steps:
         outputs, placements = self._divided()
         outside = self._outside(outputs)
         within = [one.type() for one in outside]
-        clones = clone_get_equiv(
-            [*self._entries, *outside], outputs, copy_inputs=False, copy_orphans=False, memo=dict(zip(outside, within))
-        )
-        divided = Scan([*self._entries, *within], [clones[one] for one in outputs], op.info.copy())
+        steps = substituted([*self._entries, *outside], outputs, dict(zip(outside, within)))
+        divided = ops.scan_like(op, [*self._entries, *within], steps)
         given = [
             walk.whole(inputs[0], "the number of steps"),
             *map(self._sequence, op.outer_seqs(inputs)),
@@ -191,7 +183,7 @@ class Steps:
             one = waiting.pop(0)
             if isinstance(one, Constant) or one in found:
                 continue
-            if one.owner is not None and isinstance(one.type, (theano.scalar.Scalar, T.SliceType)):
+            if one.owner is not None and isinstance(one.type, NO_TENSORS):
                 waiting += one.owner.inputs
             else:
                 found[one] = None
@@ -243,6 +235,6 @@ def _grouped(op: Any, outputs: Sequence[Any]) -> list[list[Any]]:
 def _begins_with_zero(outer: Any) -> bool:
     """Whether all that a state begins with is zero, but for what its steps write."""
     node = outer.owner
-    if node is not None and isinstance(node.op, IncSubtensor) and isinstance(node.inputs[0].owner, theano.Apply):
-        return isinstance(node.inputs[0].owner.op, T.AllocEmpty) and is_zero(node.inputs[1])
+    if node is not None and isinstance(node.op, ops.IncSubtensor) and isinstance(node.inputs[0].owner, Apply):
+        return isinstance(node.inputs[0].owner.op, ops.AllocEmpty) and is_zero(node.inputs[1])
     return is_zero(outer)

@@ -1,0 +1,5 @@
+"""Theano 1.0.5."""
+
+from synkhronos._engine.on_theano import ops as ops
+from synkhronos._engine.on_theano.functions import *  # noqa: F403
+from synkhronos._engine.on_theano.graph import *  # noqa: F403
