@@ -20,6 +20,7 @@ PACKAGE = Path(synk.__file__).parent
 FLOORS = (
     {"errors", "_compat", "_core", "_endings", "_interrupts", "_keywords", "_limits", "_partition"},
     {"_background", "_machine", "_memory"},
+    {"_engine"},
     {"_graphs", "_team"},
     {"_collectives"},
     {"_inside"},
@@ -83,7 +84,7 @@ def imports_of(path):
     return {name.split(".")[0] for name in imported_names(path)} & set(FLOOR_OF)
 
 
-def theano_imports_of(path):
+def engine_imports_of(path):
     tree = ast.parse(path.read_text())
     found = set()
     for node in ast.walk(tree):
@@ -91,7 +92,7 @@ def theano_imports_of(path):
             found |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found.add(node.module.split(".")[0])
-    return found & {"theano", "lasagne"}
+    return found & {"theano", "lasagne", "pytensor"}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
@@ -139,14 +140,19 @@ def test_no_circles_among_modules():
     list(graphlib.TopologicalSorter(needs).static_order())  # raises CycleError
 
 
-def test_only_the_graph_engine_knows_theano():
-    users = {home_of(path) for path in MODULES if theano_imports_of(path)}
-    assert users <= {"_exact", "_graphs", "_inside", "extensions", "_compat"}
+def test_only_the_seam_knows_the_engines():
+    users = {home_of(path) for path in MODULES if engine_imports_of(path)}
+    assert users <= {"_engine", "_compat"}
+    for path in MODULES:
+        if home_of(path) == "_engine" and path.parent.name.startswith("on_"):
+            assert engine_imports_of(path) <= {path.parent.name.removeprefix("on_")}, path
 
 
 def test_the_extensions_use_the_public_interface_alone():
     for path in (PACKAGE / "extensions").rglob("*.py"):
-        private = {name for name in imports_of(path) - {"_interrupts"} if name.startswith("_")}  # as any program might
+        private = {
+            name for name in imports_of(path) - {"_engine", "_interrupts"} if name.startswith("_")
+        }  # as any program might
         assert not private, f"{path.name} imports {private}"
 
 
