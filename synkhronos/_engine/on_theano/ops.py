@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from theano.compile.builders import OpFromGraph
-from theano.compile.ops import DeepCopyOp, OutputGuard, Rebroadcast, Shape, Shape_i, ViewOp
+from theano.compile.ops import DeepCopyOp, OutputGuard, Rebroadcast, Shape, Shape_i, SpecifyShape, ViewOp
 from theano.gradient import ConsiderConstant, DisconnectedGrad, GradClip, GradScale, UndefinedGrad, ZeroGrad
 from theano.ifelse import IfElse
 from theano.sandbox.rng_mrg import mrg_uniform as MrgUniform
@@ -18,6 +18,7 @@ from theano.tensor.basic import (
     AllocEmpty,
     ARange,
     Dot,
+    Eye,
     Join,
     MaxAndArgmax,
     Reshape,
@@ -26,7 +27,7 @@ from theano.tensor.basic import (
     TensorFromScalar,
 )
 from theano.tensor.blas import BatchedDot
-from theano.tensor.elemwise import All, CAReduce, CAReduceDtype, DimShuffle, Elemwise, Prod, Sum
+from theano.tensor.elemwise import All, CAReduce, CAReduceDtype, DimShuffle, Elemwise, Prod, ProdWithoutZeros, Sum
 from theano.tensor.elemwise import Any as AnyOp
 from theano.tensor.extra_ops import CpuContiguous, CumOp, RepeatOp
 from theano.tensor.nnet import bn
@@ -62,8 +63,12 @@ from theano.tensor.subtensor import (
     get_idx_list,
 )
 
+from synkhronos._engine.absent import absent
+
 __all__ = [
+    "DRAWS",
     "EXPRESSED",
+    "INNER_GRAPHS",
     "ARange",
     "AbstractConv2d",
     "AbstractConv2d_gradInputs",
@@ -80,11 +85,14 @@ __all__ = [
     "AllocEmpty",
     "AnyOp",
     "ArgSortOp",
+    "Argmax",
     "Assert",
     "AveragePoolGrad",
     "BatchedDot",
+    "Blockwise",
     "CAReduce",
     "CAReduceDtype",
+    "CheckAndRaise",
     "ConsiderConstant",
     "CpuContiguous",
     "CrossentropyCategorical1Hot",
@@ -98,22 +106,25 @@ __all__ = [
     "Dot",
     "DownsampleFactorMaxGradGrad",
     "Elemwise",
+    "Eye",
     "GradClip",
     "GradScale",
     "IfElse",
     "IncSubtensor",
     "Join",
+    "JoinDims",
     "LogSoftmax",
     "MakeVector",
+    "Max",
     "MaxAndArgmax",
     "MaxPoolGrad",
     "MaxPoolRop",
-    "MrgUniform",
+    "Min",
     "OpFromGraph",
     "OutputGuard",
     "Pool",
     "Prod",
-    "RandomFunction",
+    "ProdWithoutZeros",
     "Rebroadcast",
     "RepeatOp",
     "Reshape",
@@ -126,7 +137,9 @@ __all__ = [
     "SoftmaxWithBias",
     "SortOp",
     "SparseDot",
+    "SpecifyShape",
     "Split",
+    "SplitDims",
     "StructuredDot",
     "StructuredDotGradCSC",
     "StructuredDotGradCSR",
@@ -137,8 +150,17 @@ __all__ = [
     "ViewOp",
     "ZeroGrad",
     "basic_index",
+    "inner_outputs",
     "scan_like",
 ]
+
+Argmax = absent("Argmax")
+Blockwise = absent("Blockwise")
+CheckAndRaise = absent("CheckAndRaise")
+JoinDims = absent("JoinDims")
+Max = absent("Max")
+Min = absent("Min")
+SplitDims = absent("SplitDims")
 
 #: By their types, operations that are made of others, and what makes of a node the expressions of its outputs.
 EXPRESSED: dict[type, Callable[[Any], Any]] = {
@@ -147,10 +169,21 @@ EXPRESSED: dict[type, Callable[[Any], Any]] = {
     bn.AbstractBatchNormInference: bn.local_abstract_batch_norm_inference.transform,
 }
 
+#: Operations with an inner graph that is all that they compute.
+INNER_GRAPHS: tuple[type, ...] = (OpFromGraph,)
+
+#: Random draws: of a state, a size and arguments they make a new state, and what is drawn.
+DRAWS: tuple[type, ...] = (RandomFunction, MrgUniform)
+
 
 def basic_index(inputs: Sequence[Any], op: Any) -> list[Any]:
     """The slices and integers of basic indexing; ``inputs`` are what is indexed, and the numbers of the index."""
     return list(get_idx_list(inputs, op.idx_list))
+
+
+def inner_outputs(op: Any) -> list[Any]:
+    """The outputs of the inner graph of an operation, if it has one."""
+    return list(getattr(op, "outputs", None) or getattr(op, "local_outputs", None) or ())
 
 
 def scan_like(op: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:

@@ -28,7 +28,7 @@ class OwnDraws:
     """
 
     def __init__(self) -> None:
-        self.rules: dict[type, Rule] = dict.fromkeys((ops.RandomFunction, ops.MrgUniform), self._draw)
+        self.rules: dict[type, Rule] = dict.fromkeys(ops.DRAWS, self._draw)
         self._is_own: dict[Any, bool] = {}  # by stream
         self._streams: dict[Any, Any] = {}  # by the states that draws leave
 
