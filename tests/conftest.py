@@ -6,12 +6,14 @@ that there is if it fits and is intact, so that a module forks a few times only;
 
 import gc
 import os
+import re
 import signal
 import time
 import warnings
 
 import psutil
 import pytest
+from engine import on_theano
 from hypothesis import HealthCheck, settings
 from parallel import WORKER
 from support import Machine, template
@@ -123,6 +125,31 @@ def forget_what_was_built(module):
             value.cache_clear()
         elif name == "_built":
             value.clear()
+
+
+class LeftOut(pytest.Module):
+    """A module of tests that is not imported."""
+
+    def collect(self):
+        """Skip it."""
+        pytest.skip(self.reason, allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path, parent):
+    """On PyTensor, leave out the modules of tests of Theano's own parts, which import these."""
+    reason = re.search(r'^pytestmark = theano_only\("(.*)"\)$', module_path.read_text(), re.MULTILINE)
+    if on_theano or not reason:
+        return None
+    module = LeftOut.from_parent(parent, path=module_path)
+    module.reason = reason[1]
+    return module
+
+
+def pytest_runtest_setup(item):
+    """On PyTensor, skip the tests of what it has not."""
+    mark = item.get_closest_marker("theano_only")
+    if mark and not on_theano:
+        pytest.skip(mark.args[0])
 
 
 _groups = {}  # for each folder of tests: when its first test began, when its last one ended, how many there were

@@ -1,10 +1,6 @@
 """Steps of random programs: arithmetic, reductions, products, layers."""
 
-import theano
-import theano.tensor as T
-from theano.ifelse import ifelse
-from theano.tensor.shared_randomstreams import RandomStreams
-from theano.tensor.signal.pool import pool_2d
+from engine import RandomStreams, T, ifelse, pool_2d, theano
 
 
 class Arithmetic:

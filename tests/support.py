@@ -14,12 +14,11 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from engine import theano
 from template import Template
 
-import synkhronos  # it mends Theano, which therefore comes after it
+import synkhronos
 from synkhronos._session.devices import _list_gpus
-
-import theano  # isort: skip
 
 ROOT = Path(synkhronos.__file__).resolve().parent.parent
 _BEGAN = time.time() - 1  # what is older is nothing of these tests
@@ -149,7 +148,7 @@ def start_script(source, *arguments, fresh=False, stdin=None, start_new_session=
         import os, signal, sys, threading, time
         import numpy as np
         import synkhronos as synk
-        import theano, theano.tensor as T
+        from engine import T, theano
         import support
         from support import *
     """

@@ -9,10 +9,8 @@ import time
 import numpy as np
 import psutil
 import pytest
-import theano
-import theano.tensor as T
+from engine import MRG_RandomStreams, T, theano
 from support import KILL, LEAVE, LONG_SLEEP, NOTHING, RAISE, SEGFAULT, Fault, is_running, wait_until, worker_pids
-from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 import synkhronos as synk
 

@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from engine import theano_only
+
+pytestmark = theano_only("Theano's elementwise operations, in vector code")
 
 
 @pytest.fixture

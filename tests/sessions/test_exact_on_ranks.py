@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-import theano
+from engine import theano
 from small_programs import PROGRAMS, ROWS, WHOLE, inputs_of, outputs_of
 
 import synkhronos as synk

@@ -9,13 +9,11 @@ import re
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
+from engine import MRG_RandomStreams, T, theano
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import batches
 from support import assert_close, shares
-from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 import synkhronos as synk
 from synkhronos import _session

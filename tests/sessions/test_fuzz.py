@@ -10,8 +10,7 @@ import warnings
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
+from engine import T, theano
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import worker_pids

@@ -7,11 +7,8 @@ import pickle
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
+from engine import MRG_RandomStreams, T, ifelse, theano
 from support import shares
-from theano.ifelse import ifelse
-from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 import synkhronos as synk
 from synkhronos._inside.ops import Collective

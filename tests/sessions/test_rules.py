@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
+from engine import T, theano
 
 import synkhronos as synk
 from synkhronos.extensions import updates

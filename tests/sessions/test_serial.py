@@ -4,10 +4,8 @@ import warnings
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
+from engine import MRG_RandomStreams, T, theano
 from support import assert_close
-from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 import synkhronos as synk
 

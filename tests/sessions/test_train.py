@@ -6,8 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
+from engine import T, theano
 
 import synkhronos as synk
 from synkhronos.extensions import updates

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-import theano.tensor as T
 from divided import COLLECTIVES, check, rows
+from engine import T
 from small_programs import PROGRAMS, ROWS, WHOLE, evaluated, inputs_of, outputs_of
 
 from synkhronos._exact.rules import MAKERS, RULES

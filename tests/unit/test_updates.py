@@ -4,8 +4,7 @@ from collections import OrderedDict
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
+from engine import T, theano
 
 from synkhronos.extensions import updates
 
