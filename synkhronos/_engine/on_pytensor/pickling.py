@@ -38,8 +38,9 @@ def reduced(obj: Any, frames: dict[Any, Any]) -> Any:
     ``frames`` are those of traces, which are the same objects wherever they come again: pickled once each.
     """
     if isinstance(obj, (Variable, Apply)):
-        # a class of the user's own, and one that has its own way, may need all that it has
-        if type(obj).__module__.startswith("pytensor.") and type(obj).__reduce__ is object.__reduce__:
+        # a class of the user's own may need all that it has; what is in frozen graphs has its own way
+        has_own_way = type(obj).__reduce__ is not object.__reduce__ or "__reduce_ex__" in obj.__dict__
+        if type(obj).__module__.startswith("pytensor.") and not has_own_way:
             known = _OF_NODES if isinstance(obj, Apply) else _OF_VARIABLES
             state = {name: value for name, value in obj.__dict__.items() if name in known}
             if "container" in state:
