@@ -31,6 +31,7 @@ def choose() -> str:
     if len(imported) > 1:
         raise RuntimeError(f"both Theano and PyTensor are imported: name one of them in {_VARIABLE}")
     for name in imported or ENGINES:
-        if imported or find_spec(name) is not None:
+        spec = None if imported else find_spec(name)
+        if imported or (spec and spec.origin):  # a folder of that name on the path has no origin
             return name
     raise ImportError("neither Theano nor PyTensor is installed: pip install synkhronos brings the one for this Python")
