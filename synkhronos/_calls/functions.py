@@ -19,6 +19,7 @@ from synkhronos._calls.results import Results
 from synkhronos._calls.selecting import Selector
 from synkhronos._calls.serial import Serial, environment_asks, is_asked
 from synkhronos._data import Data, data
+from synkhronos._engine import as_asked
 from synkhronos._graphs import Variant
 from synkhronos._rank import Call
 from synkhronos._session import Session, current, functions
@@ -103,9 +104,10 @@ class Function:
         subset = kwargs.pop("output_subset", None)
         given = arrange(self._graph, args, kwargs, ("output_subset",))
         inputs = [value.data if isinstance(value, Data) else value for value in given]
-        values = self._user.compile(self._plain)(*inputs, output_subset=subset)
+        variant, asked = self._plain.told(None if subset is None else tuple(subset))
+        values = self._user.compile(variant)(*inputs, **({} if asked is None else {"output_subset": list(asked)}))
         outputs = self._graph.outputs if subset is None else [self._graph.outputs[i] for i in subset]
-        values = [_graphs.as_asked(value, output) for value, output in zip(values, outputs)]
+        values = [as_asked(value, output) for value, output in zip(values, outputs)]
         return values[0] if self._single and len(values) == 1 and subset is None else values
 
     def build_inputs(

@@ -10,6 +10,7 @@ import numpy as np
 
 from synkhronos import _graphs
 from synkhronos._calls.results import Results
+from synkhronos._engine import to_host
 from synkhronos._interrupts import let_interrupts_pass
 from synkhronos._partition import Selection
 from synkhronos._rank import Get
@@ -67,7 +68,7 @@ class Serial:
             Those that are given values beside the sliceable ones.
         """
         values = self._function(wanted, others, False)(*inputs, *variables)
-        return [np.asarray(_graphs.to_host(value)) for value in values]
+        return [np.asarray(to_host(value)) for value in values]
 
     def shapes(
         self, inputs: Sequence[Any], variables: Sequence[Any], wanted: Sequence[int], others: Sequence[Any]
@@ -126,7 +127,7 @@ class Serial:
             op = self._results.modes[i]
             if op is None or (op == "gather" and right.ndim == 0):
                 continue
-            got = np.asarray(_graphs.to_host(output))
+            got = np.asarray(to_host(output))
             if got.shape != right.shape:
                 raise ValueError(
                     f"{self._results.names[i]}, op {op!r}: shape {got.shape}, but Theano gives {right.shape} for the "

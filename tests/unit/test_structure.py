@@ -19,7 +19,8 @@ PACKAGE = Path(synk.__file__).parent
 #: A folder, or a module beside them, imports from floors below its own; the listing of a floor is in no order.
 FLOORS = (
     {"errors", "_compat", "_core", "_endings", "_interrupts", "_keywords", "_limits", "_partition"},
-    {"_background", "_engine", "_machine", "_memory"},
+    {"_background", "_machine", "_memory"},
+    {"_engine"},
     {"_graphs", "_team"},
     {"_collectives"},
     {"_inside"},
@@ -91,7 +92,7 @@ def engine_imports_of(path):
             found |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found.add(node.module.split(".")[0])
-    return found & {"theano", "pytensor", "lasagne"}
+    return found & {"theano", "lasagne", "pytensor"}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
@@ -139,14 +140,19 @@ def test_no_circles_among_modules():
     list(graphlib.TopologicalSorter(needs).static_order())  # raises CycleError
 
 
-def test_only_the_graph_engine_knows_theano():
+def test_only_the_seam_knows_the_engines():
     users = {home_of(path) for path in MODULES if engine_imports_of(path)}
-    assert users <= {"_compat", "_engine", "_graphs"}
+    assert users <= {"_engine", "_compat"}
+    for path in MODULES:
+        if home_of(path) == "_engine" and path.parent.name.startswith("on_"):
+            assert engine_imports_of(path) <= {path.parent.name.removeprefix("on_")}, path
 
 
 def test_the_extensions_use_the_public_interface_alone():
     for path in (PACKAGE / "extensions").rglob("*.py"):
-        private = {name for name in imports_of(path) - {"_interrupts"} if name.startswith("_")}  # as any program might
+        private = {
+            name for name in imports_of(path) - {"_engine", "_interrupts"} if name.startswith("_")
+        }  # as any program might
         assert not private, f"{path.name} imports {private}"
 
 
