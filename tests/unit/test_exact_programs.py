@@ -42,9 +42,9 @@ WITHOUT_GATHERING = {
     "theano.map(lambda row, one: (row * one).sum(), [x, T.tanh(z)])[0]": 0,
     "T.tanh(theano.ifelse.ifelse(T.gt(a, 0), [x, v.sum()], [z, m.sum()])[1])": 1,
     "T.tanh(layer(x, U)[1])": 1,
-    "sparse.dot(x, matrix)": 0,
+    "theano.sparse.dot(x, matrix)": 0,
     "T.repeat(T.tile(x, (2, 1)), 3, axis=0)": 0,
-    'bn.batch_normalization_train(images, channel, channel, "spatial")[0]': 3,
+    'T.nnet.bn.batch_normalization_train(images, channel, channel, "spatial")[0]': 3,
 }
 
 
