@@ -29,6 +29,7 @@ __all__ = [
     "as_type_of",
     "compile_function",
     "input_like",
+    "machine",
     "make_printable",
     "rebuilt",
     "running_parts",
@@ -154,6 +155,11 @@ def running_parts(function: Any) -> Running | None:
     does_all = not getattr(vm, "need_update_inputs", True)
     emptied = [*(cell for _, cell in taken), *left]
     return Running(vm if does_all else compute, taken, function._n_returned_outputs, emptied, explain)
+
+
+def machine(function: Any) -> Any:
+    """What a compiled function runs."""
+    return function.vm
 
 
 def make_printable(*classes: type) -> None:

@@ -25,6 +25,7 @@ __all__ = [
     "as_type_of",
     "compile_function",
     "input_like",
+    "machine",
     "make_printable",
     "rebuilt",
     "running_parts",
@@ -106,6 +107,11 @@ def running_parts(function: Any) -> Running | None:
             raise_with_op(fn.nodes[where], thunk, storage_map=getattr(fn, "storage_map", None))
 
     return Running(fn, taken, function.n_returned_outputs, [*(cell for _, cell in taken), *left], explain)
+
+
+def machine(function: Any) -> Any:
+    """What a compiled function runs."""
+    return function.fn
 
 
 def make_printable(*classes: type) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from synkhronos._engine import SharedVariable, T, Variable, shared, with_broadcastable
+from synkhronos._engine import TITLE, SharedVariable, T, Variable, shared, with_broadcastable
 from synkhronos._engine import grad as differentiate
 
 Updates = dict[Any, Any]
@@ -34,7 +34,7 @@ def shared_list(params: Any) -> list[Any]:
         raise ValueError("params is empty: an update rule needs at least one shared variable")
     for param in params:
         if not isinstance(param, SharedVariable):
-            raise TypeError(f"params must be Theano shared variables, got {param!r}")
+            raise TypeError(f"params must be {TITLE} shared variables, got {param!r}")
     return params
 
 
