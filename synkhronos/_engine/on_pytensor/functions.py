@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
 import pytensor
-import pytensor.tensor as T
 from pytensor import In, Out
 from pytensor.compile.executor import Function
 from pytensor.compile.maker import function
@@ -26,9 +25,7 @@ __all__ = [
     "In",
     "Out",
     "Running",
-    "as_type_of",
     "compile_function",
-    "input_like",
     "machine",
     "make_printable",
     "rebuilt",
@@ -99,27 +96,6 @@ def rebuilt(
         no_default_updates=kwargs.get("no_default_updates") or False,
     )
     return list(cloned), list(update_of.items()), clones
-
-
-def input_like(var: Any) -> Any:
-    """A new input for values of a shared variable."""
-    return T.TensorType(var.dtype, shape=tuple(1 if length == 1 else None for length in var.type.shape))()
-
-
-def as_type_of(var: Any, value: Any) -> Any:
-    """An expression that may stand in the place of a variable, some of whose rows it has.
-
-    Raises
-    ------
-    TypeError
-        If the variable's type has a length, so that it has either all rows or none.
-    """
-    if var.type.ndim and var.type.shape[0] not in (None, 1):
-        raise TypeError(
-            f"{var} has the static length {var.type.shape[0]}, and cannot be used by rows: make it by "
-            "pytensor.shared(value) without shape="
-        )
-    return var.type.filter_variable(T.specify_shape(value, var.type.shape))
 
 
 def running_parts(function: Any) -> Running | None:
