@@ -9,9 +9,9 @@ import pytensor.sparse
 import pytensor.tensor as pt
 from pytensor.compile.debug.monitormode import MonitorMode
 from pytensor.compile.debug.nanguardmode import NanGuardMode
+from pytensor.conditional.op import ifelse
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import graph_inputs
-from pytensor.conditional.op import ifelse
 from pytensor.scan import views
 from pytensor.scan.basic import scan
 from pytensor.scan.utils import until
@@ -178,6 +178,7 @@ T = Names(
     nnet=nnet,
     opt=SimpleNamespace(Assert=pytensor.raise_op.Assert),
     patternbroadcast=patternbroadcast,
+    split=lambda x, sizes, n, axis=0: pt.split(x, sizes, axis=axis),
 )
 
 theano = Names(
