@@ -22,6 +22,7 @@ from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from typing import Any
 
+from .blas import find_blas
 from .cache import mend_cache_keys
 from .complaints import explain_missing_headers, shorten_complaints
 from .correlations import vectorize_convolution
@@ -37,7 +38,7 @@ from .tangent import vectorize_tanh
 from .topk import mend_topk
 from .windows import vectorize_pooling
 
-__all__ = ["install"]
+__all__ = ["find_blas", "install"]
 
 SCAN_LOOP = "theano.scan_module.scan_perform_ext"
 COMPILING = "theano.gof.cmodule"
