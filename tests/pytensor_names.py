@@ -178,6 +178,7 @@ T = Names(
     nnet=nnet,
     opt=SimpleNamespace(Assert=pytensor.raise_op.Assert),
     patternbroadcast=patternbroadcast,
+    split=lambda x, sizes, n, axis=0: pt.split(x, sizes, axis=axis),
 )
 
 theano = Names(

@@ -23,6 +23,7 @@ from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from typing import Any
 
+from .blas import find_blas
 from .cache import mend_cache_keys
 from .complaints import explain_missing_headers, shorten_complaints
 from .correlations import vectorize_convolution
@@ -38,7 +39,7 @@ from .tangent import vectorize_tanh
 from .topk import mend_topk
 from .windows import vectorize_pooling
 
-__all__ = ["prepare"]
+__all__ = ["find_blas", "prepare"]
 
 SCAN_LOOP = "theano.scan_module.scan_perform_ext"
 COMPILING = "theano.gof.cmodule"

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from divided import COLLECTIVES, check, rows
 from engine import T
-from small_programs import PROGRAMS, ROWS, WHOLE, evaluated, inputs_of, outputs_of
+from small_programs import PROGRAMS, ROWS, WHOLE, evaluated, inputs_of, marked, outputs_of
 
 from synkhronos._exact.rules import MAKERS, RULES
 from synkhronos._exact.walk import Walk
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", marked(PROGRAMS))
 def test_program(program):
     outputs = outputs_of(program)
     sharded, whole = inputs_of(outputs)
@@ -48,7 +48,7 @@ WITHOUT_GATHERING = {
 }
 
 
-@pytest.mark.parametrize("program", WITHOUT_GATHERING)
+@pytest.mark.parametrize("program", marked(WITHOUT_GATHERING))
 def test_what_gathers_nothing(program):
     outputs = evaluated(program)
     walk = Walk(dict.fromkeys(inputs_of(outputs)[0], 0), rows(), COLLECTIVES, RULES, MAKERS)

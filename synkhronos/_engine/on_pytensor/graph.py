@@ -15,7 +15,6 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.gradient import DisconnectedType
 from pytensor.graph.basic import Apply, Constant, Variable, clone_get_equiv
 from pytensor.graph.features import ReplaceValidate
-from pytensor.graph.op import Op
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.basic import GraphRewriter as Rewriter
 from pytensor.graph.rewriting.basic import copy_stack_trace
@@ -28,7 +27,11 @@ from pytensor.tensor.type import TensorType, continuous_dtypes, integer_dtypes
 from pytensor.tensor.type_other import NoneTypeT, SliceType
 from pytensor.tensor.variable import TensorConstant
 
+from synkhronos._engine.on_pytensor.operations import Op
+
 __all__ = [
+    "AFTER_MERGES",
+    "BEFORE_ELEMENTWISE",
     "CONTINUOUS",
     "FOLDER",
     "INTEGERS",
@@ -57,6 +60,7 @@ __all__ = [
     "leaves_of",
     "length_along",
     "register",
+    "retyped",
     "scalar",
     "shared",
     "substituted",
@@ -70,6 +74,10 @@ INTEGERS = tuple(integer_dtypes)
 CONTINUOUS = tuple(continuous_dtypes)
 #: Types of numbers, of slices and of nothing, that are no tensors.
 NO_TENSORS = (scalar.ScalarType, SliceType, NoneTypeT)
+
+#: When functions are rewritten: after all that merges, and before anything works in place; and before elementwise
+#: operations take the memory of what they read.
+AFTER_MERGES, BEFORE_ELEMENTWISE = 49.4, 50.4
 
 
 def length_along(variable: Any, axis: int) -> Any:
@@ -91,6 +99,12 @@ def substituted(inputs: Sequence[Any], outputs: Sequence[Any], given: Mapping[An
     """The outputs of a graph, with other variables in the place of some."""
     clones = clone_get_equiv(inputs, outputs, copy_inputs=False, copy_orphans=False, memo=dict(given), strict=False)
     return [clones[output] for output in outputs]
+
+
+def retyped(variable: Any, dtype: Any = None, free: Sequence[int] = ()) -> Any:
+    """The type of a variable, with another dtype, and with any length along some axes."""
+    shape = tuple(None if axis in free else length for axis, length in enumerate(variable.type.shape))
+    return variable.type.clone(dtype=str(dtype or variable.dtype), shape=shape)
 
 
 def with_broadcastable(variable: Any, broadcastable: Sequence[bool]) -> Any:

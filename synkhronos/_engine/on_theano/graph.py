@@ -22,6 +22,8 @@ from theano.tensor import NotScalarConstantError, SliceType, TensorConstant, Ten
 from theano.tensor import patternbroadcast as with_broadcastable
 
 __all__ = [
+    "AFTER_MERGES",
+    "BEFORE_ELEMENTWISE",
     "CONTINUOUS",
     "FOLDER",
     "INTEGERS",
@@ -50,6 +52,7 @@ __all__ = [
     "leaves_of",
     "length_along",
     "register",
+    "retyped",
     "scalar",
     "shared",
     "substituted",
@@ -64,6 +67,10 @@ CONTINUOUS = tuple(T.continuous_dtypes)
 #: Types of numbers, and of slices, that are no tensors.
 NO_TENSORS = (scalar.Scalar, SliceType)
 
+#: When functions are rewritten: after all that merges, and before anything works in place; and before elementwise
+#: operations take the memory of what they read.
+AFTER_MERGES, BEFORE_ELEMENTWISE = 49.4, 74
+
 
 def length_along(variable: Any, axis: int) -> Any:
     """The length of a variable along one axis, a symbolic int64 scalar."""
@@ -74,6 +81,12 @@ def substituted(inputs: Sequence[Any], outputs: Sequence[Any], given: Mapping[An
     """The outputs of a graph, with other variables in the place of some."""
     clones = clone_get_equiv(inputs, outputs, copy_inputs=False, copy_orphans=False, memo=dict(given))
     return [clones[output] for output in outputs]
+
+
+def retyped(variable: Any, dtype: Any = None, free: Sequence[int] = ()) -> Any:
+    """The type of a variable, with another dtype, and with any length along some axes."""
+    fixed = tuple(one and axis not in free for axis, one in enumerate(variable.broadcastable))
+    return TensorType(str(dtype or variable.dtype), fixed)
 
 
 def register(name: str, rewriter: Any, position: float, *tags: str) -> None:
