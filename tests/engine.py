@@ -21,7 +21,6 @@ if on_theano:
     from theano.tensor.shared_randomstreams import RandomStreams
     from theano.tensor.signal.pool import pool_2d, pool_3d
 else:
-    lasagne = None
     from pytensor_names import (
         MonitorMode,
         MRG_RandomStreams,
@@ -29,6 +28,7 @@ else:
         RandomStreams,
         T,
         ifelse,
+        lasagne,
         pool_2d,
         pool_3d,
         theano,

@@ -9,9 +9,9 @@ import pytensor.sparse
 import pytensor.tensor as pt
 from pytensor.compile.debug.monitormode import MonitorMode
 from pytensor.compile.debug.nanguardmode import NanGuardMode
+from pytensor.conditional.op import ifelse
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import graph_inputs
-from pytensor.ifelse import ifelse
 from pytensor.scan import views
 from pytensor.scan.basic import scan
 from pytensor.scan.utils import until
@@ -24,6 +24,7 @@ __all__ = [
     "RandomStreams",
     "T",
     "ifelse",
+    "lasagne",
     "pool_2d",
     "pool_3d",
     "theano",
@@ -114,6 +115,42 @@ def addbroadcast(x, *axes):
     return pt.specify_broadcastable(x, *axes) if axes else x
 
 
+def gradients_of(loss, params):
+    return loss if isinstance(loss, list) else pytensor.grad(loss, params)
+
+
+def adam(loss, params, learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8):
+    """Kingma and Ba, Adam, algorithm 1, in the form in which the step is corrected."""
+    count = pytensor.shared(pt.as_tensor(0, dtype=pytensor.config.floatX).data)
+    updates = {count: count + 1}
+    step = learning_rate * pt.sqrt(1 - beta2 ** (count + 1)) / (1 - beta1 ** (count + 1))
+    for param, gradient in zip(params, gradients_of(loss, params)):
+        mean, square = (shared(param.get_value() * 0, broadcastable=param.broadcastable) for _ in range(2))
+        updates[mean] = beta1 * mean + (1 - beta1) * gradient
+        updates[square] = beta2 * square + (1 - beta2) * gradient**2
+        updates[param] = param - step * updates[mean] / (pt.sqrt(updates[square]) + epsilon)
+    return updates
+
+
+def momentum(loss, params, learning_rate, kept=0.9):
+    updates = {}
+    for param, gradient in zip(params, gradients_of(loss, params)):
+        velocity = shared(param.get_value() * 0, broadcastable=param.broadcastable)
+        updates[velocity] = kept * velocity - learning_rate * gradient
+        updates[param] = param + updates[velocity]
+    return updates
+
+
+def total_norm_constraint(tensors, limit, epsilon=1e-7):
+    norm = pt.sqrt(sum((tensor**2).sum() for tensor in tensors))
+    return [tensor * (pt.clip(norm, 0, limit) / (norm + epsilon)) for tensor in tensors]
+
+
+#: What tests take of Lasagne that is no layer.
+lasagne = SimpleNamespace(
+    updates=SimpleNamespace(adam=adam, momentum=momentum, total_norm_constraint=total_norm_constraint)
+)
+
 nnet = SimpleNamespace(
     binary_crossentropy=binary_crossentropy,
     categorical_crossentropy=categorical_crossentropy,
@@ -141,6 +178,7 @@ T = Names(
     nnet=nnet,
     opt=SimpleNamespace(Assert=pytensor.raise_op.Assert),
     patternbroadcast=patternbroadcast,
+    split=lambda x, sizes, n, axis=0: pt.split(x, sizes, axis=axis),
 )
 
 theano = Names(

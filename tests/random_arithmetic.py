@@ -144,7 +144,7 @@ UNARY = (
     lambda x: T.invert(T.gt(x, 0)),
     theano.gradient.disconnected_grad,
     lambda x: theano.gradient.grad_clip(x, -0.5, 0.5),
-    T.unbroadcast,
+    lambda x: T.unbroadcast(x),
     T.squeeze,
     lambda x: x.T,
     lambda x: x.flatten(),

@@ -8,8 +8,9 @@ import contextlib
 import functools
 
 import numpy as np
+import pytest
 import scipy.sparse
-from engine import T, pool_2d, pool_3d, theano  # noqa: F401
+from engine import T, pool_2d, pool_3d, theano, theano_only  # noqa: F401
 
 constant = theano.gradient.disconnected_grad
 _NO_GRADIENT = (theano.gradient.NullTypeGradError, theano.gradient.DisconnectedInputError)
@@ -613,6 +614,32 @@ x.dot(W).mean(0) - b, (x**2).mean()
 """.strip().splitlines()
 
 _NAMES = {name: value for name, value in globals().items() if not name.startswith("__")}
+
+
+#: Words by which programs with operations of Theano's alone are known.
+_THEANOS = [
+    "batched_tensordot",
+    "confusion_matrix",
+    "conv2d",
+    "crossentropy_softmax",
+    "h_softmax",
+    "nnet.bn",
+    "pool_",
+    "RepeatOp",
+    "softmax_graph",
+    "softmax_op",
+    "T.join(T.cast",
+    "unbroadcast",
+]
+
+
+def marked(programs):
+    """Programs as parameters of a test."""
+    alone = theano_only("operations that PyTensor has not: convolution, pooling, batch normalisation and others")
+    return [
+        pytest.param(program, marks=[alone] if any(word in program for word in _THEANOS) else [])
+        for program in programs
+    ]
 
 
 def evaluated(program):

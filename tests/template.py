@@ -222,10 +222,10 @@ if __name__ == "__main__":
 
     import synkhronos
     import synkhronos._calls
-    import synkhronos._graphs
+    import synkhronos._engine
     import synkhronos._variables
 
-    synkhronos._graphs.prepare_fork()
+    synkhronos._engine.prepare_fork()
     gc.collect()
     gc.freeze()  # scripts that collect garbage do not copy what is here
     run(*serve(socket.socket(fileno=int(sys.argv[1]))))

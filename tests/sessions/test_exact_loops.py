@@ -47,7 +47,7 @@ def lasagne_net(layer, **options):
         lasagne.random.set_rng(rng)
         x, y, mask = T.dtensor3("x"), T.ivector("y"), T.dmatrix("mask")
         given = lasagne.layers.InputLayer((None, None, FEATURES), x), lasagne.layers.InputLayer((None, None), mask)
-        net = layer(given[0], UNITS, mask_input=given[1], learn_init=True, **options)
+        net = getattr(lasagne.layers, layer)(given[0], UNITS, mask_input=given[1], learn_init=True, **options)
         net = lasagne.layers.DenseLayer(
             lasagne.layers.SliceLayer(net, -1, 1), CLASSES, nonlinearity=lasagne.nonlinearities.softmax
         )
@@ -138,8 +138,8 @@ def nested(rng):
 
 NETS = {
     "rnn": rnn,
-    "lstm of Lasagne": lasagne_net(lasagne.layers.LSTMLayer),
-    "gru of Lasagne": lasagne_net(lasagne.layers.GRULayer, grad_clipping=0.5),
+    "lstm of Lasagne": lasagne_net("LSTMLayer"),
+    "gru of Lasagne": lasagne_net("GRULayer", grad_clipping=0.5),
     "lstm": lstm,
     "until": until,
     "branching": branching,
