@@ -97,9 +97,7 @@ def clone(output: Any, replace: Any = None, share_inputs: bool = True) -> Any:
 
 def substituted(inputs: Sequence[Any], outputs: Sequence[Any], given: Mapping[Any, Any]) -> list[Any]:
     """The outputs of a graph, with other variables in the place of some."""
-    clones = clone_get_equiv(
-        inputs, outputs, copy_inputs=False, copy_orphans=False, memo=dict(given), strict=False
-    )
+    clones = clone_get_equiv(inputs, outputs, copy_inputs=False, copy_orphans=False, memo=dict(given), strict=False)
     return [clones[output] for output in outputs]
 
 
