@@ -80,8 +80,8 @@ def function(
     TypeError, ValueError
         For arguments that make no sense, and whatever Theano raises.
     """
-    if sys._getframe(1).f_globals.get("__name__", "").startswith("theano."):
-        # the program has set theano.function to this one; Variable.eval and the like mean Theano's own
+    if sys._getframe(1).f_globals.get("__name__", "").startswith(f"{_engine.name}."):
+        # the program has set the engine's function to this one; Variable.eval and the like mean the engine's own
         own = {"outputs": outputs, "updates": updates, "givens": givens, **kwargs}
         return _engine.compile_function(inputs, **{name: value for name, value in own.items() if value is not None})
     session = current("function")
@@ -100,7 +100,9 @@ def function(
         variables.append(var)
         output_modes.append(check_op(f"output {position}", op, "gather", None))
         if output_modes[-1] is not None and not _graphs.is_tensor_variable(getattr(var, "variable", var)):
-            raise TypeError(f"output {position} must be a Theano tensor variable, or have the op None; got {var!r}")
+            raise TypeError(
+                f"output {position} must be a {_engine.TITLE} tensor variable, or have the op None; got {var!r}"
+            )
     graph = _graphs.Graph(
         inputs,
         variables,

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import os
 import sys
 import types
 import warnings
@@ -38,7 +39,7 @@ from .tangent import vectorize_tanh
 from .topk import mend_topk
 from .windows import vectorize_pooling
 
-__all__ = ["find_blas", "install"]
+__all__ = ["find_blas", "prepare"]
 
 SCAN_LOOP = "theano.scan_module.scan_perform_ext"
 COMPILING = "theano.gof.cmodule"
@@ -81,6 +82,16 @@ def install() -> Mender:
                 for mend in mends:
                     mend(sys.modules[name])
     return mender
+
+
+def prepare() -> Mender | None:
+    """`install`, unless this process can have no use for it: PyTensor is asked for, or there is no Theano."""
+    if os.environ.get("SYNKHRONOS_ENGINE") == "pytensor":
+        return None
+    finders = [one for one in sys.meta_path if hasattr(one, "find_spec") and not hasattr(one, "synkhronos_role")]
+    if "theano" in sys.modules or any(one.find_spec("theano", None) for one in finders):
+        return install()
+    return None
 
 
 class Mender:

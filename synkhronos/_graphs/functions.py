@@ -117,6 +117,11 @@ class Graph:
             _logger.debug("compiled %s in %.2f s", describe(function), time.perf_counter() - start)
         return function
 
+    def compute(self, variant: Variant, inputs: Sequence[Any], subset: Sequence[int] | None) -> Any:
+        """What the engine's own call of a variant gives: all outputs, or some."""
+        variant, asked = variant.told(None if subset is None else tuple(subset))
+        return self.compile(variant)(*inputs, **({} if asked is None else {"output_subset": list(asked)}))
+
     def _compile_variant(self, variant: Variant) -> Any:
         outputs, updates = self._rebuilt()
         if variant.outputs is not None:

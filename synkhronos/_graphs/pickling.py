@@ -1,9 +1,10 @@
 """Compiled functions as bytes, so that every rank gets a replica.
 
-What travels of a function is the engine's to say. A shared variable lives in three objects: the variable, its container,
-and the container's storage list; each is replaced by a persistent id, so that functions that arrive one after the other
-share what they shared in the master. A variable new to the ranks travels as type, name and value; values go out of
-band, beside the pickle, uncopied. Graphs are deep, and pickling recurses: it runs in a thread with a stack of its own.
+What travels of a function is the engine's to say. A shared variable lives in three objects: the variable, its
+container, and the container's storage list; each is replaced by a persistent id, so that functions that arrive one
+after the other share what they shared in the master. A variable new to the ranks travels as type, name and value;
+values go out of band, beside the pickle, uncopied. Graphs are deep, and pickling recurses: it runs in a thread with a
+stack of its own.
 """
 
 from __future__ import annotations
@@ -167,4 +168,7 @@ def load(bundle: Bundle, variables: VariableTable, stream: int) -> dict[int, Any
             value = other_stream(value, stream)
         variables.put(key, cls(name=name, type=type_, value=value, strict=None))
     parts = with_deep_stack(_Unpickler(file, variables, buffers).load)
-    return {key: unpack(part) for key, part in parts.items()}
+    functions = {key: unpack(part) for key, part in parts.items()}
+    for function in functions.values():
+        precompile(function)
+    return functions

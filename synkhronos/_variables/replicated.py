@@ -10,7 +10,7 @@ import numpy as np
 from synkhronos import _graphs
 from synkhronos._collectives import OPS
 from synkhronos._data import Data, condition
-from synkhronos._engine import is_device_array
+from synkhronos._engine import TITLE, is_device_array
 from synkhronos._partition import Rows, Selection, select, shares
 from synkhronos._rank import Put, Source
 from synkhronos._session import Session, current
@@ -40,7 +40,7 @@ def start(function: str, shared_vars: Any, to_set: bool = False) -> tuple[Sessio
     key_of = session.replica.variables.key
     for var in variables:
         if not _graphs.is_shared_variable(var) or not _graphs.is_tensor_variable(var):
-            raise TypeError(f"{function}: expected Theano shared variables that hold arrays; got {var!r}")
+            raise TypeError(f"{function}: expected {TITLE} shared variables that hold arrays; got {var!r}")
         if key_of(var) is None:
             session.distribute(variable=var)
             if key_of(var) is None and not to_set:

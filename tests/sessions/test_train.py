@@ -25,7 +25,7 @@ TOLERANCES = {"float64": 1e-10, "float32": 1e-4}
 def make_problem(dtype):
     """Make a small network with weight decay, and the data that it is trained on."""
     rng = np.random.RandomState(0)
-    x, y = T.matrix("x", dtype), T.ivector("y")
+    x, y = T.matrix("x", dtype=dtype), T.ivector("y")
     w = theano.shared(rng.randn(4, 7).astype(dtype), "w")
     b = theano.shared(np.zeros(7, dtype), "b")
     v = theano.shared(rng.randn(7, 3).astype(dtype), "v")

@@ -46,6 +46,8 @@ PUBLIC = {
     "averaged", "summed", "reduced", "gathered",
     # instruments
     "profile", "trace", "Profile", "memory",
+    # the engine, a str
+    "engine",
     # errors
     "SynkhronosError", "SessionError", "DeviceError", "WorkerError", "WorkerDied", "WorkerRestarted", "WorkerTimeout",
 }  # fmt: skip
@@ -277,7 +279,7 @@ def _needs_docstring(name):
     return "._" not in name
 
 
-@pytest.mark.parametrize("name", sorted(PUBLIC))
+@pytest.mark.parametrize("name", sorted(PUBLIC - {"engine"}))
 def test_docstrings_of_the_public_names_tell_their_parameters(name):
     obj = getattr(synk, name)
     doc = inspect.getdoc(obj)

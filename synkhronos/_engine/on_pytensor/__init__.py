@@ -9,5 +9,6 @@ from synkhronos._engine.on_pytensor.graph import *  # noqa: F403
 from synkhronos._engine.on_pytensor.pickling import *  # noqa: F403
 from synkhronos._engine.on_pytensor.processes import *  # noqa: F403
 from synkhronos._engine.on_pytensor.random import *  # noqa: F403
+from synkhronos._engine.on_pytensor.variables import *  # noqa: F403
 
 offer_blas()

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
 import pytensor
-import pytensor.tensor as T
 from pytensor import In, Out
 from pytensor.compile.executor import Function
 from pytensor.compile.maker import function
@@ -26,9 +25,8 @@ __all__ = [
     "In",
     "Out",
     "Running",
-    "as_type_of",
     "compile_function",
-    "input_like",
+    "machine",
     "make_printable",
     "rebuilt",
     "running_parts",
@@ -100,27 +98,6 @@ def rebuilt(
     return list(cloned), list(update_of.items()), clones
 
 
-def input_like(var: Any) -> Any:
-    """A new input for values of a shared variable."""
-    return T.TensorType(var.dtype, shape=tuple(1 if length == 1 else None for length in var.type.shape))()
-
-
-def as_type_of(var: Any, value: Any) -> Any:
-    """An expression that may stand in the place of a variable, some of whose rows it has.
-
-    Raises
-    ------
-    TypeError
-        If the variable's type has a length, so that it has either all rows or none.
-    """
-    if var.type.ndim and var.type.shape[0] not in (None, 1):
-        raise TypeError(
-            f"{var} has the static length {var.type.shape[0]}, and cannot be used by rows: make it by "
-            "pytensor.shared(value) without shape="
-        )
-    return var.type.filter_variable(T.specify_shape(value, var.type.shape))
-
-
 def running_parts(function: Any) -> Running | None:
     """How to call a compiled function; ``None`` if it must be done by its own `__call__`.
 
@@ -154,6 +131,11 @@ def running_parts(function: Any) -> Running | None:
     does_all = not getattr(vm, "need_update_inputs", True)
     emptied = [*(cell for _, cell in taken), *left]
     return Running(vm if does_all else compute, taken, function._n_returned_outputs, emptied, explain)
+
+
+def machine(function: Any) -> Any:
+    """What a compiled function runs."""
+    return function.vm
 
 
 def make_printable(*classes: type) -> None:

@@ -10,6 +10,7 @@ import pytensor
 import pytensor.tensor as T
 from pytensor import config, grad, scalar, shared
 from pytensor.compile import UnusedInputError
+from pytensor.compile.builders import SymbolicOp
 from pytensor.compile.mode import optdb
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.gradient import DisconnectedType
@@ -53,10 +54,12 @@ __all__ = [
     "ancestors",
     "clone",
     "config",
+    "copied",
     "copy_stack_trace",
     "get_scalar_constant_value",
     "grad",
     "io_toposort",
+    "known_lengths",
     "leaves_of",
     "length_along",
     "register",
@@ -78,6 +81,18 @@ NO_TENSORS = (scalar.ScalarType, SliceType, NoneTypeT)
 #: When functions are rewritten: after all that merges, and before anything works in place; and before elementwise
 #: operations take the memory of what they read.
 AFTER_MERGES, BEFORE_ELEMENTWISE = 49.4, 50.4
+
+
+def copied(node: Any, inputs: Sequence[Any]) -> list[Any]:
+    """The outputs of a node like this one, of other inputs, whose types may tell other lengths."""
+    if isinstance(node.op, SymbolicOp):  # is made for each type anew
+        return list(node.op(*inputs, return_list=True))
+    return list(node.op.make_node(*inputs).outputs)
+
+
+def known_lengths(variable: Any) -> tuple[int | None, ...]:
+    """The length along each axis, where the type tells it."""
+    return tuple(variable.type.shape)
 
 
 def length_along(variable: Any, axis: int) -> Any:
@@ -109,7 +124,8 @@ def retyped(variable: Any, dtype: Any = None, free: Sequence[int] = ()) -> Any:
 
 def with_broadcastable(variable: Any, broadcastable: Sequence[bool]) -> Any:
     """A variable whose axes are known to have length 1 where they are broadcastable."""
-    return specify_broadcastable(variable, *(axis for axis, fixed in enumerate(broadcastable) if fixed))
+    pairs = enumerate(zip(broadcastable, variable.broadcastable))
+    return specify_broadcastable(variable, *(axis for axis, (fixed, known) in pairs if fixed and not known))
 
 
 def register(name: str, rewriter: Any, position: float, *tags: str) -> None:

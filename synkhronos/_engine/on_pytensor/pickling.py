@@ -1,10 +1,10 @@
 """What of compiled functions travels to other processes, and what is defined by name.
 
-What travels of a function is the optimised graph, how it is to be linked (nothing is optimised again), and which storage
-cell feeds which input. Its nodes come first, each after those whose results it takes, so that pickling never goes deep:
-since Python 3.12 recursion in C has a limit that no setting raises. Of what rewrites have noted about a graph, only
-that it works in place travels. Of the variables of a graph, and of their tags, only what PyTensor itself puts there
-does: other libraries hang models on them, which the ranks may be unable to load.
+What travels of a function is the optimised graph, how it is to be linked (nothing is optimised again), and which
+storage cell feeds which input. Its nodes come first, each after those whose results it takes, so that pickling never
+goes deep: since Python 3.12 recursion in C has a limit that no setting raises. Of what rewrites have noted about a
+graph, only that it works in place travels. Of the variables of a graph, and of their tags, only what PyTensor itself
+puts there does: other libraries hang models on them, which the ranks may be unable to load.
 """
 
 from __future__ import annotations

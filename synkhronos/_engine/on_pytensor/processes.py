@@ -30,7 +30,7 @@ def precompile(function: Any) -> None:
 
     Else it would do so at the first call, in all ranks at once.
     """
-    code = getattr(function.vm, "jit_fn", None)
+    code: Any = getattr(function.vm, "jit_fn", None)
     if not hasattr(code, "signatures"):
         return
     import numba

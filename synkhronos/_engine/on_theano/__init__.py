@@ -8,3 +8,4 @@ from synkhronos._engine.on_theano.graph import *  # noqa: F403
 from synkhronos._engine.on_theano.pickling import *  # noqa: F403
 from synkhronos._engine.on_theano.processes import *  # noqa: F403
 from synkhronos._engine.on_theano.random import *  # noqa: F403
+from synkhronos._engine.on_theano.variables import *  # noqa: F403

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
 import theano
-import theano.tensor as T
 from theano import In, Out
 from theano.compile.function import function as compile_function  # programs may set theano.function to synk.function
 from theano.compile.pfunc import rebuild_collect_shared
@@ -22,9 +21,8 @@ __all__ = [
     "In",
     "Out",
     "Running",
-    "as_type_of",
     "compile_function",
-    "input_like",
+    "machine",
     "make_printable",
     "rebuilt",
     "running_parts",
@@ -69,18 +67,6 @@ def rebuilt(
     return list(cloned), list(update_of.items()), clones
 
 
-def input_like(var: Any) -> Any:
-    """A new input for values of a shared variable."""
-    return T.TensorType(var.dtype, var.broadcastable)()
-
-
-def as_type_of(var: Any, value: Any) -> Any:
-    """An expression that may stand in the place of a variable, some of whose rows it has."""
-    if value.broadcastable != var.broadcastable:
-        value = T.patternbroadcast(value, var.broadcastable)
-    return var.type.filter_variable(value)  # to the GPU, where the variable is
-
-
 def running_parts(function: Any) -> Running | None:
     """How to call a compiled function; ``None`` if it must be done by its own `__call__`.
 
@@ -106,6 +92,11 @@ def running_parts(function: Any) -> Running | None:
             raise_with_op(fn.nodes[where], thunk, storage_map=getattr(fn, "storage_map", None))
 
     return Running(fn, taken, function.n_returned_outputs, [*(cell for _, cell in taken), *left], explain)
+
+
+def machine(function: Any) -> Any:
+    """What a compiled function runs."""
+    return function.fn
 
 
 def make_printable(*classes: type) -> None:

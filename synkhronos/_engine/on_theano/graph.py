@@ -45,10 +45,12 @@ __all__ = [
     "ancestors",
     "clone",
     "config",
+    "copied",
     "copy_stack_trace",
     "get_scalar_constant_value",
     "grad",
     "io_toposort",
+    "known_lengths",
     "leaves_of",
     "length_along",
     "register",
@@ -70,6 +72,16 @@ NO_TENSORS = (scalar.Scalar, SliceType)
 #: When functions are rewritten: after all that merges, and before anything works in place; and before elementwise
 #: operations take the memory of what they read.
 AFTER_MERGES, BEFORE_ELEMENTWISE = 49.4, 74
+
+
+def copied(node: Any, inputs: Sequence[Any]) -> list[Any]:
+    """The outputs of a node like this one, of other inputs of the same types."""
+    return list(node.clone_with_new_inputs(list(inputs)).outputs)
+
+
+def known_lengths(variable: Any) -> tuple[int | None, ...]:
+    """The length along each axis, where the type tells it."""
+    return tuple(1 if fixed else None for fixed in variable.broadcastable)
 
 
 def length_along(variable: Any, axis: int) -> Any:
