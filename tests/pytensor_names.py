@@ -170,6 +170,7 @@ lasagne = SimpleNamespace(
     updates=SimpleNamespace(adam=adam, momentum=momentum, total_norm_constraint=total_norm_constraint)
 )
 
+
 def typed(name):
     """A function that makes a variable of so many dimensions; it takes its name, and its dtype."""
     return lambda label=None, dtype=None: getattr(pt, name)(label, dtype=dtype)
