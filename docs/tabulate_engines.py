@@ -1,7 +1,7 @@
 """Writes docs/engines.md, the table engine × feature, from what runs of the tests have told.
 
 Usage: ``python docs/tabulate_engines.py REPORT ...``, with files that the tests write where ``SYNKHRONOS_TEST_REPORT``
-says. A feature is a module of tests, by the first line of its docstring; several reports of an engine are joined.
+says. A feature is a module of tests, by the first line of its docstring; the reports of an engine are joined.
 """
 
 import ast
@@ -15,7 +15,7 @@ TITLES = {"theano": "Theano", "pytensor": "PyTensor"}
 HEAD = """# Theano and PyTensor
 
 On Python 3.9 to 3.11 the graph engine is Theano 1.0.5, from 3.12 on PyTensor 3.3. What works on which, by the tests
-that ran on each (`python docs/tabulate_engines.py` writes this page): the number of tests that pass, and what is left out.
+that ran on each: how many pass, and what is left out. `python docs/tabulate_engines.py` writes this page.
 
 | what | Theano | PyTensor |
 | --- | --- | --- |
