@@ -167,6 +167,8 @@ class Divided:
             here = found[twins[variable]]
             if not isinstance(variable.type, (_engine.TensorType, _engine.NO_TENSORS[0])):
                 continue
+            if hasattr(value, "toarray"):  # a sparse matrix
+                continue
             value = np.asarray(value)
             if not self.walk.is_used(variable):
                 continue

@@ -151,6 +151,12 @@ lasagne = SimpleNamespace(
     updates=SimpleNamespace(adam=adam, momentum=momentum, total_norm_constraint=total_norm_constraint)
 )
 
+def batched_dot(a, b):
+    if a.ndim == b.ndim == 2:
+        return (a * b).sum(1)
+    return (a @ b[:, :, None])[:, :, 0] if b.ndim == 2 else a @ b
+
+
 nnet = SimpleNamespace(
     binary_crossentropy=binary_crossentropy,
     categorical_crossentropy=categorical_crossentropy,
@@ -171,7 +177,7 @@ T = Names(
     Lop=pytensor.gradient.Lop,
     Rop=pytensor.gradient.Rop,
     addbroadcast=addbroadcast,
-    batched_dot=pt.matmul,
+    batched_dot=batched_dot,
     copy=pt.tensor_copy,
     elemwise=Names(pt.elemwise, Sum=pt.math.Sum),
     nlinalg=SimpleNamespace(matrix_inverse=pt.linalg.inv, trace=pt.linalg.trace),
