@@ -1,4 +1,4 @@
-# make demo    train the MNIST CNN on all cores          (ARGS="--epochs 3" and the like are passed on)
+# make demo    train the MNIST CNN on all cores; on PyTensor, a network on digits   (ARGS="--epochs 3" is passed on)
 # make test    run all tests, in two processes           (ARGS="-k data -n 0" is passed on to pytest)
 # make test-theano   run Theano's own tests   (ARGS=--quick for the quick ones, ARGS=theano.tests.test_rop for one module)
 # make test-opencl   run the tests of GPUs on OpenCL, which PoCL offers on CPU cores; apt brings it
@@ -33,7 +33,9 @@ help:
 	@sed -n '/^#/!q; s/^# \?//p' $(firstword $(MAKEFILE_LIST))
 
 demo: $(VENV)/with-demos
-	$(BIN)/python demos/lasagne_mnist/train_mnist_cpu_data.py --model cnn $(ARGS)
+	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 12))'; then demo=digits.py; \
+	else demo="lasagne_mnist/train_mnist_cpu_data.py --model cnn"; fi; \
+	echo "demos/$$demo" $(ARGS); $(BIN)/python demos/$$demo $(ARGS)
 
 test: $(VENV)/with-test
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)

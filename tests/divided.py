@@ -100,7 +100,7 @@ def _perform(node, inputs, alone):
         node.op.prepare_node(node, None, None, "py")
         node.tag.is_prepared = True
     storage = [[None] for _ in node.outputs]
-    has_params = on_theano and node.op.params_type is not None
+    has_params = on_theano and getattr(node.op, "params_type", None) is not None
     node.op.perform(node, inputs, storage, *([node.run_params()] if has_params else []))
     return [each[0] for each in storage]
 

@@ -71,10 +71,29 @@ def with_updates(function):
     return loop
 
 
-def RandomStreams(seed=None):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        return RandomStream(seed)
+class RandomStreams:
+    """Streams whose methods take sizes first, and dtypes."""
+
+    def __init__(self, seed=None):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            self._streams = RandomStream(seed)
+
+    @property
+    def state_updates(self):
+        return self._streams.state_updates
+
+    def uniform(self, size=None, low=0.0, high=1.0, dtype=None):
+        return self._streams.uniform(low, high, size=size, dtype=dtype)
+
+    def normal(self, size=None, avg=0.0, std=1.0, dtype=None):
+        return self._streams.normal(avg, std, size=size, dtype=dtype)
+
+    def binomial(self, size=None, n=1, p=0.5, dtype="int64"):
+        return self._streams.binomial(n, p, size=size).astype(dtype)
+
+    def permutation(self, n, size=None):
+        return self._streams.permutation(n, size=size)
 
 
 #: There is one kind of streams.
@@ -151,10 +170,16 @@ lasagne = SimpleNamespace(
     updates=SimpleNamespace(adam=adam, momentum=momentum, total_norm_constraint=total_norm_constraint)
 )
 
+
 def batched_dot(a, b):
     if a.ndim == b.ndim == 2:
         return (a * b).sum(1)
     return (a @ b[:, :, None])[:, :, 0] if b.ndim == 2 else a @ b
+
+
+def typed(name):
+    """A function that makes a variable of so many dimensions; it takes its name, and its dtype."""
+    return lambda label=None, dtype=None: getattr(pt, name)(label, dtype=dtype)
 
 
 nnet = SimpleNamespace(
@@ -184,6 +209,7 @@ T = Names(
     nnet=nnet,
     opt=SimpleNamespace(Assert=pytensor.raise_op.Assert),
     patternbroadcast=patternbroadcast,
+    **{name: typed(name) for name in ("scalar", "vector", "matrix", "row", "col", "tensor3", "tensor4")},
     split=lambda x, sizes, n, axis=0: pt.split(x, sizes, axis=axis),
 )
 

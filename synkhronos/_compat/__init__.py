@@ -89,7 +89,8 @@ def prepare() -> Mender | None:
     if os.environ.get("SYNKHRONOS_ENGINE") == "pytensor":
         return None
     finders = [one for one in sys.meta_path if hasattr(one, "find_spec") and not hasattr(one, "synkhronos_role")]
-    if "theano" in sys.modules or any(one.find_spec("theano", None) for one in finders):
+    found = [one.find_spec("theano", None) for one in finders]
+    if "theano" in sys.modules or any(spec and spec.origin for spec in found):  # a folder of that name has none
         return install()
     return None
 

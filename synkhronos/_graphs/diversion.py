@@ -17,7 +17,8 @@ def variables_used(arguments: dict[str, Any]) -> list[Any]:
     arguments : dict
         As `synkhronos._engine.divert` hands them on.
     """
-    outputs, givens, updates = (arguments[name] or [] for name in ("outputs", "givens", "updates"))
+    asked = (arguments[name] for name in ("outputs", "givens", "updates"))
+    outputs, givens, updates = ([] if one is None else one for one in asked)  # an expression has no truth
     outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
     pairs = [pair for pairs in (givens, updates) for pair in (pairs.items() if hasattr(pairs, "items") else pairs)]
     found = [*(getattr(output, "variable", output) for output in outputs), *(new for _, new in pairs)]

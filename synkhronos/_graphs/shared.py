@@ -12,7 +12,7 @@ from typing import Any, Callable
 import numpy as np
 
 from synkhronos._endings import Endings
-from synkhronos._engine import SharedVariable, TensorType, is_device_type, print_profiles, to_device, to_host, write
+from synkhronos._engine import DenseType, SharedVariable, is_device_type, print_profiles, to_device, to_host, write
 from synkhronos._graphs.changes import watch
 
 __all__ = [
@@ -43,7 +43,7 @@ def is_shared_variable(obj: Any) -> bool:
 
 def is_host_variable(obj: Any) -> bool:
     """Whether ``obj`` is a variable whose values are NumPy arrays."""
-    return isinstance(getattr(obj, "type", None), TensorType)
+    return isinstance(getattr(obj, "type", None), DenseType)
 
 
 def is_tensor_variable(obj: Any) -> bool:

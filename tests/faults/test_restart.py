@@ -9,7 +9,7 @@ import time
 import numpy as np
 import psutil
 import pytest
-from engine import MRG_RandomStreams, T, theano
+from engine import MRG_RandomStreams, RandomStreams, T, theano
 from support import KILL, LEAVE, LONG_SLEEP, NOTHING, RAISE, SEGFAULT, Fault, is_running, wait_until, worker_pids
 
 import synkhronos as synk
@@ -24,7 +24,7 @@ def build():
         fault, w = theano.shared(np.int64(NOTHING), "fault"), theano.shared(np.zeros(3), "w")
         rows, count = theano.shared(np.zeros((1, 2)), "rows"), theano.shared(np.int64(0), "count")
         mrg = MRG_RandomStreams(7).uniform((4,))
-        twister = T.shared_randomstreams.RandomStreams(7).uniform((4,))
+        twister = RandomStreams(7).uniform((4,))
         _built.update(
             fault=fault,
             w=w,

@@ -226,7 +226,7 @@ def test_scan(session):
 
 
 def test_inputs_and_outputs_of_many_kinds(session):
-    x, mask, scale = T.tensor4("x", "float32"), T.bmatrix("mask"), T.zscalar("scale")
+    x, mask, scale = T.tensor4("x", dtype="float32"), T.bmatrix("mask"), T.zscalar("scale")
     function = synk.function(
         [x, mask],
         [

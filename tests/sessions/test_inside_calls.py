@@ -145,7 +145,7 @@ def test_the_check_against_theano_finds_what_is_not_serial(synchronize):
     data = np.random.RandomState(0).randn(N, 3)
     right(data, check_against_theano=True)
     wrong = synk.function([x], synk.averaged(x.std()))
-    with pytest.raises(ValueError, match="differs from what .* gives"):
+    with pytest.raises(ValueError, match=r"differs from what .* gives"):
         wrong(data, check_against_theano=True)
 
 

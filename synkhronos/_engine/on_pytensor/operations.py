@@ -35,7 +35,7 @@ class Op(_op.Op):
         return [disconnected_type() if one is None else one for one in self.R_op(inputs, points)]
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _like(kind: type, properties: tuple[Any, ...]) -> Any:
     return kind(*properties)
 
@@ -47,7 +47,7 @@ def performed(kind: type, properties: tuple[Any, ...], n_outputs: int, inputs: S
     return storage[0][0] if n_outputs == 1 else tuple(value for (value,) in storage)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _tell_numba() -> None:
     """Have numba run operations of this kind in Python; what it compiles is kept by kind and properties."""
     import numba

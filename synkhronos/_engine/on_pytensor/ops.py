@@ -174,7 +174,6 @@ SoftmaxGrad = absent("SoftmaxGrad")
 SoftmaxWithBias = absent("SoftmaxWithBias")
 
 
-
 def _joined_axes(node: Any) -> list[Any]:
     (variable,), first, n_axes = node.inputs, node.op.start_axis, node.op.n_axes
     shape = [variable.shape[axis] for axis in range(variable.ndim)]

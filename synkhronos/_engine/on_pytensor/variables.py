@@ -7,8 +7,9 @@ from typing import Any
 
 import pytensor.tensor as T
 from pytensor import shared
+from pytensor.tensor.type import DenseTensorType as DenseType
 
-__all__ = ["as_type_of", "input_like", "reshaped_like", "shared_like"]
+__all__ = ["DenseType", "as_type_of", "input_like", "reshaped_like", "shared_like"]
 
 
 def input_like(var: Any) -> Any:

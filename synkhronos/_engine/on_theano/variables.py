@@ -7,8 +7,9 @@ from typing import Any
 
 import theano.tensor as T
 from theano import shared
+from theano.tensor import TensorType as DenseType
 
-__all__ = ["as_type_of", "input_like", "reshaped_like", "shared_like"]
+__all__ = ["DenseType", "as_type_of", "input_like", "reshaped_like", "shared_like"]
 
 
 def input_like(var: Any) -> Any:
