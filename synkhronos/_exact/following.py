@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any, Callable
 
-from synkhronos._engine import TensorType, ops, scalar
+from synkhronos._engine import TensorType, known_lengths, ops, scalar
 from synkhronos._exact.lengths import Lengths, constant_of, reduced_axes
 from synkhronos._exact.placements import ONE, Length
 
@@ -50,7 +50,7 @@ def _make_vector(known: Lengths, node: Any) -> None:
 
 def _join(known: Lengths, node: Any) -> None:
     if node.outputs[0].ndim == 1 and node.outputs[0].dtype == "int64":
-        parts = [known.vector(part) for part in node.inputs[1:]]
+        parts = [known.vector(part) for part in ops.parts_of(node)]
         if all(part is not None for part in parts):
             known.set_vector(node.outputs[0], [length for part in parts for length in part or ()])
 
@@ -110,12 +110,9 @@ def _elementwise(known: Lengths, node: Any) -> None:
         is_least = isinstance(kind, scalar.Minimum) and len(set(map(known.scalar, node.inputs))) == 1
         if is_least or (is_cast and node.inputs[0].dtype in ("int8", "int16", "int32", "int64")):
             _set_product(known, output, [known.scalar(node.inputs[0])])
-    for axis in range(output.ndim):
-        lengths = [known.dims(one)[axis] for one in node.inputs if not one.broadcastable[axis]]
-        if lengths and not output.broadcastable[axis]:  # all are equal: prefer what tells most
-            best = min(lengths, key=lambda length: (0 not in length.symbols, len(length.symbols)))
-            for one in node.outputs:
-                known.set_length(one, axis, best)
+    best = [_common(known, node.inputs, axis) for axis in range(output.ndim)]
+    for one in node.outputs:
+        _set_dims(known, one, best)
 
 
 def _dimshuffle(known: Lengths, node: Any) -> None:
@@ -142,6 +139,30 @@ def _dot(known: Lengths, node: Any) -> None:
     _set_dims(known, node.outputs[0], (*known.dims(a)[:-1], *known.dims(b)[1:]))
 
 
+def _blockwise(known: Lengths, node: Any) -> None:
+    """An operation for each place along some first axes; the axes after these have names."""
+    op, n_batch = node.op, node.op.batch_ndim(node)
+    named: dict[str, Length] = {}
+    for one, names in zip(node.inputs, op.inputs_sig):
+        for axis, name in enumerate(names, n_batch):
+            named.setdefault(name, known.dims(one)[axis])
+    for output, names in zip(node.outputs, op.outputs_sig):
+        batch = [_common(known, node.inputs, axis) for axis in range(n_batch)]
+        _set_dims(known, output, [*batch, *map(named.get, names)])
+
+
+def _common(known: Lengths, inputs: Sequence[Any], axis: int) -> Length | None:
+    """Of lengths along an axis, all of which are equal but for those of 1, what tells most."""
+    lengths = [known.dims(one)[axis] for one in inputs if not one.broadcastable[axis]]
+    return min(lengths, key=lambda length: (0 not in length.symbols, len(length.symbols)), default=None)
+
+
+def _specified(known: Lengths, node: Any) -> None:
+    output = node.outputs[0]
+    told = zip(known.dims(node.inputs[0]), known_lengths(output))
+    _set_dims(known, output, [one if fixed is None or known.per_row(one) else None for one, fixed in told])
+
+
 def _alloc(known: Lengths, node: Any) -> None:
     lengths = map(known.scalar, node.inputs[-node.outputs[0].ndim :])  # none of them is negative, once it is made
     _set_dims(known, node.outputs[0], [one if known.per_row(one) or known.is_sure(one) else None for one in lengths])
@@ -152,7 +173,10 @@ def _reshape(known: Lengths, node: Any) -> None:
     _set_dims(known, node.outputs[0], [length if known.is_sure(length) else None for length in entries])
 
 
-_REDUCTIONS = (ops.CAReduce, ops.CAReduceDtype, ops.Sum, ops.Prod, ops.All, ops.AnyOp, ops.MaxAndArgmax)
+_REDUCTIONS = (
+    *(ops.CAReduce, ops.CAReduceDtype, ops.Sum, ops.Prod, ops.ProdWithoutZeros, ops.All, ops.AnyOp),
+    *(ops.Max, ops.Min, ops.Argmax, ops.MaxAndArgmax),
+)
 
 _FOLLOWERS: dict[type, Callable[[Lengths, Any], None]] = {
     ops.Shape: _shape,
@@ -169,6 +193,8 @@ _FOLLOWERS: dict[type, Callable[[Lengths, Any], None]] = {
     ops.DimShuffle: _dimshuffle,
     **dict.fromkeys(_REDUCTIONS, _reduction),
     ops.Dot: _dot,
+    ops.Blockwise: _blockwise,
+    ops.SpecifyShape: _specified,
     ops.Alloc: _alloc,
     ops.AllocEmpty: _alloc,
     ops.Reshape: _reshape,

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from synkhronos._engine import Out, UnusedInputError, config, leaves_of
+from synkhronos._engine import Out, UnusedInputError, config, is_random_state, leaves_of
 from synkhronos._exact.lines import line_of
 from synkhronos._exact.meeting import ON_RANKS, label
 from synkhronos._exact.partition import Partition
@@ -18,7 +18,7 @@ from synkhronos._exact.rules import MAKERS, RULES, OwnDraws
 from synkhronos._exact.sharding import Sharding
 from synkhronos._exact.slicing import why_not_sliced
 from synkhronos._exact.walk import Walk
-from synkhronos._graphs import Graph, is_random_state
+from synkhronos._graphs import Graph
 from synkhronos._inside import expresses_meetings
 
 __all__ = ["DividedGraph"]

@@ -13,7 +13,14 @@ from typing import Any, Callable
 
 import numpy as np
 
-from synkhronos._engine import NotScalarConstantError, T, TensorConstant, get_scalar_constant_value, length_along
+from synkhronos._engine import (
+    NotScalarConstantError,
+    T,
+    TensorConstant,
+    get_scalar_constant_value,
+    known_lengths,
+    length_along,
+)
 from synkhronos._exact.placements import ONE, ROWS, UNKNOWN, Length
 
 __all__ = ["Lengths", "Rows", "constant_of", "reduced_axes"]
@@ -96,7 +103,8 @@ class Lengths:
                 dims = tuple(map(Length, variable.data.shape))
             else:
                 dims = tuple(
-                    ONE if fixed else self._symbol(variable, axis) for axis, fixed in enumerate(variable.broadcastable)
+                    self._symbol(variable, axis) if known is None else Length(known)
+                    for axis, known in enumerate(known_lengths(variable))
                 )
             self._dims[variable] = dims
         return self._dims[variable]

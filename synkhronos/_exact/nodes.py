@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from synkhronos._engine import TensorType, ops, with_broadcastable
+from synkhronos._engine import TensorType, known_lengths, ops, with_broadcastable
+from synkhronos._engine import copied as node_with
 from synkhronos._exact.placements import Placed, Placement, Replicate, Shard
 
 __all__ = ["copied", "is_broadcast", "is_of_one_sum", "typed"]
@@ -15,7 +16,7 @@ def copied(node: Any, inputs: Sequence[Any]) -> list[Any]:
     """The outputs of a node like this one, of other inputs of the same types."""
     if all(new is old for new, old in zip(inputs, node.inputs)):
         return list(node.outputs)
-    return list(node.clone_with_new_inputs(list(inputs)).outputs)
+    return node_with(node, inputs)
 
 
 def is_of_one_sum(variable: Any, placements: Mapping[Any, Placement]) -> bool:
@@ -28,12 +29,12 @@ def is_of_one_sum(variable: Any, placements: Mapping[Any, Placement]) -> bool:
 
 
 def is_broadcast(placed: Placed) -> bool:
-    """Whether rows are said to lie along an axis that is broadcast."""
-    return isinstance(placed.placement, Shard) and placed.variable.broadcastable[placed.placement.axis]
+    """Whether rows are said to lie along an axis that is broadcast, or of a length that is the same on all ranks."""
+    return isinstance(placed.placement, Shard) and known_lengths(placed.variable)[placed.placement.axis] is not None
 
 
 def typed(new: Any, variable: Any) -> Any:
-    """A variable of the divided graph, of the type of the user's."""
+    """A variable of the divided graph, of the type of the user's; but it need not tell lengths other than 1."""
     if new.type == variable.type:
         return new
     if isinstance(new.type, TensorType) and new.dtype == variable.dtype and new.ndim == variable.ndim:

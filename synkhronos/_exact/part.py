@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from synkhronos._engine import Apply, Op, T, length_along
+from synkhronos._engine import Apply, Op, T, length_along, retyped
 from synkhronos._exact.lines import described
 
 __all__ = ["Part"]
@@ -30,7 +30,7 @@ class Part(Op):
 
     def make_node(self, whole: Any, *numbers: Any) -> Any:
         """Apply it to the whole and the five numbers."""
-        return Apply(self, [whole, *map(T.as_tensor_variable, numbers)], [whole.type()])
+        return Apply(self, [whole, *map(T.as_tensor_variable, numbers)], [retyped(whole, free=(self.axis,))()])
 
     def perform(self, node: Any, inputs: Any, outputs: Any) -> None:
         """Refuse a whole that is not as long as the rows demand: the serial program would not accept it either."""

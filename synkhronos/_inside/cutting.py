@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from synkhronos._collectives import result_dtype
-from synkhronos._engine import TensorType, ancestors, clone
+from synkhronos._engine import ancestors, clone, retyped
 from synkhronos._inside.looking import depends_on, meets_within
 from synkhronos._inside.ops import Collective
 from synkhronos._inside.standing import GATHER
@@ -71,7 +71,7 @@ def cut(
                 )
             if (x, op) not in entering:
                 dtype = x.dtype if op == GATHER else str(result_dtype(np.dtype(x.dtype), op))
-                entering[x, op] = TensorType(dtype, y.broadcastable)()
+                entering[x, op] = retyped(y, dtype)()
             replace[y] = Collective((op,))(entering[x, op])
     before = [
         i for i, expression in enumerate(expressions) if depends_on(expression, apart, or_rank=False, but_for=common)

@@ -11,7 +11,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from synkhronos._engine import InconsistencyError, ReplaceValidate, Rewriter, copy_stack_trace, ops, register
+from synkhronos._engine import (
+    AFTER_MERGES,
+    BEFORE_ELEMENTWISE,
+    InconsistencyError,
+    ReplaceValidate,
+    Rewriter,
+    copy_stack_trace,
+    ops,
+    register,
+)
 from synkhronos._inside.ops import UNNUMBERED, Collective
 from synkhronos._inside.standing import GATHER
 
@@ -97,7 +106,5 @@ def _may_change(node: Any, i: int, x: Any) -> bool:
     return is_own and node.op.ops[i] != GATHER and node.outputs[i].dtype == x.dtype
 
 
-# after all that merges, and before anything works in place
-register("synkhronos_join_collectives", _Join(), 49.4, "fast_run", "fast_compile")
-# before elementwise operations take the memory of what they read
-register("synkhronos_collectives_in_place", _WorkInPlace(), 74, "fast_run", "inplace")
+register("synkhronos_join_collectives", _Join(), AFTER_MERGES, "fast_run", "fast_compile")
+register("synkhronos_collectives_in_place", _WorkInPlace(), BEFORE_ELEMENTWISE, "fast_run", "inplace")

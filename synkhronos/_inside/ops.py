@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from synkhronos._collectives import OPS, result_dtype
-from synkhronos._engine import Apply, Op, T, TensorType, length_along
+from synkhronos._engine import Apply, Op, T, length_along, retyped
 from synkhronos._inside.gradients import gradient
 from synkhronos._inside.standing import GATHER, current
 
@@ -78,8 +78,8 @@ class Collective(Op):
         standing = current()
         arrays = list(map(_contiguous, inputs))  # a copy of what is not
         if standing is None or standing.n_ranks == 1:
-            triples = zip(arrays, self._own, node.outputs)
-            results = [array if is_own else array.astype(output.dtype) for array, is_own, output in triples]
+            triples = zip(arrays, self._own, self.ops)
+            results = [array if is_own else array.astype(_dtype_of(array, op)) for array, is_own, op in triples]
         else:
             results = standing.combine(self.number, self.ops, arrays, self._own)
         if not self.n_bytes:
@@ -87,7 +87,7 @@ class Collective(Op):
         for storage, result in zip(output_storage, results):
             storage[0] = result
 
-    def do_constant_folding(self, node: Any) -> bool:
+    def do_constant_folding(self, *_: Any) -> bool:
         """Never: the master alone would meet nobody."""
         return False
 
@@ -123,7 +123,11 @@ class Collective(Op):
 
 def _type_of(x: Any, op: str) -> Any:
     if op == GATHER:
-        return TensorType(x.dtype, (False, *x.broadcastable[1:]))
+        return retyped(x, free=(0,))
     if op not in OPS:
         raise ValueError(f"unknown op {op!r}; expected one of {', '.join(map(repr, (*OPS, GATHER)))}")
-    return TensorType(str(result_dtype(np.dtype(x.dtype), op)), x.broadcastable)
+    return retyped(x, _dtype_of(x, op))
+
+
+def _dtype_of(x: Any, op: str) -> Any:
+    return x.dtype if op == GATHER else result_dtype(np.dtype(x.dtype), op)

@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from engine import theano_only
 from support import cpp_codes
+
+pytestmark = theano_only("Theano's elementwise operations, in vector code")
 
 
 @pytest.fixture

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from engine import theano_only
 from support import cpp_codes
+
+pytestmark = theano_only("Theano's sums, in vector code")
 
 AXES = [axes for n in range(1, 5) for axes in itertools.combinations(range(4), n)]
 

@@ -5,16 +5,12 @@ import functools
 import numpy as np
 import pytest
 import scipy.sparse
-import theano
-import theano.sparse
-import theano.tensor as T
+from engine import MRG_RandomStreams, RandomStreams, T, theano
 from support import assert_close, run_script
-from theano import function  # by a name of its own
-from theano.sandbox.rng_mrg import MRG_RandomStreams
-from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
 
+function = theano.function  # by a name of its own
 N = 7
 
 

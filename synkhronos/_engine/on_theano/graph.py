@@ -22,6 +22,8 @@ from theano.tensor import NotScalarConstantError, SliceType, TensorConstant, Ten
 from theano.tensor import patternbroadcast as with_broadcastable
 
 __all__ = [
+    "AFTER_MERGES",
+    "BEFORE_ELEMENTWISE",
     "CONTINUOUS",
     "FOLDER",
     "INTEGERS",
@@ -43,13 +45,16 @@ __all__ = [
     "ancestors",
     "clone",
     "config",
+    "copied",
     "copy_stack_trace",
     "get_scalar_constant_value",
     "grad",
     "io_toposort",
+    "known_lengths",
     "leaves_of",
     "length_along",
     "register",
+    "retyped",
     "scalar",
     "shared",
     "substituted",
@@ -64,6 +69,20 @@ CONTINUOUS = tuple(T.continuous_dtypes)
 #: Types of numbers, and of slices, that are no tensors.
 NO_TENSORS = (scalar.Scalar, SliceType)
 
+#: When functions are rewritten: after all that merges, and before anything works in place; and before elementwise
+#: operations take the memory of what they read.
+AFTER_MERGES, BEFORE_ELEMENTWISE = 49.4, 74
+
+
+def copied(node: Any, inputs: Sequence[Any]) -> list[Any]:
+    """The outputs of a node like this one, of other inputs of the same types."""
+    return list(node.clone_with_new_inputs(list(inputs)).outputs)
+
+
+def known_lengths(variable: Any) -> tuple[int | None, ...]:
+    """The length along each axis, where the type tells it."""
+    return tuple(1 if fixed else None for fixed in variable.broadcastable)
+
 
 def length_along(variable: Any, axis: int) -> Any:
     """The length of a variable along one axis, a symbolic int64 scalar."""
@@ -74,6 +93,12 @@ def substituted(inputs: Sequence[Any], outputs: Sequence[Any], given: Mapping[An
     """The outputs of a graph, with other variables in the place of some."""
     clones = clone_get_equiv(inputs, outputs, copy_inputs=False, copy_orphans=False, memo=dict(given))
     return [clones[output] for output in outputs]
+
+
+def retyped(variable: Any, dtype: Any = None, free: Sequence[int] = ()) -> Any:
+    """The type of a variable, with another dtype, and with any length along some axes."""
+    fixed = tuple(one and axis not in free for axis, one in enumerate(variable.broadcastable))
+    return TensorType(str(dtype or variable.dtype), fixed)
 
 
 def register(name: str, rewriter: Any, position: float, *tags: str) -> None:

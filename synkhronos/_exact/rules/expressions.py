@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Callable
 
-from synkhronos._engine import ops, substituted
+from synkhronos._engine import ops
 from synkhronos._exact.placements import Placed
 from synkhronos._exact.walk import Rule, Walk
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "inner_graph"]
 
 
 def _expressed(rewrite: Callable[[Any], Any]) -> Rule:
@@ -17,7 +17,7 @@ def _expressed(rewrite: Callable[[Any], Any]) -> Rule:
 
     def rule(walk: Walk, node: Any) -> str | Sequence[Placed]:
         expressions = rewrite(node)
-        if not expressions or any(one.type != output.type for one, output in zip(expressions, node.outputs)):
+        if not expressions or any(_differ(*pair) for pair in zip(expressions, node.outputs)):
             return "there is no expression for it"
         walk.run(expressions)
         return [Placed(walk.new(one), walk.placement(one)) for one in expressions]
@@ -25,16 +25,18 @@ def _expressed(rewrite: Callable[[Any], Any]) -> Rule:
     return rule
 
 
-def _inner_graph(walk: Walk, node: Any) -> Sequence[Placed]:
-    """The inner graph of an OpFromGraph, whose gradients the program has taken by now."""
-    op = node.op
-    given = {inner: inner.type.filter_variable(outer) for inner, outer in zip(op.local_inputs, node.inputs)}
-    expressions = substituted(op.local_inputs, op.local_outputs, given)
+def _differ(one: Any, other: Any) -> bool:
+    return (one.dtype, one.broadcastable) != (other.dtype, other.broadcastable)
+
+
+def inner_graph(walk: Walk, node: Any) -> Sequence[Placed]:
+    """The inner graph of an operation that is nothing else, and whose gradients the program has taken by now."""
+    expressions = ops.inlined(node)
     walk.run(expressions)
     return [Placed(walk.new(one), walk.placement(one)) for one in expressions]
 
 
 RULES: dict[type, Rule] = {
-    ops.OpFromGraph: _inner_graph,
+    **dict.fromkeys(ops.INNER_GRAPHS, inner_graph),
     **{kind: _expressed(rewrite) for kind, rewrite in ops.EXPRESSED.items()},
 }

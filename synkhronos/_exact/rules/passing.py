@@ -39,6 +39,7 @@ _PASSING = (
     ops.UndefinedGrad,
     ops.ZeroGrad,
     ops.Assert,
+    ops.CheckAndRaise,
 )
 
 RULES: dict[type, Rule] = {**dict.fromkeys(_PASSING, _pass), ops.DimShuffle: _shuffle}

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from synkhronos._engine import SharedVariable, T, Variable, shared, with_broadcastable
+from synkhronos._engine import TITLE, SharedVariable, T, Variable, reshaped_like, shared, shared_like
 from synkhronos._engine import grad as differentiate
 
 Updates = dict[Any, Any]
@@ -34,7 +34,7 @@ def shared_list(params: Any) -> list[Any]:
         raise ValueError("params is empty: an update rule needs at least one shared variable")
     for param in params:
         if not isinstance(param, SharedVariable):
-            raise TypeError(f"params must be Theano shared variables, got {param!r}")
+            raise TypeError(f"params must be {TITLE} shared variables, got {param!r}")
     return params
 
 
@@ -67,7 +67,7 @@ def zeros_like(param: Any, name: str) -> Any:
     """Make a shared variable of zeros with a parameter's shape, dtype and broadcast pattern."""
     value = param.get_value(borrow=True)
     zeros = np.zeros(value.shape, value.dtype)
-    return shared(zeros, name=name, broadcastable=param.broadcastable)
+    return shared_like(zeros, name, param)
 
 
 class FlatGradient:
@@ -131,7 +131,7 @@ class FlatGradient:
         start = 0
         for param, shape in zip(self.params, self.shapes):
             stop = start + int(np.prod(shape))
-            yield with_broadcastable(vector[start:stop].reshape(shape), param.broadcastable)
+            yield reshaped_like(vector[start:stop], shape, param)
             start = stop
 
     def descend(self, step: Any) -> "OrderedDict[Any, Any]":
