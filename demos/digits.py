@@ -17,7 +17,7 @@ from synkhronos.extensions.train import make_train_function
 try:
     import theano
     import theano.tensor as T
-except ImportError:
+except ImportError:  # Python 3.12 and later
     import pytensor as theano
     import pytensor.tensor as T
 
@@ -32,6 +32,7 @@ class Dense:
         self.params = [self.weights, self.offset]
 
     def __call__(self, x):
+        """Return the values of the units, one row for each data point."""
         return T.dot(x, self.weights) + self.offset
 
 

@@ -100,7 +100,7 @@ def _perform(node, inputs, alone):
         node.op.prepare_node(node, None, None, "py")
         node.tag.is_prepared = True
     storage = [[None] for _ in node.outputs]
-    has_params = on_theano and node.op.params_type is not None
+    has_params = on_theano and getattr(node.op, "params_type", None) is not None
     node.op.perform(node, inputs, storage, *([node.run_params()] if has_params else []))
     return [each[0] for each in storage]
 
@@ -166,6 +166,8 @@ class Divided:
             placement = self.walk.placement(variable)
             here = found[twins[variable]]
             if not isinstance(variable.type, (_engine.TensorType, _engine.NO_TENSORS[0])):
+                continue
+            if hasattr(value, "toarray"):  # a sparse matrix
                 continue
             value = np.asarray(value)
             if not self.walk.is_used(variable):

@@ -171,6 +171,12 @@ lasagne = SimpleNamespace(
 )
 
 
+def batched_dot(a, b):
+    if a.ndim == b.ndim == 2:
+        return (a * b).sum(1)
+    return (a @ b[:, :, None])[:, :, 0] if b.ndim == 2 else a @ b
+
+
 def typed(name):
     """A function that makes a variable of so many dimensions; it takes its name, and its dtype."""
     return lambda label=None, dtype=None: getattr(pt, name)(label, dtype=dtype)
@@ -196,7 +202,7 @@ T = Names(
     Lop=pytensor.gradient.Lop,
     Rop=pytensor.gradient.Rop,
     addbroadcast=addbroadcast,
-    batched_dot=pt.matmul,
+    batched_dot=batched_dot,
     copy=pt.tensor_copy,
     elemwise=Names(pt.elemwise, Sum=pt.math.Sum),
     nlinalg=SimpleNamespace(matrix_inverse=pt.linalg.inv, trace=pt.linalg.trace),

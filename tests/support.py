@@ -232,3 +232,9 @@ def assert_close(actual, expected, rtol=2e-5, atol=1e-6):
     actual, expected = np.asarray(actual), np.asarray(expected)
     assert actual.shape == expected.shape
     np.testing.assert_allclose(actual, expected, rtol=rtol, atol=atol, equal_nan=True)
+
+
+def same_state(one, other):
+    """Whether two states of random streams are the same: arrays, or NumPy's generators."""
+    one, other = (getattr(state, "bit_generator", None) or state for state in (one, other))
+    return one.state == other.state if hasattr(one, "state") else np.array_equal(one, other)

@@ -193,9 +193,9 @@ class Walk:
         else:
             shape = [new.shape[i] for i in range(new.ndim)]
             split = [*shape[:axis], self.lengths.value(shard.outer), self.lengths.here(shard.inner), *shape[axis + 1 :]]
-            whole = self._collectives.all_gather(new.reshape(split, new.ndim + 1), axis + 1)
+            whole = self._collectives.all_gather(new.reshape(split, ndim=new.ndim + 1), axis + 1)
             shape[axis] = self.lengths.value(shard.length)
-            whole = whole.reshape(shape, new.ndim)
+            whole = whole.reshape(shape, ndim=new.ndim)
         return typed(T.cast(whole, variable.dtype), variable)
 
     def _divide(self, node: Any) -> None:

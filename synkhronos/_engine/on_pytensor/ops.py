@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -260,7 +261,8 @@ def read_loop(node: Any) -> Loop:
 
     def like(inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
         names = ("mode", "truncate_gradient", "name", "profile", "allow_gc", "strict")
-        return Scan(list(inputs), list(outputs), info, **{name: getattr(op, name) for name in names})
+        own = dataclasses.replace(info, n_non_seqs=info.n_non_seqs + len(inputs) - info.n_inner_inputs)
+        return Scan(list(inputs), list(outputs), own, **{name: getattr(op, name) for name in names})
 
     return Loop(
         inputs=list(inner),
