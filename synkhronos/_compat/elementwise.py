@@ -19,7 +19,8 @@ from .switches import read_support_code, switch
 __all__ = ["vectorize_elementwise"]
 
 _FLAG = "-fno-guess-branch-probability"
-_SUPPORT, _VERSION = read_support_code("runs.h")
+_SUPPORT, _ = read_support_code("runs.h")
+_, _VERSION = read_support_code("runs.h", "runs.py", "elementwise.py")
 _LEAST = 4  # elements of a run, to be worth a loop of its own
 
 _CODE = """
@@ -73,7 +74,7 @@ def vectorize_elementwise(module: Any) -> None:
     def c_code_cache_version_apply(self: Any, node: Any) -> tuple[Any, ...]:
         """Give the version of the code."""
         theanos_own: tuple[Any, ...] = version(self, node)
-        return (_VERSION, "1", *theanos_own) if theanos_own and is_on() and _has_runs(self, node) else theanos_own
+        return (_VERSION, *theanos_own) if theanos_own and is_on() and _has_runs(self, node) else theanos_own
 
     op_class.c_compile_args, op_class._c_all = with_flag, with_runs
     op_class.c_support_code_apply, op_class.c_code_cache_version_apply = (

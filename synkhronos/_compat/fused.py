@@ -13,7 +13,8 @@ from .switches import read_support_code
 
 __all__ = ["SumOfElementwise"]
 
-_SUPPORT, _VERSION = read_support_code("runs.h", "summation.h")
+_SUPPORT, _ = read_support_code("runs.h", "summation.h")
+_, _VERSION = read_support_code("runs.h", "summation.h", "runs.py", "fused.py")
 
 _CODE = """
 {declarations}
@@ -157,7 +158,7 @@ class SumOfElementwise(Op):
     def c_code_cache_version_apply(self, node: Any) -> tuple[Any, ...]:
         """Give the version of all the code."""
         version: tuple[Any, ...] = self.elementwise.c_code_cache_version_apply(self._nodes(node.inputs)[0])
-        return ("fused sum 1", _VERSION, *version) if version else ()
+        return (_VERSION, *version) if version else ()
 
 
 def _length(arrays: dict[str, Any], axis: int) -> str:

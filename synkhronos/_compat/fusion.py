@@ -59,6 +59,7 @@ def fuse_sums() -> None:
 def _fused(node: Any) -> Any:
     """The sum as one op; nothing where it does not suit."""
     from theano import config
+    from theano.gof.opt import copy_stack_trace
     from theano.gof.utils import MethodNotDefined
     from theano.tensor.elemwise import SumOfElementwise
 
@@ -81,4 +82,7 @@ def _fused(node: Any) -> Any:
         result.owner.op.c_code(result.owner, "test", names, ["out"], {"fail": ""})
     except (MethodNotDefined, NotImplementedError):  # an elementwise operation in Python
         return None
+    if getattr(elementwise.op.scalar_op, "inner_float16", False):  # known once there is code
+        return None
+    copy_stack_trace(node.outputs[0], result)
     return result

@@ -38,7 +38,7 @@ def switch(name: str) -> Callable[[], bool]:
 
 
 def read_support_code(*headers: str) -> tuple[str, str]:
-    """Read C++ code beside this module.
+    """Read C++ code beside this module; or that and modules that make C++ code, for the version alone.
 
     Returns
     -------

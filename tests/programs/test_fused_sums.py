@@ -73,6 +73,7 @@ def in_numpy(values):
         yield result.sum(axis=axes), np.abs(result).sum(axis=axes) + result.size
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_the_sums_are_numpys(dtype, fused_sum):
     fused_sum(True)
@@ -141,6 +142,7 @@ def test_what_does_not_suit_is_left_to_theano(fused_sum, monkeypatch):
         ([x], [T.exp(x).sum(0), T.exp(x).sum(1)]),
         ([y], [(y * y).sum(0)]),
         ([z], [(z * z).sum(0)]),
+        ([x], [T.cast(T.cast(x, "float16") * 2, "float32").sum(0)]),
         ([x], [T.exp(x).prod(0)]),
         ([x], [x.sum(0)]),
     ):
