@@ -72,8 +72,8 @@ class _Builder:
     def __call__(self, plain: Callable[..., Any], asked: dict[str, Any]) -> Any:
         if held() is None:
             raise SessionError(
-                f"{_engine.name}.function: synkhronos.parallelize is on, and this process has no session: call "
-                "synkhronos.fork() first, or build the function outside of the block"
+                f"{_engine.name}.function: synkhronos.parallelize is on, and this process has no session: "
+                "call synkhronos.fork() first, or build the function outside of the block"
             )
         if asked["accept_inplace"]:
             raise ValueError(
@@ -192,8 +192,8 @@ class ParallelFunction:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"{name}: what {_engine.name}.function builds under synkhronos.parallelize has exact, fn, get_shared, maker, name, "
-            "output_keys, partition, profile, trust_input; for more, build the function outside of the block"
+            f"{name}: what {_engine.name}.function builds under synkhronos.parallelize has exact, fn, get_shared, maker, "
+            "name, output_keys, partition, profile, trust_input; for more, build the function outside of the block"
         )
 
     def __getitem__(self, name: Any) -> Any:
