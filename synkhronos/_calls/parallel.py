@@ -72,11 +72,13 @@ class _Builder:
     def __call__(self, plain: Callable[..., Any], asked: dict[str, Any]) -> Any:
         if held() is None:
             raise SessionError(
-                "theano.function: synkhronos.parallelize is on, and this process has no session: call "
-                "synkhronos.fork() first, or build the function outside of the block"
+                f"{_engine.name}.function: synkhronos.parallelize is on, and this process has no session: "
+                "call synkhronos.fork() first, or build the function outside of the block"
             )
         if asked["accept_inplace"]:
-            raise ValueError("theano.function: accept_inplace=True is not possible under synkhronos.parallelize")
+            raise ValueError(
+                f"{_engine.name}.function: accept_inplace=True is not possible under synkhronos.parallelize"
+            )
         inputs = asked["inputs"]
         order = sorted(range(len(inputs)), key=lambda position: not self._has_rows(inputs[position]))
         n_scattered = sum(map(self._has_rows, inputs))
@@ -190,8 +192,9 @@ class ParallelFunction:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"{name}: what theano.function builds under synkhronos.parallelize has exact, fn, get_shared, maker, name, "
-            "output_keys, partition, profile, trust_input; for more, build the function outside of the block"
+            f"{name}: what {_engine.name}.function builds under synkhronos.parallelize has exact, fn, get_shared, "
+            "maker, name, output_keys, partition, profile, trust_input; for more, build the function outside of the "
+            "block"
         )
 
     def __getitem__(self, name: Any) -> Any:

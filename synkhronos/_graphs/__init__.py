@@ -5,7 +5,7 @@ from __future__ import annotations
 from synkhronos._graphs.changes import changed, note_told
 from synkhronos._graphs.definitions import Definitions
 from synkhronos._graphs.diversion import variables_used
-from synkhronos._graphs.functions import Graph, Variant
+from synkhronos._graphs.functions import Graph
 from synkhronos._graphs.pickling import Bundle, dump, load
 from synkhronos._graphs.random import claim_stream
 from synkhronos._graphs.running import run_function
@@ -24,6 +24,7 @@ from synkhronos._graphs.shared import (
     updates_variables,
     uses,
 )
+from synkhronos._graphs.variants import Variant
 
 __all__ = [
     "Bundle",

@@ -13,11 +13,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from synkhronos._engine import (
     SHAPES_ONLY,
-    TAKES_SUBSETS,
     In,
     T,
     as_type_of,
@@ -32,27 +31,11 @@ from synkhronos._graphs.inputs import as_in, check_arguments
 from synkhronos._graphs.picking import picks_rows_of_shared
 from synkhronos._graphs.shared import describe, shared_variables_of
 from synkhronos._graphs.stack import with_deep_stack
+from synkhronos._graphs.variants import PLAIN, Variant
 
-__all__ = ["Graph", "Variant"]
+__all__ = ["Graph"]
 
 _logger = logging.getLogger("synkhronos")
-
-
-class Variant(NamedTuple):
-    """Which of the functions compiled from one graph."""
-
-    accumulate: bool = False  # return the new values of updated variables instead of storing them
-    rows: str = "all"  # of the sliceable shared variables: "all", "range" (start, stop), or "index" (a vector)
-    device: bool = False  # leave the outputs on the GPU
-    outputs: tuple[int, ...] | None = None  # these only
-
-    def told(self, subset: tuple[int, ...] | None) -> tuple[Variant, tuple[int, ...] | None]:
-        """The variant that computes some outputs, and of these which a call of it must ask for."""
-        return (self, subset) if TAKES_SUBSETS else (self._replace(outputs=subset), None)
-
-
-#: The function as the user asked for it.
-PLAIN = Variant()
 
 
 class Graph:

@@ -125,8 +125,6 @@ def dump(
         key: (type(var), var.type, var.name, _has_own_stream(var), _portable(get_array(var)))
         for key, var in (known if everything else new).items()
     }
-    for function in functions.values():
-        precompile(function)
     parts = {key: pack(function) for key, function in functions.items()}
     file, buffers = io.BytesIO(), []
 

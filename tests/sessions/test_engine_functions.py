@@ -143,6 +143,27 @@ def test_a_variable_of_static_length_has_no_rows_to_pick(synchronize):
         f(batch_s=slice(0, 2))
 
 
+function = theano.function  # by a name of its own
+
+
+def test_what_programs_build_under_parallelize(synchronize):
+    synchronize(2)
+    x, w = T.dmatrix("x"), theano.shared(np.ones(3), "w")
+    loss = T.sqr(x.dot(w)).mean()
+    with synk.parallelize():
+        train = function([x], loss, updates=[(w, w - 0.1 * theano.grad(loss, w))])
+        np.testing.assert_allclose(x.sum().eval({x: V}), V.sum())
+    serial = function([x], loss)
+    assert isinstance(serial, theano.compile.Function) and not isinstance(train, theano.compile.Function)
+    expected = np.ones(3)
+    for _ in range(2):
+        np.testing.assert_allclose(train(V), (V.dot(expected) ** 2).mean())
+        expected = expected - 0.1 * 2 * (V.dot(expected)[:, None] * V).mean(axis=0)
+        np.testing.assert_allclose(synk.get_value(1, w), expected)
+    with pytest.raises(ValueError, match=f"{synk.engine}.function: accept_inplace=True"), synk.parallelize():
+        function([x], loss, accept_inplace=True)
+
+
 @pytensor_only
 def test_functions_that_numba_compiles(synchronize):
     synchronize(2)

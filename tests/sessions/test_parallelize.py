@@ -245,7 +245,7 @@ def test_what_functions_have(session):
     assert train.profile.fct_callcount
     assert len(train.partition) > 1
     assert isinstance(look, theano.compile.Function)  # no rows, no updates
-    with pytest.raises(AttributeError, match="copy: what theano"):
+    with pytest.raises(AttributeError, match="copy: what"):
         train.copy()
     with pytest.raises(TypeError, match="keep the state in a shared variable"):
         train["w"]
