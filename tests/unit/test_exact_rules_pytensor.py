@@ -1,4 +1,4 @@
-"""Rules for what PyTensor alone has, and for lengths that its types tell: every value on every rank is the serial one."""
+"""Rules for what PyTensor alone has, and for lengths that its types tell: values on ranks are the serial ones."""
 
 import numpy as np
 import pytest
@@ -160,5 +160,5 @@ def test_draws_are_the_serial_program_s(name):
 
 
 def test_draws_of_many_numbers_at_once_are_whole():
-    walk, output, own = draws(lambda rng: T.random.categorical(x, rng=rng), "own")
+    walk, _, own = draws(lambda rng: T.random.categorical(x, rng=rng), "own")
     assert own.states == [] and [one.kind for one in walk.met] == ["all-gather"]

@@ -64,7 +64,7 @@ def _tell_numba() -> None:
         def run(*inputs: Any) -> Any:
             with numba.objmode(result=returned):
                 result = performed(kind, properties, n_outputs, inputs)
-            return result  # noqa: RET504  (objmode assigns it)
+            return result  # noqa: RET504 (not possible within the block)
 
         return run
 

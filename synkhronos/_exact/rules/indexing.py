@@ -82,25 +82,25 @@ def _are_sums(walk: Walk, node: Any) -> bool:
 class _Places(NamedTuple):
     """Where axes are after indexing by arrays, which are broadcast to one shape."""
 
-    index: list[Any]  # an array or a slice for each axis; ``slice(None)`` wherever it takes all
+    entries: list[Any]  # an array or a slice for each axis; ``slice(None)`` wherever it takes all
     n_axes: int  # of that shape
     first: int  # the first of these axes in the result
 
     @property
     def arrays(self) -> list[Any]:
         """What is no slice."""
-        return [one for one in self.index if not isinstance(one, slice)]
+        return [one for one in self.entries if not isinstance(one, slice)]
 
     @property
     def n_results(self) -> int:
         """How many axes the result has."""
-        return self.n_axes + len(self.index) - len(self.arrays)
+        return self.n_axes + len(self.entries) - len(self.arrays)
 
     def axis_after(self, axis: int) -> int | None:
         """Where an axis is that slices take; ``None`` where not all of it is taken in order."""
-        if self.index[axis] != slice(None):
+        if self.entries[axis] != slice(None):
             return None
-        n_before = sum(isinstance(one, slice) for one in self.index[:axis])
+        n_before = sum(isinstance(one, slice) for one in self.entries[:axis])
         return n_before + (self.n_axes if n_before >= self.first else 0)
 
     def shard_of_arrays(self, walk: Walk) -> Shard | None:
@@ -123,7 +123,9 @@ class _Places(NamedTuple):
 def _places(walk: Walk, x: Any, index: Sequence[Any]) -> _Places | None:
     """``None`` where a mask, or something else that is no array of integers, is among the index."""
     dims = walk.lengths.dims(x)
-    known = [slice(None) if walk.lengths.takes_all(one, dims[axis]) else one for axis, one in enumerate(index)]
+    known: list[Any] = [
+        slice(None) if walk.lengths.takes_all(one, dims[axis]) else one for axis, one in enumerate(index)
+    ]
     known += [slice(None)] * (x.ndim - len(known))
     places = [axis for axis, one in enumerate(known) if not isinstance(one, slice)]
     arrays = [known[axis] for axis in places]

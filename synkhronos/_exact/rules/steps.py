@@ -54,8 +54,9 @@ class Steps:
         self._new_states = loop.new_states(self._outputs)
 
     def _enter(self, inner: Any, outer: Any, placement: Placement) -> Any:
-        is_fixed = isinstance(placement, Shard) and not inner.broadcastable[placement.axis]
-        entry = retyped(inner, free=(placement.axis,))(inner.name) if is_fixed else inner.clone()
+        entry = inner.clone()
+        if isinstance(placement, Shard) and not inner.broadcastable[placement.axis]:
+            entry = retyped(inner, free=(placement.axis,))(inner.name)
         self._entries.append(entry)
         if outer is not None:
             for axis, length in enumerate(self._walk.lengths.dims(outer)[1:]):
