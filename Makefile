@@ -80,7 +80,7 @@ wheel: $(VENV)/with-test
 	$(BIN)/python -m build
 
 clean:
-	rm -rf $(VENV) $(VENV)-bench build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build
+	rm -rf $(VENV) $(VENV)-bench $(VENV)-pytensor build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The project itself, editable, with one of the extras of pyproject.toml.

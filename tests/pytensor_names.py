@@ -83,6 +83,9 @@ class RandomStreams:
     def state_updates(self):
         return self._streams.state_updates
 
+    def seed(self, seed=None):
+        self._streams.seed(seed)
+
     def uniform(self, size=None, low=0.0, high=1.0, dtype=None):
         return self._streams.uniform(low, high, size=size, dtype=dtype)
 
@@ -223,6 +226,7 @@ theano = Names(
     gof=SimpleNamespace(
         Constant=pytensor.graph.Constant,
         FunctionGraph=pytensor.graph.FunctionGraph,
+        generic=pytensor.link.c.type.generic,
         fg=SimpleNamespace(MissingInputError=pytensor.graph.utils.MissingInputError),
         graph=SimpleNamespace(inputs=lambda outputs: list(graph_inputs(outputs))),
         utils=SimpleNamespace(MethodNotDefined=pytensor.graph.utils.MethodNotDefined),

@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 import scipy.sparse
-from engine import MRG_RandomStreams, RandomStreams, T, theano
+from engine import MRG_RandomStreams, RandomStreams, T, theano, theano_only
 from support import assert_close, run_script
 
 import synkhronos as synk
@@ -359,6 +359,7 @@ def test_inputs_that_are_no_dense_arrays(session):
     close(g({"factor": 3}), np.eye(4) * 3)
 
 
+@theano_only("outputs by name")
 def test_outputs_by_name_in_a_sequence(session):
     x, given = T.dmatrix("x"), rows()[0]
     with synk.parallelize():
