@@ -10,7 +10,6 @@ pytestmark = theano_only("keys of Theano's compile cache")
 
 SCRIPT = """
 import sys
-from engine import theano_only
 import synkhronos as synk, numpy as np, theano, theano.tensor as T
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 synk.fork(2)
