@@ -207,9 +207,11 @@ def _entries_of(walk: Walk, y: Any, places: _Places) -> Shard | None:
     if shard is None:
         return None
     axis = shard.axis + places.n_results - y.ndim - places.first
+    if not 0 <= axis < places.n_axes:
+        return None
     owns = [one.ndim - places.n_axes + axis for one in places.arrays]
     is_one = all(own < 0 or one.broadcastable[own] for one, own in zip(places.arrays, owns))
-    return None if axis < 0 or axis >= places.n_axes or is_one else shard.moved(axis)
+    return None if is_one else shard.moved(axis)
 
 
 def _added_to_table(walk: Walk, node: Any, places: _Places, shard: Shard | None) -> str | Sequence[Placed]:
