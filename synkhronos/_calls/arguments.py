@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from synkhronos._engine import known_lengths
 from synkhronos._graphs import Graph
 from synkhronos._keywords import unknown_keyword
 
@@ -74,7 +75,7 @@ class Input(NamedTuple):
     name: str
     dtype: np.dtype
     ndim: int
-    fixed: tuple[int, ...]  # axes that are broadcastable
+    lengths: dict[int, int]  # along axes where the type tells it
     axis: int  # along which its rows lie, if it is scattered
 
 
@@ -86,7 +87,7 @@ def inputs_of(graph: Graph) -> list[Input]:
             name or f"number {position}",
             np.dtype(var.dtype),
             var.ndim,
-            tuple(axis for axis, fixed in enumerate(var.broadcastable) if fixed),
+            {at: length for at, length in enumerate(known_lengths(var)) if length is not None},
             axis,
         )
         for position, (name, var, axis) in enumerate(zip(graph.input_names, graph.input_variables, axes))

@@ -11,7 +11,7 @@ from synkhronos._calls.exact import ExactFunction
 from synkhronos._calls.functions import Function
 from synkhronos._calls.results import Results
 from synkhronos._collectives import check_op, lists_ops
-from synkhronos._exact import DividedGraph
+from synkhronos._exact import DividedGraph, check_open
 from synkhronos._keywords import unknown_keyword
 from synkhronos._session import current
 
@@ -123,6 +123,9 @@ def function(
         return _with_streams(exactly, own=divided.own_states)
     if shard is not None or random != "serial":
         raise ValueError("shard and random are for exact functions: give exact=True, too")
+    for variable in graph.input_variables[: graph.n_scattered]:
+        if not variable.broadcastable[0]:  # which may have one row
+            check_open(variable, 0)
     on_host = [_is_pair(item) and str(item[1]).startswith("c_") for item in items]
     results = Results(variables, output_modes, on_host, session.on_gpu, title or "the function")
     named = [_is_pair(item) for item in items]

@@ -114,7 +114,7 @@ class Selector:
             raise ValueError("batch was given, but the function has no scattered inputs")
 
     def _check(self, position: int, value: Any) -> Any:
-        name, dtype, ndim, fixed, _ = self._inputs[position]
+        name, dtype, ndim, lengths, _ = self._inputs[position]
         if not isinstance(value, Data):
             try:
                 return self._graph.filter_input(position, value)
@@ -131,10 +131,10 @@ class Selector:
                 raise TypeError(f"input {name}: expected Data of dtype {dtype}; got {value.dtype}") from None
         if value.ndim != ndim:
             raise TypeError(f"input {name}: expected Data of {ndim} dimensions; got {value.ndim}")
-        for axis in fixed:
-            if value.shape[axis] != 1:
+        for axis, length in lengths.items():
+            if value.shape[axis] != length:
                 raise TypeError(
-                    f"input {name}: axis {axis} is broadcastable and must have length 1; got shape {value.shape}"
+                    f"input {name}: its type says that axis {axis} has length {length}; got shape {value.shape}"
                 )
         return value
 

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from synkhronos._exact.graph import DividedGraph
+from synkhronos._exact.sharding import check_open
 
-__all__ = ["DividedGraph"]
+__all__ = ["DividedGraph", "check_open"]

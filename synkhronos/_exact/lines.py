@@ -11,7 +11,7 @@ from synkhronos._engine import FOLDER
 __all__ = ["described", "line_of"]
 
 _OWN = os.path.dirname(os.path.dirname(__file__))
-_LIBRARIES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+_LIBRARIES = (*map(sysconfig.get_path, ("purelib", "platlib", "stdlib", "platstdlib")), "<frozen ")
 
 
 def described(variable: Any) -> str:

@@ -13,7 +13,7 @@ from synkhronos._exact.walk import Walk
 from synkhronos._graphs import Graph, is_tensor_variable
 from synkhronos._inside import Counted
 
-__all__ = ["Sharding"]
+__all__ = ["Sharding", "check_open"]
 
 
 class Sharding:
@@ -52,7 +52,7 @@ class Sharding:
         self._placements = dict(zip(scattered, self.axes))
         self._placements.update(dict.fromkeys(user.sliceable_shareds, 0))
         for variable, axis in self._placements.items():
-            _look_for_length(variable, axis)
+            check_open(variable, axis)
         self.is_given = bool(self._placements)
         self._names: dict[Any, str] = {}
         self._inside = self._found(user, {variable: _checked(variable, axis) for variable, axis in asked.items()})
@@ -109,7 +109,8 @@ def _read(shard: Any) -> dict[Any, int]:
     return asked
 
 
-def _look_for_length(variable: Any, axis: int) -> None:
+def check_open(variable: Any, axis: int) -> None:
+    """Raise `ValueError` for a variable whose type tells how many rows there are along an axis."""
     length = known_lengths(variable)[axis]
     if length is not None:
         raise ValueError(

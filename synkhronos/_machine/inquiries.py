@@ -30,6 +30,7 @@ tell(cxx=cxx, ldflags=flags, said=Listener.said)
 if cxx:
     tell(arguments=cmodule.GCC_compiler.compile_args())
 if cxx and flags:
+    os.makedirs(config.base_compiledir, exist_ok=True)  # which PyTensor has not made yet
     folder = tempfile.mkdtemp(prefix="synkhronos_", dir=config.base_compiledir)
     tell(folder=folder)
     try:

@@ -9,6 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
+from engine import theano_only
+
+pytestmark = theano_only("Lasagne")
 
 FOLDER = Path(__file__).parents[2] / "demos" / "lasagne_mnist"
 OPTIONS = [

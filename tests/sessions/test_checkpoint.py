@@ -273,7 +273,8 @@ def test_another_number_of_ranks(variables, tmp_path):
 
 
 SAVER = """
-import sys, numpy as np, synkhronos as synk, theano
+import sys, numpy as np, synkhronos as synk
+from synkhronos._engine import shared
 from synkhronos.extensions import checkpoint
 synk.fork(2)
 big = theano.shared(np.zeros(2_000_000), "big")

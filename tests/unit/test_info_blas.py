@@ -10,27 +10,33 @@ from pathlib import Path
 import pytest
 from support import ROOT
 
+from synkhronos import _engine
 from synkhronos._compat.blas import candidates
 from synkhronos._machine import arithmetic, blas, remedies
 from synkhronos._machine.choices import chosen_in
 from synkhronos._machine.engines import ENGINES
 from synkhronos._machine.probing import Answer, ask, python
 
-ENGINE = ENGINES["theano"]
+ENGINE = ENGINES["theano"]  # of which the tables below tell
+HERE = ENGINES[_engine.name]
+FLAGS, FILES = f"{_engine.name.upper()}_FLAGS", f"{_engine.name.upper()}RC"
+#: The exit code of `info`, and the state of the compiler: PyTensor has numba, too.
+WITHOUT_COMPILER = (1, "unusable") if _engine.name == "theano" else (0, "optional")
+LDFLAGS = HERE.flag("blas.ldflags")
 
 WHEEL = "python -m pip install scipy-openblas32"
 
 
 @pytest.fixture
 def ldflags(tmp_path, monkeypatch):
-    """A function that looks at Theano with these flags, and tells of its BLAS."""
+    """A function that looks at the engine with these flags, and tells of its BLAS."""
     monkeypatch.setattr(arithmetic, "peak_of_core", lambda *_: 0.0)
 
     def look(flags, installed=True, **variables):
         (tmp_path / "rc").write_text(f"[blas]\nldflags = {flags}\n")
-        environment = {**os.environ, "THEANORC": str(tmp_path / "rc"), "PYTHONPATH": str(ROOT), **variables}
-        answer = ask({0: python(ENGINE.inquiry)}, environment, 110.0)[0]
-        part, of_numpy = blas.blas_parts(answer, "g++", environment, installed, ENGINE)
+        environment = {**os.environ, FILES: str(tmp_path / "rc"), "PYTHONPATH": str(ROOT), **variables}
+        answer = ask({0: python(HERE.inquiry)}, environment, 110.0)[0]
+        part, of_numpy = blas.blas_parts(answer, "g++", environment, installed, HERE)
         assert (part.name, of_numpy.name) == ("BLAS", "NumPy's BLAS")
         assert not os.path.exists(answer.record["folder"])
         return part
@@ -59,14 +65,14 @@ class TestOneModule:
         assert ldflags(f'"-L{library.parent}" "-l:{library.name}"').path == str(library)
         part = ldflags(f'"-L{library.parent} -l:{library.name}"')
         assert part.state == "unusable"
-        assert part.note.startswith(f'Theano takes no flag "-L{library.parent}: it splits them at white space, within')
+        assert part.note.startswith(f'{HERE.title} takes no flag "-L{library.parent}: it splits them at white space, within')
 
     def test_what_cannot_be_linked(self, ldflags, tmp_path):
         part = ldflags("-lnothing")
         assert part.state == "unusable"
         assert part.note.startswith("cannot find -lnothing")
-        assert part.note.endswith(f"\nblas.ldflags is -lnothing, as {tmp_path}/rc says")
-        assert part.remedy == f"take blas.ldflags out of {tmp_path}/rc"
+        assert part.note.endswith(f"\n{LDFLAGS} is -lnothing, as {tmp_path}/rc says")
+        assert part.remedy == f"take {LDFLAGS} out of {tmp_path}/rc"
 
     def test_long_integers(self, ldflags, tmp_path):
         source = "".join(f"double {name}_(void) {{ return 0; }}\n" for name in ("sdot", "ddot", "dgemm", "sgemm"))
@@ -76,8 +82,8 @@ class TestOneModule:
         part = ldflags(f"-L{tmp_path} -lmine")
         assert part.state == "optional"
         assert part.path.endswith("libscipy_openblas.so")
-        assert f"blas.ldflags=-L{tmp_path} -lmine: its integers have 64 bits, and those" in part.note
-        assert part.remedy == f"take blas.ldflags out of {tmp_path}/rc"
+        assert f"{LDFLAGS}=-L{tmp_path} -lmine: its integers have 64 bits, and those" in part.note
+        assert part.remedy == f"take {LDFLAGS} out of {tmp_path}/rc"
 
 
 def report(**variables):
@@ -90,22 +96,22 @@ def report(**variables):
 
 
 def test_a_compiler_that_is_turned_off_is_not_named(tmp_path):
-    code, parts = report(THEANO_FLAGS="cxx=", XDG_CACHE_HOME=str(tmp_path))
-    assert code == 1
+    code, parts = report(**{FLAGS: "cxx="}, XDG_CACHE_HOME=str(tmp_path))
+    assert (code, parts["C++ compiler"]["state"]) == WITHOUT_COMPILER
     compiler = parts["C++ compiler"]
-    assert (compiler["state"], compiler["path"]) == ("unusable", "")
-    assert compiler["note"] == "turned off by cxx in THEANO_FLAGS: Theano compiles no C++"
-    assert compiler["remedy"] == "take cxx out of THEANO_FLAGS"
+    assert compiler["path"] == ""
+    assert compiler["note"] == f"turned off by cxx in {FLAGS}: {HERE.title} compiles no C++"
+    assert compiler["remedy"] == f"take cxx out of {FLAGS}"
     assert parts["BLAS"]["note"].startswith("nothing is linked without a compiler that works")
     assert parts["BLAS"]["remedy"] == ""
 
 
 def test_flags_that_the_compiler_does_not_know(tmp_path):
-    code, parts = report(THEANO_FLAGS="gcc.cxxflags=-no-such-flag", XDG_CACHE_HOME=str(tmp_path))
-    assert code == 1
-    assert parts["C++ compiler"]["state"] == "unusable"
+    name = HERE.flag("gcc.cxxflags")
+    code, parts = report(**{FLAGS: f"{name}=-no-such-flag"}, XDG_CACHE_HOME=str(tmp_path))
+    assert (code, parts["C++ compiler"]["state"]) == WITHOUT_COMPILER
     assert "-no-such-flag" in parts["C++ compiler"]["note"]
-    assert parts["C++ compiler"]["remedy"] == "take gcc.cxxflags out of THEANO_FLAGS"
+    assert parts["C++ compiler"]["remedy"] == f"take {name} out of {FLAGS}"
 
 
 WIDE = "SYNKHRONOS_BLAS=mkl: /a/libmkl_rt.so.2: its integers have 64 bits, and those that Theano passes have 32"

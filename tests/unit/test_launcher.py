@@ -800,7 +800,7 @@ class TestInfo:
         report = examine("0", os.environ, [str(tmp_path)])  # no packages
         parts = {part.name: part for part in report.parts}
         assert report.ready["cpu"] is False
-        assert parts["C++ compiler"].state == "missing"
+        assert parts["C++ compiler"].state == ("missing" if ENGINE.module == "theano" else "optional")  # numba serves
         assert parts["C++ compiler"].remedy.endswith("apt-get install g++")
         for name, module, requirement in ENGINE.packages:
             assert parts[name].state == ("optional" if module == "lasagne" else "missing")

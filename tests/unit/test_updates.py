@@ -4,7 +4,7 @@ from collections import OrderedDict
 
 import numpy as np
 import pytest
-from engine import T, theano
+from engine import T, theano, theano_only
 
 from synkhronos.extensions import updates
 
@@ -78,7 +78,8 @@ def adamax_reference(loss, params, learning_rate=0.002, beta1=0.9, beta2=0.999, 
 
 
 def reference(name):
-    lasagne_updates = pytest.importorskip("lasagne.updates")
+    from lasagne import updates as lasagne_updates
+
     return getattr(lasagne_updates, "sgd" if name == "sgd_nonflat" else name, globals().get(f"{name}_reference"))
 
 
@@ -105,6 +106,7 @@ def test_all_rules_are_public():
     assert set(updates.__all__) == set(RULES) | applied
 
 
+@theano_only("Lasagne, whose numbers the rules have")
 @pytest.mark.parametrize("defaults", [False, True], ids=["arguments", "defaults"])
 @pytest.mark.parametrize("name", sorted(RULES))
 def test_rule_has_lasagnes_numbers(name, defaults, dtype):
@@ -117,6 +119,7 @@ def test_rule_has_lasagnes_numbers(name, defaults, dtype):
     assert_equal_histories(got, expected, dtype)
 
 
+@theano_only("Lasagne, whose numbers the rules have")
 @pytest.mark.parametrize("name", ["apply_momentum", "apply_nesterov_momentum"])
 @pytest.mark.parametrize("rule", ["sgd", "rmsprop"])
 @pytest.mark.parametrize("some", [False, True], ids=["all", "some"])
@@ -133,6 +136,7 @@ def test_momentum_added_to_a_rule(name, rule, some, dtype):
     assert_equal_histories(train((grads, with_momentum, flat), ours), expected, dtype)
 
 
+@theano_only("Lasagne, whose numbers the rules have")
 @pytest.mark.parametrize("name", ["apply_momentum", "apply_nesterov_momentum"])
 def test_momentum_added_to_everything_that_a_rule_changes(name, dtype):
     serial, ours = make_params(dtype), make_params(dtype)
