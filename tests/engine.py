@@ -1,11 +1,12 @@
 """The graph engine under Theano's names, whichever it is, and the mark of tests of what only Theano has."""
 
+import parallel  # the engine's flags, before all
 import pytest
 
 import synkhronos  # it mends Theano, which therefore comes after it
 from synkhronos import _engine
 
-assert synkhronos
+assert parallel and synkhronos
 
 on_theano = _engine.name == "theano"
 

@@ -22,6 +22,26 @@ GIVEN = {
 }
 E = theano.shared(rng.normal(size=(7, D)), "E")
 W = theano.shared(rng.normal(size=(D, 3)), "W")
+
+
+class Standardized(theano.OpFromGraph):
+    """An operation derived from OpFromGraph, as PyMC has them."""
+
+
+class Doubled(theano.OpFromGraph):
+    """One that computes something else than its inner graph."""
+
+    def perform(self, node, inputs, outputs):
+        super().perform(node, inputs, outputs)
+        outputs[0][0] = outputs[0][0] * 2
+
+
+def derived(kind):
+    """An operation of a class with a matrix less its means, and the means."""
+    matrix, scale = T.dmatrix(), T.dscalar()
+    return kind([matrix, scale], [(matrix - matrix.mean(0)) * scale, matrix.mean(0)])
+
+
 fixed = rng.normal(size=(N, D))  # a constant, whose type tells how many rows there are
 
 PROGRAMS = {
@@ -82,6 +102,10 @@ PROGRAMS = {
     "a matrix with a diagonal": (lambda: T.diag(x.sum(0)), 0),
     "einsum": (lambda: T.einsum("ij,jk->ik", x, W), 0),
     "einsum over rows": (lambda: T.einsum("ij,ik->jk", x, x), 0),
+    "derived from OpFromGraph": (lambda: derived(Standardized)(x, 2.0), 0),
+    "derived from OpFromGraph, of wholes": (lambda: derived(Standardized)(T.dot(x.T, x), 2.0), 0),
+    "derived from OpFromGraph, computed otherwise": (lambda: derived(Doubled)(x, v.sum()), None),
+    "a Kronecker product": (lambda: T.linalg.kron(x.sum(0)[None], W), 0),
     # shapes
     "joined axes": (lambda: T.join_dims(s, 0, 2) @ W, 0),
     "joined axes, and split": (lambda: T.split_dims(T.join_dims(s, 0, 2), (s.shape[0], D), 0), 0),

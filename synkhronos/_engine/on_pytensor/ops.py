@@ -13,10 +13,8 @@ from pytensor.raise_op import Assert, CheckAndRaise
 from pytensor.scan.op import Scan
 from pytensor.sparse.math import Dot as SparseDot
 from pytensor.sparse.math import StructuredDot, StructuredDotGradCSC, StructuredDotGradCSR
-from pytensor.tensor import special
 from pytensor.tensor.basic import (
     Alloc,
-    AllocDiag,
     AllocEmpty,
     ARange,
     Join,
@@ -27,14 +25,11 @@ from pytensor.tensor.basic import (
 )
 from pytensor.tensor.blas.batched import BatchedDot
 from pytensor.tensor.blockwise import Blockwise
-from pytensor.tensor.einsum import Einsum
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.extra_ops import CpuContiguous, CumOp
 from pytensor.tensor.extra_ops import Repeat as RepeatOp
-from pytensor.tensor.linalg.products import KroneckerProduct
 from pytensor.tensor.math import All, Argmax, Dot, Max, Min, Prod, ProdWithoutZeros, Sum
 from pytensor.tensor.math import Any as AnyOp
-from pytensor.tensor.pad import Pad
 from pytensor.tensor.random import basic as random
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.reshape import JoinDims, SplitDims
@@ -67,7 +62,6 @@ from synkhronos._engine.on_pytensor.reading import (
 __all__ = [
     "DRAWS",
     "EXPRESSED",
-    "INNER_GRAPHS",
     "ARange",
     "AbstractConv2d",
     "AbstractConv2d_gradInputs",
@@ -184,16 +178,6 @@ SoftmaxWithBias = absent("SoftmaxWithBias")
 
 #: By their types, operations that are made of others, and what makes of a node the expressions of its outputs.
 EXPRESSED: dict[type, Callable[[Any], Any]] = {JoinDims: joined_axes, SplitDims: split_axis}
-
-#: Operations with an inner graph that is all that they compute.
-INNER_GRAPHS: tuple[type, ...] = (
-    OpFromGraph,
-    AllocDiag,
-    Einsum,
-    KroneckerProduct,
-    Pad,
-    *(getattr(special, name) for name in ("LogAddExp", "LogSumExp", "XLog1PY", "XLogY")),
-)
 
 #: Random draws: of a state, a size and arguments they make a new state, and what is drawn.
 DRAWS: tuple[type, ...] = tuple(

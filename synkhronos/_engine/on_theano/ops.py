@@ -70,7 +70,6 @@ from synkhronos._engine.on_theano.graph import substituted
 __all__ = [
     "DRAWS",
     "EXPRESSED",
-    "INNER_GRAPHS",
     "ARange",
     "AbstractConv2d",
     "AbstractConv2d_gradInputs",
@@ -173,9 +172,6 @@ EXPRESSED: dict[type, Callable[[Any], Any]] = {
     bn.AbstractBatchNormTrainGrad: normalization.gradients,
     bn.AbstractBatchNormInference: bn.local_abstract_batch_norm_inference.transform,
 }
-
-#: Operations with an inner graph that is all that they compute.
-INNER_GRAPHS: tuple[type, ...] = (OpFromGraph,)
 
 #: Random draws: of a state, a size and arguments they make a new state, and what is drawn.
 DRAWS: tuple[type, ...] = (RandomFunction, MrgUniform)

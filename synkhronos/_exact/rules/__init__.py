@@ -2,7 +2,7 @@
 
 A rule is given the walk and a node of which some input is not whole. It returns the outputs with their placements, or
 says in a few words why it cannot: then the inputs are gathered. A type that is not in the table is not understood, and
-neither are types derived from those that are.
+neither are types derived from those that are, but for those of OpFromGraph that compute their inner graphs alone.
 """
 
 from __future__ import annotations

@@ -37,6 +37,6 @@ def inner_graph(walk: Walk, node: Any) -> Sequence[Placed]:
 
 
 RULES: dict[type, Rule] = {
-    **dict.fromkeys(ops.INNER_GRAPHS, inner_graph),
+    ops.OpFromGraph: inner_graph,
     **{kind: _expressed(rewrite) for kind, rewrite in ops.EXPRESSED.items()},
 }
