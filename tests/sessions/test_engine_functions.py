@@ -247,3 +247,21 @@ def run(program):
     command = [sys.executable, "-W", "ignore", "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytensor_only
+def test_lengths_that_types_tell(synchronize):
+    synchronize(2)
+    few, row, wide = (
+        T.tensor(shape=shape, name=name) for shape, name in (((4, 3), "few"), ((1, 3), "row"), ((None, 3), "wide"))
+    )
+    with pytest.raises(ValueError, match=r"few .*cannot be divided: its type says that axis 0 has length 4"):
+        synk.function([few], few.sum())
+    f = synk.function([wide], (wide.sum(axis=0), "sum"), bcast_inputs=[few, row], on_unused_input="ignore")
+    np.testing.assert_allclose(f(V, np.ones((4, 3)), V[:1]), V.sum(axis=0))
+    data = synk.data(V), synk.data(np.ones((4, 3))), synk.data(V[:1])
+    np.testing.assert_allclose(f(*data), V.sum(axis=0))
+    for position, name, axis, length in ((0, "wide", 1, 3), (1, "few", 0, 4), (2, "row", 0, 1)):
+        wrong = [*data[:position], synk.data(np.ones((5, 2) if position == 0 else (5, 3))), *data[position + 1 :]]
+        with pytest.raises(TypeError, match=f"input {name}: its type says that axis {axis} has length {length}; got"):
+            f(*wrong)

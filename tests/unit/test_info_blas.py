@@ -65,7 +65,9 @@ class TestOneModule:
         assert ldflags(f'"-L{library.parent}" "-l:{library.name}"').path == str(library)
         part = ldflags(f'"-L{library.parent} -l:{library.name}"')
         assert part.state == "unusable"
-        assert part.note.startswith(f'{HERE.title} takes no flag "-L{library.parent}: it splits them at white space, within')
+        assert part.note.startswith(
+            f'{HERE.title} takes no flag "-L{library.parent}: it splits them at white space, within'
+        )
 
     def test_what_cannot_be_linked(self, ldflags, tmp_path):
         part = ldflags("-lnothing")
