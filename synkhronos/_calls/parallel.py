@@ -14,7 +14,7 @@ from synkhronos._keywords import checks_keywords
 from synkhronos._session import Future, current, held
 from synkhronos.errors import SessionError
 
-__all__ = ["parallelize"]
+__all__ = ["ParallelFunction", "parallelize"]
 
 
 @checks_keywords

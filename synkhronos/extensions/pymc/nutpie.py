@@ -1,0 +1,5 @@
+"""nutpie."""
+import contextlib
+@contextlib.contextmanager
+def diverted():
+    yield
