@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from synkhronos._calls.building import function
 from synkhronos._calls.functions import Function
-from synkhronos._calls.parallel import ParallelFunction, parallelize
+from synkhronos._calls.parallel import parallelize
 
 __all__ = [
     "Function",
-    "ParallelFunction",
     "function",
     "parallelize",
 ]

@@ -14,7 +14,7 @@ from synkhronos._keywords import checks_keywords
 from synkhronos._session import Future, current, held
 from synkhronos.errors import SessionError
 
-__all__ = ["ParallelFunction", "parallelize"]
+__all__ = ["parallelize"]
 
 
 @checks_keywords

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from typing import Any, Callable, Union
 
-from synkhronos._engine import T, ancestors, io_toposort, leaves_of
+from synkhronos._engine import T, ancestors, io_toposort, leaves_of, ops
 from synkhronos._exact.following import follow
 from synkhronos._exact.lengths import Lengths, Rows
 from synkhronos._exact.meeting import Collective, Collectives
@@ -203,7 +203,7 @@ class Walk:
             return  # what is sharded may be a variable inside the graph
         placements = [self._placements[one] for one in node.inputs]
         is_whole = all(isinstance(one, Replicate) for one in placements)
-        rule = (self._makers if is_whole else self._rules).get(type(node.op))
+        rule = (self._makers if is_whole else self._rules).get(ops.kind_of(node.op))
         placed: str | Sequence[Placed] = "there is no rule for it"
         if rule is not None:
             placed = rule(self, node)

@@ -152,6 +152,7 @@ __all__ = [
     "draws_each",
     "inlined",
     "inner_outputs",
+    "kind_of",
     "parts_of",
     "read_loop",
     "softmax_axes",
@@ -201,3 +202,9 @@ DRAWS: tuple[type, ...] = tuple(
     for kind in vars(random).values()
     if isinstance(kind, type) and issubclass(kind, RandomVariable) and kind is not RandomVariable
 )
+
+
+def kind_of(op: Any) -> type:
+    """The type by whose rule an operation is divided: of checks that others have derived, that of PyTensor's own."""
+    is_check = isinstance(op, CheckAndRaise) and type(op).perform is CheckAndRaise.perform
+    return CheckAndRaise if is_check else type(op)

@@ -155,6 +155,7 @@ __all__ = [
     "draws_each",
     "inlined",
     "inner_outputs",
+    "kind_of",
     "parts_of",
     "read_loop",
     "softmax_axes",
@@ -215,6 +216,11 @@ def draws_each(op: Any) -> bool:
 def inner_outputs(op: Any) -> list[Any]:
     """The outputs of the inner graph of an operation, if it has one."""
     return list(getattr(op, "outputs", None) or getattr(op, "local_outputs", None) or ())
+
+
+def kind_of(op: Any) -> type:
+    """The type by whose rule an operation is divided."""
+    return type(op)
 
 
 def inlined(node: Any) -> list[Any]:

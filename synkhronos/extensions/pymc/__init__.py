@@ -12,16 +12,14 @@ import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
+import synkhronos
 from synkhronos import _engine
-from synkhronos._keywords import checks_keywords
-from synkhronos._session import current
 from synkhronos.extensions.pymc.building import Builder
 from synkhronos.extensions.pymc.rows import ModelData
 
 __all__ = ["parallel"]
 
 
-@checks_keywords
 @contextlib.contextmanager
 def parallel(model: Any, rows: int | None = None) -> Iterator[Any]:
     """A context in which all ranks together evaluate a model, for `pm.sample`, `pm.find_MAP`, `pm.fit` and the like.
@@ -50,15 +48,15 @@ def parallel(model: Any, rows: int | None = None) -> Iterator[Any]:
     TypeError
         For what is no model, and for a frozen one, whose functions are compiled before.
     ValueError
-        If there are no data with so many rows, or fewer rows than ranks.
+        If there are no data with so many rows.
 
     Examples
     --------
     >>> with synkhronos.extensions.pymc.parallel(model):
     ...     pm.sample(cores=1, chains=1)
     """
-    session = current("extensions.pymc.parallel")
-    builder = Builder(ModelData(model, rows, session.n_ranks))
+    synkhronos.distribute()  # raises where there is no session
+    builder = Builder(ModelData(model, rows))
     with contextlib.ExitStack() as ending:
         ending.callback(_engine.divert(builder))
         if importlib.util.find_spec("nutpie") is not None:

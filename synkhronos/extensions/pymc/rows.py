@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from synkhronos._engine import SharedVariable, TensorConstant, TensorType, ancestors, retyped, shared
-from synkhronos._variables import scatter
+import synkhronos
+from synkhronos._engine import SharedVariable, TensorConstant, TensorType, ancestors, known_lengths, retyped, shared
 
 __all__ = ["ModelData", "Scattered"]
 
@@ -45,7 +45,7 @@ class Scattered:
         """Give each rank its rows of the value, unless they are there."""
         value = _value_of(self.source)
         if value is not self._sent:
-            scatter(self.variable, np.ascontiguousarray(np.moveaxis(value, self._axis, 0)))
+            synkhronos.scatter(self.variable, np.ascontiguousarray(np.moveaxis(value, self._axis, 0)))
             self._sent = value
 
 
@@ -56,7 +56,6 @@ class ModelData:
     ----------
     model : pymc.Model
     rows : int or None
-    n_ranks : int
 
     Raises
     ------
@@ -64,7 +63,7 @@ class ModelData:
         See `parallel`.
     """
 
-    def __init__(self, model: Any, rows: int | None, n_ranks: int) -> None:
+    def __init__(self, model: Any, rows: int | None) -> None:
         import pymc
 
         if not isinstance(model, pymc.Model):
@@ -74,15 +73,17 @@ class ModelData:
             )
         self._mutable = set(model.data_vars)
         self.n_rows = _rows_of(model) if rows is None else rows
-        if not isinstance(self.n_rows, (int, np.integer)) or self.n_rows < n_ranks:
-            raise ValueError(f"rows must be a number of rows, at least one for each of {n_ranks} ranks; got {rows!r}")
         self._made: dict[Any, Scattered] = {}
-        if not self.of([model.logp()]):
+        if not self.used_by([model.logp()]):
             raise ValueError(f"no array of the model's data has {self.n_rows} rows: give parallel() the right rows=")
 
-    def of(self, expressions: list[Any]) -> list[Scattered]:
+    def used_by(self, expressions: list[Any]) -> list[Scattered]:
         """What of the data some expressions use."""
         return [self._scattered(one, axis) for one, axis in self._with_rows(expressions)]
+
+    def has_rows(self, expression: Any) -> bool:
+        """Whether an expression is known to have as many rows as the data, along some axis."""
+        return isinstance(expression.type, TensorType) and self.n_rows in known_lengths(expression)
 
     def _with_rows(self, expressions: list[Any]) -> list[tuple[Any, int]]:
         found = []
@@ -105,13 +106,14 @@ def _value_of(source: Any) -> Any:
 
 
 def _rows_of(model: Any) -> int:
-    """The length that most observed values have."""
-    sizes: collections.Counter[int] = collections.Counter()
-    for one in model.observed_RVs:
-        for data in ancestors([model.rvs_to_values[one]]):
-            if isinstance(data, (TensorConstant, SharedVariable)) and data.ndim:
-                value = _value_of(data)
-                sizes[value.shape[0]] += value.size
-    if not sizes:
-        raise ValueError("the model has no observed values: give parallel() rows=, the number of rows of its data")
-    return sizes.most_common(1)[0][0]
+    """The length that most observed values have, or else most of the data that potentials use."""
+    observed = [model.rvs_to_values[one] for one in model.observed_RVs]
+    for expressions in (observed, [model.logp()]):
+        sizes: collections.Counter[int] = collections.Counter()
+        for one in ancestors(expressions):
+            if isinstance(one, TensorConstant) or one in model.data_vars:
+                value = _value_of(one)
+                sizes.update({value.shape[0]: value.size} if value.ndim else {})
+        if sizes:
+            return sizes.most_common(1)[0][0]
+    raise ValueError("the model has no data, by whose rows it might be divided")
