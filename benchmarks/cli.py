@@ -24,6 +24,7 @@ FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
     "inside": ("inside", {}),
     "exact": ("exact", {}),
     "lstm": ("lstm", {}),
+    "pymc": ("pymc", {}),
     "step": ("step", {}),
     "excerpt": ("excerpt", {}),
     "many_ranks": ("many_ranks", {}),

@@ -9,7 +9,20 @@ from synkhronos._engine import TensorType, known_lengths, ops, with_broadcastabl
 from synkhronos._engine import copied as node_with
 from synkhronos._exact.placements import Placed, Placement, Replicate, Shard
 
-__all__ = ["copied", "is_broadcast", "is_of_one_sum", "typed"]
+__all__ = ["copied", "is_broadcast", "is_of_one_sum", "kind_of", "typed"]
+
+#: By what an operation computes.
+_COMPUTING = ("perform", "c_code", "make_thunk")
+
+
+def kind_of(op: Any) -> type:
+    """The type of an operation, or the one it is derived from, if that is a check or has an inner graph that it computes."""
+    for base in (ops.CheckAndRaise, ops.OpFromGraph):
+        if isinstance(op, base) and all(
+            getattr(type(op), name, None) is getattr(base, name, None) for name in _COMPUTING
+        ):
+            return base
+    return type(op)
 
 
 def copied(node: Any, inputs: Sequence[Any]) -> list[Any]:

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from typing import Any, Callable, Union
 
-from synkhronos._engine import T, ancestors, io_toposort, leaves_of, ops
+from synkhronos._engine import T, ancestors, io_toposort, leaves_of
 from synkhronos._exact.following import follow
 from synkhronos._exact.lengths import Lengths, Rows
 from synkhronos._exact.meeting import Collective, Collectives
-from synkhronos._exact.nodes import copied, is_broadcast, is_of_one_sum, typed
+from synkhronos._exact.nodes import copied, is_broadcast, is_of_one_sum, kind_of, typed
 from synkhronos._exact.part import Part
 from synkhronos._exact.placements import ONE, Partial, Placed, Placement, Replicate, Shard
 
@@ -203,7 +203,8 @@ class Walk:
             return  # what is sharded may be a variable inside the graph
         placements = [self._placements[one] for one in node.inputs]
         is_whole = all(isinstance(one, Replicate) for one in placements)
-        rule = (self._makers if is_whole else self._rules).get(self._kind(node.op))
+        kind = type(node.op) if type(node.op) in self._rules else kind_of(node.op)
+        rule = (self._makers if is_whole else self._rules).get(kind)
         placed: str | Sequence[Placed] = "there is no rule for it"
         if rule is not None:
             placed = rule(self, node)
@@ -220,14 +221,6 @@ class Walk:
             shard = self._placements[output]
             if isinstance(shard, Shard):
                 self.lengths.set_length(output, shard.axis, shard.length)
-
-    def _kind(self, op: Any) -> type:
-        """The type of an operation, or OpFromGraph where it is derived from that and computes its inner graph alone."""
-        kind, base = type(op), ops.OpFromGraph
-        if kind in self._rules or not issubclass(kind, base):
-            return kind
-        computing = ("perform", "c_code", "make_thunk")
-        return base if all(getattr(kind, name, None) is getattr(base, name, None) for name in computing) else kind
 
     def computed_whole(self, node: Any, reason: str = "") -> list[Placed]:
         """A node of whole inputs: every rank computes what the serial program does."""

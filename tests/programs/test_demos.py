@@ -10,6 +10,7 @@ import sys
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 
 import numpy as np
 import psutil
@@ -30,6 +31,7 @@ ARGUMENTS = {
     "train_resnet_theano": [],
     "train_resnet": ["--ranks", "2", "--depth", "5", "--epochs", "1"],
     "digits": ["--ranks", "3", "--epochs", "10"],
+    "regression": ["--ranks", "2", "--rows", "2000", "--draws", "50"],
     "run_lasagne_demos": [*SMALL, "--model", "custom_mlp:1,32,0,0", "--ranks", "2", "--json", "all.json"],
 }
 LAST_LINES = {
@@ -37,12 +39,15 @@ LAST_LINES = {
     "train": "accuracy: ",
     "digits": "test accuracy 0.9",
     "run": "plot: lasagne_mnist.png",
+    "regression": "density, gradient and coefficients agree",
 }
 
 
 def marked(demo):
     """A demo as a parameter of a test; those that are written in Theano's or Lasagne's names are marked."""
     lasagne = pytest.param(demo, marks=theano_only("Lasagne"))
+    if demo.parent.name == "pymc":
+        return pytest.param(demo, marks=pytest.mark.skipif(find_spec("pymc") is None, reason="PyMC is not installed"))
     return demo if demo.parent.name == "demos" and demo.stem != "demo_6" else lasagne
 
 

@@ -1,0 +1,64 @@
+"""A hierarchical regression in PyMC, divided by its rows or as PyMC computes it: evaluations, and draws of NUTS."""
+
+import contextlib
+import os
+import time
+
+import numpy as np
+import pymc as pm
+
+import synkhronos as synk
+from benchmarks.contestants._serve import compete, timed
+from synkhronos.extensions.pymc import parallel
+
+COVARIATES, GROUPS = 20, 8
+
+
+def build(rows):
+    """Give the model, on made data."""
+    rng = np.random.default_rng(0)
+    x, group = rng.normal(size=(rows, COVARIATES)), rng.integers(0, GROUPS, rows)
+    y = x @ np.linspace(-1, 1, COVARIATES) + rng.normal(size=rows)
+    with pm.Model() as model:
+        level = pm.Normal("level", pm.Normal("mean"), pm.HalfNormal("spread"), shape=GROUPS)
+        slope = pm.Normal("slope", shape=COVARIATES)
+        pm.Normal("y", level[group] + x @ slope, pm.HalfNormal("noise"), observed=y)
+    return model
+
+
+def make(rows, kind, ranks=0):
+    """Build what is measured: `kind` is ``"evaluation"`` or ``"nuts"``; 0 ranks are PyMC alone."""
+    if ranks:
+        synk.fork(ranks)
+    model = build(rows)
+    context = parallel(model) if ranks else contextlib.nullcontext()
+    if kind == "evaluation":
+        with context:
+            function = model.logp_dlogp_function(ravel_inputs=True)._pytensor_function
+        point = np.full(sum(value.size for value in model.initial_point().values()), 0.1)
+        return lambda times: timed(lambda: function(point), times), {"threads": os.environ["OMP_NUM_THREADS"]}
+
+    def run(draws):
+        with context if ranks else model:
+            start = time.perf_counter()
+            drawn = pm.sample(
+                draws,
+                tune=draws,
+                chains=1,
+                cores=1,
+                blas_cores=None,
+                random_seed=1,
+                nuts_sampler="pymc",
+                discard_tuned_samples=False,
+                progressbar=False,
+                quiet=True,
+                compute_convergence_checks=False,
+            )
+        steps = drawn.sample_stats["n_steps"].sum() + drawn.warmup_sample_stats["n_steps"].sum()
+        return [float(drawn.attrs.get("sampling_time", time.perf_counter() - start)) / int(steps)]
+
+    return run, {"threads": os.environ["OMP_NUM_THREADS"]}
+
+
+if __name__ == "__main__":
+    compete(make)

@@ -1,0 +1,50 @@
+"""PyMC.
+
+A hierarchical regression with 20 covariates and 8 groups, float64, in PyTensor's default mode: PyMC alone with one thread
+and with two, and divided by its rows on two ranks. First the log-probability and its gradient, on a million rows; then
+PyMC's NUTS on 200 thousand rows, one chain with the same seed: wall time by leapfrog steps, those of tuning included.
+"""
+
+from __future__ import annotations
+
+from benchmarks.cli import main
+from benchmarks.harness import CORES, Contest
+from benchmarks.processes import Contestant
+from benchmarks.results import Result
+from benchmarks.samples import ratio
+
+MODULE = "benchmarks.contestants.pymc"
+
+
+def contestants(rows: int, kind: str) -> list[Contestant]:
+    """Give two ranks, and PyMC alone with two threads and with one."""
+    needs = ("pymc",)
+    arguments = {"rows": rows, "kind": kind}
+    divided = Contestant(f"{CORES} ranks", MODULE, {**arguments, "ranks": CORES}, needs=needs)
+    alone = [
+        Contestant(f"PyMC, {threads} thread{'s' * (threads > 1)}", MODULE, arguments, threads=threads, needs=needs)
+        for threads in (CORES, 1)
+    ]
+    return [divided, *alone]
+
+
+def measure(result: Result, rounds: int = 10, evaluations: int = 20, draws: int = 30, nuts_rounds: int = 3) -> None:
+    """Measure; `draws` are those of a round, after as many of tuning."""
+    for kind, rows, number, targets in (
+        ("evaluation", 1_000_000, {"times": evaluations}, (1.7, 2.0)),
+        ("nuts", 200_000, {"draws": draws}, (1.7, None)),
+    ):
+        divided, *alone = contestants(rows, kind)
+        with Contest([divided, *alone]) as contest:
+            samples = contest.run(rounds if kind == "evaluation" else nuts_rounds, contest.alike(**number))
+            result.facts.update({f"{kind}, {name}": facts for name, facts in contest.facts.items()})
+        what = "log-probability and gradient" if kind == "evaluation" else "a leapfrog step of NUTS"
+        result.record(f"{rows:,} rows: {what}", "ms", {name: one.scaled(1e3) for name, one in samples.items()})
+        for one, target in zip(alone, targets):
+            found = ratio(samples[one.name], samples[divided.name])
+            limits = {} if target is None else {"at_least": target}
+            result.add(f"{kind}-{one.threads}", f"{what}: {CORES} ranks against {one.name}", found, **limits)
+
+
+if __name__ == "__main__":
+    main(__spec__.name)

@@ -1,0 +1,296 @@
+"""PyMC's models, divided by the rows of their data, beside PyMC alone."""
+
+import functools
+import os
+
+import numpy as np
+import pytest
+from engine import T, theano
+from support import python_path, run_script
+
+import synkhronos as synk
+
+pm = pytest.importorskip("pymc")
+
+from synkhronos.extensions.pymc import parallel  # noqa: E402
+
+N = 61
+FLAGS = {"linker": "py", "cxx": ""}  # optimised in full, and nothing compiled
+QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False, "chains": 1, "cores": 1}
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled():
+    with theano.config.change_flags(**FLAGS):
+        yield
+
+
+def draws(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def hierarchical(n=N, data=lambda name, value: value):
+    groups = np.arange(n) * 7 % 5
+    x = draws(n, 3)
+    y = x.dot([1, -1, 0.5]) + groups + draws(n, seed=1)
+    mean, spread = pm.Normal("mean"), pm.HalfNormal("spread")
+    a = pm.Normal("a", mean, spread, shape=5)
+    b = pm.Normal("b", shape=3)
+    rate = a[data("groups", groups)] + T.dot(data("x", x), b)
+    pm.Normal("y", rate, pm.HalfNormal("s"), observed=data("observed", y))
+
+
+def of_data():
+    hierarchical(data=pm.Data)
+
+
+def logistic():
+    x = draws(N, 3)
+    pm.Bernoulli("y", logit_p=pm.Normal("c") + T.dot(x, pm.Normal("b", shape=3)), observed=x[:, 0] > 0)
+
+
+def poisson():
+    rate = pm.Deterministic("rate", T.exp(T.dot(draws(N, 3), pm.Normal("b", shape=3))))
+    pm.Poisson("y", rate, observed=np.arange(N) % 4)
+
+
+def crossed():
+    g, h, x = np.arange(N) % 7, np.arange(N) * 3 % 5, draws(N)
+    u, v = pm.Normal("u", 0, pm.HalfNormal("su"), shape=7), pm.Normal("v", shape=5)
+    sigma = pm.Exponential("sigma", 1.0, shape=5)
+    pm.StudentT("y", nu=4, mu=u[g] + v[h] * x, sigma=sigma[h], observed=draws(N, seed=2))
+
+
+def mixture():
+    weights = pm.Dirichlet("weights", np.ones(3))
+    pm.NormalMixture("y", weights, pm.Normal("mu", shape=3), pm.HalfNormal("s", shape=3), observed=draws(N))
+
+
+def hidden_markov():
+    """Many short sequences: rows are sequences."""
+    move = pm.Dirichlet("move", np.ones(2), shape=(2, 2))
+    density = pm.logp(pm.Normal.dist(pm.Normal("mu", shape=2), 1), T.as_tensor_variable(draws(11, 4))[:, :, None])
+
+    def step(here, before, move):
+        return pm.math.logsumexp(before[:, :, None] + move, axis=1, keepdims=False) + here
+
+    states = theano.scan(
+        step, [density.dimshuffle(1, 0, 2)], [T.zeros((11, 2))], non_sequences=[T.log(move)], return_updates=False
+    )
+    pm.Potential("sequences", pm.math.logsumexp(states[-1], axis=1).sum())
+
+
+def gaussian_process():
+    process = pm.gp.Marginal(cov_func=pm.gp.cov.ExpQuad(1, pm.Gamma("length", 2, 1)))
+    x = np.linspace(0, 1, 17)[:, None]
+    process.marginal_likelihood("y", X=x, y=np.sin(6 * x[:, 0]), sigma=pm.HalfNormal("s"))
+
+
+def missing():
+    y = draws(N)
+    y[::9] = np.nan
+    pm.Normal("y", T.dot(draws(N, 3, seed=1), pm.Normal("b", shape=3)), pm.HalfNormal("s"), observed=y)
+
+
+def potential():
+    b = pm.Normal("b", shape=3)
+    density = pm.logp(pm.Normal.dist(T.dot(draws(N, 3), b), pm.HalfNormal("s")), draws(N, seed=1))
+    pm.Potential("weighted", (np.linspace(0, 1, N) * density).sum())
+    pm.Potential("penalty", -(b**4).sum())
+
+
+def multivariate():
+    root, _, _ = pm.LKJCholeskyCov("root", n=3, eta=2.0, sd_dist=pm.HalfNormal.dist(1.0, shape=3))
+    pm.MvNormal("y", pm.Normal("mu", shape=3), chol=root, observed=draws(N, 3))
+
+
+def latent():
+    """A parameter for each row."""
+    z = pm.Normal("z", shape=N)
+    pm.NegativeBinomial("y", mu=T.exp(pm.HalfNormal("s") * z), alpha=2.0, observed=np.arange(N) % 4)
+
+
+MODELS = [
+    *(hierarchical, of_data, logistic, poisson, crossed, mixture, hidden_markov, gaussian_process, missing, potential),
+    *(multivariate, latent),
+]
+#: Those of which ranks exchange rows, if only of the gradient; of all others they add sums.
+GATHERED = {gaussian_process, missing, latent}
+
+
+@functools.lru_cache(maxsize=None)
+def model_of(build):
+    with pm.Model() as model:
+        build()
+    return model
+
+
+@functools.lru_cache(maxsize=None)
+def alone(build):
+    """What PyMC's own function gives for some points."""
+    function = model_of(build).logp_dlogp_function(ravel_inputs=True)
+    n = sum(value.size for value in model_of(build).initial_point().values())
+    points = [0.3 * draws(n, seed=seed) for seed in range(3)]
+    return [(point, *function._pytensor_function(point)) for point in points]
+
+
+def check(function, expected):
+    for point, value, gradient in expected:
+        divided = function._pytensor_function(point)
+        np.testing.assert_allclose(divided[0], value, rtol=1e-10)
+        np.testing.assert_allclose(divided[1], gradient, rtol=0, atol=1e-10 * abs(gradient).max())
+
+
+@pytest.mark.parametrize(
+    ("build", "n_ranks"),
+    [*((build, 3) for build in MODELS), *((build, n) for build in (hierarchical, of_data, missing) for n in (1, 2, 5))],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_density_and_gradient(synchronize, build, n_ranks):
+    synchronize(n_ranks)
+    with parallel(model_of(build)) as model:
+        function = model.logp_dlogp_function(ravel_inputs=True)
+    check(function, alone(build))
+    kinds = [one.collective for one in function._pytensor_function.partition]
+    assert kinds
+    assert any("gather" in kind for kind in kinds) == (build in GATHERED), kinds
+
+
+def test_the_hierarchical_model_meets_twice(synchronize):
+    synchronize(2)
+    with parallel(model_of(hierarchical)) as model:
+        function = model.logp_dlogp_function(ravel_inputs=True)
+    partition = function._pytensor_function.partition
+    assert [one.collective for one in partition] == ["all-reduce (sum)"] * 5
+    assert len({one.meeting for one in partition}) == 2
+    assert sum(value.get_value().nbytes for value in function._pytensor_function.get_shared()) < N * 5 * 8 * 0.6
+
+
+def test_new_data_are_seen(synchronize):
+    synchronize(3)
+    with pm.Model() as model:
+        hierarchical(data=pm.Data)
+    with parallel(model):
+        function = model.logp_dlogp_function(ravel_inputs=True)
+    n = 40
+    new = {"groups": np.arange(n) % 5, "x": draws(n, 3, seed=5), "observed": draws(n, seed=6)}
+    with model:
+        pm.set_data(new)
+    plain = model.logp_dlogp_function(ravel_inputs=True)._pytensor_function
+    point = 0.3 * draws(11)
+    check(function, [(point, *plain(point))])
+    with model:
+        pm.set_data({"x": draws(n - 1, 3)})
+    with pytest.raises(ValueError, match="different lengths"):
+        function._pytensor_function(point)
+
+
+def test_draws_are_those_of_pymc(synchronize):
+    synchronize(2)
+    options = {**QUIET, "draws": 8, "tune": 8, "random_seed": 3, "nuts_sampler": "pymc"}
+    with model_of(hierarchical):
+        alone = pm.sample(**options)
+    with parallel(model_of(hierarchical)):
+        together = pm.sample(**options)
+    for name in ("mean", "spread", "a", "b", "s"):
+        np.testing.assert_allclose(together.posterior[name], alone.posterior[name], rtol=1e-6)
+
+
+def test_map_and_advi(synchronize):
+    synchronize(2)
+    model = model_of(logistic)
+    found = []
+    for context in (model, parallel(model)):
+        with context:
+            best = pm.find_MAP(progressbar=False, include_transformed=False)
+            found.append((best["b"], pm.fit(30, random_seed=4, progressbar=False)))
+    np.testing.assert_allclose(found[1][0], found[0][0], rtol=1e-5)
+    np.testing.assert_allclose(found[1][1].hist, found[0][1].hist, rtol=1e-9)
+    np.testing.assert_allclose(found[1][1].mean.eval(), found[0][1].mean.eval(), rtol=1e-8)
+
+
+def test_prediction_is_pymcs_own(synchronize):
+    synchronize(2)
+    found = []
+    for context in (model_of(poisson), parallel(model_of(poisson))):
+        with context:
+            found.append(pm.sample_prior_predictive(3, random_seed=1, return_inferencedata=False))
+    np.testing.assert_array_equal(found[0]["y"], found[1]["y"])
+    np.testing.assert_allclose(found[0]["rate"], found[1]["rate"])
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_several_chains_at_a_time_are_refused(synchronize, method):
+    synchronize(2)
+    options = {**QUIET, "draws": 2, "tune": 2, "nuts_sampler": "pymc", "chains": 2, "cores": 2, "mp_ctx": method}
+    with parallel(model_of(logistic)), pytest.raises(Exception, match="cores=1"):
+        pm.sample(**options)
+
+
+def test_what_cannot_be_divided(synchronize, no_session):
+    with pytest.raises(synk.SessionError, match="fork"), parallel(model_of(logistic)):
+        pass
+    synchronize(2)
+    with pytest.raises(TypeError, match=r"pymc\.Model"), parallel("a model"):
+        pass
+    with pytest.raises(ValueError, match="has 12 rows"), parallel(model_of(logistic), rows=12):
+        pass
+
+
+NUTPIE = """
+    import pymc as pm
+    import nutpie
+    from synkhronos.extensions.pymc import building, parallel
+
+    theano.config.linker, theano.config.cxx = "py", ""
+    quiet = dict(progressbar=False, quiet=True, compute_convergence_checks=False, chains=1, cores=1, random_seed=1)
+    with pm.Model() as model:
+        x = np.random.RandomState(0).randn(61, 3)
+        pm.Normal("y", pm.math.dot(x, pm.Normal("b", shape=3)), observed=x.sum(axis=1))
+
+    synk.fork(2)
+    with parallel(model):
+        drawn = pm.sample(draws=100, tune=100, nuts_sampler="nutpie", **quiet)
+        assert drawn.posterior["b"].shape == (1, 100, 3) and drawn.sample_stats["diverging"].sum() == 0
+        assert abs(drawn.posterior["b"].mean() - 1) < 0.1, drawn.posterior["b"].mean()
+        try:
+            pm.sample(draws=10, tune=10, nuts_sampler="nutpie", **{**quiet, "chains": 2, "cores": 2})
+        except ValueError as error:
+            assert "cores=1" in str(error)
+            print("refused")
+
+    def sample_until(end):
+        call = building.ModelFunction.__call__
+        calls = []
+
+        def count(self, *args):
+            calls.append(1)
+            if len(calls) == 100:
+                end()
+            return call(self, *args)
+
+        building.ModelFunction.__call__ = count
+        try:
+            with parallel(model):
+                pm.sample(draws=10 ** 6, tune=100, nuts_sampler="nutpie", **quiet)
+            print("there are draws")
+        except BaseException as error:
+            print(type(error).__name__, flush=True)
+        building.ModelFunction.__call__ = call
+
+    def fail():
+        raise ZeroDivisionError
+
+    sample_until(fail)
+    sample_until(lambda: os.kill(os.getpid(), signal.SIGINT))
+    with parallel(model):  # the session is as it was
+        pm.sample(draws=5, tune=5, nuts_sampler="nutpie", **quiet)
+    sample_until(lambda: os.kill(support.worker_pids()[0], signal.SIGKILL))
+    synk.close()
+"""
+
+
+def test_nutpie_ends_with_what_goes_wrong():
+    pytest.importorskip("nutpie")
+    out, _ = run_script(NUTPIE, fresh=True, timeout=150, environment={**os.environ, "PYTHONPATH": python_path()})
+    assert out.split() == ["refused", "ZeroDivisionError", "KeyboardInterrupt", "WorkerDied"]
