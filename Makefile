@@ -5,7 +5,7 @@
 # make model   check the protocol by which ranks wait for each other, with the model checker spin; apt brings it
 # make exact-programs   divide random programs, and compare them with the serial ones   (N=10000; SEED=5 begins there)
 # make soak    work for an hour with random faults, and write docs/soak.md   (SECONDS=60; ARGS="--episode 7" for one)
-# make bench   measure beside Theano, PyTorch and MPICH, and write docs/benchmarks.md  (ARGS="cnn mlp" for some)
+# make bench   measure beside Theano, PyTorch and MPICH, and write docs/benchmarks.md and docs/speed.svg  (ARGS="cnn mlp" for some)
 # make lint    check style and types                     make format    bring the code into that style
 # make docs    build the documentation in docs/_build
 # make wheel   build wheel and sdist into dist/          make clean     remove all that was made here
@@ -60,6 +60,7 @@ soak: $(VENV)/with-test
 bench:
 	@$(MAKE) --no-print-directory VENV=$(VENV)-bench $(VENV)-bench/with-bench
 	$(VENV)-bench/bin/python -m benchmarks $(ARGS)
+	$(VENV)-bench/bin/python docs/draw_speed.py
 
 lint: $(VENV)/with-lint
 	$(BIN)/ruff check .

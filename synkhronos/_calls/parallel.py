@@ -48,8 +48,12 @@ def parallelize(bcast_inputs: Sequence[Any] = (), shard: Any = (), random: str =
 
     Examples
     --------
-    >>> with synkhronos.parallelize():
-    ...     train = theano.function([x, y], loss, updates=updates)
+    >>> import theano, theano.tensor as T
+    >>> import synkhronos
+    >>> x = T.dvector("x")
+    >>> with synkhronos.session(2), synkhronos.parallelize():
+    ...     print(theano.function([x], (x - x.mean()).sum())([1, 2, 6]))
+    0.0
     """
     current("parallelize")
     for name, value in (("bcast_inputs", bcast_inputs), ("shard", shard)):

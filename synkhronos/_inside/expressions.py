@@ -20,8 +20,14 @@ def averaged(x: Any) -> Any:
     In a function made by `synk.function`, all ranks meet there, and come out with the same. Of gradients of a mean over
     data points it makes those of the mean over all of them; any optimiser can take these:
 
-    >>> grads = [synk.averaged(grad) for grad in T.grad(loss, params)]  # doctest: +SKIP
-    >>> train = synk.function([x, y], loss, updates=lasagne.updates.adam(grads, params))  # doctest: +SKIP
+    >>> import theano, theano.tensor as T
+    >>> import synkhronos as synk
+    >>> x, w = T.dvector("x"), theano.shared(0.0)
+    >>> grad = synk.averaged(T.grad(T.sqr(w - x).mean(), w))
+    >>> with synk.session(2):
+    ...     synk.function([x], updates=[(w, w - 0.5 * grad)])([1, 2, 6])
+    ...     print(w.get_value())
+    3.0
 
     Parameters
     ----------
