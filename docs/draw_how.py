@@ -33,6 +33,7 @@ def arrow(axes, begin, end, text="", dx=0.08, **style):
 
 
 def save(figure, name):
+    """Write a picture."""
     figure.savefig(FOLDER / f"{name}.svg", metadata={"Date": None})
     pyplot.close(figure)
 

@@ -1,8 +1,9 @@
 """The programs in README.md, in docs/ and in docstrings run, and print what the pages show.
 
 Each ``python`` block is a program. A comment in the line before it says more: ``continues`` appends it to the program
-before it, ``not run: REASON`` leaves it out, ``run by test_….py`` too. A ``text`` block after ``<!-- output -->`` is what
-the program prints, up to the next such block. A ``diff`` block is two programs, which print the same.
+before it, ``not run: REASON`` leaves it out, and so does ``run by test_….py``. A ``text`` block after
+``<!-- output -->`` is what the program prints, up to the next such block. A ``diff`` block is two programs, which print
+the same.
 """
 
 import ast
