@@ -25,9 +25,9 @@ def averaged(x: Any) -> Any:
     >>> x, w = T.dvector("x"), theano.shared(0.0)
     >>> grad = synk.averaged(T.grad(T.sqr(w - x).mean(), w))
     >>> with synk.session(2):
-    ...     synk.function([x], updates=[(w, w - 0.5 * grad)])([1, 2, 6])
-    ...     print(w.get_value())
-    3.0
+    ...     step = synk.function([x], updates=[(w, w - 0.5 * grad)])
+    ...     print(step([1, 2, 6]), w.get_value())
+    [] 3.0
 
     Parameters
     ----------

@@ -52,7 +52,7 @@ def programs(path):
 
 
 def docstrings():
-    """Collect the examples of docstrings, as programs that let doctest compare what they print."""
+    """Make a program of the examples of each docstring, in which doctest compares what they print."""
     found = {}
     for path in sorted((ROOT / "synkhronos").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -60,8 +60,10 @@ def docstrings():
                 text = ast.get_docstring(node)
                 if text and ">>>" in text:
                     name = f"{path.relative_to(ROOT)}:{getattr(node, 'name', '')}"
-                    test = f"doctest.DocTestParser().get_doctest({text!r}, {{}}, {name!r}, None, 0)"
-                    found[name] = [f"import doctest\nassert not doctest.DocTestRunner().run({test}).failed\n", ""]
+                    module = ".".join(path.relative_to(ROOT).with_suffix("").parts).replace(".__init__", "")
+                    names = f"dict(vars(importlib.import_module({module!r})))"
+                    test = f"doctest.DocTestParser().get_doctest({text!r}, {names}, {name!r}, None, 0)"
+                    found[name] = f"import doctest, importlib\nassert not doctest.DocTestRunner().run({test}).failed\n"
     return found
 
 
@@ -101,4 +103,4 @@ def test_program(name, tmp_path):
 
 @pytest.mark.parametrize("name", sorted(docstrings()))
 def test_docstring(name, tmp_path):
-    run(docstrings()[name][0], tmp_path)
+    run(docstrings()[name], tmp_path)
