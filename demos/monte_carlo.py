@@ -32,7 +32,7 @@ def build(function, **options):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, help="processes (default: one for each device)")
-    parser.add_argument("--paths", type=int, default=50_001)
+    parser.add_argument("--paths", type=int, default=20_001)
     arguments = parser.parse_args(argv)
     ranks = synk.fork(arguments.ranks)
     print(f"{ranks} rank(s)")
@@ -47,7 +47,7 @@ def main(argv=None):
     print(f"the same draws, on all ranks: {same[0]:.6f}")
 
     own = build(synk.function, exact=True, random="own")
-    estimates = [own(start)[0] for _ in range(4)]
+    estimates = [float(own(start)[0]) for _ in range(4)]
     print(f"draws of the ranks' own: {', '.join(f'{estimate:.6f}' for estimate in estimates)}")
     np.testing.assert_allclose(estimates, expected, atol=6 * error)
     assert len(set(estimates)) == 4, "streams go on"

@@ -23,7 +23,7 @@ def loss_and_gradient(w, x, t):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, help="processes (default: one for each device)")
-    parser.add_argument("--rows", type=int, default=50_001)
+    parser.add_argument("--rows", type=int, default=20_001)
     parser.add_argument("--columns", type=int, default=50)
     arguments = parser.parse_args(argv)
     ranks = synk.fork(arguments.ranks)
