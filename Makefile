@@ -1,4 +1,4 @@
-# make demo    train the MNIST CNN on all cores          (ARGS="--epochs 3" and the like are passed on)
+# make demo    train the MNIST CNN on all cores; on PyTensor, a network on digits   (ARGS="--epochs 3" is passed on)
 # make test    run all tests, in two processes           (ARGS="-k data -n 0" is passed on to pytest)
 # make test-theano   run Theano's own tests   (ARGS=--quick for the quick ones, ARGS=theano.tests.test_rop for one module)
 # make test-opencl   run the tests of GPUs on OpenCL, which PoCL offers on CPU cores; apt brings it
@@ -20,19 +20,22 @@ SHELL := /bin/bash
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-# Theano 1.0.5 runs on Python 3.9 to 3.11.
-SUITABLE := import sys; sys.exit(not (3, 9) <= sys.version_info[:2] <= (3, 11))
+# Theano 1.0.5 runs on Python 3.9 to 3.11, and is taken where there is one; PyTensor runs on Python 3.12 to 3.14.
+between = import sys; sys.exit(not (3, $(1)) <= sys.version_info[:2] <= (3, $(2)))
+pyenv = $(foreach minor,$(1),~/.pyenv/versions/3.$(minor).*/bin/python)
+first = $(shell for p in python3 $(foreach minor,$(3),python3.$(minor)) /usr/bin/python3 $(call pyenv,$(3)); \
+    do "$$p" -c '$(call between,$(1),$(2))' 2>/dev/null && command -v "$$p" && break; done)
 ifndef PYTHON
-PYTHON := $(shell for p in python3 python3.11 python3.10 python3.9 /usr/bin/python3 \
-    ~/.pyenv/versions/3.11.*/bin/python ~/.pyenv/versions/3.10.*/bin/python ~/.pyenv/versions/3.9.*/bin/python; \
-    do "$$p" -c '$(SUITABLE)' 2>/dev/null && command -v "$$p" && break; done)
+PYTHON := $(or $(call first,9,11,11 10 9),$(call first,12,14,13 14 12))
 endif
 
 help:
 	@sed -n '/^#/!q; s/^# \?//p' $(firstword $(MAKEFILE_LIST))
 
 demo: $(VENV)/with-demos
-	$(BIN)/python demos/lasagne_mnist/train_mnist_cpu_data.py --model cnn $(ARGS)
+	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 12))'; then demo=digits.py; \
+	else demo="lasagne_mnist/train_mnist_cpu_data.py --model cnn"; fi; \
+	echo "demos/$$demo" $(ARGS); $(BIN)/python demos/$$demo $(ARGS)
 
 test: $(VENV)/with-test
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
@@ -84,7 +87,7 @@ wheel: $(VENV)/with-test
 	$(BIN)/twine check --strict dist/*
 
 clean:
-	rm -rf $(VENV) $(VENV)-bench build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build
+	rm -rf $(VENV) $(VENV)-bench $(VENV)-pytensor build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The project itself, editable, with one of the extras of pyproject.toml.
@@ -98,13 +101,13 @@ $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -qq --disable-pip-version-check --upgrade pip
 
-# What pip cannot bring: Theano compiles C++ code that includes Python.h.
+# What pip cannot bring: the engine compiles C++ code that includes Python.h.
 define check-system
 if [ -z "$(PYTHON)" ]; then \
-    echo "No Python 3.9, 3.10 or 3.11 was found; name one: make PYTHON=/path/to/python" >&2; exit 1; \
+    echo "No Python 3.9 to 3.14 was found; name one: make PYTHON=/path/to/python" >&2; exit 1; \
 fi; \
-version=$$("$(PYTHON)" -c 'import sys; v = sys.version_info[:2]; (3, 9) <= v <= (3, 11) and print("%d.%d" % v)'); \
-if [ -z "$$version" ]; then echo "$(PYTHON) is not Python 3.9, 3.10 or 3.11" >&2; exit 1; fi; \
+version=$$("$(PYTHON)" -c 'import sys; v = sys.version_info[:2]; (3, 9) <= v <= (3, 14) and print("%d.%d" % v)'); \
+if [ -z "$$version" ]; then echo "$(PYTHON) is not Python 3.9 to 3.14" >&2; exit 1; fi; \
 missing=; \
 command -v g++ >/dev/null || missing="g++"; \
 "$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || missing="$$missing python$$version-venv"; \

@@ -7,10 +7,15 @@ output one says how the ranks' results become one. All results are checked again
 import argparse
 
 import numpy as np
-import theano
-import theano.tensor as T
 
 import synkhronos as synk
+
+try:
+    import theano
+    import theano.tensor as T
+except ImportError:  # Python 3.12 and later
+    import pytensor as theano
+    import pytensor.tensor as T
 
 
 def check(what, got, expected):
@@ -59,7 +64,7 @@ def main(argv=None):
     g(x_data, num_slices=2)
     check("an update, summed over slices and ranks", np.sum(synk.gather(total), 0), x_data.sum(0))
     synk.close()
-    print("demo 1: all results agree with Theano")
+    print("demo 1: all results agree with those of one process")
 
 
 if __name__ == "__main__":

@@ -7,10 +7,15 @@ rank's own copy; collectives move and combine the copies. All results are checke
 import argparse
 
 import numpy as np
-import theano
-import theano.tensor as T
 
 import synkhronos as synk
+
+try:
+    import theano
+    import theano.tensor as T
+except ImportError:  # Python 3.12 and later
+    import pytensor as theano
+    import pytensor.tensor as T
 
 
 def check(what, got, expected):

@@ -7,10 +7,15 @@ shuffled minibatches cost the master nothing. All results are checked against pl
 import argparse
 
 import numpy as np
-import theano
-import theano.tensor as T
 
 import synkhronos as synk
+
+try:
+    import theano
+    import theano.tensor as T
+except ImportError:  # Python 3.12 and later
+    import pytensor as theano
+    import pytensor.tensor as T
 
 
 def check(what, got, expected):
@@ -64,7 +69,7 @@ def main(argv=None):
     got = f(x_synk, y_part, batch=batch)[0]
     check("x by indexes, y is the batch", got, f_theano(x_data[batch], y_data[batch])[0])
     synk.close()
-    print("demo 4: all results agree with Theano")
+    print("demo 4: all results agree with those of one process")
 
 
 if __name__ == "__main__":

@@ -7,10 +7,15 @@ and a call names rows of the parts. All results are checked against plain Theano
 import argparse
 
 import numpy as np
-import theano
-import theano.tensor as T
 
 import synkhronos as synk
+
+try:
+    import theano
+    import theano.tensor as T
+except ImportError:  # Python 3.12 and later
+    import pytensor as theano
+    import pytensor.tensor as T
 
 
 def check(what, got, expected):
@@ -69,7 +74,7 @@ def main(argv=None):
     compare("a list for each rank, in two slices", lists, rows, num_slices=2)
     print(f"data points of each rank: {list(f.counts)}")
     synk.close()
-    print("demo 5: all results agree with Theano")
+    print("demo 5: all results agree with those of one process")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
-"""Synkhronos: every device of the machine works on a serial Theano program.
+"""Synkhronos: every device of the machine works on a serial Theano or PyTensor program.
 
-A master process forks one worker for each further device, replicates Theano functions and shared variables on each,
-feeds them shares of the inputs from shared memory, and combines results and variables with collectives.
+A master process forks one worker for each further device, replicates functions and shared variables on each, feeds them
+shares of the inputs from shared memory, and combines results and variables with collectives.
 
-The public names are imported when they are first used, and Theano with them: ``python -m synkhronos``, which imports
-this package before anything else, must neither wait for Theano nor fail with it, and must not open a GPU.
+``engine`` is ``"theano"`` or ``"pytensor"``: what the environment variable ``SYNKHRONOS_ENGINE`` names, else what the
+program has imported, else what is installed.
+
+The public names are imported when they are first used, and the engine with them: ``python -m synkhronos``, which
+imports this package before anything else, must neither wait for it nor fail with it, and must not open a GPU.
 """
 
 from __future__ import annotations
@@ -12,12 +15,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from synkhronos._compat import install as _install
+from synkhronos._compat import prepare as _install
 
 if TYPE_CHECKING:
     from synkhronos import errors, extensions
     from synkhronos._calls import Function, function, parallelize
     from synkhronos._data import Data, data
+    from synkhronos._engine import name as engine
     from synkhronos._inside import averaged, gathered, reduced, summed
     from synkhronos._session import (
         Future,
@@ -77,6 +81,7 @@ __all__ = [
     "close",
     "data",
     "distribute",
+    "engine",
     "errors",
     "extensions",
     "fork",
@@ -112,6 +117,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name in ("errors", "extensions"):
         return import_module(f"{__name__}.{name}")
+    if name == "engine":
+        return import_module(f"{__name__}._engine").name
     for home in _HOMES:
         module = import_module(f"{__name__}.{home}")
         if name in module.__all__:

@@ -5,13 +5,17 @@ that there is if it fits and is intact, so that a module forks a few times only;
 """
 
 import gc
+import json
 import os
+import re
 import signal
 import time
 import warnings
+from pathlib import Path
 
 import psutil
 import pytest
+from engine import on_theano
 from hypothesis import HealthCheck, settings
 from parallel import WORKER
 from support import Machine, template
@@ -125,11 +129,45 @@ def forget_what_was_built(module):
             value.clear()
 
 
+class LeftOut(pytest.Module):
+    """A module of tests that is not imported."""
+
+    def collect(self):
+        """Skip it."""
+        pytest.skip(self.reason, allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path, parent):
+    """On PyTensor, leave out the modules of tests of Theano's own parts, which import these."""
+    reason = re.search(r'^pytestmark = theano_only\("(.*)"\)$', module_path.read_text(), re.MULTILINE)
+    if on_theano or not reason:
+        return None
+    module = LeftOut.from_parent(parent, path=module_path)
+    module.reason = reason[1]
+    return module
+
+
+def pytest_runtest_setup(item):
+    """On PyTensor, skip the tests of what it has not."""
+    mark = item.get_closest_marker("theano_only")
+    if mark and not on_theano:
+        pytest.skip(mark.args[0])
+
+
+_outcomes = {}  # of each test: what it was, and why it was skipped
 _groups = {}  # for each folder of tests: when its first test began, when its last one ended, how many there were
 
 
+def pytest_collectreport(report):
+    """Note the modules that are left out."""
+    if report.skipped and report.nodeid.endswith(".py"):
+        _outcomes[report.nodeid] = ("skipped", report.longrepr[2])
+
+
 def pytest_runtest_logreport(report):
-    """Note when each group of tests runs."""
+    """Note how each test ends, and when each group of tests runs."""
+    if report.outcome != "passed" or report.when == "call":
+        _outcomes[report.nodeid] = (report.outcome, report.longrepr[2] if report.skipped else "")
     group = "/".join(report.nodeid.split("::")[0].split("/")[:-1])
     began, _, n_tests = _groups.get(group, (report.start, 0, 0))
     _groups[group] = (min(began, report.start), report.stop, n_tests + (report.when == "call"))
@@ -144,7 +182,13 @@ def pytest_terminal_summary(terminalreporter):
 
 
 def pytest_sessionfinish(session):
-    """End the template of scripts, and what a failing test may have left, lest it outlives the run."""
+    """Write how each test ended where SYNKHRONOS_TEST_REPORT says, for the table of engines.
+
+    End the template of scripts, and what a failing test may have left, lest it outlives the run.
+    """
+    if not WORKER and "SYNKHRONOS_TEST_REPORT" in os.environ:
+        report = {"engine": synk.engine, "tests": _outcomes}
+        Path(os.environ["SYNKHRONOS_TEST_REPORT"]).write_text(json.dumps(report, indent=1))
     if not WORKER and session.config.getoption("numprocesses", None):
         return  # this process has run no tests
     template.close()

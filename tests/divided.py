@@ -8,29 +8,27 @@ compared with what its placement says of its twin.
 import itertools
 
 import numpy as np
+from engine import T, on_theano, theano
 from lockstep import scan
-from scipy.signal import _signaltools, _sigtools
 
-import synkhronos  # it mends Theano, which therefore comes after it
+from synkhronos import _engine
+from synkhronos._engine import io_toposort, ops
 from synkhronos._exact.lengths import Rows
 from synkhronos._exact.meeting import Collectives
 from synkhronos._exact.placements import Partial, Replicate
 from synkhronos._exact.rules import MAKERS, RULES
 from synkhronos._exact.walk import Walk
 
-import theano  # isort: skip
-import theano.tensor as T  # isort: skip
-from theano.gof.graph import NoParams, io_toposort  # isort: skip
-from theano.ifelse import IfElse  # isort: skip
-from theano.scan_module.scan_op import Scan  # isort: skip
-from theano.tensor.nnet import abstract_conv, bn  # isort: skip
+if on_theano:  # which looks for some functions where an earlier SciPy had them
+    from scipy.signal import _signaltools, _sigtools
+    from theano.tensor.nnet import abstract_conv as conv
 
-assert synkhronos
+    conv.imported_scipy_signal = True
+    conv._valfrommode, conv._bvalfromboundary = _signaltools._valfrommode, _signaltools._bvalfromboundary
+    conv._convolve2d, conv.convolve = _sigtools._convolve2d, _signaltools.convolve
 
-# Theano looks for them where an earlier SciPy had them
-abstract_conv.imported_scipy_signal = True
-abstract_conv._valfrommode, abstract_conv._bvalfromboundary = _signaltools._valfrommode, _signaltools._bvalfromboundary
-abstract_conv._convolve2d, abstract_conv.convolve = _sigtools._convolve2d, _signaltools.convolve
+#: Operations that are compiled, rather than performed in Python.
+COMPILED = (ops.Scan, ops.IfElse, *ops.EXPRESSED) if on_theano else (ops.Scan, ops.IfElse, ops.OpFromGraph)
 
 _REDUCTIONS = {"sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min}
 
@@ -68,7 +66,7 @@ def evaluate(outputs, given, n_ranks=1, alone=False, in_step=False):
 
     def value(variable, rank):
         if variable not in values:
-            if isinstance(variable, theano.gof.Constant):
+            if isinstance(variable, _engine.Constant):
                 values[variable] = [variable.data] * n_ranks
             else:
                 values[variable] = [variable.get_value() for _ in range(n_ranks)]
@@ -80,7 +78,7 @@ def evaluate(outputs, given, n_ranks=1, alone=False, in_step=False):
             whole = node.op.meet([each[0] for each in inputs])
             values[node.outputs[0]] = [whole] * n_ranks
             continue
-        if isinstance(node.op, Scan) and in_step and len({int(each[0]) for each in inputs}) == 1:
+        if isinstance(node.op, ops.Scan) and in_step and len({int(each[0]) for each in inputs}) == 1:
             results = scan(node, inputs, lambda inner, held: evaluate(inner, held, n_ranks, alone, in_step=True))
         else:
             results = [_perform(node, each, alone) for each in inputs]
@@ -94,19 +92,16 @@ def evaluate(outputs, given, n_ranks=1, alone=False, in_step=False):
 def _perform(node, inputs, alone):
     if isinstance(node.op, Meeting):
         return inputs
-    if isinstance(node.op, T.AllocEmpty):
+    if isinstance(node.op, ops.AllocEmpty):
         return [np.zeros(list(map(int, inputs)), node.op.dtype)]
-    if isinstance(node.op, (Scan, IfElse)) or type(node.op).__module__ == bn.__name__:
+    if isinstance(node.op, COMPILED):
         return _compiled(node)(*inputs)
     if not hasattr(node.tag, "is_prepared"):
         node.op.prepare_node(node, None, None, "py")
         node.tag.is_prepared = True
     storage = [[None] for _ in node.outputs]
-    params = node.run_params()
-    if params is NoParams:
-        node.op.perform(node, inputs, storage)
-    else:
-        node.op.perform(node, inputs, storage, params)
+    has_params = on_theano and getattr(node.op, "params_type", None) is not None
+    node.op.perform(node, inputs, storage, *([node.run_params()] if has_params else []))
     return [each[0] for each in storage]
 
 
@@ -170,7 +165,9 @@ class Divided:
         for variable, (value,) in serial.items():
             placement = self.walk.placement(variable)
             here = found[twins[variable]]
-            if not isinstance(variable.type, (T.TensorType, theano.scalar.Scalar)):
+            if not isinstance(variable.type, (_engine.TensorType, _engine.NO_TENSORS[0])):
+                continue
+            if hasattr(value, "toarray"):  # a sparse matrix
                 continue
             value = np.asarray(value)
             if not self.walk.is_used(variable):

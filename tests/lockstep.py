@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from synkhronos._engine import ops
+
 
 def scan(node, given, evaluate):
     """What a Scan gives on each rank.
@@ -20,45 +22,51 @@ def scan(node, given, evaluate):
         For each rank the values of the node's outputs.
     """
     op, ranks = node.op, range(len(given))
-    n_states, n_taps = op.n_mit_mot + op.n_mit_sot + op.n_sit_sot, sum(map(len, op.tap_array))
+    slices = op.info if hasattr(op.info, "tap_array") else op
+    taps_of, new_taps = slices.tap_array, slices.mit_mot_out_slices
+    n_mit_mot, n_states, n_taps = len(new_taps), len(taps_of), sum(map(len, taps_of))
+    if not hasattr(node.tag, "loop"):
+        node.tag.loop = ops.read_loop(node)
+    loop = node.tag.loop
+    n_sequences, n_shared = len(loop.sequences), len(loop.shared)
     (n_steps,) = {int(values[0]) for values in given}
     if n_steps <= 0:
         raise NotImplementedError("Theano does not execute loops of no steps")
     sequences = [op.outer_seqs(values) for values in given]
-    states = [[value.copy() for value in values[1 + op.n_seqs :][:n_states]] for values in given]
-    shared = [list(op.outer_shared(values)) for values in given]
+    states = [[value.copy() for value in values[1 + n_sequences :][:n_states]] for values in given]
+    shared = [list(values[1 + n_sequences + n_states :][:n_shared]) for values in given]
     others = [list(op.outer_non_seqs(values)) for values in given]
     results = [[[None] * int(n) for n in op.outer_nitsot(values)] for values in given]
-    firsts = [-min(taps) for taps in op.tap_array]
+    firsts = [-min(taps) for taps in taps_of]
     done = 0
     while done < n_steps:
         places = [first + done for first in firsts]
         inputs = [
             [
                 *(one[done] for one in sequences[rank]),
-                *(states[rank][i][places[i] + tap] for i in range(n_states) for tap in op.tap_array[i]),
+                *(states[rank][i][places[i] + tap] for i in range(n_states) for tap in taps_of[i]),
                 *shared[rank],
                 *others[rank],
             ]
             for rank in ranks
         ]
-        assert len(inputs[0]) == len(op.inputs) == op.n_seqs + n_taps + len(shared[0]) + len(others[0])
+        assert len(inputs[0]) == len(loop.inputs) == n_sequences + n_taps + n_shared + len(others[0])
         inputs = [list(map(np.array, each)) if not shared[0] else each for each in inputs]
-        values = evaluate(op.outputs, dict(zip(op.inputs, map(list, zip(*inputs)))))
+        values = evaluate(loop.outputs, dict(zip(loop.inputs, map(list, zip(*inputs)))))
         done += 1
         for rank in ranks:
-            news = [values[output][rank] for output in op.outputs]
+            news = [values[output][rank] for output in loop.outputs]
             for i in range(n_states):
-                for tap in op.mit_mot_out_slices[i] if i < op.n_mit_mot else [0]:
+                for tap in new_taps[i] if i < n_mit_mot else [0]:
                     states[rank][i][places[i] + tap] = news.pop(0)
             for result in results[rank]:
                 result[done - 1] = np.array(news.pop(0))
             shared[rank] = [news.pop(0) for _ in shared[rank]]
-        if op.as_while and {bool(values[op.outputs[-1]][rank]) for rank in ranks} == {True}:
+        if loop.is_while and {bool(values[loop.outputs[-1]][rank]) for rank in ranks} == {True}:
             break
     results = [list(map(_stacked, each)) for each in results]
     for rank in ranks:
-        for i in range(op.n_mit_mot, n_states):
+        for i in range(n_mit_mot, n_states):
             states[rank][i] = _trimmed(states[rank][i], firsts[i] + done, n_steps - done)
         results[rank] = [_trimmed(result, done, n_steps - done) for result in results[rank]]
     return [[*states[rank], *results[rank], *shared[rank]] for rank in ranks]

@@ -1,10 +1,6 @@
 """Steps of random programs: arithmetic, reductions, products, layers."""
 
-import theano
-import theano.tensor as T
-from theano.ifelse import ifelse
-from theano.tensor.shared_randomstreams import RandomStreams
-from theano.tensor.signal.pool import pool_2d
+from engine import RandomStreams, T, ifelse, pool_2d, theano
 
 
 class Arithmetic:
@@ -148,7 +144,7 @@ UNARY = (
     lambda x: T.invert(T.gt(x, 0)),
     theano.gradient.disconnected_grad,
     lambda x: theano.gradient.grad_clip(x, -0.5, 0.5),
-    T.unbroadcast,
+    lambda x: T.unbroadcast(x),
     T.squeeze,
     lambda x: x.T,
     lambda x: x.flatten(),

@@ -1,7 +1,6 @@
 """Loops of random programs: steps over a first axis, with a state that is computed anew, added to, or both."""
 
-import theano  # isort: skip
-import theano.tensor as T  # isort: skip
+from engine import T, theano
 
 
 class Loops:

@@ -18,12 +18,10 @@ import warnings
 
 import numpy as np
 from divided import check, evaluate
+from engine import T, theano
 from random_arithmetic import Arithmetic
 from random_loops import Loops
 from random_moves import Moves
-
-import theano  # isort: skip
-import theano.tensor as T  # isort: skip
 
 #: What Theano raises for a program that makes no sense.
 WRONG = (

@@ -8,20 +8,12 @@ import contextlib
 import functools
 
 import numpy as np
+import pytest
 import scipy.sparse
+from engine import T, pool_2d, pool_3d, theano, theano_only  # noqa: F401
 
-import synkhronos  # it mends Theano, which therefore comes after it
-
-import theano  # isort: skip
-import theano.tensor as T  # isort: skip
-from theano import OpFromGraph, sparse  # noqa: F401  isort: skip
-from theano.gradient import DisconnectedInputError, NullTypeGradError  # isort: skip
-from theano.tensor.nnet import bn  # noqa: F401  isort: skip
-from theano.gradient import disconnected_grad as constant  # noqa: F401  isort: skip
-from theano.tensor.extra_ops import RepeatOp  # noqa: F401  isort: skip
-from theano.tensor.signal.pool import pool_2d, pool_3d  # noqa: F401  isort: skip
-
-assert synkhronos
+constant = theano.gradient.disconnected_grad
+_NO_GRADIENT = (theano.gradient.NullTypeGradError, theano.gradient.DisconnectedInputError)
 
 N, D, K, L = 11, 4, 3, 5  # rows, features, classes, steps
 
@@ -64,7 +56,7 @@ PARAMETERS = [W, U, b, B, E, gain, filters, channel, V, table, each]
 steps = s.dimshuffle(1, 0, 2)
 matrix = theano.shared(scipy.sparse.csc_matrix(_rng.binomial(1, 0.4, (D, K)) * 1.5), "matrix")
 _h, _w = T.dmatrix(), T.dmatrix()
-layer = OpFromGraph([_h, _w], [T.tanh(_h.dot(_w)), _h.sum(0)], inline=True)
+layer = theano.OpFromGraph([_h, _w], [T.tanh(_h.dot(_w)), _h.sum(0)], inline=True)
 
 
 def norm(h, axes=(0,)):
@@ -382,6 +374,8 @@ T.set_subtensor(T.zeros((x.shape[0], 6))[:, 1:5], x)
 T.inc_subtensor(E[y], x)
 T.inc_subtensor(E[y], 1.0)
 T.inc_subtensor(E[y], B)
+T.inc_subtensor(c.T[[0, 2, 2]], x.T[:K])
+T.inc_subtensor(c.T[[0, 2]], v)
 T.set_subtensor(E[y], x)
 T.inc_subtensor(T.zeros_like(E)[y], x)
 T.inc_subtensor(T.zeros((K,))[y], v)
@@ -438,12 +432,12 @@ pool_2d(images.dimshuffle(1, 0, 2, 3), (2, 2), ignore_border=True)
 pool_2d(s, (2, 2), ignore_border=True)
 pool_3d(images, (2, 2, 2), ignore_border=True)
 lrn(images)
-bn.batch_normalization_train(x, gain, gain * 0.5, "per-activation")[0]
-bn.batch_normalization_train(x, gain, gain * 0.5, "per-activation", 1e-4, 0.1, gain, gain * 2)
-bn.batch_normalization_train(images, channel, channel, "spatial", 1e-4, 0.1, channel, channel)
-bn.batch_normalization_test(x, gain, gain, gain * 2, abs(gain), "per-activation")
-bn.batch_normalization_train(s, T.ones((1, L, D)), T.zeros((1, L, D)), (0,))[0]
-bn.batch_normalization_train(s, T.ones((N, 1, D)), T.zeros((N, 1, D)), (1,))[0]
+T.nnet.bn.batch_normalization_train(x, gain, gain * 0.5, "per-activation")[0]
+T.nnet.bn.batch_normalization_train(x, gain, gain * 0.5, "per-activation", 1e-4, 0.1, gain, gain * 2)
+T.nnet.bn.batch_normalization_train(images, channel, channel, "spatial", 1e-4, 0.1, channel, channel)
+T.nnet.bn.batch_normalization_test(x, gain, gain, gain * 2, abs(gain), "per-activation")
+T.nnet.bn.batch_normalization_train(s, T.ones((1, L, D)), T.zeros((1, L, D)), (0,))[0]
+T.nnet.bn.batch_normalization_train(s, T.ones((N, 1, D)), T.zeros((N, 1, D)), (1,))[0]
 T.concatenate([x, z], axis=1)
 T.concatenate([x, z], axis=0)
 T.concatenate([x, c], axis=1)
@@ -467,8 +461,8 @@ T.tile(x, (1, 2))
 T.tile(x, (2, 1))
 T.repeat(x, 2, axis=0)
 T.repeat(x, 2, axis=1)
-RepeatOp(axis=-2)(x, 2)
-RepeatOp(axis=-1)(x, 2)
+T.extra_ops.RepeatOp(axis=-2)(x, 2)
+T.extra_ops.RepeatOp(axis=-1)(x, 2)
 T.sort(x, axis=-2)
 T.cumsum(x, axis=-2)
 T.concatenate([x, z], axis=-2)
@@ -565,11 +559,11 @@ T.extra_ops.RepeatOp(axis=0)(x, T.as_tensor_variable(2))
 T.extra_ops.RepeatOp(axis=1)(x, T.as_tensor_variable([1, 2, 0, 1]))
 T.tile(x, (2, 1, 1))
 x[: x.shape[0]]
-sparse.dot(x, matrix)
-sparse.dot(matrix.T, x.T)
-sparse.dot(x.T, sparse.basic.csr_from_dense(c))
-sparse.structured_dot(matrix, x.dot(W).T).T
-constant(sparse.basic.csm_data(T.grad((sparse.structured_dot(matrix.T, x.T) ** 2).sum(), matrix)))
+theano.sparse.dot(x, matrix)
+theano.sparse.dot(matrix.T, x.T)
+theano.sparse.dot(x.T, theano.sparse.basic.csr_from_dense(c))
+theano.sparse.structured_dot(matrix, x.dot(W).T).T
+constant(theano.sparse.basic.csm_data(T.grad((theano.sparse.structured_dot(matrix.T, x.T) ** 2).sum(), matrix)))
 theano.scan(lambda row, total: total + row, sequences=x, outputs_info=T.zeros((D,)))[0]
 theano.scan(lambda h: T.tanh(h.dot(U)), outputs_info=x, n_steps=3)[0][-1]
 theano.scan(lambda k: k * 2.0, sequences=T.arange(x.shape[0]))[0] * v
@@ -624,6 +618,32 @@ x.dot(W).mean(0) - b, (x**2).mean()
 _NAMES = {name: value for name, value in globals().items() if not name.startswith("__")}
 
 
+#: Words by which programs with operations of Theano's alone are known.
+_THEANOS = [
+    "batched_tensordot",
+    "confusion_matrix",
+    "conv2d",
+    "crossentropy_softmax",
+    "h_softmax",
+    "nnet.bn",
+    "pool_",
+    "RepeatOp",
+    "softmax_graph",
+    "softmax_op",
+    "T.join(T.cast",
+    "unbroadcast",
+]
+
+
+def marked(programs):
+    """Programs as parameters of a test."""
+    alone = theano_only("operations that PyTensor has not: convolution, pooling, batch normalisation and others")
+    return [
+        pytest.param(program, marks=[alone] if any(word in program for word in _THEANOS) else [])
+        for program in programs
+    ]
+
+
 def evaluated(program):
     """What a program computes: a list."""
     outputs = eval(program, _NAMES)
@@ -639,7 +659,9 @@ def outputs_of(program):
     wanted = [one for one in inputs if str(one.dtype).startswith("float")]
     if losses and wanted:
         loss = sum((T.sin(one) * 0.5).sum() for one in losses)
-        with contextlib.suppress(NotImplementedError, TypeError, NullTypeGradError, DisconnectedInputError):
+        with contextlib.suppress(
+            NotImplementedError, TypeError, theano.gradient.NullTypeGradError, theano.gradient.DisconnectedInputError
+        ):
             outputs += T.grad(loss, wanted, disconnected_inputs="ignore")
     return outputs
 

@@ -14,12 +14,11 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from engine import theano
 from template import Template
 
-import synkhronos  # it mends Theano, which therefore comes after it
+import synkhronos
 from synkhronos._session.devices import _list_gpus
-
-import theano  # isort: skip
 
 ROOT = Path(synkhronos.__file__).resolve().parent.parent
 _BEGAN = time.time() - 1  # what is older is nothing of these tests
@@ -149,7 +148,7 @@ def start_script(source, *arguments, fresh=False, stdin=None, start_new_session=
         import os, signal, sys, threading, time
         import numpy as np
         import synkhronos as synk
-        import theano, theano.tensor as T
+        from engine import T, theano
         import support
         from support import *
     """
@@ -233,3 +232,9 @@ def assert_close(actual, expected, rtol=2e-5, atol=1e-6):
     actual, expected = np.asarray(actual), np.asarray(expected)
     assert actual.shape == expected.shape
     np.testing.assert_allclose(actual, expected, rtol=rtol, atol=atol, equal_nan=True)
+
+
+def same_state(one, other):
+    """Whether two states of random streams are the same: arrays, or NumPy's generators."""
+    one, other = (getattr(state, "bit_generator", None) or state for state in (one, other))
+    return one.state == other.state if hasattr(one, "state") else np.array_equal(one, other)

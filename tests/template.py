@@ -89,6 +89,10 @@ class Script:
         self.send_signal(signal.SIGKILL)
 
 
+def _flags():
+    return [os.environ.get(name) for name in ("THEANO_FLAGS", "PYTENSOR_FLAGS")]
+
+
 class Template:
     """The template, seen from pytest; started when the first script wants it."""
 
@@ -101,14 +105,14 @@ class Template:
         return None if self.process is None else self.process.pid
 
     def outdated(self):
-        """Whether Theano's flags are others now than when the template was started."""
-        return self.process is not None and os.environ.get("THEANO_FLAGS") != self._flags
+        """Whether the engine's flags are others now than when the template was started."""
+        return self.process is not None and _flags() != self._flags
 
     def start(self, source, arguments, environment, stdin=None, new_session=False):
         """Run a script; returns a `Script`."""
         if self.process is None:
             self._socket, theirs = socket.socketpair()
-            self._flags = os.environ.get("THEANO_FLAGS")
+            self._flags = _flags()
             self.process = subprocess.Popen(
                 [sys.executable, str(TESTS / "template.py"), str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
@@ -215,14 +219,13 @@ def run(source, arguments):
 if __name__ == "__main__":
     import numpy
     import support  # noqa: F401  (and with it all that scripts import)
-    import theano.tensor  # noqa: F401
 
     import synkhronos
     import synkhronos._calls
-    import synkhronos._graphs
+    import synkhronos._engine
     import synkhronos._variables
 
-    synkhronos._graphs.prepare_fork()
+    synkhronos._engine.prepare_fork()
     gc.collect()
     gc.freeze()  # scripts that collect garbage do not copy what is here
     run(*serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -3,7 +3,7 @@
 import functools
 
 import numpy as np
-from theano.configparser import change_flags
+from engine import theano
 
 import synkhronos as synk
 
@@ -44,7 +44,7 @@ class Twin:
 
 @functools.cache
 def twins(program):
-    with change_flags(floatX="float64"):
+    with theano.change_flags(floatX="float64"):
         with synk.parallelize(**dict(program.options)):
             ours = Twin(program)
         return ours, Twin(program)

@@ -11,6 +11,7 @@ from synkhronos._calls.meetings import Meetings
 from synkhronos._calls.results import Results
 from synkhronos._calls.selecting import Selector
 from synkhronos._calls.serial import Serial, rows_of
+from synkhronos._engine import to_host
 from synkhronos._partition import pieces
 from synkhronos._rank import Call
 from synkhronos._session import Session, warn
@@ -131,12 +132,12 @@ class Averages:
 
         def sample() -> Sample:
             n, n_rows = self._graph.n_scattered, self._part(call)
-            variables = [_graphs.to_host(_graphs.get_array(var)) for var in self._graph.sliceable_shareds]
+            variables = [to_host(_graphs.get_array(var)) for var in self._graph.sliceable_shareds]
             if rows is not None:
                 variables = [rows_of(value, rows[call.master]) for value in variables]
             if call.num_slices > 1:
                 variables = [value[:n_rows] for value in variables]
-            variables += [_graphs.to_host(_graphs.get_array(var)) for var in self._undeclared]
+            variables += [to_host(_graphs.get_array(var)) for var in self._undeclared]
             inputs = select().chosen()
             return Sample([*(value[:n_rows] for value in inputs[:n]), *inputs[n:]], n, variables)
 

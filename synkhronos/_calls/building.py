@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from synkhronos import _graphs
+from synkhronos import _engine, _graphs
 from synkhronos._calls.exact import ExactFunction
 from synkhronos._calls.functions import Function
 from synkhronos._calls.results import Results
@@ -20,7 +20,7 @@ __all__ = ["function"]
 
 _FOR_EXACT = ("exact", "shard", "random")
 _OWN_KEYWORDS = ("inputs", "outputs", "bcast_inputs", "updates", "givens", "sliceable_shareds", *_FOR_EXACT)
-_KEYWORDS_FOR_THEANO = [name for name in _graphs.THEANO_KEYWORDS if name not in _OWN_KEYWORDS]
+_KEYWORDS_FOR_THEANO = [name for name in _engine.KEYWORDS if name not in _OWN_KEYWORDS]
 
 
 @lists_ops
@@ -80,13 +80,13 @@ def function(
     TypeError, ValueError
         For arguments that make no sense, and whatever Theano raises.
     """
-    if sys._getframe(1).f_globals.get("__name__", "").startswith("theano."):
-        # the program has set theano.function to this one; Variable.eval and the like mean Theano's own
+    if sys._getframe(1).f_globals.get("__name__", "").startswith(f"{_engine.name}."):
+        # the program has set the engine's function to this one; Variable.eval and the like mean the engine's own
         own = {"outputs": outputs, "updates": updates, "givens": givens, **kwargs}
-        return _graphs.compile_function(inputs, **{name: value for name, value in own.items() if value is not None})
+        return _engine.compile_function(inputs, **{name: value for name, value in own.items() if value is not None})
     session = current("function")
     for name in kwargs:
-        if name not in _graphs.THEANO_KEYWORDS:
+        if name not in _engine.KEYWORDS:
             raise unknown_keyword("synkhronos.function", name, [*_OWN_KEYWORDS, *_KEYWORDS_FOR_THEANO])
     for name, value in (("inputs", inputs), ("bcast_inputs", bcast_inputs), ("sliceable_shareds", sliceable_shareds)):
         if value is not None and not isinstance(value, (list, tuple)):
@@ -100,7 +100,9 @@ def function(
         variables.append(var)
         output_modes.append(check_op(f"output {position}", op, "gather", None))
         if output_modes[-1] is not None and not _graphs.is_tensor_variable(getattr(var, "variable", var)):
-            raise TypeError(f"output {position} must be a Theano tensor variable, or have the op None; got {var!r}")
+            raise TypeError(
+                f"output {position} must be a {_engine.TITLE} tensor variable, or have the op None; got {var!r}"
+            )
     graph = _graphs.Graph(
         inputs,
         variables,
@@ -139,7 +141,7 @@ def function(
 
 def _with_streams(function: Function, own: Sequence[Any] | None = None) -> Function:
     """A function that draws of a rank's own streams, all or some, and of others that are common to all ranks."""
-    for var in filter(_graphs.is_random_state, function.get_shared()):
+    for var in filter(_engine.is_random_state, function.get_shared()):
         _graphs.claim_stream(var, common=own is not None and var not in own)
     return function
 

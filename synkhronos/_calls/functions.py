@@ -19,6 +19,7 @@ from synkhronos._calls.results import Results
 from synkhronos._calls.selecting import Selector
 from synkhronos._calls.serial import Serial, environment_asks, is_asked
 from synkhronos._data import Data, data
+from synkhronos._engine import as_asked, machine
 from synkhronos._graphs import Variant
 from synkhronos._rank import Call
 from synkhronos._session import Session, current, functions
@@ -90,22 +91,22 @@ class Function:
             "synkhronos.extensions.checkpoint"
         )
 
-    maker: Any = property(lambda self: self._theano.maker, doc="That of the master's Theano function, with its graph.")
-    fn: Any = property(lambda self: self._theano.fn, doc="What the master's Theano function runs.")
-    profile: Any = property(lambda self: self._theano.profile, doc="Theano's profile of it, or ``None``.")
+    maker: Any = property(lambda self: self._theano.maker, doc="That of the master's own function, with its graph.")
+    fn: Any = property(lambda self: machine(self._theano), doc="What the master's own function runs.")
+    profile: Any = property(lambda self: self._theano.profile, doc="The engine's profile of it, or ``None``.")
 
     def get_shared(self) -> list[Any]:
-        """The shared variables that the function reads or updates, as of a Theano function."""
+        """The shared variables that the function reads or updates, as of Theano's own."""
         return _graphs.shared_variables_of(self._theano)
 
     def as_theano(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the plain Theano function, in the master only, on the whole arguments."""
+        """Call the plain function of Theano or PyTensor, in the master only, on the whole arguments."""
         subset = kwargs.pop("output_subset", None)
         given = arrange(self._graph, args, kwargs, ("output_subset",))
         inputs = [value.data if isinstance(value, Data) else value for value in given]
-        values = self._user.compile(self._plain)(*inputs, output_subset=subset)
+        values = self._user.compute(self._plain, inputs, subset)
         outputs = self._graph.outputs if subset is None else [self._graph.outputs[i] for i in subset]
-        values = [_graphs.as_asked(value, output) for value, output in zip(values, outputs)]
+        values = [as_asked(value, output) for value, output in zip(values, outputs)]
         return values[0] if self._single and len(values) == 1 and subset is None else values
 
     def build_inputs(

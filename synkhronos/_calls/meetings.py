@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from synkhronos import _graphs
+from synkhronos._engine import is_random_state
 from synkhronos._inside import Cut, cut, depends_on, meets, meets_in_a_loop
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Meetings:
         self._is_cut = False
         self._outputs, self._updates = graph.expressions if self.any else ([], [])
         self._in_a_loop = meets_in_a_loop([*self._outputs, *(new for _, new in self._updates)])
-        self._apart = [*graph.apart, *(var for var, _ in self._updates if _graphs.is_random_state(var))]
+        self._apart = [*graph.apart, *(var for var, _ in self._updates if is_random_state(var))]
         for i, mode in enumerate(results.modes):
             if mode in ("sum", "prod") and self.is_replicated(i):
                 raise ValueError(
@@ -77,7 +78,7 @@ class Meetings:
                 f"{sum(counts)} data points on {len(counts)} ranks: a function with collectives in a loop, or in an "
                 "OpFromGraph, needs one on each rank"
             )
-        return [var for var, _ in self._updates if not _graphs.is_random_state(var) and self.is_averaged(var)]
+        return [var for var, _ in self._updates if not is_random_state(var) and self.is_averaged(var)]
 
     def is_averaged(self, var: Any) -> bool:
         """Whether slices average the new values of a variable, if they average any."""

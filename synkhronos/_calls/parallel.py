@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from synkhronos import _graphs
+from synkhronos import _engine, _graphs
 from synkhronos._calls.arguments import arrange
 from synkhronos._calls.building import function
 from synkhronos._calls.functions import Function
@@ -63,7 +63,7 @@ def parallelize(bcast_inputs: Sequence[Any] = (), shard: Any = (), random: str =
         raise ValueError(f'random must be "serial" or "own"; got {random!r}')
     ending = contextlib.ExitStack()
     axes = shard if isinstance(shard, dict) else dict.fromkeys(shard, 0)
-    ending.callback(_graphs.divert(_Builder(list(bcast_inputs), axes, random)))
+    ending.callback(_engine.divert(_Builder(list(bcast_inputs), axes, random)))
     return ending
 
 
@@ -76,12 +76,14 @@ class _Builder:
     def __call__(self, plain: Callable[..., Any], asked: dict[str, Any]) -> Any:
         if held() is None:
             raise SessionError(
-                "theano.function: synkhronos.parallelize is on, and this process has no session: call "
-                "synkhronos.fork() first, or build the function outside of the block"
+                f"{_engine.name}.function: synkhronos.parallelize is on, and this process has no session: "
+                "call synkhronos.fork() first, or build the function outside of the block"
             )
         if asked["accept_inplace"]:
-            raise ValueError("theano.function: accept_inplace=True is not possible under synkhronos.parallelize")
-        inputs = asked["params"]
+            raise ValueError(
+                f"{_engine.name}.function: accept_inplace=True is not possible under synkhronos.parallelize"
+            )
+        inputs = asked["inputs"]
         order = sorted(range(len(inputs)), key=lambda position: not self._has_rows(inputs[position]))
         n_scattered = sum(map(self._has_rows, inputs))
         shard = self._sharded(asked) if self._axes else {}
@@ -90,7 +92,7 @@ class _Builder:
             if not _graphs.updates_variables(made):  # it may draw random numbers
                 return made
         divided = [inputs[position] for position in order]
-        own = ("params", "output_keys", "accept_inplace")
+        own = ("inputs", "output_keys", "accept_inplace")
         made = function(
             divided[:n_scattered],
             bcast_inputs=divided[n_scattered:],
@@ -99,7 +101,7 @@ class _Builder:
             random=self._random,
             **{name: value for name, value in asked.items() if name not in own},
         )
-        return ParallelFunction(made, inputs, order, asked["output_keys"])
+        return ParallelFunction(made, inputs, order, asked.get("output_keys"))
 
     def _has_rows(self, item: Any) -> bool:
         variable = getattr(item, "variable", item)
@@ -112,7 +114,7 @@ class _Builder:
     def _sharded(self, asked: dict[str, Any]) -> dict[Any, int]:
         """What of ``shard`` a function uses."""
         used = _graphs.variables_used(asked)
-        names = {item.variable: item for item in asked["params"] if hasattr(item, "variable")}
+        names = {item.variable: item for item in asked["inputs"] if hasattr(item, "variable")}
         return {variable: axis for variable in used for axis in self._axes_of(names.get(variable, variable))}
 
     def _axes_of(self, item: Any) -> list[int]:
@@ -194,8 +196,9 @@ class ParallelFunction:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"{name}: what theano.function builds under synkhronos.parallelize has exact, fn, get_shared, maker, name, "
-            "output_keys, partition, profile, trust_input; for more, build the function outside of the block"
+            f"{name}: what {_engine.name}.function builds under synkhronos.parallelize has exact, fn, get_shared, "
+            "maker, name, output_keys, partition, profile, trust_input; for more, build the function outside of the "
+            "block"
         )
 
     def __getitem__(self, name: Any) -> Any:
@@ -210,4 +213,4 @@ class ParallelFunction:
         return self.exact.__reduce_ex__(protocol)
 
 
-_graphs.make_printable(Function, ParallelFunction)
+_engine.make_printable(Function, ParallelFunction)

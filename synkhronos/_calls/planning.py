@@ -71,13 +71,16 @@ class Planner:
             graph, subset, follow = self._in_two(distributed, wanted, *parts)
         accumulate = num_slices > 1 and bool(graph.accumulated)
         kind = "all" if rows is None else "range" if isinstance(rows[0], Rows) else "index"
-        key = distributed(Variant(accumulate, kind, self._device), graph)
+        updated = graph.accumulated if accumulate else []
+        n = len(graph.outputs)
+        if subset is not None:
+            subset = _some(subset, n)
+        variant, asked = Variant(accumulate, kind, self._device).told(subset)
+        key = distributed(variant, graph)
         counts, everybody = count_points(session, self._graph, selector, rows, num_slices)
         if rows is not None and self._meetings.any and any(counts) and not all(counts):
             rows = lend_rows(session, self._graph, rows, counts)
         staging = selector.stage(rows)
-        updated = graph.accumulated if accumulate else []
-        n = len(graph.outputs)
         call = Call(
             function=key,
             inputs=staging.sources,
@@ -88,7 +91,7 @@ class Planner:
             everybody=everybody,
             num_slices=num_slices,
             output_modes=tuple([modes[i] for i in wanted]),
-            output_subset=None if subset is None else _some((*subset, *range(n, n + len(updated))), n + len(updated)),
+            output_subset=None if asked is None else (*asked, *range(n, n + len(updated))),
             updated=session.keys(updated),
             update_modes=tuple([self._mode_of.get(var, "avg") for var in updated]),
             nccl=self._results.over_nccl(wanted) if session.nccl and (everybody or all(counts)) else (),
@@ -113,11 +116,12 @@ class Planner:
         rest = [i for i in wanted if i in cut.after]
         n_local = len(before.outputs) - len(cut.ops)
         after_subset = tuple([list(cut.after).index(i) for i in rest])
+        variant, asked = Variant(device=self._device).told(_some(after_subset, len(after.outputs)))
         follow = Follow(
-            function=distributed(Variant(device=self._device), after),
+            function=distributed(variant, after),
             modes=(*(self._results.modes[i] or "avg" for i in local), *cut.ops),
             n_entering=len(cut.ops),
-            output_subset=_some(after_subset, len(after.outputs)),
+            output_subset=asked,
             order=tuple([[*local, *rest].index(i) for i in wanted]),
         )
         entering = range(n_local, n_local + len(cut.ops))

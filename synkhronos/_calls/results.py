@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
-from synkhronos import _graphs
 from synkhronos._collectives import OPS, combine, nccl_reduces
+from synkhronos._engine import as_asked
 
 if TYPE_CHECKING:
     from synkhronos._calls.meetings import Meetings
@@ -107,5 +107,5 @@ class Results:
                 value = private(own[place]) if is_present or meetings.is_replicated(i) else None
             else:
                 value = combine(arrays, self.modes[i], present_weights, self.names[i])
-            combined.append(_graphs.as_asked(value, self._outputs[i]) if self._on_gpu else value)
+            combined.append(as_asked(value, self._outputs[i]) if self._on_gpu else value)
         return combined

@@ -10,6 +10,7 @@ import numpy as np
 
 from synkhronos import _graphs
 from synkhronos._calls.results import Results
+from synkhronos._engine import TITLE, to_host
 from synkhronos._interrupts import let_interrupts_pass
 from synkhronos._partition import Selection
 from synkhronos._rank import Get
@@ -67,7 +68,7 @@ class Serial:
             Those that are given values beside the sliceable ones.
         """
         values = self._function(wanted, others, False)(*inputs, *variables)
-        return [np.asarray(_graphs.to_host(value)) for value in values]
+        return [np.asarray(to_host(value)) for value in values]
 
     def shapes(
         self, inputs: Sequence[Any], variables: Sequence[Any], wanted: Sequence[int], others: Sequence[Any]
@@ -114,7 +115,7 @@ class Serial:
             return self.compute(inputs, sliceable, wanted)
         except Exception as error:
             let_interrupts_pass(error)
-            raise ValueError(f"check_against_theano: Theano fails on all rows in one piece: {error}") from error
+            raise ValueError(f"check_against_theano: {TITLE} fails on all rows in one piece: {error}") from error
 
     def compare(self, outputs: Sequence[Any], expected: Sequence[np.ndarray], wanted: Sequence[int]) -> None:
         """Raise `ValueError` for the output that differs most from what Theano gives, if any does.
@@ -126,10 +127,10 @@ class Serial:
             op = self._results.modes[i]
             if op is None or (op == "gather" and right.ndim == 0):
                 continue
-            got = np.asarray(_graphs.to_host(output))
+            got = np.asarray(to_host(output))
             if got.shape != right.shape:
                 raise ValueError(
-                    f"{self._results.names[i]}, op {op!r}: shape {got.shape}, but Theano gives {right.shape} for the "
+                    f"{self._results.names[i]}, op {op!r}: shape {got.shape}, but {TITLE} gives {right.shape} for the "
                     "same rows in one piece"
                 )
             difference, tolerance = _largest_difference(got, right)
@@ -139,7 +140,7 @@ class Serial:
             _, i, op, difference, got, right = worst
             place = np.unravel_index(np.argmax(distances(got, right)), got.shape)
             raise ValueError(
-                f"{self._results.names[i]}, op {op!r}, differs from what Theano gives for the same rows in one piece "
+                f"{self._results.names[i]}, op {op!r}, differs from what {TITLE} gives for the same rows in one piece "
                 f"by up to {difference:.6g}: {got[place]:.9g}, expected {right[place]:.9g}. The op must make the value "
                 "of the whole of the values of its parts (or the replicas differ: synkhronos.check_replicas)"
             )

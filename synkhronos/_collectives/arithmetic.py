@@ -34,7 +34,7 @@ def result_dtype(dtype: np.dtype, op: str) -> np.dtype:
     if OPS[op].weighted:
         return np.dtype(np.float64) if dtype.kind in "iub" else dtype
     if OPS[op].widens and dtype.kind in "iub":
-        return np.add.reduce(np.zeros(1, dtype)).dtype
+        return np.zeros(1, dtype).sum().dtype
     return dtype
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import os
 import sys
 import types
 import warnings
@@ -22,10 +23,12 @@ from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from typing import Any
 
+from .blas import find_blas
 from .cache import mend_cache_keys
 from .complaints import explain_missing_headers, shorten_complaints
 from .correlations import vectorize_convolution
 from .elementwise import vectorize_elementwise
+from .fusion import fuse_sums
 from .headers import precompile_headers
 from .offer import offer_blas, refuse_unfit_blas
 from .pooling import mend_pooling
@@ -37,7 +40,7 @@ from .tangent import vectorize_tanh
 from .topk import mend_topk
 from .windows import vectorize_pooling
 
-__all__ = ["install"]
+__all__ = ["find_blas", "prepare"]
 
 SCAN_LOOP = "theano.scan_module.scan_perform_ext"
 COMPILING = "theano.gof.cmodule"
@@ -80,6 +83,17 @@ def install() -> Mender:
                 for mend in mends:
                     mend(sys.modules[name])
     return mender
+
+
+def prepare() -> Mender | None:
+    """`install`, unless this process can have no use for it: PyTensor is asked for, or there is no Theano."""
+    if os.environ.get("SYNKHRONOS_ENGINE") == "pytensor":
+        return None
+    finders = [one for one in sys.meta_path if hasattr(one, "find_spec") and not hasattr(one, "synkhronos_role")]
+    found = [one.find_spec("theano", None) for one in finders]
+    if "theano" in sys.modules or any(spec and spec.origin for spec in found):  # a folder of that name has none
+        return install()
+    return None
 
 
 class Mender:
@@ -182,6 +196,7 @@ def mend_ops() -> None:
     mend_cache_keys()
     mend_strides()
     mend_topk()
+    fuse_sums()
     precompile_headers()
     refuse_unfit_blas()
 

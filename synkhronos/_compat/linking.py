@@ -11,10 +11,16 @@ import glob
 import os
 import re
 import subprocess
+import sys
+from importlib import import_module
 
 from .routines import SYMBOLS, TABLE
 
 __all__ = ["link"]
+
+#: The modules that make the command: of Theano, and of PyTensor.
+_THEANO = ("theano", "theano.gof.cmodule", "theano.tensor.blas")
+_PYTENSOR = ("pytensor", "pytensor.link.c.cmodule", "pytensor.tensor.blas._core")
 
 _SECONDS = 120  # for the compiler, on a machine that is busy
 
@@ -62,13 +68,12 @@ def link(flags: str, folder: str) -> str:
 
 
 def _command(flags: str, source: str, module: str) -> list[str]:
-    from theano import config
-    from theano.gof.cmodule import GCC_compiler, get_gcc_shared_library_arg, std_lib_dirs, std_libs
-    from theano.tensor.blas import _ldflags
+    engine, compiling, linking = _THEANO if "pytensor" not in sys.modules else _PYTENSOR
+    config, cmodule, blas = import_module(engine).config, import_module(compiling), import_module(linking)
 
     def kind(**wanted: bool) -> list[str]:
         everything = dict.fromkeys(("libs", "flags", "libs_dir", "include_dir"), False)
-        return list(dict.fromkeys(_ldflags(flags, **{**everything, **wanted})))
+        return list(dict.fromkeys(blas._ldflags(flags, **{**everything, **wanted})))
 
     try:
         options, folders, libraries = kind(flags=True), kind(libs_dir=True), kind(libs=True)
@@ -78,17 +83,17 @@ def _command(flags: str, source: str, module: str) -> list[str]:
     except OSError as error:  # it lists the folders of -L
         raise OSError(f"the folder {error.filename} of -L: {error.strerror}") from None
     try:
-        arguments = GCC_compiler.compile_args()
+        arguments = cmodule.GCC_compiler.compile_args()
     except ValueError as error:  # of gcc.cxxflags
         raise OSError(str(error)) from None
     return [
         config.cxx,
-        get_gcc_shared_library_arg(),
+        cmodule.get_gcc_shared_library_arg(),
         *options,
         *arguments,
-        *(f"-L{folder}" for folder in [*folders, *std_lib_dirs()]),
+        *(f"-L{folder}" for folder in [*folders, *cmodule.std_lib_dirs()]),
         *("-o", module, source),
-        *(f"-l{library}" for library in [*libraries, *std_libs()]),
+        *(f"-l{library}" for library in [*libraries, *cmodule.std_libs()]),
     ]
 
 

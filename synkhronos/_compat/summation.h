@@ -17,33 +17,59 @@ static inline Sum sum_of_run(const T *__restrict__ x, npy_intp n) {
     return sums[0] + rest;
 }
 
-// Makes `out` of the kept axes, in the place of what is there if that can be had; false with an exception without memory.
-template <typename T, typename Sum, typename Out>
-static bool sum_around(PyArrayObject *x, int first, int n_kept, PyArrayObject **out, int type) {
-    const npy_intp *sizes = PyArray_DIMS(x);
-    npy_intp before = 1, kept = 1, behind = 1;
-    for (int i = 0; i < PyArray_NDIM(x); i++) (i < first ? before : i < first + n_kept ? kept : behind) *= sizes[i];
-    if (!*out || PyArray_NDIM(*out) != n_kept || PyArray_TYPE(*out) != type || !PyArray_ISCARRAY(*out) ||
-        !PyArray_CompareLists(PyArray_DIMS(*out), sizes + first, n_kept)) {
+// Sums of elements that come in order, some at a time.
+template <typename T, typename Sum>
+class Sums {
+   public:
+    Sums(const npy_intp *sizes, int n_axes, int first, int n_kept)
+        : kept(1), behind(1), place(0), done(0), shape(sizes + first), n_kept(n_kept) {
+        npy_intp before = 1;
+        for (int i = 0; i < n_axes; i++) (i < first ? before : i < first + n_kept ? kept : behind) *= sizes[i];
+        if (kept == 1) behind *= before;
+        sums = (Sum *)calloc(kept ? kept : 1, sizeof(Sum));
+    }
+    ~Sums() { free(sums); }
+
+    void add(const T *__restrict__ x, npy_intp n) {
+        for (npy_intp some; n > 0; n -= some, x += some)
+            if (behind == 1) {
+                some = n < kept - place ? n : kept - place;
+                Sum *__restrict__ to = sums + place;
+                for (npy_intp j = 0; j < some; j++) to[j] += x[j];
+                if ((place += some) == kept) place = 0;
+            } else {
+                some = n < behind - done ? n : behind - done;
+                sums[place] += sum_of_run<T, Sum>(x, some);
+                if ((done += some) == behind) {
+                    done = 0;
+                    if (++place == kept) place = 0;
+                }
+            }
+    }
+
+    // Whether `out` is an array for the sums: what is there, if that suits; without memory not, with an exception.
+    bool make(PyArrayObject **out, int type) const {
+        if (sums && *out && PyArray_NDIM(*out) == n_kept && PyArray_TYPE(*out) == type && PyArray_ISCARRAY(*out) &&
+            PyArray_CompareLists(PyArray_DIMS(*out), shape, n_kept))
+            return true;
         Py_XDECREF(*out);
-        *out = (PyArrayObject *)PyArray_SimpleNew(n_kept, const_cast<npy_intp *>(sizes) + first, type);
-        if (!*out) return false;
+        *out = sums ? (PyArrayObject *)PyArray_SimpleNew(n_kept, const_cast<npy_intp *>(shape), type) : 0;
+        if (!sums) PyErr_NoMemory();
+        return *out != 0;
     }
-    Sum *sums = (Sum *)calloc(kept, sizeof(Sum));
-    if (!sums) {
-        PyErr_NoMemory();
-        return false;
+
+    template <typename Out>
+    void put(Out *to) const {
+        for (npy_intp j = 0; j < kept; j++) to[j] = (Out)sums[j];
     }
-    const T *from = (const T *)PyArray_DATA(x);
-    for (npy_intp i = 0; i < before; i++, from += kept * behind)
-        if (behind == 1)
-            for (npy_intp j = 0; j < kept; j++) sums[j] += from[j];
-        else
-            for (npy_intp j = 0; j < kept; j++) sums[j] += sum_of_run<T, Sum>(from + j * behind, behind);
-    Out *to = (Out *)PyArray_DATA(*out);
-    for (npy_intp j = 0; j < kept; j++) to[j] = (Out)sums[j];
-    free(sums);
-    return true;
-}
+
+   private:
+    npy_intp kept, behind, place, done;  // `done` elements of `place` have come
+    const npy_intp *shape;
+    int n_kept;
+    Sum *sums;
+    Sums(const Sums &);
+    void operator=(const Sums &);
+};
 }  // namespace synkhronos
 #endif

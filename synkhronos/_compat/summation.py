@@ -19,16 +19,15 @@ _SUPPORT, _VERSION = read_support_code("summation.h")
 _DTYPES = ("float32", "float64")
 
 _CODE = """
-int synkhronos_done = 0;
 if (PyArray_NDIM({x}) == {ndim} && PyArray_TYPE({x}) == NPY_{TYPE} && PyArray_ISCARRAY_RO({x}) &&
     PyArray_SIZE({x}) > 0) {{
-    synkhronos_done = synkhronos::sum_around<npy_{type}, npy_{sum}, npy_{out_type}>(
-        {x}, {first}, {n_kept}, &{out}, NPY_{OUT_TYPE}) ? 1 : -1;
-}}
-if (synkhronos_done < 0) {{
-    {fail}
-}}
-if (!synkhronos_done) {{
+    synkhronos::Sums<{type}, {sum}> synkhronos_sums(PyArray_DIMS({x}), {ndim}, {first}, {n_kept});
+    if (!synkhronos_sums.make(&{out}, NPY_{OUT_TYPE})) {{
+        {fail}
+    }}
+    synkhronos_sums.add(({type} *)PyArray_DATA({x}), PyArray_SIZE({x}));
+    synkhronos_sums.put(({out_type} *)PyArray_DATA({out}));
+}} else {{
     {theanos_own}
 }}
 """
@@ -51,20 +50,19 @@ def vectorize_sums(module: Any) -> None:
     def c_code(self: Any, node: Any, name: str, inputs: Any, outputs: Any, sub: Any) -> str:
         """Give code that tries the vector code first."""
         theanos_own: str = code(self, node, name, inputs, outputs, sub)
-        kept = _kept(self, node) if is_on() else None
+        kept = kept_axes(self, node) if is_on() else None
         if kept is None:
             return theanos_own
-        types = {"float32": "float", "float64": "double"}
-        type_, out_type = types[node.inputs[0].dtype], types[node.outputs[0].dtype]
+        dtype, out_dtype = node.inputs[0].dtype, node.outputs[0].dtype
         return _CODE.format(
             x=inputs[0],
             out=outputs[0],
             ndim=node.inputs[0].ndim,
-            type=type_,
-            TYPE=type_.upper(),
-            sum=types[self.acc_dtype],
-            out_type=out_type,
-            OUT_TYPE=out_type.upper(),
+            type=f"npy_{dtype}",
+            TYPE=dtype.upper(),
+            sum=f"npy_{self.acc_dtype}",
+            out_type=f"npy_{out_dtype}",
+            OUT_TYPE=out_dtype.upper(),
             first=kept.start,
             n_kept=len(kept),
             fail=sub["fail"],
@@ -88,7 +86,7 @@ def vectorize_sums(module: Any) -> None:
     op_class.c_support_code, op_class.c_headers = c_support_code, c_headers
 
 
-def _kept(op: Any, node: Any) -> range | None:
+def kept_axes(op: Any, node: Any) -> range | None:
     """The axes that stay, if they are neighbours and the types are those that the code is for."""
     x, out = node.inputs[0], node.outputs[0]
     summed = set(range(x.ndim) if op.axis is None else op.axis)

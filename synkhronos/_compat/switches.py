@@ -9,6 +9,7 @@ from typing import Callable
 __all__ = ["offer_switches", "read_support_code", "switch"]
 
 SWITCHES = {
+    "fused_sum": "Sum the results of elementwise operations without an array of them.",
     "vector_convolution": "Correlate images with filters by vector code.",
     "vector_elementwise": "Compute elementwise operations by vector code.",
     "vector_pooling": "Pool windows that do not overlap by vector code.",
@@ -37,7 +38,7 @@ def switch(name: str) -> Callable[[], bool]:
 
 
 def read_support_code(*headers: str) -> tuple[str, str]:
-    """Read C++ code beside this module.
+    """Read C++ code beside this module; or that and modules that make C++ code, for the version alone.
 
     Returns
     -------

@@ -15,6 +15,10 @@ from synkhronos._session import settle
 __all__ = ["Data"]
 
 
+#: Of an array; NumPy 2 does not tell.
+_MAX_DIMENSIONS = getattr(np, "MAXDIMS", 64)
+
+
 class Data:
     """An array in shared memory; made by `data`. Reads and writes like a NumPy array.
 
@@ -38,8 +42,8 @@ class Data:
             raise TypeError(f"dtype {dtype} holds Python objects, which cannot lie in shared memory")
         if isinstance(ndim, bool) or not isinstance(ndim, (int, np.integer)) or ndim < 0:
             raise TypeError(f"ndim must be an int of at least 0; got {ndim!r}")
-        if ndim > np.MAXDIMS:
-            raise ValueError(f"NumPy's arrays have at most {np.MAXDIMS} dimensions; got ndim={ndim}")
+        if ndim > _MAX_DIMENSIONS:
+            raise ValueError(f"NumPy's arrays have at most {_MAX_DIMENSIONS} dimensions; got ndim={ndim}")
         self.minibatch = minibatch
         self.name = name
         self._array = np.zeros((0,) * ndim, dtype)

@@ -10,6 +10,7 @@ import numpy as np
 from synkhronos import _graphs
 from synkhronos._data.array import Data
 from synkhronos._data.conversion import check_shape
+from synkhronos._engine import TITLE
 from synkhronos._keywords import checks_keywords
 from synkhronos._session import current
 
@@ -66,7 +67,7 @@ def data(
     if var is not None:
         var = getattr(var, "variable", var)
         if not _graphs.is_tensor_variable(var):
-            raise TypeError(f"var must be a Theano tensor variable; got {var!r}")
+            raise TypeError(f"var must be a {TITLE} tensor variable; got {var!r}")
         if dtype is not None and np.dtype(dtype) != np.dtype(var.dtype):
             raise TypeError(f"dtype={dtype!r} contradicts var, whose dtype is {var.dtype}")
         if ndim is not None and ndim != var.ndim:

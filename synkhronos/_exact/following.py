@@ -6,25 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any, Callable
 
-import theano
-import theano.tensor as T
-from theano.compile.ops import Rebroadcast, Shape, Shape_i
-from theano.tensor.basic import (
-    Alloc,
-    AllocEmpty,
-    ARange,
-    Dot,
-    Join,
-    MaxAndArgmax,
-    Reshape,
-    ScalarFromTensor,
-    TensorFromScalar,
-)
-from theano.tensor.elemwise import All, CAReduce, CAReduceDtype, DimShuffle, Elemwise, Prod, Sum
-from theano.tensor.elemwise import Any as AnyOp
-from theano.tensor.opt import MakeVector
-from theano.tensor.subtensor import IncSubtensor, Subtensor, get_idx_list
-
+from synkhronos._engine import TensorType, known_lengths, ops, scalar
 from synkhronos._exact.lengths import Lengths, constant_of, reduced_axes
 from synkhronos._exact.placements import ONE, Length
 
@@ -53,7 +35,7 @@ def _set_product(known: Lengths, output: Any, factors: Sequence[Length]) -> None
 
 
 def _shape(known: Lengths, node: Any) -> None:
-    if isinstance(node.inputs[0].type, T.TensorType):
+    if isinstance(node.inputs[0].type, TensorType):
         known.set_vector(node.outputs[0], known.dims(node.inputs[0]))
 
 
@@ -68,7 +50,7 @@ def _make_vector(known: Lengths, node: Any) -> None:
 
 def _join(known: Lengths, node: Any) -> None:
     if node.outputs[0].ndim == 1 and node.outputs[0].dtype == "int64":
-        parts = [known.vector(part) for part in node.inputs[1:]]
+        parts = [known.vector(part) for part in ops.parts_of(node)]
         if all(part is not None for part in parts):
             known.set_vector(node.outputs[0], [length for part in parts for length in part or ()])
 
@@ -96,7 +78,7 @@ def _first(known: Lengths, node: Any) -> None:
 
 
 def _subtensor(known: Lengths, node: Any) -> None:
-    output, index = node.outputs[0], get_idx_list(node.inputs, node.op.idx_list)
+    output, index = node.outputs[0], ops.basic_index(node.inputs, node.op)
     numbers = known.vector(node.inputs[0])
     if numbers is not None and index:
         _pick(known, output, numbers, index[0])
@@ -122,18 +104,15 @@ def _pick(known: Lengths, output: Any, numbers: Sequence[Length], index: Any) ->
 def _elementwise(known: Lengths, node: Any) -> None:
     output, kind = node.outputs[0], node.op.scalar_op
     if output.ndim == 0:
-        if isinstance(kind, theano.scalar.Mul):
+        if isinstance(kind, scalar.Mul):
             _set_product(known, output, list(map(known.scalar, node.inputs)))
-        is_cast = isinstance(kind, (theano.scalar.Cast, theano.scalar.Identity))
-        is_least = isinstance(kind, theano.scalar.Minimum) and len(set(map(known.scalar, node.inputs))) == 1
-        if is_least or (is_cast and node.inputs[0].dtype in T.int_dtypes):
+        is_cast = isinstance(kind, (scalar.Cast, scalar.Identity))
+        is_least = isinstance(kind, scalar.Minimum) and len(set(map(known.scalar, node.inputs))) == 1
+        if is_least or (is_cast and node.inputs[0].dtype in ("int8", "int16", "int32", "int64")):
             _set_product(known, output, [known.scalar(node.inputs[0])])
-    for axis in range(output.ndim):
-        lengths = [known.dims(one)[axis] for one in node.inputs if not one.broadcastable[axis]]
-        if lengths and not output.broadcastable[axis]:  # all are equal: prefer what tells most
-            best = min(lengths, key=lambda length: (0 not in length.symbols, len(length.symbols)))
-            for one in node.outputs:
-                known.set_length(one, axis, best)
+    best = [_common(known, node.inputs, axis) for axis in range(output.ndim)]
+    for one in node.outputs:
+        _set_dims(known, one, best)
 
 
 def _dimshuffle(known: Lengths, node: Any) -> None:
@@ -148,7 +127,7 @@ def _dimshuffle(known: Lengths, node: Any) -> None:
 
 def _reduction(known: Lengths, node: Any) -> None:
     numbers, axes = known.vector(node.inputs[0]), reduced_axes(node)
-    if numbers is not None and axes and isinstance(getattr(node.op, "scalar_op", None), theano.scalar.Mul):
+    if numbers is not None and axes and isinstance(getattr(node.op, "scalar_op", None), scalar.Mul):
         _set_product(known, node.outputs[0], numbers)
     kept = [length for axis, length in enumerate(known.dims(node.inputs[0])) if axis not in axes]
     for output in node.outputs:
@@ -158,6 +137,30 @@ def _reduction(known: Lengths, node: Any) -> None:
 def _dot(known: Lengths, node: Any) -> None:
     a, b = node.inputs
     _set_dims(known, node.outputs[0], (*known.dims(a)[:-1], *known.dims(b)[1:]))
+
+
+def _blockwise(known: Lengths, node: Any) -> None:
+    """An operation for each place along some first axes; the axes after these have names."""
+    op, n_batch = node.op, node.op.batch_ndim(node)
+    named: dict[str, Length] = {}
+    for one, names in zip(node.inputs, op.inputs_sig):
+        for axis, name in enumerate(names, n_batch):
+            named.setdefault(name, known.dims(one)[axis])
+    for output, names in zip(node.outputs, op.outputs_sig):
+        batch = [_common(known, node.inputs, axis) for axis in range(n_batch)]
+        _set_dims(known, output, [*batch, *map(named.get, names)])
+
+
+def _common(known: Lengths, inputs: Sequence[Any], axis: int) -> Length | None:
+    """Of lengths along an axis, all of which are equal but for those of 1, what tells most."""
+    lengths = [known.dims(one)[axis] for one in inputs if not one.broadcastable[axis]]
+    return min(lengths, key=lambda length: (0 not in length.symbols, len(length.symbols)), default=None)
+
+
+def _specified(known: Lengths, node: Any) -> None:
+    output = node.outputs[0]
+    told = zip(known.dims(node.inputs[0]), known_lengths(output))
+    _set_dims(known, output, [one if fixed is None or known.per_row(one) else None for one, fixed in told])
 
 
 def _alloc(known: Lengths, node: Any) -> None:
@@ -170,24 +173,29 @@ def _reshape(known: Lengths, node: Any) -> None:
     _set_dims(known, node.outputs[0], [length if known.is_sure(length) else None for length in entries])
 
 
-_REDUCTIONS = (CAReduce, CAReduceDtype, Sum, Prod, All, AnyOp, MaxAndArgmax)
+_REDUCTIONS = (
+    *(ops.CAReduce, ops.CAReduceDtype, ops.Sum, ops.Prod, ops.ProdWithoutZeros, ops.All, ops.AnyOp),
+    *(ops.Max, ops.Min, ops.Argmax, ops.MaxAndArgmax),
+)
 
 _FOLLOWERS: dict[type, Callable[[Lengths, Any], None]] = {
-    Shape: _shape,
-    Shape_i: _shape_i,
-    MakeVector: _make_vector,
-    Join: _join,
-    ARange: _arange,
-    ScalarFromTensor: _copy,
-    TensorFromScalar: _copy,
-    Rebroadcast: _copy,
-    IncSubtensor: _first,
-    Subtensor: _subtensor,
-    Elemwise: _elementwise,
-    DimShuffle: _dimshuffle,
+    ops.Shape: _shape,
+    ops.Shape_i: _shape_i,
+    ops.MakeVector: _make_vector,
+    ops.Join: _join,
+    ops.ARange: _arange,
+    ops.ScalarFromTensor: _copy,
+    ops.TensorFromScalar: _copy,
+    ops.Rebroadcast: _copy,
+    ops.IncSubtensor: _first,
+    ops.Subtensor: _subtensor,
+    ops.Elemwise: _elementwise,
+    ops.DimShuffle: _dimshuffle,
     **dict.fromkeys(_REDUCTIONS, _reduction),
-    Dot: _dot,
-    Alloc: _alloc,
-    AllocEmpty: _alloc,
-    Reshape: _reshape,
+    ops.Dot: _dot,
+    ops.Blockwise: _blockwise,
+    ops.SpecifyShape: _specified,
+    ops.Alloc: _alloc,
+    ops.AllocEmpty: _alloc,
+    ops.Reshape: _reshape,
 }

@@ -8,10 +8,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-import theano
-from theano.compile import UnusedInputError
-from theano.gof.graph import inputs as leaves_of
-
+from synkhronos._engine import Out, UnusedInputError, config, is_random_state, leaves_of
 from synkhronos._exact.lines import line_of
 from synkhronos._exact.meeting import ON_RANKS, label
 from synkhronos._exact.partition import Partition
@@ -21,7 +18,7 @@ from synkhronos._exact.rules import MAKERS, RULES, OwnDraws
 from synkhronos._exact.sharding import Sharding
 from synkhronos._exact.slicing import why_not_sliced
 from synkhronos._exact.walk import Walk
-from synkhronos._graphs import Graph, is_random_state
+from synkhronos._graphs import Graph
 from synkhronos._inside import expresses_meetings
 
 __all__ = ["DividedGraph"]
@@ -98,7 +95,7 @@ class DividedGraph(Graph):
             has_rows = self.takes_rows and _rows_come_in_order(walk, output)
             self.modes.append("gather" if has_rows else None)
             new = walk.new(output) if has_rows else walk.whole(output, "an output that is not in rows along axis 0")
-            divided.append(theano.Out(new, borrow=item.borrow) if isinstance(item, theano.Out) else new)
+            divided.append(Out(new, borrow=item.borrow) if isinstance(item, Out) else new)
         new_updates = [
             (var, walk.part(new, Shard(0)))
             if var in user.sliceable_shareds
@@ -154,7 +151,7 @@ class DividedGraph(Graph):
 def _look_for_unused(inputs: Sequence[Any], expressions: Sequence[Any], asked: str | None) -> None:
     used = set(leaves_of(expressions))
     unused = [variable for variable in inputs if variable not in used]
-    what = asked or theano.config.on_unused_input
+    what = asked or config.on_unused_input
     message = f"the function does not use the inputs {unused}; on_unused_input='ignore' allows that"
     if unused and what == "raise":
         raise UnusedInputError(message)

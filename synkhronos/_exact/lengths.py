@@ -12,9 +12,15 @@ from collections.abc import Sequence
 from typing import Any, Callable
 
 import numpy as np
-import theano.tensor as T
-from theano.compile.ops import Shape_i
 
+from synkhronos._engine import (
+    NotScalarConstantError,
+    T,
+    TensorConstant,
+    get_scalar_constant_value,
+    known_lengths,
+    length_along,
+)
 from synkhronos._exact.placements import ONE, ROWS, UNKNOWN, Length
 
 __all__ = ["Lengths", "Rows", "constant_of", "reduced_axes"]
@@ -30,8 +36,8 @@ class Rows:
 def constant_of(variable: Any) -> int | None:
     """The value of an integer that never changes, as far as Theano sees that; else ``None``."""
     try:
-        value = T.get_scalar_constant_value(variable, only_process_constants=False)
-    except (T.NotScalarConstantError, AttributeError, TypeError):
+        value = get_scalar_constant_value(variable, only_process_constants=False)
+    except (NotScalarConstantError, AttributeError, TypeError):
         return None
     return int(value) if np.asarray(value).dtype.kind in "iub" else None
 
@@ -85,7 +91,7 @@ class Lengths:
 
     def vector(self, variable: Any) -> tuple[Length, ...] | None:
         """The integers in a vector; ``None`` where nothing is known of it."""
-        is_constant = isinstance(variable, T.TensorConstant) and variable.ndim == 1 and variable.dtype == "int64"
+        is_constant = isinstance(variable, TensorConstant) and variable.ndim == 1 and variable.dtype == "int64"
         if variable not in self._vectors and is_constant and all(variable.data >= -1):
             self._vectors[variable] = tuple(Length(int(number)) for number in variable.data)
         return self._vectors.get(variable)
@@ -93,11 +99,12 @@ class Lengths:
     def dims(self, variable: Any) -> tuple[Length, ...]:
         """The serial program's shape of a variable."""
         if variable not in self._dims:
-            if isinstance(variable, T.TensorConstant):
+            if isinstance(variable, TensorConstant):
                 dims = tuple(map(Length, variable.data.shape))
             else:
                 dims = tuple(
-                    ONE if fixed else self._symbol(variable, axis) for axis, fixed in enumerate(variable.broadcastable)
+                    self._symbol(variable, axis) if known is None else Length(known)
+                    for axis, known in enumerate(known_lengths(variable))
                 )
             self._dims[variable] = dims
         return self._dims[variable]
@@ -158,7 +165,7 @@ class Lengths:
         variable, axis = self._symbols[symbol]
         if axis is None:
             return T.cast(T.as_tensor_variable(self._whole(variable)), "int64")
-        length = Shape_i(axis)(self._new(variable))
+        length = length_along(self._new(variable), axis)
         self._of_shapes.append(length)
         return length
 

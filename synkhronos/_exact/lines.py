@@ -6,11 +6,10 @@ import os
 import sysconfig
 from typing import Any
 
-import theano
+from synkhronos._engine import FOLDER
 
 __all__ = ["described", "line_of"]
 
-_OF_THEANO = os.path.dirname(theano.__file__)
 _OWN = os.path.dirname(os.path.dirname(__file__))
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
 
@@ -42,6 +41,6 @@ def line_of(variable: Any) -> str:
 def _own_line(variable: Any) -> str:
     """The innermost line of the program's own, of those that Theano has kept; else the innermost one of a library's."""
     traces = getattr(variable.tag, "trace", None) or []
-    frames = [frame for trace in traces for frame in reversed(trace) if not frame[0].startswith((_OF_THEANO, _OWN))]
+    frames = [frame for trace in traces for frame in reversed(trace) if not frame[0].startswith((FOLDER, _OWN))]
     frames.sort(key=lambda frame: frame[0].startswith(_LIBRARIES))
     return f"{os.path.basename(frames[0][0])}:{frames[0][1]} {frames[0][3] or ''}".strip() if frames else ""

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
-import theano.tensor as T
-from theano.scan_module.scan_op import Scan
-
 from synkhronos import _inside
+from synkhronos._engine import T, ops
 from synkhronos._inside import gathered, reduced
 
 __all__ = ["ON_RANKS", "Collective", "Collectives", "label"]
@@ -41,7 +39,7 @@ def label(collectives: Sequence[Collective]) -> None:
     """Have a compiled function tell where each of some collectives is, by its place among them; but not in loops."""
     for place, one in enumerate(collectives):
         node = one.result.owner
-        while node is not None and not isinstance(node.op, (_inside.Collective, Scan)):
+        while node is not None and not isinstance(node.op, (_inside.Collective, ops.Scan)):
             node = node.inputs[0].owner
         if node is not None and isinstance(node.op, _inside.Collective):
             node.op.labels = (place,)

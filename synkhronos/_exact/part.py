@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import theano
-import theano.tensor as T
-
+from synkhronos._engine import Apply, Op, T, length_along, retyped
 from synkhronos._exact.lines import described
 
 __all__ = ["Part"]
 
 
-class Part(theano.Op):
+class Part(Op):
     """The rows of this rank along an axis, whose places are (outer, row, inner); a view where ``outer`` is 1.
 
     Inputs: the whole, the number of rows, of the first one here, of those here, ``outer``, ``inner``.
@@ -32,7 +30,7 @@ class Part(theano.Op):
 
     def make_node(self, whole: Any, *numbers: Any) -> Any:
         """Apply it to the whole and the five numbers."""
-        return theano.Apply(self, [whole, *map(T.as_tensor_variable, numbers)], [whole.type()])
+        return Apply(self, [whole, *map(T.as_tensor_variable, numbers)], [retyped(whole, free=(self.axis,))()])
 
     def perform(self, node: Any, inputs: Any, outputs: Any) -> None:
         """Refuse a whole that is not as long as the rows demand: the serial program would not accept it either."""
@@ -56,7 +54,7 @@ class Part(theano.Op):
         """As long as the rows here demand."""
         shape = list(shapes[0])
         shape[self.axis] = (
-            T.opt.Shape_i(self.axis)(node.outputs[0])
+            length_along(node.outputs[0], self.axis)
             if self.broadcasts
             else node.inputs[4] * node.inputs[3] * node.inputs[5]
         )

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
-import theano
 
+from synkhronos._engine import TensorType
 from synkhronos._exact.lines import line_of
 from synkhronos._exact.meeting import Collective
 from synkhronos._inside import UNNUMBERED, collectives_of
@@ -128,5 +128,5 @@ def _entry(one: Collective, n_bytes: int | None, meeting: int | None) -> Entry:
 
 def _n_bytes(variable: Any) -> int | None:
     """The size of a variable whose shape its type tells."""
-    is_known = isinstance(variable.type, theano.tensor.TensorType) and all(variable.broadcastable)
+    is_known = isinstance(variable.type, TensorType) and all(variable.broadcastable)
     return int(np.dtype(variable.dtype).itemsize) if is_known else None

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import theano.tensor as T
-from theano.compile.ops import Shape_i
-from theano.gof.graph import ancestors
-
+from synkhronos._engine import T, ancestors, known_lengths, length_along
 from synkhronos._exact.lengths import Rows
 from synkhronos._exact.lines import described
 from synkhronos._exact.part import Part
@@ -54,6 +51,8 @@ class Sharding:
                 raise ValueError(f"shard: {variable} is in sliceable_shareds, which lie on the ranks by their axis 0")
         self._placements = dict(zip(scattered, self.axes))
         self._placements.update(dict.fromkeys(user.sliceable_shareds, 0))
+        for variable, axis in self._placements.items():
+            _look_for_length(variable, axis)
         self.is_given = bool(self._placements)
         self._names: dict[Any, str] = {}
         self._inside = self._found(user, {variable: _checked(variable, axis) for variable, axis in asked.items()})
@@ -61,7 +60,7 @@ class Sharding:
         apart = {*self._placements, *self._inside}
         counted = {one: axis for one, axis in self._inside.items() if apart.isdisjoint({*ancestors([one])} - {one})}
         if counted:
-            lengths = [Shape_i(axis)(one) for one, axis in counted.items()]
+            lengths = [length_along(one, axis) for one, axis in counted.items()]
             given = ", ".join(map(str, self._placements))
             numbers = [self.given.whole, self.given.first, self.given.here] if given else []
             whole, first, here = Counted(tuple(self._names[one] for one in counted), given)(*numbers, *lengths)
@@ -108,6 +107,15 @@ def _read(shard: Any) -> dict[Any, int]:
         if isinstance(axis, bool) or not isinstance(axis, int):
             raise TypeError(f"shard: the axis of {variable} must be an int; got {axis!r}")
     return asked
+
+
+def _look_for_length(variable: Any, axis: int) -> None:
+    length = known_lengths(variable)[axis]
+    if length is not None:
+        raise ValueError(
+            f"{described(variable)} cannot be divided: its type says that axis {axis} has length {length}, and ranks "
+            "have fewer rows. Make it of a type that leaves this length open, such as a matrix"
+        )
 
 
 def _checked(variable: Any, axis: int) -> int:

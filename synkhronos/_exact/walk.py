@@ -12,10 +12,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from typing import Any, Callable, Union
 
-import theano.tensor as T
-from theano.gof.graph import ancestors, io_toposort
-from theano.gof.graph import inputs as leaves_of
-
+from synkhronos._engine import T, ancestors, io_toposort, leaves_of
 from synkhronos._exact.following import follow
 from synkhronos._exact.lengths import Lengths, Rows
 from synkhronos._exact.meeting import Collective, Collectives
@@ -196,9 +193,9 @@ class Walk:
         else:
             shape = [new.shape[i] for i in range(new.ndim)]
             split = [*shape[:axis], self.lengths.value(shard.outer), self.lengths.here(shard.inner), *shape[axis + 1 :]]
-            whole = self._collectives.all_gather(new.reshape(split, new.ndim + 1), axis + 1)
+            whole = self._collectives.all_gather(new.reshape(split, ndim=new.ndim + 1), axis + 1)
             shape[axis] = self.lengths.value(shard.length)
-            whole = whole.reshape(shape, new.ndim)
+            whole = whole.reshape(shape, ndim=new.ndim)
         return typed(T.cast(whole, variable.dtype), variable)
 
     def _divide(self, node: Any) -> None:

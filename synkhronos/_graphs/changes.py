@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-from theano.gof.link import Container
+from synkhronos._engine import Container
 
 __all__ = ["changed", "note_told", "watch"]
 

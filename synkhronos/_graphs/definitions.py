@@ -9,9 +9,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from theano.compile.ops import FromFunctionOp
-from theano.gof.op import PureOp
-from theano.gof.type import PureType
+from synkhronos._engine import FromFunctionOp, PureOp, PureType
 
 __all__ = ["Definitions"]
 

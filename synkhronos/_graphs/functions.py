@@ -1,8 +1,8 @@
-"""What a user asked `synk.function` for, and the Theano functions compiled from it, each when first needed.
+"""What a user asked `synk.function` for, and the functions compiled from it, each when first needed.
 
 Invariants
 ----------
-* The plain function is compiled by Theano from the user's own arguments, untouched (but its outputs stay on a GPU).
+* The plain function is compiled by the engine from the user's own arguments, untouched (but its outputs stay on a GPU).
 * A variant computes the same expressions. "Accumulating" ones return the new values of the updated variables instead of
   storing them (random states excepted: they advance at every call); "range" and "index" ones use only the given rows
   of the sliceable shared variables, wherever these appear in the graph, in givens and in default updates too.
@@ -10,50 +10,32 @@ Invariants
 
 from __future__ import annotations
 
-import inspect
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import theano
-import theano.tensor as T
-from theano.compile.function import function as compile_function  # programs may set theano.function to synk.function
-from theano.compile.pfunc import rebuild_collect_shared
-from theano.gof import Query
-
-from synkhronos._graphs.gpu import stay_on_device
+from synkhronos._engine import (
+    SHAPES_ONLY,
+    In,
+    T,
+    as_type_of,
+    clone,
+    compile_function,
+    input_like,
+    is_random_state,
+    rebuilt,
+    stay_on_device,
+)
 from synkhronos._graphs.inputs import as_in, check_arguments
 from synkhronos._graphs.picking import picks_rows_of_shared
-from synkhronos._graphs.shared import (
-    describe,
-    is_random_state,
-    shared_variables_of,
-)
+from synkhronos._graphs.shared import describe, shared_variables_of
 from synkhronos._graphs.stack import with_deep_stack
+from synkhronos._graphs.variants import PLAIN, Variant
 
-__all__ = ["PLAIN", "THEANO_KEYWORDS", "Graph", "Variant", "compile_function"]
+__all__ = ["Graph"]
 
 _logger = logging.getLogger("synkhronos")
-
-#: The arguments of `theano.function`.
-THEANO_KEYWORDS = tuple(inspect.signature(compile_function).parameters)
-
-
-class Variant(NamedTuple):
-    """Which of the functions compiled from one graph."""
-
-    accumulate: bool = False  # return the new values of updated variables instead of storing them
-    rows: str = "all"  # of the sliceable shared variables: "all", "range" (start, stop), or "index" (a vector)
-    device: bool = False  # leave the outputs on the GPU
-
-
-#: What computes shapes from shapes, where ops tell how, and compiles nothing.
-_LOOK = Query(["merge", "ShapeOpt", "canonicalize"], subquery={"canonicalize": Query(["local_shape_to_shape_i"])})
-_SHAPES_ONLY = theano.Mode("py", _LOOK)
-
-#: The function as the user asked for it.
-PLAIN = Variant()
 
 
 class Graph:
@@ -61,13 +43,13 @@ class Graph:
 
     Parameters
     ----------
-    inputs, bcast_inputs : list of Theano variables or theano.In
-    outputs : list of Theano variables or theano.Out
+    inputs, bcast_inputs : list of the engine's variables or ``In``
+    outputs : list of the engine's variables or ``Out``
     updates : list of (shared variable, expression)
     givens : dict, list of pairs, or None
     sliceable_shareds : list of shared variables
     kwargs : dict
-        Further arguments of `theano.function`.
+        Further arguments of the engine's ``function``.
 
     Attributes
     ----------
@@ -118,14 +100,21 @@ class Graph:
             _logger.debug("compiled %s in %.2f s", describe(function), time.perf_counter() - start)
         return function
 
+    def compute(self, variant: Variant, inputs: Sequence[Any], subset: Sequence[int] | None) -> Any:
+        """What the engine's own call of a variant gives: all outputs, or some."""
+        variant, asked = variant.told(None if subset is None else tuple(subset))
+        return self.compile(variant)(*inputs, **({} if asked is None else {"output_subset": list(asked)}))
+
     def _compile_variant(self, variant: Variant) -> Any:
         outputs, updates = self._rebuilt()
+        if variant.outputs is not None:
+            outputs = [outputs[i] for i in variant.outputs]
         extra: list[Any] = []
         if variant.rows != "all":
             extra = [T.lscalar("start"), T.lscalar("stop")] if variant.rows == "range" else [T.lvector("index")]
             picked = slice(*extra) if variant.rows == "range" else extra[0]
-            replace = {var: _same_type(var[picked], var) for var in self.sliceable_shareds}
-            cloned = theano.clone(outputs + [new for _, new in updates], replace=replace)
+            replace = {var: as_type_of(var, var[picked]) for var in self.sliceable_shareds}
+            cloned = clone(outputs + [new for _, new in updates], replace=replace)
             outputs, updates = cloned[: len(outputs)], list(zip([var for var, _ in updates], cloned[len(outputs) :]))
         if variant.device:
             outputs = [stay_on_device(output) for output in outputs]
@@ -148,11 +137,11 @@ class Graph:
         outputs, updates = self._rebuilt()
         every = outputs + [new for var, new in updates if not is_random_state(var)]
         outputs = [every[i].shape if shapes else every[i] for i in wanted]
-        values = [T.TensorType(var.dtype, var.broadcastable)() for var in variables]
-        replace = {var: _same_type(value, var) for var, value in zip(variables, values)}
+        values = [input_like(var) for var in variables]
+        replace = {var: as_type_of(var, value) for var, value in zip(variables, values)}
         kwargs = {**self._kwargs, "no_default_updates": True, "on_unused_input": "ignore"}
-        kwargs.update({"mode": _SHAPES_ONLY} if shapes else {})
-        return compile_function([*self._copied_ins(), *values], theano.clone(outputs, replace=replace), **kwargs)
+        kwargs.update({"mode": SHAPES_ONLY} if shapes else {})
+        return compile_function([*self._copied_ins(), *values], clone(outputs, replace=replace), **kwargs)
 
     def part(self, outputs: Sequence[Any], updates: list[tuple[Any, Any]], inputs: Any = None) -> Graph:
         """A graph of other `expressions`, of the same inputs; or of others in the place of the scattered ones."""
@@ -179,27 +168,23 @@ class Graph:
         return function
 
     def _copied_ins(self) -> list[Any]:
-        # Theano writes into the In objects that it is given; and Data must never be destroyed by a function
+        # the engine writes into the In objects that it is given; and Data must never be destroyed by a function
         return [
-            theano.In(
-                spec.variable, name=spec.name, value=spec.value, strict=spec.strict, allow_downcast=spec.allow_downcast
-            )
+            In(spec.variable, name=spec.name, value=spec.value, strict=spec.strict, allow_downcast=spec.allow_downcast)
             for spec in self._ins
         ]
 
     def _rebuilt(self) -> tuple[list[Any], list[tuple[Any, Any]]]:
-        """Outputs and all updates (default ones too) as Theano itself sees them, with the givens worked in."""
+        """Outputs and all updates (default ones too) as the engine itself sees them, with the givens worked in."""
         if self._cloned is None:
-            _, outputs, (self._clones, update_of, _, _) = rebuild_collect_shared(
+            outputs, updates, self._clones = rebuilt(
                 [getattr(output, "variable", output) for output in self.outputs],
-                [spec.variable for spec in self._ins],
-                replace=self._givens,
-                updates=self.updates,
-                rebuild_strict=self._kwargs.get("rebuild_strict", True),
-                copy_inputs_over=True,
-                no_default_updates=self._kwargs.get("no_default_updates", False),
+                self.input_variables,
+                self._givens,
+                self.updates,
+                self._kwargs,
             )
-            self._cloned = list(outputs), list(update_of.items())
+            self._cloned = outputs, updates
         return self._cloned
 
     @property
@@ -232,7 +217,7 @@ class Graph:
         return any(is_random_state(var) for var, _ in self.expressions[1])
 
     def check_givens(self) -> None:
-        """Raise `RuntimeError` if inputs are to be replaced, which Theano refuses when it compiles the graph itself."""
+        """Raise `RuntimeError` if inputs are to be replaced, which the engine refuses when it compiles a graph."""
         pairs = self._givens.items() if hasattr(self._givens, "items") else self._givens or ()
         for old, _ in pairs:
             if old in self.input_variables:
@@ -247,12 +232,6 @@ class Graph:
         return picks_rows_of_shared([*outputs, *(new for _, new in updates)], self.input_variables[self.n_scattered :])
 
     def filter_input(self, position: int, value: Any) -> Any:
-        """Cast a value as Theano would for this input; `TypeError` where Theano would refuse."""
+        """Cast a value as the engine would for this input; `TypeError` where it would refuse."""
         spec = self._ins[position]
         return spec.variable.type.filter(value, strict=spec.strict, allow_downcast=spec.allow_downcast)
-
-
-def _same_type(rows: Any, var: Any) -> Any:
-    if rows.broadcastable != var.broadcastable:
-        rows = T.patternbroadcast(rows, var.broadcastable)
-    return var.type.filter_variable(rows)  # to the GPU, where the variable is

@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import theano
-
+from synkhronos._engine import TITLE, In, Variable, name
 from synkhronos._graphs.shared import is_host_variable, is_shared_variable, is_tensor_variable
 
 __all__ = ["as_in", "check_arguments"]
 
 
 def as_in(item: Any, allow_downcast: bool | None) -> Any:
-    """An input as `theano.In`."""
-    if isinstance(item, theano.In):
+    """An input as the engine's ``In``."""
+    if isinstance(item, In):
         return item
-    if not isinstance(item, theano.Variable):
-        raise TypeError(f"inputs must be Theano variables or theano.In; got {item!r}")
-    return theano.In(item, allow_downcast=allow_downcast)
+    if not isinstance(item, Variable):
+        raise TypeError(f"inputs must be {TITLE} variables or {name}.In; got {item!r}")
+    return In(item, allow_downcast=allow_downcast)
 
 
 def check_arguments(ins: Sequence[Any], n_scattered: int, sliceable_shareds: Sequence[Any]) -> None:
@@ -27,12 +26,12 @@ def check_arguments(ins: Sequence[Any], n_scattered: int, sliceable_shareds: Seq
         if not is_host_variable(spec.variable):
             raise TypeError(
                 f"input {position} ({spec.name or spec.variable}) must be a tensor variable; got type "
-                f"{spec.variable.type}. Pass a sparse matrix by the arrays of which theano.sparse.CSR makes it, or "
-                "have a shared variable hold the value, or build the function by Theano alone"
+                f"{spec.variable.type}. Pass a sparse matrix by the arrays of which {name}.sparse.CSR makes it, or "
+                f"have a shared variable hold the value, or build the function by {TITLE} alone"
             )
         if spec.update is not None:
             raise TypeError(
-                f"input {position} ({spec.variable}): theano.In(update=…) is not supported; use a shared variable"
+                f"input {position} ({spec.variable}): {name}.In(update=…) is not supported; use a shared variable"
             )
     for position, spec in enumerate(ins[:n_scattered]):
         if spec.variable.ndim == 0:

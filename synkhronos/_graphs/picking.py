@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from theano.gof.graph import ancestors
-from theano.tensor.subtensor import AdvancedSubtensor, AdvancedSubtensor1, Subtensor
-
+from synkhronos._engine import ancestors, ops
 from synkhronos._graphs.shared import is_shared_variable
 
 __all__ = ["picks_rows_of_shared"]
 
-_PICK = (Subtensor, AdvancedSubtensor1, AdvancedSubtensor)
+_PICK = (ops.Subtensor, ops.AdvancedSubtensor1, ops.AdvancedSubtensor)
 
 
 def picks_rows_of_shared(expressions: Sequence[Any], inputs: Sequence[Any]) -> bool:

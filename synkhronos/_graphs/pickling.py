@@ -1,55 +1,38 @@
 """Compiled functions as bytes, so that every rank gets a replica.
 
-What travels of a function is its maker (the optimised graph; nothing is optimised again) and which storage cell feeds
-which input. A shared variable lives in three objects: the variable, its container, and the container's storage list;
-each is replaced by a persistent id, so that functions that arrive one after the other share what they shared in the
-master. A variable new to the ranks travels as type, name and value; values go out of band, beside the pickle,
-uncopied. Graphs are deep, and pickling recurses: it runs in a thread with a stack of its own.
-
-Of the variables of a graph, and of their tags, only what Theano itself puts there travels: other libraries hang whole
-layers on them (Keras its ``_keras_history``, Blocks its annotations), which the ranks may be unable to load.
+What travels of a function is the engine's to say. A shared variable lives in three objects: the variable, its
+container, and the container's storage list; each is replaced by a persistent id, so that functions that arrive one
+after the other share what they shared in the master. A variable new to the ranks travels as type, name and value;
+values go out of band, beside the pickle, uncopied. Graphs are deep, and pickling recurses: it runs in a thread with a
+stack of its own.
 """
 
 from __future__ import annotations
 
-import copyreg
-import inspect
 import io
 import pickle
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
-from theano import Apply, Variable
-from theano.compile.nanguardmode import NanGuardMode
-from theano.gof.utils import scratchpad
 
+from synkhronos._engine import (
+    find_compiled,
+    is_device_array,
+    is_random_state,
+    other_stream,
+    pack,
+    precompile,
+    reduced,
+    to_host,
+    unpack,
+)
 from synkhronos._graphs.definitions import Definitions
-from synkhronos._graphs.gpu import is_device_array, to_host
-from synkhronos._graphs.random import has_common_stream, other_stream
-from synkhronos._graphs.shared import VariableTable, find_compiled, get_array, is_random_state, shared_variables_of
+from synkhronos._graphs.random import has_common_stream
+from synkhronos._graphs.shared import VariableTable, get_array, shared_variables_of
 from synkhronos._graphs.stack import with_deep_stack
 
 __all__ = ["Bundle", "dump", "load"]
-
-
-#: What Theano puts on the variables, the nodes and the tags of a compiled graph, as far as other processes need it.
-_OF_VARIABLES = frozenset(
-    ["auto_name", "clients", "container", "data", "fgraph", "index", "name", "owner", "tag", "type"]
-)
-_OF_NODES = frozenset(["deps", "fgraph", "inputs", "op", "outputs", "tag"])
-_OF_TAGS = frozenset(
-    [
-        "context_name",
-        "indestructible",
-        "is_rng",
-        "nan_guard_mode_check",
-        "target",
-        "trace",
-        "unique_value",
-        "values_eq_approx",
-    ]
-)
 
 
 class Bundle(NamedTuple):
@@ -77,50 +60,10 @@ class _Pickler(pickle.Pickler):
         return self._ids.get(id(obj))
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, (Variable, Apply)):
-            # a class of the user's own may need all that it has
-            if type(obj).__module__.startswith("theano."):
-                known = _OF_NODES if isinstance(obj, Apply) else _OF_VARIABLES
-                return _new(type(obj), {name: value for name, value in obj.__dict__.items() if name in known})
-        elif isinstance(obj, scratchpad):
-            tags = {name: value for name, value in obj.__dict__.items() if name in _OF_TAGS}
-            if "trace" in tags:
-                tags["trace"] = self._once(tags["trace"])
-            return _new(scratchpad, tags)
-        elif inspect.isfunction(obj) and obj.__qualname__ in _GUARDS:
-            return _guard, (_GUARDS[obj.__qualname__], _errors_of(obj))
-        elif self._definitions is not None:
+        how = reduced(obj, self._frames)
+        if how is NotImplemented and self._definitions is not None:
             self._definitions.check(obj)
-        return NotImplemented
-
-    def _once(self, trace: Any) -> Any:
-        """The same trace, of frames that are the same objects wherever they come again: pickled once each."""
-        if isinstance(trace, list):
-            return [self._once(part) for part in trace]
-        return self._frames.setdefault(trace, trace)
-
-
-#: The functions that are the parts of NanGuardMode, closures that do not pickle, by the attributes of its linker.
-_GUARDS = {
-    "NanGuardMode.__init__.<locals>.nan_check": "callback",
-    "NanGuardMode.__init__.<locals>.nan_check_input": "callback_input",
-}
-
-
-def _errors_of(guard: Any) -> tuple[bool, ...]:
-    """What a function of NanGuardMode takes for an error: NaN, infinity, large values."""
-    check = inspect.getclosurevars(guard).nonlocals["do_check_on"]
-    found = inspect.getclosurevars(check).nonlocals
-    return tuple(bool(found[f"{kind}_is_error"]) for kind in ("nan", "inf", "big"))
-
-
-def _guard(attribute: str, errors: tuple[bool, ...]) -> Any:
-    return getattr(NanGuardMode(*errors).linker, attribute)
-
-
-def _new(cls: type, state: dict[str, Any]) -> tuple[Any, ...]:
-    """How to make an object with these attributes, for pickle."""
-    return copyreg.__newobj__, (cls,), state or None  # type: ignore[attr-defined]
+        return how
 
 
 class _Unpickler(pickle.Unpickler):
@@ -182,7 +125,7 @@ def dump(
         key: (type(var), var.type, var.name, _has_own_stream(var), _portable(get_array(var)))
         for key, var in (known if everything else new).items()
     }
-    parts = {key: (function.maker, _cells(function), function.trust_input) for key, function in functions.items()}
+    parts = {key: pack(function) for key, function in functions.items()}
     file, buffers = io.BytesIO(), []
 
     def pickle_both() -> None:
@@ -204,14 +147,6 @@ def _portable(value: Any) -> Any:
     return to_host(value) if is_device_array(value) else value
 
 
-def _cells(function: Any) -> list[Any]:
-    # a container stands for "use this storage"; other inputs start with their default value, or with nothing
-    return [
-        container if spec.shared or spec.implicit else default
-        for spec, container, (_, _, default) in zip(function.maker.inputs, function.input_storage, function.defaults)
-    ]
-
-
 def load(bundle: Bundle, variables: VariableTable, stream: int) -> dict[int, Any]:
     """Unpickle functions on another rank; their new shared variables are added to ``variables``.
 
@@ -230,9 +165,8 @@ def load(bundle: Bundle, variables: VariableTable, stream: int) -> dict[int, Any
         if is_random and stream:
             value = other_stream(value, stream)
         variables.put(key, cls(name=name, type=type_, value=value, strict=None))
-    functions = {}
     parts = with_deep_stack(_Unpickler(file, variables, buffers).load)
-    for key, (maker, cells, trust_input) in parts.items():
-        functions[key] = maker.create(cells, trustme=True)
-        functions[key].trust_input = trust_input
+    functions = {key: unpack(part) for key, part in parts.items()}
+    for function in functions.values():
+        precompile(function)
     return functions

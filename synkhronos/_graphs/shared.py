@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import pickle
@@ -11,15 +10,10 @@ from collections.abc import Iterable
 from typing import Any, Callable
 
 import numpy as np
-import theano
-from theano.compile.sharedvalue import SharedVariable
-from theano.gof import compilelock
-from theano.sandbox.rng_mrg import mrg_uniform_base
-from theano.tensor.raw_random import RandomStateType
 
 from synkhronos._endings import Endings
+from synkhronos._engine import DenseType, SharedVariable, is_device_type, print_profiles, to_device, to_host, write
 from synkhronos._graphs.changes import watch
-from synkhronos._graphs.gpu import is_device_type, to_device, to_host, write
 
 __all__ = [
     "VariableTable",
@@ -28,12 +22,9 @@ __all__ = [
     "get_array",
     "host_array",
     "is_host_variable",
-    "is_random_state",
     "is_shared_variable",
     "is_tensor_variable",
-    "make_printable",
     "memory_order",
-    "prepare_fork",
     "set_array",
     "shared_variables_of",
     "start_worker",
@@ -42,30 +33,22 @@ __all__ = [
 ]
 
 
+_PACKAGE = os.path.dirname(os.path.dirname(__file__))
+
+
 def is_shared_variable(obj: Any) -> bool:
-    """Whether ``obj`` is a Theano shared variable."""
+    """Whether ``obj`` is a shared variable."""
     return isinstance(obj, SharedVariable)
 
 
 def is_host_variable(obj: Any) -> bool:
-    """Whether ``obj`` is a Theano variable whose values are NumPy arrays."""
-    return isinstance(getattr(obj, "type", None), theano.tensor.TensorType)
+    """Whether ``obj`` is a variable whose values are NumPy arrays."""
+    return isinstance(getattr(obj, "type", None), DenseType)
 
 
 def is_tensor_variable(obj: Any) -> bool:
-    """Whether ``obj`` is a Theano variable whose values are dense arrays, in host memory or on a GPU."""
+    """Whether ``obj`` is a variable whose values are dense arrays, in host memory or on a GPU."""
     return is_host_variable(obj) or is_device_type(getattr(obj, "type", None))
-
-
-def is_random_state(var: Any) -> bool:
-    """Whether a shared variable is the state of a random stream (`RandomStreams` or `MRG_RandomStreams`)."""
-    return isinstance(var.type, RandomStateType) or is_mrg_state(var)
-
-
-def is_mrg_state(var: Any) -> bool:
-    """Whether a shared variable holds states of the MRG31k3p generator: int32, shape ``(n_streams, 6)``."""
-    update = getattr(var, "default_update", None)
-    return update is not None and update.owner is not None and isinstance(update.owner.op, mrg_uniform_base)
 
 
 def shared_variables_of(function: Any) -> list[Any]:
@@ -86,13 +69,8 @@ def uses(function: Any, var: Any) -> bool:
 def describe(function: Any) -> str:
     """A compiled function, for messages."""
     inputs = ", ".join(str(spec.variable) for spec in function.maker.inputs if not (spec.implicit or spec.shared))
-    named_by_theano = (function.name or "").startswith(os.path.dirname(__file__))  # by the line that compiles it
-    return f"the function {'' if named_by_theano else function.name or ''}({inputs})"
-
-
-def make_printable(*classes: type) -> None:
-    """Have Theano's printing functions take objects of classes, which have a function's ``maker``, as functions."""
-    theano.printing.Function = (theano.compile.Function, *classes)
+    named_by_engine = (function.name or "").startswith(_PACKAGE)  # by the line that compiles it
+    return f"the function {'' if named_by_engine else function.name or ''}({inputs})"
 
 
 def get_array(var: Any) -> Any:
@@ -144,36 +122,12 @@ def copy_array(var: Any, value: np.ndarray) -> None:
         set_array(var, np.array(value, order="C"))
 
 
-def prepare_fork() -> None:
-    """Have Theano find out now what every process would find out for itself on its first compilation.
-
-    That is: the compiler's flags for this processor and a quirk of the BLAS (both by running the compiler), and what
-    lies in the cache of compiled modules. Forked workers inherit the answers. And since several ranks may want Theano's
-    compile lock at once, each for a moment, they look for it every few milliseconds; Theano sleeps five to ten seconds.
-    """
-    if not isinstance(compilelock.lock, functools.partial):
-        compilelock.lock = functools.partial(compilelock.lock, min_wait=0.01, max_wait=0.05)
-    if theano.config.cxx:
-        theano.gof.cmodule.GCC_compiler.compile_args()
-        theano.tensor.blas_c.check_force_gemv_init()
-        theano.gof.cc.get_module_cache()
-
-
-def find_compiled() -> None:
-    """Have Theano see the modules that the master has compiled since the last look.
-
-    Theano would find them one by one, each under the compile lock.
-    """
-    if theano.config.cxx:
-        theano.gof.cc.get_module_cache().refresh(cleanup=False)
-
-
-def start_worker(print_profiles: bool) -> Callable[[], None]:
-    """Prepare Theano in a process that was just forked; returns what to call before the process exits."""
+def start_worker(profiles: bool) -> Callable[[], None]:
+    """Prepare the engine in a process that was just forked; returns what to call before the process exits."""
 
     def finish() -> None:
-        if print_profiles:
-            theano.compile.profiling._atexit_print_fn()
+        if profiles:
+            print_profiles()
 
     return finish
 

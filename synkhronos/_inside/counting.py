@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import theano
-import theano.tensor as T
 
+from synkhronos._engine import Apply, T
 from synkhronos._inside.known import Known
 from synkhronos._inside.standing import current
 from synkhronos._partition import Rows, shares
@@ -38,7 +37,7 @@ class Counted(Known):
 
     def make_node(self, *numbers: Any) -> Any:
         """Apply it to the three numbers, if they are given, and to the lengths."""
-        return theano.Apply(self, list(map(T.as_tensor_variable, numbers)), [T.lscalar() for _ in range(3)])
+        return Apply(self, list(map(T.as_tensor_variable, numbers)), [T.lscalar() for _ in range(3)])
 
     def perform(self, node: Any, inputs: Sequence[Any], output_storage: Sequence[list[Any]]) -> None:
         """Refuse lengths that differ, on all ranks alike."""

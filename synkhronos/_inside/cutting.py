@@ -12,11 +12,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import theano
-import theano.tensor as T
-from theano.gof.graph import ancestors
 
 from synkhronos._collectives import result_dtype
+from synkhronos._engine import ancestors, clone, retyped
 from synkhronos._inside.looking import depends_on, meets_within
 from synkhronos._inside.ops import Collective
 from synkhronos._inside.standing import GATHER
@@ -73,7 +71,7 @@ def cut(
                 )
             if (x, op) not in entering:
                 dtype = x.dtype if op == GATHER else str(result_dtype(np.dtype(x.dtype), op))
-                entering[x, op] = T.TensorType(dtype, y.broadcastable)()
+                entering[x, op] = retyped(y, dtype)()
             replace[y] = Collective((op,))(entering[x, op])
     before = [
         i for i, expression in enumerate(expressions) if depends_on(expression, apart, or_rank=False, but_for=common)
@@ -88,7 +86,7 @@ def cut(
     for one in common:
         if depends_on(one, apart, or_rank=False):
             replace[one] = entering[one, "max"] = one.type()
-    after = theano.clone([expressions[i] for i in rest], replace=replace, share_inputs=True)
+    after = clone([expressions[i] for i in rest], replace=replace, share_inputs=True)
     variables, ops = [x for x, _ in entering], [op for _, op in entering]
     return Cut(before, variables, ops, list(entering.values()), dict(zip(rest, after)))
 

@@ -18,10 +18,14 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-import theano
-import theano.tensor as T
-from theano.gradient import DisconnectedType
-
+from synkhronos._engine import (
+    CONTINUOUS,
+    DisconnectedType,
+    NotScalarConstantError,
+    T,
+    config,
+    get_scalar_constant_value,
+)
 from synkhronos._inside.known import Known
 from synkhronos._inside.standing import GATHER
 
@@ -35,8 +39,8 @@ def gradient(op: str, x: Any, y: Any, g: Any, collective: Callable[[str, Any], A
     """
     if isinstance(g.type, DisconnectedType):
         return g
-    if x.dtype not in T.continuous_dtypes:
-        return x.zeros_like(dtype=theano.config.floatX)
+    if x.dtype not in CONTINUOUS:
+        return x.zeros_like(dtype=config.floatX)
     constant = _constant(g)
     if constant is not None and op in ("avg", "sum", GATHER):
         mean = T.fill(x, T.cast(constant, x.dtype))
@@ -56,8 +60,8 @@ def gradient(op: str, x: Any, y: Any, g: Any, collective: Callable[[str, Any], A
 def _constant(g: Any) -> Any:
     """The number that all elements of a gradient are on all ranks, if it is known by now: no rank need be asked."""
     try:
-        return T.get_scalar_constant_value(g)
-    except T.NotScalarConstantError:
+        return get_scalar_constant_value(g)
+    except NotScalarConstantError:
         return None
 
 

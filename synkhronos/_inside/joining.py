@@ -11,19 +11,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from theano.compile import optdb
-from theano.gof import InconsistencyError, Optimizer
-from theano.gof.opt import copy_stack_trace
-from theano.gof.toolbox import ReplaceValidate
-from theano.ifelse import IfElse
-
+from synkhronos._engine import (
+    AFTER_MERGES,
+    BEFORE_ELEMENTWISE,
+    InconsistencyError,
+    ReplaceValidate,
+    Rewriter,
+    copy_stack_trace,
+    ops,
+    register,
+)
 from synkhronos._inside.ops import UNNUMBERED, Collective
 from synkhronos._inside.standing import GATHER
 
 __all__: list[str] = []
 
 
-class _Join(Optimizer):
+class _Join(Rewriter):
     """One collective for each depth, numbered."""
 
     def add_requirements(self, fgraph: Any) -> None:
@@ -66,12 +70,12 @@ def _always_computed(fgraph: Any) -> set[Any]:
         node = waiting.pop()
         if node is not None and node not in found:
             found.add(node)
-            needed = node.inputs[:1] if isinstance(node.op, IfElse) else node.inputs
+            needed = node.inputs[:1] if isinstance(node.op, ops.IfElse) else node.inputs
             waiting += [x.owner for x in needed]
     return found
 
 
-class _WorkInPlace(Optimizer):
+class _WorkInPlace(Rewriter):
     """Reduce where nobody else needs what is reduced."""
 
     def add_requirements(self, fgraph: Any) -> None:
@@ -102,7 +106,5 @@ def _may_change(node: Any, i: int, x: Any) -> bool:
     return is_own and node.op.ops[i] != GATHER and node.outputs[i].dtype == x.dtype
 
 
-# after all that merges, and before anything works in place
-optdb.register("synkhronos_join_collectives", _Join(), 49.4, "fast_run", "fast_compile")
-# before elementwise operations take the memory of what they read
-optdb.register("synkhronos_collectives_in_place", _WorkInPlace(), 74, "fast_run", "inplace")
+register("synkhronos_join_collectives", _Join(), AFTER_MERGES, "fast_run", "fast_compile")
+register("synkhronos_collectives_in_place", _WorkInPlace(), BEFORE_ELEMENTWISE, "fast_run", "inplace")

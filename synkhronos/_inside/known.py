@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import theano
-import theano.tensor as T
 
+from synkhronos._engine import Apply, Op, T
 from synkhronos._inside.standing import current
 
 __all__ = ["Known"]
 
 
-class Known(theano.Op):
+class Known(Op):
     """A number that a rank knows of itself, and that another rank may know otherwise.
 
     Parameters
@@ -31,7 +30,7 @@ class Known(theano.Op):
 
     def make_node(self) -> Any:
         """Takes nothing."""
-        return theano.Apply(self, [], [T.dscalar() if self.what == "whole" else T.lscalar()])
+        return Apply(self, [], [T.dscalar() if self.what == "whole" else T.lscalar()])
 
     def perform(self, node: Any, inputs: Sequence[Any], output_storage: Sequence[list[Any]]) -> None:
         """Ask where the rank stands."""
@@ -45,7 +44,7 @@ class Known(theano.Op):
         else:
             output_storage[0][0] = np.asarray(getattr(standing, self.what))
 
-    def do_constant_folding(self, node: Any) -> bool:
+    def do_constant_folding(self, *_: Any) -> bool:
         """Never: it is another number on other ranks."""
         return False
 

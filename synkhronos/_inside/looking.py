@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from theano.gof.graph import ancestors, io_toposort
-
+from synkhronos._engine import ancestors, io_toposort, ops
 from synkhronos._inside.known import Known
 from synkhronos._inside.ops import Collective
 
@@ -77,7 +76,7 @@ def _needs_standing(op: Any) -> bool:
 
 def meets_within(op: Any) -> bool:
     """Whether the inner graph of an op, of a scan say, has collectives."""
-    return expresses_meetings(getattr(op, "outputs", None) or getattr(op, "local_outputs", None) or ())
+    return expresses_meetings(ops.inner_outputs(op))
 
 
 def expresses_meetings(expressions: Iterable[Any]) -> bool:

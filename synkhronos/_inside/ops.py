@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import theano
-import theano.tensor as T
 
 from synkhronos._collectives import OPS, result_dtype
+from synkhronos._engine import Apply, Op, T, length_along, retyped
 from synkhronos._inside.gradients import gradient
 from synkhronos._inside.standing import GATHER, current
 
@@ -24,7 +23,7 @@ UNNUMBERED = -1
 _contiguous = functools.partial(np.asarray, order="C")
 
 
-class Collective(theano.Op):
+class Collective(Op):
     """Reductions of some arrays over the ranks, and gatherings of others, in one meeting.
 
     Output i is what the ranks have as input i, reduced or gathered by ``ops[i]``.
@@ -72,15 +71,15 @@ class Collective(theano.Op):
     def make_node(self, *inputs: Any) -> Any:
         """Apply to as many tensor variables as there are ops."""
         inputs = tuple([T.as_tensor_variable(x) for x in inputs])
-        return theano.Apply(self, inputs, [_type_of(x, op)() for x, op in zip(inputs, self.ops)])
+        return Apply(self, inputs, [_type_of(x, op)() for x, op in zip(inputs, self.ops)])
 
     def perform(self, node: Any, inputs: Sequence[np.ndarray], output_storage: Sequence[list[Any]]) -> None:
         """Meet the other ranks; alone, outside of a call, the result is what one rank has."""
         standing = current()
         arrays = list(map(_contiguous, inputs))  # a copy of what is not
         if standing is None or standing.n_ranks == 1:
-            triples = zip(arrays, self._own, node.outputs)
-            results = [array if is_own else array.astype(output.dtype) for array, is_own, output in triples]
+            triples = zip(arrays, self._own, self.ops)
+            results = [array if is_own else array.astype(_dtype_of(array, op)) for array, is_own, op in triples]
         else:
             results = standing.combine(self.number, self.ops, arrays, self._own)
         if not self.n_bytes:
@@ -88,7 +87,7 @@ class Collective(theano.Op):
         for storage, result in zip(output_storage, results):
             storage[0] = result
 
-    def do_constant_folding(self, node: Any) -> bool:
+    def do_constant_folding(self, *_: Any) -> bool:
         """Never: the master alone would meet nobody."""
         return False
 
@@ -96,7 +95,7 @@ class Collective(theano.Op):
         """Reductions keep shapes; how long a gathered array is, is known when it is there."""
         found = []
         for op, shape, output in zip(self.ops, shapes, node.outputs):
-            gathered = () if op != GATHER else (T.opt.Shape_i(0)(output),)
+            gathered = () if op != GATHER else (length_along(output, 0),)
             found.append((*gathered, *shape[len(gathered) :]))
         return found
 
@@ -124,7 +123,11 @@ class Collective(theano.Op):
 
 def _type_of(x: Any, op: str) -> Any:
     if op == GATHER:
-        return T.TensorType(x.dtype, (False, *x.broadcastable[1:]))
+        return retyped(x, free=(0,))
     if op not in OPS:
         raise ValueError(f"unknown op {op!r}; expected one of {', '.join(map(repr, (*OPS, GATHER)))}")
-    return T.TensorType(str(result_dtype(np.dtype(x.dtype), op)), x.broadcastable)
+    return retyped(x, _dtype_of(x, op))
+
+
+def _dtype_of(x: Any, op: str) -> Any:
+    return x.dtype if op == GATHER else result_dtype(np.dtype(x.dtype), op)

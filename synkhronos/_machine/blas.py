@@ -1,4 +1,4 @@
-"""The BLAS that Theano is linked to, and NumPy's: whether they work, and how fast they multiply on one core."""
+"""The BLAS that the engine is linked to, and NumPy's: whether they work, and how fast they multiply on one core."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from synkhronos._machine import arithmetic, remedies
 from synkhronos._machine.choices import chosen_in
+from synkhronos._machine.engines import Engine
 from synkhronos._machine.inquiries import PRODUCT
 from synkhronos._machine.probing import Answer, ask, python
 from synkhronos._machine.report import OK, OPTIONAL, UNUSABLE, Part
@@ -18,59 +19,68 @@ __all__ = ["blas_parts"]
 _SLOWER = "NumPy's is called, which is slower"
 
 
-def blas_parts(theano: Answer, compiler: str, environment: Mapping[str, str], installed: bool) -> list[Part]:
-    """Describe the BLAS that Theano is linked to, and NumPy's; nothing if Theano cannot be imported.
+def blas_parts(
+    answer: Answer, compiler: str, environment: Mapping[str, str], installed: bool, engine: Engine
+) -> list[Part]:
+    """Describe the BLAS that the engine is linked to, and NumPy's; nothing if the engine cannot be imported.
 
     Parameters
     ----------
-    theano : Answer
-        Of the program `THEANO`, whose folder is removed here.
+    answer : Answer
+        Of the engine's inquiry, whose folder is removed here.
     compiler : str
         The C++ compiler; empty if there is none that works.
     environment : mapping
     installed : bool
         Whether scipy-openblas32 is.
+    engine : Engine
     """
-    record = theano.record
+    record = answer.record
     try:
-        if theano.error:
+        if answer.error:
             return []
         peak = arithmetic.peak_of_core(compiler, environment) if compiler else 0.0
-        return [_theanos(record, bool(compiler), environment, installed, peak), _numpys(environment, peak)]
+        return [_engines(record, bool(compiler), environment, installed, peak, engine), _numpys(environment, peak)]
     finally:
         if record.get("folder"):
             shutil.rmtree(record["folder"], ignore_errors=True)
 
 
-def _theanos(
-    theano: Mapping[str, Any], compiles: bool, environment: Mapping[str, str], installed: bool, peak: float
+def _engines(
+    told: Mapping[str, Any],
+    compiles: bool,
+    environment: Mapping[str, str],
+    installed: bool,
+    peak: float,
+    engine: Engine,
 ) -> Part:
-    """Say to what Theano's modules are linked and what comes of that, as they were found when one was linked and tried.
+    """Say to what the engine's modules are linked and what comes of that, as was found when one was.
 
     What decided on it decides on the remedy, too.
     """
-    flags, place = theano.get("ldflags", ""), chosen_in("blas.ldflags", environment)
-    said = [text for _, text in theano.get("said", [])]
-    warned = [text for warning, text in theano.get("said", []) if warning]
-    trouble, file = theano.get("trouble") or theano.get("objection", ""), theano.get("file", "")
-    remedy = remedies.blas(place, environment.get("SYNKHRONOS_BLAS", ""), installed)
+    name = engine.flag("blas.ldflags")
+    flags, place = told.get("ldflags", ""), chosen_in(name, environment, engine.module)
+    said = [text for _, text in told.get("said", [])]
+    warned = [text for warning, text in told.get("said", []) if warning]
+    trouble, file = told.get("trouble") or told.get("objection", ""), told.get("file", "")
+    remedy = remedies.blas(name, place, environment.get("SYNKHRONOS_BLAS", ""), installed)
     if "ILP64" in environment.get("MKL_INTERFACE_LAYER", "").upper() and "mkl" in "".join([*warned, trouble]).lower():
         remedy = "unset MKL_INTERFACE_LAYER"
     if not compiles:
         return Part("cpu", "BLAS", OPTIONAL, note=f"nothing is linked without a compiler that works: {_SLOWER}")
     if not flags:
-        reason = f"blas.ldflags is empty in {place}" if place and not warned else "none is linked"
+        reason = f"{name} is empty in {place}" if place and not warned else "none is linked"
         return Part("cpu", "BLAS", OPTIONAL, note="\n".join([f"{reason}: {_SLOWER}", *said]), remedy=remedy)
     source = f", as {place} says" if place and (trouble or not warned) else ""  # what is refused is warned of
     if not trouble:
-        answer = ask({"product": python(PRODUCT, theano["module"])}, environment, 60.0)["product"]
+        answer = ask({"product": python(PRODUCT, told["module"])}, environment, 60.0)["product"]
         if not answer.error:
             part = _part("BLAS", answer.record, peak, [f"linked by {flags}{source}", *said], environment, remedy)
             if warned and part.state == OK:
                 part.state, part.remedy = OPTIONAL, remedy
             return part
         trouble = answer.error
-    note = f"{trouble}\nblas.ldflags is {flags}{source}"
+    note = f"{trouble}\n{name} is {flags}{source}"
     return Part("cpu", "BLAS", UNUSABLE, "", os.path.realpath(file) if file else "", note, remedy)
 
 

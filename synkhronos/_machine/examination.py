@@ -18,27 +18,20 @@ from synkhronos._limits import count_cores, free_memory
 from synkhronos._machine import remedies
 from synkhronos._machine.blas import blas_parts
 from synkhronos._machine.choices import chosen_in
+from synkhronos._machine.engines import Engine, engine_of
 from synkhronos._machine.gpus import cuda_gpus, cuda_parts, opencl_parts, pygpu_parts, try_devices
-from synkhronos._machine.inquiries import OPENCL, PYGPU, THEANO
+from synkhronos._machine.inquiries import OPENCL, PYGPU
 from synkhronos._machine.launcher import package_path, variables
 from synkhronos._machine.libraries import survey
 from synkhronos._machine.places import Finder
 from synkhronos._machine.probing import Answer, ask, python
-from synkhronos._machine.report import MISSING, OK, OPTIONAL, UNUSABLE, Part, Report
+from synkhronos._machine.report import MISSING, OK, OPTIONAL, UNUSABLE, Device, Part, Report
 
 __all__ = ["examine"]
 
-#: Name, module, and what pip takes; the last is optional.
-PACKAGES = (
-    ("NumPy", "numpy", "numpy>=1.22,<1.24"),
-    ("SciPy", "scipy", "scipy>=1.7,<1.11"),
-    ("Theano", "theano", "Theano==1.0.5"),
-    ("posix_ipc", "posix_ipc", "posix_ipc>=1.1"),
-    ("threadpoolctl", "threadpoolctl", "threadpoolctl>=3.5"),
-    ("Lasagne", "lasagne", "Lasagne==0.1"),
-)
+_OFF = "turned off by cxx in {}: {} compiles no C++"
 
-#: Seconds for importing Theano or trying a device, on a machine that is busy.
+#: Seconds for importing the engine or trying a device, on a machine that is busy.
 _PATIENCE = 120.0
 
 #: Less free memory than this, in bytes, is worth a word.
@@ -66,35 +59,40 @@ def examine(version: str, environment: Mapping[str, str], search_path: Sequence[
     except OSError as error:
         refusal = str(error)
     prepared = {**environment, **changed}
-    programs = {"theano": THEANO, "pygpu": PYGPU, "opencl": OPENCL}
+    engine = engine_of(environment, search_path)
+    programs = {"engine": engine.inquiry, "pygpu": PYGPU, "opencl": OPENCL}
     answers = ask({name: python(program) for name, program in programs.items()}, prepared, _PATIENCE)
-    theano = answers["theano"].record
-    compiler = theano.get("cxx", shutil.which("g++") or "")
-    compiled = _compile(compiler, theano.get("arguments", []), prepared)
-    compiling = _compiling(compiler, compiled, prepared)
+    told = answers["engine"].record
+    compiler = told.get("cxx", shutil.which("g++") or "")
+    compiled = _compile(compiler, told.get("arguments", []), prepared)
+    compiling = _compiling(compiler, compiled, prepared, engine)
     working = compiler if compiling[0].state == OK else ""
     openblas = bool(package_path("scipy_openblas32", search_path))
     room, where = min(free_memory())
     cores = count_cores()
     parts = [
-        *_packages(search_path, answers["theano"]),
+        *_packages(search_path, answers["engine"], engine),
         *compiling,
-        *blas_parts(answers["theano"], working, prepared, openblas),
+        *blas_parts(answers["engine"], working, prepared, openblas, engine),
         Part("cpu", "cores", OK, f"{cores} of {os.cpu_count()}"),
         _judged(room, where),
-        *pygpu_parts(answers["pygpu"], compiled["gpuarray"], search_path),
-        *([Part("gpu", "links", UNUSABLE, note=refusal)] if refusal else []),
-        *cuda_parts(found, gpus, trouble),
-        *opencl_parts(answers["opencl"], finder),
     ]
-    devices = try_devices(gpus, answers["opencl"], not answers["pygpu"].error, prepared)
-    return Report(version, parts, devices, changed, cores, room)
+    devices: list[Device] = []
+    if engine.has_gpus:
+        parts += [
+            *pygpu_parts(answers["pygpu"], compiled["gpuarray"], search_path),
+            *([Part("gpu", "links", UNUSABLE, note=refusal)] if refusal else []),
+            *cuda_parts(found, gpus, trouble),
+            *opencl_parts(answers["opencl"], finder),
+        ]
+        devices = try_devices(gpus, answers["opencl"], not answers["pygpu"].error, prepared)
+    return Report(version, engine.title, parts, devices, changed, cores, room)
 
 
-def _packages(search_path: Sequence[str], theano: Answer) -> list[Part]:
-    """Python and its packages; Theano is imported, the others need only be there."""
+def _packages(search_path: Sequence[str], answer: Answer, engine: Engine) -> list[Part]:
+    """Python and its packages; the engine is imported, the others need only be there."""
     parts = [Part("cpu", "Python", OK, ".".join(map(str, sys.version_info[:3])), sys.executable)]
-    for name, module, requirement in PACKAGES:
+    for name, module, requirement in engine.packages:
         path = package_path(module, search_path)
         try:
             version = metadata.version(module)
@@ -106,8 +104,8 @@ def _packages(search_path: Sequence[str], theano: Answer) -> list[Part]:
             state, note = (OPTIONAL, "the MNIST demos build their networks with it") if optional else (MISSING, "")
         elif version and not _satisfies(version, requirement):
             state, note = UNUSABLE, f"{requirement} is needed"
-        elif module == "theano" and theano.error:
-            state, note, remedy = UNUSABLE, theano.error, ""
+        elif module == engine.module and answer.error:
+            state, note, remedy = UNUSABLE, answer.error, ""
         parts.append(Part("cpu", name, state, version, path, note, remedy))
     return parts
 
@@ -146,23 +144,29 @@ def _compile(compiler: str, arguments: Sequence[str], environment: Mapping[str, 
         return ask(commands, environment, _PATIENCE)
 
 
-def _compiling(compiler: str, compiled: Mapping[str, Answer], environment: Mapping[str, str]) -> list[Part]:
-    """The C++ compiler, and Python's headers."""
-    version, place, remedy = compiled["version"], chosen_in("cxx", environment), remedies.apt("g++")
+def _compiling(
+    compiler: str, compiled: Mapping[str, Answer], environment: Mapping[str, str], engine: Engine
+) -> list[Part]:
+    """The C++ compiler, and Python's headers; numba, PyTensor's own choice, does without."""
+    version, place, remedy = compiled["version"], chosen_in("cxx", environment, engine.module), remedies.apt("g++")
     state, note = (UNUSABLE, version.error) if compiler and version.error else (OK, "")
     if place:
         remedy = remedies.without("cxx", place)
     if not compiler:
-        state, note = (UNUSABLE, f"turned off by cxx in {place}: Theano computes in Python") if place else (MISSING, "")
+        state, note = (UNUSABLE, _OFF.format(place, engine.title)) if place else (MISSING, "")
     elif state == OK and compiled["arguments"].error:
         state, note = UNUSABLE, compiled["arguments"].error
-        place = chosen_in("gcc.cxxflags", environment)
-        remedy = remedies.without("gcc.cxxflags", place) if place else remedy
+        flag = engine.flag("gcc.cxxflags")
+        place = chosen_in(flag, environment, engine.module)
+        remedy = remedies.without(flag, place) if place else remedy
     parts = [Part("cpu", "C++ compiler", state, version.output.strip(), compiler, note, remedy)]
     headers = compiled["python"].error
     if state == OK:
         state, include = MISSING if headers else OK, sysconfig.get_path("include")
         parts.append(Part("cpu", "Python.h", state, "", include, headers, remedies.python_headers()))
+    if engine.module == "pytensor":
+        for part in parts:
+            part.state = OK if part.state == OK else OPTIONAL
     return parts
 
 

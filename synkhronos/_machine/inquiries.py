@@ -5,15 +5,11 @@ They print one JSON object or list a line as soon as they know it, so that what 
 
 from __future__ import annotations
 
-__all__ = ["OPENCL", "PRODUCT", "PYGPU", "THEANO", "TRIAL"]
+__all__ = ["OPENCL", "PRODUCT", "PYGPU", "PYTENSOR", "THEANO", "TRIAL"]
 
-#: Theano's compiler and the flags of its BLAS, what was said when they were chosen, and what comes of linking to it.
-#: The folder, in which the linked module lies, is left for whoever asks.
-THEANO = """
+#: What is said when the flags of an engine's BLAS are chosen.
+_LISTEN = """
 import json, logging, os, tempfile
-# on the CPU, whatever the user's flags and files say: a GPU is tried elsewhere
-cpu = "device=cpu,init_gpu_device=,contexts=,force_device=False"
-os.environ["THEANO_FLAGS"] = ",".join(filter(None, [os.environ.get("THEANO_FLAGS"), cpu]))
 def tell(**facts):
     print(json.dumps(facts), flush=True)
 class Listener(logging.Handler):
@@ -23,17 +19,18 @@ class Listener(logging.Handler):
 logger = logging.getLogger("synkhronos")
 logger.addHandler(Listener())
 logger.setLevel(logging.INFO)
-import synkhronos, theano
+"""
+
+#: What comes of linking to the BLAS. The folder, in which the linked module lies, is left for whoever asks.
+_LINK = """
 from synkhronos._compat.linking import link
 from synkhronos._compat.routines import load_table
 from synkhronos._compat.trial import try_routines
-synkhronos.fork  # all of the package is imported by now
-cxx, flags = theano.config.cxx, theano.config.blas.ldflags
 tell(cxx=cxx, ldflags=flags, said=Listener.said)
 if cxx:
-    tell(arguments=theano.gof.cmodule.GCC_compiler.compile_args())
+    tell(arguments=cmodule.GCC_compiler.compile_args())
 if cxx and flags:
-    folder = tempfile.mkdtemp(prefix="synkhronos_", dir=theano.config.base_compiledir)
+    folder = tempfile.mkdtemp(prefix="synkhronos_", dir=config.base_compiledir)
     tell(folder=folder)
     try:
         module = link(flags, folder)
@@ -41,6 +38,36 @@ if cxx and flags:
     except OSError as error:
         tell(trouble=str(error))
 """
+
+#: Theano's compiler, the flags of its BLAS, and what comes of linking to it: on the CPU, whatever the user's flags and
+#: files say, for a GPU is tried elsewhere.
+THEANO = (
+    _LISTEN
+    + """
+cpu = "device=cpu,init_gpu_device=,contexts=,force_device=False"
+os.environ["THEANO_FLAGS"] = ",".join(filter(None, [os.environ.get("THEANO_FLAGS"), cpu]))
+import synkhronos, theano
+from theano.gof import cmodule
+synkhronos.fork  # all of the package is imported by now
+config = theano.config
+cxx, flags = config.cxx, config.blas.ldflags
+"""
+    + _LINK
+)
+
+#: The same of PyTensor, and that numba, by which functions are compiled unless the user says otherwise, compiles.
+PYTENSOR = (
+    _LISTEN
+    + """
+import synkhronos, pytensor, numba
+from pytensor.link.c import cmodule
+synkhronos.fork  # all of the package is imported by now
+config = pytensor.config
+cxx, flags = config.cxx, config.blas__ldflags
+tell(linker=config.linker, three=numba.njit(lambda: 3)())
+"""
+    + _LINK
+)
 
 #: The speed of a product of float32 matrices on one core: by the BLAS that a module is linked to, of which the file is
 #: given, or by NumPy.

@@ -21,23 +21,23 @@ def apt(*packages: str) -> str:
 
 
 def without(flag: str, place: str) -> str:
-    """Let Theano choose by itself what a flag of the user's decides, in the place that `chosen_in` has told."""
+    """Let the engine choose by itself what a flag of the user's decides, in the place that `chosen_in` has told."""
     return f"take {flag} out of {place}"
 
 
-def blas(place: str, choice: str, installed: bool) -> str:
-    """Give Theano another BLAS.
+def blas(flag: str, place: str, choice: str, installed: bool) -> str:
+    """Give the engine another BLAS.
 
     Parameters
     ----------
-    place : str
-        Where the user has set ``blas.ldflags``.
+    flag, place : str
+        The name of the flag, and where the user has set it.
     choice : str
         The value of ``SYNKHRONOS_BLAS``.
     installed : bool
         Whether scipy-openblas32 is.
     """
-    undo = without("blas.ldflags", place) if place else "unset SYNKHRONOS_BLAS" if choice else ""
+    undo = without(flag, place) if place else "unset SYNKHRONOS_BLAS" if choice else ""
     if installed:
         return undo or apt("libopenblas-dev")
     wheel = pip("scipy-openblas32") if platform.machine() in ("x86_64", "aarch64") else apt("libopenblas-dev")

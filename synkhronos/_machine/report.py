@@ -69,6 +69,8 @@ class Report:
     ----------
     version : str
         Of Synkhronos.
+    engine : str
+        ``"Theano"`` or ``"PyTensor"``.
     parts : list of Part
     devices : list of Device
     changed : dict
@@ -80,6 +82,7 @@ class Report:
     """
 
     version: str
+    engine: str
     parts: list[Part]
     devices: list[Device]
     changed: dict[str, str]
@@ -109,7 +112,7 @@ class Report:
         tables["Devices that were tried"] = [_device_row(device) for device in self.devices]
         rows = [row for table in tables.values() for row in table]
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
-        lines = [f"Synkhronos {self.version}"]
+        lines = [f"Synkhronos {self.version}, with {self.engine}"]
         for heading, table in tables.items():
             lines += ["", heading, *_lines(table, widths)] if table else []
         if self.changed:

@@ -8,6 +8,7 @@ import numpy as np
 
 from synkhronos import _graphs
 from synkhronos._collectives import ShapesDiffer
+from synkhronos._engine import is_device_array, to_device
 from synkhronos._inside import Standing
 from synkhronos._memory import SegmentTable
 from synkhronos._partition import Rows, Selection
@@ -174,7 +175,7 @@ class Caller:
         for op, positions in by_op.items():
             weights = None if command.everybody else command.counts
             try:
-                reduced = nccl.reduce([_graphs.to_device(outputs[i]) for i in positions], op, weights, command.master)
+                reduced = nccl.reduce([to_device(outputs[i]) for i in positions], op, weights, command.master)
             except ShapesDiffer:
                 continue
             for i, value in zip(positions, reduced or [None] * len(positions)):
@@ -195,4 +196,4 @@ def _numbers(command: Call, part: Rows) -> list[np.ndarray]:
 
 def _array(output: Any) -> Any:
     """An output as an array: outputs that are scalars come as such from some ops."""
-    return output if output is None or _graphs.is_device_array(output) else np.asarray(output)
+    return output if output is None or is_device_array(output) else np.asarray(output)

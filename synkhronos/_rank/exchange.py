@@ -20,6 +20,7 @@ from synkhronos._collectives import (
     result_dtype,
 )
 from synkhronos._core import native
+from synkhronos._engine import is_device_array, to_host
 from synkhronos._partition import Rows
 from synkhronos._rank.commands import AllGather, AllReduce, Digest, Get, Nccl, Put, Reduce, Shapes
 from synkhronos._rank.excerpts import Excerpts
@@ -103,7 +104,7 @@ class Exchange:
         if command.ranks is not None and self.rank not in command.ranks:
             return None
         values = [_graphs.get_array(self.variables[key]) for key in command.variables]
-        return [_graphs.to_host(value) for value in values] if self._is_master else values
+        return [to_host(value) for value in values] if self._is_master else values
 
     def _put(self, command: Put) -> None:
         self._tell("set", [self.variables[key] for key in command.variables], "through shared memory")
@@ -140,7 +141,7 @@ class Exchange:
         """Over NCCL what can go that way, the rest over shared memory."""
         hosts = [self.variables[key] for key in command.variables]
         if self.nccl is not None and command.nccl:
-            on_gpu = [var for var in hosts if _graphs.is_device_array(_graphs.get_array(var))]
+            on_gpu = [var for var in hosts if is_device_array(_graphs.get_array(var))]
             direct = [var for var in on_gpu if nccl_reduces(np.dtype(var.dtype), command.op, False)]
             if direct:
                 self.nccl.agree([_graphs.get_array(var) for var in hosts])  # on all shapes, before anything changes

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from synkhronos import _graphs
 from synkhronos._collectives import Workspace
 from synkhronos._core import native
+from synkhronos._engine import is_device_array, read
 from synkhronos._memory import aligned, dtype_spec
 from synkhronos._rank.messages import Arrays, Placed, Sent
 
@@ -50,9 +50,9 @@ class Publisher:
         return Arrays([None if value is None else self._place(value) for value in values])
 
     def _place(self, value: Any) -> Placed | Sent:
-        if _graphs.is_device_array(value):
+        if is_device_array(value):
             host = np.empty(value.shape, value.dtype)
-            _graphs.read(value, host)
+            read(value, host)
             value = host
         array = np.asarray(value, order="C")
         if array.nbytes <= self._room - self._used and array.nbytes < native.SMALLEST_BLOCK:

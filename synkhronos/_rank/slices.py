@@ -9,6 +9,7 @@ import numpy as np
 
 from synkhronos import _graphs
 from synkhronos._collectives import Accumulator, DeviceAccumulator, accumulates
+from synkhronos._engine import is_device_array, to_host
 from synkhronos._partition import Rows, Selection, pieces, take
 from synkhronos._rank.commands import Call
 
@@ -61,7 +62,7 @@ def call_in_slices(
     results, values = results[: len(modes)], results[len(modes) :]
     if call.follow is not None:  # from the values before the call, too
         n_local = len(modes) - call.follow.n_entering
-        results[n_local:] = follow(*map(_graphs.to_host, results[n_local:]))
+        results[n_local:] = follow(*map(to_host, results[n_local:]))
         results = [results[i] for i in call.follow.order]
     for var, value in zip(updated, values):
         _graphs.set_array(var, value)
@@ -70,6 +71,6 @@ def call_in_slices(
 
 def _accumulator(result: Any, mode: str, total: int, name: str, dtype: np.dtype | None) -> Any:
     """What accumulates results like this one: on the device where they are there and it can."""
-    if _graphs.is_device_array(result) and accumulates(result.dtype, mode, dtype):
+    if is_device_array(result) and accumulates(result.dtype, mode, dtype):
         return DeviceAccumulator(mode, total, name)
     return Accumulator(mode, total, name, dtype)

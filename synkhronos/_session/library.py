@@ -9,6 +9,7 @@ from typing import Any, Callable
 
 from synkhronos import _graphs
 from synkhronos._endings import Endings
+from synkhronos._engine import precompile
 from synkhronos._interrupts import deferred_interrupts, let_interrupts_pass
 from synkhronos._rank import Replica, summarize
 from synkhronos._session.ledger import Ledger
@@ -108,6 +109,12 @@ class Library:
     def _replicate(self, key: int) -> Exception | None:
         """Replicate one function; returns why that cannot be done."""
         function = self._pending[key]
+        try:
+            precompile(function)
+        except Exception as error:
+            let_interrupts_pass(error)
+            self._failed.add(key)
+            return error
         try:
             bundle = _graphs.dump({key: function}, self._replica.variables, definitions=self._definitions)
         except Exception as error:

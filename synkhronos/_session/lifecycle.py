@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, Callable, TypeVar, cast
 
-from synkhronos import _graphs
+from synkhronos import _engine
 from synkhronos._interrupts import collect_garbage
 from synkhronos._keywords import checks_keywords
 from synkhronos._memory import remove_stale
@@ -179,7 +179,7 @@ def fork(
 
 
 def _check_fork_to_gpus(restart_workers: bool) -> None:
-    device = _graphs.bound()
+    device = _engine.bound()
     if device is not None:
         raise DeviceError(
             f"this process has used {device} already, and its context does not survive a fork. Leave device= and "

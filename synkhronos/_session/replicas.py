@@ -10,6 +10,7 @@ from typing import Any, Callable
 import numpy as np
 
 from synkhronos import _graphs
+from synkhronos._engine import is_random_state
 from synkhronos._rank import Command, Digest, Get
 from synkhronos._session.cautions import warn
 
@@ -78,7 +79,7 @@ class Replicas:
             for var in variables
             if self._table.key(var) is not None
             and _graphs.is_tensor_variable(var)
-            and not _graphs.is_random_state(var)
+            and not is_random_state(var)
             and var.container not in self._parts
             and var.container not in self._data
         ]

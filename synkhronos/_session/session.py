@@ -15,7 +15,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from synkhronos import _graphs
+from synkhronos import _engine, _graphs
 from synkhronos._collectives import Workspace
 from synkhronos._interrupts import collect_garbage, deferred_interrupts
 from synkhronos._limits import count_cores
@@ -97,7 +97,7 @@ class Session:
             finish()
 
         try:
-            _graphs.prepare_fork()
+            _engine.prepare_fork()
             inherited = segments.lent()  # in this frame, which workers keep
             regions.share(self._team.start, work)
             del inherited
@@ -117,7 +117,7 @@ class Session:
                 self.nccl = connect_gpus(devices, self.replica.context, self.run)
         except BaseException:
             if self.on_gpu:
-                _graphs.unbind()
+                _engine.unbind()
             with deferred_interrupts():
                 self._team.stop(grace=0.0)
                 regions.close()
@@ -256,4 +256,4 @@ class Session:
                 self.replica.regions.close()
             self._ledger.close()
             if self.on_gpu:
-                _graphs.unbind()
+                _engine.unbind()

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Iterable
 from typing import Callable, NoReturn
 
@@ -37,7 +38,9 @@ class Process:
         # until the child has left its signals to the master, none must reach it: it has the master's handlers
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
-            self.pid = os.fork()
+            with warnings.catch_warnings():  # since Python 3.12 it warns of any threads: the session looks which matter
+                warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
+                self.pid = os.fork()
             if self.pid == 0:
                 _live(work, mask)
         finally:

@@ -15,6 +15,7 @@ import numpy as np
 
 from synkhronos import _graphs
 from synkhronos._collectives import check_op, lists_ops, nccl_moves, nccl_reduces
+from synkhronos._engine import to_host
 from synkhronos._keywords import checks_keywords
 from synkhronos._rank import AllGather, AllReduce, Command, Get, Nccl, Reduce
 from synkhronos._session import Session
@@ -186,7 +187,7 @@ def reduce(shared_vars: Any, op: str = "avg", in_place: bool = True, nccl: bool 
             results = _run(session, "reduce", rest, Reduce(session.keys(rest), op, False))[session.master_rank]
             reduced.update(zip(rest, map(session.private, results)))
         if not in_place:
-            return like(shared_vars, [_graphs.to_host(reduced[var]) for var in variables])
+            return like(shared_vars, [to_host(reduced[var]) for var in variables])
         for var in direct:
             _graphs.set_array(var, reduced[var])
     return None

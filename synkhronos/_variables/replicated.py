@@ -10,6 +10,7 @@ import numpy as np
 from synkhronos import _graphs
 from synkhronos._collectives import OPS
 from synkhronos._data import Data, condition
+from synkhronos._engine import TITLE, is_device_array
 from synkhronos._partition import Rows, Selection, select, shares
 from synkhronos._rank import Put, Source
 from synkhronos._session import Session, current
@@ -39,7 +40,7 @@ def start(function: str, shared_vars: Any, to_set: bool = False) -> tuple[Sessio
     key_of = session.replica.variables.key
     for var in variables:
         if not _graphs.is_shared_variable(var) or not _graphs.is_tensor_variable(var):
-            raise TypeError(f"{function}: expected Theano shared variables that hold arrays; got {var!r}")
+            raise TypeError(f"{function}: expected {TITLE} shared variables that hold arrays; got {var!r}")
         if key_of(var) is None:
             session.distribute(variable=var)
             if key_of(var) is None and not to_set:
@@ -59,9 +60,7 @@ def over_nccl(session: Session, variables: Sequence[Any], nccl: bool, allowed: C
     """The variables for which NCCL is wanted and can be used: those on GPUs, with a dtype that is allowed."""
     if not (nccl and session.nccl):
         return []
-    return [
-        var for var in variables if _graphs.is_device_array(_graphs.get_array(var)) and allowed(np.dtype(var.dtype))
-    ]
+    return [var for var in variables if is_device_array(_graphs.get_array(var)) and allowed(np.dtype(var.dtype))]
 
 
 def like(shared_vars: Any, results: list[Any]) -> Any:

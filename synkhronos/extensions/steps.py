@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
-import theano
-from theano.compile import SharedVariable
-from theano.gof.graph import inputs as inputs_of
+from synkhronos._engine import Constant, SharedVariable, leaves_of
 
 __all__ = ["check_names", "flatten", "free", "listed", "rows"]
 
@@ -14,13 +12,9 @@ __all__ = ["check_names", "flatten", "free", "listed", "rows"]
 def free(expressions: Any, inputs: Sequence[Any], givens: Any) -> list[Any]:
     """List the symbolic variables in expressions that have no value yet, each with a name of its own."""
     replaced = dict(givens or ())
-    found = [var for var in inputs_of([*expressions, *replaced.values()], blockers=list(replaced)) if var.owner is None]
+    found = [var for var in leaves_of([*expressions, *replaced.values()], list(replaced)) if var.owner is None]
     known = {*inputs, *replaced}
-    free = [
-        var
-        for var in dict.fromkeys(found)
-        if var not in known and not isinstance(var, (SharedVariable, theano.Constant))
-    ]
+    free = [var for var in dict.fromkeys(found) if var not in known and not isinstance(var, (SharedVariable, Constant))]
     names = [var.name for var in free]
     for name in names:
         if name is None or names.count(name) > 1 or name in ("x_data", "y_data", "batch", "num_slices"):

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from typing import Any, Callable, Optional, Union
 
 import numpy as np
-import theano
-from theano.compile.function import function as compile_function  # theano.function may be synk.function
 
 import synkhronos as synk
+from synkhronos._engine import T, clone, compile_function, shared
 from synkhronos.extensions.steps import check_names, flatten, free, listed, rows
 from synkhronos.extensions.updates.divide import divide
 from synkhronos.extensions.weighting import not_negative, per_point, times, weighted, where_valid
@@ -33,7 +32,7 @@ class ExactTrainFunction:
         others = free([loss, *updates.values()], inputs, givens)
         self._names, self._structure = [var.name for var in others], structure
         there = inputs[0].shape[0] > 0
-        kept = OrderedDict((var, theano.tensor.switch(there, new, var)) for var, new in updates.items())
+        kept = OrderedDict((var, T.switch(there, new, var)) for var, new in updates.items())
         self.function = synk.function(
             inputs, loss, bcast_inputs=others, updates=kept, givens=givens, mode=mode, name="train", exact=True
         )
@@ -186,14 +185,14 @@ def make_train_function(
         return ExactTrainFunction(loss, param_updates, inputs, (x, y), givens=replaced, mode=mode)
     outputs, weight = loss, None
     if weights is not None:
-        weight = theano.shared(np.zeros((), "float64"), "weight")
+        weight = shared(np.zeros((), "float64"), "weight")
         one = per_point(weights, inputs[0])
         for var, grad in grad_updates.items():
             grad_updates[var] = times(one, grad, var.dtype)
         grad_updates[weight] = not_negative(one)
         outputs = [times(one, loss, loss.dtype), one, (one, "min")]
         divided = {var: var / weight.astype(var.dtype) for var in listed(grad_shared)}
-        news = theano.clone(list(param_updates.values()), replace=divided)
+        news = clone(list(param_updates.values()), replace=divided)
         every = OrderedDict([*zip(param_updates, news), *divided.items()])
         param_updates = OrderedDict((var, where_valid(weight, new, var)) for var, new in every.items())
     of_gradient = free([loss, *grad_updates.values()], inputs, givens)

@@ -11,7 +11,8 @@ master sees the weights, leaves everything as it is.
 from typing import Any
 
 import numpy as np
-import theano.tensor as T
+
+from synkhronos._engine import T
 
 
 def per_point(weights: Any, data: Any) -> Any:

@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-import theano
-import theano.tensor as T
+from engine import T, theano
 from support import worker_pids
 
 import synkhronos as synk

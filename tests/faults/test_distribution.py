@@ -6,11 +6,8 @@ import pickle
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
+from engine import MonitorMode, NanGuardMode, T, theano
 from support import run_script
-from theano.compile.monitormode import MonitorMode
-from theano.compile.nanguardmode import NanGuardMode
 
 import synkhronos as synk
 from synkhronos._graphs import VariableTable, dump, load
@@ -119,7 +116,7 @@ class TestOneThatCannotBeLoaded:
 def test_what_the_main_program_defines_after_fork_is_refused_by_name():
     out, err = run_script(
         """
-        from theano.compile.ops import as_op
+        as_op = theano.compile.ops.as_op
 
         class Twice(Fault):
             def perform(self, node, inputs, outputs):

@@ -11,8 +11,7 @@ import traceback
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
+from engine import T, theano
 from support import (
     EXIT,
     KILL,

@@ -14,8 +14,7 @@ import time
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
+from engine import T, theano
 from sandbox import may_refuse
 from support import (
     KILL,

@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 import pytest
-import theano
+from engine import theano
 from support import worker_pids
 
 import synkhronos as synk

@@ -9,10 +9,8 @@ import time
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
+from engine import T, ifelse, theano
 from support import KILL, LONG_SLEEP, NOTHING, RAISE, SLEEP, Fault, run_script, worker_pids
-from theano.ifelse import ifelse
 
 import synkhronos as synk
 

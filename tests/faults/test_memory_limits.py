@@ -6,8 +6,7 @@ import textwrap
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
+from engine import T, theano
 from sandbox import may_refuse, needs_seccomp
 from support import KILL, Fault, run_script, wait_until, worker_pids
 

@@ -9,10 +9,8 @@ import time
 import numpy as np
 import psutil
 import pytest
-import theano
-import theano.tensor as T
+from engine import MRG_RandomStreams, RandomStreams, T, theano
 from support import KILL, LEAVE, LONG_SLEEP, NOTHING, RAISE, SEGFAULT, Fault, is_running, wait_until, worker_pids
-from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 import synkhronos as synk
 
@@ -26,7 +24,7 @@ def build():
         fault, w = theano.shared(np.int64(NOTHING), "fault"), theano.shared(np.zeros(3), "w")
         rows, count = theano.shared(np.zeros((1, 2)), "rows"), theano.shared(np.int64(0), "count")
         mrg = MRG_RandomStreams(7).uniform((4,))
-        twister = T.shared_randomstreams.RandomStreams(7).uniform((4,))
+        twister = RandomStreams(7).uniform((4,))
         _built.update(
             fault=fault,
             w=w,

@@ -14,8 +14,7 @@ import time
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
+from engine import T, theano
 from sandbox import needs_seccomp
 from support import run_script, worker_pids
 

@@ -8,8 +8,7 @@ import time
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
+from engine import T, theano
 from support import KILL, LONG_SLEEP, NOTHING, RAISE, RAISE_LATE, SLEEP, Fault, worker_pids
 
 import synkhronos as synk

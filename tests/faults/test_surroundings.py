@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-import theano
-import theano.tensor as T
+from engine import T, theano
 from sandbox import needs_seccomp
 from support import is_running, run_script, start_script, wait_until, worker_pids
 

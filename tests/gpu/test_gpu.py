@@ -10,7 +10,10 @@ import sys
 import textwrap
 
 import pytest
+from engine import theano_only
 from support import ROOT, gpus
+
+pytestmark = theano_only("GPUs")
 
 #: Theano makes an op of these that it cannot do on OpenCL: GpuCrossentropySoftmaxArgmax1HotWithBias.
 FUSED_CROSSENTROPY = "crossentropy_to_crossentropy_with_softmax:crossentropy_to_crossentropy_with_softmax_with_bias"

@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from engine import theano_only
 from theano.tensor.signal import pool
 
 import synkhronos as synk
+
+pytestmark = theano_only("convolution and pooling")
 
 NUM_EPOCHS = 4
 CLASSES = 5

@@ -14,11 +14,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+from engine import theano_only
 from support import python
 
 from synkhronos._compat import blas, linking, routines, trial
 
 import theano  # isort: skip
+
+pytestmark = theano_only("the BLAS that Theano is linked to")
 
 SCIPY_OPENBLAS = r"-L\S+/scipy_openblas32/lib -lscipy_openblas -include\S+/_compat/scipy_openblas.h"
 WIDE = "its integers have 64 bits, and those that Theano passes have 32"

@@ -4,6 +4,10 @@ import os
 import subprocess
 import sys
 
+from engine import theano_only
+
+pytestmark = theano_only("keys of Theano's compile cache")
+
 SCRIPT = """
 import sys
 import synkhronos as synk, numpy as np, theano, theano.tensor as T

@@ -7,9 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from engine import theano_only
 from support import ROOT, python
 
 from synkhronos._compat import complaints
+
+pytestmark = theano_only("Theano mended for today's Python")
 
 ORDERS = [
     "theano, lasagne, synkhronos",

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from engine import theano_only
 from support import cpp_codes, run_script
 from theano.tensor.nnet import corr
 
 import synkhronos as synk
+
+pytestmark = theano_only("Theano's convolution, in vector code")
 
 BORDERS = ("valid", "full", "half", (1, 2), ((0, 1), (2, 3)))
 STEPS = ((1, 1), (2, 1), (3, 2))

@@ -14,6 +14,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import psutil
 import pytest
+from engine import theano_only
 from support import ROOT, shared_memory_names, wait_until
 
 sys.path.append(str(ROOT))
@@ -28,9 +29,17 @@ ARGUMENTS = {
     "train_mnist_gpu_data": [*SMALL, "--model", "custom_mlp:1,32,0.1,0.2", "--ranks", "3"],
     "train_resnet_theano": [],
     "train_resnet": ["--ranks", "2", "--depth", "5", "--epochs", "1"],
+    "digits": ["--ranks", "3", "--epochs", "10"],
+    "k_means": ["--ranks", "3", "--rows", "2001"],
     "run_lasagne_demos": [*SMALL, "--model", "custom_mlp:1,32,0,0", "--ranks", "2", "--json", "all.json"],
 }
-LAST_LINES = {"train": "accuracy: ", "run": "plot: lasagne_mnist.png"}  # of all others: that results agree
+LAST_LINES = {"train": "accuracy: ", "digits": "test accuracy 0.9", "run": "plot: lasagne_mnist.png"}
+
+
+def marked(demo):
+    """A demo as a parameter of a test; those that are written in Theano's or Lasagne's names are marked."""
+    lasagne = pytest.param(demo, marks=theano_only("Lasagne"))
+    return demo if demo.parent.name == "demos" and demo.stem != "demo_6" else lasagne
 
 
 def run_demo(command, folder, timeout=280):
@@ -66,7 +75,7 @@ def marked_processes(mark):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("demo", DEMOS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("demo", [marked(demo) for demo in DEMOS], ids=lambda path: path.stem)
 def test_demo_as_a_script(demo, tmp_path):
     output = run_demo([str(ROOT / demo), *ARGUMENTS.get(demo.stem, ["--ranks", "2"])], tmp_path)
     assert LAST_LINES.get(demo.stem.split("_")[0], "all results agree with") in output.splitlines()[-1]
@@ -84,12 +93,15 @@ def compare_reports(reports):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["demo_3", "lasagne_mnist.train_mnist_cpu_data"])
+@pytest.mark.parametrize(
+    "name", ["demo_3", pytest.param("lasagne_mnist.train_mnist_cpu_data", marks=theano_only("Lasagne"))]
+)
 def test_demo_as_a_module(name, tmp_path):
     arguments = ARGUMENTS.get(name.split(".")[-1], ["--ranks", "3"])
     run_demo(["-m", f"demos.{name}", *arguments], tmp_path)
 
 
+@theano_only("Lasagne")
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_cnn_reaches_97_percent(tmp_path):

@@ -4,6 +4,10 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from engine import theano_only
+from support import cpp_codes
+
+pytestmark = theano_only("Theano's elementwise operations, in vector code")
 
 
 @pytest.fixture
@@ -47,3 +51,55 @@ def test_the_switch_gives_the_compiler_its_flag(vector_elementwise):
         vector_elementwise(is_on)
         flags.append(op.c_compile_args())
     assert flags == [["-fno-guess-branch-probability"], []]
+
+
+def broadcast(dtype):
+    """Operations whose arrays are broadcast along some axes, one of them in place."""
+    patterns = [
+        (False,) * 4,
+        (True, False, True, True),
+        (False, True, True, True),
+        (True, True, True, False),
+        (True,) * 4,
+    ]
+    x, channel, row, column, number = [T.TensorType(dtype, pattern)(name) for name, pattern in zip("xcrdn", patterns)]
+    outputs = [
+        (x - channel) * channel + number,
+        x * row + channel * column,
+        x * column - number * row,
+        channel * row,
+        T.switch(T.gt(x, channel), row, x * number),
+    ]
+    owned = theano.In(x, mutable=True)
+    return (
+        theano.function([x, channel, row, column, number], outputs),
+        theano.function([owned, channel], x * channel + channel),
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int16"])
+def test_arrays_that_are_broadcast(dtype, vector_elementwise):
+    functions = []
+    for is_on in (True, False):
+        vector_elementwise(is_on)
+        functions.append(broadcast(dtype))
+        codes = cpp_codes(functions[-1][0], lambda node: isinstance(node.op, T.Elemwise))
+        assert any("synkhronos::side_by_side(" in code for code in codes.values()) == is_on
+    (ours, ours_in_place), (theanos, _) = functions
+    destroys = [node.op.destroy_map for node in ours_in_place.maker.fgraph.toposort()]
+    assert {0: [0]} in destroys
+    rng = np.random.RandomState(0)
+    for shape in ((2, 3, 4, 5), (3, 2, 1, 70), (1, 1, 1, 1), (2, 3, 1, 2), (0, 2, 3, 4), (3, 0, 2, 2)):
+        n, c, _, w = shape
+        lengths = [shape, (1, c, 1, 1), (n, 1, 1, 1), (1, 1, 1, w), (1, 1, 1, 1)]
+        given = [(rng.randn(*length) * 10).astype(dtype) for length in lengths]
+        x = given[0]
+        for rows in (x, np.asfortranarray(x), x[:, :, ::-1], np.repeat(x, 2, 3)[..., ::2], np.repeat(x, 2, 1)[:, ::2]):
+            for got, expected in zip(ours(rows, *given[1:]), theanos(rows, *given[1:])):
+                assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
+                eps = 0 if dtype == "int16" else np.finfo(dtype).eps
+                np.testing.assert_allclose(got, expected, rtol=4 * eps, atol=4 * eps * 1e3)
+            expected = rows * given[1] + given[1]
+            np.testing.assert_allclose(ours_in_place(rows.copy("K"), given[1]), expected, rtol=1e-4, atol=1e-4)
+    with pytest.raises(ValueError, match="Input dimension mis-match"):
+        ours(np.ones((2, 3, 4, 5), dtype), *[np.ones(one, dtype) for one in ((1, 2, 1, 1), (2, 1, 1, 1))], *given[3:])

@@ -5,8 +5,11 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from engine import theano_only
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from twins import Program, check_alike
+
+pytestmark = theano_only("Lasagne")
 
 N = 11
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from engine import theano_only
 from lasagne.layers import (
     Conv2DLayer,
     DenseLayer,
@@ -20,6 +21,8 @@ from lasagne.layers import (
 )
 from lasagne.nonlinearities import rectify, softmax
 from twins import Program, check_alike
+
+pytestmark = theano_only("Lasagne")
 
 N_CLASSES = 3
 

@@ -5,8 +5,11 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from engine import theano_only
 from lasagne.layers import DenseLayer, DropoutLayer, InputLayer, get_all_params, get_output
 from twins import Program, check_alike
+
+pytestmark = theano_only("Lasagne")
 
 
 class BatchIterator:

@@ -4,9 +4,12 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from engine import theano_only
 from theano.tensor.shared_randomstreams import RandomStreams
 from theano.tensor.signal.pool import pool_2d
 from twins import Program, check_alike
+
+pytestmark = theano_only("Theano's tutorials")
 
 N_ROWS, N_FEATURES, N_CLASSES, BATCH = 66, 9, 3, 22
 

@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from engine import theano_only
 from support import cpp_codes
 from theano.tensor.signal import pool
 
 import synkhronos as synk
+
+pytestmark = theano_only("Theano's pooling, in vector code")
 
 MODES = ("max", "sum", "average_inc_pad", "average_exc_pad")
 FLOATS = ("float32", "float64")

@@ -1,9 +1,9 @@
 """The programs in README.md, in docs/ and in docstrings run, and print what the pages show.
 
 Each ``python`` block is a program. A comment in the line before it says more: ``continues`` appends it to the program
-before it, ``not run: REASON`` leaves it out, and so does ``run by test_….py``. A ``text`` block after
-``<!-- output -->`` is what the program prints, up to the next such block. A ``diff`` block is two programs, which print
-the same.
+before it, ``not run: REASON`` leaves it out, and so does ``run by test_….py``. Programs are Theano's, but for those
+marked ``on PyTensor``. A ``text`` block after ``<!-- output -->`` is what the program prints, up to the next such block.
+A ``diff`` block is two programs, which print the same.
 """
 
 import ast
@@ -13,6 +13,7 @@ import subprocess
 import sys
 
 import pytest
+from engine import on_theano
 from support import ROOT
 
 SECONDS = 150  # for one program, compilation included
@@ -32,17 +33,19 @@ def programs(path):
     for block in BLOCK.finditer(text):
         mark, code = block["mark"] or "", block["code"]
         line = text.count("\n", 0, block.start("code"))
-        if block["kind"] == "diff":
+        if block["kind"] != "text" and mark != "continues" and (mark == "on PyTensor") == on_theano:
+            program = None  # of the other engine
+        elif block["kind"] == "diff":
             for sign, name in (("-", "before"), ("+", "after")):
                 lines = [row[1:] for row in code.splitlines() if row[:1] in ("", " ", sign)]
                 found[f"{path.name}:{line}:{name}"] = ["\n".join(lines), ""]
         elif block["kind"] == "text":
-            if mark == "output":
+            if mark == "output" and program:
                 program[1] += code
         elif mark == "continues":
-            if program is not None:
+            if program:
                 program[0] += "\n" * (line - program[0].count("\n")) + code
-        elif mark:
+        elif mark not in ("", "on PyTensor"):
             assert mark.startswith(("not run: ", "run by ")), f"{path}: {mark}"
             program = None
         else:

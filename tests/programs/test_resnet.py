@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from engine import theano_only
 from lasagne.layers import InputLayer
 from support import ROOT, assert_close
 from test_demos import run_demo
@@ -21,6 +22,8 @@ sys.path.append(str(ROOT))
 from demos.resnet import data, models, train_resnet, train_resnet_theano, training
 from demos.resnet.cli import make_parser, parse_arguments
 from demos.resnet.layers import BatchNormLayer, PaddedConv2DLayer
+
+pytestmark = theano_only("Lasagne")
 
 
 @pytest.fixture(autouse=True)

@@ -1,9 +1,12 @@
 """The flags of Theano's that turn the vector code off."""
 
 import pytest
+from engine import theano_only
 from support import run_script
 
 from synkhronos._compat.switches import SWITCHES
+
+pytestmark = theano_only("switches of Theano's configuration")
 
 SOURCE = "import theano.tensor.signal.pool, theano.tensor.nnet.corr as c; print(c.theano.config.synkhronos.{})"
 

@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from engine import theano_only
 from support import ROOT, assert_close
 
 import synkhronos as synk
@@ -14,6 +15,8 @@ import synkhronos as synk
 import theano  # isort: skip
 import theano.tensor as T  # isort: skip
 from theano.tensor.signal.pool import pool_2d  # isort: skip
+
+pytestmark = theano_only("Theano's features, one by one")
 
 
 def powers(x, n, coefficients):

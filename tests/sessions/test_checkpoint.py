@@ -13,7 +13,7 @@ import zipfile
 
 import numpy as np
 import pytest
-import theano
+from engine import theano
 from support import run_script
 
 import synkhronos as synk

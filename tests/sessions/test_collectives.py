@@ -6,8 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
+from engine import T, theano
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import batches

@@ -12,7 +12,7 @@ import sys
 import numpy as np
 import psutil
 import pytest
-import theano.tensor as T
+from engine import T
 from hypothesis import given
 from hypothesis import strategies as st
 from support import ROOT, assert_close, run_script, wait_until, worker_pids

@@ -6,11 +6,8 @@ import sys
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
+from engine import MRG_RandomStreams, RandomStreams, T, theano
 from support import assert_close, wait_until, worker_pids
-from theano.sandbox.rng_mrg import MRG_RandomStreams
-from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
 from synkhronos._graphs import functions
@@ -229,7 +226,7 @@ def test_scan(session):
 
 
 def test_inputs_and_outputs_of_many_kinds(session):
-    x, mask, scale = T.tensor4("x", "float32"), T.bmatrix("mask"), T.zscalar("scale")
+    x, mask, scale = T.tensor4("x", dtype="float32"), T.bmatrix("mask"), T.zscalar("scale")
     function = synk.function(
         [x, mask],
         [

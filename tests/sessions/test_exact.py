@@ -3,15 +3,10 @@
 import functools
 import shutil
 
-import lasagne
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
+from engine import MRG_RandomStreams, RandomStreams, T, lasagne, pool_2d, theano
 from support import assert_close
-from theano.sandbox.rng_mrg import MRG_RandomStreams
-from theano.tensor.shared_randomstreams import RandomStreams
-from theano.tensor.signal.pool import pool_2d
 
 import synkhronos as synk
 

@@ -3,15 +3,10 @@
 import functools
 from collections import OrderedDict
 
-import lasagne
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
-from lasagne import layers
+from engine import MRG_RandomStreams, T, ifelse, lasagne, theano
 from support import assert_close
-from theano.ifelse import ifelse
-from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 import synkhronos as synk
 
@@ -51,12 +46,14 @@ def lasagne_net(layer, **options):
     def build(rng):
         lasagne.random.set_rng(rng)
         x, y, mask = T.dtensor3("x"), T.ivector("y"), T.dmatrix("mask")
-        given = layers.InputLayer((None, None, FEATURES), x), layers.InputLayer((None, None), mask)
-        net = layer(given[0], UNITS, mask_input=given[1], learn_init=True, **options)
-        net = layers.DenseLayer(layers.SliceLayer(net, -1, 1), CLASSES, nonlinearity=lasagne.nonlinearities.softmax)
-        out = layers.get_output(net)
+        given = lasagne.layers.InputLayer((None, None, FEATURES), x), lasagne.layers.InputLayer((None, None), mask)
+        net = getattr(lasagne.layers, layer)(given[0], UNITS, mask_input=given[1], learn_init=True, **options)
+        net = lasagne.layers.DenseLayer(
+            lasagne.layers.SliceLayer(net, -1, 1), CLASSES, nonlinearity=lasagne.nonlinearities.softmax
+        )
+        out = lasagne.layers.get_output(net)
         loss = T.nnet.categorical_crossentropy(out, y).mean()
-        return trained(loss, layers.get_all_params(net, trainable=True), [out], [x, y, mask])
+        return trained(loss, lasagne.layers.get_all_params(net, trainable=True), [out], [x, y, mask])
 
     return build
 
@@ -141,8 +138,8 @@ def nested(rng):
 
 NETS = {
     "rnn": rnn,
-    "lstm of Lasagne": lasagne_net(layers.LSTMLayer),
-    "gru of Lasagne": lasagne_net(layers.GRULayer, grad_clipping=0.5),
+    "lstm of Lasagne": lasagne_net("LSTMLayer"),
+    "gru of Lasagne": lasagne_net("GRULayer", grad_clipping=0.5),
     "lstm": lstm,
     "until": until,
     "branching": branching,

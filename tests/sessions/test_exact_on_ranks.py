@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-import theano
-from small_programs import PROGRAMS, ROWS, WHOLE, inputs_of, outputs_of
+from engine import theano
+from small_programs import PROGRAMS, ROWS, WHOLE, inputs_of, marked, outputs_of
 
 import synkhronos as synk
 
@@ -15,7 +15,7 @@ _CHOSEN = [
 _MODE = theano.Mode("py", "fast_run")  # optimised in full, and nothing compiled
 
 
-@pytest.mark.parametrize("program", _CHOSEN)
+@pytest.mark.parametrize("program", marked(_CHOSEN))
 def test_program(synchronize, program):
     synchronize(3)
     outputs = outputs_of(program)

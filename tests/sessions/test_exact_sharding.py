@@ -2,15 +2,10 @@
 
 import functools
 
-import lasagne
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
+from engine import MRG_RandomStreams, RandomStreams, T, lasagne, theano, uniform
 from support import assert_close
-from theano.sandbox.rng_mrg import MRG_RandomStreams
-from theano.tensor.raw_random import uniform
-from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
 

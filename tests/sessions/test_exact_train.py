@@ -2,11 +2,9 @@
 
 import functools
 
-import lasagne
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
+from engine import T, lasagne, theano
 
 import synkhronos as synk
 from synkhronos.extensions import updates

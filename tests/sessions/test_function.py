@@ -9,13 +9,11 @@ import re
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
+from engine import MRG_RandomStreams, T, theano, theano_only
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import batches
 from support import assert_close, shares
-from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 import synkhronos as synk
 from synkhronos import _session
@@ -595,6 +593,7 @@ def test_random_states_advance_under_slicing(session, num_slices):
 # ---------------------------------------------------------------- arguments
 
 
+@theano_only("default values of inputs")
 def test_inputs_by_name_and_default(session):
     x, y = T.fvector("x"), T.fvector("y")
     a, b = T.fscalar("a"), T.fvector("b")
@@ -708,7 +707,7 @@ def test_numpy_inputs_are_cast_where_theano_would_cast(synchronize):
     ]
     for position, value in bad:
         values = [*fine[:position], value, *fine[position + 1 :]]
-        with pytest.raises(TypeError):
+        with pytest.raises((TypeError, OverflowError)):
             function.as_theano(*values)
         with pytest.raises(TypeError, match=("x", "allow", "n")[position]):
             function(*values)
@@ -877,7 +876,7 @@ def test_description(synchronize):
     product = T.dot(x, w)
     product.name = "product"
     several = synk.function([x, y], [product.mean(), (product, "gather"), (y.sum(), None)], bcast_inputs=[w])
-    expected = "<synkhronos.Function (x, <TensorType(float64, vector)>; w) -> mean (avg), product (gather), Sum"
+    expected = f"<synkhronos.Function (x, <{y.type}>; w) -> mean (avg), product (gather), Sum"
     assert repr(several).startswith(expected), repr(several)
     assert repr(several).endswith(".0 (None); 2 ranks>")
     assert repr(synk.function([], [], name="nothing")) == "<synkhronos.Function nothing() -> nothing; 2 ranks>"
@@ -888,9 +887,10 @@ def test_description(synchronize):
 def test_description_without_a_session(no_session):
     synk.fork(2)
     x = T.dvector("x")
-    function = synk.function([x], (x.sum(), "sum"), name="total")
+    total = x.sum()
+    function = synk.function([x], (total, "sum"), name="total")
     synk.close()
-    assert repr(function) == "<synkhronos.Function total(x) -> Sum{acc_dtype=float64}.0 (sum); no session>"
+    assert repr(function) == f"<synkhronos.Function total(x) -> {total} (sum); no session>"
 
 
 @pytest.mark.parametrize(

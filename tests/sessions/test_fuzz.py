@@ -10,8 +10,7 @@ import warnings
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
+from engine import T, on_theano, theano
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import worker_pids
@@ -91,7 +90,21 @@ indexes = st.one_of(
     arrays,
 )
 theano_things = st.sampled_from(
-    [x, y, m, b, w, v, n, unused, row, x + 1, x.sum(), theano.In(x, value=[1.0]), T.zeros((2,))]
+    [
+        x,
+        y,
+        m,
+        b,
+        w,
+        v,
+        n,
+        unused,
+        row,
+        x + 1,
+        x.sum(),
+        theano.In(x, value=[1.0]) if on_theano else theano.In(x),
+        T.zeros((2,)),
+    ]
 )
 anything = st.one_of(numbers, oddities, arrays, indexes, theano_things)
 nested = st.one_of(anything, st.lists(anything, max_size=3), st.tuples(anything, anything))

@@ -4,8 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
+from engine import T, theano
 from support import shares
 
 import synkhronos as synk

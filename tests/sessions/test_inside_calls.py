@@ -7,11 +7,8 @@ import pickle
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
+from engine import MRG_RandomStreams, T, ifelse, theano
 from support import shares
-from theano.ifelse import ifelse
-from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 import synkhronos as synk
 from synkhronos._inside.ops import Collective
@@ -148,7 +145,7 @@ def test_the_check_against_theano_finds_what_is_not_serial(synchronize):
     data = np.random.RandomState(0).randn(N, 3)
     right(data, check_against_theano=True)
     wrong = synk.function([x], synk.averaged(x.std()))
-    with pytest.raises(ValueError, match="differs from what Theano gives"):
+    with pytest.raises(ValueError, match=r"differs from what .* gives"):
         wrong(data, check_against_theano=True)
 
 

@@ -14,8 +14,7 @@ import warnings
 import numpy as np
 import psutil
 import pytest
-import theano
-import theano.tensor as T
+from engine import T, theano
 from support import (
     is_running,
     run_script,

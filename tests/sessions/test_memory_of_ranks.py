@@ -13,8 +13,7 @@ import warnings
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
+from engine import T, theano
 from support import NOTHING, SLEEP, Fault, wait_until
 
 import synkhronos as synk

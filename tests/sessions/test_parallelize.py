@@ -5,16 +5,12 @@ import functools
 import numpy as np
 import pytest
 import scipy.sparse
-import theano
-import theano.sparse
-import theano.tensor as T
+from engine import MRG_RandomStreams, RandomStreams, T, theano, theano_only
 from support import assert_close, run_script
-from theano import function  # by a name of its own
-from theano.sandbox.rng_mrg import MRG_RandomStreams
-from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
 
+function = theano.function  # by a name of its own
 N = 7
 
 
@@ -249,7 +245,7 @@ def test_what_functions_have(session):
     assert train.profile.fct_callcount
     assert len(train.partition) > 1
     assert isinstance(look, theano.compile.Function)  # no rows, no updates
-    with pytest.raises(AttributeError, match="copy: what theano"):
+    with pytest.raises(AttributeError, match="copy: what"):
         train.copy()
     with pytest.raises(TypeError, match="keep the state in a shared variable"):
         train["w"]
@@ -363,6 +359,7 @@ def test_inputs_that_are_no_dense_arrays(session):
     close(g({"factor": 3}), np.eye(4) * 3)
 
 
+@theano_only("outputs by name")
 def test_outputs_by_name_in_a_sequence(session):
     x, given = T.dmatrix("x"), rows()[0]
     with synk.parallelize():

@@ -6,8 +6,7 @@ import re
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
+from engine import T, theano
 from support import KILL, NOTHING, RAISE, SLEEP, Fault
 
 import synkhronos as synk

@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 import pytest
-import theano.tensor as T
+from engine import T
 
 import synkhronos as synk
 

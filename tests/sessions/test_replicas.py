@@ -4,9 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
-from theano.sandbox.rng_mrg import MRG_RandomStreams
+from engine import MRG_RandomStreams, T, theano
 
 import synkhronos as synk
 from synkhronos.extensions import updates

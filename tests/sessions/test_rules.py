@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
+from engine import T, theano
 
 import synkhronos as synk
 from synkhronos.extensions import updates
@@ -224,7 +223,7 @@ def test_a_weighted_loss_is_that_of_the_serial_step(session, rule, num_slices):
 def test_what_is_shared_of_a_weighted_step_is_the_gradient(session):
     train, _, data = weighted(make_train_function, masks())
     losses, (x, y), others, _ = make_problem()
-    m = T.vector("m", "float64")
+    m = T.vector("m", dtype="float64")
     gradient = theano.grad((m * losses).sum() / m.sum() + 0.01 * (others[0] ** 2).sum(), others)
     expected = theano.function([x, m, y], gradient)(data[0], masks()[1], data[1])
     train([data[0], masks()[1]], data[1])

@@ -8,8 +8,7 @@ import warnings
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
+from engine import T, theano
 from hypothesis import given
 from hypothesis import strategies as st
 from support import shares

@@ -6,8 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
+from engine import T, theano
 
 import synkhronos as synk
 from synkhronos.extensions import updates
@@ -26,7 +25,7 @@ TOLERANCES = {"float64": 1e-10, "float32": 1e-4}
 def make_problem(dtype):
     """Make a small network with weight decay, and the data that it is trained on."""
     rng = np.random.RandomState(0)
-    x, y = T.matrix("x", dtype), T.ivector("y")
+    x, y = T.matrix("x", dtype=dtype), T.ivector("y")
     w = theano.shared(rng.randn(4, 7).astype(dtype), "w")
     b = theano.shared(np.zeros(7, dtype), "b")
     v = theano.shared(rng.randn(7, 3).astype(dtype), "v")

@@ -14,6 +14,7 @@ import faults
 import numpy as np
 import programs
 import psutil
+from engine import T
 from programs import expect
 from support import shared_memory_names, wait_until, worker_pids
 
@@ -177,8 +178,6 @@ def descriptors():
 
 def hundred_thousand_calls(tally, rng):
     """With changing batches, in one session; returns by how many bytes the process that grew most has grown."""
-    import theano.tensor as T
-
     x = T.dvector("x")
     synk.fork(2)
     total = synk.function([x], (x.sum(), "sum"))

@@ -4,8 +4,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-import theano
-import theano.tensor as T
+from engine import T, theano
 from support import NOTHING, Fault
 
 import synkhronos as synk

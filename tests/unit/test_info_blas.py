@@ -13,8 +13,10 @@ from support import ROOT
 from synkhronos._compat.blas import candidates
 from synkhronos._machine import arithmetic, blas, remedies
 from synkhronos._machine.choices import chosen_in
-from synkhronos._machine.inquiries import THEANO
+from synkhronos._machine.engines import ENGINES
 from synkhronos._machine.probing import Answer, ask, python
+
+ENGINE = ENGINES["theano"]
 
 WHEEL = "python -m pip install scipy-openblas32"
 
@@ -27,8 +29,8 @@ def ldflags(tmp_path, monkeypatch):
     def look(flags, installed=True, **variables):
         (tmp_path / "rc").write_text(f"[blas]\nldflags = {flags}\n")
         environment = {**os.environ, "THEANORC": str(tmp_path / "rc"), "PYTHONPATH": str(ROOT), **variables}
-        answer = ask({0: python(THEANO)}, environment, 110.0)[0]
-        part, of_numpy = blas.blas_parts(answer, "g++", environment, installed)
+        answer = ask({0: python(ENGINE.inquiry)}, environment, 110.0)[0]
+        part, of_numpy = blas.blas_parts(answer, "g++", environment, installed, ENGINE)
         assert (part.name, of_numpy.name) == ("BLAS", "NumPy's BLAS")
         assert not os.path.exists(answer.record["folder"])
         return part
@@ -92,7 +94,7 @@ def test_a_compiler_that_is_turned_off_is_not_named(tmp_path):
     assert code == 1
     compiler = parts["C++ compiler"]
     assert (compiler["state"], compiler["path"]) == ("unusable", "")
-    assert compiler["note"] == "turned off by cxx in THEANO_FLAGS: Theano computes in Python"
+    assert compiler["note"] == "turned off by cxx in THEANO_FLAGS: Theano compiles no C++"
     assert compiler["remedy"] == "take cxx out of THEANO_FLAGS"
     assert parts["BLAS"]["note"].startswith("nothing is linked without a compiler that works")
     assert parts["BLAS"]["remedy"] == ""
@@ -145,7 +147,7 @@ WIDE = "SYNKHRONOS_BLAS=mkl: /a/libmkl_rt.so.2: its integers have 64 bits, and t
 )
 def test_the_remedy_that_fits(found, installed, variables, state, note, remedy):
     environment = {"THEANORC": "/dev/null", **variables}
-    part = blas._theanos({"ldflags": "", **found}, True, environment, installed, 0.0)
+    part = blas._engines({"ldflags": "", **found}, True, environment, installed, 0.0, ENGINE)
     assert part.state == state
     assert re.search(note, part.note)
     assert part.remedy.removeprefix("sudo ").startswith(remedy)
@@ -154,15 +156,15 @@ def test_the_remedy_that_fits(found, installed, variables, state, note, remedy):
 def test_a_blas_that_dies_under_larger_products(monkeypatch):
     monkeypatch.setattr(blas, "ask", lambda *_: {"product": Answer("", "ended by signal 11 (Segmentation fault)")})
     found = {"ldflags": "-la", "trouble": "", "objection": "", "file": "/a/liba.so", "module": "/a/module.so"}
-    part = blas._theanos(found, True, {"THEANORC": "/dev/null"}, True, 0.0)
+    part = blas._engines(found, True, {"THEANORC": "/dev/null"}, True, 0.0, ENGINE)
     assert (part.state, part.path) == ("unusable", "/a/liba.so")
     assert part.note == "ended by signal 11 (Segmentation fault)\nblas.ldflags is -la"
 
 
 def test_a_blas_is_brought_by_what_there_is_for_the_machine(monkeypatch):
-    assert remedies.blas("", "", installed=False) == WHEEL
+    assert remedies.blas("blas.ldflags", "", "", installed=False) == WHEEL
     monkeypatch.setattr(remedies.platform, "machine", lambda: "ppc64le")
-    assert remedies.blas("", "", installed=False).endswith("apt-get install libopenblas-dev")
+    assert remedies.blas("blas.ldflags", "", "", installed=False).endswith("apt-get install libopenblas-dev")
 
 
 class TestWhereTheUserChose:

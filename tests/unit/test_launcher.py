@@ -23,13 +23,16 @@ import pytest
 from support import ROOT, is_running, wait_until
 
 import synkhronos
+from synkhronos import _engine
 from synkhronos._machine import launcher, libraries, probing, remedies
-from synkhronos._machine.examination import PACKAGES, examine
+from synkhronos._machine.engines import ENGINES
+from synkhronos._machine.examination import examine
 from synkhronos._machine.folder import private_folder
 from synkhronos._machine.launcher import interpreter_options, package_links, variables
 from synkhronos._machine.libraries import Gpu, ask_gpus, survey
 from synkhronos._machine.places import Finder
 
+ENGINE = ENGINES[_engine.name]
 CC = shutil.which("gcc") or shutil.which("cc")
 
 needs_compiler = pytest.mark.skipif(CC is None, reason="the libraries are built by a C compiler, and there is none")
@@ -727,6 +730,8 @@ class TestRun:
         assert "No module named 'beside'" in done.stderr
 
 
+#: Where each Python that suits needs a package.
+ALL = "; python_version < '3.15'"
 STATES = ("ok", "missing", "unusable", "optional")
 
 
@@ -797,12 +802,12 @@ class TestInfo:
         assert report.ready["cpu"] is False
         assert parts["C++ compiler"].state == "missing"
         assert parts["C++ compiler"].remedy.endswith("apt-get install g++")
-        for name, module, requirement in PACKAGES:
+        for name, module, requirement in ENGINE.packages:
             assert parts[name].state == ("optional" if module == "lasagne" else "missing")
             assert parts[name].remedy == remedies.pip(requirement)
         text = report.as_text()
         assert "CPU cores: not ready" in text
-        assert "python -m pip install Theano==1.0.5" in text
+        assert ENGINE.packages[2][2].split("=")[0].rstrip(">") in text
 
     def test_devices_are_those_of_pygpu(self, tmp_path):
         program = """
@@ -849,10 +854,13 @@ def test_wheels_that_go_with_the_driver(name, cuda, oldest, wanted):
 def test_the_requirements_are_those_of_the_package():
     text = (ROOT / "pyproject.toml").read_text()
     declared = re.findall(r'^    "([^"]+)"', re.search(r"^dependencies = \[\n(.*?)^\]", text, re.M | re.S)[1], re.M)
-    suits = "; python_version < '3.12'"  # elsewhere pip must refuse Synkhronos before it builds what it needs
-    known = {requirement + suits for _, module, requirement in PACKAGES if module != "lasagne"}
-    [blas] = set(declared) - known  # told of as Theano's BLAS
-    assert blas.startswith("scipy-openblas32>=")
-    assert suits in blas
-    assert known < set(declared)
-    assert f'lasagne = ["Lasagne==0.1{suits}"]' in text
+    suits = {
+        "theano": "; python_version < '3.12'",
+        "pytensor": "; python_version >= '3.12' and python_version < '3.15'",
+    }
+    for name, engine in ENGINES.items():
+        requirements = {requirement for _, module, requirement in engine.packages if module != "lasagne"}
+        missing = {one for one in requirements if {one, one + suits[name], one + ALL} & set(declared) == set()}
+        assert missing == ({"numpy>=2", "scipy>=1", "numba>=0.58"} if name == "pytensor" else set())  # PyTensor's own
+    assert all("python_version < '3.1" in one for one in declared)  # pip refuses Synkhronos before it builds any
+    assert f'lasagne = ["Lasagne==0.1{suits["theano"]}"]' in text

@@ -33,8 +33,9 @@ def test_workflows_run_targets_of_the_makefile(path):
 def test_workflows_test_each_python_that_is_supported():
     supported = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text())
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text())["jobs"]
-    for job in ("test", "theano"):
-        assert jobs[job]["strategy"]["matrix"]["python"] == supported
+    assert jobs["test"]["strategy"]["matrix"]["python"] == supported
+    with_theano = [version for version in supported if int(version.split(".")[1]) < 12]
+    assert jobs["theano"]["strategy"]["matrix"]["python"] == with_theano
 
 
 def test_hooks_run_what_lint_runs():

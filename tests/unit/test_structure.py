@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from engine import on_theano
 from support import ROOT
 
 import synkhronos as synk
@@ -20,6 +21,7 @@ PACKAGE = Path(synk.__file__).parent
 FLOORS = (
     {"errors", "_compat", "_core", "_endings", "_interrupts", "_keywords", "_limits", "_partition"},
     {"_background", "_machine", "_memory"},
+    {"_engine"},
     {"_graphs", "_team"},
     {"_collectives"},
     {"_inside"},
@@ -44,9 +46,14 @@ PUBLIC = {
     "averaged", "summed", "reduced", "gathered",
     # instruments
     "profile", "trace", "Profile", "memory",
+    # the engine, a str
+    "engine",
     # errors
     "SynkhronosError", "SessionError", "DeviceError", "WorkerError", "WorkerDied", "WorkerRestarted", "WorkerTimeout",
 }  # fmt: skip
+
+#: The folder of the engine that is not installed.
+OTHER_ENGINE = "on_pytensor" if on_theano else "on_theano"
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
@@ -83,7 +90,7 @@ def imports_of(path):
     return {name.split(".")[0] for name in imported_names(path)} & set(FLOOR_OF)
 
 
-def theano_imports_of(path):
+def engine_imports_of(path):
     tree = ast.parse(path.read_text())
     found = set()
     for node in ast.walk(tree):
@@ -91,7 +98,7 @@ def theano_imports_of(path):
             found |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found.add(node.module.split(".")[0])
-    return found & {"theano", "lasagne"}
+    return found & {"theano", "lasagne", "pytensor"}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
@@ -139,14 +146,19 @@ def test_no_circles_among_modules():
     list(graphlib.TopologicalSorter(needs).static_order())  # raises CycleError
 
 
-def test_only_the_graph_engine_knows_theano():
-    users = {home_of(path) for path in MODULES if theano_imports_of(path)}
-    assert users <= {"_exact", "_graphs", "_inside", "extensions", "_compat"}
+def test_only_the_seam_knows_the_engines():
+    users = {home_of(path) for path in MODULES if engine_imports_of(path)}
+    assert users <= {"_engine", "_compat"}
+    for path in MODULES:
+        if home_of(path) == "_engine" and path.parent.name.startswith("on_"):
+            assert engine_imports_of(path) <= {path.parent.name.removeprefix("on_")}, path
 
 
 def test_the_extensions_use_the_public_interface_alone():
     for path in (PACKAGE / "extensions").rglob("*.py"):
-        private = {name for name in imports_of(path) - {"_interrupts"} if name.startswith("_")}  # as any program might
+        private = {
+            name for name in imports_of(path) - {"_engine", "_interrupts"} if name.startswith("_")
+        }  # as any program might
         assert not private, f"{path.name} imports {private}"
 
 
@@ -239,7 +251,7 @@ def public_objects():
     for path in MODULES:
         parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
         module = ".".join(part for part in parts if part != "__init__")
-        if "__main__" in parts:
+        if "__main__" in parts or OTHER_ENGINE in parts:
             continue
         __import__(module)
         for name, obj in vars(sys.modules[module]).items():
@@ -267,7 +279,7 @@ def _needs_docstring(name):
     return "._" not in name
 
 
-@pytest.mark.parametrize("name", sorted(PUBLIC))
+@pytest.mark.parametrize("name", sorted(PUBLIC - {"engine"}))
 def test_docstrings_of_the_public_names_tell_their_parameters(name):
     obj = getattr(synk, name)
     doc = inspect.getdoc(obj)
@@ -301,10 +313,10 @@ assert not os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children") or
     f"/proc/{os.getpid()}/task/{os.getpid()}/children").read().strip()
 mine = f"-{os.getpid()}-"
 assert not [name for name in os.listdir("/dev/shm") if mine in name and "synkhronos" in name]
-assert not {"theano", "numpy", "lasagne", "pygpu", "matplotlib"} & set(sys.modules)
+assert not {"theano", "pytensor", "numpy", "lasagne", "pygpu", "matplotlib"} & set(sys.modules)
 assert set(synkhronos.__all__) <= set(dir(synkhronos))
 from synkhronos import *
-assert fork is synkhronos.fork and "theano" in sys.modules
+assert fork is synkhronos.fork and len({"theano", "pytensor"} & set(sys.modules)) == 1
 try:
     synkhronos.no_such_name
 except AttributeError as error:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from theano import tensor
-from theano.ifelse import IfElse
-
+from synkhronos._engine import TensorType, ops
 from synkhronos._exact.nodes import copied
 from synkhronos._exact.placements import Partial, Placed, Placement, Replicate, Shard
 from synkhronos._exact.walk import Rule, Walk
@@ -22,7 +20,7 @@ def _if_else(walk: Walk, node: Any) -> str | Sequence[Placed]:
     branches = [[_placed(walk, pair[i], placement) for pair, placement in zip(pairs, placements)] for i in (0, 1)]
     outputs = copied(node, [walk.whole(condition, "a condition"), *branches[0], *branches[1]])
     for output, pair in zip(node.outputs, pairs):
-        if isinstance(output.type, tensor.TensorType):
+        if isinstance(output.type, TensorType):
             for axis, (one, other) in enumerate(zip(*map(walk.lengths.dims, pair))):
                 if one == other and not output.broadcastable[axis]:
                     walk.lengths.set_length(output, axis, one)
@@ -45,4 +43,4 @@ def _placed(walk: Walk, variable: Any, placement: Placement) -> Any:
     return walk.new(variable) if isinstance(placement, Partial) else walk.whole(variable, "another branch is whole")
 
 
-RULES: dict[type, Rule] = {IfElse: _if_else}
+RULES: dict[type, Rule] = {ops.IfElse: _if_else}

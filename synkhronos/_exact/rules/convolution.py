@@ -6,16 +6,7 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-from theano.tensor.nnet.abstract_conv import (
-    AbstractConv2d,
-    AbstractConv2d_gradInputs,
-    AbstractConv2d_gradWeights,
-    AbstractConv3d,
-    AbstractConv3d_gradInputs,
-    AbstractConv3d_gradWeights,
-)
-from theano.tensor.signal.pool import AveragePoolGrad, DownsampleFactorMaxGradGrad, MaxPoolGrad, MaxPoolRop, Pool
-
+from synkhronos._engine import ops
 from synkhronos._exact.placements import Partial, Placed, Shard
 from synkhronos._exact.rules.reductions import is_summed
 from synkhronos._exact.walk import Rule, Walk
@@ -73,12 +64,12 @@ def _pool(n_images: int) -> Rule:
 
 
 RULES: dict[type, Rule] = {
-    **dict.fromkeys((AbstractConv2d, AbstractConv3d), _convolve(0, 1)),
-    **dict.fromkeys((AbstractConv2d_gradInputs, AbstractConv3d_gradInputs), _convolve(1, 0)),
-    **dict.fromkeys((AbstractConv2d_gradWeights, AbstractConv3d_gradWeights), _weights),
-    Pool: _pool(1),
-    AveragePoolGrad: _pool(2),
-    MaxPoolGrad: _pool(3),
-    DownsampleFactorMaxGradGrad: _pool(3),
-    MaxPoolRop: _pool(2),
+    **dict.fromkeys((ops.AbstractConv2d, ops.AbstractConv3d), _convolve(0, 1)),
+    **dict.fromkeys((ops.AbstractConv2d_gradInputs, ops.AbstractConv3d_gradInputs), _convolve(1, 0)),
+    **dict.fromkeys((ops.AbstractConv2d_gradWeights, ops.AbstractConv3d_gradWeights), _weights),
+    ops.Pool: _pool(1),
+    ops.AveragePoolGrad: _pool(2),
+    ops.MaxPoolGrad: _pool(3),
+    ops.DownsampleFactorMaxGradGrad: _pool(3),
+    ops.MaxPoolRop: _pool(2),
 }

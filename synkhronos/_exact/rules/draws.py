@@ -10,15 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import theano.tensor as T
-from theano.compile.sharedvalue import SharedVariable
-from theano.gof.graph import io_toposort
-from theano.sandbox.rng_mrg import mrg_uniform
-from theano.tensor.opt import MakeVector
-from theano.tensor.raw_random import RandomFunction
-
+from synkhronos._engine import NO_TENSORS, SharedVariable, T, io_toposort, ops
 from synkhronos._exact.lines import described
-from synkhronos._exact.placements import ONE, Placed, Replicate, Shard
+from synkhronos._exact.placements import ONE, Length, Placed, Replicate, Shard
 from synkhronos._exact.walk import Rule, Walk
 
 __all__ = ["OwnDraws"]
@@ -34,7 +28,7 @@ class OwnDraws:
     """
 
     def __init__(self) -> None:
-        self.rules: dict[type, Rule] = dict.fromkeys((RandomFunction, mrg_uniform), self._draw)
+        self.rules: dict[type, Rule] = dict.fromkeys(ops.DRAWS, self._draw)
         self._is_own: dict[Any, bool] = {}  # by stream
         self._streams: dict[Any, Any] = {}  # by the states that draws leave
 
@@ -61,9 +55,9 @@ class OwnDraws:
 
     def _draw(self, walk: Walk, node: Any) -> str | Sequence[Placed]:
         state, size, *arguments = node.inputs
-        entries = walk.lengths.vector(size) or ()
+        entries = self._shape_of(walk, node)
         places = [axis for axis, length in enumerate(entries) if walk.lengths.per_row(length) is not None]
-        fits = all(one.ndim in (0, node.outputs[1].ndim) for one in arguments)
+        fits = ops.draws_each(node.op) and all(one.ndim in (0, node.outputs[1].ndim) for one in arguments)
         stream = self._streams.get(state, state)
         is_own = bool(places) and fits and isinstance(stream, SharedVariable)
         if self._is_own.setdefault(stream, is_own) != is_own:
@@ -80,5 +74,18 @@ class OwnDraws:
         here = list(map(walk.lengths.value, entries))
         here[shard.axis] = walk.lengths.here(per_row)
         parts = [walk.part(one, shard, broadcasts=True) if one.ndim else walk.whole(one) for one in arguments]
-        new_state, drawn = node.op(walk.new(state), T.cast(MakeVector("int64")(*here), size.dtype), *parts)
+        if not isinstance(size.type, NO_TENSORS):
+            size = T.cast(ops.MakeVector("int64")(*here), size.dtype)
+        new_state, drawn = node.op.make_node(walk.new(state), size, *parts).outputs
         return [Placed(new_state, Replicate()), Placed(drawn, shard)]
+
+    @staticmethod
+    def _shape_of(walk: Walk, node: Any) -> Sequence[Length]:
+        """What is known of the shape of what is drawn: that is given, or else that of the arguments."""
+        _, size, *arguments = node.inputs
+        if not isinstance(size.type, NO_TENSORS):
+            return walk.lengths.vector(size) or ()
+        drawn, dims = node.outputs[1], [walk.lengths.dims(one) for one in arguments if one.ndim]
+        if any(len(each) != drawn.ndim for each in dims):
+            return ()
+        return [next((each[axis] for each in dims if each[axis] != ONE), ONE) for axis in range(drawn.ndim)]

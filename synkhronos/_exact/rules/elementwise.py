@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from theano import scalar
-from theano.tensor.basic import NotScalarConstantError, get_scalar_constant_value
-from theano.tensor.elemwise import DimShuffle, Elemwise
-from theano.tensor.subtensor import Subtensor, get_idx_list
-
+from synkhronos._engine import NotScalarConstantError, get_scalar_constant_value, ops, scalar
 from synkhronos._exact.lengths import constant_of
 from synkhronos._exact.nodes import copied
 from synkhronos._exact.placements import Partial, Placed, Replicate
@@ -68,21 +64,21 @@ def _scales(variable: Any) -> bool:
 def _counts(walk: Walk, variable: Any) -> bool:
     """Whether a variable is rows × a positive constant, as means are divided by; 0 of 0 rows is NaN all the same."""
     node = variable.owner
-    if node is not None and isinstance(node.op, DimShuffle):
+    if node is not None and isinstance(node.op, ops.DimShuffle):
         return _counts(walk, node.inputs[0])
     length = None
     if _is_cast(node) and variable.ndim == 0:
         length = walk.lengths.scalar(node.inputs[0])
-    elif node is not None and isinstance(node.op, Subtensor) and _is_cast(node.inputs[0].owner):
+    elif node is not None and isinstance(node.op, ops.Subtensor) and _is_cast(node.inputs[0].owner):
         # T.mean casts all lengths at once
         numbers = walk.lengths.vector(node.inputs[0].owner.inputs[0])
-        place = constant_of(get_idx_list(node.inputs, node.op.idx_list)[0])
+        place = constant_of(ops.basic_index(node.inputs, node.op)[0])
         length = numbers[place] if numbers is not None and place is not None else None
     return length is not None and length.constant > 0 and set(length.symbols) == {0}
 
 
 def _is_cast(node: Any) -> bool:
-    return node is not None and isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, scalar.Cast)
+    return node is not None and isinstance(node.op, ops.Elemwise) and isinstance(node.op.scalar_op, scalar.Cast)
 
 
 def _fill(walk: Walk, node: Any) -> Sequence[Placed]:
@@ -93,7 +89,7 @@ def _fill(walk: Walk, node: Any) -> Sequence[Placed]:
     return walk.computed_whole(node)
 
 
-RULES: dict[type, Rule] = {Elemwise: _elementwise}
+RULES: dict[type, Rule] = {ops.Elemwise: _elementwise}
 
 #: For nodes of whole inputs.
-MAKERS: dict[type, Rule] = {Elemwise: _fill}
+MAKERS: dict[type, Rule] = {ops.Elemwise: _fill}

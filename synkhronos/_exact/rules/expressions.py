@@ -3,44 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable
 
-from theano.compile.builders import OpFromGraph
-from theano.gof.graph import clone_get_equiv
-from theano.tensor.nnet import bn
-
+from synkhronos._engine import ops
 from synkhronos._exact.placements import Placed
 from synkhronos._exact.walk import Rule, Walk
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "inner_graph"]
 
 
-def _expressed(optimizer: Any) -> Rule:
-    """The rule of an Op that a local optimizer of Theano's takes apart."""
+def _expressed(rewrite: Callable[[Any], Any]) -> Rule:
+    """The rule of an Op that a function of the engine takes apart: of a node it makes expressions, or nothing."""
 
     def rule(walk: Walk, node: Any) -> str | Sequence[Placed]:
-        expressions = optimizer.transform(node)
-        if not expressions or any(one.type != output.type for one, output in zip(expressions, node.outputs)):
-            return "Theano has no expression for it"
+        expressions = rewrite(node)
+        if not expressions or any(_differ(*pair) for pair in zip(expressions, node.outputs)):
+            return "there is no expression for it"
         walk.run(expressions)
         return [Placed(walk.new(one), walk.placement(one)) for one in expressions]
 
     return rule
 
 
-def _inner_graph(walk: Walk, node: Any) -> Sequence[Placed]:
-    """The inner graph of an OpFromGraph, whose gradients the program has taken by now."""
-    op = node.op
-    given = {inner: inner.type.filter_variable(outer) for inner, outer in zip(op.local_inputs, node.inputs)}
-    clones = clone_get_equiv(op.local_inputs, op.local_outputs, copy_inputs=False, copy_orphans=False, memo=given)
-    expressions = [clones[output] for output in op.local_outputs]
+def _differ(one: Any, other: Any) -> bool:
+    return (one.dtype, one.broadcastable) != (other.dtype, other.broadcastable)
+
+
+def inner_graph(walk: Walk, node: Any) -> Sequence[Placed]:
+    """The inner graph of an operation that is nothing else, and whose gradients the program has taken by now."""
+    expressions = ops.inlined(node)
     walk.run(expressions)
     return [Placed(walk.new(one), walk.placement(one)) for one in expressions]
 
 
 RULES: dict[type, Rule] = {
-    OpFromGraph: _inner_graph,
-    bn.AbstractBatchNormTrain: _expressed(bn.local_abstract_batch_norm_train),
-    bn.AbstractBatchNormTrainGrad: _expressed(bn.local_abstract_batch_norm_train_grad),
-    bn.AbstractBatchNormInference: _expressed(bn.local_abstract_batch_norm_inference),
+    **dict.fromkeys(ops.INNER_GRAPHS, inner_graph),
+    **{kind: _expressed(rewrite) for kind, rewrite in ops.EXPRESSED.items()},
 }

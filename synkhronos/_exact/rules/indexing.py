@@ -3,19 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-import theano.tensor as T
-from theano.tensor.subtensor import (
-    AdvancedIncSubtensor,
-    AdvancedIncSubtensor1,
-    AdvancedSubtensor,
-    AdvancedSubtensor1,
-    IncSubtensor,
-    Subtensor,
-    get_idx_list,
-)
-
+from synkhronos._engine import INTEGERS, T, TensorType, ops
 from synkhronos._exact.nodes import copied
 from synkhronos._exact.placements import ONE, Partial, Placed, Replicate, Shard
 from synkhronos._exact.rules.reductions import is_summed, is_zero
@@ -28,7 +18,7 @@ _PICKED = "rows are picked"
 
 def _index(walk: Walk, variable: Any, inputs: Sequence[Any], op: Any) -> list[Any]:
     """The basic index of a node; ``slice(None)`` wherever it takes all."""
-    index, dims = get_idx_list(inputs, op.idx_list), walk.lengths.dims(variable)
+    index, dims = ops.basic_index(inputs, op), walk.lengths.dims(variable)
     return [slice(None) if walk.lengths.takes_all(one, dims[axis]) else one for axis, one in enumerate(index)]
 
 
@@ -84,58 +74,79 @@ def _inc_subtensor(walk: Walk, node: Any) -> str | Sequence[Placed]:
 def _are_sums(walk: Walk, node: Any) -> bool:
     """Whether a sum over ranks, or zeros, is put into such: memory that is not written yet is as good as zeros."""
     x, y = node.inputs[:2]
-    is_empty = x.owner is not None and isinstance(x.owner.op, T.AllocEmpty) and node.op.set_instead_of_inc
+    is_empty = x.owner is not None and isinstance(x.owner.op, ops.AllocEmpty) and node.op.set_instead_of_inc
     fits = [isinstance(walk.placement(one), Partial) or is_zero(one) for one in (x, y)]
     return x.dtype == y.dtype and (fits[0] or is_empty) and fits[1]
 
 
-def _take(walk: Walk, node: Any) -> str | Sequence[Placed]:
-    table, index = node.inputs
-    of_table, of_index = walk.placement(table), walk.placement(index)
-    if isinstance(of_table, Shard):
-        if of_table.axis == 0 or isinstance(of_index, Shard):
-            return _PICKED
-        return [Placed(copied(node, [walk.new(table), walk.whole(index)])[0], of_table)]
-    if isinstance(of_index, Shard):
-        return [Placed(copied(node, [walk.whole(table), walk.new(index)])[0], of_index)]
-    return walk.computed_whole(node)
+class _Places(NamedTuple):
+    """Where axes are after indexing by arrays, which are broadcast to one shape."""
+
+    entries: list[Any]  # an array or a slice for each axis; ``slice(None)`` wherever it takes all
+    n_axes: int  # of that shape
+    first: int  # the first of these axes in the result
+
+    @property
+    def arrays(self) -> list[Any]:
+        """What is no slice."""
+        return [one for one in self.entries if not isinstance(one, slice)]
+
+    @property
+    def n_results(self) -> int:
+        """How many axes the result has."""
+        return self.n_axes + len(self.entries) - len(self.arrays)
+
+    def axis_after(self, axis: int) -> int | None:
+        """Where an axis is that slices take; ``None`` where not all of it is taken in order."""
+        if self.entries[axis] != slice(None):
+            return None
+        n_before = sum(isinstance(one, slice) for one in self.entries[:axis])
+        return n_before + (self.n_axes if n_before >= self.first else 0)
+
+    def shard_of_arrays(self, walk: Walk) -> Shard | None:
+        """The rows of the arrays, along an axis of their common shape."""
+        one = next((one for one in self.arrays if isinstance(walk.placement(one), Shard)), None)
+        if one is None:
+            return None
+        shard = walk.shard_of([one])
+        return None if shard is None else shard.moved(shard.axis + self.n_axes - one.ndim)
+
+    def here(self, walk: Walk, inputs: Sequence[Any], shard: Shard) -> list[Any]:
+        """A rank's part of arrays, and whole bounds of slices."""
+        arrays = set(self.arrays)
+        return [
+            _part_of_increment(walk, one, shard, shard.axis, self.n_axes) if one in arrays else walk.whole(one)
+            for one in inputs
+        ]
 
 
-def _add_to_table(walk: Walk, node: Any) -> str | Sequence[Placed]:
-    table, y, index = node.inputs
-    of_table, of_y, of_index = map(walk.placement, node.inputs)
-    n_missing = table.ndim - y.ndim
-    if isinstance(of_table, Shard):
-        if of_table.axis == 0 or isinstance(of_index, Shard):
-            return _PICKED
-        y_here = _part_of_increment(walk, y, of_table, of_table.axis, table.ndim)
-        return [Placed(copied(node, [walk.new(table), y_here, walk.whole(index)])[0], of_table)]
-    if isinstance(of_index, Shard):
-        shard = of_index
-    elif isinstance(of_y, Shard) and of_y.axis + n_missing == 0 and not index.broadcastable[0]:
-        shard = of_y
-    else:
-        return "the rows are no entries of the table" if walk.shard_of(node.inputs) else walk.computed_whole(node)
-    if node.op.set_instead_of_inc or not is_summed(node.outputs[0]):
-        return _PICKED
-    whole, zeros = walk.whole(table), T.zeros_like(walk.whole(table))
-    inputs = [zeros, _part_of_increment(walk, y, shard, 0, table.ndim), walk.part(index, shard)]
-    (added,) = copied(node, inputs)
-    if is_zero(table):
-        return [Placed(added, Partial())]
-    return [Placed(whole + walk.reduced(node.outputs[0], added, "sum"), Replicate())]
+def _places(walk: Walk, x: Any, index: Sequence[Any]) -> _Places | None:
+    """``None`` where a mask, or something else that is no array of integers, is among the index."""
+    dims = walk.lengths.dims(x)
+    known: list[Any] = [
+        slice(None) if walk.lengths.takes_all(one, dims[axis]) else one for axis, one in enumerate(index)
+    ]
+    known += [slice(None)] * (x.ndim - len(known))
+    places = [axis for axis, one in enumerate(known) if not isinstance(one, slice)]
+    arrays = [known[axis] for axis in places]
+    if not arrays or not all(isinstance(one.type, TensorType) and one.dtype in INTEGERS for one in arrays):
+        return None
+    is_together = places[-1] - places[0] + 1 == len(places)
+    return _Places(known, max(one.ndim for one in arrays), places[0] if is_together else 0)
 
 
 def _rows_of_points(walk: Walk, x: Any, index: Sequence[Any]) -> Shard | None:
     """The rows of ``x[arange(rows × k), y, …]``, x as long: where each is taken once, in order; else ``None``."""
+    if any(isinstance(one, slice) or not isinstance(one.type, TensorType) for one in index):
+        return None
     length = walk.lengths.range(index[0])
     per_row = None if length is None else walk.lengths.per_row(length)
-    if per_row is None or not all(isinstance(one.type, T.TensorType) for one in index):
+    if per_row is None:
         return None
     shard = Shard(0, ONE, per_row)
     if walk.placement(x) != shard and (walk.shard_of([x]) or walk.lengths.dims(x)[0] != length):
         return None
-    fits = all(one.ndim == 0 or (one.ndim == 1 and one.dtype in T.integer_dtypes) for one in index)
+    fits = all(one.ndim == 0 or (one.ndim == 1 and one.dtype in INTEGERS) for one in index)
     return shard if fits and not x.broadcastable[0] else None
 
 
@@ -145,37 +156,82 @@ def _index_here(walk: Walk, index: Sequence[Any], shard: Shard) -> list[Any]:
 
 
 def _advanced(walk: Walk, node: Any) -> str | Sequence[Placed]:
-    x, *index = node.inputs
+    x, *rest = node.inputs
+    index = ops.advanced_index(node.inputs, node.op)
     shard = _rows_of_points(walk, x, index)
     if shard is not None:
         inputs = [walk.part(x, shard), *_index_here(walk, index, shard)]
         return [Placed(copied(node, inputs)[0], shard)]
-    of_index = walk.shard_of(index)
-    if walk.shard_of([x]) or of_index is None:
-        return _PICKED if walk.shard_of(node.inputs) else walk.computed_whole(node)
-    if not all(isinstance(one.type, T.TensorType) and one.dtype in T.integer_dtypes for one in index):
+    if walk.shard_of(node.inputs) is None:
+        return walk.computed_whole(node)
+    places, of_x = _places(walk, x, index), walk.placement(x)
+    if places is None:
         return _PICKED
-    n_axes = max(one.ndim for one in index)
-    first = next(one for one in index if isinstance(walk.placement(one), Shard))
-    axis = of_index.axis + n_axes - first.ndim
-    inputs = [walk.whole(x), *(_part_of_increment(walk, one, of_index, axis, n_axes) for one in index)]
-    return [Placed(copied(node, inputs)[0], of_index.moved(axis))]
+    of_index = places.shard_of_arrays(walk)
+    if isinstance(of_x, Shard):
+        axis = places.axis_after(of_x.axis)
+        if axis is None or of_index is not None:
+            return _PICKED
+        return [Placed(copied(node, [walk.new(x), *map(walk.whole, rest)])[0], of_x.moved(axis))]
+    if of_index is None:
+        return _PICKED
+    inputs = [walk.whole(x), *places.here(walk, rest, of_index)]
+    return [Placed(copied(node, inputs)[0], of_index.moved(places.first + of_index.axis))]
 
 
 def _advanced_inc(walk: Walk, node: Any) -> str | Sequence[Placed]:
-    x, y, *index = node.inputs
+    x, y, *rest = node.inputs
+    index = ops.advanced_index(node.inputs[1:], node.op)
     shard = _rows_of_points(walk, x, index)
+    if shard is not None:
+        y_here = _part_of_increment(walk, y, shard, 0, x.ndim - len(index) + 1)
+        return [Placed(copied(node, [walk.part(x, shard), y_here, *_index_here(walk, index, shard)])[0], shard)]
+    if walk.shard_of(node.inputs) is None:
+        return walk.computed_whole(node)
+    places, of_x = _places(walk, x, index), walk.placement(x)
+    if places is None:
+        return _PICKED
+    of_index = places.shard_of_arrays(walk)
+    if isinstance(of_x, Shard):
+        axis = places.axis_after(of_x.axis)
+        if axis is None or of_index is not None:
+            return _PICKED
+        y_here = _part_of_increment(walk, y, of_x, axis, places.n_results)
+        return [Placed(copied(node, [walk.new(x), y_here, *map(walk.whole, rest)])[0], of_x)]
+    return _added_to_table(walk, node, places, of_index or _entries_of(walk, y, places))
+
+
+def _entries_of(walk: Walk, y: Any, places: _Places) -> Shard | None:
+    """The rows of what is added, if they are entries of the index, along an axis of the index."""
+    shard = walk.shard_of([y])
     if shard is None:
-        return _PICKED if walk.shard_of(node.inputs) else walk.computed_whole(node)
-    y_here = _part_of_increment(walk, y, shard, 0, x.ndim - len(index) + 1)
-    return [Placed(copied(node, [walk.part(x, shard), y_here, *_index_here(walk, index, shard)])[0], shard)]
+        return None
+    axis = shard.axis + places.n_results - y.ndim - places.first
+    if not 0 <= axis < places.n_axes:
+        return None
+    owns = [one.ndim - places.n_axes + axis for one in places.arrays]
+    is_one = all(own < 0 or one.broadcastable[own] for one, own in zip(places.arrays, owns))
+    return None if is_one else shard.moved(axis)
+
+
+def _added_to_table(walk: Walk, node: Any, places: _Places, shard: Shard | None) -> str | Sequence[Placed]:
+    """What all ranks add to a table that is whole, each of its rows."""
+    table, y, *rest = node.inputs
+    if shard is None:
+        return "the rows are no entries of the table"
+    if not ops.adds(node.op) or not is_summed(node.outputs[0]):
+        return _PICKED
+    whole, zeros = walk.whole(table), T.zeros_like(walk.whole(table))
+    y_here = _part_of_increment(walk, y, shard, places.first + shard.axis, places.n_results)
+    (added,) = copied(node, [zeros, y_here, *places.here(walk, rest, shard)])
+    if is_zero(table):
+        return [Placed(added, Partial())]
+    return [Placed(whole + walk.reduced(node.outputs[0], added, "sum"), Replicate())]
 
 
 RULES: dict[type, Rule] = {
-    Subtensor: _subtensor,
-    IncSubtensor: _inc_subtensor,
-    AdvancedSubtensor1: _take,
-    AdvancedIncSubtensor1: _add_to_table,
-    AdvancedSubtensor: _advanced,
-    AdvancedIncSubtensor: _advanced_inc,
+    ops.Subtensor: _subtensor,
+    ops.IncSubtensor: _inc_subtensor,
+    **dict.fromkeys((ops.AdvancedSubtensor1, ops.AdvancedSubtensor), _advanced),
+    **dict.fromkeys((ops.AdvancedIncSubtensor1, ops.AdvancedIncSubtensor), _advanced_inc),
 }

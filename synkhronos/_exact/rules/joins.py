@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from theano.tensor.basic import Join, Split
-from theano.tensor.extra_ops import RepeatOp
-
+from synkhronos._engine import ops
 from synkhronos._exact.lengths import constant_of
 from synkhronos._exact.nodes import copied
 from synkhronos._exact.placements import Partial, Placed
@@ -17,35 +15,36 @@ __all__ = ["RULES"]
 
 
 def _join(walk: Walk, node: Any) -> str | Sequence[Placed]:
-    axis_given, *parts = node.inputs
-    shard, axis = walk.shard_of(parts), constant_of(axis_given)
+    parts = ops.parts_of(node)
+    first = [walk.whole(one) for one in node.inputs[: -len(parts)]]
+    shard, axis = walk.shard_of(parts), constant_of(ops.axis_of(node))
     if shard is None:
         if all(isinstance(walk.placement(part), Partial) and part.dtype == node.outputs[0].dtype for part in parts):
-            return [Placed(copied(node, [walk.whole(axis_given), *map(walk.new, parts)])[0], Partial())]
+            return [Placed(copied(node, [*first, *map(walk.new, parts)])[0], Partial())]
         return walk.computed_whole(node)
     if axis is None or axis % parts[0].ndim == shard.axis:
         return "rows are joined to rows"
     if any(part.broadcastable[shard.axis] for part in parts):
         return "a part has a single row"
-    return [Placed(copied(node, [axis_given, *(walk.part(part, shard) for part in parts)])[0], shard)]
+    return [Placed(copied(node, [*first, *(walk.part(part, shard) for part in parts)])[0], shard)]
 
 
 def _split(walk: Walk, node: Any) -> str | Sequence[Placed]:
-    variable, axis_given, lengths = node.inputs
-    shard, axis = walk.shard_of([variable]), constant_of(axis_given)
+    variable, *others = node.inputs
+    shard, axis = walk.shard_of([variable]), constant_of(ops.axis_of(node))
     if shard is None or axis is None or axis % variable.ndim == shard.axis:
         return "rows are split from rows"
-    inputs = [walk.new(variable), axis_given, walk.whole(lengths, "lengths of a split")]
+    inputs = [walk.new(variable), *(walk.whole(one, "lengths of a split") for one in others)]
     return [Placed(output, shard) for output in copied(node, inputs)]
 
 
 def _repeat(walk: Walk, node: Any) -> str | Sequence[Placed]:
     variable, repeats = node.inputs
     shard = walk.shard_of([variable])
-    axis = node.op.axis  # may count from the end
+    axis = ops.axis_of(node)  # may count from the end
     if shard is None or axis is None or axis % variable.ndim == shard.axis or walk.shard_of([repeats]):
         return "rows are repeated"
     return [Placed(copied(node, [walk.new(variable), walk.whole(repeats)])[0], shard)]
 
 
-RULES: dict[type, Rule] = {Join: _join, Split: _split, RepeatOp: _repeat}
+RULES: dict[type, Rule] = {ops.Join: _join, ops.Split: _split, ops.RepeatOp: _repeat}

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from theano.scan_module.scan_op import Scan
-
+from synkhronos._engine import ops
 from synkhronos._exact.nodes import copied
 from synkhronos._exact.placements import Partial, Placed, Placement, Replicate, Shard
 from synkhronos._exact.rules.reductions import is_summed
@@ -22,20 +21,21 @@ __all__ = ["RULES"]
 
 
 def _scan(walk: Walk, node: Any) -> str | Sequence[Placed]:
-    mapped = _mapped(walk, node)
-    return mapped if mapped is not None else _settled(walk, node).scan()
+    loop = ops.read_loop(node)
+    mapped = _mapped(walk, node, loop)
+    return mapped if mapped is not None else _settled(walk, node, loop).scan()
 
 
-def _settled(walk: Walk, node: Any) -> Steps:
+def _settled(walk: Walk, node: Any, loop: Any) -> Steps:
     """The steps, walked over with placements of the states that they keep."""
     n_gathered = len(walk.gathered)
-    states = Steps.states_of(node)
+    states = [outer for _, outer in loop.states]
     placements: list[Placement] = [_inside(walk.placement(outer)) for outer in states]
     fixed: set[int] = set()  # states that turned out to be whole
     may_wait = True
     while True:
         del walk.gathered[n_gathered:]
-        steps = Steps(walk, node, placements)
+        steps = Steps(walk, node, loop, placements)
         rows = {i: steps.rows_of(i) for i in range(len(states)) if i not in fixed}
         changes: dict[int, Placement] = {
             i: shard for i, shard in rows.items() if shard is not None and not isinstance(placements[i], Shard)
@@ -62,28 +62,25 @@ def _inside(placement: Placement) -> Placement:
     return placement.moved(placement.axis - 1) if is_inside else Replicate()  # type: ignore[union-attr]
 
 
-def _mapped(walk: Walk, node: Any) -> Sequence[Placed] | None:
+def _mapped(walk: Walk, node: Any, loop: Any) -> Sequence[Placed] | None:
     """A map over the rows, whose steps are independent of each other: each rank maps its own."""
-    op, lengths = node.op, walk.lengths
-    sequences, shared = op.outer_seqs(node.inputs), op.outer_shared(node.inputs)
+    lengths, sequences = walk.lengths, [outer for _, outer in loop.sequences]
     placements = [walk.placement(one) for one in sequences]
     shard = next((one for one in placements if isinstance(one, Shard) and one.axis == 0), None)
-    if shard is None or shared or op.as_while or Steps.states_of(node):
+    if shard is None or loop.shared or loop.is_while or loop.states:
         return None
-    n_steps = [node.inputs[0], *op.outer_nitsot(node.inputs)]
-    if any(lengths.scalar(one) != shard.length for one in n_steps):
+    if any(lengths.scalar(one) != shard.length for one in [loop.n_steps, *loop.lengths]):
         return None
     if any(lengths.dims(one)[0] != shard.length for one in sequences):
         return None
     here = lengths.here(shard.outer.times(shard.inner))
-    others = op.outer_non_seqs(node.inputs)
     inputs = [
         here,
         *(walk.part(one, shard) for one in sequences),
-        *[here] * (len(n_steps) - 1),
-        *(walk.whole(one, "what all steps of a map over rows need") for one in others),
+        *[here] * len(loop.lengths),
+        *(walk.whole(outer, "what all steps of a map over rows need") for _, outer in loop.others),
     ]
     return [Placed(output, shard) for output in copied(node, inputs)]
 
 
-RULES: dict[type, Rule] = {Scan: _scan}
+RULES: dict[type, Rule] = {ops.Scan: _scan}

@@ -5,19 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from theano.tensor.nnet.nnet import (
-    CrossentropyCategorical1Hot,
-    CrossentropyCategorical1HotGrad,
-    CrossentropySoftmax1HotWithBiasDx,
-    CrossentropySoftmaxArgmax1HotWithBias,
-    LogSoftmax,
-    Softmax,
-    SoftmaxGrad,
-    SoftmaxWithBias,
-)
-
+from synkhronos._engine import ops
 from synkhronos._exact.nodes import copied
 from synkhronos._exact.placements import Placed, Replicate
+from synkhronos._exact.rules.expressions import inner_graph
 from synkhronos._exact.walk import Rule, Walk
 
 __all__ = ["RULES"]
@@ -40,13 +31,23 @@ def _row_by_row(*whole: int) -> Rule:
     return rule
 
 
+def _softmax(walk: Walk, node: Any) -> str | Sequence[Placed]:
+    """Where rows are added, an inner graph is divided, if there is one."""
+    shard = walk.shard_of(node.inputs)
+    if shard is None:
+        return walk.computed_whole(node)
+    if shard.axis not in ops.softmax_axes(node):
+        return [Placed(copied(node, [walk.new(node.inputs[0])])[0], shard)]
+    return inner_graph(walk, node) if ops.inner_outputs(node.op) else "its rows do not lie along axis 0"
+
+
 RULES: dict[type, Rule] = {
-    Softmax: _row_by_row(),
-    LogSoftmax: _row_by_row(),
-    SoftmaxGrad: _row_by_row(),
-    SoftmaxWithBias: _row_by_row(1),
-    CrossentropyCategorical1Hot: _row_by_row(),
-    CrossentropyCategorical1HotGrad: _row_by_row(),
-    CrossentropySoftmaxArgmax1HotWithBias: _row_by_row(1),
-    CrossentropySoftmax1HotWithBiasDx: _row_by_row(),
+    ops.Softmax: _softmax,
+    ops.LogSoftmax: _softmax,
+    ops.SoftmaxGrad: _row_by_row(),
+    ops.SoftmaxWithBias: _row_by_row(1),
+    ops.CrossentropyCategorical1Hot: _row_by_row(),
+    ops.CrossentropyCategorical1HotGrad: _row_by_row(),
+    ops.CrossentropySoftmaxArgmax1HotWithBias: _row_by_row(1),
+    ops.CrossentropySoftmax1HotWithBiasDx: _row_by_row(),
 }

@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from theano.compile.ops import DeepCopyOp, OutputGuard, Rebroadcast, ViewOp
-from theano.gradient import ConsiderConstant, DisconnectedGrad, GradClip, GradScale, UndefinedGrad, ZeroGrad
-from theano.tensor.elemwise import DimShuffle
-from theano.tensor.extra_ops import CpuContiguous
-from theano.tensor.opt import Assert
-
+from synkhronos._engine import ops
 from synkhronos._exact.nodes import copied
 from synkhronos._exact.placements import Placed, Shard
 from synkhronos._exact.walk import Rule, Walk
@@ -32,18 +27,19 @@ def _shuffle(walk: Walk, node: Any) -> str | Sequence[Placed]:
 
 
 _PASSING = (
-    ViewOp,
-    OutputGuard,
-    DeepCopyOp,
-    Rebroadcast,
-    CpuContiguous,
-    ConsiderConstant,
-    DisconnectedGrad,
-    GradClip,
-    GradScale,
-    UndefinedGrad,
-    ZeroGrad,
-    Assert,
+    ops.ViewOp,
+    ops.OutputGuard,
+    ops.DeepCopyOp,
+    ops.Rebroadcast,
+    ops.CpuContiguous,
+    ops.ConsiderConstant,
+    ops.DisconnectedGrad,
+    ops.GradClip,
+    ops.GradScale,
+    ops.UndefinedGrad,
+    ops.ZeroGrad,
+    ops.Assert,
+    ops.CheckAndRaise,
 )
 
-RULES: dict[type, Rule] = {**dict.fromkeys(_PASSING, _pass), DimShuffle: _shuffle}
+RULES: dict[type, Rule] = {**dict.fromkeys(_PASSING, _pass), ops.DimShuffle: _shuffle}

@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from theano import scalar
-from theano.tensor.basic import MaxAndArgmax, NotScalarConstantError, get_scalar_constant_value
-from theano.tensor.elemwise import All, CAReduce, CAReduceDtype, Prod, Sum
-from theano.tensor.elemwise import Any as AnyOp
-
+from synkhronos._engine import NotScalarConstantError, get_scalar_constant_value, ops, scalar
 from synkhronos._exact.lengths import reduced_axes
 from synkhronos._exact.nodes import copied
 from synkhronos._exact.placements import Partial, Placed, Replicate, Shard
@@ -80,7 +76,23 @@ def _max_and_argmax(walk: Walk, node: Any) -> str | Sequence[Placed]:
     return [Placed(whole, Replicate()), Placed(here[1], Replicate())]  # the second one is not used
 
 
+def _argmax(walk: Walk, node: Any) -> str | Sequence[Placed]:
+    placement, axes = walk.placement(node.inputs[0]), reduced_axes(node)
+    if not isinstance(placement, Shard):
+        return walk.computed_whole(node)
+    if placement.axis in axes:
+        return "argmax over rows"
+    shard = placement.moved(placement.axis - sum(axis < placement.axis for axis in axes))
+    return [Placed(copied(node, [walk.new(node.inputs[0])])[0], shard)]
+
+
+_REDUCTIONS = (
+    *(ops.CAReduce, ops.CAReduceDtype, ops.Sum, ops.Prod, ops.ProdWithoutZeros, ops.All, ops.AnyOp),
+    *(ops.Max, ops.Min),
+)
+
 RULES: dict[type, Rule] = {
-    **dict.fromkeys((CAReduce, CAReduceDtype, Sum, Prod, All, AnyOp), _reduce),
-    MaxAndArgmax: _max_and_argmax,
+    **dict.fromkeys(_REDUCTIONS, _reduce),
+    ops.Argmax: _argmax,
+    ops.MaxAndArgmax: _max_and_argmax,
 }

@@ -6,11 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import theano.tensor as T
-from theano.compile.ops import Shape, Shape_i
-from theano.tensor.basic import Alloc, AllocEmpty, Reshape
-from theano.tensor.opt import MakeVector
-
+from synkhronos._engine import NO_TENSORS, T, ops
 from synkhronos._exact.nodes import copied
 from synkhronos._exact.placements import ONE, UNKNOWN, Length, Partial, Placed, Replicate, Shard
 from synkhronos._exact.walk import Rule, Walk
@@ -21,7 +17,7 @@ __all__ = ["MAKERS", "RULES"]
 def _shape(walk: Walk, node: Any) -> str | Sequence[Placed]:
     lengths = walk.lengths
     values = [lengths.value(length) for length in lengths.dims(node.inputs[0])]
-    return [Placed(MakeVector("int64")(*values), Replicate())]
+    return [Placed(ops.MakeVector("int64")(*values), Replicate())]
 
 
 def _shape_i(walk: Walk, node: Any) -> str | Sequence[Placed]:
@@ -79,7 +75,18 @@ def _reshape(walk: Walk, node: Any) -> str | Sequence[Placed]:
         return "that rows stay together is not proven by the new shape: give it as (x.shape[0], …)"
     here = [T.constant(-1, dtype="int64") if one == UNKNOWN else walk.lengths.value(one) for one in entries]
     here[shard.axis] = walk.lengths.here(shard.outer.times(shard.inner))
-    return [Placed(node.op(walk.new(variable), MakeVector("int64")(*here)), shard)]
+    return [Placed(node.op(walk.new(variable), ops.MakeVector("int64")(*here)), shard)]
+
+
+def _specified(walk: Walk, node: Any) -> Sequence[Placed]:
+    """A check of lengths, of which one may be that of all rows."""
+    variable, *lengths = node.inputs
+    placement, here, entries = walk.placement(variable), walk.new(variable), list(map(walk.whole, lengths))
+    if isinstance(placement, Shard) and not isinstance(lengths[placement.axis].type, NO_TENSORS):
+        is_right = T.eq(walk.lengths.value(placement.length), entries[placement.axis])
+        here = ops.Assert(f"SpecifyShape: axis {placement.axis} has another length, for all ranks")(here, is_right)
+        entries[placement.axis] = None
+    return [Placed(copied(node, [here, *entries])[0], placement)]
 
 
 def _axis_of_rows(walk: Walk, variable: Any, placement: Shard, entries: Sequence[Length]) -> Shard | None:
@@ -103,7 +110,13 @@ def _axis_of_rows(walk: Walk, variable: Any, placement: Shard, entries: Sequence
 
 
 #: For nodes of which some input is not whole.
-RULES: dict[type, Rule] = {Shape: _shape, Shape_i: _shape_i, Alloc: _alloc, Reshape: _reshape}
+RULES: dict[type, Rule] = {
+    ops.Shape: _shape,
+    ops.Shape_i: _shape_i,
+    ops.Alloc: _alloc,
+    ops.Reshape: _reshape,
+    ops.SpecifyShape: _specified,
+}
 
 #: For nodes of whole inputs.
-MAKERS: dict[type, Rule] = {Alloc: _made, AllocEmpty: _made_empty}
+MAKERS: dict[type, Rule] = {ops.Alloc: _made, ops.AllocEmpty: _made_empty}

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from theano.tensor.extra_ops import CumOp
-from theano.tensor.sort import ArgSortOp, SortOp
-
+from synkhronos._engine import ops
 from synkhronos._exact.lengths import constant_of
 from synkhronos._exact.nodes import copied
 from synkhronos._exact.placements import Placed, Shard
@@ -16,23 +14,17 @@ from synkhronos._exact.walk import Rule, Walk
 __all__ = ["RULES"]
 
 
-def _along(walk: Walk, node: Any, axis: int | None) -> str | Sequence[Placed]:
+def _along(walk: Walk, node: Any) -> str | Sequence[Placed]:
     variable, *others = node.inputs
     shard = walk.placement(variable)
     if not isinstance(shard, Shard):
         return walk.computed_whole(node)
+    axis = ops.axis_of(node)
+    axis = None if axis is None else constant_of(axis)
     if axis is None or axis % variable.ndim == shard.axis or walk.shard_of(others):
         return "it works along the rows"
     inputs = [walk.new(variable), *(walk.whole(one) for one in others)]
     return [Placed(output, shard) for output in copied(node, inputs)]
 
 
-def _sort(walk: Walk, node: Any) -> str | Sequence[Placed]:
-    return _along(walk, node, constant_of(node.inputs[1]))
-
-
-def _accumulate(walk: Walk, node: Any) -> str | Sequence[Placed]:
-    return _along(walk, node, node.op.axis)
-
-
-RULES: dict[type, Rule] = {SortOp: _sort, ArgSortOp: _sort, CumOp: _accumulate}
+RULES: dict[type, Rule] = dict.fromkeys((ops.SortOp, ops.ArgSortOp, ops.CumOp), _along)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from theano.sparse.basic import Dot, StructuredDot, StructuredDotGradCSC, StructuredDotGradCSR
-
+from synkhronos._engine import ops
 from synkhronos._exact.nodes import copied
 from synkhronos._exact.placements import Partial, Placed, Replicate, Shard
 from synkhronos._exact.rules.reductions import is_summed
@@ -37,6 +36,6 @@ def _values(walk: Walk, node: Any) -> str | Sequence[Placed]:
 
 
 RULES: dict[type, Rule] = {
-    **dict.fromkeys((Dot, StructuredDot), _dot),
-    **dict.fromkeys((StructuredDotGradCSC, StructuredDotGradCSR), _values),
+    **dict.fromkeys((ops.SparseDot, ops.StructuredDot), _dot),
+    **dict.fromkeys((ops.StructuredDotGradCSC, ops.StructuredDotGradCSR), _values),
 }

@@ -9,12 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import theano
-import theano.tensor as T
-from theano.gof.graph import Constant, ancestors, clone_get_equiv, io_toposort
-from theano.scan_module.scan_op import Scan
-from theano.tensor.subtensor import IncSubtensor
-
+from synkhronos._engine import NO_TENSORS, Apply, Constant, T, ancestors, io_toposort, ops, retyped, substituted
 from synkhronos._exact.placements import Length, Partial, Placed, Placement, Replicate, Shard
 from synkhronos._exact.rules.reductions import is_zero
 from synkhronos._exact.walk import Walk
@@ -32,40 +27,36 @@ class Steps:
     walk : Walk
     node : Apply
         Of a Scan in the user's graph.
+    loop : Loop
+        What it is made of.
     placements : list of Placement
-        Of one entry of each state, in the order of `states_of`.
+        Of one entry of each state.
     """
 
-    def __init__(self, walk: Walk, node: Any, placements: Sequence[Placement]) -> None:
-        op = node.op
-        self._walk, self._node, self._placements = walk, node, placements
+    def __init__(self, walk: Walk, node: Any, loop: Any, placements: Sequence[Placement]) -> None:
+        self._walk, self._node, self._loop, self._placements = walk, node, loop, placements
         self._entries: list[Any] = []  # what differs from step to step
         self._n_met = len(walk.met)
         replaced = {}
-        for inner, outer in zip(op.inner_seqs(op.inputs), op.outer_seqs(node.inputs)):
+        for inner, outer in loop.sequences:
             replaced[inner] = self._enter(inner, outer, _of_entry(walk.placement(outer)))
         self._states = []
-        for taps, outer, placement in zip(_taps(op), self.states_of(node), placements):
+        for (taps, outer), placement in zip(loop.states, placements):
             for inner in taps:
                 replaced[inner] = self._enter(inner, outer, placement)
             self._states.append([replaced[inner] for inner in taps])
-        for inner in op.inner_shared(op.inputs):
+        for inner, _ in loop.shared:
             replaced[inner] = self._enter(inner, None, Replicate())
-        for inner, outer in zip(op.inner_non_seqs(op.inputs), op.outer_non_seqs(node.inputs)):
+        for inner, outer in loop.others:
             replaced[inner] = inner.type.filter_variable(outer)
-        clones = clone_get_equiv(op.inputs, op.outputs, copy_inputs=False, copy_orphans=False, memo=replaced)
-        self._outputs = [clones[output] for output in op.outputs]
+        self._outputs = substituted(loop.inputs, loop.outputs, replaced)
         walk.run(self._outputs)
-        self._new_states = _grouped(op, self._outputs)
-
-    @staticmethod
-    def states_of(node: Any) -> list[Any]:
-        """What a Scan takes for its states, with the values of all steps: each with an axis of time."""
-        op, inputs = node.op, node.inputs
-        return [*op.outer_mitmot(inputs), *op.outer_mitsot(inputs), *op.outer_sitsot(inputs)]
+        self._new_states = loop.new_states(self._outputs)
 
     def _enter(self, inner: Any, outer: Any, placement: Placement) -> Any:
         entry = inner.clone()
+        if isinstance(placement, Shard) and not inner.broadcastable[placement.axis]:
+            entry = retyped(inner, free=(placement.axis,))(inner.name)
         self._entries.append(entry)
         if outer is not None:
             for axis, length in enumerate(self._walk.lengths.dims(outer)[1:]):
@@ -120,20 +111,18 @@ class Steps:
 
     def scan(self) -> list[Placed]:
         """The divided Scan's outputs, with their placements."""
-        walk, op, inputs = self._walk, self._node.op, self._node.inputs
+        walk, loop = self._walk, self._loop
         outputs, placements = self._divided()
         outside = self._outside(outputs)
         within = [one.type() for one in outside]
-        clones = clone_get_equiv(
-            [*self._entries, *outside], outputs, copy_inputs=False, copy_orphans=False, memo=dict(zip(outside, within))
-        )
-        divided = Scan([*self._entries, *within], [clones[one] for one in outputs], op.info.copy())
+        steps = substituted([*self._entries, *outside], outputs, dict(zip(outside, within)))
+        divided = loop.like([*self._entries, *within], steps)
         given = [
-            walk.whole(inputs[0], "the number of steps"),
-            *map(self._sequence, op.outer_seqs(inputs)),
-            *map(self._state, self.states_of(self._node), self._placements),
-            *(walk.whole(one) for one in op.outer_shared(inputs)),
-            *(walk.whole(one) for one in op.outer_nitsot(inputs)),
+            walk.whole(loop.n_steps, "the number of steps"),
+            *(self._sequence(outer) for _, outer in loop.sequences),
+            *(self._state(outer, placement) for (_, outer), placement in zip(loop.states, self._placements)),
+            *(walk.whole(outer) for _, outer in loop.shared),
+            *map(walk.whole, loop.lengths),
             *outside,
         ]
         results = divided(*given, return_list=True)
@@ -143,13 +132,13 @@ class Steps:
 
     def _divided(self) -> tuple[list[Any], list[Placement]]:
         """What each step gives, and how the Scan's outputs are placed."""
-        walk, op = self._walk, self._node.op
+        walk, loop = self._walk, self._loop
         outputs: list[Any] = []
         placements: list[Placement] = []
         for news, placement in zip(self._new_states, self._placements):
             outputs += [self._as_before(new, placement) for new in news]
             placements.append(_of_all(placement))
-        for output in op.inner_nitsot_outs(self._outputs):
+        for output in loop.results(self._outputs):
             placement = walk.placement(output)
             if isinstance(placement, Shard) and not self._are_fixed(placement.outer, placement.inner):
                 outputs.append(walk.whole(output, "its places are known within the loop alone"))
@@ -158,7 +147,7 @@ class Steps:
                 outputs.append(walk.new(output))
                 placements.append(_of_all(placement))
         outputs += [walk.whole(one) for one in self._outputs[len(outputs) :]]  # of shared variables; a condition
-        return outputs, [*placements, *[Replicate()] * op.n_shared_outs]
+        return outputs, [*placements, *[Replicate()] * len(loop.shared)]
 
     def _as_before(self, new: Any, placement: Placement) -> Any:
         return self._walk.whole(new, _WHOLE) if isinstance(placement, Replicate) else self._walk.new(new)
@@ -191,7 +180,7 @@ class Steps:
             one = waiting.pop(0)
             if isinstance(one, Constant) or one in found:
                 continue
-            if one.owner is not None and isinstance(one.type, (theano.scalar.Scalar, T.SliceType)):
+            if one.owner is not None and isinstance(one.type, NO_TENSORS):
                 waiting += one.owner.inputs
             else:
                 found[one] = None
@@ -199,19 +188,18 @@ class Steps:
 
     def _tell_lengths(self) -> None:
         """Take notice of how long the outputs are, but for those of a loop that may end before."""
-        op, lengths, outputs = self._node.op, self._walk.lengths, self._node.outputs
-        states = self.states_of(self._node)
-        for output, outer in zip(outputs, states):
+        loop, lengths, outputs = self._loop, self._walk.lengths, self._node.outputs
+        for output, (_, outer) in zip(outputs, loop.states):
             for axis, length in enumerate(lengths.dims(outer)):
-                if not output.broadcastable[axis] and (axis or not op.as_while):
+                if not output.broadcastable[axis] and (axis or not loop.is_while):
                     lengths.set_length(output, axis, length)
-        of_steps = zip(op.outer_nitsot(self._node.inputs), op.inner_nitsot_outs(self._outputs))
-        for output, (n_steps, inner) in zip(outputs[len(states) :], of_steps):
+        of_steps = zip(loop.lengths, loop.results(self._outputs))
+        for output, (n_steps, inner) in zip(outputs[len(loop.states) :], of_steps):
             for axis, length in enumerate(lengths.dims(inner), 1):
                 if not output.broadcastable[axis] and self._are_fixed(length):
                     lengths.set_length(output, axis, length)
             length = lengths.scalar(n_steps)
-            if not op.as_while and lengths.is_sure(length):
+            if not loop.is_while and lengths.is_sure(length):
                 lengths.set_length(output, 0, length)
 
 
@@ -227,22 +215,9 @@ def _of_all(placement: Placement) -> Placement:
     return placement.moved(placement.axis + 1) if isinstance(placement, Shard) else placement
 
 
-def _taps(op: Any) -> list[list[Any]]:
-    """The inner inputs of each state."""
-    inner = [*op.inner_mitmot(op.inputs), *op.inner_mitsot(op.inputs), *op.inner_sitsot(op.inputs)]
-    return [[inner.pop(0) for _ in taps] for taps in op.tap_array]
-
-
-def _grouped(op: Any, outputs: Sequence[Any]) -> list[list[Any]]:
-    """The inner outputs of each state."""
-    rest = list(outputs)
-    counts = [*map(len, op.mitmot_out_taps()), *[1] * (op.n_mit_sot + op.n_sit_sot)]
-    return [[rest.pop(0) for _ in range(n)] for n in counts]
-
-
 def _begins_with_zero(outer: Any) -> bool:
     """Whether all that a state begins with is zero, but for what its steps write."""
     node = outer.owner
-    if node is not None and isinstance(node.op, IncSubtensor) and isinstance(node.inputs[0].owner, theano.Apply):
-        return isinstance(node.inputs[0].owner.op, T.AllocEmpty) and is_zero(node.inputs[1])
+    if node is not None and isinstance(node.op, ops.IncSubtensor) and isinstance(node.inputs[0].owner, Apply):
+        return isinstance(node.inputs[0].owner.op, ops.AllocEmpty) and is_zero(node.inputs[1])
     return is_zero(outer)

@@ -4,9 +4,8 @@ from collections import OrderedDict
 from typing import Any
 
 import numpy as np
-import theano
-import theano.tensor as T
 
+from synkhronos._engine import T, config, shared
 from synkhronos.extensions.updates.flat import Divided, FlatGradient, Updates, number
 
 __all__ = ["adadelta", "adagrad", "adam", "adamax", "rmsprop"]
@@ -124,7 +123,7 @@ def adamax(
 
 def _first_moment(flat: FlatGradient, beta1: Any) -> tuple[Updates, Any, Any]:
     """Begin Adam's and Adamax's updates: the new step number and the new first moment."""
-    steps = theano.shared(np.asarray(0, theano.config.floatX), name="steps")
+    steps = shared(np.asarray(0, config.floatX), name="steps")
     moment = flat.zeros("first_moment")
     keep, add = flat.numbers(beta1, 1 - beta1)
     new_steps, new_moment = steps + number(1, steps.dtype), keep * moment + add * flat.vector

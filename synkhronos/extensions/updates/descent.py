@@ -3,8 +3,7 @@
 from collections import OrderedDict
 from typing import Any
 
-import theano.tensor as T
-
+from synkhronos._engine import reshaped_like
 from synkhronos.extensions.updates.flat import Divided, FlatGradient, gradients, number, shared_list, zeros_like
 
 __all__ = ["momentum", "nesterov_momentum", "sgd", "sgd_nonflat"]
@@ -91,6 +90,6 @@ def nesterov_momentum(loss_or_grads: Any, params: Any, learning_rate: Any, momen
     for param, shape, g, v in zip(flat.params, flat.shapes, flat.pieces(flat.vector), flat.pieces(new)):
         # A loop over three arrays becomes vector code, one over five does not: two reshapes keep
         # Theano from making one loop of two.
-        descended = T.patternbroadcast((param - rate * g).flatten().reshape(shape), param.broadcastable)
+        descended = reshaped_like((param - rate * g).flatten(), shape, param)
         updates[param] = descended + keep * v
     return flat.updates, updates, flat.vector

@@ -12,11 +12,8 @@ from collections.abc import Sequence
 from typing import Any, Callable, Union
 
 import numpy as np
-import theano
-import theano.tensor as T
-from theano.compile import SharedVariable
-from theano.tensor.opt import Shape_i
 
+from synkhronos._engine import SharedVariable, T, Variable, clone, ops, scalar
 from synkhronos._interrupts import let_interrupts_pass
 from synkhronos.extensions.updates.flat import Divided, FlatGradient, gradients, shared_list, zeros_like
 
@@ -75,7 +72,7 @@ def divide(rule: Union[str, Callable[..., Any]], loss: Any, params: Any, *args: 
             f"the update rule {getattr(rule, '__name__', rule)} must give updates, as a dict or as pairs of shared "
             f"variable and expression, or (grad_updates, param_updates, grad_shared); got {result!r}"
         )
-    expressions = [new if isinstance(new, theano.Variable) else T.as_tensor_variable(new) for new in updates.values()]
+    expressions = [new if isinstance(new, Variable) else T.as_tensor_variable(new) for new in updates.values()]
     if _uses_value(expressions, stand_in_loss):
         raise TypeError(
             f"the update rule {getattr(rule, '__name__', rule)} uses the value of the loss, not its gradients alone; "
@@ -88,7 +85,7 @@ def divide(rule: Union[str, Callable[..., Any]], loss: Any, params: Any, *args: 
         grad_shared = pieces = [zeros_like(param, "grad_shared") for param in params]
         grads = [T.cast(grad, param.dtype) for param, grad in zip(params, gradients(loss, params))]
         grad_updates = OrderedDict(zip(grad_shared, grads))
-    replaced = theano.clone(expressions, replace=dict(zip(stand_ins, pieces)))
+    replaced = clone(expressions, replace=dict(zip(stand_ins, pieces)))
     return grad_updates, OrderedDict(zip(updates, replaced)), grad_shared
 
 
@@ -114,9 +111,9 @@ def _uses_value(expressions: Sequence[Any], loss: Any) -> bool:
             continue
         seen.add(node)
         inputs = list(node.inputs)
-        if isinstance(node.op, (T.Shape, Shape_i)):
+        if isinstance(node.op, (ops.Shape, ops.Shape_i)):
             inputs = []
-        elif isinstance(getattr(node.op, "scalar_op", None), theano.scalar.basic.Second):
+        elif isinstance(getattr(node.op, "scalar_op", None), scalar.Second):
             inputs = inputs[1:]
         waiting.extend(inputs)
     return False

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import theano
-import theano.tensor as T
-from theano.compile import SharedVariable
+
+from synkhronos._engine import TITLE, SharedVariable, T, Variable, reshaped_like, shared, shared_like
+from synkhronos._engine import grad as differentiate
 
 Updates = dict[Any, Any]
 Divided = tuple[Updates, Updates, Any]
@@ -34,7 +34,7 @@ def shared_list(params: Any) -> list[Any]:
         raise ValueError("params is empty: an update rule needs at least one shared variable")
     for param in params:
         if not isinstance(param, SharedVariable):
-            raise TypeError(f"params must be Theano shared variables, got {param!r}")
+            raise TypeError(f"params must be {TITLE} shared variables, got {param!r}")
     return params
 
 
@@ -47,7 +47,7 @@ def gradients(loss_or_grads: Any, params: Sequence[Any]) -> list[Any]:
         If the list has not one gradient for each parameter.
     """
     if not isinstance(loss_or_grads, (list, tuple)):
-        return theano.grad(loss_or_grads, list(params))
+        return differentiate(loss_or_grads, list(params))
     if len(loss_or_grads) != len(params):
         raise ValueError(
             f"got {len(loss_or_grads)} gradient expressions for {len(params)} parameters: give one "
@@ -58,7 +58,7 @@ def gradients(loss_or_grads: Any, params: Sequence[Any]) -> list[Any]:
 
 def number(value: Any, dtype: str) -> Any:
     """Give a hyperparameter, a number or a symbolic scalar, the dtype of the arrays around it."""
-    if isinstance(value, theano.Variable):
+    if isinstance(value, Variable):
         return value if value.dtype == dtype else T.cast(value, dtype)
     return np.asarray(value, dtype=dtype)
 
@@ -67,7 +67,7 @@ def zeros_like(param: Any, name: str) -> Any:
     """Make a shared variable of zeros with a parameter's shape, dtype and broadcast pattern."""
     value = param.get_value(borrow=True)
     zeros = np.zeros(value.shape, value.dtype)
-    return theano.shared(zeros, name=name, broadcastable=param.broadcastable)
+    return shared_like(zeros, name, param)
 
 
 class FlatGradient:
@@ -120,7 +120,7 @@ class FlatGradient:
     def zeros(self, name: str) -> Any:
         """Make a shared vector of the gradient's length and dtype, for what a rule remembers."""
         size = sum(int(np.prod(shape)) for shape in self.shapes)
-        return theano.shared(np.zeros(size, self.dtype), name=name)
+        return shared(np.zeros(size, self.dtype), name=name)
 
     def numbers(self, *values: Any) -> list[Any]:
         """Give each hyperparameter the gradient's dtype."""
@@ -131,7 +131,7 @@ class FlatGradient:
         start = 0
         for param, shape in zip(self.params, self.shapes):
             stop = start + int(np.prod(shape))
-            yield T.patternbroadcast(vector[start:stop].reshape(shape), param.broadcastable)
+            yield reshaped_like(vector[start:stop], shape, param)
             start = stop
 
     def descend(self, step: Any) -> "OrderedDict[Any, Any]":

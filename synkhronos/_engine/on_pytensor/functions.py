@@ -1,0 +1,143 @@
+"""Compiled functions of PyTensor's: making them, calling them, and what they are made of."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple
+
+import pytensor
+from pytensor import In, Out
+from pytensor.compile.executor import Function
+from pytensor.compile.maker import function
+from pytensor.compile.mode import get_mode
+from pytensor.compile.rebuild import rebuild_collect_shared
+from pytensor.graph.rewriting.db import RewriteDatabaseQuery
+from pytensor.link.basic import Container
+from pytensor.link.utils import raise_with_op
+
+__all__ = [
+    "KEYWORDS",
+    "SHAPES_ONLY",
+    "TAKES_SUBSETS",
+    "Container",
+    "In",
+    "Out",
+    "Running",
+    "compile_function",
+    "machine",
+    "make_printable",
+    "rebuilt",
+    "running_parts",
+]
+
+#: The arguments of `pytensor.function`.
+KEYWORDS = tuple(inspect.signature(function).parameters)
+#: Whether a compiled function can be told at each call which outputs to compute.
+TAKES_SUBSETS = False
+
+#: What computes shapes from shapes, where ops tell how, and compiles nothing.
+_LOOK = RewriteDatabaseQuery(
+    include=["merge", "ShapeOpt", "canonicalize"],
+    subquery={"canonicalize": RewriteDatabaseQuery(include=["local_shape_to_shape_i"])},
+)
+SHAPES_ONLY = pytensor.Mode("py", _LOOK)
+
+#: Why functions of some linkers cannot be those of ranks, by the linker's class.
+_REFUSED = {
+    "JAXLinker": "JAX does not survive a fork, draws the same numbers on all ranks, and reads past the end of arrays "
+    "without an error",
+    "PytorchLinker": "PyTorch's compiler does not survive a fork",
+    "MLXLinker": "MLX does not survive a fork",
+}
+
+
+class Running(NamedTuple):
+    """What calls a compiled function without its own `__call__`."""
+
+    function: Callable[[], Any]  # computes from the cells of the inputs; returns the outputs, then maybe others
+    inputs: list[tuple[Any, list[Any]]]  # type and cell of each
+    n_outputs: int
+    emptied: list[list[Any]]  # the cells that are to be emptied afterwards
+    explain: Callable[[], None]  # raises what is being raised, with the engine's own words
+
+
+def compile_function(inputs: Sequence[Any], outputs: Any = None, **kwargs: Any) -> Any:
+    """As `pytensor.function`, for the linkers whose functions can be replicated.
+
+    Raises
+    ------
+    ValueError
+        For the other linkers.
+    """
+    linker = type(get_mode(kwargs.get("mode")).linker).__name__
+    if linker in _REFUSED:
+        raise ValueError(f"mode: {linker} cannot be used by ranks ({_REFUSED[linker]}): use NUMBA, C or CVM")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The no_default_updates parameter is deprecated", DeprecationWarning)
+        return function(inputs, outputs, **kwargs)
+
+
+def rebuilt(
+    outputs: Sequence[Any], inputs: Sequence[Any], givens: Any, updates: Any, kwargs: dict[str, Any]
+) -> tuple[list[Any], list[tuple[Any, Any]], dict[Any, Any]]:
+    """Outputs and all updates (default ones too) as the engine itself sees them, with the givens worked in.
+
+    The third part tells what stands there for each variable of the user's.
+    """
+    _, cloned, (clones, update_of, _, _) = rebuild_collect_shared(
+        list(outputs),
+        list(inputs),
+        replace=givens,
+        updates=updates,
+        rebuild_strict=kwargs.get("rebuild_strict", True),
+        copy_inputs_over=True,
+        no_default_updates=kwargs.get("no_default_updates") or False,
+    )
+    return list(cloned), list(update_of.items()), clones
+
+
+def running_parts(function: Any) -> Running | None:
+    """How to call a compiled function; ``None`` if it must be done by its own `__call__`.
+
+    That is so for arguments that the function may write to, and for profiles.
+    """
+    vm = function.vm
+    if function.profile or function._potential_aliased_input_groups:
+        return None
+    pairs = zip(function.maker.inputs, function.input_storage)
+    taken = [(spec.variable.type, container.storage) for spec, container in pairs if container.required]
+    left = function._clear_output_storage_data if getattr(vm, "allow_gc", False) else ()
+    made = [container.storage for container in function.output_storage]
+    updates = [(i, container.storage) for i, container in function._update_input_storage]
+
+    def compute() -> list[Any]:
+        # what numba has compiled leaves its outputs in their cells, updates among them
+        outputs = vm()
+        if outputs is None:
+            outputs = [cell[0] for cell in made]
+        for i, cell in updates:
+            cell[0] = outputs[i]
+        return outputs
+
+    def explain() -> None:
+        if hasattr(vm, "position_of_error"):  # as in PyTensor, with its own words
+            where = vm.position_of_error
+            thunk = vm.thunks[where] if hasattr(vm, "thunks") else None
+            storage = getattr(vm, "storage_map", None)
+            raise_with_op(function.maker.fgraph, node=vm.nodes[where], thunk=thunk, storage_map=storage)
+
+    does_all = not getattr(vm, "need_update_inputs", True)
+    emptied = [*(cell for _, cell in taken), *left]
+    return Running(vm if does_all else compute, taken, function._n_returned_outputs, emptied, explain)
+
+
+def machine(function: Any) -> Any:
+    """What a compiled function runs."""
+    return function.vm
+
+
+def make_printable(*classes: type) -> None:
+    """Have the engine's printing functions take objects of classes, which have a function's ``maker``, as functions."""
+    pytensor.printing.Function = (Function, *classes)

@@ -1,0 +1,133 @@
+"""Variables, nodes, and walks over graphs of PyTensor's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pytensor
+import pytensor.tensor as T
+from pytensor import config, grad, scalar, shared
+from pytensor.compile import UnusedInputError
+from pytensor.compile.builders import SymbolicOp
+from pytensor.compile.mode import optdb
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.gradient import DisconnectedType
+from pytensor.graph.basic import Apply, Constant, Variable, clone_get_equiv
+from pytensor.graph.features import ReplaceValidate
+from pytensor.graph.replace import clone_replace
+from pytensor.graph.rewriting.basic import GraphRewriter as Rewriter
+from pytensor.graph.rewriting.basic import copy_stack_trace
+from pytensor.graph.traversal import ancestors, graph_inputs, io_toposort
+from pytensor.graph.utils import InconsistencyError
+from pytensor.tensor.basic import get_underlying_scalar_constant_value as get_scalar_constant_value
+from pytensor.tensor.exceptions import NotScalarConstantError
+from pytensor.tensor.shape import Shape_i, specify_broadcastable
+from pytensor.tensor.type import TensorType, continuous_dtypes, integer_dtypes
+from pytensor.tensor.type_other import NoneTypeT, SliceType
+from pytensor.tensor.variable import TensorConstant
+
+from synkhronos._engine.on_pytensor.operations import Op
+
+__all__ = [
+    "AFTER_MERGES",
+    "BEFORE_ELEMENTWISE",
+    "CONTINUOUS",
+    "FOLDER",
+    "INTEGERS",
+    "NO_TENSORS",
+    "Apply",
+    "Constant",
+    "DisconnectedType",
+    "InconsistencyError",
+    "NotScalarConstantError",
+    "Op",
+    "ReplaceValidate",
+    "Rewriter",
+    "SharedVariable",
+    "T",
+    "TensorConstant",
+    "TensorType",
+    "UnusedInputError",
+    "Variable",
+    "ancestors",
+    "clone",
+    "config",
+    "copied",
+    "copy_stack_trace",
+    "get_scalar_constant_value",
+    "grad",
+    "io_toposort",
+    "known_lengths",
+    "leaves_of",
+    "length_along",
+    "register",
+    "retyped",
+    "scalar",
+    "shared",
+    "substituted",
+    "with_broadcastable",
+]
+
+#: Where the engine itself lies.
+FOLDER = os.path.dirname(pytensor.__file__)
+INTEGERS = tuple(integer_dtypes)
+#: The dtypes that have gradients.
+CONTINUOUS = tuple(continuous_dtypes)
+#: Types of numbers, of slices and of nothing, that are no tensors.
+NO_TENSORS = (scalar.ScalarType, SliceType, NoneTypeT)
+
+#: When functions are rewritten: after all that merges, and before anything works in place; and before elementwise
+#: operations take the memory of what they read.
+AFTER_MERGES, BEFORE_ELEMENTWISE = 49.4, 50.4
+
+
+def copied(node: Any, inputs: Sequence[Any]) -> list[Any]:
+    """The outputs of a node like this one, of other inputs, whose types may tell other lengths."""
+    if isinstance(node.op, SymbolicOp):  # is made for each type anew
+        return list(node.op(*inputs, return_list=True))
+    return list(node.op.make_node(*inputs).outputs)
+
+
+def known_lengths(variable: Any) -> tuple[int | None, ...]:
+    """The length along each axis, where the type tells it."""
+    return tuple(variable.type.shape)
+
+
+def length_along(variable: Any, axis: int) -> Any:
+    """The length of a variable along one axis, a symbolic int64 scalar."""
+    return Shape_i(axis)(variable)
+
+
+def leaves_of(variables: Iterable[Any], blockers: Iterable[Any] | None = None) -> list[Any]:
+    """What some variables are computed of, and is itself not computed."""
+    return list(graph_inputs(list(variables), blockers))
+
+
+def clone(output: Any, replace: Any = None, share_inputs: bool = True) -> Any:
+    """An expression, or several, with others in the place of some variables."""
+    return clone_replace(output, replace, rebuild_strict=False, copy_inputs_over=share_inputs)
+
+
+def substituted(inputs: Sequence[Any], outputs: Sequence[Any], given: Mapping[Any, Any]) -> list[Any]:
+    """The outputs of a graph, with other variables in the place of some."""
+    clones = clone_get_equiv(inputs, outputs, copy_inputs=False, copy_orphans=False, memo=dict(given), strict=False)
+    return [clones[output] for output in outputs]
+
+
+def retyped(variable: Any, dtype: Any = None, free: Sequence[int] = ()) -> Any:
+    """The type of a variable, with another dtype, and with any length along some axes."""
+    shape = tuple(None if axis in free else length for axis, length in enumerate(variable.type.shape))
+    return variable.type.clone(dtype=str(dtype or variable.dtype), shape=shape)
+
+
+def with_broadcastable(variable: Any, broadcastable: Sequence[bool]) -> Any:
+    """A variable whose axes are known to have length 1 where they are broadcastable."""
+    pairs = enumerate(zip(broadcastable, variable.broadcastable))
+    return specify_broadcastable(variable, *(axis for axis, (fixed, known) in pairs if fixed and not known))
+
+
+def register(name: str, rewriter: Any, position: float, *tags: str) -> None:
+    """Have functions rewritten as they are compiled, in modes with one of the tags."""
+    optdb.register(name, rewriter, *tags, position=position)

@@ -1,0 +1,83 @@
+"""Operations of one's own: written as for Theano, and run in Python where a function is compiled by numba, too."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from pytensor.compile.mode import optdb
+from pytensor.gradient import DisconnectedType, disconnected_type
+from pytensor.graph import op as _op
+from pytensor.graph.rewriting.basic import GraphRewriter
+
+__all__ = ["Op"]
+
+
+class Op(_op.Op):
+    """An operation whose constructor takes first what ``__props__`` names, and whose `perform` does without a node."""
+
+    def L_op(self, inputs: Sequence[Any], outputs: Sequence[Any], output_gradients: Sequence[Any]) -> list[Any]:
+        """None, unless a class has one."""
+        raise NotImplementedError(f"{self} has no gradient")
+
+    def R_op(self, inputs: Sequence[Any], eval_points: Sequence[Any]) -> list[Any]:
+        """None, unless a class has one."""
+        raise NotImplementedError(f"{self} has no R-operator")
+
+    def pullback(self, inputs: Sequence[Any], outputs: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+        """By PyTensor's name what Theano calls `L_op`."""
+        return self.L_op(inputs, outputs, cotangents)
+
+    def pushforward(self, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
+        """By PyTensor's name what Theano calls `R_op`, where ``None`` stands for what does not change."""
+        points = [None if isinstance(one.type, DisconnectedType) else one for one in tangents]
+        return [disconnected_type() if one is None else one for one in self.R_op(inputs, points)]
+
+
+@functools.cache
+def _like(kind: type, properties: tuple[Any, ...]) -> Any:
+    return kind(*properties)
+
+
+def performed(kind: type, properties: tuple[Any, ...], n_outputs: int, inputs: Sequence[Any]) -> Any:
+    """What an operation makes of some values; code that numba has kept finds it by its name, in any process."""
+    storage: list[list[Any]] = [[None] for _ in range(n_outputs)]
+    _like(kind, properties).perform(None, inputs, storage)
+    return storage[0][0] if n_outputs == 1 else tuple(value for (value,) in storage)
+
+
+@functools.cache
+def _tell_numba() -> None:
+    """Have numba run operations of this kind in Python; what it compiles is kept by kind and properties."""
+    import numba
+    from pytensor.link.numba.dispatch.basic import get_numba_type, numba_njit, register_funcify_default_op_cache_key
+
+    @register_funcify_default_op_cache_key(Op)
+    def compiled(op: Any, node: Any, **_: Any) -> Any:
+        kind, properties = type(op), tuple(getattr(op, name) for name in op.__props__)
+        types = [get_numba_type(output.type) for output in node.outputs]
+        n_outputs = len(types)
+        returned = types[0] if n_outputs == 1 else numba.types.Tuple(types)
+
+        @numba_njit
+        def run(*inputs: Any) -> Any:
+            with numba.objmode(result=returned):
+                result = performed(kind, properties, n_outputs, inputs)
+            return result  # noqa: RET504 (not possible within the block)
+
+        return run
+
+
+class _TellNumba(GraphRewriter):
+    """Numba is imported for its own functions alone, and late: that takes a second."""
+
+    def add_requirements(self, fgraph: Any) -> None:
+        """None."""
+
+    def apply(self, fgraph: Any) -> None:
+        """Change nothing."""
+        _tell_numba()
+
+
+optdb.register("synkhronos_tell_numba", _TellNumba(), "numba", position=200)

@@ -1,0 +1,126 @@
+"""What of compiled functions travels to other processes, and what is defined by name.
+
+What travels of a function is the optimised graph, how it is to be linked (nothing is optimised again), and which
+storage cell feeds which input. Its nodes come first, each after those whose results it takes, so that pickling never
+goes deep: since Python 3.12 recursion in C has a limit that no setting raises. Of what rewrites have noted about a
+graph, only that it works in place travels. Of the variables of a graph, and of their tags, only what PyTensor itself
+puts there does: other libraries hang models on them, which the ranks may be unable to load.
+"""
+
+from __future__ import annotations
+
+import copy
+import copyreg
+import inspect
+from typing import Any
+
+from pytensor.compile.debug.nanguardmode import NanGuardMode
+from pytensor.compile.io import SymbolicOutput
+from pytensor.compile.ops import FromFunctionOp
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.destroyhandler import DestroyHandler
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.op import Op as PureOp
+from pytensor.graph.type import Type as PureType
+from pytensor.graph.utils import Scratchpad
+
+__all__ = ["FromFunctionOp", "PureOp", "PureType", "pack", "reduced", "unpack"]
+
+#: What PyTensor puts on the variables, the nodes and the tags of a compiled graph, as far as other processes need it.
+_OF_VARIABLES = frozenset(["auto_name", "container", "data", "index", "name", "owner", "tag", "type"])
+_OF_NODES = frozenset(["inputs", "op", "outputs", "tag"])
+_OF_TAGS = frozenset(["nan_guard_mode_check", "trace", "unique_value", "values_eq_approx"])
+
+
+def reduced(obj: Any, frames: dict[Any, Any]) -> Any:
+    """How to make an object of PyTensor's, for pickle; ``NotImplemented`` for others.
+
+    ``frames`` are those of traces, which are the same objects wherever they come again: pickled once each.
+    """
+    if isinstance(obj, (Variable, Apply)):
+        # a class of the user's own may need all that it has; what is in frozen graphs has its own way
+        has_own_way = type(obj).__reduce__ is not object.__reduce__ or "__reduce_ex__" in obj.__dict__
+        if type(obj).__module__.startswith("pytensor.") and not has_own_way:
+            known = _OF_NODES if isinstance(obj, Apply) else _OF_VARIABLES
+            state = {name: value for name, value in obj.__dict__.items() if name in known}
+            if "container" in state:
+                state["_default_update"] = None
+            return _new(type(obj), state)
+    elif isinstance(obj, Scratchpad):
+        tags = {name: value for name, value in obj.__dict__.items() if name in _OF_TAGS}
+        if "trace" in tags:
+            tags["trace"] = _once(tags["trace"], frames)
+        return _new(type(obj), tags)
+    elif type(obj) is FunctionGraph:
+        in_place = any(isinstance(feature, DestroyHandler) for feature in obj._features)
+        return _graph, (list(obj.inputs), list(obj.outputs), obj.update_mapping, obj.name, in_place)
+    elif inspect.isfunction(obj) and obj.__qualname__ in _GUARDS:
+        return _guard, (_GUARDS[obj.__qualname__], _errors_of(obj))
+    return NotImplemented
+
+
+def _new(cls: type, state: dict[str, Any]) -> tuple[Any, ...]:
+    """How to make an object with these attributes, for pickle."""
+    return copyreg.__newobj__, (cls,), state or None  # type: ignore[attr-defined]
+
+
+def _once(trace: Any, frames: dict[Any, Any]) -> Any:
+    """The same trace, of frames that are the same objects wherever they come again."""
+    if isinstance(trace, list):
+        return [_once(part, frames) for part in trace]
+    return frames.setdefault(trace, trace)
+
+
+def _graph(inputs: list[Any], outputs: list[Any], update_mapping: Any, name: Any, in_place: bool) -> FunctionGraph:
+    graph = FunctionGraph(inputs, outputs, clone=False, update_mapping=update_mapping)
+    graph.name = name
+    if in_place:
+        graph.attach_feature(DestroyHandler())
+    return graph
+
+
+#: The functions that are the parts of NanGuardMode, closures that do not pickle, by the attributes of its linker.
+_GUARDS = {
+    "NanGuardMode.__init__.<locals>.nan_check": "callback",
+    "NanGuardMode.__init__.<locals>.nan_check_input": "callback_input",
+}
+
+
+def _errors_of(guard: Any) -> tuple[bool, ...]:
+    """What a function of NanGuardMode takes for an error: NaN, infinity, large values."""
+    check = inspect.getclosurevars(guard).nonlocals["do_check_on"]
+    found = inspect.getclosurevars(check).nonlocals
+    return tuple(bool(found[f"{kind}_is_error"]) for kind in ("nan", "inf", "big"))
+
+
+def _guard(attribute: str, errors: tuple[bool, ...]) -> Any:
+    return getattr(NanGuardMode(*errors).linker, attribute)
+
+
+def pack(function: Any) -> Any:
+    """What travels of a compiled function."""
+    maker = copy.copy(function.maker)
+    graph = maker.fgraph
+    maker.inputs = [copy.copy(spec) for spec in maker.inputs]
+    maker.expanded_inputs = maker.inputs
+    for output, position in graph.update_mapping.items():  # in place of what it was before it was optimised
+        maker.inputs[position].update = graph.outputs[output]
+    maker.outputs = [SymbolicOutput(var, spec.borrow) for var, spec in zip(graph.outputs, maker.outputs)]
+    for spec in maker.inputs:
+        spec.value = None  # a container, which is among the cells
+    # a container stands for "use this storage"
+    cells = [
+        container if spec.shared or spec.implicit else None
+        for spec, container in zip(maker.inputs, function.input_storage)
+    ]
+    return graph.toposort(), maker, cells, function.trust_input
+
+
+def unpack(packed: Any) -> Any:
+    """The compiled function of which this has travelled."""
+    _, maker, cells, trust_input = packed
+    for spec, cell in zip(maker.inputs, cells):
+        spec.value = cell
+    function = maker.create(cells)
+    function.trust_input = trust_input
+    return function

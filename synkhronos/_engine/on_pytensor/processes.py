@@ -1,0 +1,57 @@
+"""What PyTensor finds out, and compiles, in one process for all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytensor
+from pytensor.compile.debug import profiling
+from pytensor.compile.mode import get_default_mode
+from pytensor.link.c.basic import get_module_cache
+from pytensor.link.c.cmodule import GCC_compiler
+from pytensor.link.numba.linker import NumbaLinker
+
+__all__ = ["find_compiled", "precompile", "prepare_fork", "print_profiles"]
+
+
+def prepare_fork() -> None:
+    """Have PyTensor find out now what every process would find out for itself on its first compilation.
+
+    That is: the compiler's flags for this processor, and what lies in the cache of compiled modules. Forked workers
+    inherit the answers.
+    """
+    if pytensor.config.cxx and not isinstance(get_default_mode().linker, NumbaLinker):
+        GCC_compiler.compile_args()
+        get_module_cache()
+
+
+def precompile(function: Any) -> None:
+    """Have numba compile a function now for arguments as ranks give them, and keep the code on disk.
+
+    Else it would do so at the first call, in all ranks at once.
+    """
+    code: Any = getattr(function.vm, "jit_fn", None)
+    if not hasattr(code, "signatures"):
+        return
+    import numba
+    from pytensor.link.numba.dispatch.basic import get_numba_type
+
+    types = [
+        get_numba_type(spec.variable.type, "C") if cell.storage[0] is None else numba.typeof(cell.storage[0])
+        for spec, cell in zip(function.maker.inputs, function.input_storage)
+    ]
+    code.compile((numba.types.BaseTuple.from_types(types),) if types else ())  # it takes *args
+
+
+def find_compiled() -> None:
+    """Have PyTensor see the modules that the master has compiled since the last look.
+
+    PyTensor would find them one by one, each under the compile lock.
+    """
+    if pytensor.config.cxx and not isinstance(get_default_mode().linker, NumbaLinker):
+        get_module_cache().refresh(cleanup=False)
+
+
+def print_profiles() -> None:
+    """Print the profiles of all functions of this process."""
+    profiling._atexit_print_fn()

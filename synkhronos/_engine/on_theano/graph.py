@@ -1,0 +1,106 @@
+"""Variables, nodes, and walks over graphs of Theano's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import theano
+import theano.tensor as T
+from theano import Apply, Constant, Op, Variable, clone, config, grad, scalar, shared
+from theano.compile import UnusedInputError, optdb
+from theano.compile.sharedvalue import SharedVariable
+from theano.gof import InconsistencyError
+from theano.gof import Optimizer as Rewriter
+from theano.gof.graph import ancestors, clone_get_equiv, io_toposort
+from theano.gof.graph import inputs as leaves_of
+from theano.gof.opt import copy_stack_trace
+from theano.gof.toolbox import ReplaceValidate
+from theano.gradient import DisconnectedType
+from theano.tensor import NotScalarConstantError, SliceType, TensorConstant, TensorType, get_scalar_constant_value
+from theano.tensor import patternbroadcast as with_broadcastable
+
+__all__ = [
+    "AFTER_MERGES",
+    "BEFORE_ELEMENTWISE",
+    "CONTINUOUS",
+    "FOLDER",
+    "INTEGERS",
+    "NO_TENSORS",
+    "Apply",
+    "Constant",
+    "DisconnectedType",
+    "InconsistencyError",
+    "NotScalarConstantError",
+    "Op",
+    "ReplaceValidate",
+    "Rewriter",
+    "SharedVariable",
+    "T",
+    "TensorConstant",
+    "TensorType",
+    "UnusedInputError",
+    "Variable",
+    "ancestors",
+    "clone",
+    "config",
+    "copied",
+    "copy_stack_trace",
+    "get_scalar_constant_value",
+    "grad",
+    "io_toposort",
+    "known_lengths",
+    "leaves_of",
+    "length_along",
+    "register",
+    "retyped",
+    "scalar",
+    "shared",
+    "substituted",
+    "with_broadcastable",
+]
+
+#: Where the engine itself lies.
+FOLDER = os.path.dirname(theano.__file__)
+INTEGERS = tuple(T.integer_dtypes)
+#: The dtypes that have gradients.
+CONTINUOUS = tuple(T.continuous_dtypes)
+#: Types of numbers, and of slices, that are no tensors.
+NO_TENSORS = (scalar.Scalar, SliceType)
+
+#: When functions are rewritten: after all that merges, and before anything works in place; and before elementwise
+#: operations take the memory of what they read.
+AFTER_MERGES, BEFORE_ELEMENTWISE = 49.4, 74
+
+
+def copied(node: Any, inputs: Sequence[Any]) -> list[Any]:
+    """The outputs of a node like this one, of other inputs of the same types."""
+    return list(node.clone_with_new_inputs(list(inputs)).outputs)
+
+
+def known_lengths(variable: Any) -> tuple[int | None, ...]:
+    """The length along each axis, where the type tells it."""
+    return tuple(1 if fixed else None for fixed in variable.broadcastable)
+
+
+def length_along(variable: Any, axis: int) -> Any:
+    """The length of a variable along one axis, a symbolic int64 scalar."""
+    return T.opt.Shape_i(axis)(variable)
+
+
+def substituted(inputs: Sequence[Any], outputs: Sequence[Any], given: Mapping[Any, Any]) -> list[Any]:
+    """The outputs of a graph, with other variables in the place of some."""
+    clones = clone_get_equiv(inputs, outputs, copy_inputs=False, copy_orphans=False, memo=dict(given))
+    return [clones[output] for output in outputs]
+
+
+def retyped(variable: Any, dtype: Any = None, free: Sequence[int] = ()) -> Any:
+    """The type of a variable, with another dtype, and with any length along some axes."""
+    fixed = tuple(one and axis not in free for axis, one in enumerate(variable.broadcastable))
+    return TensorType(str(dtype or variable.dtype), fixed)
+
+
+def register(name: str, rewriter: Any, position: float, *tags: str) -> None:
+    """Have functions rewritten as they are compiled, in modes with one of the tags."""
+    optdb.register(name, rewriter, position, *tags)

@@ -1,0 +1,44 @@
+"""What Theano finds out, and compiles, in one process for all."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import theano
+from theano.gof import compilelock
+
+__all__ = ["find_compiled", "precompile", "prepare_fork", "print_profiles"]
+
+
+def prepare_fork() -> None:
+    """Have Theano find out now what every process would find out for itself on its first compilation.
+
+    That is: the compiler's flags for this processor and a quirk of the BLAS (both by running the compiler), and what
+    lies in the cache of compiled modules. Forked workers inherit the answers. And since several ranks may want Theano's
+    compile lock at once, each for a moment, they look for it every few milliseconds; Theano sleeps five to ten seconds.
+    """
+    if not isinstance(compilelock.lock, functools.partial):
+        compilelock.lock = functools.partial(compilelock.lock, min_wait=0.01, max_wait=0.05)
+    if theano.config.cxx:
+        theano.gof.cmodule.GCC_compiler.compile_args()
+        theano.tensor.blas_c.check_force_gemv_init()
+        theano.gof.cc.get_module_cache()
+
+
+def precompile(function: Any) -> None:
+    """Theano's functions are compiled when they are made."""
+
+
+def find_compiled() -> None:
+    """Have Theano see the modules that the master has compiled since the last look.
+
+    Theano would find them one by one, each under the compile lock.
+    """
+    if theano.config.cxx:
+        theano.gof.cc.get_module_cache().refresh(cleanup=False)
+
+
+def print_profiles() -> None:
+    """Print the profiles of all functions of this process."""
+    theano.compile.profiling._atexit_print_fn()

@@ -1,0 +1,57 @@
+"""The graph engine under Theano's names, whichever it is, and the mark of tests of what only Theano has."""
+
+import pytest
+
+import synkhronos  # it mends Theano, which therefore comes after it
+from synkhronos import _engine
+
+assert synkhronos
+
+on_theano = _engine.name == "theano"
+
+if on_theano:
+    import lasagne
+    import theano
+    import theano.tensor as T
+    from theano.compile.monitormode import MonitorMode
+    from theano.compile.nanguardmode import NanGuardMode
+    from theano.ifelse import ifelse
+    from theano.sandbox.rng_mrg import MRG_RandomStreams
+    from theano.tensor.raw_random import uniform
+    from theano.tensor.shared_randomstreams import RandomStreams
+    from theano.tensor.signal.pool import pool_2d, pool_3d
+else:
+    from pytensor_names import (
+        MonitorMode,
+        MRG_RandomStreams,
+        NanGuardMode,
+        RandomStreams,
+        T,
+        ifelse,
+        lasagne,
+        pool_2d,
+        pool_3d,
+        theano,
+        uniform,
+    )
+
+__all__ = [
+    "MRG_RandomStreams",
+    "MonitorMode",
+    "NanGuardMode",
+    "RandomStreams",
+    "T",
+    "ifelse",
+    "lasagne",
+    "on_theano",
+    "pool_2d",
+    "pool_3d",
+    "theano",
+    "theano_only",
+    "uniform",
+]
+
+
+def theano_only(reason):
+    """Mark tests, or as ``pytestmark`` a module, of what PyTensor has not; the table of engines gives the reason."""
+    return pytest.mark.theano_only(reason)

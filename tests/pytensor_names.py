@@ -1,0 +1,241 @@
+"""PyTensor under the names that Theano's users write, as far as tests write them."""
+
+import warnings
+from types import SimpleNamespace
+
+import pytensor
+import pytensor.raise_op
+import pytensor.sparse
+import pytensor.tensor as pt
+from pytensor.compile.debug.monitormode import MonitorMode
+from pytensor.compile.debug.nanguardmode import NanGuardMode
+from pytensor.conditional.op import ifelse
+from pytensor.graph.replace import clone_replace
+from pytensor.graph.traversal import graph_inputs
+from pytensor.scan import views
+from pytensor.scan.basic import scan
+from pytensor.scan.utils import until
+from pytensor.tensor.random.utils import RandomStream
+
+__all__ = [
+    "MRG_RandomStreams",
+    "MonitorMode",
+    "NanGuardMode",
+    "RandomStreams",
+    "T",
+    "ifelse",
+    "lasagne",
+    "pool_2d",
+    "pool_3d",
+    "theano",
+    "uniform",
+]
+
+
+class Names:
+    """Some names of one's own, and those of a module, as they are at the time."""
+
+    def __init__(self, module, **own):
+        self.__dict__.update(own)
+        self._module = module
+
+    def __getattr__(self, name):
+        return getattr(self._module, name)
+
+
+class Op(pytensor.graph.Op):
+    """An operation whose gradient is written in Theano's way."""
+
+    def pullback(self, inputs, outputs, gradients):
+        return self.grad(inputs, gradients)
+
+
+def shared(value, name=None, broadcastable=None, **options):
+    if broadcastable is not None:
+        options["shape"] = tuple(1 if is_one else None for is_one in broadcastable)
+    return pytensor.shared(value, name=name, **options)
+
+
+def clone(output, replace=None, share_inputs=True):
+    return clone_replace(output, replace, copy_inputs_over=share_inputs)
+
+
+def with_updates(function):
+    """Of a loop, its outputs and updates; PyTensor warns of the latter."""
+
+    def loop(*arguments, **options):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return function(*arguments, **options)
+
+    return loop
+
+
+class RandomStreams:
+    """Streams whose methods take sizes first, and dtypes."""
+
+    def __init__(self, seed=None):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            self._streams = RandomStream(seed)
+
+    @property
+    def state_updates(self):
+        return self._streams.state_updates
+
+    def seed(self, seed=None):
+        self._streams.seed(seed)
+
+    def uniform(self, size=None, low=0.0, high=1.0, dtype=None):
+        return self._streams.uniform(low, high, size=size, dtype=dtype)
+
+    def normal(self, size=None, avg=0.0, std=1.0, dtype=None):
+        return self._streams.normal(avg, std, size=size, dtype=dtype)
+
+    def binomial(self, size=None, n=1, p=0.5, dtype="int64"):
+        return self._streams.binomial(n, p, size=size).astype(dtype)
+
+    def permutation(self, n, size=None):
+        return self._streams.permutation(n, size=size)
+
+
+#: There is one kind of streams.
+MRG_RandomStreams = RandomStreams
+
+
+def uniform(state, size):
+    """The next state, and numbers."""
+    return pt.random.uniform(size=size, rng=state).owner.outputs
+
+
+def pool_2d(*arguments, **options):
+    raise AttributeError("PyTensor has no pooling")
+
+
+pool_3d = pool_2d
+
+
+def relu(x, alpha=0):
+    return pt.switch(x > 0, x, alpha * x)
+
+
+def categorical_crossentropy(guess, truth):
+    if truth.ndim == guess.ndim:
+        return -(truth * pt.log(guess)).sum(axis=-1)
+    return -pt.log(guess[pt.arange(truth.shape[0]), truth])
+
+
+def binary_crossentropy(guess, truth):
+    return -(truth * pt.log(guess) + (1 - truth) * pt.log(1 - guess))
+
+
+def patternbroadcast(x, pattern):
+    return addbroadcast(x, *[axis for axis, is_one in enumerate(pattern) if is_one])
+
+
+def addbroadcast(x, *axes):
+    return pt.specify_broadcastable(x, *axes) if axes else x
+
+
+def gradients_of(loss, params):
+    return loss if isinstance(loss, list) else pytensor.grad(loss, params)
+
+
+def adam(loss, params, learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8):
+    """Kingma and Ba, Adam, algorithm 1, in the form in which the step is corrected."""
+    count = pytensor.shared(pt.as_tensor(0, dtype=pytensor.config.floatX).data)
+    updates = {count: count + 1}
+    step = learning_rate * pt.sqrt(1 - beta2 ** (count + 1)) / (1 - beta1 ** (count + 1))
+    for param, gradient in zip(params, gradients_of(loss, params)):
+        mean, square = (shared(param.get_value() * 0, broadcastable=param.broadcastable) for _ in range(2))
+        updates[mean] = beta1 * mean + (1 - beta1) * gradient
+        updates[square] = beta2 * square + (1 - beta2) * gradient**2
+        updates[param] = param - step * updates[mean] / (pt.sqrt(updates[square]) + epsilon)
+    return updates
+
+
+def momentum(loss, params, learning_rate, kept=0.9):
+    updates = {}
+    for param, gradient in zip(params, gradients_of(loss, params)):
+        velocity = shared(param.get_value() * 0, broadcastable=param.broadcastable)
+        updates[velocity] = kept * velocity - learning_rate * gradient
+        updates[param] = param + updates[velocity]
+    return updates
+
+
+def total_norm_constraint(tensors, limit, epsilon=1e-7):
+    norm = pt.sqrt(sum((tensor**2).sum() for tensor in tensors))
+    return [tensor * (pt.clip(norm, 0, limit) / (norm + epsilon)) for tensor in tensors]
+
+
+#: What tests take of Lasagne that is no layer.
+lasagne = SimpleNamespace(
+    updates=SimpleNamespace(adam=adam, momentum=momentum, total_norm_constraint=total_norm_constraint)
+)
+
+
+def batched_dot(a, b):
+    if a.ndim == b.ndim == 2:
+        return (a * b).sum(1)
+    return (a @ b[:, :, None])[:, :, 0] if b.ndim == 2 else a @ b
+
+
+def typed(name):
+    """A function that makes a variable of so many dimensions; it takes its name, and its dtype."""
+    return lambda label=None, dtype=None: getattr(pt, name)(label, dtype=dtype)
+
+
+nnet = SimpleNamespace(
+    binary_crossentropy=binary_crossentropy,
+    categorical_crossentropy=categorical_crossentropy,
+    elu=lambda x, alpha=1: pt.switch(x > 0, x, alpha * pt.expm1(x)),
+    hard_sigmoid=lambda x: pt.clip(x * 0.2 + 0.5, 0, 1),
+    logsoftmax=lambda x: pt.special.log_softmax(x, axis=-1),
+    relu=relu,
+    sigmoid=pt.sigmoid,
+    softmax=lambda x: pt.special.softmax(x, axis=-1),
+    softplus=pt.softplus,
+)
+
+T = Names(
+    pt,
+    AllocEmpty=pt.basic.AllocEmpty,
+    AsTensorError=TypeError,
+    Elemwise=pt.elemwise.Elemwise,
+    Lop=pytensor.gradient.Lop,
+    Rop=pytensor.gradient.Rop,
+    addbroadcast=addbroadcast,
+    batched_dot=batched_dot,
+    copy=pt.tensor_copy,
+    elemwise=Names(pt.elemwise, Sum=pt.math.Sum),
+    nlinalg=SimpleNamespace(matrix_inverse=pt.linalg.inv, trace=pt.linalg.trace),
+    nnet=nnet,
+    opt=SimpleNamespace(Assert=pytensor.raise_op.Assert),
+    patternbroadcast=patternbroadcast,
+    **{name: typed(name) for name in ("scalar", "vector", "matrix", "row", "col", "tensor3", "tensor4")},
+    split=lambda x, sizes, n, axis=0: pt.split(x, sizes, axis=axis),
+)
+
+theano = Names(
+    pytensor,
+    Apply=pytensor.graph.Apply,
+    Op=Op,
+    change_flags=pytensor.config.change_flags,
+    clone=clone,
+    foldl=with_updates(views.foldl),
+    gof=SimpleNamespace(
+        Constant=pytensor.graph.Constant,
+        FunctionGraph=pytensor.graph.FunctionGraph,
+        generic=pytensor.link.c.type.generic,
+        fg=SimpleNamespace(MissingInputError=pytensor.graph.utils.MissingInputError),
+        graph=SimpleNamespace(inputs=lambda outputs: list(graph_inputs(outputs))),
+        utils=SimpleNamespace(MethodNotDefined=pytensor.graph.utils.MethodNotDefined),
+    ),
+    ifelse=SimpleNamespace(ifelse=ifelse),
+    map=with_updates(views.map),
+    reduce=with_updates(views.reduce),
+    scan=with_updates(scan),
+    scan_module=SimpleNamespace(until=until),
+    shared=shared,
+    tensor=T,
+)
