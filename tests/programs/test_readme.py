@@ -2,8 +2,8 @@
 
 Each ``python`` block is a program. A comment in the line before it says more: ``continues`` appends it to the program
 before it, ``not run: REASON`` leaves it out, and so does ``run by test_….py``. Programs are Theano's, but for those
-marked ``on PyTensor``. A ``text`` block after ``<!-- output -->`` is what the program prints, up to the next such block.
-A ``diff`` block is two programs, which print the same.
+marked ``on PyTensor``. After ``<!-- output -->`` a ``text`` block is what the program prints, up to the next such
+block. A ``diff`` block is two programs, which print the same.
 """
 
 import ast
