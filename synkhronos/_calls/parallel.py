@@ -48,10 +48,8 @@ def parallelize(bcast_inputs: Sequence[Any] = (), shard: Any = (), random: str =
 
     Examples
     --------
-    >>> import theano, theano.tensor as T
-    >>> import synkhronos
     >>> x = T.dvector("x")
-    >>> with synkhronos.session(2), synkhronos.parallelize():
+    >>> with synk.session(2), synk.parallelize():
     ...     print(theano.function([x], (x - x.mean()).sum())([1, 2, 6]))
     0.0
     """

@@ -34,14 +34,12 @@ def sequence() -> Iterator[None]:
 
     Examples
     --------
-    >>> import theano, theano.tensor as T
-    >>> import synkhronos
     >>> x, total = T.dvector("x"), theano.shared(0.0)
-    >>> with synkhronos.session(2):
-    ...     add = synkhronos.function([x], x.mean(), updates=[(total, total + x.sum())])
-    ...     with synkhronos.sequence():
+    >>> with synk.session(2):
+    ...     add = synk.function([x], x.mean(), updates=[(total, total + x.sum())])
+    ...     with synk.sequence():
     ...         mean = add([1, 2, 6])
-    ...         synkhronos.all_reduce(total, op="sum")
+    ...         synk.all_reduce(total, op="sum")
     ...     print(mean.result(), total.get_value())
     3.0 9.0
     """

@@ -1,4 +1,4 @@
-"""The programs in README.md, in docs/ and in docstrings run, and print what the pages show.
+"""The programs in README.md and in docs/ run, and print what the pages show.
 
 Each ``python`` block is a program. A comment in the line before it says more: ``continues`` appends it to the program
 before it, ``not run: REASON`` leaves it out, and so does ``run by test_….py``. Programs are Theano's, but for those
@@ -6,7 +6,6 @@ marked ``on PyTensor``. After ``<!-- output -->`` a ``text`` block is what the p
 block. A ``diff`` block is two programs, which print the same.
 """
 
-import ast
 import os
 import re
 import subprocess
@@ -54,22 +53,6 @@ def programs(path):
     return found
 
 
-def docstrings():
-    """Make a program of the examples of each docstring, in which doctest compares what they print."""
-    found = {}
-    for path in sorted((ROOT / "synkhronos").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Module)):
-                text = ast.get_docstring(node)
-                if text and ">>>" in text:
-                    name = f"{path.relative_to(ROOT)}:{getattr(node, 'name', '')}"
-                    module = ".".join(path.relative_to(ROOT).with_suffix("").parts).replace(".__init__", "")
-                    names = f"dict(vars(importlib.import_module({module!r})))"
-                    test = f"doctest.DocTestParser().get_doctest({text!r}, {names}, {name!r}, None, 0)"
-                    found[name] = f"import doctest, importlib\nassert not doctest.DocTestRunner().run({test}).failed\n"
-    return found
-
-
 PROGRAMS = {name: program for path in PAGES for name, program in programs(path).items()}
 TWINS = sorted(name[: -len(":before")] for name in PROGRAMS if name.endswith(":before"))
 
@@ -102,8 +85,3 @@ def test_program(name, tmp_path):
     code, output = PROGRAMS[name]
     printed = run(code, tmp_path)
     assert not output or printed == output
-
-
-@pytest.mark.parametrize("name", sorted(docstrings()))
-def test_docstring(name, tmp_path):
-    run(docstrings()[name], tmp_path)
