@@ -5,16 +5,16 @@
 # make model   check the protocol by which ranks wait for each other, with the model checker spin; apt brings it
 # make exact-programs   divide random programs, and compare them with the serial ones   (N=10000; SEED=5 begins there)
 # make soak    work for an hour with random faults, and write docs/soak.md   (SECONDS=60; ARGS="--episode 7" for one)
-# make bench   measure beside Theano, PyTorch and MPICH, and write docs/benchmarks.md  (ARGS="cnn mlp" for some)
-# make lint    check style and types                     make format    bring the code into that style
-# make docs    build the documentation in docs/_build
+# make bench   measure beside Theano, PyTorch and MPICH, and write docs/benchmarks.md and docs/speed.svg  (ARGS="cnn mlp" for some)
+# make lint    check style, types and spelling           make format    bring the code into that style
+# make docs    build the documentation in docs/_build     make links    look whether links to other sites work
 # make wheel   build wheel and sdist into dist/          make clean     remove all that was made here
 #
 # Each sets up what it needs in .venv first. PYTHON=/path/to/python chooses the interpreter.
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-theano test-opencl model exact-programs soak bench lint format docs wheel clean
+.PHONY: help demo test test-theano test-opencl model exact-programs soak bench lint format docs links wheel clean
 .NOTPARALLEL:
 
 VENV ?= .venv
@@ -63,11 +63,13 @@ soak: $(VENV)/with-test
 bench:
 	@$(MAKE) --no-print-directory VENV=$(VENV)-bench $(VENV)-bench/with-bench
 	$(VENV)-bench/bin/python -m benchmarks $(ARGS)
+	$(VENV)-bench/bin/python docs/draw_speed.py
 
 lint: $(VENV)/with-lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/codespell
 
 format: $(VENV)/with-lint
 	$(BIN)/ruff check --fix .
@@ -76,8 +78,13 @@ format: $(VENV)/with-lint
 docs: $(VENV)/with-docs
 	$(BIN)/python -m sphinx -W --keep-going -q docs docs/_build
 
+# Whether what pages link to outside is there; it needs the network.
+links: $(VENV)/with-docs
+	$(BIN)/python -m sphinx -q -b linkcheck docs docs/_build/links
+
 wheel: $(VENV)/with-test
 	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
 
 clean:
 	rm -rf $(VENV) $(VENV)-bench $(VENV)-pytensor build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build

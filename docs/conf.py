@@ -12,11 +12,14 @@ author = "The Synkhronos developers"
 project_copyright = "The Synkhronos developers"
 version = release = synkhronos.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
 exclude_patterns = ["_build"]
-html_theme = "alabaster"
-html_theme_options = {"description": "Data-parallel Theano", "page_width": "1100px"}
+html_theme = "furo"
+html_title = "Synkhronos"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 
+myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3  # so that pages can link to headings, as on a forge
 
 napoleon_google_docstring = False

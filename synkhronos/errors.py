@@ -19,15 +19,42 @@ __all__ = [
 
 
 class SynkhronosError(Exception):
-    """Base class of every error that is particular to Synkhronos."""
+    """Base class of every error that is particular to Synkhronos.
+
+    Examples
+    --------
+    >>> try:
+    ...     synk.distribute()
+    ... except synk.SynkhronosError as error:
+    ...     print(type(error).__name__)
+    SessionError
+    """
 
 
 class SessionError(SynkhronosError, RuntimeError):
-    """A call came out of order, or the session is broken; the message says what to call first."""
+    """A call came out of order, or the session is broken; the message says what to call first.
+
+    Examples
+    --------
+    >>> try:
+    ...     synk.distribute()
+    ... except synk.SessionError as error:
+    ...     print(error)
+    synkhronos.distribute: there is no session; call synkhronos.fork() first
+    """
 
 
 class DeviceError(SynkhronosError, RuntimeError):
-    """A device cannot be used; the message names the device and the cause."""
+    """A device cannot be used; the message names the device and the cause.
+
+    Examples
+    --------
+    >>> try:
+    ...     synk.fork(devices="opencl9:9")
+    ... except synk.DeviceError:
+    ...     print("no such device")
+    no such device
+    """
 
 
 class WorkerError(SynkhronosError, RuntimeError):
@@ -47,6 +74,17 @@ class WorkerError(SynkhronosError, RuntimeError):
         The exception itself, if the rank is the master's own: exceptions of workers stay there.
     part : int
         Which part of a `sequence` it was, counted from 0; 0 outside of one.
+
+    Examples
+    --------
+    >>> x = T.dvector("x")
+    >>> with synk.session(2):
+    ...     second = synk.function([x], x[1])
+    ...     try:
+    ...         second([1, 2, 6])  # rank 1 has one row
+    ...     except synk.WorkerError as error:
+    ...         print(error.rank)
+    1
     """
 
     def __init__(
@@ -79,6 +117,14 @@ class WorkerDied(SynkhronosError, RuntimeError):
     ----------
     rank, pid, exitcode : int
         Which worker, its process id, and its exit code (negative: the signal that ended it).
+
+    Examples
+    --------
+    >>> with synk.session(2):
+    ...     try:
+    ...         synk.distribute()
+    ...     except synk.WorkerDied as error:  # then the session is broken, and its block ends
+    ...         print(error.rank, error.exitcode)
     """
 
     def __init__(self, message: str, rank: int, pid: int, exitcode: int | None) -> None:
@@ -99,6 +145,15 @@ class WorkerRestarted(SynkhronosError, RuntimeError):
     ----------
     ranks : tuple of int
         The ranks whose workers were replaced.
+
+    Examples
+    --------
+    >>> s = theano.shared(np.zeros(2), "s")
+    >>> with synk.session(2, restart_workers=True):
+    ...     try:
+    ...         synk.broadcast(s, [1, 2])
+    ...     except synk.WorkerRestarted:  # the call was not completed
+    ...         synk.broadcast(s, [1, 2])
     """
 
     def __init__(self, message: str, ranks: tuple[int, ...]) -> None:
@@ -113,6 +168,15 @@ class WorkerTimeout(SynkhronosError, TimeoutError):
     ----------
     rank, pid : int
         Which rank kept the others waiting, and its process id.
+
+    Examples
+    --------
+    >>> s = theano.shared(np.zeros(2), "s")
+    >>> with synk.session(2, timeout=60):
+    ...     try:
+    ...         synk.broadcast(s, [1, 2])
+    ...     except synk.WorkerTimeout as error:
+    ...         print(error.rank, error.pid)
     """
 
     def __init__(self, message: str, rank: int, pid: int) -> None:

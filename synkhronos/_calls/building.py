@@ -79,6 +79,15 @@ def function(
         A `RuntimeError`: before ``fork``.
     TypeError, ValueError
         For arguments that make no sense, and whatever Theano raises.
+
+    Examples
+    --------
+    >>> x = T.dvector("x")
+    >>> with synk.session(2):
+    ...     f = synk.function([x], [x.mean(), (x.max(), "max"), (2 * x, "gather")])
+    ...     mean, largest, doubled = f([1, 2, 6])
+    ...     print(mean, largest, doubled, f.counts)
+    3.0 6.0 [ 2.  4. 12.] (2, 1)
     """
     if sys._getframe(1).f_globals.get("__name__", "").startswith(f"{_engine.name}."):
         # the program has set the engine's function to this one; Variable.eval and the like mean the engine's own

@@ -48,8 +48,10 @@ def parallelize(bcast_inputs: Sequence[Any] = (), shard: Any = (), random: str =
 
     Examples
     --------
-    >>> with synkhronos.parallelize():
-    ...     train = theano.function([x, y], loss, updates=updates)
+    >>> x = T.dvector("x")
+    >>> with synk.session(2), synk.parallelize():
+    ...     print(theano.function([x], (x - x.mean()).sum())([1, 2, 6]))
+    0.0
     """
     current("parallelize")
     for name, value in (("bcast_inputs", bcast_inputs), ("shard", shard)):

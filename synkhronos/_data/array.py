@@ -35,6 +35,14 @@ class Data:
         Number of elements that there is memory for.
     minibatch : bool
     name : str or None
+
+    Examples
+    --------
+    >>> with synk.session(2):
+    ...     d = synk.data(np.zeros((3, 2)))
+    ...     d[1] = 7
+    ...     print(d.shape, np.asarray(d).sum())
+    (3, 2) 14.0
     """
 
     def __init__(self, dtype: np.dtype, ndim: int, minibatch: bool, name: str | None) -> None:

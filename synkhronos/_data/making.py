@@ -62,6 +62,15 @@ def data(
         If dtype or ndim stay unknown, or the value does not fit them.
     MemoryError
         If shared memory is too small.
+
+    Examples
+    --------
+    >>> x = T.dvector("x")
+    >>> with synk.session(2):
+    ...     f = synk.function([x], x.mean())
+    ...     d = synk.data([1, 2, 6], var=x, force_cast=True)
+    ...     print(f(d), f(d, batch=[0, 2]))
+    3.0 3.5
     """
     current("data")
     if var is not None:

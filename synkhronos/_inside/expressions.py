@@ -19,8 +19,12 @@ def averaged(x: Any) -> Any:
     In a function made by `synk.function`, all ranks meet there, and come out with the same. Of gradients of a mean over
     data points it makes those of the mean over all of them; any optimiser can take these:
 
-    >>> grads = [synk.averaged(grad) for grad in T.grad(loss, params)]  # doctest: +SKIP
-    >>> train = synk.function([x, y], loss, updates=lasagne.updates.adam(grads, params))  # doctest: +SKIP
+    >>> x, w = T.dvector("x"), theano.shared(0.0)
+    >>> grad = synk.averaged(T.grad(T.sqr(w - x).mean(), w))
+    >>> with synk.session(2):
+    ...     step = synk.function([x], updates=[(w, w - 0.5 * grad)])
+    ...     print(step([1, 2, 6]), w.get_value())
+    [] 3.0
 
     Parameters
     ----------
@@ -48,6 +52,14 @@ def summed(x: Any) -> Any:
     -------
     tensor variable
         Of the same type; of small integers and booleans int64 (unsigned ones uint64).
+
+    Examples
+    --------
+    >>> x = T.dvector("x")
+    >>> with synk.session(2):
+    ...     f = synk.function([x], (x / synk.summed(x.sum()), "gather"))
+    ...     print(f([1, 3, 4]))
+    [0.125 0.375 0.5  ]
     """
     return reduced(x, "sum")
 
@@ -72,6 +84,14 @@ def reduced(x: Any, op: str = "avg") -> Any:
     ------
     ValueError
         For an unknown op.
+
+    Examples
+    --------
+    >>> x = T.dvector("x")
+    >>> with synk.session(2):
+    ...     f = synk.function([x], (x - synk.reduced(x.max(), "max"), "gather"))
+    ...     print(f([1, 3, 4]))
+    [-3. -1.  0.]
     """
     return Collective((check_op("reduced", op),))(x)
 
@@ -88,6 +108,14 @@ def gathered(x: Any) -> Any:
     -------
     tensor variable
         Of the same dtype.
+
+    Examples
+    --------
+    >>> x = T.dvector("x")
+    >>> with synk.session(2):
+    ...     f = synk.function([x], (x.shape[0] * synk.gathered(x), None))
+    ...     print(f([1, 3, 4]))  # the master has two of the rows
+    [2. 6. 8.]
     """
     x = T.as_tensor_variable(x)
     return Collective((GATHER,))(x if x.ndim else x.dimshuffle("x"))

@@ -68,7 +68,9 @@ def session(*args: Any, **kwargs: Any) -> contextlib.AbstractContextManager[int]
 
     Examples
     --------
-    >>> with synkhronos.session(2) as n_ranks:
-    ...     f = synkhronos.function([x], x.mean())
+    >>> x = T.dvector("x")
+    >>> with synk.session(2) as n_ranks:
+    ...     print(n_ranks, synk.function([x], x.mean())([1, 2, 6]))
+    2 3.0
     """
     return _session(*args, **kwargs)

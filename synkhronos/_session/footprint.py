@@ -53,6 +53,12 @@ def memory() -> Memory:
     ------
     SessionError
         Without a session.
+
+    Examples
+    --------
+    >>> with synk.session(2):
+    ...     print(sorted(synk.memory().in_use))
+    [0, 1]
     """
     session = current("memory")
     session.check_usable()

@@ -6,15 +6,35 @@ import logging
 from collections.abc import Sequence
 from typing import Any, Callable
 
+from synkhronos import _engine
 from synkhronos._collectives import make_clique
 from synkhronos._interrupts import let_interrupts_pass
 from synkhronos._rank import Bind, Command, Connect
-from synkhronos._session.devices import may_use_nccl
+from synkhronos._session.devices import check_unused, may_use_nccl
 from synkhronos.errors import DeviceError, WorkerDied, WorkerError, WorkerTimeout
 
-__all__ = ["connect_gpus", "take_gpus"]
+__all__ = ["check_fork_to_gpus", "connect_gpus", "take_gpus"]
 
 _logger = logging.getLogger("synkhronos")
+
+
+def check_fork_to_gpus(restart_workers: bool) -> None:
+    """Refuse to fork workers for GPUs where this process has used one, or where workers are to be replaced.
+
+    Raises
+    ------
+    DeviceError, ValueError
+    """
+    device = _engine.bound()
+    if device is not None:
+        raise DeviceError(
+            f"this process has used {device} already, and its context does not survive a fork. Leave device= and "
+            "init_gpu_device= out of Theano's flags, since synkhronos.fork() binds the GPUs; after close(), GPUs can "
+            "be had again in a new process only, CPU cores by use_gpu=False"
+        )
+    check_unused()
+    if restart_workers:
+        raise ValueError("restart_workers is for CPU cores: no worker can be forked from a process that holds a GPU")
 
 
 def take_gpus(devices: Sequence[str], run: Callable[[Command], Any]) -> None:

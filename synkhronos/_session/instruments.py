@@ -32,6 +32,15 @@ def profile(serial: Serial | None = None) -> Iterator[Profile]:
     ------
     SessionError
         Without a session, or if it is being profiled already.
+
+    Examples
+    --------
+    >>> x = T.dvector("x")
+    >>> with synk.session(2):
+    ...     f = synk.function([x], x.mean())
+    ...     with synk.profile() as times:
+    ...         mean = f([1, 2, 6])
+    >>> print(times)  # doctest: +SKIP
     """
     measured = Profile(serial)
     session = current("profile")
@@ -66,6 +75,14 @@ def trace(path: str | os.PathLike[str]) -> Iterator[Profile]:
         Without a session, or if it is being profiled already.
     OSError
         If the file cannot be written.
+
+    Examples
+    --------
+    >>> x = T.dvector("x")
+    >>> with synk.session(2):
+    ...     f = synk.function([x], x.mean())
+    ...     with synk.trace("trace.json"):
+    ...         mean = f([1, 2, 6])
     """
     session = current("trace")
     with open(path, "w", encoding="utf-8") as file:

@@ -14,17 +14,17 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, Callable, TypeVar, cast
 
-from synkhronos import _engine
 from synkhronos._interrupts import collect_garbage
 from synkhronos._keywords import checks_keywords
 from synkhronos._memory import remove_stale
 from synkhronos._session.cautions import check_cores, check_threads
-from synkhronos._session.devices import check_unused, count_gpus, find_devices, kind
+from synkhronos._session.devices import count_gpus, find_devices, kind
 from synkhronos._session.dispatch import BUSY
+from synkhronos._session.gpus import check_fork_to_gpus
 from synkhronos._session.options import Options
 from synkhronos._session.profiles import Profile, Serial, begin, finish
 from synkhronos._session.session import Session
-from synkhronos.errors import DeviceError, SessionError
+from synkhronos.errors import SessionError
 
 __all__ = ["close", "current", "distribute", "fork", "functions", "get_n_gpu", "held", "settle"]
 
@@ -138,13 +138,19 @@ def fork(
         A `RuntimeError`: if there is a session already.
     DeviceError
         If a device that was asked for cannot be used.
+
+    Examples
+    --------
+    >>> synk.fork(2)
+    2
+    >>> synk.close()
     """
     global _session, _measured
     if held() is not None:
         raise SessionError("synkhronos.fork was called already; call synkhronos.close() first")
     names = find_devices(n_parallel, use_gpu, devices)
     if kind(names[0]) != "cpu":
-        _check_fork_to_gpus(bool(restart_workers))
+        check_fork_to_gpus(bool(restart_workers))
     if isinstance(master_rank, bool) or not hasattr(master_rank, "__index__"):
         raise TypeError(f"master_rank must be an int; got {master_rank!r}")
     if not 0 <= master_rank < len(names):
@@ -178,22 +184,15 @@ def fork(
     return len(names)
 
 
-def _check_fork_to_gpus(restart_workers: bool) -> None:
-    device = _engine.bound()
-    if device is not None:
-        raise DeviceError(
-            f"this process has used {device} already, and its context does not survive a fork. Leave device= and "
-            "init_gpu_device= out of Theano's flags, since synkhronos.fork() binds the GPUs; after close(), GPUs can "
-            "be had again in a new process only, CPU cores by use_gpu=False"
-        )
-    check_unused()
-    if restart_workers:
-        raise ValueError("restart_workers is for CPU cores: no worker can be forked from a process that holds a GPU")
-
-
 @_one_at_a_time
 def close() -> None:
-    """Stop the workers and join them. Runs by itself at exit; without a session it warns and does nothing."""
+    """Stop the workers and join them. Runs by itself at exit; without a session it warns and does nothing.
+
+    Examples
+    --------
+    >>> n_ranks = synk.fork(2)
+    >>> synk.close()
+    """
     global _session
     if _session is None or held() is None:
         warnings.warn("synkhronos.close: there is no session to close", RuntimeWarning, stacklevel=3)
@@ -220,6 +219,10 @@ def get_n_gpu() -> int:
     """The number of CUDA devices visible, counted in a subprocess, so that this process stays fit to fork.
 
     0 without pygpu or without a driver.
+
+    Examples
+    --------
+    >>> devices = "cuda0" if synk.get_n_gpu() else "cpu"
     """
     return count_gpus()
 
@@ -234,6 +237,13 @@ def distribute() -> None:
     ------
     SessionError
         Before ``fork`` or after ``close``.
+
+    Examples
+    --------
+    >>> x = T.dvector("x")
+    >>> with synk.session(2):
+    ...     f = synk.function([x], x.mean())
+    ...     synk.distribute()  # now, and not in the first call
     """
     current("distribute").distribute()
 

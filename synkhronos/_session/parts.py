@@ -43,7 +43,18 @@ class Part(NamedTuple):
 
 
 class Future:
-    """What a call in a `sequence` will return."""
+    """What a call in a `sequence` will return.
+
+    Examples
+    --------
+    >>> x = T.dvector("x")
+    >>> with synk.session(2):
+    ...     f = synk.function([x], x.mean())
+    ...     with synk.sequence():
+    ...         future = f([1, 2, 6])
+    ...     print(future.result())
+    3.0
+    """
 
     def __init__(self) -> None:
         self._unknown: str | None = "it is sent at the end of the block: ask for the result after it"

@@ -41,6 +41,16 @@ class Profile:
         ``elapsed[rank]``: how long was measured, which is the sum of the rank's categories.
     serial : dict or None
         What the same work took in serial, as it was given; the key ``"total"`` is that of the whole.
+
+    Examples
+    --------
+    >>> x = T.dvector("x")
+    >>> with synk.session(2):
+    ...     f = synk.function([x], x.mean())
+    ...     with synk.profile() as times:
+    ...         mean = f([1, 2, 6])
+    >>> sorted(times.seconds), sorted(times.total)[:3]
+    ([0, 1], ['collectives', 'control', 'function'])
     """
 
     def __init__(self, serial: Serial | None = None) -> None:

@@ -34,11 +34,14 @@ def sequence() -> Iterator[None]:
 
     Examples
     --------
-    >>> with synkhronos.sequence():
-    ...     loss = gradient(x, y)
-    ...     synkhronos.all_reduce(gradients, weights=gradient.counts)
-    ...     update()
-    >>> loss.result()
+    >>> x, total = T.dvector("x"), theano.shared(0.0)
+    >>> with synk.session(2):
+    ...     add = synk.function([x], x.mean(), updates=[(total, total + x.sum())])
+    ...     with synk.sequence():
+    ...         mean = add([1, 2, 6])
+    ...         synk.all_reduce(total, op="sum")
+    ...     print(mean.result(), total.get_value())
+    3.0 9.0
     """
     session = current("sequence")
     sequencer = session.sequencer

@@ -26,6 +26,15 @@ def check_replicas(shared_vars: Any = None) -> dict[Any, float]:
     dict
         By variable, the largest absolute difference of any element from the master's value: infinite where shapes
         differ, or one of the two is NaN. Empty if all replicas are equal.
+
+    Examples
+    --------
+    >>> s = theano.shared(np.zeros(2), "s")
+    >>> with synk.session(2):
+    ...     synk.broadcast(s, [1, 2])
+    ...     synk.set_value(1, s, [1, 5])
+    ...     print(synk.check_replicas(s)[s])
+    3.0
     """
     if shared_vars is None:
         session = current("check_replicas")

@@ -25,6 +25,7 @@ __all__ = [
     "over_nccl",
     "put",
     "start",
+    "without",
 ]
 
 
@@ -150,3 +151,8 @@ def check_shapes(function: str, var: Any, shapes: Sequence[tuple[int, ...]], con
     if len({shape[1:] if concatenate else shape for shape in shapes}) > 1:
         beyond = " beyond axis 0" if concatenate else ""
         raise ValueError(f"{function}: the shapes of {var} differ between ranks{beyond}: {list(shapes)}")
+
+
+def without(variables: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+    """The variables that are not among the others."""
+    return [var for var in variables if not any(var is other for other in others)]

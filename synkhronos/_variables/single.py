@@ -25,6 +25,15 @@ def set_value(rank: int, shared_vars: Any, values: Any, batch: Any = None) -> No
     values : array_like or Data, or list
     batch : int, slice, list or array, optional
         Which rows of the values to use.
+
+    Examples
+    --------
+    >>> s = theano.shared(np.zeros(1), "s")
+    >>> with synk.session(2):
+    ...     synk.broadcast(s, [0])
+    ...     synk.set_value(1, s, [5])
+    ...     print(synk.gather(s, nd_up=0))
+    [0. 5.]
     """
     session, variables = start("set_value", shared_vars, to_set=True)
     with session.lock, session.timeline.call("set_value"):
@@ -44,6 +53,14 @@ def get_value(rank: int, shared_vars: Any) -> Any:
     Returns
     -------
     array, or list of array
+
+    Examples
+    --------
+    >>> s = theano.shared(np.zeros(1), "s")
+    >>> with synk.session(2):
+    ...     synk.scatter(s, [1, 2, 3])
+    ...     print(synk.get_value(1, s))
+    [3.]
     """
     session, variables = start("get_value", shared_vars)
     rank = check_rank(session, rank)
@@ -65,6 +82,14 @@ def get_shapes(shared_vars: Any) -> list[Any]:
     -------
     list
         One shape for each rank; for a list of variables, a list of these.
+
+    Examples
+    --------
+    >>> s = theano.shared(np.zeros(1), "s")
+    >>> with synk.session(2):
+    ...     synk.scatter(s, [1, 2, 3])
+    ...     print(synk.get_shapes(s))
+    [(2,), (1,)]
     """
     session, variables = start("get_shapes", shared_vars)
     return like(shared_vars, [list(shapes) for shapes in zip(*session.shapes(variables))])
@@ -87,6 +112,14 @@ def get_lengths(shared_vars: Any) -> list[Any]:
     ------
     ValueError
         For a 0-dimensional variable.
+
+    Examples
+    --------
+    >>> s = theano.shared(np.zeros(1), "s")
+    >>> with synk.session(2):
+    ...     synk.scatter(s, [1, 2, 3])
+    ...     print(synk.get_lengths(s))
+    [2, 1]
     """
     session, variables = start("get_lengths", shared_vars)
     for var in variables:

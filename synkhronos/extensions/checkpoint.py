@@ -46,6 +46,13 @@ def save(path: Path, shared_vars: Any) -> None:
         beside it. The message names file and reason.
     TypeError, ValueError, SessionError
         As `synkhronos.get_value`.
+
+    Examples
+    --------
+    >>> s = theano.shared(np.zeros(1), "s")
+    >>> with synk.session(2):
+    ...     synk.scatter(s, [1, 2, 3])
+    ...     checkpoint.save("run.npz", s)
     """
     variables = _listed(shared_vars)
     arrays = {}
@@ -105,6 +112,17 @@ def load(path: Path, shared_vars: Any) -> None:
     ValueError
         If the file is damaged or no checkpoint, or holds other variables, or values that differ between ranks, of
         another number of ranks. Nothing is changed. The message names file and reason.
+
+    Examples
+    --------
+    >>> s = theano.shared(np.zeros(1), "s")
+    >>> with synk.session(2):
+    ...     synk.scatter(s, [1, 2, 3])
+    ...     checkpoint.save("run.npz", s)
+    ...     synk.broadcast(s, [0])
+    ...     checkpoint.load("run.npz", s)
+    ...     print(synk.gather(s, nd_up=0))
+    [1. 2. 3.]
     """
     variables = _listed(shared_vars)
     n_ranks = _count_ranks(variables)

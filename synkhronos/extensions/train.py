@@ -174,6 +174,18 @@ def make_train_function(
     TypeError, ValueError
         If there is no such rule, it does not take these arguments or cannot be divided, or a symbolic
         variable has no name.
+
+    Examples
+    --------
+    >>> w = theano.shared(np.zeros(2), "w")
+    >>> x, t = T.dmatrix("x"), T.dvector("t")
+    >>> loss = T.sqr(x.dot(w) - t).mean()
+    >>> rows, targets = [[1, 0], [0, 1], [1, 1]], [1, 1, 2]
+    >>> with synk.session(2):
+    ...     step = train.make_train_function(loss, [w], x, t, "sgd", learning_rate=0.3)
+    ...     losses = [step(rows, targets) for _ in range(2)]
+    >>> print("%.2f %.2f" % tuple(losses))
+    2.00 0.32
     """
     grad_updates, param_updates, grad_shared = divide(update_rule, loss, params, *args, **kwargs)
     inputs = flatten((x, y), (x, y))

@@ -420,7 +420,7 @@ end = time.monotonic() + 2
 def test_the_example_saves_and_exits(tmp_path, monkeypatch):
     """The program of docs/robustness.md, and SIGTERM to all of its processes, as ``timeout`` sends it."""
     document = (ROOT / "docs" / "robustness.md").read_text(encoding="utf-8")
-    program = document.split("<!-- preempted -->\n```python\n")[1].split("```")[0]
+    program = document.split("<!-- run by test_signals_of_users.py -->\n```python\n")[1].split("```")[0]
     program = program.replace("for i in", "print('ready', flush=True)\nfor i in")
     monkeypatch.chdir(tmp_path)
     process = start_script("\n" + program, start_new_session=True)

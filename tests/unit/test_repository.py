@@ -59,3 +59,25 @@ def test_files_that_pages_name_are_there(page):
     for name in re.findall(r"`((?:synkhronos|tests|docs|_\w+)/[\w/.-]*)`", text):
         name = name if name.split("/")[0] in ("synkhronos", "tests", "docs") else f"synkhronos/{name}"
         assert (ROOT / name).exists(), f"{page} names {name}"
+
+
+def test_links_of_pages_that_are_read_elsewhere_lead_to_files():
+    """README is shown by package registries, too: its links are absolute, and name files that are there."""
+    repository = re.search(r'Repository = "(.*)"', (ROOT / "pyproject.toml").read_text()).group(1)
+    raw = repository.replace("github.com", "raw.githubusercontent.com")
+    for target in re.findall(r"\]\(([^)]*)\)", (ROOT / "README.md").read_text()):
+        assert target.startswith("https://"), f"README.md links to {target}"
+        for base in (f"{repository}/blob/main/", f"{raw}/main/"):
+            if target.startswith(base):
+                name = target[len(base) :].split("#")[0]
+                assert (ROOT / name).exists(), f"README.md links to {name}"
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"])
+def test_links_between_files_lead_to_files(page):
+    for target in re.findall(r"\]\(([^)]*)\)", (ROOT / page).read_text()):
+        assert target.startswith(("https://", "http://")) or (ROOT / target.split("#")[0]).exists(), target
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150

@@ -17,6 +17,13 @@ def adagrad(loss_or_grads: Any, params: Any, learning_rate: Any = 1.0, epsilon: 
     Parameters and returns as in `sgd`, and `epsilon`, which keeps the quotient finite. Source:
     J. Duchi, E. Hazan, Y. Singer (2011), Adaptive subgradient methods for online learning and
     stochastic optimization, JMLR 12.
+
+    Examples
+    --------
+    >>> w = theano.shared(np.ones(2), "w")
+    >>> _, param_updates, _ = updates.adagrad(T.sqr(w).sum(), [w])
+    >>> [var.name for var in param_updates]
+    ['squares', 'w']
     """
     flat = FlatGradient(loss_or_grads, params)
     rate, eps = flat.numbers(learning_rate, epsilon)
@@ -39,6 +46,13 @@ def rmsprop(
     Parameters and returns as in `adagrad`, and `rho` in [0, 1], the part of the mean square a that
     is kept. Source: T. Tieleman, G. Hinton (2012), Neural networks for machine learning, lecture
     6.5, Coursera.
+
+    Examples
+    --------
+    >>> w = theano.shared(np.ones(2), "w")
+    >>> _, param_updates, _ = updates.rmsprop(T.sqr(w).sum(), [w])
+    >>> [var.name for var in param_updates]
+    ['squares', 'w']
     """
     flat = FlatGradient(loss_or_grads, params)
     rate, keep, add, eps = flat.numbers(learning_rate, rho, 1 - rho, epsilon)
@@ -61,6 +75,13 @@ def adadelta(
     ``d := rho * d + (1 - rho) * s**2``, ``p := p - learning_rate * s``.
     Parameters and returns as in `rmsprop`. Source, with a learning rate of 1: M. D. Zeiler (2012),
     ADADELTA: an adaptive learning rate method, arXiv:1212.5701.
+
+    Examples
+    --------
+    >>> w = theano.shared(np.ones(2), "w")
+    >>> _, param_updates, _ = updates.adadelta(T.sqr(w).sum(), [w])
+    >>> [var.name for var in param_updates]
+    ['squares', 'step_squares', 'w']
     """
     flat = FlatGradient(loss_or_grads, params)
     rate, keep, add, eps = flat.numbers(learning_rate, rho, 1 - rho, epsilon)
@@ -87,6 +108,13 @@ def adam(
     Parameters and returns as in `adagrad`, and `beta1`, `beta2`, the parts of the moments m and v
     that are kept. Source: D. P. Kingma, J. Ba (2014), Adam: a method for stochastic optimization,
     arXiv:1412.6980; the efficient form at the end of its section 2.
+
+    Examples
+    --------
+    >>> w = theano.shared(np.ones(2), "w")
+    >>> _, param_updates, _ = updates.adam(T.sqr(w).sum(), [w])
+    >>> [var.name for var in param_updates]
+    ['steps', 'first_moment', 'second_moment', 'w']
     """
     flat = FlatGradient(loss_or_grads, params)
     rate, keep, add, eps = flat.numbers(learning_rate, beta2, 1 - beta2, epsilon)
@@ -111,6 +139,13 @@ def adamax(
     ``t := t + 1``, ``m := beta1 * m + (1 - beta1) * g``, ``u := max(beta2 * u, abs(g))``,
     ``p := p - learning_rate / (1 - beta1**t) * m / (u + epsilon)``.
     Parameters and returns as in `adam`. Source: section 7.1 of the same paper.
+
+    Examples
+    --------
+    >>> w = theano.shared(np.ones(2), "w")
+    >>> _, param_updates, _ = updates.adamax(T.sqr(w).sum(), [w])
+    >>> [var.name for var in param_updates]
+    ['steps', 'first_moment', 'infinity_norm', 'w']
     """
     flat = FlatGradient(loss_or_grads, params)
     rate, keep, eps = flat.numbers(learning_rate, beta2, epsilon)

@@ -37,6 +37,13 @@ def apply_momentum(updates: Updates, params: Optional[Any] = None, momentum: Any
         If one of `params` is not a shared variable.
     ValueError
         If one of `params` is not in `updates`, or there is none.
+
+    Examples
+    --------
+    >>> w = theano.shared(np.ones(2), "w")
+    >>> _, param_updates, _ = updates.sgd(T.sqr(w).sum(), [w], 0.1)
+    >>> [var.name for var in updates.apply_momentum(param_updates)]
+    ['w', 'velocity']
     """
     result = OrderedDict(updates)
     for param, velocity, new, _ in _velocities(updates, params, momentum):
@@ -50,6 +57,13 @@ def apply_nesterov_momentum(updates: Updates, params: Optional[Any] = None, mome
 
     Parameters, returns and errors as in `apply_momentum`. Sources as in
     `nesterov_momentum`.
+
+    Examples
+    --------
+    >>> w = theano.shared(np.ones(2), "w")
+    >>> _, param_updates, _ = updates.sgd(T.sqr(w).sum(), [w], 0.1)
+    >>> [var.name for var in updates.apply_nesterov_momentum(param_updates)]
+    ['w', 'velocity']
     """
     result = OrderedDict(updates)
     for param, velocity, new, keep in _velocities(updates, params, momentum):

@@ -27,6 +27,13 @@ def sgd(loss_or_grads: Any, params: Any, learning_rate: Any) -> Divided:
         The updates of the gradient function and of the parameter function.
     grad_shared : shared variable, shape ``(n,)``
         The gradients of all parameters, one after the other in C order.
+
+    Examples
+    --------
+    >>> w = theano.shared(np.ones(2), "w")
+    >>> _, param_updates, _ = updates.sgd(T.sqr(w).sum(), [w], 0.1)
+    >>> [var.name for var in param_updates]
+    ['w']
     """
     flat = FlatGradient(loss_or_grads, params)
     rate = number(learning_rate, flat.dtype)
@@ -51,6 +58,13 @@ def sgd_nonflat(loss_or_grads: Any, params: Any, learning_rate: Any) -> Divided:
         As in `sgd`.
     grad_shared : list of shared variables
         One for each parameter, with its shape and dtype.
+
+    Examples
+    --------
+    >>> w = theano.shared(np.ones(2), "w")
+    >>> _, param_updates, _ = updates.sgd_nonflat(T.sqr(w).sum(), [w], 0.1)
+    >>> [var.name for var in param_updates]
+    ['w']
     """
     params = shared_list(params)
     grad_shared = [zeros_like(param, "grad_shared") for param in params]
@@ -66,6 +80,13 @@ def momentum(loss_or_grads: Any, params: Any, learning_rate: Any, momentum: Any 
     Parameters and returns as in `sgd`, and `momentum`, the part of the velocity v that is kept.
     Source: B. T. Polyak (1964), Some methods of speeding up the convergence of iteration methods,
     USSR Computational Mathematics and Mathematical Physics 4(5).
+
+    Examples
+    --------
+    >>> w = theano.shared(np.ones(2), "w")
+    >>> _, param_updates, _ = updates.momentum(T.sqr(w).sum(), [w], 0.1)
+    >>> [var.name for var in param_updates]
+    ['velocity', 'w']
     """
     flat = FlatGradient(loss_or_grads, params)
     rate, keep = flat.numbers(learning_rate, momentum)
@@ -81,6 +102,13 @@ def nesterov_momentum(loss_or_grads: Any, params: Any, learning_rate: Any, momen
     Parameters and returns as in `momentum`.
     Sources: Y. Nesterov (1983), Soviet Mathematics Doklady 27; Y. Bengio et al. (2012), Advances in
     optimizing recurrent networks, arXiv:1212.0901, section 3.5.
+
+    Examples
+    --------
+    >>> w = theano.shared(np.ones(2), "w")
+    >>> _, param_updates, _ = updates.nesterov_momentum(T.sqr(w).sum(), [w], 0.1)
+    >>> [var.name for var in param_updates]
+    ['velocity', 'w']
     """
     flat = FlatGradient(loss_or_grads, params)
     rate, keep = flat.numbers(learning_rate, momentum)

@@ -1,0 +1,62 @@
+"""The examples in docstrings run, on either engine, and print what they show; each public object has one.
+
+They share this process: starting one for each would take longer than all of them together.
+"""
+
+import ast
+import doctest
+import importlib
+import inspect
+
+import numpy as np
+import pytest
+from engine import T, theano
+from support import ROOT
+
+import synkhronos as synk
+from synkhronos.extensions import checkpoint, train, updates
+
+pytestmark = pytest.mark.usefixtures("no_session")
+
+#: What examples need not import; docs/reference.md says so.
+NAMES = {"np": np, "theano": theano, "T": T, "synk": synk, "checkpoint": checkpoint, "train": train, "updates": updates}
+
+
+def examples():
+    """Each docstring with examples, as (module, text) by file and name."""
+    found = {}
+    for path in sorted((ROOT / "synkhronos").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Module)):
+                text = ast.get_docstring(node)
+                if text and ">>>" in text:
+                    module = ".".join(path.relative_to(ROOT).with_suffix("").parts).replace(".__init__", "")
+                    found[f"{path.relative_to(ROOT)}:{getattr(node, 'name', '')}"] = (module, text)
+    return found
+
+
+EXAMPLES = examples()
+
+
+@pytest.mark.parametrize("name", sorted(EXAMPLES))
+@pytest.mark.filterwarnings("ignore:synkhronos.fork")  # of ranks that share a core
+def test_examples_print_what_they_show(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    module, text = EXAMPLES[name]
+    names = {**vars(importlib.import_module(module)), **NAMES}
+    test = doctest.DocTestParser().get_doctest(text, names, name, None, 0)
+    printed = []
+    assert not doctest.DocTestRunner(verbose=False).run(test, out=printed.append).failed, "".join(printed)
+
+
+def public():
+    """Every public function and class, by name; a `Function` and its kind are in the examples of what makes them."""
+    found = {name: getattr(synk, name) for name in synk.__all__ if name not in ("Function", "engine")}
+    for module in (checkpoint, updates):
+        found.update({f"{module.__name__}.{name}": getattr(module, name) for name in module.__all__})
+    return {name: value for name, value in found.items() if not inspect.ismodule(value)}
+
+
+@pytest.mark.parametrize("name", sorted(public()))
+def test_each_public_object_has_an_example(name):
+    assert ">>>" in inspect.getdoc(public()[name])
