@@ -31,6 +31,7 @@ from synkhronos._variables.replicated import (
     start,
 )
 from synkhronos.errors import WorkerError
+from synkhronos.typing import Reduction, Variables
 
 __all__ = [
     "all_gather",
@@ -43,7 +44,7 @@ __all__ = [
 
 
 @checks_keywords
-def broadcast(shared_vars: Any, values: Any = None, nccl: bool = True) -> None:
+def broadcast(shared_vars: Variables, values: Any = None, nccl: bool = True) -> None:
     """Give every rank the master's value of each variable, or ``values``.
 
     Parameters
@@ -74,7 +75,7 @@ def broadcast(shared_vars: Any, values: Any = None, nccl: bool = True) -> None:
 
 
 @checks_keywords
-def scatter(shared_vars: Any, values: Any, batch: Any = None) -> None:
+def scatter(shared_vars: Variables, values: Any, batch: Any = None) -> None:
     """Split each value along axis 0, as evenly as possible, and give each rank its share as the variable's value.
 
     Parameters
@@ -96,7 +97,7 @@ def scatter(shared_vars: Any, values: Any, batch: Any = None) -> None:
 
 
 @checks_keywords
-def gather(shared_vars: Any, nd_up: int = 1, nccl: bool = True) -> Any:
+def gather(shared_vars: Variables, nd_up: int = 1, nccl: bool = True) -> Any:
     """All ranks' values of each variable, in rank order; nothing changes on any rank.
 
     Parameters
@@ -126,7 +127,7 @@ def gather(shared_vars: Any, nd_up: int = 1, nccl: bool = True) -> Any:
 
 
 @checks_keywords
-def all_gather(shared_vars: Any, nccl: bool = True) -> None:
+def all_gather(shared_vars: Variables, nccl: bool = True) -> None:
     """Make every rank's variable the concatenation, on axis 0 in rank order, of all ranks' values.
 
     Parameters
@@ -158,7 +159,7 @@ def all_gather(shared_vars: Any, nccl: bool = True) -> None:
 
 @checks_keywords
 @lists_ops
-def reduce(shared_vars: Any, op: str = "avg", in_place: bool = True, nccl: bool = True) -> Any:
+def reduce(shared_vars: Variables, op: Reduction = "avg", in_place: bool = True, nccl: bool = True) -> Any:
     """Reduce all ranks' values of each variable to the master.
 
     Parameters
@@ -224,7 +225,9 @@ def _explain(session: Session, function: str, variables: Sequence[Any]) -> None:
 
 @checks_keywords
 @lists_ops
-def all_reduce(shared_vars: Any, op: str = "avg", nccl: bool = True, weights: Sequence[float] | None = None) -> None:
+def all_reduce(
+    shared_vars: Variables, op: Reduction = "avg", nccl: bool = True, weights: Sequence[float] | None = None
+) -> None:
     """Reduce all ranks' values of each variable into every rank's variable, the same to the bit everywhere.
 
     Parameters
