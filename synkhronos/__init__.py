@@ -13,7 +13,7 @@ imports this package before anything else, must neither wait for it nor fail wit
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from synkhronos._compat import prepare as _install
 
@@ -111,20 +111,22 @@ _HOMES = ("errors", "_session", "_data", "_calls", "_variables", "_inside")
 _install()
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name on its first use."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name in ("errors", "extensions"):
-        return import_module(f"{__name__}.{name}")
-    if name == "engine":
-        return import_module(f"{__name__}._engine").name
-    for home in _HOMES:
-        module = import_module(f"{__name__}.{home}")
-        if name in module.__all__:
-            value = globals()[name] = getattr(module, name)
-            return value
-    raise AssertionError(f"{name} is in no module")
+if not TYPE_CHECKING:  # who checks types reads the names above
+
+    def __getattr__(name: str) -> object:
+        """Import a public name on its first use."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name in ("errors", "extensions"):
+            return import_module(f"{__name__}.{name}")
+        if name == "engine":
+            return import_module(f"{__name__}._engine").name
+        for home in _HOMES:
+            module = import_module(f"{__name__}.{home}")
+            if name in module.__all__:
+                value = globals()[name] = getattr(module, name)
+                return value
+        raise AssertionError(f"{name} is in no module")
 
 
 def __dir__() -> list[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from synkhronos import _engine, _graphs
 from synkhronos._calls.exact import ExactFunction
@@ -14,6 +14,10 @@ from synkhronos._collectives import check_op, lists_ops
 from synkhronos._exact import DividedGraph, check_open
 from synkhronos._keywords import unknown_keyword
 from synkhronos._session import current
+from synkhronos.typing import Input, Keywords, Outputs, Update, Variable
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["function"]
 
@@ -25,17 +29,17 @@ _KEYWORDS_FOR_THEANO = [name for name in _engine.KEYWORDS if name not in _OWN_KE
 
 @lists_ops
 def function(
-    inputs: Sequence[Any],
-    outputs: Any = None,
-    bcast_inputs: Sequence[Any] | None = None,
-    updates: Any = None,
-    givens: Any = None,
-    sliceable_shareds: Sequence[Any] | None = None,
+    inputs: Sequence[Input],
+    outputs: Outputs = None,
+    bcast_inputs: Sequence[Input] | None = None,
+    updates: Mapping[Any, Any] | Iterable[Update] | None = None,
+    givens: Mapping[Any, Any] | Iterable[tuple[Variable, Any]] | None = None,
+    sliceable_shareds: Sequence[Variable] | None = None,
     *,
     exact: bool = False,
-    shard: Any = None,
-    random: str = "serial",
-    **kwargs: Any,
+    shard: Mapping[Any, int] | Sequence[Variable] | None = None,
+    random: Literal["serial", "own"] = "serial",
+    **kwargs: Unpack[Keywords],
 ) -> Function:
     """Build a function that runs on every rank; replaces `theano.function`, which may be set to it.
 
@@ -102,7 +106,8 @@ def function(
             raise TypeError(f"{name} must be a list; got {value!r}")
     pairs, update_modes, named_updates = _read_updates(updates)
     many = isinstance(outputs, (list, tuple)) and not _is_pair(outputs)
-    items = [] if outputs is None else list(outputs) if many else [outputs]
+    asked: Any = outputs
+    items: list[Any] = [] if asked is None else list(asked) if many else [asked]
     variables, output_modes = [], []
     for position, item in enumerate(items):
         var, op = item if _is_pair(item) else (item, "avg")
@@ -119,7 +124,7 @@ def function(
         updates=pairs,
         givens=givens,
         sliceable_shareds=sliceable_shareds or (),
-        kwargs=kwargs,
+        kwargs=dict(kwargs),
     )
     title = kwargs.get("name")
     if exact:
@@ -127,7 +132,7 @@ def function(
             raise ValueError("exact=True: outputs and updates are the serial program's, and take no op")
         if random not in ("serial", "own"):
             raise ValueError(f'random must be "serial" or "own"; got {random!r}')
-        divided = DividedGraph(graph, inputs, bcast_inputs or (), kwargs, shard=shard, random=random)
+        divided = DividedGraph(graph, inputs, bcast_inputs or (), dict(kwargs), shard=shard, random=random)
         exactly = ExactFunction(session, graph, divided, single=not many, name=title)
         return _with_streams(exactly, own=divided.own_states)
     if shard is not None or random != "serial":

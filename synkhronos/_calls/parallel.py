@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 from synkhronos import _engine, _graphs
 from synkhronos._calls.arguments import arrange
@@ -13,12 +13,17 @@ from synkhronos._calls.functions import Function
 from synkhronos._keywords import checks_keywords
 from synkhronos._session import Future, current, held
 from synkhronos.errors import SessionError
+from synkhronos.typing import Input, Variable
 
 __all__ = ["parallelize"]
 
 
 @checks_keywords
-def parallelize(bcast_inputs: Sequence[Any] = (), shard: Any = (), random: str = "serial") -> contextlib.ExitStack:
+def parallelize(
+    bcast_inputs: Sequence[Input | str] = (),
+    shard: Mapping[Any, int] | Sequence[Variable | str] = (),
+    random: Literal["serial", "own"] = "serial",
+) -> contextlib.ExitStack:
     """From now on `theano.function` builds exact functions, which all ranks compute.
 
     So programs become parallel that call `theano.function` themselves, or in which a library does. Inputs of one
@@ -68,7 +73,7 @@ def parallelize(bcast_inputs: Sequence[Any] = (), shard: Any = (), random: str =
 class _Builder:
     """Builds what a program asks of `theano.function`."""
 
-    def __init__(self, bcast_inputs: list[Any], axes: dict[Any, int], random: str) -> None:
+    def __init__(self, bcast_inputs: list[Any], axes: dict[Any, int], random: Literal["serial", "own"]) -> None:
         self._whole, self._axes, self._random = bcast_inputs, axes, random
 
     def __call__(self, plain: Callable[..., Any], asked: dict[str, Any]) -> Any:

@@ -1,8 +1,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
-from numpy.typing import DTypeLike
+from numpy.typing import DTypeLike, NDArray
 from typing_extensions import Self
 
 _Argument = TypeVar("_Argument")
@@ -18,7 +17,7 @@ class Regions:
     def allow(self, n_bytes: int, /) -> None: ...
     def trim(self) -> None: ...
     def close(self) -> None: ...
-    def offset(self, array: np.ndarray[Any, Any], /) -> int | None: ...
+    def offset(self, array: NDArray[Any], /) -> int | None: ...
     def counts(self) -> list[tuple[int, int, int]]: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
@@ -75,7 +74,7 @@ class Reduction:
     """
 
     def __init__(self, op: str, dtype: DTypeLike, returned: DTypeLike, weights: Sequence[float]) -> None: ...
-    def __call__(self, operands: Sequence[np.ndarray], outs: Sequence[np.ndarray]) -> None:
+    def __call__(self, operands: Sequence[NDArray[Any]], outs: Sequence[NDArray[Any]]) -> None:
         """Write the result to each of the outs.
 
         All are C-contiguous, in native byte order, and of the same size. Outs may be operands, if the dtypes are the
@@ -85,7 +84,7 @@ class Reduction:
 def normalized(weights: Sequence[float]) -> list[float]:
     """Weights that sum to one; equal ones if all are 0. None but those of 0 become 0."""
 
-def add_to_sums(sums: np.ndarray, values: np.ndarray, weight: float) -> None:
+def add_to_sums(sums: NDArray[Any], values: NDArray[Any], weight: float) -> None:
     """Add values by their weight to the sums of a mean.
 
     Sums of integers and booleans are pairs of int64, of zeros in the beginning; the weights are whole, and less than
@@ -94,7 +93,7 @@ def add_to_sums(sums: np.ndarray, values: np.ndarray, weight: float) -> None:
     largest number.
     """
 
-def mean_of_sums(sums: np.ndarray, total: int, out: np.ndarray) -> None:
+def mean_of_sums(sums: NDArray[Any], total: int, out: NDArray[Any]) -> None:
     """Write the mean of integers to ``out``: the nearest integers (of two the even one), or float64."""
 
 # -- collectives_module.c

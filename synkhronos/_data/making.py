@@ -13,6 +13,7 @@ from synkhronos._data.conversion import check_shape
 from synkhronos._engine import TITLE
 from synkhronos._keywords import checks_keywords
 from synkhronos._session import current
+from synkhronos.typing import Input
 
 __all__ = ["data"]
 
@@ -20,7 +21,7 @@ __all__ = ["data"]
 @checks_keywords
 def data(
     value: Any = None,
-    var: Any = None,
+    var: Input | None = None,
     dtype: Any = None,
     ndim: int | None = None,
     shape: Sequence[int] | None = None,
@@ -74,14 +75,14 @@ def data(
     """
     current("data")
     if var is not None:
-        var = getattr(var, "variable", var)
-        if not _graphs.is_tensor_variable(var):
-            raise TypeError(f"var must be a {TITLE} tensor variable; got {var!r}")
-        if dtype is not None and np.dtype(dtype) != np.dtype(var.dtype):
-            raise TypeError(f"dtype={dtype!r} contradicts var, whose dtype is {var.dtype}")
-        if ndim is not None and ndim != var.ndim:
-            raise TypeError(f"ndim={ndim!r} contradicts var, whose ndim is {var.ndim}")
-        dtype, ndim, name = var.dtype, var.ndim, name or var.name
+        wanted: Any = getattr(var, "variable", var)
+        if not _graphs.is_tensor_variable(wanted):
+            raise TypeError(f"var must be a {TITLE} tensor variable; got {wanted!r}")
+        if dtype is not None and np.dtype(dtype) != np.dtype(wanted.dtype):
+            raise TypeError(f"dtype={dtype!r} contradicts var, whose dtype is {wanted.dtype}")
+        if ndim is not None and ndim != wanted.ndim:
+            raise TypeError(f"ndim={ndim!r} contradicts var, whose ndim is {wanted.ndim}")
+        dtype, ndim, name = wanted.dtype, wanted.ndim, name or wanted.name
     if value is not None and (dtype is None or ndim is None):
         array = np.asarray(value)
         dtype = array.dtype if dtype is None else dtype

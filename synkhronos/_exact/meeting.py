@@ -45,7 +45,7 @@ def label(collectives: Sequence[Collective]) -> None:
             node.op.labels = (place,)
 
 
-def _all_reduce(variable: Any, op: str) -> Any:
+def _all_reduce(variable: Any, op: Any) -> Any:
     return T.cast(reduced(variable, op), variable.dtype)
 
 

@@ -9,6 +9,7 @@ from synkhronos._engine import T
 from synkhronos._inside import joining  # noqa: F401  (what the optimizer makes of them)
 from synkhronos._inside.ops import Collective
 from synkhronos._inside.standing import GATHER
+from synkhronos.typing import Reduction
 
 __all__ = ["averaged", "gathered", "reduced", "summed"]
 
@@ -65,7 +66,7 @@ def summed(x: Any) -> Any:
 
 
 @lists_ops
-def reduced(x: Any, op: str = "avg") -> Any:
+def reduced(x: Any, op: Reduction = "avg") -> Any:
     """What the ranks have, reduced element by element, in the order of the ranks, as an expression; see `averaged`.
 
     Parameters

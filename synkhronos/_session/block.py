@@ -5,47 +5,70 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, Callable, TypeVar, cast
 
 from synkhronos._interrupts import let_interrupts_pass
 from synkhronos._keywords import checks_keywords
 from synkhronos._session.lifecycle import close, fork, held
 
+if TYPE_CHECKING:
+    from typing_extensions import ParamSpec
+
+    _Parameters = ParamSpec("_Parameters")
+
 __all__ = ["session"]
 
+_Made = TypeVar("_Made")
 _logger = logging.getLogger("synkhronos")
 
 
-@contextlib.contextmanager
-def _session(*args: Any, **kwargs: Any) -> Iterator[int]:
-    before = held()
-    try:
-        yield fork(*args, **kwargs)
-    except BaseException:
+class Block(contextlib.ContextDecorator, contextlib.AbstractContextManager[int]):
+    """What `session` makes: a session from the beginning of a ``with`` block to its end; may be entered again after."""
+
+    def __init__(self, args: Any, kwargs: Any) -> None:
+        self._args, self._kwargs = args, kwargs
+
+    def __enter__(self) -> int:
+        before = held()
         try:
-            _close_what_is_new(before)
-        except Exception as error:  # the one that is on its way says more
-            let_interrupts_pass(error)
-            _logger.error("closing the session failed, too: %s: %s", type(error).__name__, error)
-        raise
-    _close_what_is_new(before)
+            return fork(*self._args, **self._kwargs)
+        except BaseException:
+            if held() is not before:
+                _close_beside_an_error()
+            raise
+
+    def __exit__(self, kind: Any, error: Any, where: Any) -> None:
+        if held() is None:
+            return
+        if error is None:
+            close()
+        else:
+            _close_beside_an_error()
 
 
-def _close_what_is_new(before: Any) -> None:
-    """Close the session, unless there is none any more, or it was there before."""
-    if held() is not before:
+def _close_beside_an_error() -> None:
+    try:
         close()
+    except Exception as error:  # the one that is on its way says more
+        let_interrupts_pass(error)
+        _logger.error("closing the session failed, too: %s: %s", type(error).__name__, error)
 
 
-def _takes_what_fork_takes(function: Any) -> Any:
-    signature = inspect.signature(fork)
-    function.__signature__ = signature.replace(return_annotation="AbstractContextManager[int]")
-    return checks_keywords(function)
+def _like_fork(
+    fork: Callable[_Parameters, int],
+) -> Callable[[Callable[..., _Made]], Callable[_Parameters, _Made]]:
+    """Give a function the signature of `fork`, but for what it returns."""
+
+    def decorate(function: Callable[..., _Made]) -> Callable[_Parameters, _Made]:
+        signature = inspect.signature(fork)
+        function.__signature__ = signature.replace(return_annotation="AbstractContextManager[int]")  # type: ignore[attr-defined]
+        return cast("Callable[_Parameters, _Made]", checks_keywords(function))
+
+    return decorate
 
 
-@_takes_what_fork_takes
-def session(*args: Any, **kwargs: Any) -> contextlib.AbstractContextManager[int]:
+@_like_fork(fork)
+def session(*args: Any, **kwargs: Any) -> Block:
     """Have a session in a ``with`` block: `fork` at its beginning, `close` at its end, however it is left.
 
     An exception in the block goes on as it is, whatever becomes of closing. A session that is broken, or that was
@@ -73,4 +96,4 @@ def session(*args: Any, **kwargs: Any) -> contextlib.AbstractContextManager[int]
     ...     print(n_ranks, synk.function([x], x.mean())([1, 2, 6]))
     2 3.0
     """
-    return _session(*args, **kwargs)
+    return Block(args, kwargs)

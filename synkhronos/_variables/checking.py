@@ -6,11 +6,12 @@ from typing import Any
 
 from synkhronos._session import current
 from synkhronos._variables.replicated import start
+from synkhronos.typing import Variables
 
 __all__ = ["check_replicas"]
 
 
-def check_replicas(shared_vars: Any = None) -> dict[Any, float]:
+def check_replicas(shared_vars: Variables | None = None) -> dict[Any, float]:
     """Which shared variables differ between ranks, and by how much; nothing changes.
 
     Each rank computes a digest of each value; the values themselves travel only where digests differ.

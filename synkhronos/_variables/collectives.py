@@ -25,12 +25,13 @@ from synkhronos._variables.replicated import (
     start,
     without,
 )
+from synkhronos.typing import Variables
 
 __all__ = ["all_gather", "broadcast", "gather", "scatter"]
 
 
 @checks_keywords
-def broadcast(shared_vars: Any, values: Any = None, nccl: bool = True) -> None:
+def broadcast(shared_vars: Variables, values: Any = None, nccl: bool = True) -> None:
     """Give every rank the master's value of each variable, or ``values``.
 
     Parameters
@@ -69,7 +70,7 @@ def broadcast(shared_vars: Any, values: Any = None, nccl: bool = True) -> None:
 
 
 @checks_keywords
-def scatter(shared_vars: Any, values: Any, batch: Any = None) -> None:
+def scatter(shared_vars: Variables, values: Any, batch: Any = None) -> None:
     """Split each value along axis 0, as evenly as possible, and give each rank its share as the variable's value.
 
     Parameters
@@ -99,7 +100,7 @@ def scatter(shared_vars: Any, values: Any, batch: Any = None) -> None:
 
 
 @checks_keywords
-def gather(shared_vars: Any, nd_up: int = 1, nccl: bool = True) -> Any:
+def gather(shared_vars: Variables, nd_up: int = 1, nccl: bool = True) -> Any:
     """All ranks' values of each variable, in rank order; nothing changes on any rank.
 
     Parameters
@@ -137,7 +138,7 @@ def gather(shared_vars: Any, nd_up: int = 1, nccl: bool = True) -> Any:
 
 
 @checks_keywords
-def all_gather(shared_vars: Any, nccl: bool = True) -> None:
+def all_gather(shared_vars: Variables, nccl: bool = True) -> None:
     """Make every rank's variable the concatenation, on axis 0 in rank order, of all ranks' values.
 
     Parameters

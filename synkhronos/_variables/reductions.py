@@ -14,13 +14,14 @@ from synkhronos._rank import AllReduce, Command, Nccl, Reduce
 from synkhronos._session import Session
 from synkhronos._variables.replicated import check_shapes, check_weights, like, no_value, over_nccl, start, without
 from synkhronos.errors import WorkerError
+from synkhronos.typing import Reduction, Variables
 
 __all__ = ["all_reduce", "reduce"]
 
 
 @checks_keywords
 @lists_ops
-def reduce(shared_vars: Any, op: str = "avg", in_place: bool = True, nccl: bool = True) -> Any:
+def reduce(shared_vars: Variables, op: Reduction = "avg", in_place: bool = True, nccl: bool = True) -> Any:
     """Reduce all ranks' values of each variable to the master.
 
     Parameters
@@ -65,7 +66,9 @@ def reduce(shared_vars: Any, op: str = "avg", in_place: bool = True, nccl: bool 
 
 @checks_keywords
 @lists_ops
-def all_reduce(shared_vars: Any, op: str = "avg", nccl: bool = True, weights: Sequence[float] | None = None) -> None:
+def all_reduce(
+    shared_vars: Variables, op: Reduction = "avg", nccl: bool = True, weights: Sequence[float] | None = None
+) -> None:
     """Reduce all ranks' values of each variable into every rank's variable, the same to the bit everywhere.
 
     Parameters

@@ -10,12 +10,13 @@ from synkhronos._keywords import checks_keywords
 from synkhronos._rank import Get
 from synkhronos._team import TRANSFERS
 from synkhronos._variables.replicated import check_rank, like, match, put, start
+from synkhronos.typing import Variables
 
 __all__ = ["get_lengths", "get_shapes", "get_value", "set_value"]
 
 
 @checks_keywords
-def set_value(rank: int, shared_vars: Any, values: Any, batch: Any = None) -> None:
+def set_value(rank: int, shared_vars: Variables, values: Any, batch: Any = None) -> None:
     """Set one rank's copy of each variable.
 
     Parameters
@@ -42,7 +43,7 @@ def set_value(rank: int, shared_vars: Any, values: Any, batch: Any = None) -> No
 
 
 @checks_keywords
-def get_value(rank: int, shared_vars: Any) -> Any:
+def get_value(rank: int, shared_vars: Variables) -> Any:
     """One rank's value of each variable, copied.
 
     Parameters
@@ -71,7 +72,7 @@ def get_value(rank: int, shared_vars: Any) -> Any:
 
 
 @checks_keywords
-def get_shapes(shared_vars: Any) -> list[Any]:
+def get_shapes(shared_vars: Variables) -> list[Any]:
     """The shape of each variable on each rank.
 
     Parameters
@@ -96,7 +97,7 @@ def get_shapes(shared_vars: Any) -> list[Any]:
 
 
 @checks_keywords
-def get_lengths(shared_vars: Any) -> list[Any]:
+def get_lengths(shared_vars: Variables) -> list[Any]:
     """The length of axis 0 of each variable on each rank.
 
     Parameters
