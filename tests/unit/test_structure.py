@@ -19,7 +19,18 @@ PACKAGE = Path(synk.__file__).parent
 
 #: A folder, or a module beside them, imports from floors below its own; the listing of a floor is in no order.
 FLOORS = (
-    {"errors", "typing", "_compat", "_core", "_endings", "_interrupts", "_keywords", "_limits", "_partition"},
+    {
+        "errors",
+        "typing",
+        "_compat",
+        "_core",
+        "_endings",
+        "_interrupts",
+        "_keywords",
+        "_limits",
+        "_partition",
+        "_showing",
+    },
     {"_background", "_machine", "_memory"},
     {"_engine"},
     {"_graphs", "_team"},
@@ -316,7 +327,7 @@ assert not os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children") or
 mine = f"-{os.getpid()}-"
 assert not [name for name in os.listdir("/dev/shm") if mine in name and "synkhronos" in name]
 assert not {"theano", "pytensor", "numpy", "lasagne", "pygpu", "matplotlib"} & set(sys.modules)
-assert set(synkhronos.__all__) <= set(dir(synkhronos))
+assert {*synkhronos.__all__, "__version__"} == set(dir(synkhronos))
 from synkhronos import *
 assert fork is synkhronos.fork and len({"theano", "pytensor"} & set(sys.modules)) == 1
 try:
