@@ -42,7 +42,8 @@ FLOORS = (
     {"_data"},
     {"_calls", "_variables"},
     {"__init__"},
-    {"__main__", "extensions"},
+    {"_top", "extensions"},
+    {"__main__"},
 )
 FLOOR_OF = {name: number for number, floor in enumerate(FLOORS) for name in floor}
 
@@ -182,7 +183,7 @@ def test_heavy_and_optional_packages_are_imported_where_they_are_needed():
                 names = [alias.name.split(".")[0] for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and node.module:
                 names = [node.module.split(".")[0]]
-            assert not set(names) & {"lasagne", "pygpu", "mpi4py", "matplotlib", "tqdm", "sklearn"}, path
+            assert not set(names) & {"lasagne", "pygpu", "mpi4py", "matplotlib", "rich", "tqdm", "sklearn"}, path
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
