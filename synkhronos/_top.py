@@ -44,6 +44,7 @@ def _boards_of(pid: int) -> Iterator[Sight]:
                 sight = Sight(path)
                 if sight.pids[sight.master_rank] == pid:  # others have inherited it
                     yield sight
+                    return
 
 
 def measure(sessions: list[Found], seconds: float) -> list[tuple[str, ...]]:
