@@ -6,6 +6,17 @@ shares of the inputs from shared memory, and combines results and variables with
 ``engine`` is ``"theano"`` or ``"pytensor"``: what the environment variable ``SYNKHRONOS_ENGINE`` names, else what the
 program has imported, else what is installed.
 
+Sessions        session, fork, close, distribute, get_n_gpu, sequence, Future, engine
+Functions       function, parallelize, Function
+Data            data, Data
+Collectives     broadcast, scatter, gather, all_gather, reduce, all_reduce, set_value, get_value, get_shapes,
+                get_lengths, check_replicas
+In a graph      averaged, summed, reduced, gathered
+Instruments     profile, trace, memory, Profile
+Errors          errors, and from there SynkhronosError, SessionError, DeviceError, WorkerError, WorkerDied,
+                WorkerRestarted, WorkerTimeout
+Extensions      extensions: training steps, update rules, schedules, checkpoints
+
 The public names are imported when they are first used, and the engine with them: ``python -m synkhronos``, which
 imports this package before anything else, must neither wait for it nor fail with it, and must not open a GPU.
 """
@@ -130,5 +141,5 @@ if not TYPE_CHECKING:  # who checks types reads the names above
 
 
 def __dir__() -> list[str]:
-    """List the public names, whether they have been used or not."""
-    return sorted({*globals(), *__all__})
+    """List the public names, and nothing else, whether they have been used or not."""
+    return [*__all__, "__version__"]

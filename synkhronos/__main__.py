@@ -1,4 +1,4 @@
-"""The command line: ``synkhronos`` and ``python -m synkhronos``, with ``run script.py`` and ``info``."""
+"""The command line: ``synkhronos`` and ``python -m synkhronos``, with ``run script.py``, ``info`` and ``top``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ _RUN = """execute a Python program as `python SCRIPT` would, in an environment i
 libgpuarray finds CUDA's libraries, Python finds the system's pygpu, Theano leaves cuDNN 8 and later alone"""
 _INFO = """show what there is on this machine to compute with, what is missing, and the command that mends it;
 the exit code is 0 if synkhronos can compute on CPU cores, else 1"""
+
+_TOP = """show, until Ctrl-C, what each rank of this user's sessions is doing, its share of time waiting in the last
+second, and its memory; nobody is asked or held up by that; the exit code is 1 if there is no session"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,6 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = make_parser().parse_args(given)
     if options.command == "run":
         make_parser().error("run: which program?")
+    if options.command == "top":
+        from synkhronos._top import top
+
+        return top(options.once)
     return info(options.json)
 
 
@@ -52,6 +59,8 @@ def make_parser() -> argparse.ArgumentParser:
     running.usage = f"{parser.prog} run SCRIPT [ARGUMENT ...]\n       {parser.prog} run -m MODULE [ARGUMENT ...]"
     informing = commands.add_parser("info", help="show what there is to compute with", description=_INFO)
     informing.add_argument("--json", action="store_true", help="as JSON")
+    watching = commands.add_parser("top", help="show what the ranks of running sessions do", description=_TOP)
+    watching.add_argument("--once", action="store_true", help="one table, and no live view")
     return parser
 
 

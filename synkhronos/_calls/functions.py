@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from synkhronos import _graphs
-from synkhronos._calls.arguments import arrange, check_num_slices, check_subset, describe_inputs, inputs_of
+from synkhronos._calls.appearance import Appearance
+from synkhronos._calls.arguments import arrange, check_num_slices, check_subset, inputs_of
 from synkhronos._calls.averages import Averages
 from synkhronos._calls.doubt import Doubt
 from synkhronos._calls.meetings import Meetings
@@ -29,7 +30,7 @@ from synkhronos.errors import SessionError
 __all__ = ["Function"]
 
 
-class Function:
+class Function(Appearance):
     """A function on all ranks; made by `function`, called like a Theano function.
 
     Attributes
@@ -78,18 +79,6 @@ class Function:
         self._doubt = Doubt(graph, results.modes)
         functions.add(self)
         self.join(session)
-
-    def __repr__(self) -> str:
-        session = None if self._session is None else self._session()
-        ranks = "no session" if session is None or session.broken else f"{session.n_ranks} ranks"
-        return f"<synkhronos.Function {self.name or ''}({describe_inputs(self._graph)}) -> {self._results}; {ranks}>"
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError(
-            f"{self!r} belongs to its session and can be neither copied nor pickled: build it anew, by "
-            "synkhronos.function, where it is wanted; the values of its shared variables can be saved by "
-            "synkhronos.extensions.checkpoint"
-        )
 
     maker: Any = property(lambda self: self._theano.maker, doc="That of the master's own function, with its graph.")
     fn: Any = property(lambda self: machine(self._theano), doc="What the master's own function runs.")

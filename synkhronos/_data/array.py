@@ -11,6 +11,7 @@ from synkhronos._data.conversion import check_oversize, check_shape, condition, 
 from synkhronos._data.holding import Holding
 from synkhronos._memory import ArrayRef, dtype_spec, segment_of_file
 from synkhronos._session import settle
+from synkhronos._showing import html_table, public_names
 
 __all__ = ["Data"]
 
@@ -95,6 +96,15 @@ class Data:
         name = f"{self.name!r}, " if self.name else ""
         minibatch = ", minibatch" if self.minibatch else ""
         return f"<synkhronos.Data {name}shape {self.shape}, {self.dtype}, {self.data.nbytes:,} bytes{minibatch}>"
+
+    def _repr_html_(self) -> str:
+        """The same as a table, as notebooks show it."""
+        head = ("Data", "shape", "dtype", "bytes", "minibatch")
+        line = (self.name or "", self.shape, self.dtype, f"{self.data.nbytes:,}", self.minibatch)
+        return html_table([head, line])
+
+    def __dir__(self) -> list[str]:
+        return public_names(self, "memory", "ref")
 
     def condition_data(self, value: Any, force_cast: bool = False) -> np.ndarray:
         """What `set_value` would store: ``value`` as an array of this dtype and ndim.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable, TypeVar, cast
 from synkhronos._interrupts import let_interrupts_pass
 from synkhronos._keywords import checks_keywords
 from synkhronos._session.lifecycle import close, fork, held
+from synkhronos._showing import html_table
 
 if TYPE_CHECKING:
     from typing_extensions import ParamSpec
@@ -36,6 +37,18 @@ class Block(contextlib.ContextDecorator, contextlib.AbstractContextManager[int])
             if held() is not before:
                 _close_beside_an_error()
             raise
+
+    def __repr__(self) -> str:
+        return f"<synkhronos.session{self._args!r}: {held() or 'not entered'}>"
+
+    def _repr_html_(self) -> str:
+        """The ranks of the session that there is, as notebooks show them."""
+        session = held()
+        if session is None:
+            return html_table([("Session", "ranks"), ("not entered", 0)])
+        own = {session.master_rank: "master"}
+        lines = [(rank, device, own.get(rank, "worker")) for rank, device in enumerate(session.devices)]
+        return html_table([("rank", "device", ""), *lines], "cannot be used any more" if session.broken else "")
 
     def __exit__(self, kind: Any, error: Any, where: Any) -> None:
         if held() is None:

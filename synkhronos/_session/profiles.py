@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from html import escape
 from typing import Any, Union
 
 from synkhronos._rank import Record
 from synkhronos._session.session import Session
+from synkhronos._showing import html_table, public_names
 from synkhronos._team import CATEGORIES, Notes, spans
 from synkhronos.errors import SessionError, SynkhronosError
 
@@ -67,6 +67,9 @@ class Profile:
     def __repr__(self) -> str:
         return f"<synkhronos.Profile of {len(self.seconds)} ranks>"
 
+    def __dir__(self) -> list[str]:
+        return public_names(self)
+
     def __str__(self) -> str:
         if not self.seconds:
             return _NOTHING
@@ -78,15 +81,7 @@ class Profile:
         """The table, as notebooks show it."""
         if not self.seconds:
             return f"<p>{_NOTHING}</p>"
-        head, *body = (
-            "".join(
-                f'<{tag} style="text-align: {"right" if column else "left"}">{escape(cell)}</{tag}>'
-                for column, cell in enumerate(line)
-            )
-            for tag, line in zip(["th", *["td"] * len(_ITEMS), "td"], self._lines())
-        )
-        rows = "".join(f"<tr>{row}</tr>" for row in body)
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+        return html_table(self._lines())
 
     def _lines(self) -> list[list[str]]:
         """The cells of the table, line by line."""

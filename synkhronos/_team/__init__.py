@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from synkhronos._team.board import Sight
 from synkhronos._team.log import log
 from synkhronos._team.signals import Barrier
 from synkhronos._team.team import Team
@@ -26,6 +27,7 @@ __all__ = [
     "TRANSFERS",
     "Barrier",
     "Notes",
+    "Sight",
     "Team",
     "Timeline",
     "log",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Callable
+from typing import Any, Callable
 
 from synkhronos._core import native
-from synkhronos._memory import Segment
 from synkhronos._team.timeline import STRAGGLING, Timeline
 
 __all__ = ["ANSWERED", "POLL", "SENT", "Barrier", "Signals"]
@@ -25,6 +24,8 @@ class Signals(native.Words):
 
     Parameters
     ----------
+    words : uint8 array
+        The memory, of zeros.
     n_ranks : int
     rank : int
         Of the master.
@@ -46,11 +47,9 @@ class Signals(native.Words):
         that waits at the barrier give up; `reset` lowers it when all ranks are idle again.
     """
 
-    def __new__(cls, n_ranks: int, rank: int, spin: float) -> Signals:
-        """Make the words, all zero."""
-        segment = Segment.create(native.Words.bytes_for(n_ranks))
-        segment.close_fd()
-        return super().__new__(cls, segment.bytes, n_ranks, rank, spin)
+    def __new__(cls, words: Any, n_ranks: int, rank: int, spin: float) -> Signals:
+        """Take memory of zeros for the words."""
+        return super().__new__(cls, words, n_ranks, rank, spin)
 
 
 class Barrier:

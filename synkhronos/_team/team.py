@@ -25,6 +25,7 @@ import numpy as np
 
 from synkhronos._interrupts import deferred_interrupts
 from synkhronos._memory import Box, Passage, Segment
+from synkhronos._team.board import Board
 from synkhronos._team.log import log
 from synkhronos._team.member import Member
 from synkhronos._team.patience import Patience
@@ -69,7 +70,8 @@ class Team:
         self.master_rank = master_rank
         self.workers = [rank for rank in range(self.n_ranks) if rank != master_rank]
         self._master_pid = os.getpid()
-        self.signals = Signals(self.n_ranks, master_rank, spin)
+        self._board = Board(self.n_ranks, master_rank)
+        self.signals = Signals(self._board.words, self.n_ranks, master_rank, spin)
         finished = Segment.create(16 * self.n_ranks)
         finished.close_fd()
         self.timeline = Timeline(finished.array((2, self.n_ranks), np.int64), master_rank)
@@ -96,7 +98,8 @@ class Team:
         with deferred_interrupts():
             if rank in self._members:
                 self._members[rank].let_go()
-            self._members[rank] = Member(lambda passage: self._run(rank, passage), self._members.values())
+            member = Member(lambda passage: self._run(rank, passage), self._members.values())
+            self._members[rank], self._board.pids[rank] = member, member.process.pid
 
     def _give(self, segment: Segment) -> None:
         for member in list(self._members.values()):
@@ -196,6 +199,7 @@ class Team:
         if self._stopped:
             return
         self._stopped = True
+        self._board.close()
         patience = Patience(grace)
         for rank, member in self._members.items():
             process = member.process
@@ -211,6 +215,7 @@ class Team:
     # -- a worker's side
 
     def _run(self, rank: int, passage: Passage) -> None:
+        self._board.close()
         self.signals.rank = rank
         self.passage = passage
         with contextlib.suppress(MasterDied):

@@ -19,7 +19,18 @@ PACKAGE = Path(synk.__file__).parent
 
 #: A folder, or a module beside them, imports from floors below its own; the listing of a floor is in no order.
 FLOORS = (
-    {"errors", "typing", "_compat", "_core", "_endings", "_interrupts", "_keywords", "_limits", "_partition"},
+    {
+        "errors",
+        "typing",
+        "_compat",
+        "_core",
+        "_endings",
+        "_interrupts",
+        "_keywords",
+        "_limits",
+        "_partition",
+        "_showing",
+    },
     {"_background", "_machine", "_memory"},
     {"_engine"},
     {"_graphs", "_team"},
@@ -31,7 +42,8 @@ FLOORS = (
     {"_data"},
     {"_calls", "_variables"},
     {"__init__"},
-    {"__main__", "extensions"},
+    {"_top", "extensions"},
+    {"__main__"},
 )
 FLOOR_OF = {name: number for number, floor in enumerate(FLOORS) for name in floor}
 
@@ -171,7 +183,7 @@ def test_heavy_and_optional_packages_are_imported_where_they_are_needed():
                 names = [alias.name.split(".")[0] for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and node.module:
                 names = [node.module.split(".")[0]]
-            assert not set(names) & {"lasagne", "pygpu", "mpi4py", "matplotlib", "tqdm", "sklearn"}, path
+            assert not set(names) & {"lasagne", "pygpu", "mpi4py", "matplotlib", "rich", "tqdm", "sklearn"}, path
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
@@ -316,7 +328,7 @@ assert not os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children") or
 mine = f"-{os.getpid()}-"
 assert not [name for name in os.listdir("/dev/shm") if mine in name and "synkhronos" in name]
 assert not {"theano", "pytensor", "numpy", "lasagne", "pygpu", "matplotlib"} & set(sys.modules)
-assert set(synkhronos.__all__) <= set(dir(synkhronos))
+assert {*synkhronos.__all__, "__version__"} == set(dir(synkhronos))
 from synkhronos import *
 assert fork is synkhronos.fork and len({"theano", "pytensor"} & set(sys.modules)) == 1
 try:

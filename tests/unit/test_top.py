@@ -1,0 +1,88 @@
+"""``python -m synkhronos top``: what it finds, and that it needs nobody's help."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from support import ROOT, start_script, wait_until, worker_pids
+
+import synkhronos as synk
+from synkhronos._top import find_sessions, measure
+
+
+def own_session():
+    return [one for one in find_sessions() if one.pid == os.getpid()]
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2, 3, 5])
+def test_session_of_this_process_is_seen_with_its_ranks(synchronize, n_ranks):
+    synchronize(n_ranks)
+    (one,) = own_session()
+    assert one.sight.pids[0] == one.pid and sorted(one.sight.pids[1:]) == worker_pids()
+    assert wait_until(lambda: one.sight.look() == ["Python", *["waits for a command"] * (n_ranks - 1)], 10)
+    lines = measure([one], 0.05)
+    assert [line[1] for line in lines] == ["0 (master)", *map(str, range(1, n_ranks))]
+    assert [line[4] for line in lines] == ["0 %", *["100 %"] * (n_ranks - 1)]
+    assert all(float(line[5].split()[0]) > 1 for line in lines)
+
+
+def test_session_that_is_closed_is_seen_no_more(synchronize):
+    synchronize(2)
+    (one,) = own_session()
+    synk.close()
+    assert [line[3:5] for line in measure([one], 0.02)][1] == ("ended", "-")
+    del one  # its mapping has a descriptor, in this process, which is the master's
+    assert own_session() == []
+
+
+SCRIPT = """
+    assert synk.fork(2, use_gpu=False) == 2
+    x, fault = T.dvector("x"), theano.shared(0, "fault")
+    f = synk.function([x], (Fault()(x, fault).sum(), "sum"), mode="FAST_COMPILE")
+    synk.distribute()
+    synk.set_value(1, fault, LONG_SLEEP)
+    print("ready", flush=True)
+    if sys.argv[1] == "call":
+        f(np.zeros(4))
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "master", "worker"),
+    [("call", "waits for ranks +[0-9]+ %", "computes +0 %"), ("python", "Python +0 %", "waits for a command +100 %")],
+)
+def test_command_line_shows_a_session_whose_master_is_busy(what, master, worker):
+    process = start_script(SCRIPT, what)
+    try:
+        assert process.stdout.readline() == "ready\n"
+
+        def shown():
+            done = subprocess.run(
+                [sys.executable, "-m", "synkhronos", "top", "--once"],
+                capture_output=True,
+                text=True,
+                cwd=ROOT,
+                timeout=60,
+                check=False,
+            )
+            assert (done.returncode, done.stderr) == (0, "")
+            lines = [line for line in done.stdout.splitlines() if line.startswith(f"{process.pid} ")]
+            return re.search(rf"0 \(master\) +{process.pid} +{master}", lines[0]) and re.search(worker, lines[1])
+
+        assert wait_until(shown, 15)
+    finally:
+        process.kill()
+        process.communicate(timeout=30)
+
+
+def test_without_a_session_it_says_so(monkeypatch, capsys):
+    from synkhronos import _top
+
+    monkeypatch.setattr(_top, "find_sessions", list)
+    assert _top.top(once=True) == 1
+    assert "no session of this user" in capsys.readouterr().err
