@@ -3,6 +3,7 @@
 import warnings
 from types import SimpleNamespace
 
+import numpy as np
 import pytensor
 import pytensor.raise_op
 import pytensor.sparse
@@ -147,7 +148,7 @@ def adam(loss, params, learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8
     updates = {count: count + 1}
     step = learning_rate * pt.sqrt(1 - beta2 ** (count + 1)) / (1 - beta1 ** (count + 1))
     for param, gradient in zip(params, gradients_of(loss, params)):
-        mean, square = (shared(param.get_value() * 0, broadcastable=param.broadcastable) for _ in range(2))
+        mean, square = (shared(np.zeros_like(param.get_value()), broadcastable=param.broadcastable) for _ in range(2))
         updates[mean] = beta1 * mean + (1 - beta1) * gradient
         updates[square] = beta2 * square + (1 - beta2) * gradient**2
         updates[param] = param - step * updates[mean] / (pt.sqrt(updates[square]) + epsilon)
@@ -157,7 +158,7 @@ def adam(loss, params, learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8
 def momentum(loss, params, learning_rate, kept=0.9):
     updates = {}
     for param, gradient in zip(params, gradients_of(loss, params)):
-        velocity = shared(param.get_value() * 0, broadcastable=param.broadcastable)
+        velocity = shared(np.zeros_like(param.get_value()), broadcastable=param.broadcastable)
         updates[velocity] = kept * velocity - learning_rate * gradient
         updates[param] = param + updates[velocity]
     return updates

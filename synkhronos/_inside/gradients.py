@@ -42,7 +42,7 @@ def gradient(op: str, x: Any, y: Any, g: Any, collective: Callable[[str, Any], A
     if x.dtype not in CONTINUOUS:
         return x.zeros_like(dtype=config.floatX)
     constant = _constant(g)
-    if constant is not None and op in ("avg", "sum", GATHER):
+    if constant and op in ("avg", "sum", GATHER):  # zeros may be PyTensor's, by which it then differentiates
         mean = T.fill(x, T.cast(constant, x.dtype))
         return mean if op == "avg" else mean * _whole(x)
     mean = collective("avg", g)

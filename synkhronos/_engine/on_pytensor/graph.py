@@ -18,7 +18,7 @@ from pytensor.graph.basic import Apply, Constant, Variable, clone_get_equiv
 from pytensor.graph.features import ReplaceValidate
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.basic import GraphRewriter as Rewriter
-from pytensor.graph.rewriting.basic import copy_stack_trace
+from pytensor.graph.rewriting.basic import MergeOptimizer, copy_stack_trace
 from pytensor.graph.traversal import ancestors, graph_inputs, io_toposort
 from pytensor.graph.utils import InconsistencyError
 from pytensor.tensor.basic import get_underlying_scalar_constant_value as get_scalar_constant_value
@@ -79,8 +79,10 @@ CONTINUOUS = tuple(continuous_dtypes)
 NO_TENSORS = (scalar.ScalarType, SliceType, NoneTypeT)
 
 #: When functions are rewritten: after all that merges, and before anything works in place; and before elementwise
-#: operations take the memory of what they read.
-AFTER_MERGES, BEFORE_ELEMENTWISE = 49.4, 50.4
+#: operations take the memory of what they read. What fuses these has several outputs, all of which depend on what one
+#: does: so it comes after the former, and equal nodes are merged once more before.
+AFTER_MERGES, BEFORE_ELEMENTWISE = 48.6, 50.4
+optdb.register("synkhronos_merge", MergeOptimizer(), "fast_run", "merge", position=AFTER_MERGES - 0.1)
 
 
 def copied(node: Any, inputs: Sequence[Any]) -> list[Any]:
