@@ -2,7 +2,6 @@
 
 All ``python`` blocks of README.md are run, and those of docs/ that follow a line ``<!-- run -->``. A block after
 ``<!-- continues -->`` is appended to the program before it; ``<!-- name: … -->`` names a program for the tests here.
-Where PyTensor is, they take it under Theano's names.
 """
 
 import os
@@ -12,8 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from synkhronos import engine
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 100  # for one program, compilation included
@@ -50,13 +47,10 @@ DOCS = {key: code for path in sorted(ROOT.glob("docs/*.md")) for key, code in pr
 
 
 def run(code, folder):
-    """Run a program in a process of its own, on the engine that is here; returns what it printed."""
+    """Run a program in a process of its own; returns what it printed."""
     script = folder / "program.py"
-    if engine == "pytensor":
-        imports = "import theano\nimport theano.tensor as T\n"
-        code = code.replace(imports, "from pytensor_names import theano\nT = theano.tensor\n")
     script.write_text(code, encoding="utf-8")
-    path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         [sys.executable, "-c", START, str(script)],
         cwd=folder,
