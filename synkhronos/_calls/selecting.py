@@ -120,7 +120,7 @@ class Selector:
                 return self._graph.filter_input(position, value)
             except TypeError as error:
                 raise TypeError(f"input {name}: {error}") from None
-            except ValueError as error:
+            except (OverflowError, ValueError) as error:
                 type_ = self._graph.input_variables[position].type
                 raise TypeError(f"input {name}: not an array of {type_}: {error}") from None
         if value.dtype != dtype:

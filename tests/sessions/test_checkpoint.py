@@ -14,7 +14,7 @@ import zipfile
 import numpy as np
 import pytest
 from engine import theano
-from support import run_script
+from support import python_path, run_script
 
 import synkhronos as synk
 from synkhronos.extensions import checkpoint
@@ -274,7 +274,7 @@ def test_another_number_of_ranks(variables, tmp_path):
 
 SAVER = """
 import sys, numpy as np, synkhronos as synk
-from synkhronos._engine import shared
+from engine import theano
 from synkhronos.extensions import checkpoint
 synk.fork(2)
 big = theano.shared(np.zeros(2_000_000), "big")
@@ -289,7 +289,9 @@ for step in range(1, 10_000):
 @pytest.mark.parametrize("delay", [0.0, 0.01, 0.02, 0.04])
 def test_a_kill_while_saving_leaves_a_whole_file(tmp_path, delay):
     path = tmp_path / "killed.npz"
-    saver = subprocess.Popen([sys.executable, "-c", SAVER, str(path)], stdout=subprocess.PIPE, text=True)
+    environment = {**os.environ, "PYTHONPATH": python_path()}
+    command = [sys.executable, "-c", SAVER, str(path)]
+    saver = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     try:
         for _ in range(2):
             last = int(saver.stdout.readline())

@@ -106,7 +106,7 @@ def test_all_rules_are_public():
     assert set(updates.__all__) == set(RULES) | applied
 
 
-@theano_only("Lasagne, whose numbers the rules have")
+@theano_only("Lasagne, whose numbers they are compared with")
 @pytest.mark.parametrize("defaults", [False, True], ids=["arguments", "defaults"])
 @pytest.mark.parametrize("name", sorted(RULES))
 def test_rule_has_lasagnes_numbers(name, defaults, dtype):
@@ -119,7 +119,7 @@ def test_rule_has_lasagnes_numbers(name, defaults, dtype):
     assert_equal_histories(got, expected, dtype)
 
 
-@theano_only("Lasagne, whose numbers the rules have")
+@theano_only("Lasagne, whose numbers they are compared with")
 @pytest.mark.parametrize("name", ["apply_momentum", "apply_nesterov_momentum"])
 @pytest.mark.parametrize("rule", ["sgd", "rmsprop"])
 @pytest.mark.parametrize("some", [False, True], ids=["all", "some"])
@@ -136,7 +136,7 @@ def test_momentum_added_to_a_rule(name, rule, some, dtype):
     assert_equal_histories(train((grads, with_momentum, flat), ours), expected, dtype)
 
 
-@theano_only("Lasagne, whose numbers the rules have")
+@theano_only("Lasagne, whose numbers they are compared with")
 @pytest.mark.parametrize("name", ["apply_momentum", "apply_nesterov_momentum"])
 def test_momentum_added_to_everything_that_a_rule_changes(name, dtype):
     serial, ours = make_params(dtype), make_params(dtype)
