@@ -31,7 +31,7 @@ ARGUMENTS = {
     "train_resnet_theano": [],
     "train_resnet": ["--ranks", "2", "--depth", "5", "--epochs", "1"],
     "digits": ["--ranks", "3", "--epochs", "10"],
-    "regression": ["--ranks", "2", "--rows", "2000", "--draws", "20"],
+    "regression": ["--ranks", "2", "--rows", "300", "--draws", "20"],
     "run_lasagne_demos": [*SMALL, "--model", "custom_mlp:1,32,0,0", "--ranks", "2", "--json", "all.json"],
 }
 LAST_LINES = {
