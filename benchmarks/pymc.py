@@ -1,8 +1,9 @@
 """PyMC.
 
-A hierarchical regression with 20 covariates and 8 groups, float64, in PyTensor's default mode: PyMC alone with one thread
-and with two, and divided by its rows on two ranks. First the log-probability and its gradient, on a million rows; then
-PyMC's NUTS on 200 thousand rows, one chain with the same seed: wall time by leapfrog steps, those of tuning included.
+A hierarchical regression with 20 covariates and 8 groups, float64, in PyTensor's default mode: PyMC alone with one
+thread and with two, and divided by its rows on two ranks. First the log-probability and its gradient, on a million
+rows; then PyMC's NUTS on 200 thousand rows, one chain with the same seed: wall time by leapfrog steps, those of tuning
+included.
 """
 
 from __future__ import annotations

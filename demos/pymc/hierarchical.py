@@ -1,7 +1,7 @@
 """Sample a hierarchical regression with PyMC, its density and gradient divided by the rows of the data.
 
-The model is plain PyMC; `parallel` is the only line of Synkhronos in its sampling. The script checks density and gradient
-against PyMC's own, and the coefficients that were drawn against those that made the data.
+The model is plain PyMC; `parallel` is the only line of Synkhronos in its sampling. The script checks density and
+gradient against PyMC's own, and the coefficients that were drawn against those that made the data.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--ranks", type=int, default=None, help="default: one for each core")
     parser.add_argument("--rows", type=int, default=20_000)
-    parser.add_argument("--draws", type=int, default=200)
+    parser.add_argument("--draws", type=int, default=200, help="after as many for tuning")
     arguments = parser.parse_args()
 
     n_ranks = synk.fork(arguments.ranks)
@@ -41,18 +41,16 @@ def main():
     with parallel(model):
         together = model.logp_dlogp_function(ravel_inputs=True)
         start = time.perf_counter()
-        drawn = pm.sample(
-            arguments.draws, tune=200, chains=1, cores=1, random_seed=2, nuts_sampler="pymc", progressbar=False
-        )
+        options = {"tune": arguments.draws, "chains": 1, "cores": 1, "random_seed": 2, "progressbar": False}
+        drawn = pm.sample(arguments.draws, nuts_sampler="pymc", **options)
         seconds = time.perf_counter() - start
     print(together._pytensor_function.partition)
 
     point = pm.blocking.DictToArrayBijection.map(model.initial_point())
     for one, other in zip(together(point), alone(point)):
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9 * np.abs(other).max())
-    found, deviation = drawn.posterior["slope"].mean(("chain", "draw")), drawn.posterior["slope"].std(("chain", "draw"))
-    assert (abs(found - coefficients) < 6 * deviation).all(), (found, deviation)
-    assert drawn.sample_stats["diverging"].sum() == 0
+    found = drawn.posterior["slope"].mean(("chain", "draw"))
+    np.testing.assert_allclose(found, coefficients, rtol=0, atol=10 / arguments.rows**0.5)
     steps = int(drawn.sample_stats["n_steps"].sum())
     print(f"{n_ranks} ranks: {arguments.draws} draws of {steps} leapfrog steps, with tuning {seconds:.1f} s")
     print("density, gradient and coefficients agree")

@@ -32,7 +32,7 @@ ARGUMENTS = {
     "train_resnet": ["--ranks", "2", "--depth", "5", "--epochs", "1"],
     "digits": ["--ranks", "3", "--epochs", "10"],
     "k_means": ["--ranks", "3", "--rows", "2001"],
-    "hierarchical": ["--ranks", "2", "--rows", "2000", "--draws", "50"],
+    "hierarchical": ["--ranks", "2", "--rows", "300", "--draws", "20"],
     "run_lasagne_demos": [*SMALL, "--model", "custom_mlp:1,32,0,0", "--ranks", "2", "--json", "all.json"],
 }
 LAST_LINES = {  # of all others: that all results agree

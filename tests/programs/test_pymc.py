@@ -118,14 +118,14 @@ MODELS = [
 GATHERED = {gaussian_process, missing, latent}
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def model_of(build):
     with pm.Model() as model:
         build()
     return model
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def alone(build):
     """What PyMC's own function gives for some points."""
     function = model_of(build).logp_dlogp_function(ravel_inputs=True)

@@ -44,6 +44,16 @@ def derived(kind):
 
 fixed = rng.normal(size=(N, D))  # a constant, whose type tells how many rows there are
 
+
+def own_check(value, condition):
+    """A check of a program's own kind, as PyMC's are."""
+
+    class Check(theano.raise_op.CheckAndRaise):
+        pass
+
+    return Check(ValueError, "few")(value, condition)
+
+
 PROGRAMS = {
     # lengths that types tell
     "a constant of as many rows": (lambda: x * fixed, 0),
@@ -57,6 +67,7 @@ PROGRAMS = {
     "a specified length, then a product": (lambda: T.specify_shape(x, (N, D)).T @ x, 0),
     # checks
     "a check": (lambda: theano.raise_op.CheckAndRaise(ValueError, "few")(x, x.shape[0] > 3) * 2, 0),
+    "a check of the program's own": (lambda: own_check(x, x.shape[0] > 3) * 2, 0),
     "an assertion of what ranks make together": (lambda: theano.raise_op.Assert()(x, T.gt((x**2).sum(), 0)), 0),
     # for each of many matrices
     "products": (lambda: s @ s, 0),
