@@ -1,6 +1,7 @@
 # make demo    train the MNIST CNN on all cores; on PyTensor, a network on digits   (ARGS="--epochs 3" is passed on)
 # make test    run all tests, in two processes           (ARGS="-k data -n 0" is passed on to pytest)
 # make test-theano   run Theano's own tests   (ARGS=--quick for the quick ones, ARGS=theano.tests.test_rop for one module)
+# make test-numba    run some tests with PyTensor's default linker, for which numba compiles (PYTHON=python3.13)
 # make test-opencl   run the tests of GPUs on OpenCL, which PoCL offers on CPU cores; apt brings it
 # make model   check the protocol by which ranks wait for each other, with the model checker spin; apt brings it
 # make exact-programs   divide random programs, and compare them with the serial ones   (N=10000; SEED=5 begins there)
@@ -14,7 +15,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-theano test-opencl model exact-programs soak bench lint format docs wheel clean
+.PHONY: help demo test test-theano test-numba test-opencl model exact-programs soak bench lint format docs wheel clean
 .NOTPARALLEL:
 
 VENV ?= .venv
@@ -42,6 +43,10 @@ test: $(VENV)/with-test
 
 test-theano: $(VENV)/with-test
 	$(BIN)/python tests/theano/run.py $(ARGS)
+
+# Compiling takes long; what has been compiled once is kept.
+test-numba: $(VENV)/with-test
+	PYTENSOR_FLAGS=linker=numba$${PYTENSOR_FLAGS:+,$$PYTENSOR_FLAGS} $(BIN)/python -m pytest -m numba --timeout 900 $(ARGS)
 
 test-opencl: $(VENV)/with-test
 	@$(check-opencl)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any, Union
 
+from synkhronos._engine import TITLE
 from synkhronos._rank import Record
 from synkhronos._session.session import Session
 from synkhronos._team import CATEGORIES, Notes, spans
@@ -21,7 +22,7 @@ _NOTHING = "nothing was measured yet"
 _ITEMS = dict(
     zip(
         CATEGORIES,
-        ("Theano Function", "Shuffle", "Straggler Effect", "Collectives", "Transfers", "Control", "Outside of Calls"),
+        (f"{TITLE} Function", "Shuffle", "Straggler Effect", "Collectives", "Transfers", "Control", "Outside of Calls"),
     )
 )
 

@@ -1,4 +1,4 @@
-"""Collectives on Theano shared variables: moving and combining the replicas of a variable across ranks.
+"""Collectives on shared variables: moving and combining the replicas of a variable across ranks.
 
 Every function here takes one shared variable or a list of them, and, where it takes or returns values, one value or a
 list to match. A variable must be used by a function of the session; a function that is not yet distributed is
@@ -17,6 +17,7 @@ from synkhronos import _graphs
 from synkhronos._collectives import check_op, lists_ops, nccl_moves, nccl_reduces
 from synkhronos._engine import to_host
 from synkhronos._keywords import checks_keywords
+from synkhronos._progress import progress
 from synkhronos._rank import AllGather, AllReduce, Command, Get, Nccl, Reduce
 from synkhronos._session import Session
 from synkhronos._team import COLLECTIVES
@@ -50,7 +51,7 @@ def broadcast(shared_vars: Any, values: Any = None, nccl: bool = True) -> None:
     ----------
     shared_vars : shared variable or list
     values : array_like or Data, or list, optional
-        New values, cast as Theano would.
+        New values, cast as the engine would.
     nccl : bool
         Use NCCL where the variable lives on a CUDA GPU; on CPU cores it changes nothing.
     """
@@ -91,7 +92,8 @@ def scatter(shared_vars: Any, values: Any, batch: Any = None) -> None:
         for var in variables:
             if var.ndim == 0:
                 raise ValueError(f"scatter: {var} is 0-dimensional")
-        put(session, variables, values, batch=batch, split=True)
+        with progress("scattering"):
+            put(session, variables, values, batch=batch, split=True)
         session.replicas.note_parts(variables)
 
 

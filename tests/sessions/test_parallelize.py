@@ -79,6 +79,7 @@ def test_a_program_computes_what_it_computes_without(session, n):
     close(got["out"], train_serially(0.5, x, y, output_subset=["out"])["out"])
 
 
+@pytest.mark.numba
 def test_what_is_set_between_calls_reaches_all_ranks(session):
     (train, count, _), (train_serially, _, _), (w, total), (other, _) = prepared()
     x, y = rows()

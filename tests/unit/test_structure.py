@@ -21,7 +21,7 @@ PACKAGE = Path(synk.__file__).parent
 FLOORS = (
     {"errors", "_compat", "_core", "_endings", "_interrupts", "_keywords", "_limits", "_partition"},
     {"_background", "_machine", "_memory"},
-    {"_engine"},
+    {"_engine", "_progress"},
     {"_graphs", "_team"},
     {"_collectives"},
     {"_inside"},
