@@ -7,6 +7,7 @@
 # make exact-programs   divide random programs, and compare them with the serial ones   (N=10000; SEED=5 begins there)
 # make soak    work for an hour with random faults, and write docs/soak.md   (SECONDS=60; ARGS="--episode 7" for one)
 # make bench   measure beside Theano, PyTorch and MPICH, and write docs/benchmarks.md  (ARGS="cnn mlp" for some)
+# make bench-pytensor   the same on PyTensor, beside PyTensor alone
 # make lint    check style and types                     make format    bring the code into that style
 # make docs    build the documentation in docs/_build
 # make wheel   build wheel and sdist into dist/          make clean     remove all that was made here
@@ -15,7 +16,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-theano test-numba test-opencl model exact-programs soak bench lint format docs wheel clean
+.PHONY: help demo test test-theano test-numba test-opencl model exact-programs soak bench bench-pytensor lint format docs wheel clean
 .NOTPARALLEL:
 
 VENV ?= .venv
@@ -29,6 +30,7 @@ first = $(shell for p in python3 $(foreach minor,$(3),python3.$(minor)) /usr/bin
 ifndef PYTHON
 PYTHON := $(or $(call first,9,11,11 10 9),$(call first,12,14,13 14 12))
 endif
+NEWER = $(call first,12,14,13 14 12)
 
 help:
 	@sed -n '/^#/!q; s/^# \?//p' $(firstword $(MAKEFILE_LIST))
@@ -69,6 +71,10 @@ bench:
 	@$(MAKE) --no-print-directory VENV=$(VENV)-bench $(VENV)-bench/with-bench
 	$(VENV)-bench/bin/python -m benchmarks $(ARGS)
 
+bench-pytensor:
+	@$(MAKE) --no-print-directory VENV=$(VENV)-bench-pytensor PYTHON="$(NEWER)" $(VENV)-bench-pytensor/with-test
+	$(VENV)-bench-pytensor/bin/python -m benchmarks $(ARGS)
+
 lint: $(VENV)/with-lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -85,7 +91,7 @@ wheel: $(VENV)/with-test
 	$(BIN)/python -m build
 
 clean:
-	rm -rf $(VENV) $(VENV)-bench $(VENV)-pytensor build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build
+	rm -rf $(VENV) $(VENV)-bench $(VENV)-bench-pytensor $(VENV)-pytensor build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The project itself, editable, with one of the extras of pyproject.toml.

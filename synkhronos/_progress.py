@@ -1,7 +1,7 @@
 """A line that tells of work which takes long: on a terminal, or in a notebook; logs and pipes see nothing.
 
-It appears after `PATIENCE` seconds and is taken back at the end, so that work of a moment shows nothing. A thread writes
-it: what is waited for may be compiled code that never returns to Python.
+It appears after `PATIENCE` seconds and is taken back at the end, so that work of a moment shows nothing. A thread
+writes it: what is waited for may be compiled code that never returns to Python.
 """
 
 from __future__ import annotations

@@ -152,8 +152,8 @@ class Function:
             Each rank computes its share in this many pieces; updates are computed from the values before the call and
             applied once.
         check_against_theano : bool, optional
-            Compare the outputs with what one process gives for the same rows in one piece, in the master. Default: what the
-            environment variable ``SYNKHRONOS_CHECK`` said (``1`` or ``0``) when the function was built, but for
+            Compare the outputs with what one process gives for the same rows in one piece, in the master. Default: what
+            the environment variable ``SYNKHRONOS_CHECK`` said (``1`` or ``0``) when the function was built, but for
             functions that draw random numbers.
 
         Returns

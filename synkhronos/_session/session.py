@@ -25,7 +25,6 @@ from synkhronos._memory import (
     SegmentTable,
     make_regions,
 )
-from synkhronos._progress import progress
 from synkhronos._rank import (
     Command,
     Encoder,
@@ -114,9 +113,8 @@ class Session:
             self.in_a_call: Callable[[], bool] = self.lock._is_owned  # type: ignore[attr-defined]
             self.settle()  # every worker has started, or this raises
             if self.on_gpu:
-                with progress("taking GPUs"):
-                    take_gpus(devices, self.run)
-                    self.nccl = connect_gpus(devices, self.replica.context, self.run)
+                take_gpus(devices, self.run)
+                self.nccl = connect_gpus(devices, self.replica.context, self.run)
         except BaseException:
             if self.on_gpu:
                 _engine.unbind()
