@@ -1,11 +1,13 @@
 # make demo    train the MNIST CNN on all cores; on PyTensor, a network on digits   (ARGS="--epochs 3" is passed on)
 # make test    run all tests, in two processes           (ARGS="-k data -n 0" is passed on to pytest)
 # make test-theano   run Theano's own tests   (ARGS=--quick for the quick ones, ARGS=theano.tests.test_rop for one module)
+# make test-numba    run some tests with PyTensor's default linker, for which numba compiles (PYTHON=python3.13)
 # make test-opencl   run the tests of GPUs on OpenCL, which PoCL offers on CPU cores; apt brings it
 # make model   check the protocol by which ranks wait for each other, with the model checker spin; apt brings it
 # make exact-programs   divide random programs, and compare them with the serial ones   (N=10000; SEED=5 begins there)
 # make soak    work for an hour with random faults, and write docs/soak.md   (SECONDS=60; ARGS="--episode 7" for one)
 # make bench   measure beside Theano, PyTorch and MPICH, and write docs/benchmarks.md and docs/speed.svg  (ARGS="cnn mlp" for some)
+# make bench-pytensor   the same on PyTensor, beside PyTensor alone
 # make lint    check style, types and spelling           make format    bring the code into that style
 # make docs    build the documentation in docs/_build     make links    look whether links to other sites work
 # make wheel   build wheel and sdist into dist/          make clean     remove all that was made here
@@ -14,7 +16,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-theano test-opencl model exact-programs soak bench lint format docs links wheel clean
+.PHONY: help demo test test-theano test-numba test-opencl model exact-programs soak bench bench-pytensor lint format docs links wheel clean
 .NOTPARALLEL:
 
 VENV ?= .venv
@@ -28,6 +30,7 @@ first = $(shell for p in python3 $(foreach minor,$(3),python3.$(minor)) /usr/bin
 ifndef PYTHON
 PYTHON := $(or $(call first,9,11,11 10 9),$(call first,12,14,13 14 12))
 endif
+NEWER = $(call first,12,14,13 14 12)
 
 help:
 	@sed -n '/^#/!q; s/^# \?//p' $(firstword $(MAKEFILE_LIST))
@@ -42,6 +45,10 @@ test: $(VENV)/with-test
 
 test-theano: $(VENV)/with-test
 	$(BIN)/python tests/theano/run.py $(ARGS)
+
+# Compiling takes long; what has been compiled once is kept.
+test-numba: $(VENV)/with-test
+	PYTENSOR_FLAGS=linker=numba$${PYTENSOR_FLAGS:+,$$PYTENSOR_FLAGS} $(BIN)/python -m pytest -m numba --timeout 900 $(ARGS)
 
 test-opencl: $(VENV)/with-test
 	@$(check-opencl)
@@ -65,6 +72,10 @@ bench:
 	$(VENV)-bench/bin/python -m benchmarks $(ARGS)
 	$(VENV)-bench/bin/python docs/draw_speed.py
 
+bench-pytensor:
+	@$(MAKE) --no-print-directory VENV=$(VENV)-bench-pytensor PYTHON="$(NEWER)" $(VENV)-bench-pytensor/with-test
+	$(VENV)-bench-pytensor/bin/python -m benchmarks $(ARGS)
+
 lint: $(VENV)/with-lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -87,7 +98,7 @@ wheel: $(VENV)/with-test
 	$(BIN)/twine check --strict dist/*
 
 clean:
-	rm -rf $(VENV) $(VENV)-bench $(VENV)-pytensor build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build
+	rm -rf $(VENV) $(VENV)-bench $(VENV)-bench-pytensor $(VENV)-pytensor build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The project itself, editable, with one of the extras of pyproject.toml.

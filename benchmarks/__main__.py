@@ -1,4 +1,4 @@
-"""Measure all figures, or those that are named, and write docs/benchmarks.md."""
+"""Measure all figures of this engine, or those that are named, and write docs/benchmarks.md."""
 
 import argparse
 import sys
@@ -18,7 +18,7 @@ def main() -> None:
     if unknown:
         parser.error(f"there are no figures {', '.join(sorted(unknown))}; there are {', '.join(cli.FIGURES)}")
     start, failed = time.monotonic(), []
-    for name in arguments.figures or cli.FIGURES:
+    for name in arguments.figures or cli.of_this_engine():
         module, options = cli.FIGURES[name]
         print(f"== {name}, after {time.monotonic() - start:.0f} s", flush=True)
         if cli.measure(f"benchmarks.{module}", arguments.page, **options).failure:

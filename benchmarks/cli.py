@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks import environment, report
 from benchmarks.harness import CORES, use_cores
+from benchmarks.peers import find_module
 from benchmarks.processes import ROOT, ContestantFailed
 from benchmarks.results import Result
 
@@ -34,7 +35,15 @@ FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
     "scaling-cnn": ("scaling", {"model": "cnn"}),
     "scaling-mlp": ("scaling", {"model": "mlp"}),
     "scaling-resnet": ("scaling", {"model": "resnet", "ranks": (1, 2), "rounds": 2}),
+    "pytensor_mlp": ("pytensor_mlp", {}),
+    "pytensor_start": ("pytensor_start", {}),
 }
+
+
+def of_this_engine() -> list[str]:
+    """Name the figures of the engine that is installed."""
+    on_pytensor = find_module("pytensor")
+    return [name for name in FIGURES if name.startswith("pytensor") == on_pytensor]
 
 
 def main(name: str, argv: Sequence[str] | None = None) -> None:

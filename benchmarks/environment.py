@@ -11,7 +11,19 @@ from typing import Any
 
 import psutil
 
-PACKAGES = ("Theano", "Lasagne", "numpy", "scipy", "scipy-openblas32", "torch", "deepspeed", "mpi4py", "mpich")
+PACKAGES = (
+    "Theano",
+    "Lasagne",
+    "pytensor",
+    "numba",
+    "numpy",
+    "scipy",
+    "scipy-openblas32",
+    "torch",
+    "deepspeed",
+    "mpi4py",
+    "mpich",
+)
 VECTORS = ("avx512f", "avx2", "avx", "asimd")  # the widest first
 BUSY = 10  # per cent of the cores, from which on figures are marked as taken on a busy machine
 

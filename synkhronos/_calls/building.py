@@ -41,17 +41,17 @@ def function(
     random: Literal["serial", "own"] = "serial",
     **kwargs: Unpack[Keywords],
 ) -> Function:
-    """Build a function that runs on every rank; replaces `theano.function`, which may be set to it.
+    """Build a function that runs on every rank; replaces `theano.function` or `pytensor.function`.
 
     Parameters
     ----------
-    inputs : list of Theano variables or theano.In
+    inputs : list of variables or ``In``
         Scattered over the ranks along axis 0, as evenly as possible.
     outputs : variable, (variable, op), or a list of these, optional
         ``op`` says how the ranks' values become one: element by element by {ops} (``"avg"``, the default, is
         weighted by data points); ``"gather"`` (concatenated on axis 0 in rank order); or ``None`` (the master's own
         value). ``"c_avg"``, ``"c_sum"``, … ask for the CPU path.
-    bcast_inputs : list of Theano variables, optional
+    bcast_inputs : list of variables, optional
         Inputs that every rank uses whole.
     updates : dict, or list of (shared, expression) or (shared, expression, op), optional
         They act locally on each rank. ``op`` (default ``"avg"``) says how a call with ``num_slices`` accumulates.
@@ -82,7 +82,7 @@ def function(
     SessionError
         A `RuntimeError`: before ``fork``.
     TypeError, ValueError
-        For arguments that make no sense, and whatever Theano raises.
+        For arguments that make no sense, and whatever the engine raises.
 
     Examples
     --------

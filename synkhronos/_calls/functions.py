@@ -1,4 +1,4 @@
-"""`Function`: a Theano function that every rank computes on its share of the data."""
+"""`Function`: a compiled function that every rank computes on its share of the data."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["Function"]
 
 
 class Function(Appearance):
-    """A function on all ranks; made by `function`, called like a Theano function.
+    """A function on all ranks; made by `function`, called like one of Theano or PyTensor.
 
     Attributes
     ----------
@@ -85,7 +85,7 @@ class Function(Appearance):
     profile: Any = property(lambda self: self._theano.profile, doc="The engine's profile of it, or ``None``.")
 
     def get_shared(self) -> list[Any]:
-        """The shared variables that the function reads or updates, as of Theano's own."""
+        """The shared variables that the function reads or updates, as of the engine's own."""
         return _graphs.shared_variables_of(self._theano)
 
     def as_theano(self, *args: Any, **kwargs: Any) -> Any:
@@ -141,8 +141,8 @@ class Function(Appearance):
             Each rank computes its share in this many pieces; updates are computed from the values before the call and
             applied once.
         check_against_theano : bool, optional
-            Compare the outputs with what Theano gives for the same rows in one piece, in the master. Default: what the
-            environment variable ``SYNKHRONOS_CHECK`` said (``1`` or ``0``) when the function was built, but for
+            Compare the outputs with what one process gives for the same rows in one piece, in the master. Default: what
+            the environment variable ``SYNKHRONOS_CHECK`` said (``1`` or ``0``) when the function was built, but for
             functions that draw random numbers.
 
         Returns
@@ -156,7 +156,7 @@ class Function(Appearance):
             For bad arguments, before anything is sent.
         ValueError
             After the call and its updates: for what has a row for each data point and is averaged though no op says so,
-            and where outputs differ from Theano's. The message has the largest difference.
+            and where outputs differ from those. The message has the largest difference.
         WorkerError
             If a rank fails.
         """

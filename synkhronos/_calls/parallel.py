@@ -29,13 +29,13 @@ def parallelize(
     So programs become parallel that call `theano.function` themselves, or in which a library does. Inputs of one
     dimension and more are scattered along axis 0, unless it is broadcastable; scalars are broadcast. What has no such
     inputs is computed whole on every rank, or, if it changes nothing, by the master alone. Functions that were
-    compiled before remain serial, and so do those that Theano compiles itself (``Variable.eval``).
+    compiled before remain serial, and so do those that the engine compiles itself (``Variable.eval``).
 
     Parameters
     ----------
-    bcast_inputs : list of Theano variables or of str
+    bcast_inputs : list of variables or of str
         Inputs, or names of inputs, that every rank uses whole though they have dimensions.
-    shard : dict or list of Theano variables or of str
+    shard : dict or list of variables or of str
         What else is divided by rows in the functions that use it, as in `function`: inputs whose rows lie along another
         axis than 0, and variables in graphs, such as a minibatch that is given by its number.
     random : str

@@ -37,7 +37,7 @@ def data(
     value : array_like, optional
         Initial contents, copied; a `numpy.memmap` of a whole or part of a file (C-contiguous, not of mode ``"c"``) is
         shared as the file that it is, and not copied.
-    var : Theano variable, optional
+    var : variable, optional
         The input that this is for: gives dtype and ndim.
     dtype, ndim : optional
         Given explicitly. dtype and ndim never change later.

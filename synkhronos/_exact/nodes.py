@@ -16,7 +16,7 @@ _COMPUTING = ("perform", "c_code", "make_thunk")
 
 
 def kind_of(op: Any) -> type:
-    """The type of an operation, or the one it is derived from, if that is a check or has an inner graph that it computes."""
+    """The type of an operation, or of the check or the inner graph that it is derived from, and computes as that does."""
     for base in (ops.CheckAndRaise, ops.OpFromGraph):
         if isinstance(op, base) and all(
             getattr(type(op), name, None) is getattr(base, name, None) for name in _COMPUTING

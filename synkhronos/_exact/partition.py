@@ -26,7 +26,7 @@ class Entry(NamedTuple):
     collective : str
         ``"all-reduce (sum)"``, ``"all-gather"``, …
     variable : str
-        What is reduced or gathered, as Theano names it.
+        What is reduced or gathered, as the engine names it.
     n_bytes : int or None
         The size of the result on each rank, in bytes; as it was in the first call. Before, and in loops, it is known
         only where the type of the variable tells.
@@ -36,7 +36,7 @@ class Entry(NamedTuple):
         Why something is gathered.
     meeting : int or None
         Those of one number meet together, in the order of the numbers; ``None`` in loops, and
-        where Theano does not optimise.
+        where nothing is optimised.
     """
 
     collective: str

@@ -103,7 +103,7 @@ def _read(shard: Any) -> dict[Any, int]:
     asked = dict(shard) if isinstance(shard, dict) else dict.fromkeys(shard, 0)
     for variable, axis in asked.items():
         if not is_tensor_variable(variable):
-            raise TypeError(f"shard must name Theano tensor variables; got {variable!r}")
+            raise TypeError(f"shard must name tensor variables; got {variable!r}")
         if isinstance(axis, bool) or not isinstance(axis, int):
             raise TypeError(f"shard: the axis of {variable} must be an int; got {axis!r}")
     return asked

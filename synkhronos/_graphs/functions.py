@@ -32,6 +32,7 @@ from synkhronos._graphs.picking import picks_rows_of_shared
 from synkhronos._graphs.shared import describe, shared_variables_of
 from synkhronos._graphs.stack import with_deep_stack
 from synkhronos._graphs.variants import PLAIN, Variant
+from synkhronos._progress import progress
 
 __all__ = ["Graph"]
 
@@ -92,10 +93,11 @@ class Graph:
         if variant in self._plain:
             return self._plain[variant]
         start = time.perf_counter()
-        if variant._replace(device=False) == PLAIN:
-            function = self._plain[variant] = self._compile_plain(variant.device)
-        else:
-            function = with_deep_stack(lambda: self._compile_variant(variant))
+        with progress("compiling a function"):
+            if variant._replace(device=False) == PLAIN:
+                function = self._plain[variant] = self._compile_plain(variant.device)
+            else:
+                function = with_deep_stack(lambda: self._compile_variant(variant))
         if _logger.isEnabledFor(logging.DEBUG):
             _logger.debug("compiled %s in %.2f s", describe(function), time.perf_counter() - start)
         return function

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, Callable
 
 from threadpoolctl import ThreadpoolController
 
+from synkhronos._engine import limit_threads
 from synkhronos._interrupts import deferred_interrupts
 from synkhronos._limits import count_cores
 
@@ -16,7 +17,7 @@ _logger = logging.getLogger("synkhronos")
 
 
 class ThreadLimits:
-    """Keeps the BLAS and OpenMP threads of this process to its fair part of the cores.
+    """Keeps the threads of this process, those of BLAS, OpenMP and the engine, to its fair part of the cores.
 
     Parameters
     ----------
@@ -29,10 +30,16 @@ class ThreadLimits:
         self._quiet = quiet
         self._n_threads = max(1, count_cores() // n_ranks)
         self._limited: set[str] = set()
-        self._undo: list[Any] = []
+        self._undo: list[Callable[[], Any]] = []
+        self._engine_limited = False
 
     def apply(self) -> None:
         """Limit the libraries that this process has loaded by now, and that are not limited yet."""
+        if not self._engine_limited:
+            end = limit_threads(self._n_threads)
+            if end is not None:
+                self._engine_limited = True
+                self._undo.append(end)
         controller = self._find()
         if controller is None:
             return
@@ -43,7 +50,7 @@ class ThreadLimits:
             for library in libraries:
                 most = min(library["num_threads"], self._n_threads)
                 limits[library["prefix"]] = min(most, limits.get(library["prefix"], most))
-            self._undo.append(controller.limit(limits=limits))
+            self._undo.append(controller.limit(limits=limits).restore_original_limits)
             self._limited |= loaded
 
     def _find(self) -> ThreadpoolController | None:
@@ -60,5 +67,6 @@ class ThreadLimits:
     def restore(self) -> None:
         """Undo `apply`."""
         while self._undo:
-            self._undo.pop().restore_original_limits()
+            self._undo.pop()()
         self._limited.clear()
+        self._engine_limited = False

@@ -9,6 +9,7 @@ from typing import Any, Callable
 from synkhronos import _engine
 from synkhronos._collectives import make_clique
 from synkhronos._interrupts import let_interrupts_pass
+from synkhronos._progress import progress
 from synkhronos._rank import Bind, Command, Connect
 from synkhronos._session.devices import check_unused, may_use_nccl
 from synkhronos.errors import DeviceError, WorkerDied, WorkerError, WorkerTimeout
@@ -53,7 +54,8 @@ def take_gpus(devices: Sequence[str], run: Callable[[Command], Any]) -> None:
         Naming the rank, its device and the cause.
     """
     try:
-        run(Bind(tuple(devices)))
+        with progress("taking GPUs"):
+            run(Bind(tuple(devices)))
     except WorkerError as error:
         cause = str(error).splitlines()[0].split("DeviceError: ", 1)[-1]
         raise DeviceError(f"rank {error.rank}: {cause}") from None

@@ -11,6 +11,7 @@ from synkhronos import _graphs
 from synkhronos._endings import Endings
 from synkhronos._engine import precompile
 from synkhronos._interrupts import deferred_interrupts, let_interrupts_pass
+from synkhronos._progress import progress
 from synkhronos._rank import Replica, summarize
 from synkhronos._session.ledger import Ledger
 from synkhronos.errors import WorkerError
@@ -95,9 +96,11 @@ class Library:
         failed: Exception | None = None
         self._distributing = True
         try:
-            for key in keys:
-                error = self._replicate(key) if key in self._pending else None
-                failed = failed or error
+            with progress("compiling and distributing functions", len(keys)) as work:
+                for key in keys:
+                    error = self._replicate(key) if key in self._pending else None
+                    failed = failed or error
+                    work.done += 1
         finally:
             self._distributing = False
         if failed is not None and (variable is None or self._replica.variables.key(variable) is None):

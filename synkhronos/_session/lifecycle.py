@@ -103,8 +103,8 @@ def fork(
     master_rank : int
         The rank of this process.
     profile_workers : bool
-        Print the workers' Theano profiles when they stop (functions must be built with ``profile=True``, or Theano's
-        flag ``profile`` be set).
+        Print the engine's profiles of the workers when they stop (functions must be built with ``profile=True``, or
+        the engine's flag ``profile`` be set).
     max_n_var, max_dim : int
         Accepted for scripts of 2017; they limit nothing.
     devices : str or list of str, optional

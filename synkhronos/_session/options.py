@@ -13,7 +13,7 @@ class Options(NamedTuple):
     Attributes
     ----------
     profile_workers : bool
-        Print Theano's profiles of the workers when they stop.
+        Print the engine's profiles of the workers when they stop.
     replicate_rng : bool
         Leave all ranks the same random streams.
     timeout : float or None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Union
 
+from synkhronos._engine import TITLE
 from synkhronos._rank import Record
 from synkhronos._session.session import Session
 from synkhronos._showing import html_table, public_names
@@ -21,7 +22,7 @@ _NOTHING = "nothing was measured yet"
 _ITEMS = dict(
     zip(
         CATEGORIES,
-        ("Theano Function", "Shuffle", "Straggler Effect", "Collectives", "Transfers", "Control", "Outside of Calls"),
+        (f"{TITLE} Function", "Shuffle", "Straggler Effect", "Collectives", "Transfers", "Control", "Outside of Calls"),
     )
 )
 

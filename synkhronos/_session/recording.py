@@ -19,10 +19,10 @@ def sequence() -> Iterator[None]:
     In the block they are checked and prepared, and NumPy inputs are copied; a call returns a `Future`. At its end the
     ranks carry out one part after the other, each when all ranks have completed the one before, and answer once.
 
-    What acts on the master at once (`Data` that is written to, Theano's ``set_value`` and ``get_value``) comes before
-    all that the block records. What needs an answer of the ranks (reading a variable, `all_gather`, `broadcast` of what
-    the master holds) can be the first in the block, or stand outside. If the block is left by an exception, nothing of
-    it is sent. The calls of other threads are not recorded.
+    What acts on the master at once (`Data` that is written to, a variable's own ``set_value`` and ``get_value``) comes
+    before all that the block records. What needs an answer of the ranks (reading a variable, `all_gather`, `broadcast`
+    of what the master holds) can be the first in the block, or stand outside. If the block is left by an exception,
+    nothing of it is sent. The calls of other threads are not recorded.
 
     Raises
     ------

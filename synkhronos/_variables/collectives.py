@@ -14,6 +14,7 @@ import numpy as np
 from synkhronos import _graphs
 from synkhronos._collectives import nccl_moves
 from synkhronos._keywords import checks_keywords
+from synkhronos._progress import progress
 from synkhronos._rank import AllGather, Get, Nccl
 from synkhronos._team import COLLECTIVES
 from synkhronos._variables.replicated import (
@@ -38,7 +39,7 @@ def broadcast(shared_vars: Variables, values: Any = None, nccl: bool = True) -> 
     ----------
     shared_vars : shared variable or list
     values : array_like or Data, or list, optional
-        New values, cast as Theano would.
+        New values, cast as the engine would.
     nccl : bool
         Use NCCL where the variable lives on a CUDA GPU; on CPU cores it changes nothing.
 
@@ -95,7 +96,8 @@ def scatter(shared_vars: Variables, values: Any, batch: Any = None) -> None:
         for var in variables:
             if var.ndim == 0:
                 raise ValueError(f"scatter: {var} is 0-dimensional")
-        put(session, variables, values, batch=batch, split=True)
+        with progress("scattering"):
+            put(session, variables, values, batch=batch, split=True)
         session.replicas.note_parts(variables)
 
 

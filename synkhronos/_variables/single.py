@@ -1,4 +1,4 @@
-"""One rank at a time: reading, writing and measuring the replicas of Theano shared variables."""
+"""One rank at a time: reading, writing and measuring the replicas of shared variables."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ def make_train_function_theano(
     weights: Optional[Any] = None,
     **kwargs: Any,
 ) -> Callable[..., Any]:
-    """Make the same training step for this process alone, in one plain Theano function.
+    """Make the same training step for this process alone, in one plain function.
 
     It needs no `synk.fork`. Parameters as in `make_train_function`; `weights` change nothing here.
 

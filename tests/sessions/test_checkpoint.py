@@ -46,6 +46,7 @@ def set_apart(variables, offset=0.0):
     return values
 
 
+@pytest.mark.numba
 def test_every_rank_gets_its_own_values_back(variables, tmp_path):
     values = set_apart(variables)
     checkpoint.save(tmp_path / "one.npz", variables)

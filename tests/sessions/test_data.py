@@ -157,6 +157,7 @@ def test_numpy_sees_the_memory_itself(two, summing):
     assert not np.shares_memory(np.array(x), x.data)
 
 
+@pytest.mark.numba
 def test_what_is_written_between_calls_is_seen_by_every_rank(synchronize):
     synchronize(3)
     function = sum_of("float64", 1)

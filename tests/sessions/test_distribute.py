@@ -212,6 +212,7 @@ def scanned():
     return function, gradient
 
 
+@pytest.mark.numba
 def test_scan(session):
     function, gradient = scanned()
     values = np.random.RandomState(0).randn(7, 2)
@@ -262,6 +263,7 @@ def serial_draws(kind, calls):
     return [function() for _ in range(calls)]
 
 
+@pytest.mark.numba
 @pytest.mark.parametrize("kind", [MRG_RandomStreams, RandomStreams])
 def test_ranks_draw_from_streams_of_their_own(session, kind):
     function, _ = drawing(kind)

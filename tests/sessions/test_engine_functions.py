@@ -164,6 +164,7 @@ def test_what_programs_build_under_parallelize(synchronize):
         function([x], loss, accept_inplace=True)
 
 
+@pytest.mark.numba
 @pytensor_only
 def test_functions_that_numba_compiles(synchronize):
     synchronize(2)

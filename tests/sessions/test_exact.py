@@ -210,6 +210,7 @@ def test_what_is_refused(session):
             function(np.ones((N, 2)))
 
 
+@pytest.mark.numba
 def test_the_table_of_collectives(session):
     x, y, w = T.dmatrix("x"), T.ivector("y"), theano.shared(np.ones((2, 3)), "w")
     out = T.nnet.softmax(x.dot(w))
@@ -307,6 +308,7 @@ def test_a_row_that_fails_fails_the_call_and_nothing_else(session):
         close(got, expected)
 
 
+@pytest.mark.numba
 def test_steps_in_a_sequence(session):
     function, reference, ours, theirs = prepared()
     x, y = batch(N)

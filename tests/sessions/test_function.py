@@ -104,6 +104,7 @@ def test_outputs_are_those_of_one_serial_call(session, data, n, num_slices, kind
             assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.numba
 def test_a_single_output_comes_without_a_list(session):
     x = T.dvector("x")
     function = synk.function([x], (x.sum(), "sum"))
@@ -424,6 +425,7 @@ def test_an_update_that_is_the_input_itself_is_copied(session):
     np.testing.assert_array_equal(synk.gather(kept), np.full((session, 4), 4))
 
 
+@pytest.mark.numba
 def test_update_forms(session):
     x = T.dvector("x")
     a, b = theano.shared(0.0, "a"), theano.shared(0.0, "b")
@@ -524,6 +526,7 @@ def test_batch_s_picks_on_each_rank(session, data, n, num_slices):
         np.testing.assert_allclose(seen, average, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.numba
 def test_sliceable_shareds_beside_scattered_inputs(session):
     x = T.fmatrix("x")
     stored = theano.shared(np.zeros((1, WIDTH), "float32"), "stored")

@@ -55,6 +55,7 @@ def gathering(ndim):
     return synk.function([x], [(synk.gathered(x), None), (synk.gathered(x[0]), None), (synk.gathered(x[1:]), None)])
 
 
+@pytest.mark.numba
 @pytest.mark.parametrize("n", [N, 3])
 def test_gathered(session, n):
     data = np.random.RandomState(n).randn(n, 2).astype("float32")

@@ -76,6 +76,7 @@ def test_a_program_computes_what_it_computes_without(session, n):
     close(out, train_serially(0.5, x, y)[1])
 
 
+@pytest.mark.numba
 def test_what_is_set_between_calls_reaches_all_ranks(session):
     (train, count, _), (train_serially, _, _), (w, total), (other, _) = prepared()
     x, y = rows()

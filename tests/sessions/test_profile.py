@@ -10,6 +10,7 @@ from engine import T, theano
 from support import KILL, NOTHING, RAISE, SLEEP, Fault
 
 import synkhronos as synk
+from synkhronos._engine import TITLE
 from synkhronos._session.profiles import check_serial
 from synkhronos._team import timeline as _timeline
 from synkhronos._team.timeline import (
@@ -290,7 +291,7 @@ def test_the_table(synchronize):
     html = profile._repr_html_()  # the same table
     assert re.findall(r"<t[dh][^>]*>([^<]*)</t[dh]>", html) == [cell for row in rows for cell in row]
     assert html.count("<tr>") == len(rows)
-    items = ["Theano Function", "Shuffle", "Straggler Effect", "Collectives", "Transfers", "Control"]
+    items = [f"{TITLE} Function", "Shuffle", "Straggler Effect", "Collectives", "Transfers", "Control"]
     assert [row[0] for row in rows[1:]] == ["Total", *items, "Outside of Calls"]
     mean = sum(profile.elapsed.values()) / 2
     total = sum(serial.elapsed.values())
@@ -350,6 +351,7 @@ def test_a_profile_from_fork_to_close(no_session, capsys):
 # -- traces
 
 
+@pytest.mark.numba
 @pytest.mark.parametrize("n_ranks", [1, 2, 3])
 def test_a_trace(synchronize, tmp_path, n_ranks):
     synchronize(n_ranks)

@@ -273,6 +273,7 @@ def test_the_environment_asks_for_the_first_alone(parts, monkeypatch):
     assert after.result()[0] == DATA.sum()
 
 
+@pytest.mark.numba
 def test_functions_that_are_new_are_distributed(parts, session):
     w = parts[5]
     more = theano.shared(np.arange(3.0), "more")

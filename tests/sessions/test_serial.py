@@ -378,6 +378,7 @@ def test_wrong_ops_are_found(synchronize):
         function(points, check_against_theano=False)
 
 
+@pytest.mark.numba
 def test_the_environment_asks_for_the_comparison(synchronize, monkeypatch):
     synchronize(2)
     x = T.dvector("x")

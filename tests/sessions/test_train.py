@@ -142,6 +142,7 @@ def test_description(synchronize):
     )
 
 
+@pytest.mark.numba
 @pytest.mark.parametrize("num_slices", [2, 4])
 def test_slicing_changes_nothing(session, num_slices):
     expected = serial_history("float64", "adam")

@@ -32,7 +32,7 @@ FLOORS = (
         "_showing",
     },
     {"_background", "_machine", "_memory"},
-    {"_engine"},
+    {"_engine", "_progress"},
     {"_graphs", "_team"},
     {"_collectives"},
     {"_inside"},

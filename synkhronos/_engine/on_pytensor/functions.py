@@ -17,6 +17,8 @@ from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.link.basic import Container
 from pytensor.link.utils import raise_with_op
 
+from synkhronos._engine.on_pytensor.operations import within
+
 __all__ = [
     "KEYWORDS",
     "SHAPES_ONLY",
@@ -104,6 +106,7 @@ def running_parts(function: Any) -> Running | None:
     That is so for arguments that the function may write to, and for profiles.
     """
     vm = function.vm
+    execute = within(function.maker.fgraph, vm) if hasattr(vm, "jit_fn") else vm
     if function.profile or function._potential_aliased_input_groups:
         return None
     pairs = zip(function.maker.inputs, function.input_storage)
@@ -114,7 +117,7 @@ def running_parts(function: Any) -> Running | None:
 
     def compute() -> list[Any]:
         # what numba has compiled leaves its outputs in their cells, updates among them
-        outputs = vm()
+        outputs = execute()
         if outputs is None:
             outputs = [cell[0] for cell in made]
         for i, cell in updates:
@@ -130,7 +133,7 @@ def running_parts(function: Any) -> Running | None:
 
     does_all = not getattr(vm, "need_update_inputs", True)
     emptied = [*(cell for _, cell in taken), *left]
-    return Running(vm if does_all else compute, taken, function._n_returned_outputs, emptied, explain)
+    return Running(execute if does_all else compute, taken, function._n_returned_outputs, emptied, explain)
 
 
 def machine(function: Any) -> Any:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable
 
 from pytensor.compile.mode import optdb
 from pytensor.gradient import DisconnectedType, disconnected_type
 from pytensor.graph import op as _op
 from pytensor.graph.rewriting.basic import GraphRewriter
 
-__all__ = ["Op"]
+__all__ = ["Op", "tell_numba", "within"]
+
+_here = threading.local()  # the operations of the function that this thread executes
 
 
 class Op(_op.Op):
@@ -35,6 +38,29 @@ class Op(_op.Op):
         return [disconnected_type() if one is None else one for one in self.R_op(inputs, points)]
 
 
+def within(graph: Any, execute: Callable[[], Any]) -> Callable[[], Any]:
+    """What executes a function's compiled code so that its own operations run, and note what they see.
+
+    Those that no rewrite has told apart are not known from each other: one of them stands for all.
+    """
+    own = {(type(op), _properties(op)): op for op in (node.op for node in graph.apply_nodes) if isinstance(op, Op)}
+    if not own:
+        return execute
+
+    def run() -> Any:
+        _here.operations = own
+        try:
+            return execute()
+        finally:
+            _here.operations = None
+
+    return run
+
+
+def _properties(op: Any) -> tuple[Any, ...]:
+    return tuple([getattr(op, name) for name in op.__props__])
+
+
 @functools.cache
 def _like(kind: type, properties: tuple[Any, ...]) -> Any:
     return kind(*properties)
@@ -43,19 +69,24 @@ def _like(kind: type, properties: tuple[Any, ...]) -> Any:
 def performed(kind: type, properties: tuple[Any, ...], n_outputs: int, inputs: Sequence[Any]) -> Any:
     """What an operation makes of some values; code that numba has kept finds it by its name, in any process."""
     storage: list[list[Any]] = [[None] for _ in range(n_outputs)]
-    _like(kind, properties).perform(None, inputs, storage)
+    own = getattr(_here, "operations", None) or {}
+    op = own.get((kind, properties)) or _like(kind, properties)  # the latter in loops, and outside of calls on ranks
+    op.perform(None, inputs, storage)
     return storage[0][0] if n_outputs == 1 else tuple(value for (value,) in storage)
 
 
 @functools.cache
-def _tell_numba() -> None:
-    """Have numba run operations of this kind in Python; what it compiles is kept by kind and properties."""
+def tell_numba() -> None:
+    """Have numba run operations of this kind in Python; what it compiles is kept by kind and properties.
+
+    Each process must be told before it links a function that has some.
+    """
     import numba
     from pytensor.link.numba.dispatch.basic import get_numba_type, numba_njit, register_funcify_default_op_cache_key
 
     @register_funcify_default_op_cache_key(Op)
     def compiled(op: Any, node: Any, **_: Any) -> Any:
-        kind, properties = type(op), tuple(getattr(op, name) for name in op.__props__)
+        kind, properties = type(op), _properties(op)
         types = [get_numba_type(output.type) for output in node.outputs]
         n_outputs = len(types)
         returned = types[0] if n_outputs == 1 else numba.types.Tuple(types)
@@ -77,7 +108,7 @@ class _TellNumba(GraphRewriter):
 
     def apply(self, fgraph: Any) -> None:
         """Change nothing."""
-        _tell_numba()
+        tell_numba()
 
 
 optdb.register("synkhronos_tell_numba", _TellNumba(), "numba", position=200)

@@ -23,6 +23,9 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op as PureOp
 from pytensor.graph.type import Type as PureType
 from pytensor.graph.utils import Scratchpad
+from pytensor.link.numba.linker import NumbaLinker
+
+from synkhronos._engine.on_pytensor.operations import tell_numba
 
 __all__ = ["FromFunctionOp", "PureOp", "PureType", "pack", "reduced", "unpack"]
 
@@ -121,6 +124,8 @@ def unpack(packed: Any) -> Any:
     _, maker, cells, trust_input = packed
     for spec, cell in zip(maker.inputs, cells):
         spec.value = cell
+    if isinstance(maker.linker, NumbaLinker):
+        tell_numba()  # the graph is not optimised here again, which would tell it
     function = maker.create(cells)
     function.trust_input = trust_input
     return function

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+import sys
+from typing import Any, Callable
 
 import pytensor
 from pytensor.compile.debug import profiling
@@ -11,7 +13,7 @@ from pytensor.link.c.basic import get_module_cache
 from pytensor.link.c.cmodule import GCC_compiler
 from pytensor.link.numba.linker import NumbaLinker
 
-__all__ = ["find_compiled", "precompile", "prepare_fork", "print_profiles"]
+__all__ = ["find_compiled", "limit_threads", "precompile", "prepare_fork", "print_profiles"]
 
 
 def prepare_fork() -> None:
@@ -40,7 +42,9 @@ def precompile(function: Any) -> None:
         get_numba_type(spec.variable.type, "C") if cell.storage[0] is None else numba.typeof(cell.storage[0])
         for spec, cell in zip(function.maker.inputs, function.input_storage)
     ]
-    code.compile((numba.types.BaseTuple.from_types(types),) if types else ())  # it takes *args
+    if types and code.py_func.__code__.co_flags & inspect.CO_VARARGS:  # as what is kept on disk takes them
+        types = [numba.types.BaseTuple.from_types(types)]
+    code.compile(tuple(types))
 
 
 def find_compiled() -> None:
@@ -55,3 +59,23 @@ def find_compiled() -> None:
 def print_profiles() -> None:
     """Print the profiles of all functions of this process."""
     profiling._atexit_print_fn()
+
+
+def limit_threads(most: int) -> Callable[[], None] | None:
+    """Limit the threads of numba's own, which a program's ``prange`` starts; returns what ends that.
+
+    ``None`` while numba is not imported.
+    """
+    parallel: Any = sys.modules.get("numba.np.ufunc.parallel")
+    if parallel is None:
+        return None
+    if parallel._is_initialized:  # they run already
+        n_before = parallel.get_num_threads()
+        parallel.set_num_threads(min(n_before, most))
+        return lambda: parallel.set_num_threads(n_before)
+    n_started, parallel.NUM_THREADS = parallel.NUM_THREADS, min(parallel.NUM_THREADS, most)  # when it is first needed
+
+    def restore() -> None:
+        parallel.NUM_THREADS = n_started
+
+    return restore

@@ -8,7 +8,7 @@ from typing import Any
 import theano
 from theano.gof import compilelock
 
-__all__ = ["find_compiled", "precompile", "prepare_fork", "print_profiles"]
+__all__ = ["find_compiled", "limit_threads", "precompile", "prepare_fork", "print_profiles"]
 
 
 def prepare_fork() -> None:
@@ -42,3 +42,7 @@ def find_compiled() -> None:
 def print_profiles() -> None:
     """Print the profiles of all functions of this process."""
     theano.compile.profiling._atexit_print_fn()
+
+
+def limit_threads(most: int) -> None:
+    """Theano has no threads of its own but those of BLAS and OpenMP."""

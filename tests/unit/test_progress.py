@@ -1,0 +1,98 @@
+"""The line that tells of long work: on a terminal alone, taken back at the end."""
+
+import io
+import sys
+import time
+import types
+
+import pytest
+
+from synkhronos import _progress
+from synkhronos._progress import progress
+
+
+class Terminal(io.StringIO):
+    """What a person looks at."""
+
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def quickly(monkeypatch):
+    monkeypatch.setattr(_progress, "PATIENCE", 0.01)
+    monkeypatch.setattr(_progress, "_STEP", 0.01)
+
+
+def write_to(monkeypatch, stream):
+    """Take it for standard error; within a test, for pytest puts its own there before."""
+    monkeypatch.setattr(sys, "stderr", stream)
+    return stream
+
+
+def shown(text):
+    """What a terminal shows after a text without line ends."""
+    screen = []
+    for part in text.split("\r"):
+        screen[: len(part)] = part
+    return "".join(screen).rstrip()
+
+
+def wait_for(condition):
+    until = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_long_work_is_told_and_the_line_is_taken_back(quickly, monkeypatch):
+    terminal = write_to(monkeypatch, Terminal())
+    with progress("baking", 3) as work:
+        wait_for(lambda: "synkhronos: baking: 0 of 3, 0 s" in terminal.getvalue())
+        work.done += 1
+        with progress("stirring"):
+            wait_for(lambda: "baking: 1 of 3" in shown(terminal.getvalue()))
+    assert shown(terminal.getvalue()) == ""
+    assert "stirring" not in terminal.getvalue()
+
+
+def test_short_work_is_not(monkeypatch):
+    terminal = write_to(monkeypatch, Terminal())
+    with progress("baking"):
+        pass
+    assert terminal.getvalue() == ""
+
+
+def test_an_exception_ends_it(quickly, monkeypatch):
+    terminal = write_to(monkeypatch, Terminal())
+    with pytest.raises(ZeroDivisionError), progress("baking"):
+        wait_for(terminal.getvalue)
+        1 / 0  # noqa: B018
+    assert shown(terminal.getvalue()) == ""
+    with progress("eating"):  # the next work is told again
+        wait_for(lambda: "eating" in terminal.getvalue())
+
+
+@pytest.mark.parametrize("notebook", [False, True])
+def test_logs_see_nothing_and_notebooks_do(quickly, monkeypatch, notebook):
+    stream = write_to(monkeypatch, io.StringIO())
+    if notebook:
+        shell = type("ZMQInteractiveShell", (), {})()
+        monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    with progress("baking"):
+        if notebook:
+            wait_for(stream.getvalue)
+        time.sleep(0.1)
+    assert ("baking" in stream.getvalue()) is notebook
+
+
+def test_a_program_that_closed_its_terminal(quickly, monkeypatch):
+    terminal = write_to(monkeypatch, Terminal())
+    with progress("baking"):
+        wait_for(terminal.getvalue)
+        terminal.close()
+    with progress("baking"):
+        pass
+    write_to(monkeypatch, None)
+    with progress("baking"):
+        pass
