@@ -16,7 +16,7 @@ _COMPUTING = ("perform", "c_code", "make_thunk")
 
 
 def kind_of(op: Any) -> type:
-    """The type of an operation, or of the check or the inner graph that it is derived from, and computes as that does."""
+    """The type of an operation, or that of a check or an inner graph, if it is derived from that and computes alike."""
     for base in (ops.CheckAndRaise, ops.OpFromGraph):
         if isinstance(op, base) and all(
             getattr(type(op), name, None) is getattr(base, name, None) for name in _COMPUTING
