@@ -156,13 +156,13 @@ def test_density_and_gradient(synchronize, build, n_ranks):
     assert any("gather" in kind for kind in kinds) == (build in GATHERED), kinds
 
 
-def test_the_hierarchical_model_meets_twice(synchronize):
+def test_the_hierarchical_model_meets_twice_at_most(synchronize):
     synchronize(2)
     with parallel(model_of(hierarchical)) as model:
         function = model.logp_dlogp_function(ravel_inputs=True)
     partition = function._pytensor_function.partition
     assert [one.collective for one in partition] == ["all-reduce (sum)"] * 5
-    assert len({one.meeting for one in partition}) == 2
+    assert len({one.meeting for one in partition}) <= 2
     assert sum(value.get_value().nbytes for value in function._pytensor_function.get_shared()) < N * 5 * 8 * 0.6
 
 
