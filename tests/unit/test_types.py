@@ -93,7 +93,7 @@ BAD = (
     "synk.extensions.traine",
     'synk.function([x], (x.sum(), "summ"))',
     'synk.function([x], [x.sum(), (x.sum(), "summ")])',
-    "synk.function([x], x, updatess=[])",
+    "synk.function([x], x, update_s=[])",
     'synk.function([x], x, exact=True, random="ownn")',
     'synk.function([x], x, on_unused_input="ignored")',
     'synk.function([x], "x")',
