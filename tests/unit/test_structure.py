@@ -265,7 +265,7 @@ def public_objects():
     for path in MODULES:
         parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
         module = ".".join(part for part in parts if part != "__init__")
-        if "__main__" in parts or OTHER_ENGINE in parts:
+        if "__main__" in parts or OTHER_ENGINE in parts or ("_compat" in parts and not on_theano):
             continue
         __import__(module)
         for name, obj in vars(sys.modules[module]).items():
