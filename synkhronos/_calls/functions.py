@@ -82,6 +82,7 @@ class Function(Appearance):
 
     maker: Any = property(lambda self: self._theano.maker, doc="That of the master's own function, with its graph.")
     fn: Any = property(lambda self: machine(self._theano), doc="What the master's own function runs.")
+    vm: Any = property(lambda self: self.fn, doc="The same, by PyTensor's name.")
     profile: Any = property(lambda self: self._theano.profile, doc="The engine's profile of it, or ``None``.")
 
     def get_shared(self) -> list[Any]:

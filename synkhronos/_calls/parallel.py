@@ -146,7 +146,7 @@ class ParallelFunction:
     ----------
     exact : Function
         The function that it calls, whose scattered inputs come first; it takes `Data`, ``batch`` and so on.
-    name, maker, fn, profile, partition
+    name, maker, fn, vm, profile, partition
         Those of ``exact``.
     output_keys : list of str, or None
     trust_input : bool
@@ -190,6 +190,7 @@ class ParallelFunction:
     name: Any = property(lambda self: self.exact.name)
     maker: Any = property(lambda self: self.exact.maker)
     fn: Any = property(lambda self: self.exact.fn)
+    vm: Any = property(lambda self: self.exact.fn)
     profile: Any = property(lambda self: self.exact.profile)
     partition: Any = property(lambda self: self.exact.partition)
 
@@ -200,8 +201,8 @@ class ParallelFunction:
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
             f"{name}: what {_engine.name}.function builds under synkhronos.parallelize has exact, fn, get_shared, "
-            "maker, name, output_keys, partition, profile, trust_input; for more, build the function outside of the "
-            "block"
+            "maker, name, output_keys, partition, profile, trust_input, vm; for more, build the function outside of "
+            "the block"
         )
 
     def __getitem__(self, name: Any) -> Any:

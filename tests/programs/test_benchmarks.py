@@ -7,6 +7,7 @@ import textwrap
 
 import psutil
 import pytest
+from engine import theano_only
 from support import ROOT
 
 sys.path.append(str(ROOT))
@@ -171,6 +172,7 @@ def test_the_remarks_belong_to_figures():
     assert all(isinstance(text, str) and text.endswith(".") for text in remarks.values())
 
 
+@theano_only("contestants in Theano's names")
 def test_what_the_machine_allows():
     with Contest([], aside=[limits.LIMITS]) as contest:
         found = contest.run(1, limits.turns("copy", "add", "product", "flag"), warm_up=0)
@@ -189,6 +191,7 @@ def test_processors_are_told_apart(tmp_path):
     assert processor()
 
 
+@theano_only("contestants in Theano's names")
 def test_the_call_figure_in_small(tmp_path):
     page, before = tmp_path / "page.md", set(psutil.Process().children())
     result = cli.measure("benchmarks.call", page, rounds=1, apart=10, succession=10)

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from engine import theano_only
 from theano.tensor.nnet import bn
 
 import synkhronos as synk
 from synkhronos._engine.on_theano import normalization
+
+pytestmark = theano_only("batch normalisation as one operation")
 
 N = 13
 SHAPES = {"per-activation": (N, 6), "spatial": (N, 3, 4, 5)}

@@ -180,9 +180,9 @@ def test_theanos_printing(synchronize, capsys):
     assert function.maker.fgraph.toposort()
     theano.printing.debugprint(function)
     ours = capsys.readouterr().out
-    assert "Elemwise{exp" in ours and "[id A]" in ours
+    assert "exp" in ours and "[id A]" in ours
     theano.printing.debugprint([function, x], print_storage=True)
-    assert capsys.readouterr().out.startswith("Sum")
+    assert capsys.readouterr().out.startswith(ours.split("{")[0])
     theano.printing.debugprint(function.maker.fgraph)
     assert capsys.readouterr().out.splitlines()[0].split(" '")[0] in ours
 

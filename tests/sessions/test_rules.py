@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from engine import T, theano
+from engine import T, lasagne, theano, theano_only
 
 import synkhronos as synk
 from synkhronos.extensions import updates
@@ -94,9 +94,10 @@ def test_a_rule_that_is_a_method(session):
     follow(session, lambda loss, params: Optimizer(0.1).get_updates(loss, params))
 
 
+@theano_only("Lasagne")
 @pytest.mark.parametrize("name", ["sgd", "nesterov_momentum", "adam", "adadelta"])
 def test_rules_of_lasagne(session, name):
-    theirs = getattr(pytest.importorskip("lasagne.updates"), name)
+    theirs = getattr(lasagne.updates, name)
     train, params, data = follow(session, theirs, learning_rate=0.05)
     losses, (x, y), own_params, _ = make_problem()
     loss = losses.mean() + 0.01 * sum((param**2).sum() for param in own_params)
