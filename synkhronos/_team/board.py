@@ -6,6 +6,7 @@ read-only, and so neither asks nor disturbs anybody.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 
@@ -37,17 +38,22 @@ class Board:
     """
 
     def __init__(self, n_ranks: int, master_rank: int) -> None:
-        self._segment = Segment.create(_words_at(n_ranks) + native.Words.bytes_for(n_ranks))
-        numbers = self._segment.array((_HEAD + n_ranks,), np.int64)
+        segment = Segment.create(_words_at(n_ranks) + native.Words.bytes_for(n_ranks))
+        self._fd = os.dup(segment.fileno())
+        self._file = os.fstat(self._fd)
+        segment.close_fd()
+        numbers = segment.array((_HEAD + n_ranks,), np.int64)
         self.pids = numbers[_HEAD:]
         self.pids[master_rank] = os.getpid()
         numbers[1:_HEAD] = n_ranks, master_rank
         numbers[0] = _MAGIC
-        self.words = self._segment.bytes[_words_at(n_ranks) :]
+        self.words = segment.bytes[_words_at(n_ranks) :]
 
     def close(self) -> None:
-        """Have nobody find it any more."""
-        self._segment.close_fd()
+        """Have nobody find it any more. The program may have closed the descriptor, and have another file there."""
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(self._fd), self._file):
+                os.close(self._fd)
 
 
 class Sight:

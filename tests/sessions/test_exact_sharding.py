@@ -438,7 +438,7 @@ def test_what_cannot_be_sharded(session):
     w = theano.shared(np.ones((4, 2)), "w")
     for keywords, kind, message in [
         ({"shard": x}, TypeError, "a list of variables, or a dict"),
-        ({"shard": ["x"]}, TypeError, "must name Theano tensor variables"),
+        ({"shard": ["x"]}, TypeError, "must name tensor variables"),
         ({"shard": {x: "rows"}}, TypeError, "axis of x must be an int"),
         ({"shard": {x: 2}}, ValueError, "x .* has 2 dimensions, and no axis 2"),
         ({"shard": [s], "bcast_inputs": [s]}, ValueError, "s .* has 0 dimensions"),

@@ -52,8 +52,10 @@ def parallel(model: Any, rows: int | None = None) -> Iterator[Any]:
 
     Examples
     --------
-    >>> with synkhronos.extensions.pymc.parallel(model):
-    ...     pm.sample(cores=1, chains=1)
+    ::
+
+        with synkhronos.extensions.pymc.parallel(model):
+            pm.sample(cores=1, chains=1)
     """
     synkhronos.distribute()  # raises where there is no session
     builder = Builder(ModelData(model, rows))
