@@ -96,6 +96,10 @@ def _perform(node, inputs, alone):
         return [np.zeros(list(map(int, inputs)), node.op.dtype)]
     if isinstance(node.op, COMPILED):
         return _compiled(node)(*inputs)
+    if isinstance(node.op, ops.Dot) and not all(np.isfinite(one).all() for one in inputs):
+        # zero times infinity is 0 in NumPy's product of one row, and NaN in that of two
+        x, y = inputs
+        return [np.einsum(f"{'ij'[-x.ndim :]},{'jk'[: y.ndim]}", x, y).astype(node.outputs[0].dtype)]
     if not hasattr(node.tag, "is_prepared"):
         node.op.prepare_node(node, None, None, "py")
         node.tag.is_prepared = True
