@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple
+from typing import Any
 
 import pytensor
 from pytensor import In, Out
@@ -18,6 +18,7 @@ from pytensor.link.basic import Container
 from pytensor.link.utils import raise_with_op
 
 from synkhronos._engine.on_pytensor.operations import within
+from synkhronos._engine.running import Running
 
 __all__ = [
     "KEYWORDS",
@@ -53,16 +54,6 @@ _REFUSED = {
     "PytorchLinker": "PyTorch's compiler does not survive a fork",
     "MLXLinker": "MLX does not survive a fork",
 }
-
-
-class Running(NamedTuple):
-    """What calls a compiled function without its own `__call__`."""
-
-    function: Callable[[], Any]  # computes from the cells of the inputs; returns the outputs, then maybe others
-    inputs: list[tuple[Any, list[Any]]]  # type and cell of each
-    n_outputs: int
-    emptied: list[list[Any]]  # the cells that are to be emptied afterwards
-    explain: Callable[[], None]  # raises what is being raised, with the engine's own words
 
 
 def compile_function(inputs: Sequence[Any], outputs: Any = None, **kwargs: Any) -> Any:

@@ -10,7 +10,6 @@ puts there does: other libraries hang models on them, which the ranks may be una
 from __future__ import annotations
 
 import copy
-import copyreg
 import inspect
 from typing import Any
 
@@ -26,6 +25,7 @@ from pytensor.graph.utils import Scratchpad
 from pytensor.link.numba.linker import NumbaLinker
 
 from synkhronos._engine.on_pytensor.operations import tell_numba
+from synkhronos._engine.travelling import GUARDS, errors_of, new, once
 
 __all__ = ["FromFunctionOp", "PureOp", "PureType", "pack", "reduced", "unpack"]
 
@@ -48,30 +48,18 @@ def reduced(obj: Any, frames: dict[Any, Any]) -> Any:
             state = {name: value for name, value in obj.__dict__.items() if name in known}
             if "container" in state:
                 state["_default_update"] = None
-            return _new(type(obj), state)
+            return new(type(obj), state)
     elif isinstance(obj, Scratchpad):
         tags = {name: value for name, value in obj.__dict__.items() if name in _OF_TAGS}
         if "trace" in tags:
-            tags["trace"] = _once(tags["trace"], frames)
-        return _new(type(obj), tags)
+            tags["trace"] = once(tags["trace"], frames)
+        return new(type(obj), tags)
     elif type(obj) is FunctionGraph:
         in_place = any(isinstance(feature, DestroyHandler) for feature in obj._features)
         return _graph, (list(obj.inputs), list(obj.outputs), obj.update_mapping, obj.name, in_place)
-    elif inspect.isfunction(obj) and obj.__qualname__ in _GUARDS:
-        return _guard, (_GUARDS[obj.__qualname__], _errors_of(obj))
+    elif inspect.isfunction(obj) and obj.__qualname__ in GUARDS:
+        return _guard, (GUARDS[obj.__qualname__], errors_of(obj))
     return NotImplemented
-
-
-def _new(cls: type, state: dict[str, Any]) -> tuple[Any, ...]:
-    """How to make an object with these attributes, for pickle."""
-    return copyreg.__newobj__, (cls,), state or None  # type: ignore[attr-defined]
-
-
-def _once(trace: Any, frames: dict[Any, Any]) -> Any:
-    """The same trace, of frames that are the same objects wherever they come again."""
-    if isinstance(trace, list):
-        return [_once(part, frames) for part in trace]
-    return frames.setdefault(trace, trace)
 
 
 def _graph(inputs: list[Any], outputs: list[Any], update_mapping: Any, name: Any, in_place: bool) -> FunctionGraph:
@@ -80,20 +68,6 @@ def _graph(inputs: list[Any], outputs: list[Any], update_mapping: Any, name: Any
     if in_place:
         graph.attach_feature(DestroyHandler())
     return graph
-
-
-#: The functions that are the parts of NanGuardMode, closures that do not pickle, by the attributes of its linker.
-_GUARDS = {
-    "NanGuardMode.__init__.<locals>.nan_check": "callback",
-    "NanGuardMode.__init__.<locals>.nan_check_input": "callback_input",
-}
-
-
-def _errors_of(guard: Any) -> tuple[bool, ...]:
-    """What a function of NanGuardMode takes for an error: NaN, infinity, large values."""
-    check = inspect.getclosurevars(guard).nonlocals["do_check_on"]
-    found = inspect.getclosurevars(check).nonlocals
-    return tuple(bool(found[f"{kind}_is_error"]) for kind in ("nan", "inf", "big"))
 
 
 def _guard(attribute: str, errors: tuple[bool, ...]) -> Any:

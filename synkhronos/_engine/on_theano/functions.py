@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple
+from typing import Any
 
 import theano
 from theano import In, Out
@@ -12,6 +12,8 @@ from theano.compile.function import function as compile_function  # programs may
 from theano.compile.pfunc import rebuild_collect_shared
 from theano.gof import Query
 from theano.gof.link import Container, raise_with_op
+
+from synkhronos._engine.running import Running
 
 __all__ = [
     "KEYWORDS",
@@ -36,16 +38,6 @@ TAKES_SUBSETS = True
 #: What computes shapes from shapes, where ops tell how, and compiles nothing.
 _LOOK = Query(["merge", "ShapeOpt", "canonicalize"], subquery={"canonicalize": Query(["local_shape_to_shape_i"])})
 SHAPES_ONLY = theano.Mode("py", _LOOK)
-
-
-class Running(NamedTuple):
-    """What calls a compiled function without its own `__call__`."""
-
-    function: Callable[[], Any]  # computes from the cells of the inputs; returns the outputs, then maybe others
-    inputs: list[tuple[Any, list[Any]]]  # type and cell of each
-    n_outputs: int
-    emptied: list[list[Any]]  # the cells that are to be emptied afterwards
-    explain: Callable[[], None]  # raises what is being raised, with the engine's own words
 
 
 def rebuilt(

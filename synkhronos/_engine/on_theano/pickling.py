@@ -7,7 +7,6 @@ hang whole layers on them (Keras its ``_keras_history``, Blocks its annotations)
 
 from __future__ import annotations
 
-import copyreg
 import inspect
 from typing import Any
 
@@ -17,6 +16,8 @@ from theano.compile.ops import FromFunctionOp
 from theano.gof.op import PureOp
 from theano.gof.type import PureType
 from theano.gof.utils import scratchpad
+
+from synkhronos._engine.travelling import GUARDS, errors_of, new, once
 
 __all__ = ["FromFunctionOp", "PureOp", "PureType", "pack", "reduced", "unpack"]
 
@@ -48,41 +49,15 @@ def reduced(obj: Any, frames: dict[Any, Any]) -> Any:
         # a class of the user's own may need all that it has
         if type(obj).__module__.startswith("theano."):
             known = _OF_NODES if isinstance(obj, Apply) else _OF_VARIABLES
-            return _new(type(obj), {name: value for name, value in obj.__dict__.items() if name in known})
+            return new(type(obj), {name: value for name, value in obj.__dict__.items() if name in known})
     elif isinstance(obj, scratchpad):
         tags = {name: value for name, value in obj.__dict__.items() if name in _OF_TAGS}
         if "trace" in tags:
-            tags["trace"] = _once(tags["trace"], frames)
-        return _new(scratchpad, tags)
-    elif inspect.isfunction(obj) and obj.__qualname__ in _GUARDS:
-        return _guard, (_GUARDS[obj.__qualname__], _errors_of(obj))
+            tags["trace"] = once(tags["trace"], frames)
+        return new(scratchpad, tags)
+    elif inspect.isfunction(obj) and obj.__qualname__ in GUARDS:
+        return _guard, (GUARDS[obj.__qualname__], errors_of(obj))
     return NotImplemented
-
-
-def _new(cls: type, state: dict[str, Any]) -> tuple[Any, ...]:
-    """How to make an object with these attributes, for pickle."""
-    return copyreg.__newobj__, (cls,), state or None  # type: ignore[attr-defined]
-
-
-def _once(trace: Any, frames: dict[Any, Any]) -> Any:
-    """The same trace, of frames that are the same objects wherever they come again."""
-    if isinstance(trace, list):
-        return [_once(part, frames) for part in trace]
-    return frames.setdefault(trace, trace)
-
-
-#: The functions that are the parts of NanGuardMode, closures that do not pickle, by the attributes of its linker.
-_GUARDS = {
-    "NanGuardMode.__init__.<locals>.nan_check": "callback",
-    "NanGuardMode.__init__.<locals>.nan_check_input": "callback_input",
-}
-
-
-def _errors_of(guard: Any) -> tuple[bool, ...]:
-    """What a function of NanGuardMode takes for an error: NaN, infinity, large values."""
-    check = inspect.getclosurevars(guard).nonlocals["do_check_on"]
-    found = inspect.getclosurevars(check).nonlocals
-    return tuple(bool(found[f"{kind}_is_error"]) for kind in ("nan", "inf", "big"))
 
 
 def _guard(attribute: str, errors: tuple[bool, ...]) -> Any:
