@@ -13,7 +13,7 @@ import os
 import numpy as np
 
 from synkhronos._core import native
-from synkhronos._memory import Segment
+from synkhronos._memory import Segment, clear_of_streams
 
 __all__ = ["Board", "Sight"]
 
@@ -39,7 +39,7 @@ class Board:
 
     def __init__(self, n_ranks: int, master_rank: int) -> None:
         segment = Segment.create(_words_at(n_ranks) + native.Words.bytes_for(n_ranks))
-        self._fd = os.dup(segment.fileno())
+        self._fd = clear_of_streams(os.dup(segment.fileno()))
         self._file = os.fstat(self._fd)
         segment.close_fd()
         numbers = segment.array((_HEAD + n_ranks,), np.int64)
