@@ -7,7 +7,7 @@
 # make exact-programs   divide random programs, and compare them with the serial ones   (N=10000; SEED=5 begins there)
 # make soak    work for an hour with random faults, and write docs/soak.md   (SECONDS=60; ARGS="--episode 7" for one)
 # make bench   measure beside Theano, PyTorch and MPICH, and write docs/benchmarks.md and docs/speed.svg  (ARGS="cnn mlp" for some)
-# make bench-pytensor   the same on PyTensor, beside PyTensor alone
+# make bench-pytensor   the same on PyTensor, beside PyTensor and PyMC alone
 # make lint    check style, types and spelling           make format    bring the code into that style
 # make docs    build the documentation in docs/_build     make links    look whether links to other sites work
 # make wheel   build wheel and sdist into dist/          make clean     remove all that was made here
@@ -73,7 +73,7 @@ bench:
 	$(VENV)-bench/bin/python docs/draw_speed.py
 
 bench-pytensor:
-	@$(MAKE) --no-print-directory VENV=$(VENV)-bench-pytensor PYTHON="$(NEWER)" $(VENV)-bench-pytensor/with-test
+	@$(MAKE) --no-print-directory VENV=$(VENV)-bench-pytensor PYTHON="$(NEWER)" $(VENV)-bench-pytensor/with-bench-pytensor
 	$(VENV)-bench-pytensor/bin/python -m benchmarks $(ARGS)
 
 lint: $(VENV)/with-lint

@@ -25,7 +25,6 @@ FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
     "inside": ("inside", {}),
     "exact": ("exact", {}),
     "lstm": ("lstm", {}),
-    "pymc": ("pymc", {}),
     "step": ("step", {}),
     "excerpt": ("excerpt", {}),
     "many_ranks": ("many_ranks", {}),
@@ -37,6 +36,7 @@ FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
     "scaling-resnet": ("scaling", {"model": "resnet", "ranks": (1, 2), "rounds": 2}),
     "pytensor_mlp": ("pytensor_mlp", {}),
     "pytensor_start": ("pytensor_start", {}),
+    "pytensor_pymc": ("pytensor_pymc", {}),
 }
 
 
