@@ -14,7 +14,7 @@ from synkhronos._calls.averages import Averages
 from synkhronos._calls.doubt import Doubt
 from synkhronos._calls.meetings import Meetings
 from synkhronos._calls.planning import Planner
-from synkhronos._calls.points import sliceable_rows
+from synkhronos._calls.points import rows_on_ranks, sliceable_rows
 from synkhronos._calls.repeats import LastCall, look_at
 from synkhronos._calls.results import Results
 from synkhronos._calls.selecting import Selector
@@ -179,20 +179,22 @@ class Function(Appearance):
                 self._averages.see_parts(session, session.replicas.scattered(self.get_shared()))
                 self._n_changes = session.replicas.n_changes
             call, sight, rows, expected = None, None, None, None
-            if not (is_checked or self._graph.sliceable_shareds):
+            on_ranks = None
+            if self._graph.sliceable_shareds:
+                self._distributed(session, self._plain, self._graph)
+                on_ranks = (self._n_changes, *rows_on_ranks(session, self._graph))
+            if not is_checked and batch_s is None:
                 scattered = self._inputs[: self._graph.n_scattered]
-                sight = look_at(values, batch, scattered, batch_s is None, num_slices, subset, place)
-                call = None if sight is None else self._last.find(session, sight)
+                sight = look_at(values, batch, scattered, on_ranks, num_slices, subset, place)
+                call, rows = (None, None) if sight is None else self._last.find(session, sight)
             if call is None:
                 selector = Selector(session, self._graph, self._inputs, values, batch)
-                if self._graph.sliceable_shareds:
-                    self._distributed(session, self._plain, self._graph)
                 rows = sliceable_rows(session, self._graph, batch_s, num_slices)
                 if is_checked:
                     expected = self._serial.expected(session, selector.chosen(), rows, wanted)
                 distributed = functools.partial(self._distributed, session)
                 call, refs = self._planner.plan(session, distributed, selector, rows, num_slices, subset)
-                self._last.keep(sight, call, refs)
+                self._last.keep(sight, call, refs, rows)
             single = self._single and bool(self.output_modes) and subset is None
 
             def finish(results: Sequence[Any]) -> Any:

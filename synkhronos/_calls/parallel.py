@@ -92,7 +92,7 @@ class _Builder:
         shard = self._sharded(asked) if self._axes else {}
         if not n_scattered and not shard and not asked["updates"]:
             made = plain(**asked)
-            if not _graphs.updates_variables(made):  # it may draw random numbers
+            if not _graphs.updated_variables(made):  # it may draw random numbers
                 return made
         divided = [inputs[position] for position in order]
         own = ("inputs", "output_keys", "accept_inplace")

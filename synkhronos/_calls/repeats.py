@@ -89,14 +89,15 @@ class LastCall:
         self._signature: tuple[Any, ...] | None = None
         self._call: Call | None = None
         self._refs: Sequence[ArrayRef] = ()
+        self._rows: list[Selection] | None = None
 
-    def keep(self, sight: Sight | None, call: Call, refs: Sequence[ArrayRef]) -> None:
-        """Remember a call, and where what it needs was staged."""
+    def keep(self, sight: Sight | None, call: Call, refs: Sequence[ArrayRef], rows: list[Selection] | None) -> None:
+        """Remember a call, where what it needs was staged, and the rows of the sliceable shared variables."""
         self._signature = None if sight is None else sight.signature
-        self._call, self._refs = call, refs
+        self._call, self._refs, self._rows = call, refs, rows
 
-    def find(self, session: Session, sight: Sight) -> Call | None:
-        """The last call if it was like this one, with what it needs staged anew, and in the same places."""
-        if sight.signature != self._signature:
-            return None
-        return self._call if not sight.contents or session.restage(self._refs, sight.contents) else None
+    def find(self, session: Session, sight: Sight) -> tuple[Call | None, list[Selection] | None]:
+        """The last call and its rows if it was like this one, with what it needs staged anew, in the same places."""
+        if sight.signature == self._signature and (not sight.contents or session.restage(self._refs, sight.contents)):
+            return self._call, self._rows
+        return None, None

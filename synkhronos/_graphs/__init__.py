@@ -21,7 +21,7 @@ from synkhronos._graphs.shared import (
     set_array,
     shared_variables_of,
     start_worker,
-    updates_variables,
+    updated_variables,
     uses,
 )
 from synkhronos._graphs.variants import Variant
@@ -48,7 +48,7 @@ __all__ = [
     "set_array",
     "shared_variables_of",
     "start_worker",
-    "updates_variables",
+    "updated_variables",
     "uses",
     "variables_used",
 ]

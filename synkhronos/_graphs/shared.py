@@ -28,7 +28,7 @@ __all__ = [
     "set_array",
     "shared_variables_of",
     "start_worker",
-    "updates_variables",
+    "updated_variables",
     "uses",
 ]
 
@@ -56,9 +56,9 @@ def shared_variables_of(function: Any) -> list[Any]:
     return [spec.variable for spec in function.maker.inputs if spec.implicit or spec.shared]
 
 
-def updates_variables(function: Any) -> bool:
-    """Whether a compiled function gives shared variables new values, states of random streams among them."""
-    return any(spec.shared and spec.update is not None for spec in function.maker.inputs)
+def updated_variables(function: Any) -> list[Any]:
+    """The shared variables that a compiled function gives new values, states of random streams among them."""
+    return [spec.variable for spec in function.maker.inputs if spec.shared and spec.update is not None]
 
 
 def uses(function: Any, var: Any) -> bool:

@@ -33,11 +33,11 @@ from synkhronos._rank import (
     Release,
     Replica,
     Settle,
-    Shapes,
     serve,
 )
 from synkhronos._session.devices import kind
 from synkhronos._session.dispatch import CLOSED, Dispatcher
+from synkhronos._session.extents import Extents
 from synkhronos._session.gpus import connect_gpus, take_gpus
 from synkhronos._session.ledger import Ledger, Staged
 from synkhronos._session.library import Library
@@ -104,6 +104,8 @@ class Session:
             table = _graphs.VariableTable(self._ledger.ended_variables)
             self.replica = Replica(self._team, workspace, segments, table, regions)
             self.replica.thread_limits.apply()
+            self._extents = Extents(self.sequencer, self.replica, master_rank)
+            self.shapes = self._extents.of
             self.replicas = Replicas(table, self.run, master_rank, options.check_replicas)
             self._library = Library(self.replica, self._ledger, self._load)
             restore = self._library.restore if options.restart_workers else None
@@ -144,6 +146,7 @@ class Session:
         """
         with self.lock:
             self._library.forget_what_ended()
+            self._extents.see(command)
             return self._dispatcher.issue(command)
 
     # -- shared variables
@@ -151,10 +154,6 @@ class Session:
     def keys(self, variables: Sequence[Any]) -> tuple[int, ...]:
         """The keys of shared variables, which must be replicated."""
         return self.replica.variables.keys_of(variables)
-
-    def shapes(self, variables: Sequence[Any]) -> list[list[tuple[int, ...]]]:
-        """For each rank, the shapes of shared variables there."""
-        return self.run(Shapes(self.keys(variables)))
 
     # -- memory
 
