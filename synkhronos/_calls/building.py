@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["function"]
 
 
-_FOR_EXACT = ("exact", "shard", "random")
+_FOR_EXACT = ("exact", "shard", "random", "blocked")
 _OWN_KEYWORDS = ("inputs", "outputs", "bcast_inputs", "updates", "givens", "sliceable_shareds", *_FOR_EXACT)
 _KEYWORDS_FOR_THEANO = [name for name in _engine.KEYWORDS if name not in _OWN_KEYWORDS]
 
@@ -39,6 +39,7 @@ def function(
     exact: bool = False,
     shard: Mapping[Any, int] | Sequence[Variable] | None = None,
     random: Literal["serial", "own"] = "serial",
+    blocked: bool = False,
     **kwargs: Unpack[Keywords],
 ) -> Function:
     """Build a function that runs on every rank; replaces `theano.function` or `pytensor.function`.
@@ -70,6 +71,10 @@ def function(
     random : str
         For exact functions: ``"serial"`` (draws are the serial program's) or ``"own"`` (where there is a draw for each
         row, each rank makes its own; equal in distribution, and cheaper).
+    blocked : bool
+        For exact functions whose rows meet only in sums, at the end, such as a loss of much data and its gradient: each
+        rank computes in a loop over blocks of its rows, of 1 MiB, which stay in its core's cache until all is done with
+        them. That is quicker where memory is what bounds the computation.
     **kwargs
         For `theano.function`.
 
@@ -132,11 +137,13 @@ def function(
             raise ValueError("exact=True: outputs and updates are the serial program's, and take no op")
         if random not in ("serial", "own"):
             raise ValueError(f'random must be "serial" or "own"; got {random!r}')
-        divided = DividedGraph(graph, inputs, bcast_inputs or (), dict(kwargs), shard=shard, random=random)
+        divided = DividedGraph(
+            graph, inputs, bcast_inputs or (), dict(kwargs), shard=shard, random=random, blocked=blocked
+        )
         exactly = ExactFunction(session, graph, divided, single=not many, name=title)
         return _with_streams(exactly, own=divided.own_states)
-    if shard is not None or random != "serial":
-        raise ValueError("shard and random are for exact functions: give exact=True, too")
+    if shard is not None or random != "serial" or blocked:
+        raise ValueError("shard, random and blocked are for exact functions: give exact=True, too")
     for variable in graph.input_variables[: graph.n_scattered]:
         if not variable.broadcastable[0]:  # which may have one row
             check_open(variable, 0)

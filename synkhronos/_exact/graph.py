@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from synkhronos._engine import Out, UnusedInputError, config, is_random_state, leaves_of
+from synkhronos._exact.blocks import in_blocks
 from synkhronos._exact.lines import line_of
 from synkhronos._exact.meeting import ON_RANKS, label
 from synkhronos._exact.partition import Partition
@@ -43,6 +44,8 @@ class DividedGraph(Graph):
         See `Sharding`.
     random : str
         ``"serial"``: draws are the serial program's. ``"own"``: each rank draws for its rows.
+    blocked : bool
+        Each rank computes in a loop over blocks of its rows; see `in_blocks`.
 
     Attributes
     ----------
@@ -72,6 +75,7 @@ class DividedGraph(Graph):
         *,
         shard: Any = None,
         random: str = "serial",
+        blocked: bool = False,
     ) -> None:
         user.check_givens()
         outputs, updates = user.expressions
@@ -108,6 +112,15 @@ class DividedGraph(Graph):
         self._draw = functools.partial(draw, walk, expressions)
         drawn = [var for var, _ in updates if is_random_state(var) and var not in self.own_states]
         self._why_not_sliced = functools.partial(why_not_sliced, walk, needed, drawn, self.takes_rows)
+        if blocked:
+            if drawn or self.own_states or not self.takes_rows or sharding.rows is not sharding.given:
+                raise ValueError("blocked=True is for rows of inputs and of scattered variables, without random draws")
+            needed = in_blocks(needed, sharding.rows, sharding.scattered, set(self._lengths.common))
+            divided = [
+                Out(new, borrow=item.borrow) if isinstance(item, Out) else new
+                for item, new in zip(user.outputs, needed)
+            ]
+            new_updates = [(var, new) for (var, _), new in zip(updates, needed[len(divided) :])]
         for node, reason in walk.gathered:
             what = node.op, line_of(node.outputs[0]), reason
             _logger.info("%s (%s) is gathered and computed whole on every rank: %s", *what)

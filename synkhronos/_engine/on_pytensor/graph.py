@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pytensor
@@ -21,6 +21,7 @@ from pytensor.graph.rewriting.basic import GraphRewriter as Rewriter
 from pytensor.graph.rewriting.basic import MergeOptimizer, copy_stack_trace
 from pytensor.graph.traversal import ancestors, graph_inputs, io_toposort
 from pytensor.graph.utils import InconsistencyError
+from pytensor.scan.basic import scan
 from pytensor.tensor.basic import get_underlying_scalar_constant_value as get_scalar_constant_value
 from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.shape import Shape_i, specify_broadcastable
@@ -51,6 +52,7 @@ __all__ = [
     "TensorType",
     "UnusedInputError",
     "Variable",
+    "accumulated",
     "ancestors",
     "clone",
     "config",
@@ -128,6 +130,33 @@ def with_broadcastable(variable: Any, broadcastable: Sequence[bool]) -> Any:
     """A variable whose axes are known to have length 1 where they are broadcastable."""
     pairs = enumerate(zip(broadcastable, variable.broadcastable))
     return specify_broadcastable(variable, *(axis for axis, (fixed, known) in pairs if fixed and not known))
+
+
+def accumulated(
+    step: Callable[..., list[Any]], initial: Sequence[Any], n_steps: Any, others: Sequence[Any]
+) -> list[Any]:
+    """What some variables are after a loop.
+
+    Parameters
+    ----------
+    step : callable
+        ``step(number, *variables, *others)`` gives the variables after a step.
+    initial : list of variables
+        Those before the first step, of which there is one at least.
+    n_steps : variable
+    others : list of variables
+        What else the steps use.
+    """
+    all_steps = scan(
+        step,
+        sequences=[T.arange(n_steps)],
+        outputs_info=list(initial),
+        non_sequences=list(others),
+        strict=True,
+        return_list=True,
+        return_updates=False,
+    )
+    return [values[-1] for values in all_steps]
 
 
 def register(name: str, rewriter: Any, position: float, *tags: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import theano
@@ -42,6 +42,7 @@ __all__ = [
     "TensorType",
     "UnusedInputError",
     "Variable",
+    "accumulated",
     "ancestors",
     "clone",
     "config",
@@ -99,6 +100,32 @@ def retyped(variable: Any, dtype: Any = None, free: Sequence[int] = ()) -> Any:
     """The type of a variable, with another dtype, and with any length along some axes."""
     fixed = tuple(one and axis not in free for axis, one in enumerate(variable.broadcastable))
     return TensorType(str(dtype or variable.dtype), fixed)
+
+
+def accumulated(
+    step: Callable[..., list[Any]], initial: Sequence[Any], n_steps: Any, others: Sequence[Any]
+) -> list[Any]:
+    """What some variables are after a loop.
+
+    Parameters
+    ----------
+    step : callable
+        ``step(number, *variables, *others)`` gives the variables after a step.
+    initial : list of variables
+        Those before the first step, of which there is one at least.
+    n_steps : variable
+    others : list of variables
+        What else the steps use.
+    """
+    all_steps, _ = theano.scan(
+        step,
+        sequences=[T.arange(n_steps)],
+        outputs_info=list(initial),
+        non_sequences=list(others),
+        strict=True,
+        return_list=True,
+    )
+    return [values[-1] for values in all_steps]
 
 
 def register(name: str, rewriter: Any, position: float, *tags: str) -> None:

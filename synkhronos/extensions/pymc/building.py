@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -48,7 +49,8 @@ class Builder:
             return plain(**asked)
         divided = clone(expressions, {one.source: one.expression for one in data})
         results, values = divided[: len(outputs)], divided[len(outputs) :]
-        exact = synkhronos.function(
+        build = functools.partial(
+            synkhronos.function,
             [],
             results if many else results[0],
             bcast_inputs=asked["inputs"],
@@ -57,6 +59,10 @@ class Builder:
             exact=True,
             **{name: value for name, value in asked.items() if name not in _OWN},
         )
+        try:
+            exact = build(blocked=True)
+        except ValueError:  # rows meet otherwise than in sums at the end
+            exact = build()
         return ModelFunction(exact, data)
 
 

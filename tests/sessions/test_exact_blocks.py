@@ -1,0 +1,122 @@
+"""Exact functions that go through their rows in blocks: values as of the serial program, and what is refused."""
+
+import functools
+
+import numpy as np
+import pytest
+from engine import RandomStreams, T, theano
+from support import assert_close
+
+import synkhronos as synk
+from synkhronos._exact import blocks
+
+
+@functools.cache
+def regression():
+    """Loss and gradient of a regression with groups, a step of gradient descent; the serial one, too."""
+
+    def build(make, **own):
+        x, y, group, scale = T.dmatrix("x"), T.dvector("y"), T.lvector("group"), T.dscalar("scale")
+        w = theano.shared(np.linspace(-1, 1, 3), "w")
+        level = theano.shared(np.linspace(0, 1, 4), "level")
+        residual = (y - T.dot(x, w) - level[group]) / scale
+        loss = T.sqr(residual).mean() + T.log(scale) + (level**2).sum()
+        updates = [(var, var - 0.1 * T.grad(loss, var)) for var in (w, level)]
+        names = {"bcast_inputs": [scale]} if own else {}
+        inputs = [x, y, group] if own else [x, y, group, scale]
+        count = T.sum(residual > 0)
+        return make(inputs, [loss, count, x.shape[0]], updates=updates, **names, **own), [w, level]
+
+    real, blocks._BYTES = blocks._BYTES, 5 * 8 * 7  # seven rows of five numbers
+    try:
+        made = build(synk.function, exact=True, blocked=True)
+    finally:
+        blocks._BYTES = real
+    return made, build(theano.function)
+
+
+@pytest.mark.parametrize("n", [101, 14, 3, 1])
+def test_blocks_of_rows(session, n):
+    (function, ours), (reference, theirs) = regression()
+    rng = np.random.RandomState(n)
+    for _ in range(2):
+        given = rng.randn(n, 3), rng.randn(n), rng.randint(0, 4, n)
+        for got, expected in zip(function(*given, 1.5), reference(*given, 1.5)):
+            assert np.shape(got) == np.shape(expected)
+            assert_close(got, expected, rtol=1e-12, atol=1e-13)
+    for mine, other in zip(ours, theirs):
+        assert_close(mine.get_value(), other.get_value(), rtol=1e-12, atol=1e-13)
+    assert not synk.check_replicas()
+
+
+def test_blocks_in_batches_and_slices(synchronize):
+    synchronize(2)
+    (function, ours), (reference, theirs) = regression()
+    rng = np.random.RandomState(0)
+    arrays = rng.randn(60, 3), rng.randn(60), rng.randint(0, 4, 60)
+    data = [synk.data(array) for array in arrays]
+    picks = rng.permutation(60)[:41]
+    for options in ({"batch": picks}, {"batch": slice(5, 50)}, {"num_slices": 3}):
+        batch = options.get("batch", slice(None))
+        expected = reference(*[array[batch] for array in arrays], 0.7)
+        for got, other in zip(function(*data, 0.7, **options), expected):
+            assert_close(got, other, rtol=1e-12, atol=1e-13)
+    for mine, other in zip(ours, theirs):
+        assert_close(mine.get_value(), other.get_value(), rtol=1e-12, atol=1e-13)
+
+
+def test_blocks_meet_once(synchronize):
+    synchronize(3)
+    (function, _), _ = regression()
+    table = str(function.partition)
+    assert "meetings: 1" in table and "all-reduce (sum)" in table and "all-gather" not in table
+
+
+def test_blocks_of_scattered_variables(synchronize):
+    synchronize(2)
+    x = theano.shared(np.zeros((0, 2)), "x")
+    given = np.random.RandomState(0).randn(90, 2)
+    p = T.dvector("p")
+    loss = T.exp(-T.sqr(x - p).sum(axis=1)).sum()
+    function = synk.function(
+        [], [loss, T.grad(loss, p)], bcast_inputs=[p], sliceable_shareds=[x], exact=True, blocked=True
+    )
+    synk.distribute()
+    rows = T.dmatrix()
+    serial = T.exp(-T.sqr(rows - p).sum(axis=1)).sum()
+    reference = theano.function([rows, p], [serial, T.grad(serial, p)])
+    for length in (90, 31):  # other rows are seen
+        synk.scatter(x, given[:length])
+        for _ in range(2):
+            for got, expected in zip(function([0.5, -1]), reference(given[:length], [0.5, -1])):
+                assert_close(got, expected, rtol=1e-12, atol=1e-13)
+
+
+def normalized(x):
+    return T.sqr((x - x.mean()) / x.std()).sum()
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda x: 2 * x, "has rows, which do not meet"),
+        (lambda x: x.max(), "otherwise than in sums"),
+        (lambda x: T.sort(x).sum(), "otherwise than in sums"),
+        (normalized, "once more after ranks have met"),
+        (lambda x: RandomStreams(1).normal(x.shape).sum() + x.sum(), "without random draws"),
+    ],
+)
+def test_other_meetings_are_refused(synchronize, build, message):
+    synchronize(2)
+    x = T.dvector("x")
+    with pytest.raises(ValueError, match=message):
+        synk.function([x], build(x), exact=True, blocked=True)
+
+
+def test_blocks_need_rows_and_exactness(synchronize):
+    synchronize(2)
+    x = T.dvector("x")
+    with pytest.raises(ValueError, match="blocked are for exact functions"):
+        synk.function([x], x.sum(), blocked=True)
+    with pytest.raises(ValueError, match="blocked=True is for rows"):
+        synk.function([], x.sum(), bcast_inputs=[x], exact=True, blocked=True)
