@@ -8,19 +8,17 @@ here is written such that it may be left at any point. Where that cannot be had,
 from __future__ import annotations
 
 import _signal  # what is behind `signal`, whose conversions to enums take longer than all else here
-import ctypes
 import functools
 import gc
 import sys
 import threading
 from typing import Any
 
+from synkhronos._core import native
+
 __all__ = ["collect_garbage", "deferred_interrupts", "handle_interrupts", "interrupt_behind", "let_interrupts_pass"]
 
 _NUMBERS = range(1, _signal.NSIG)
-
-_sigaction = ctypes.CDLL(None).sigaction
-_SIGACTION_BYTES = 512  # more than any platform's structure has
 
 # Of the main thread: how many blocks it is in, the handlers that `_note` stands in for or did, and what signals came.
 _depth = 0
@@ -34,17 +32,6 @@ def _note(number: int, frame: Any) -> None:
             _handlers[number](number, frame)
     elif number not in _came:  # the kernel would not have them queue up, either
         _came.append(number)
-
-
-def _set_handler(number: int, handler: Any) -> None:
-    """Set the Python handler of a signal, below one of C code that was put over it, as faulthandler's are.
-
-    Python's own would take the place of that one.
-    """
-    action = ctypes.create_string_buffer(_SIGACTION_BYTES)
-    _sigaction(number, None, action)
-    _signal.signal(number, handler)
-    _sigaction(number, action, None)
 
 
 def _python_handlers() -> dict[int, Any]:
@@ -67,35 +54,30 @@ class deferred_interrupts:
             if not _depth:
                 self._replaced = _python_handlers()
                 _handlers.update(self._replaced)
+                notes = dict.fromkeys(self._replaced, _note)
+            _depth += 1  # from here on nothing is called that a handler could interrupt, but what sets them
+            if _depth == 1:
                 try:
-                    for number in self._replaced:
-                        _set_handler(number, _note)
-                except BaseException:  # of a handler that was not replaced yet
-                    _put_back(list(self._replaced.items()))
+                    raised = native.set_handlers(_signal.signal, notes)
+                    if raised:  # by handlers that were not replaced yet
+                        raise raised[-1]
+                except BaseException:
+                    self.__exit__()
                     raise
-            _depth += 1
 
     def __exit__(self, *exception: object) -> None:
         global _depth
         if self._deferring:
+            raised: list[BaseException] = []
             try:
+                if _depth == 1:  # and stays that until all is put back: what `_note` handles may not tear this apart
+                    raised = native.set_handlers(_signal.signal, self._replaced)
+            finally:
                 _depth -= 1
                 if not _depth:
-                    _put_back(list(self._replaced.items()))
-            finally:
-                if not _depth:
                     _handle(sys._getframe(1))
-
-
-def _put_back(handlers: list[tuple[int, Any]]) -> None:
-    """Have each signal handled by its own handler again, even if some of these raise meanwhile."""
-    while handlers:
-        try:
-            _set_handler(*handlers[-1])
-            handlers.pop()
-        except BaseException:
-            _put_back(handlers)
-            raise
+            if raised:
+                raise raised[-1]
 
 
 def _handle(frame: Any) -> None:

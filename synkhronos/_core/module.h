@@ -20,5 +20,8 @@ int synkhronos_add_words(PyObject *module);
 int synkhronos_add_reductions(PyObject *module);
 int synkhronos_add_collectives(PyObject *module);
 int synkhronos_add_runner(PyObject *module);
+int synkhronos_add_handlers(PyObject *module);
+int synkhronos_add_halves(PyObject *module);
+int synkhronos_add_digests(PyObject *module);
 
 #endif

@@ -71,6 +71,8 @@ class Reduction:
     ------
     TypeError
         If there is no such reduction.
+    ValueError
+        If a weight is negative or not finite.
     """
 
     def __init__(self, op: str, dtype: DTypeLike, returned: DTypeLike, weights: Sequence[float]) -> None: ...
@@ -160,3 +162,51 @@ class Runner:
     ) -> Self: ...
     def __call__(self, values: list[Any], /) -> list[Any] | None:
         """Call the function; ``None``, before anything is done, if the values are not such arrays."""
+
+def set_handlers(set: Callable[[int, Any], Any], handlers: dict[int, Any], /) -> list[BaseException]:
+    """Set the Python handlers of signals, all of them, whatever handlers raise meanwhile.
+
+    Handlers of C code that were put over Python's, as faulthandler's are, stay where they are.
+
+    Parameters
+    ----------
+    set : callable
+        ``signal.signal``.
+    handlers : dict
+        By the numbers of signals.
+
+    Returns
+    -------
+    list
+        What was raised.
+    """
+
+# -- halves_module.c
+
+def narrow(values: NDArray[Any], out: NDArray[Any], is_brain: bool, /) -> None:
+    """Write float32 numbers as bfloat16 (``is_brain``), or float16, to uint16: to the nearest, of two the even one."""
+
+def widen(halves: NDArray[Any], out: NDArray[Any], is_brain: bool, /) -> None:
+    """Write the float32 numbers that bfloat16 (``is_brain``), or float16, in uint16 stand for."""
+
+# -- digests_module.c
+
+def digest_blocks(content: Any, numbers: NDArray[Any], key: bytes, out: NDArray[Any], /) -> None:
+    """Write digests of blocks of memory, while other threads run.
+
+    Parameters
+    ----------
+    content : bytes-like
+        C-contiguous; its last block may be shorter than the others.
+    numbers : int64 array
+        Of the blocks.
+    key : bytes
+        Random, and 16 more than a block has, which are a multiple of 16.
+    out : uint64 array of shape (len(numbers), 4)
+        Two different blocks of one length have the same digest with a probability of at most 2^-128.
+
+    Raises
+    ------
+    ValueError
+        If there is no such block, or the sizes do not fit.
+    """

@@ -1,6 +1,8 @@
 /* NumPy arrays, as the reductions take them. */
 #include "reductions_arrays.h"
 
+#include <float.h>
+
 enum type type_of(PyArray_Descr *dtype)
 {
     switch (PyArray_ISNBO(dtype->byteorder) ? dtype->type_num : NPY_NOTYPE) {
@@ -35,6 +37,9 @@ double *doubles_of(PyObject *sequence, Py_ssize_t *n)
         PyErr_NoMemory();
     for (Py_ssize_t i = 0; numbers != NULL && i < *n; i++) {
         numbers[i] = PyFloat_AsDouble(PySequence_Fast_GET_ITEM(items, i));
+        if (!PyErr_Occurred() && !(numbers[i] >= 0 && numbers[i] <= DBL_MAX))
+            PyErr_Format(PyExc_ValueError, "weights must be finite and not negative; got %R",
+                         PySequence_Fast_GET_ITEM(items, i));
         if (PyErr_Occurred()) {
             PyMem_Free(numbers);
             numbers = NULL;
