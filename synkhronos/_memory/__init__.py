@@ -6,7 +6,7 @@ from synkhronos._memory.anonymous import remove_stale
 from synkhronos._memory.arena import Arena
 from synkhronos._memory.box import Box
 from synkhronos._memory.descriptors import clear_of_streams
-from synkhronos._memory.files import segment_of_file
+from synkhronos._memory.files import FilePart, find_part, open_part, segment_of_file
 from synkhronos._memory.passage import Passage
 from synkhronos._memory.regions import look_at_free_memory, make_regions
 from synkhronos._memory.segments import ArrayRef, Segment, SegmentRef, SegmentTable, aligned, dtype_spec
@@ -15,6 +15,7 @@ __all__ = [
     "Arena",
     "ArrayRef",
     "Box",
+    "FilePart",
     "Passage",
     "Segment",
     "SegmentRef",
@@ -22,8 +23,10 @@ __all__ = [
     "aligned",
     "clear_of_streams",
     "dtype_spec",
+    "find_part",
     "look_at_free_memory",
     "make_regions",
+    "open_part",
     "remove_stale",
     "segment_of_file",
 ]

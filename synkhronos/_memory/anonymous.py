@@ -1,4 +1,4 @@
-"""Memory without a name, all of it reserved: a file that exists only as long as a descriptor or a mapping of it does.
+"""Memory without a name, reserved before it is used: a file that exists only as long as a descriptor or a mapping does.
 
 `memfd_create(2)` makes it. Where the kernel does not offer that, or a sandbox refuses it, `posix_ipc` makes an object
 in ``/dev/shm``, which the next system call unlinks; `remove_stale` sweeps what a kill between the two leaves.
@@ -22,7 +22,7 @@ from synkhronos._interrupts import deferred_interrupts
 from synkhronos._limits import free_memory
 from synkhronos._memory.descriptors import clear_of_streams
 
-__all__ = ["anonymous_file", "new_descriptor", "remove_stale"]
+__all__ = ["anonymous_file", "new_descriptor", "remove_stale", "reserve", "sparse_file"]
 
 _FOLDER = "/dev/shm"
 _OURS = re.compile(r"synkhronos-\d+-[0-9a-f]{32}")
@@ -51,12 +51,43 @@ def anonymous_file(size: int) -> FileIO:
     with deferred_interrupts():
         file = FileIO(new_descriptor(), "r+")
     try:
-        for start in range(0, size, _PIECE):
-            _reserve(file.fileno(), start, min(_PIECE, size - start), size)
+        reserve(file.fileno(), 0, size, size)
     except BaseException:
         file.close()
         raise
     return file
+
+
+def sparse_file(size: int) -> FileIO:
+    """The same without any pages: who reads or writes any has `reserve` find them first.
+
+    Raises
+    ------
+    MemoryError
+        If a limit of this process forbids files of that size.
+    """
+    with deferred_interrupts():
+        file = FileIO(new_descriptor(), "r+")
+    try:
+        os.ftruncate(file.fileno(), size)
+    except BaseException as error:
+        file.close()
+        if isinstance(error, OSError):
+            raise _refusal(error, size, "") from None
+        raise
+    return file
+
+
+def reserve(fd: int, start: int, stop: int, size: int) -> None:
+    """Have the kernel find the pages of a part of a file of ``size`` bytes, from its byte ``start`` to before ``stop``.
+
+    Raises
+    ------
+    MemoryError
+        If there is no room, or a limit of this process forbids it.
+    """
+    for begin in range(start, stop, _PIECE):
+        _reserve(fd, begin, min(_PIECE, stop - begin), size)
 
 
 def check_room(size: int) -> None:
@@ -115,20 +146,25 @@ def _reserve(fd: int, start: int, n_bytes: int, size: int) -> None:
             while done < n_bytes:  # a sandbox that forbids the other allows this
                 done += os.pwrite(fd, zeros[: n_bytes - done], start + done)
     except OSError as error:
-        if error.errno == errno.EFBIG:
-            limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-            raise MemoryError(
-                f"cannot make {size:,} bytes of shared memory: files of this process may have {limit:,} bytes "
-                "(ulimit -f), and this counts as one"
-            ) from None
-        if error.errno not in _FULL:
+        if error.errno not in (*_FULL, errno.EFBIG):
             raise
         room = os.fstatvfs(fd)
         where = f", {room.f_bavail * room.f_frsize:,} bytes free in {_FOLDER}" if room.f_blocks else ""
-        raise MemoryError(
-            f"shared memory is too small: {size:,} bytes wanted{where}. Free some Data (Data.free_memory), or share "
-            "the data as a numpy.memmap of a file."
-        ) from None
+        raise _refusal(error, size, where) from None
+
+
+def _refusal(error: OSError, size: int, where: str) -> MemoryError:
+    """What is raised when the kernel has no room for a file; ``where`` tells how much it has."""
+    if error.errno == errno.EFBIG:
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        return MemoryError(
+            f"cannot make {size:,} bytes of shared memory: files of this process may have {limit:,} bytes "
+            "(ulimit -f), and this counts as one"
+        )
+    return MemoryError(
+        f"shared memory is too small: {size:,} bytes wanted{where}. Free some Data (Data.free_memory), or share "
+        "the data as a numpy.memmap of a file."
+    )
 
 
 def _private_name() -> str:

@@ -1,20 +1,29 @@
-"""`numpy.memmap`: recognising the part of a file that an array is, and opening that very file for the other ranks."""
+"""`numpy.memmap`: recognising the part of a file that an array is, and opening that very file for the other ranks.
+
+On another machine a file of the same name is taken for the same if its size, the time when it was changed (to the
+nanosecond), and some of its pages are the same.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import mmap
 import os
 from io import FileIO
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from synkhronos._interrupts import deferred_interrupts
 from synkhronos._memory.descriptors import clear_of_streams
+from synkhronos._memory.mapping import map_shared
 from synkhronos._memory.segments import Segment, SegmentRef, new_key
 
-__all__ = ["segment_of_file"]
+__all__ = ["FilePart", "find_part", "open_part", "segment_of_file"]
+
+_PAGE = 4096  # bytes
+_N_PAGES = 64  # that are compared
 
 
 def segment_of_file(array: Any) -> Segment | None:
@@ -47,7 +56,66 @@ def segment_of_file(array: Any) -> Segment | None:
             file.close()
             return None
     content = array.view(np.ndarray).reshape(-1).view(np.uint8)
-    return Segment(SegmentRef(new_key(), array.nbytes, start + within, writable), content, file)
+    ref = SegmentRef(new_key(), array.nbytes, start + within, writable)
+    return Segment(ref, content, file, None if writable else os.path.abspath(path))
+
+
+class FilePart(NamedTuple):
+    """Part of a file, and what is compared of files of that name."""
+
+    path: str
+    offset: int
+    n_bytes: int
+    state: tuple[int, int]  # of the file: its size, and when it was changed
+    digest: bytes  # of some pages of the part
+
+    @property
+    def is_as_it_was(self) -> bool:
+        """Whether the file was not changed since."""
+        with contextlib.suppress(OSError):
+            return _state(os.stat(self.path)) == self.state
+        return False
+
+
+def find_part(path: str, offset: int, content: np.ndarray) -> FilePart | None:
+    """The part of a file that is mapped as a uint8 array; ``None`` if another file has taken the name."""
+    with deferred_interrupts():
+        try:
+            found = os.stat(path)
+        except OSError:
+            return None
+        if _mapped_inode(content.ctypes.data) != found.st_ino:
+            return None
+        return FilePart(path, offset, content.nbytes, _state(found), _digest(content))
+
+
+def open_part(part: FilePart, key: str) -> Segment | None:
+    """Map a part, which was found on another machine, of the file of that name here; ``None`` if it is another file."""
+    with deferred_interrupts():
+        try:
+            file = FileIO(clear_of_streams(os.open(part.path, os.O_RDONLY | os.O_CLOEXEC)), "r")
+        except OSError:
+            return None
+        with contextlib.suppress(OSError, MemoryError):
+            if _state(os.fstat(file.fileno())) == part.state:
+                content = map_shared(file.fileno(), part.n_bytes, part.offset, writable=False)
+                if _digest(content) == part.digest:
+                    return Segment(SegmentRef(key, part.n_bytes, part.offset, writable=False), content, file)
+        file.close()
+        return None
+
+
+def _state(found: os.stat_result) -> tuple[int, int]:
+    return found.st_size, found.st_mtime_ns
+
+
+def _digest(content: np.ndarray) -> bytes:
+    """Of the first page, the last one, and some at equal distances in between."""
+    last = max(0, content.nbytes - _PAGE)
+    digest = hashlib.blake2b(digest_size=32)
+    for start in sorted({last * i // (_N_PAGES - 1) for i in range(_N_PAGES)}):
+        digest.update(content[start : start + _PAGE].data)
+    return digest.digest()
 
 
 def _mapped_inode(address: int) -> int | None:

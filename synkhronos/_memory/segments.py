@@ -4,7 +4,8 @@ Invariants
 ----------
 * A segment has no name, and mode 0600: whatever ends a process, at whatever moment, leaves nothing. Others get it by a
   `Passage`, or inherit it.
-* A segment's pages are all reserved when it is made: too little memory is a `MemoryError`, never a SIGBUS later.
+* Pages are reserved before they are used, mostly when the segment is made: too little memory is a `MemoryError`, never
+  a SIGBUS later.
 * A mapping lives as long as any array that views it.
 """
 
@@ -15,13 +16,14 @@ import mmap
 import os
 import secrets
 import weakref
+from collections.abc import Sequence
 from io import FileIO
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from synkhronos._endings import Endings
-from synkhronos._memory.anonymous import anonymous_file
+from synkhronos._memory.anonymous import anonymous_file, check_room, reserve, sparse_file
 from synkhronos._memory.mapping import map_shared
 
 __all__ = ["ALIGNMENT", "ArrayRef", "Segment", "SegmentRef", "SegmentTable", "aligned", "dtype_spec"]
@@ -72,17 +74,22 @@ class Segment:
         What names it to other processes.
     given_to : set
         The `Passage` objects to which it was given.
+    path : str or None
+        Of the user's file, if it can be read alone.
     """
 
-    def __init__(self, ref: SegmentRef, content: np.ndarray, file: FileIO) -> None:
+    def __init__(self, ref: SegmentRef, content: np.ndarray, file: FileIO, path: str | None = None) -> None:
         self.ref = ref
+        self.path = path
         self.bytes = content
         self.given_to: set[object] = set()
         self._file = file
 
     @classmethod
-    def create(cls, size: int) -> Segment:
-        """Reserve ``size`` bytes (at least one page), filled with zeros.
+    def create(cls, size: int, key: str | None = None, reserved: bool = True) -> Segment:
+        """Make ``size`` bytes (at least one page), filled with zeros; without a key it gets a new one.
+
+        Its pages are all reserved, unless ``reserved`` is false: then `reserve` is for those that are used.
 
         Raises
         ------
@@ -92,12 +99,25 @@ class Segment:
         size = max(int(size), mmap.PAGESIZE)
         if size > _MOST_BYTES:
             raise MemoryError(f"{size:,} bytes are more than there can be")
-        file = anonymous_file(size)
+        file = anonymous_file(size) if reserved else sparse_file(size)
         try:
-            return cls(SegmentRef(new_key(), size), map_shared(file.fileno(), size), file)
+            return cls(SegmentRef(key or new_key(), size), map_shared(file.fileno(), size), file)
         except BaseException:
             file.close()
             raise
+
+    def reserve(self, parts: Sequence[tuple[int, int]]) -> None:
+        """Reserve the pages of parts, each from a byte to before another; it has its descriptor still.
+
+        Raises
+        ------
+        MemoryError
+            If there is no room; some of the parts may be reserved then.
+        """
+        wanted = sum(stop - start for start, stop in parts)
+        check_room(wanted)
+        for start, stop in parts:
+            reserve(self.fileno(), start, stop, wanted)
 
     def fileno(self) -> int:
         """Its descriptor, as long as `close_fd` has not been called."""
@@ -124,12 +144,15 @@ class SegmentTable:
     ----------
     ended : Endings
         Key and size in bytes of the memory that was lent and is no more.
+    files : dict
+        By key, of lent memory that is part of a file and can be read alone: path, and first byte.
     """
 
     def __init__(self) -> None:
         self._bytes: dict[str, np.ndarray] = {}
         self._lent: dict[str, weakref.ref[np.ndarray]] = {}  # those that have ended stay until they are released
         self.ended: Endings[tuple[str, int]] = Endings()
+        self.files: dict[str, tuple[str, int]] = {}
 
     def add(self, key: str, content: np.ndarray) -> None:
         """Take in memory that this process has mapped, as a uint8 array."""
@@ -148,16 +171,24 @@ class SegmentTable:
         """Forget a segment; its memory is unmapped with the last array that views it."""
         self._bytes.pop(key, None)
         self._lent.pop(key, None)
+        self.files.pop(key, None)
 
     def view(self, ref: ArrayRef) -> np.ndarray:
         """The array that `ref` names, without a copy."""
         key, offset, shape, dtype = ref
+        return np.ndarray(shape, dtype, self._content(key), offset)
+
+    def _content(self, key: str) -> np.ndarray:
         content = self._bytes.get(key)
         if content is None:
             content = self._lent[key]()
         if content is None:
             raise KeyError(f"the memory {key} is no more")
-        return np.ndarray(shape, dtype, content, offset)
+        return content
+
+    def n_bytes(self, key: str) -> int:
+        """The size of a segment."""
+        return self._content(key).nbytes
 
     def __contains__(self, key: str) -> bool:
         return key in self._bytes or (key in self._lent and self._lent[key]() is not None)
