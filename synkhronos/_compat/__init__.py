@@ -44,13 +44,14 @@ __all__ = ["find_blas", "prepare"]
 
 SCAN_LOOP = "theano.scan_module.scan_perform_ext"
 COMPILING = "theano.gof.cmodule"
+MPI_OPS = "theano.tensor.io"
 OPS = {  # modules of ops, and what is done to them
     "theano.scalar.basic": (vectorize_tanh,),
     "theano.tensor.elemwise": (vectorize_elementwise, vectorize_sums),
     "theano.tensor.nnet.corr": (vectorize_convolution,),
     "theano.tensor.signal.pool": (mend_pooling, vectorize_pooling),
 }
-MENDED = ("theano", "theano.configdefaults", COMPILING, "theano.gpuarray.linalg", SCAN_LOOP, *OPS, "lasagne")
+MENDED = ("theano", "theano.configdefaults", COMPILING, "theano.gpuarray.linalg", SCAN_LOOP, MPI_OPS, *OPS, "lasagne")
 DOWNSAMPLE = "theano.tensor.signal.downsample"
 
 
@@ -147,6 +148,9 @@ def mended(module: types.ModuleType) -> Iterator[None]:
         yield
         for mend in OPS[module.__name__]:
             mend(module)
+    elif module.__name__ == MPI_OPS:
+        with mpi_withheld():
+            yield
     elif module.__name__ == COMPILING:
         yield
         explain_missing_headers(module)
@@ -154,6 +158,22 @@ def mended(module: types.ModuleType) -> Iterator[None]:
         quieten(module.__name__)
         with pkg_resources_lent():
             yield
+
+
+@contextlib.contextmanager
+def mpi_withheld() -> Iterator[None]:
+    """Let Theano's operations on MPI find no mpi4py, whose import starts MPI, unless the program has imported it."""
+    if "mpi4py.MPI" in sys.modules:
+        yield
+        return
+    before = sys.modules.get("mpi4py")
+    sys.modules["mpi4py"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["mpi4py"]
+        if before is not None:
+            sys.modules["mpi4py"] = before
 
 
 @contextlib.contextmanager

@@ -71,7 +71,7 @@ def objection(routines: Mapping[str, int]) -> str:
     if seen == (0 if little else _N):
         layer = os.environ.get("MKL_INTERFACE_LAYER", "")
         because = f" (MKL_INTERFACE_LAYER is {layer})" if "ILP64" in layer.upper() else ""
-        return f"its integers have 64 bits, and those that Theano passes have 32{because}"
+        return f"its integers have 64 bits, and those that are passed have 32{because}"
     if seen != (_N if little else 0):
         return "its dot products are wrong"
     if not _multiplies(routines):

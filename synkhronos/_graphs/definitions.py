@@ -7,11 +7,12 @@ import sys
 import types
 import weakref
 from collections.abc import Iterator
+from functools import reduce
 from typing import Any
 
 from synkhronos._engine import FromFunctionOp, PureOp, PureType
 
-__all__ = ["Definitions"]
+__all__ = ["Definitions", "function_of"]
 
 _MAIN = "__main__"
 
@@ -19,9 +20,9 @@ _MAIN = "__main__"
 class Definitions:
     """The classes and functions that exist now, and that processes forked now inherit.
 
-    What the main program (a notebook, say) defines later, or defines anew, does not reach them: under its name they
-    have nothing, or what was there before. The same goes for ops of a module that is reloaded. A module that is
-    imported later is no trouble, since each process imports it for itself.
+    What the main program (a notebook, say) defines later, or defines anew, does not reach them under its name: it
+    travels whole. An op of a module that was reloaded cannot, for it belongs with the rest of that module. A module
+    that is imported later is no trouble, since each process imports it for itself.
     """
 
     def __init__(self) -> None:
@@ -31,33 +32,50 @@ class Definitions:
         self._known = {id(obj): weakref.ref(obj) for obj in inherited}
         self._modules = set(sys.modules)
 
-    def check(self, obj: Any) -> None:
-        """Raise `pickle.PicklingError` for a class, function or op that other processes know otherwise, or not at all.
+    def reach(self, obj: Any) -> bool:
+        """Whether other processes find this object under its name; true, too, for one that is not pickled by name.
 
         Parameters
         ----------
         obj : Any
             Something to be pickled.
+
+        Raises
+        ------
+        pickle.PicklingError
+            For an op of a module that was reloaded.
         """
         if isinstance(obj, FromFunctionOp):  # of the decorator as_op; pickled by the name of its function
-            function = obj._FromFunctionOp__fn
-            module, name = function.__module__, function.__qualname__
+            named = function_of(obj)
         elif isinstance(obj, (type, types.FunctionType)):
-            module, name = obj.__module__, obj.__qualname__
+            named = obj
         else:
-            return
-        is_named_by_us = module == _MAIN or (isinstance(obj, type) and issubclass(obj, (PureOp, PureType)))
-        if not is_named_by_us or module not in self._modules or self._inherited(obj):
-            return
-        if module == _MAIN and self._inherited(vars(sys.modules[_MAIN]).get(name.split(".")[0])):
-            return  # inside something that is as it was
-        raise pickle.PicklingError(
-            f"{module}.{name} was defined after synkhronos.fork(), so that the workers have none, or an older one"
-        )
+            return True
+        module, (outermost, *inner) = named.__module__, named.__qualname__.split(".")
+        found = vars(sys.modules[module]).get(outermost) if module in sys.modules else None
+        is_found = reduce(_attribute, inner, found) is obj
+        if module == _MAIN:
+            return is_found and self._inherited(found)
+        is_op = isinstance(obj, type) and issubclass(obj, (PureOp, PureType))
+        if is_op and module in self._modules and not self._inherited(obj):
+            raise pickle.PicklingError(
+                f"{module}.{named.__qualname__} was defined after synkhronos.fork(), so that the workers have none, or "
+                "an older one: close the session, and fork again"
+            )
+        return is_found
 
     def _inherited(self, obj: Any) -> bool:
         known = self._known.get(id(obj))
         return known is not None and known() is obj
+
+
+def function_of(op: FromFunctionOp) -> Any:
+    """The function that `as_op` decorates."""
+    return op._FromFunctionOp__fn
+
+
+def _attribute(obj: Any, name: str) -> Any:
+    return getattr(obj, name, None)
 
 
 def _subclasses(cls: Any) -> Iterator[Any]:

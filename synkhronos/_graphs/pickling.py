@@ -4,7 +4,7 @@ What travels of a function is the engine's to say. A shared variable lives in th
 container, and the container's storage list; each is replaced by a persistent id, so that functions that arrive one
 after the other share what they shared in the master. A variable new to the ranks travels as type, name and value;
 values go out of band, beside the pickle, uncopied. Graphs are deep, and pickling recurses: it runs in a thread with a
-stack of its own.
+stack of its own. Classes and functions travel by name, or whole where the ranks do not have them under it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import pickle
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable, NamedTuple
 
+import cloudpickle
 import numpy as np
 
 from synkhronos._engine import (
+    FromFunctionOp,
     find_compiled,
     is_device_array,
     is_random_state,
@@ -27,7 +29,7 @@ from synkhronos._engine import (
     to_host,
     unpack,
 )
-from synkhronos._graphs.definitions import Definitions
+from synkhronos._graphs.definitions import Definitions, function_of
 from synkhronos._graphs.random import has_common_stream
 from synkhronos._graphs.shared import VariableTable, get_array, shared_variables_of
 from synkhronos._graphs.stack import with_deep_stack
@@ -43,7 +45,7 @@ class Bundle(NamedTuple):
     new: dict[int, Any]  # the shared variables that the ranks do not have yet, by the keys that they will have
 
 
-class _Pickler(pickle.Pickler):
+class _Pickler(cloudpickle.Pickler):
     def __init__(
         self,
         file: Any,
@@ -61,9 +63,12 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         how = reduced(obj, self._frames)
-        if how is NotImplemented and self._definitions is not None:
-            self._definitions.check(obj)
-        return how
+        if how is not NotImplemented or self._definitions is None or self._definitions.reach(obj):
+            return how
+        if isinstance(obj, FromFunctionOp):
+            shapes = obj._FromFunctionOp__infer_shape
+            return FromFunctionOp, (function_of(obj), obj.itypes, obj.otypes, shapes)
+        return super().reducer_override(obj)
 
 
 class _Unpickler(pickle.Unpickler):
@@ -103,7 +108,7 @@ def dump(
     Raises
     ------
     pickle.PicklingError, TypeError, AttributeError
-        If something cannot be pickled, or is not among the definitions.
+        If something cannot be pickled.
     """
     used = [*also, *(var for function in functions.values() for var in shared_variables_of(function))]
     new: dict[int, Any] = {}

@@ -2,9 +2,11 @@
 
 What travels of a function is the optimised graph, how it is to be linked (nothing is optimised again), and which
 storage cell feeds which input. Its nodes come first, each after those whose results it takes, so that pickling never
-goes deep: since Python 3.12 recursion in C has a limit that no setting raises. Of what rewrites have noted about a
-graph, only that it works in place travels. Of the variables of a graph, and of their tags, only what PyTensor itself
-puts there does: other libraries hang models on them, which the ranks may be unable to load.
+goes deep: since Python 3.12 recursion in C has a limit that no setting raises. They are computed in this order
+everywhere, and constants keep their strides, for by these numba finds the code that another process has kept on disk.
+Of what rewrites have noted about a graph, only that it works in place travels. Of the variables of a graph, and of
+their tags, only what PyTensor itself puts there does: other libraries hang models on them, which the ranks may be
+unable to load.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ import copy
 import inspect
 from typing import Any
 
+import numpy as np
+from pytensor.compile.debug.debugmode import _VariableEquivalenceTracker as Tracker
 from pytensor.compile.debug.nanguardmode import NanGuardMode
 from pytensor.compile.io import SymbolicOutput
 from pytensor.compile.ops import FromFunctionOp
@@ -56,17 +60,33 @@ def reduced(obj: Any, frames: dict[Any, Any]) -> Any:
         return new(type(obj), tags)
     elif type(obj) is FunctionGraph:
         in_place = any(isinstance(feature, DestroyHandler) for feature in obj._features)
-        return _graph, (list(obj.inputs), list(obj.outputs), obj.update_mapping, obj.name, in_place)
+        seen = [feature.all_variables_ever for feature in obj._features if isinstance(feature, Tracker)]
+        return _graph, (list(obj.inputs), list(obj.outputs), obj.update_mapping, obj.name, in_place, seen)
+    elif type(obj) is np.ndarray and _has_own_strides(obj):
+        return np.ndarray, (obj.shape, obj.dtype, bytearray(obj.tobytes()), 0, obj.strides)
     elif inspect.isfunction(obj) and obj.__qualname__ in GUARDS:
         return _guard, (GUARDS[obj.__qualname__], errors_of(obj))
     return NotImplemented
 
 
-def _graph(inputs: list[Any], outputs: list[Any], update_mapping: Any, name: Any, in_place: bool) -> FunctionGraph:
+def _has_own_strides(array: np.ndarray) -> bool:
+    """Whether it has strides that NumPy's pickles do not keep: those of no elements, and of axes of length 1."""
+    return array.flags.c_contiguous and (0 in array.shape or 0 in array.strides) and not array.dtype.hasobject
+
+
+def _graph(
+    inputs: list[Any], outputs: list[Any], update_mapping: Any, name: Any, in_place: bool, seen: list[Any]
+) -> FunctionGraph:
     graph = FunctionGraph(inputs, outputs, clone=False, update_mapping=update_mapping)
     graph.name = name
     if in_place:
         graph.attach_feature(DestroyHandler())
+    for variables in seen:  # of DebugMode, which computes those that are in the graph no more, too
+        graph.equivalence_tracker = tracker = Tracker()
+        graph.attach_feature(tracker)
+        tracker.all_variables_ever = variables
+        tracker.reasons = {var: [] for var in variables}  # the master looks whether what replaced them is equal
+        graph.clients.update({var: [] for var in variables if var not in graph.clients})
     return graph
 
 
@@ -95,7 +115,8 @@ def pack(function: Any) -> Any:
 
 def unpack(packed: Any) -> Any:
     """The compiled function of which this has travelled."""
-    _, maker, cells, trust_input = packed
+    order, maker, cells, trust_input = packed
+    maker.fgraph.toposort = lambda: list(order)  # one of several that are right
     for spec, cell in zip(maker.inputs, cells):
         spec.value = cell
     if isinstance(maker.linker, NumbaLinker):
