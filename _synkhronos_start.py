@@ -13,8 +13,12 @@ class Watcher:
     synkhronos_role = "watch"
 
     def find_spec(self, name, path=None, target=None):
-        """Return None but for ``theano`` and ``lasagne``, whose specs the `Mender` makes."""
+        """Return None but for ``theano`` and ``lasagne`` where they are, whose specs the `Mender` makes."""
         if name not in ("theano", "lasagne"):
+            return None
+        others = [one for one in sys.meta_path if one is not self and hasattr(one, "find_spec")]
+        found = [one.find_spec(name, path, target) for one in others]
+        if not any(spec and spec.origin for spec in found):  # a folder of that name has none
             return None
         import os
         from importlib.util import module_from_spec, spec_from_file_location

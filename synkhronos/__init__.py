@@ -13,8 +13,8 @@ Collectives     broadcast, scatter, gather, all_gather, reduce, all_reduce, set_
                 get_lengths, check_replicas
 In a graph      averaged, summed, reduced, gathered
 Instruments     profile, trace, memory, Profile
-Errors          errors, and from there SynkhronosError, SessionError, DeviceError, WorkerError, WorkerDied,
-                WorkerRestarted, WorkerTimeout
+Errors          errors, and from there SynkhronosError, SessionError, DeviceError, NodeLost, WorkerError,
+                WorkerDied, WorkerRestarted, WorkerTimeout
 Extensions      extensions: training steps, update rules, schedules, checkpoints
 
 The public names are imported when they are first used, and the engine with them: ``python -m synkhronos``, which
@@ -27,6 +27,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from synkhronos._compat import prepare as _install
+from synkhronos._showing import list_public_modules as _list_public_modules
 
 if TYPE_CHECKING:
     from synkhronos import errors, extensions
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     )
     from synkhronos.errors import (
         DeviceError,
+        NodeLost,
         SessionError,
         SynkhronosError,
         WorkerDied,
@@ -70,13 +72,14 @@ if TYPE_CHECKING:
         WorkerTimeout,
     )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Data",
     "DeviceError",
     "Function",
     "Future",
+    "NodeLost",
     "Profile",
     "SessionError",
     "SynkhronosError",
@@ -120,6 +123,7 @@ __all__ = [
 _HOMES = ("errors", "_session", "_data", "_calls", "_variables", "_inside")
 
 _install()
+_list_public_modules(__path__)
 
 
 if not TYPE_CHECKING:  # who checks types reads the names above

@@ -6,10 +6,10 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
 _RUN = """execute a Python program as `python SCRIPT` would, in an environment in which GPUs work:
-libgpuarray finds CUDA's libraries, Python finds the system's pygpu, Theano leaves cuDNN 8 and later alone"""
+libgpuarray finds CUDA's libraries, Python finds the system's pygpu, Theano leaves cuDNN 8 and later alone; on the
+machines that --hosts names, by the mpiexec of the MPI that mpi4py uses"""
 _INFO = """show what there is on this machine to compute with, what is missing, and the command that mends it;
 the exit code is 0 if synkhronos can compute on CPU cores, else 1"""
 
@@ -36,8 +36,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         After help and version, with code 0; for arguments that make no sense, with code 2.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
-    if given[:1] == ["run"] and given[1:] and given[1] not in ("-h", "--help"):
-        run(given[1:])  # all that follows is the program's: argparse would take what looks like an option
+    own = count_own_options(given[1:])
+    if given[:1] == ["run"] and given[1 + own :] and given[1 + own] not in ("-h", "--help"):
+        options = make_parser().parse_args(given[: 1 + own])
+        return run(given[1 + own :], options.hosts, options.verbose)  # what follows is the program's, and its options
     options = make_parser().parse_args(given)
     if options.command == "run":
         make_parser().error("run: which program?")
@@ -52,11 +54,14 @@ def make_parser() -> argparse.ArgumentParser:
     """Make the parser."""
     from synkhronos import __version__
 
-    parser = argparse.ArgumentParser(prog=program_name(), description="Synkhronos: data-parallel Theano.")
+    parser = argparse.ArgumentParser(prog=program_name(), description="Synkhronos: data-parallel Theano and PyTensor.")
     parser.add_argument("--version", action="version", version=f"Synkhronos {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     running = commands.add_parser("run", help="execute a Python program such that GPUs work", description=_RUN)
-    running.usage = f"{parser.prog} run SCRIPT [ARGUMENT ...]\n       {parser.prog} run -m MODULE [ARGUMENT ...]"
+    ways = ("SCRIPT", "-m MODULE", "--hosts A,B[:N] [--verbose] SCRIPT")
+    running.usage = "\n       ".join(f"{parser.prog} run {way} [ARGUMENT ...]" for way in ways)
+    running.add_argument("--hosts", help="the machines, with commas between them; N processes on one, which share it")
+    running.add_argument("--verbose", action="store_true", help="say which command starts the program on the hosts")
     informing = commands.add_parser("info", help="show what there is to compute with", description=_INFO)
     informing.add_argument("--json", action="store_true", help="as JSON")
     watching = commands.add_parser("top", help="show what the ranks of running sessions do", description=_TOP)
@@ -70,16 +75,41 @@ def program_name() -> str:
     return "python -m synkhronos" if name == "__main__.py" else name
 
 
-def run(program: list[str]) -> NoReturn:
-    """Become a Python process that executes ``program`` ready for GPUs."""
+def count_own_options(words: Sequence[str]) -> int:
+    """How many words, of those that follow `run`, are not the program's.
+
+    >>> count_own_options(["--hosts", "a,b", "--verbose", "script.py", "--verbose"])
+    3
+    """
+    count = 0
+    while words[count:]:
+        if words[count] == "--hosts":
+            count += 2
+        elif words[count] == "--verbose" or words[count].startswith("--hosts="):
+            count += 1
+        else:
+            break
+    return count
+
+
+def run(program: list[str], hosts: str | None, verbose: bool) -> int:
+    """Become a Python process that executes ``program`` ready for GPUs; or have others do that on hosts."""
     from synkhronos._machine import run as launch
+    from synkhronos._machine import run_on
 
     with open("/proc/self/cmdline", "rb") as file:
         command_line = [os.fsdecode(part) for part in file.read().split(b"\0")[:-1]]
+    command_line = command_line[: len(command_line) - len(sys.argv[1:])]
     try:
-        launch(program, command_line[: len(command_line) - len(sys.argv[1:])], search_path())
-    except OSError as error:
+        if hosts is None:
+            launch(program, command_line, search_path())
+        code, culprit = run_on(hosts, program, command_line, verbose)
+    except (OSError, ValueError) as error:
         sys.exit(f"{program_name()} run: {error}")
+    if culprit:
+        text = f"the process on {culprit} died, or was killed, and the job ended with it"
+        print(f"{program_name()} run: {text}", file=sys.stderr, flush=True)
+    return code
 
 
 def info(as_json: bool) -> int:

@@ -1,7 +1,8 @@
 """A line that tells of work which takes long: on a terminal, or in a notebook; logs and pipes see nothing.
 
 It appears after `PATIENCE` seconds and is taken back at the end, so that work of a moment shows nothing. A thread
-writes it: what is waited for may be compiled code that never returns to Python.
+writes it: what is waited for may be compiled code that never returns to Python. Work that forks has no thread beside
+it, and tells of each part that is done.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
 
 from synkhronos._background import Background
 
-__all__ = ["Progress", "progress"]
+__all__ = ["Progress", "counted", "progress"]
+
+T = TypeVar("T")
 
 PATIENCE = 2.0  # seconds
 _STEP = 0.5  # seconds between two looks of the line
@@ -40,6 +43,7 @@ class Progress:
         self.done = 0  # parts; whoever does the work counts
         self._total = total
         self._began = time.perf_counter()
+        self._due = self._began + PATIENCE  # of the next line, where no thread writes
         self._pid = os.getpid()
         self._over = threading.Lock()  # taken until the work is over
         self._over.acquire()
@@ -55,6 +59,17 @@ class Progress:
         while not self._over.acquire(timeout=wait):
             self._write(str(self))
             wait = _STEP
+        self.take_back()
+
+    def count(self) -> None:
+        """A part is done; write the line, at times."""
+        self.done += 1
+        if time.perf_counter() >= self._due:
+            self._write(str(self))
+            self._due = time.perf_counter() + _STEP
+
+    def take_back(self) -> None:
+        """Leave an empty line, if there is any."""
         if self._width:
             self._write("")
 
@@ -86,6 +101,24 @@ def progress(title: str, total: int = 0) -> Iterator[Progress]:
         _working.is_told = False
         work.end()
         writer.wait()
+
+
+@contextlib.contextmanager
+def counted(title: str, parts: Sequence[T]) -> Iterator[Iterator[T]]:
+    """Show a line, without a thread, while the block takes longer than `PATIENCE` to go through the parts."""
+    work = Progress(title, len(parts))
+    is_watched = _is_watched()
+
+    def one_by_one() -> Iterator[T]:
+        for part in parts:
+            yield part
+            if is_watched:
+                work.count()
+
+    try:
+        yield one_by_one()
+    finally:
+        work.take_back()
 
 
 def _is_watched() -> bool:

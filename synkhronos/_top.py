@@ -16,6 +16,7 @@ __all__ = ["top"]
 _PAUSE = 0.01  # seconds between two looks, of which shares of time are made
 _HEAD = ("session", "rank", "pid", "doing", "waiting", "memory")
 _MEMORY = ("/memfd:synkhronos", "/dev/shm/synkhronos-")
+_OTHERS = "ranks of other machines are shown there, by the same command"
 _NONE = "no session of this user is running on this machine"
 
 
@@ -61,12 +62,23 @@ def measure(sessions: list[Found], seconds: float) -> list[tuple[str, ...]]:
     lines = []
     for one, counts, now in zip(sessions, waits, doing):
         for rank, pid in enumerate(one.sight.pids):
-            role = " (master)" if rank == one.sight.master_rank else ""
+            role = "" if rank != one.sight.master_rank else " (leader)" if one.sight.first else " (master)"
             what, n_bytes = _process(pid)
             share = f"{100 * counts[rank] / n_looks:.0f} %"
-            cells = [str(one.pid), f"{rank}{role}", str(pid), what or now[rank], "-" if what == "ended" else share]
+            cells = [
+                str(one.pid),
+                f"{one.sight.first + rank}{role}",
+                str(pid),
+                what or now[rank],
+                "-" if what == "ended" else share,
+            ]
             lines.append((*cells, f"{n_bytes / 1e6:,.0f} MB"))
     return lines
+
+
+def has_others(sessions: list[Found]) -> bool:
+    """Whether any of these sessions has ranks on other machines."""
+    return any(one.sight.n_all > one.sight.n_ranks for one in sessions)
 
 
 def _process(pid: int) -> tuple[str, int]:
@@ -91,6 +103,7 @@ def top(once: bool, seconds: float = 1.0) -> int:
         lines = [_HEAD, *measure(sessions, seconds)]
         widths = [max(map(len, column)) for column in zip(*lines)]
         sys.stdout.writelines("  ".join(map(str.ljust, line, widths)).rstrip() + "\n" for line in lines)
+        sys.stdout.write(f"{_OTHERS}\n" if has_others(sessions) else "")
         return 0
     try:
         from rich.live import Live
@@ -100,7 +113,7 @@ def top(once: bool, seconds: float = 1.0) -> int:
         return 1
     with contextlib.suppress(KeyboardInterrupt), Live(auto_refresh=False) as live:
         while sessions:
-            table = Table(*_HEAD)
+            table = Table(*_HEAD, caption=_OTHERS if has_others(sessions) else None)
             for line in measure(sessions, seconds):
                 table.add_row(*line)
             live.update(table, refresh=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 __all__ = [
     "CollectiveAborted",
     "DeviceError",
+    "NodeLost",
     "SessionError",
     "SynkhronosError",
     "WorkerDied",
@@ -132,6 +133,30 @@ class WorkerDied(SynkhronosError, RuntimeError):
         self.rank = rank
         self.pid = pid
         self.exitcode = exitcode
+
+
+class NodeLost(WorkerDied):
+    """A machine of several was not heard of for two seconds: it is down, or the line to it is cut.
+
+    The session can only be closed, and the program must be started anew: at its end it has MPI end the whole job.
+
+    Attributes
+    ----------
+    machine : int
+        Which one.
+
+    Examples
+    --------
+    >>> try:
+    ...     raise synk.NodeLost("machine 1 (b) was not heard of", machine=1)
+    ... except synk.WorkerDied as error:  # for the ranks there count as dead
+    ...     print(error.machine)
+    1
+    """
+
+    def __init__(self, message: str, machine: int) -> None:
+        super().__init__(message, rank=-1, pid=0, exitcode=None)
+        self.machine = machine
 
 
 class WorkerRestarted(SynkhronosError, RuntimeError):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from synkhronos._collectives.arithmetic import Accumulator, combine, reduction_of, result_dtype
+from synkhronos._collectives.across_machines import make_transport
+from synkhronos._collectives.arithmetic import Accumulator, combine, result_dtype
 from synkhronos._collectives.communicator import connect, make_clique
 from synkhronos._collectives.nccl import NcclTransport, nccl_moves, nccl_reduces
 from synkhronos._collectives.on_device import DeviceAccumulator, accumulates
@@ -24,8 +25,8 @@ __all__ = [
     "connect",
     "lists_ops",
     "make_clique",
+    "make_transport",
     "nccl_moves",
     "nccl_reduces",
-    "reduction_of",
     "result_dtype",
 ]

@@ -46,6 +46,14 @@ class SharedMemoryTransport:
         #: Every rank calls this at the start of a command, so that all are in step.
         self.restart = self._core.restart
 
+    def meet(self) -> None:
+        """Wait for all ranks."""
+        self._barrier()
+
+    def reduction_of(self, op: str, dtype: np.dtype, returned: np.dtype, weights: tuple[float, ...]) -> Any:
+        """What `run` takes for a reduction of all ranks."""
+        return reduction_of(op, dtype, returned, weights)
+
     def all_reduce(
         self, arrays: Sequence[np.ndarray], op: str, weights: Sequence[float] | None, layout: Hashable = ()
     ) -> bool:
@@ -113,7 +121,7 @@ class SharedMemoryTransport:
     ) -> bool:
         numbers = (1,) * self._n_ranks if weights is None or not OPS[op].weighted else tuple(weights)
         parts = [
-            (array, out, reduction_of(op, array.dtype, dtype, numbers))
+            (array, out, self.reduction_of(op, array.dtype, dtype, numbers))
             for array, out, dtype in zip(arrays, outs, dtypes)
         ]
         return self._run(parts, hash((tuple([array.shape for array in arrays]), layout)))

@@ -6,6 +6,7 @@ Nothing here imports Theano, NumPy or pygpu, nor what imports them: it is there 
 from __future__ import annotations
 
 from synkhronos._machine.examination import examine
+from synkhronos._machine.job import run_on
 from synkhronos._machine.launcher import run
 
-__all__ = ["examine", "run"]
+__all__ = ["examine", "run", "run_on"]

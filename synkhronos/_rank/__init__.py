@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from synkhronos._rank.absence import borrowed
 from synkhronos._rank.commands import (
     AllGather,
     AllReduce,
@@ -23,9 +24,9 @@ from synkhronos._rank.commands import (
     Shapes,
     Source,
 )
+from synkhronos._rank.crew import start_ranks
 from synkhronos._rank.messages import Arrays, Decoder, Encoder, Envelope, Failure, Release, summarize
 from synkhronos._rank.replica import Replica
-from synkhronos._rank.worker import serve
 
 __all__ = [
     "AllGather",
@@ -54,6 +55,7 @@ __all__ = [
     "Settle",
     "Shapes",
     "Source",
-    "serve",
+    "borrowed",
+    "start_ranks",
     "summarize",
 ]

@@ -38,8 +38,8 @@ class Caller:
     def __init__(
         self, team: Team, functions: dict[int, Any], segments: SegmentTable, excerpts: Excerpts, *, exchange: Exchange
     ) -> None:
-        self._rank = team.rank
-        self._is_master = team.rank == team.master_rank
+        self._rank = team.world.first + team.rank
+        self._is_master = self._rank == team.world.master_rank
         self._functions = functions
         self._ready: dict[int, tuple[Call, Callable[[], list[Any] | None]]] = {}  # by function
         self._runners: dict[tuple[int, tuple[int, ...] | None], Callable[[list[Any]], list[Any]]] = {}
@@ -49,7 +49,7 @@ class Caller:
         self._variables = exchange.variables
         self._timeline = team.timeline
         self._standing = Standing(
-            team.rank, team.n_ranks, exchange.transport, team.timeline, tells=team.rank == team.master_rank
+            self._rank, team.world.n_ranks, exchange.transport, team.timeline, tells=self._is_master
         )
 
     def call(self, command: Call) -> list[Any] | None:

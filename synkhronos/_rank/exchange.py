@@ -14,8 +14,8 @@ from synkhronos import _graphs
 from synkhronos._collectives import (
     NcclTransport,
     ShapesDiffer,
-    SharedMemoryTransport,
     Workspace,
+    make_transport,
     nccl_reduces,
     result_dtype,
 )
@@ -59,15 +59,16 @@ class Exchange:
         *,
         regions: native.Regions,
     ) -> None:
-        self.rank = team.rank
+        world = team.world
+        self.rank = world.first + team.rank
         self.nccl: NcclTransport | None = None
-        self._is_master = team.rank == team.master_rank
+        self._is_master = self.rank == world.master_rank
         self._team = team
         self._workspace = workspace
         self.variables = variables
         self._excerpts = excerpts
         self._regions = regions
-        self.transport = SharedMemoryTransport(workspace, team.signals, regions, team.barrier, team.timeline)
+        self.transport = make_transport(team, workspace, regions)
         self._timeline = team.timeline
         self._at_work: list[np.ndarray] = []  # what the ranks read and write in this command
         self.handlers: dict[type, Callable[[Any], Any]] = {

@@ -35,7 +35,7 @@ class Envelope(NamedTuple):
 class Failure(NamedTuple):
     """What a worker answers when a command failed there."""
 
-    when: float  # time.monotonic(), the same clock on every rank
+    when: float  # time.monotonic(), the same clock on every rank of a machine
     summary: str  # type and message of the exception
     traceback: str  # without them
     aborted: bool = False  # it only stopped because another rank had failed

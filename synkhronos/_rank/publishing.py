@@ -26,9 +26,12 @@ class Publisher:
     workspace : Workspace
     regions : Regions
     rank : int
+    by_message : bool
+        Whether the master is on another machine, and sees none of this memory.
     """
 
-    def __init__(self, workspace: Workspace, regions: native.Regions, rank: int) -> None:
+    def __init__(self, workspace: Workspace, regions: native.Regions, rank: int, *, by_message: bool) -> None:
+        self._by_message = by_message
         self._regions = regions
         self._memory = [workspace.outboxes.reshape(-1)]
         if regions.base is not None:
@@ -55,6 +58,8 @@ class Publisher:
             read(value, host)
             value = host
         array = np.asarray(value, order="C")
+        if self._by_message:
+            return Sent(array.tobytes(), array.shape, dtype_spec(array.dtype))
         if array.nbytes <= self._room - self._used and array.nbytes < native.SMALLEST_BLOCK:
             placed, view = self._small_place(self._used, array.shape, array.dtype)
             self._used += aligned(array.nbytes)

@@ -53,9 +53,10 @@ class Replica:
         variables: _graphs.VariableTable,
         regions: native.Regions,
     ) -> None:
-        self.rank = team.rank
-        self.n_ranks = team.n_ranks
-        self.is_master = team.rank == team.master_rank
+        world = team.world
+        self.rank = world.first + team.rank
+        self.n_ranks = world.n_ranks
+        self.is_master = self.rank == world.master_rank
         self.completed = 0
         self.segments = segments
         self.variables = variables
@@ -68,7 +69,7 @@ class Replica:
         self._excerpts = Excerpts(segments)
         self._exchange = Exchange(team, workspace, variables, self._excerpts, regions=regions)
         self._caller = Caller(team, self.functions, segments, self._excerpts, exchange=self._exchange)
-        self._publisher = Publisher(workspace, regions, team.rank)
+        self._publisher = Publisher(workspace, regions, team.rank, by_message=world.machine > 0)
         self.read = self._publisher.read
         self._handlers: dict[type, Callable[[Any], Any]] = {
             Settle: self._settle,
@@ -95,7 +96,7 @@ class Replica:
         ``None``.
         """
         if self.regions.short:
-            look_at_free_memory(self.regions, self.n_ranks)
+            look_at_free_memory(self.regions, self._team.n_ranks)
         return self.regions.call(self._execute, command)
 
     def _execute(self, command: Command) -> Any:
@@ -122,7 +123,7 @@ class Replica:
         results = []
         for part in command.parts:
             if self.completed and not meets(part):
-                self._team.barrier()
+                self._exchange.transport.meet()
             with self._timeline.call(type(part).__name__):
                 results.append(self._carry_out(part))
             self.completed += 1
@@ -183,6 +184,6 @@ class Replica:
                 self.segments.view(command.pickled).tobytes(), [self.segments.view(ref) for ref in command.buffers], {}
             )
             # 0 is the master's stream, as the user made it
-            stream = 0 if command.replicate_rng else (self.rank - self._team.master_rank) % self.n_ranks
+            stream = 0 if command.replicate_rng else (self.rank - self._team.world.master_rank) % self.n_ranks
             self.functions.update(_graphs.load(bundle, self.variables, stream))
         self.thread_limits.apply()  # compiled functions may have brought a BLAS library with them

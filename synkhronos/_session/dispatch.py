@@ -9,11 +9,12 @@ import threading
 from typing import Any, Callable
 
 from synkhronos._interrupts import deferred_interrupts, let_interrupts_pass
+from synkhronos._nodes import Fleet
 from synkhronos._rank import Arrays, Command, Decoder, Encoder, Failure, InOrder, Replica, summarize
 from synkhronos._session.failures import BROKEN, first_failure, worker_error
 from synkhronos._session.ledger import Ledger
 from synkhronos._team import Team, log
-from synkhronos.errors import SessionError, WorkerDied, WorkerRestarted, WorkerTimeout
+from synkhronos.errors import NodeLost, SessionError, WorkerDied, WorkerRestarted, WorkerTimeout
 
 __all__ = ["BUSY", "CLOSED", "Dispatcher"]
 
@@ -47,7 +48,7 @@ class Dispatcher:
 
     Parameters
     ----------
-    team : Team
+    team : Team or Fleet
     replica : Replica
         The master's.
     ledger : Ledger
@@ -59,7 +60,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        team: Team,
+        team: Team | Fleet,
         replica: Replica,
         ledger: Ledger,
         timeout: float | None,
@@ -72,6 +73,7 @@ class Dispatcher:
         self._replica = replica
         self._ledger = ledger
         self._timeout = timeout
+        self._ahead = team.ahead if isinstance(team, Fleet) else [0] * team.n_ranks
         self._restore = restore
         self._encoder = Encoder()
         self._decoders = [Decoder() for _ in range(team.n_ranks)]
@@ -118,7 +120,7 @@ class Dispatcher:
                 return results
             results = self._received(replies)
             results[self._team.master_rank] = result
-            failed = first_failure(results, self._team.master_rank)
+            failed = first_failure(results, self._team.master_rank, self._ahead)
             if failed is not None:
                 self._team.signals.reset()
                 cause = own_error if failed == self._team.master_rank else None
@@ -172,7 +174,7 @@ class Dispatcher:
         second: BaseException | None = None
         try:
             self._team.signals.abort()
-            if isinstance(error, WorkerDied) and self._restore is not None:
+            if isinstance(error, WorkerDied) and self._restore is not None and not isinstance(error, NodeLost):
                 self._restart(error)
             elif not lost and self._settled():
                 return

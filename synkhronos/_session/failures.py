@@ -18,17 +18,18 @@ BROKEN = "the session is broken: call synkhronos.close(), then synkhronos.fork()
 _OF_SHAPES = re.compile("shape|dimension|size|align|broadcast|out of bounds|mis-?match", re.IGNORECASE)
 
 
-def first_failure(results: Sequence[Any], master_rank: int) -> int | None:
+def first_failure(results: Sequence[Any], master_rank: int, ahead: Sequence[int]) -> int | None:
     """The rank that failed first, by the clock; one that only gave up because another had failed comes last.
 
-    If all ranks failed alike it is the master, whose exception is at hand.
+    Ranks' clocks are so many nanoseconds ``ahead``. If all ranks failed alike it is the master, whose exception is at
+    hand.
     """
     failures = {rank: result for rank, result in enumerate(results) if isinstance(result, Failure)}
     if not failures:
         return None
     if len(failures) == len(results) and len({failure.summary for failure in failures.values()}) == 1:
         return master_rank
-    return min(failures, key=lambda rank: (failures[rank].aborted, failures[rank].when))
+    return min(failures, key=lambda rank: (failures[rank].aborted, failures[rank].when - ahead[rank] / 1e9))
 
 
 def worker_error(

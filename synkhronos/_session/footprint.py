@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from synkhronos._session.lifecycle import current
+from synkhronos._showing import html_table
 
 __all__ = ["Memory", "memory"]
 
@@ -29,17 +30,28 @@ class Memory:
     kept: dict[int, int]
     largest: dict[int, int]
 
-    def __str__(self) -> str:
+    def _lines(self) -> list[list[str]]:
+        """The cells of the table, line by line."""
         rows = {"In use": self.in_use, "Kept": self.kept, "Largest": self.largest}
         lines = [["Memory (MB)", *(f"rank {rank}" for rank in self.in_use)]]
         for name, row in rows.items():
             lines.append([name, *(f"{n_bytes / _MEGABYTE:,.1f}" for n_bytes in row.values())])
+        return lines
+
+    def _repr_html_(self) -> str:
+        """The table, as notebooks show it."""
+        return html_table(self._lines())
+
+    def __str__(self) -> str:
+        lines = self._lines()
         widths = [max(map(len, column)) for column in zip(*lines)]
         return "\n".join("  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines)
 
 
 def memory() -> Memory:
-    """Tell what each rank holds of the memory in which it computes, now; the ranks are not asked.
+    """Tell what each rank holds of the memory in which it computes, now.
+
+    No rank is asked but those that lead other machines.
 
     That is memory of arrays of 16 KiB and more that functions and collectives make, rounded up by a quarter at most.
     `Data`, results, and what the program itself allocates are not in it.
@@ -61,6 +73,5 @@ def memory() -> Memory:
     [0, 1]
     """
     session = current("memory")
-    session.check_usable()
-    counts = session.replica.regions.counts() or [(0, 0, 0)] * session.n_ranks
+    counts = session.tell()[1]
     return Memory(*(dict(enumerate(column)) for column in zip(*counts)))

@@ -72,6 +72,8 @@ class Ledger:
     def share(self, segment: Segment, content: np.ndarray) -> None:
         """Take in new memory, which is there until ``content`` ends."""
         self._table.lend(segment.ref.key, content)
+        if segment.path is not None:
+            self._table.files[segment.ref.key] = segment.path, segment.ref.offset
         self._new.append(segment)
 
     def _drop_what_ended(self) -> None:

@@ -124,8 +124,8 @@ class Library:
             let_interrupts_pass(error)
             self._failed.add(key)
             failed = TypeError(
-                f"{_graphs.describe(function)} cannot be pickled, so not replicated: {summarize(error)}. Define what "
-                "it uses at the top level: before fork, or in a module"
+                f"{_graphs.describe(function)} cannot be pickled, so not replicated: {summarize(error)}. What its "
+                "graph holds must be such that cloudpickle can pickle it"
             )
             failed.__cause__ = error
             return failed
@@ -149,7 +149,7 @@ class Library:
 
     def distribute_variables(self, variables: Sequence[Any]) -> None:
         """Give the ranks shared variables that no function of theirs uses yet."""
-        self._send(_graphs.dump({}, self._replica.variables, also=variables))
+        self._send(_graphs.dump({}, self._replica.variables, also=variables, definitions=self._definitions))
 
     def _send(self, bundle: _graphs.Bundle) -> None:
         try:
@@ -170,4 +170,5 @@ class Library:
     def restore(self, ranks: tuple[int, ...]) -> None:
         """Give new workers the functions that the others have, and the master's values of all variables."""
         functions = {key: one for key, one in self._replica.functions.items() if key not in self._pending}
-        self._load(_graphs.dump(functions, self._replica.variables, everything=True), ranks)
+        known = _graphs.Definitions()  # what these inherit
+        self._load(_graphs.dump(functions, self._replica.variables, everything=True, definitions=known), ranks)

@@ -17,11 +17,12 @@ from typing import Any, Callable, TypeVar, cast
 from synkhronos._interrupts import collect_garbage
 from synkhronos._keywords import checks_keywords
 from synkhronos._memory import remove_stale
+from synkhronos._nodes import find_machines
 from synkhronos._session.cautions import check_cores, check_threads
 from synkhronos._session.devices import count_gpus, find_devices, kind
 from synkhronos._session.dispatch import BUSY
 from synkhronos._session.gpus import check_fork_to_gpus
-from synkhronos._session.options import Options
+from synkhronos._session.options import make_options
 from synkhronos._session.profiles import Profile, Serial, begin, finish
 from synkhronos._session.session import Session
 from synkhronos.errors import SessionError
@@ -90,13 +91,14 @@ def fork(
     restart_workers: bool = False,
     profile: bool | Serial = False,
     check_replicas: int = 0,
+    exchange: str | None = None,
 ) -> int:
     """Start one worker process for each further device; this process becomes one of the ranks, the master.
 
     Parameters
     ----------
     n_parallel : int, optional
-        Number of ranks, this process included. Default: one for each device.
+        Number of ranks, this process included; of several machines, on each. Default: one for each device.
     use_gpu : bool, optional
         ``None``: CUDA GPUs if pygpu finds any, else CPU cores. ``True``: GPUs, or a `DeviceError` that says what is
         missing. ``False``: CPU cores.
@@ -126,6 +128,10 @@ def fork(
     check_replicas : int
         At every so many-th call of a function, compare the replicas of its shared variables before, and warn of each
         that differs, once. 0: never.
+    exchange : str, optional
+        ``"bfloat16"`` or ``"float16"``: large arrays of float32 that are reduced travel between machines rounded to
+        this, in half the bytes; their sums are in float32, and rounded once. Default: as they are. On one machine
+        nothing is rounded.
 
     Returns
     -------
@@ -146,6 +152,7 @@ def fork(
     >>> synk.close()
     """
     global _session, _measured
+    machines = find_machines(find_devices)
     if held() is not None:
         raise SessionError("synkhronos.fork was called already; call synkhronos.close() first")
     names = find_devices(n_parallel, use_gpu, devices)
@@ -155,24 +162,16 @@ def fork(
         raise TypeError(f"master_rank must be an int; got {master_rank!r}")
     if not 0 <= master_rank < len(names):
         raise ValueError(f"master_rank={master_rank}: expected a rank from 0 to {len(names) - 1}")
-    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0):
-        raise ValueError(f"timeout must be a positive number of seconds, or None; got {timeout!r}")
-    if isinstance(check_replicas, bool) or not hasattr(check_replicas, "__index__") or check_replicas < 0:
-        raise ValueError(f"check_replicas must be a number of calls, or 0; got {check_replicas!r}")
+    options = make_options(profile_workers, replicate_rng, timeout, restart_workers, check_replicas, exchange)
     measured = None if profile is False else Profile(None if profile is True else profile)
     if kind(names[0]) == "cpu":
         check_cores(len(names))
     if len(names) > 1:
         check_threads()
     remove_stale()
-    options = Options(
-        profile_workers=bool(profile_workers),
-        replicate_rng=bool(replicate_rng),
-        timeout=timeout,
-        restart_workers=bool(restart_workers),
-        check_replicas=int(check_replicas),
-    )
-    _session = Session(names, int(master_rank), options)
+    if machines is not None:
+        machines.start(names, int(master_rank), (n_parallel, use_gpu, devices), options)
+    _session = Session(names, int(master_rank), options, machines)
     for function in list(functions):
         function.join(_session)
     atexit.unregister(_close_at_exit)
@@ -180,8 +179,8 @@ def fork(
     if measured is not None:
         begin(_session, measured)
     _measured = measured
-    _logger.info("forked %d ranks on %s", len(names), ", ".join(sorted(set(names))))
-    return len(names)
+    _logger.info("forked %d ranks on %s", _session.n_ranks, ", ".join(sorted(set(_session.devices))))
+    return _session.n_ranks
 
 
 @_one_at_a_time

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-__all__ = ["Options"]
+__all__ = ["Options", "make_options"]
 
 
 class Options(NamedTuple):
@@ -22,6 +22,8 @@ class Options(NamedTuple):
         Replace workers that die.
     check_replicas : int
         Compare replicas at every so many-th call; 0: never.
+    exchange : str or None
+        The type of float32 numbers on their way between machines; ``None``: their own.
     """
 
     profile_workers: bool
@@ -29,3 +31,25 @@ class Options(NamedTuple):
     timeout: float | None
     restart_workers: bool
     check_replicas: int
+    exchange: str | None
+
+
+def make_options(
+    profile_workers: Any, replicate_rng: Any, timeout: Any, restart_workers: Any, check_replicas: Any, exchange: Any
+) -> Options:
+    """Check arguments of `fork`.
+
+    Raises
+    ------
+    ValueError
+        Naming the argument.
+    """
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0):
+        raise ValueError(f"timeout must be a positive number of seconds, or None; got {timeout!r}")
+    if isinstance(check_replicas, bool) or not hasattr(check_replicas, "__index__") or check_replicas < 0:
+        raise ValueError(f"check_replicas must be a number of calls, or 0; got {check_replicas!r}")
+    if exchange not in (None, "float16", "bfloat16"):
+        raise ValueError(f'exchange must be "float16", "bfloat16" or None; got {exchange!r}')
+    return Options(
+        bool(profile_workers), bool(replicate_rng), timeout, bool(restart_workers), int(check_replicas), exchange
+    )

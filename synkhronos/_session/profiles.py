@@ -9,7 +9,7 @@ from synkhronos._engine import TITLE
 from synkhronos._rank import Record
 from synkhronos._session.session import Session
 from synkhronos._showing import html_table, public_names
-from synkhronos._team import CATEGORIES, Notes, spans
+from synkhronos._team import CATEGORIES, Notes, by_other_clock, spans
 from synkhronos.errors import SessionError, SynkhronosError
 
 __all__ = ["Profile", "Serial", "begin", "check_serial", "events", "finish"]
@@ -42,6 +42,8 @@ class Profile:
         ``elapsed[rank]``: how long was measured, which is the sum of the rank's categories.
     serial : dict or None
         What the same work took in serial, as it was given; the key ``"total"`` is that of the whole.
+    sent : int
+        Bytes of inputs, and of values for shared variables, that were sent to other machines.
 
     Examples
     --------
@@ -58,8 +60,11 @@ class Profile:
         self.serial = check_serial(serial)
         self.seconds: dict[int, dict[str, float]] = {}
         self.elapsed: dict[int, float] = {}
+        self.sent = 0
+        self._sent_before = 0
         self._notes: dict[int, Notes] = {}
         self._devices: list[str] = []
+        self._ahead: list[list[int]] = []  # for a trace: how far ranks' clocks were ahead at its beginning, and its end
 
     @property
     def total(self) -> dict[str, float]:
@@ -138,8 +143,11 @@ def begin(session: Session, profile: Profile, spans: bool = False) -> None:
     with session.lock:
         if session.profile is not None:
             raise SessionError("this session is being profiled already; end that profile, or trace, first")
+        if spans:
+            profile._ahead = [session.tell()[0]]
         session.run(Record(True, _ROOM if spans else 0))
         session.profile = profile
+        profile._sent_before = session.n_shipped
 
 
 def finish(session: Session) -> None:
@@ -150,16 +158,21 @@ def finish(session: Session) -> None:
             return
         try:
             notes = dict(enumerate(session.run(Record(False))))
+            if profile._ahead:
+                profile._ahead.append(session.tell()[0])
         except SynkhronosError:
             notes = {session.master_rank: session.timeline.stop()}
         profile._take(notes, session.devices)
+        profile.sent = session.n_shipped - profile._sent_before
 
 
 def events(profile: Profile) -> dict[str, Any]:
     """What a profile with spans tells, in the JSON object format of Chrome's trace events."""
     found: list[dict[str, Any]] = []
-    zero = min((notes.start for notes in profile._notes.values()), default=0)
-    for rank, notes in profile._notes.items():
+    ahead = list(zip(profile._ahead[0], profile._ahead[-1]))
+    every = {rank: by_other_clock(notes, *ahead[rank]) for rank, notes in profile._notes.items()}
+    zero = min((notes.start for notes in every.values()), default=0)
+    for rank, notes in every.items():
         place = {"pid": rank, "tid": rank}
         labels = {
             "process_name": {"name": f"rank {rank} ({profile._devices[rank]})"},

@@ -7,7 +7,6 @@ memory, good until the next command, so callers combine them while they hold `Se
 
 from __future__ import annotations
 
-import gc
 import os
 import weakref
 from collections.abc import Sequence
@@ -16,24 +15,21 @@ from typing import Any, Callable
 import numpy as np
 
 from synkhronos import _engine, _graphs
-from synkhronos._collectives import Workspace
 from synkhronos._interrupts import collect_garbage, deferred_interrupts
-from synkhronos._limits import count_cores
 from synkhronos._memory import (
     ArrayRef,
     Segment,
     SegmentTable,
-    make_regions,
 )
+from synkhronos._nodes import Fleet, Machines
 from synkhronos._rank import (
     Command,
     Encoder,
     Envelope,
     Load,
     Release,
-    Replica,
     Settle,
-    serve,
+    start_ranks,
 )
 from synkhronos._session.devices import kind
 from synkhronos._session.dispatch import CLOSED, Dispatcher
@@ -51,8 +47,6 @@ __all__ = ["Session", "segments"]
 #: Segments of this process; they outlive a session, so that `Data` made in one can be used in the next.
 segments = SegmentTable()
 
-_SPIN_SECONDS = 1e-3
-
 
 class Session:
     """Ranks, what they hold, and the commands that go to them.
@@ -63,12 +57,16 @@ class Session:
         The device of each rank.
     master_rank : int
     options : Options
+    machines : Machines, optional
+        Where the other machines are; ``devices`` are those of this one.
     """
 
-    def __init__(self, devices: list[str], master_rank: int, options: Options) -> None:
-        self.n_ranks = len(devices)
+    def __init__(
+        self, devices: list[str], master_rank: int, options: Options, machines: Machines | None = None
+    ) -> None:
+        self.devices = devices if machines is None else machines.devices
+        self.n_ranks = len(self.devices)
         self.master_rank = master_rank
-        self.devices = devices
         self.pid = os.getpid()
         self.on_gpu = kind(devices[0]) != "cpu"
         self.nccl = False  # whether NCCL connects the ranks
@@ -76,37 +74,23 @@ class Session:
         self.sequencer = Sequencer(self)
         self.run, self.submit = self.sequencer.run, self.sequencer.submit
         self._replicate_rng = options.replicate_rng
-        self._ledger = Ledger(segments, self._make_room, self.n_ranks - 1)
+        self._ledger = Ledger(segments, self._make_room, len(devices) - 1)
         self.restage = self._ledger.restage
-        spin = _SPIN_SECONDS if self.n_ranks <= count_cores() else 0.0
-        workspace = Workspace(self.n_ranks)
-        self._team = Team(devices, master_rank, spin, options.timeout)
-        self.timeline = self._team.timeline
-        regions = make_regions(self.n_ranks, master_rank)
+        self._line = None if machines is None else machines.line
+        team = Team(devices, master_rank, options.timeout, None if machines is None else machines.world)
+        self._team = team if machines is None else Fleet(team, machines.devices, segments)
+        self.timeline = team.timeline
 
-        def work(rank: int) -> None:
-            if hasattr(self, "_dispatcher"):  # a worker in the place of one that died
+        def begin() -> None:
+            if hasattr(self, "_dispatcher"):  # in a worker in the place of one that died
                 self._ledger.abandon()
-            gc.freeze()  # what was inherited is not this process's to collect: quicker, and its pages stay shared
-            self.timeline.reset(rank)
-            regions.take(rank)
-            finish = _graphs.start_worker(options.profile_workers)
-            replica = Replica(self._team, workspace, segments, _graphs.VariableTable(None), regions)
-            replica.thread_limits.apply()
-            serve(self._team, replica)
-            finish()
 
         try:
-            _engine.prepare_fork()
-            inherited = segments.lent()  # in this frame, which workers keep
-            regions.share(self._team.start, work)
-            del inherited
-            table = _graphs.VariableTable(self._ledger.ended_variables)
-            self.replica = Replica(self._team, workspace, segments, table, regions)
-            self.replica.thread_limits.apply()
+            ended = self._ledger.ended_variables
+            self.replica = start_ranks(team, segments, ended, options.profile_workers, begin)
             self._extents = Extents(self.sequencer, self.replica, master_rank)
             self.shapes = self._extents.of
-            self.replicas = Replicas(table, self.run, master_rank, options.check_replicas)
+            self.replicas = Replicas(self.replica.variables, self.run, master_rank, options.check_replicas)
             self._library = Library(self.replica, self._ledger, self._load)
             restore = self._library.restore if options.restart_workers else None
             self._dispatcher = Dispatcher(self._team, self.replica, self._ledger, options.timeout, restore)
@@ -122,7 +106,8 @@ class Session:
                 _engine.unbind()
             with deferred_interrupts():
                 self._team.stop(grace=0.0)
-                regions.close()
+                if hasattr(self, "replica"):
+                    self.replica.regions.close()
             raise
 
     def __repr__(self) -> str:
@@ -190,6 +175,20 @@ class Session:
             if self._ledger.is_full:
                 self.settle()
 
+    def tell(self) -> tuple[list[int], list[tuple[int, int, int]]]:
+        """How far each rank's clock is ahead of the master's, in nanoseconds, and what its region holds."""
+        with self.lock:
+            self.check_usable()
+            own, ahead, counts = self.replica.regions.counts(), [0] * self.n_ranks, [(0, 0, 0)] * self.n_ranks
+            if isinstance(self._team, Fleet):
+                ahead, counts = self._team.tell()
+            return ahead, own + counts[len(own) :]
+
+    @property
+    def n_shipped(self) -> int:
+        """Bytes of this memory that have been sent to other machines."""
+        return self._team.n_shipped if isinstance(self._team, Fleet) else 0
+
     def settle(self) -> None:
         """Bring the workers up to date about memory, now."""
         self.issue(Settle())
@@ -249,7 +248,9 @@ class Session:
                 self._dispatcher.broken = CLOSED
                 self._team.stop()
             self.replica.thread_limits.restore()
-            if within:  # that call goes on to read what the ranks have computed
+            if self._line is not None and self._line.is_lost:
+                pass  # MPI may still write to what lies in the regions
+            elif within:  # that call goes on to read what the ranks have computed
                 weakref.finalize(self, self.replica.regions.close).atexit = False
             else:
                 self.replica.regions.close()

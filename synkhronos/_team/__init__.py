@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from synkhronos._team.board import Sight
+from synkhronos._team.lifeline import Lifeline
 from synkhronos._team.log import log
+from synkhronos._team.overdue import check_exchange, check_machines
+from synkhronos._team.patience import Patience
+from synkhronos._team.process import Process
 from synkhronos._team.signals import Barrier
 from synkhronos._team.team import Team
 from synkhronos._team.timeline import (
@@ -11,25 +15,38 @@ from synkhronos._team.timeline import (
     COLLECTIVES,
     CONTROL,
     FUNCTION,
+    OUTSIDE,
     SHUFFLE,
+    STRAGGLING,
     TRANSFERS,
     Notes,
     Timeline,
+    by_other_clock,
     spans,
 )
+from synkhronos._team.world import World
 
 __all__ = [
     "CATEGORIES",
     "COLLECTIVES",
     "CONTROL",
     "FUNCTION",
+    "OUTSIDE",
     "SHUFFLE",
+    "STRAGGLING",
     "TRANSFERS",
     "Barrier",
+    "Lifeline",
     "Notes",
+    "Patience",
+    "Process",
     "Sight",
     "Team",
     "Timeline",
+    "World",
+    "by_other_clock",
+    "check_exchange",
+    "check_machines",
     "log",
     "spans",
 ]

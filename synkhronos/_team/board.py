@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import weakref
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from synkhronos._memory import Segment, clear_of_streams
 __all__ = ["Board", "Sight"]
 
 _MAGIC = int.from_bytes(b"synkrank", "little")
-_HEAD = 3  # numbers before the pids: the magic one, how many ranks, which of them is the master
+_HEAD = 5  # numbers before the pids: the magic one, how many ranks, the master's, the first one's among all, all
 _SEAT = 64  # bytes of each rank's words, after as many others: see _core/words.h
 _PARKED = 7  # where in these, in numbers of four bytes
 
@@ -28,32 +29,44 @@ def _words_at(n_ranks: int) -> int:
 
 
 class Board:
-    """The master's side; made before it forks.
+    """The side of the master, or of the leader of another machine; made before it forks.
+
+    Parameters
+    ----------
+    n_ranks : int
+        Of this machine.
+    master_rank : int
+        The rank of this process, of these.
+    first, n_all : int
+        The number of the first of these ranks among those of all machines, and how many those are.
 
     Attributes
     ----------
     words : uint8 array
         The memory of the session's words.
     pids : int64 array of shape (n_ranks,)
+    close : callable
+        Has nobody find it any more; so does its end.
     """
 
-    def __init__(self, n_ranks: int, master_rank: int) -> None:
+    def __init__(self, n_ranks: int, master_rank: int, first: int, n_all: int) -> None:
         segment = Segment.create(_words_at(n_ranks) + native.Words.bytes_for(n_ranks))
-        self._fd = clear_of_streams(os.dup(segment.fileno()))
-        self._file = os.fstat(self._fd)
+        fd = clear_of_streams(os.dup(segment.fileno()))
+        self.close = weakref.finalize(self, _close, fd, os.fstat(fd))
         segment.close_fd()
         numbers = segment.array((_HEAD + n_ranks,), np.int64)
         self.pids = numbers[_HEAD:]
         self.pids[master_rank] = os.getpid()
-        numbers[1:_HEAD] = n_ranks, master_rank
+        numbers[1:_HEAD] = n_ranks, master_rank, first, n_all
         numbers[0] = _MAGIC
         self.words = segment.bytes[_words_at(n_ranks) :]
 
-    def close(self) -> None:
-        """Have nobody find it any more. The program may have closed the descriptor, and have another file there."""
-        with contextlib.suppress(OSError):
-            if os.path.samestat(os.fstat(self._fd), self._file):
-                os.close(self._fd)
+
+def _close(fd: int, file: os.stat_result) -> None:
+    """Close the descriptor; the program may have closed it, and have another file there."""
+    with contextlib.suppress(OSError):
+        if os.path.samestat(os.fstat(fd), file):
+            os.close(fd)
 
 
 class Sight:
@@ -70,6 +83,11 @@ class Sight:
         If it cannot be read.
     ValueError
         If it is another thing.
+
+    Attributes
+    ----------
+    n_ranks, master_rank, first, n_all : int
+        As of the `Board`.
     """
 
     def __init__(self, path: str) -> None:
@@ -81,10 +99,10 @@ class Sight:
         numbers = np.frombuffer(memory, np.int64, _HEAD)
         if numbers[0] != _MAGIC:
             raise ValueError(f"{path} is no board of a session")
-        self.n_ranks, self.master_rank = int(numbers[1]), int(numbers[2])
-        first = _words_at(self.n_ranks) + _SEAT
+        self.n_ranks, self.master_rank, self.first, self.n_all = map(int, numbers[1:_HEAD])
+        seats_at = _words_at(self.n_ranks) + _SEAT
         self._pids = np.frombuffer(memory, np.int64, self.n_ranks, 8 * _HEAD)
-        seats = np.frombuffer(memory, np.uint8, _SEAT * self.n_ranks, first).reshape(-1, _SEAT)
+        seats = np.frombuffer(memory, np.uint8, _SEAT * self.n_ranks, seats_at).reshape(-1, _SEAT)
         self._words, self._small = seats.view(np.int64), seats.view(np.int32)
 
     @property
@@ -98,10 +116,10 @@ class Sight:
         answered, parked = self._words[:, 1], self._small[:, _PARKED] != 0
         idle = answered == sent
         idle[self.master_rank] = True
-        found = []
+        found, at_rest = [], "waits for a command" if self.first else "Python"
         for rank in range(self.n_ranks):
             if rank == self.master_rank:
-                found.append("waits for ranks" if parked[rank] else "Python" if idle.all() else "computes")
+                found.append("waits for ranks" if parked[rank] else at_rest if idle.all() else "computes")
             else:
                 waits = "waits for a command" if idle[rank] else "waits for ranks" if parked[rank] else ""
                 found.append(waits or "computes")

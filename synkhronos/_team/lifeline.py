@@ -41,6 +41,10 @@ class Lifeline:
         if by_main_thread:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
+    def fileno(self) -> int:
+        """In the worker: the descriptor that can be read once the master has ended."""
+        return self._reader
+
     def forked(self) -> None:
         """In the master: the worker holds its end."""
         self._reader = _closed(self._reader)

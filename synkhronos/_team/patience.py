@@ -30,10 +30,10 @@ class Patience:
         """A message is sent."""
         self._waited, self._looked = 0.0, time.monotonic()
 
-    def is_over(self) -> bool:
-        """Look at the clock; returns whether it has waited for longer than it may."""
+    def is_over(self, margin: float = 0.0) -> bool:
+        """Look at the clock; returns whether it has waited for longer than it may, and a margin."""
         now = time.monotonic()
         if now - self._looked < _PAUSE:
             self._waited += now - self._looked
         self._looked = now
-        return self.seconds is not None and self._waited > self.seconds
+        return self.seconds is not None and self._waited > self.seconds + margin

@@ -24,7 +24,9 @@ from typing import Callable
 import numpy as np
 
 from synkhronos._interrupts import deferred_interrupts
+from synkhronos._limits import count_cores
 from synkhronos._memory import Box, Passage, Segment
+from synkhronos._progress import counted
 from synkhronos._team.board import Board
 from synkhronos._team.log import log
 from synkhronos._team.member import Member
@@ -32,11 +34,12 @@ from synkhronos._team.patience import Patience
 from synkhronos._team.process import describe_exit
 from synkhronos._team.signals import ANSWERED, SENT, Barrier, Signals
 from synkhronos._team.timeline import CONTROL, OUTSIDE, Timeline
+from synkhronos._team.world import World
 from synkhronos.errors import CollectiveAborted, SessionError, WorkerDied, WorkerTimeout
 
 __all__ = ["MasterDied", "Team"]
 
-
+_SPIN_SECONDS = 1e-3  # how long a wait looks at the words before it parks
 _CLOSED = "the session was closed while this call was under way"
 
 
@@ -51,26 +54,29 @@ class Team:
     ----------
     devices : list of str
     master_rank : int
-    spin : float
-        Seconds that a wait spins before it parks.
     timeout : float or None
         Seconds that the master waits for the answers to a message; see `Patience`.
+    world : World, optional
+        Where these ranks are among all of the session; default: they are all.
 
     Attributes
     ----------
     barrier : Barrier
         Where all ranks meet; it raises if that cannot happen any more.
+    patience : Patience
     passage : Passage
         In a worker: the way for memory to and from the master.
     """
 
-    def __init__(self, devices: list[str], master_rank: int, spin: float, timeout: float | None) -> None:
+    def __init__(self, devices: list[str], master_rank: int, timeout: float | None, world: World | None = None) -> None:
+        self.world = world or World((len(devices),), 0, master_rank)
         self.devices = devices
         self.n_ranks = len(devices)
         self.master_rank = master_rank
         self.workers = [rank for rank in range(self.n_ranks) if rank != master_rank]
         self._master_pid = os.getpid()
-        self._board = Board(self.n_ranks, master_rank)
+        self._board = Board(self.n_ranks, master_rank, self.world.first, self.world.n_ranks)
+        spin = _SPIN_SECONDS if self.n_ranks <= count_cores() else 0.0
         self.signals = Signals(self._board.words, self.n_ranks, master_rank, spin)
         finished = Segment.create(16 * self.n_ranks)
         finished.close_fd()
@@ -78,8 +84,8 @@ class Team:
         self.barrier = Barrier(self.signals, self.timeline, self.check)
         self._number = 0  # of the last message
         self._collected = 0  # and of the last one whose answers the master has
-        self._stopped = False
-        self._patience = Patience(timeout)
+        self.stopped = False
+        self.patience = Patience(timeout)
         self._work: Callable[[int], None]
         self._mailbox = Box()
         self._answers = [Box() for _ in range(self.n_ranks)]
@@ -91,8 +97,9 @@ class Team:
     def start(self, work: Callable[[int], None]) -> None:
         """Fork the workers; worker ``rank`` runs ``work(rank)`` and exits when that returns."""
         self._work = work
-        for rank in self.workers:
-            self._fork(rank)
+        with counted("starting workers", self.workers) as ranks:
+            for rank in ranks:
+                self._fork(rank)
 
     def _fork(self, rank: int) -> None:
         with deferred_interrupts():
@@ -112,7 +119,7 @@ class Team:
         self._mailbox.put(message, self._give)
         self._number = number = self.signals.sent + 1
         self.barrier.restart(number)
-        self._patience.begin()
+        self.patience.begin()
         self.signals.post(SENT, number)
 
     @property
@@ -139,7 +146,7 @@ class Team:
             answers[rank] = box.get(member.passage)
             if box.is_long:
                 member.passage.clear()  # of answers that nobody has read
-        if self._stopped:
+        if self.stopped:
             raise SessionError(_CLOSED)
         self._collected = self._number
         return answers
@@ -151,27 +158,20 @@ class Team:
 
     def check_workers(self) -> None:
         """Raise `WorkerDied` if any worker is dead, `WorkerTimeout` if the time is up."""
-        if self._stopped:
+        if self.stopped:
             raise SessionError(_CLOSED)
         for rank in self.dead():
             process = self._members[rank].process
-            raise WorkerDied(
-                f"the worker of rank {rank} ({self.devices[rank]}, pid {process.pid}) "
-                f"{describe_exit(process.exitcode)}",
-                rank=rank,
-                pid=process.pid,
-                exitcode=process.exitcode,
-            )
-        if self._patience.is_over():
+            end = describe_exit(process.exitcode)
+            text = f"the worker of rank {rank} ({self.devices[rank]}, pid {process.pid}) {end}"
+            raise WorkerDied(text, rank=rank, pid=process.pid, exitcode=process.exitcode)
+        if self.patience.is_over():
             silent = self.unanswered()
             steps = self.signals.arrived
             rank = min(silent, key=lambda rank: steps[rank], default=self.master_rank)
             pid = self._members[rank].process.pid if rank in self.workers else os.getpid()
-            raise WorkerTimeout(
-                f"rank {rank} ({self.devices[rank]}, pid {pid}) did not answer within {self._patience.seconds} seconds",
-                rank,
-                pid,
-            )
+            name = f"rank {rank} ({self.devices[rank]}, pid {pid})"
+            raise WorkerTimeout(f"{name} did not answer within {self.patience.seconds} seconds", rank, pid)
 
     def dead(self) -> list[int]:
         """The workers whose processes have ended."""
@@ -196,9 +196,9 @@ class Team:
 
     def stop(self, grace: float = 5.0) -> None:
         """Wait for the workers, which were told to stop; kill those that have not ended after ``grace`` seconds."""
-        if self._stopped:
+        if self.stopped:
             return
-        self._stopped = True
+        self.stopped = True
         self._board.close()
         patience = Patience(grace)
         for rank, member in self._members.items():

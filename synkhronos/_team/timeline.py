@@ -27,6 +27,7 @@ __all__ = [
     "Notes",
     "Span",
     "Timeline",
+    "by_other_clock",
     "spans",
 ]
 
@@ -181,6 +182,10 @@ class Timeline:
             slowest = max(self._finished[number & 1])
             self._enter(otherwise, min(max(slowest, self._since), monotonic_ns()))
 
+    def put_off(self, number: int, until: int) -> None:
+        """Have all ranks of this machine that wait after command ``number`` wait for another machine ``until`` then."""
+        self._finished[number & 1][self._rank] = until
+
     def _enter(self, category: int, now: int) -> None:
         self._totals[self._category] += now - self._since
         self._since = now
@@ -193,6 +198,18 @@ class Timeline:
         self._marks[place] = code
         self._marks[place + 1] = when
         self._n_marks += 1
+
+
+def by_other_clock(notes: Notes, before: int, after: int) -> Notes:
+    """Notes with the times of a clock of which the own one was so many nanoseconds ahead, at their start and stop."""
+    drift = (after - before) / max(1, notes.stop - notes.start)
+
+    def moved(when: Any) -> Any:
+        return when - before - np.rint(drift * (when - notes.start)).astype(np.int64)
+
+    marks = notes.marks.copy()
+    marks[1::2] = moved(marks[1::2])
+    return notes._replace(start=int(moved(notes.start)), stop=int(moved(notes.stop)), marks=marks)
 
 
 def spans(notes: Notes) -> list[Span]:

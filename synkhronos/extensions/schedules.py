@@ -21,6 +21,11 @@ def linear_scaling(rate: float, factor: float) -> float:
     ------
     ValueError
         If the rate or the factor is not a positive number.
+
+    Examples
+    --------
+    >>> schedules.linear_scaling(0.125, 4)
+    0.5
     """
     for name, value in (("rate", rate), ("factor", factor)):
         if isinstance(value, bool) or not np.isreal(value) or not 0 < value < np.inf:
@@ -49,6 +54,12 @@ def warm_up(rate: float, factor: float, n_steps: int) -> Callable[[int], float]:
     ------
     ValueError
         If the rate or the factor is not a positive number, or there are no steps.
+
+    Examples
+    --------
+    >>> rate = schedules.warm_up(0.125, factor=3, n_steps=2)
+    >>> [rate(step) for step in range(4)]
+    [0.125, 0.25, 0.375, 0.375]
     """
     linear_scaling(rate, factor)
     if isinstance(n_steps, bool) or not hasattr(n_steps, "__index__") or n_steps < 1:
@@ -77,11 +88,15 @@ class Schedule:
 
     Examples
     --------
-    >>> rate = Schedule(warm_up(0.1, n_ranks, 500))  # doctest: +SKIP
-    >>> train = make_train_function(loss, params, x, y, updates.sgd, rate.variable)  # doctest: +SKIP
-    >>> for batch in batches:  # doctest: +SKIP
-    ...     train(x_data, y_data, batch=batch)
-    ...     rate.advance()
+    >>> x, t, w = T.dmatrix("x"), T.dvector("t"), theano.shared(np.zeros(2), "w")
+    >>> with synk.session(2) as n_ranks:
+    ...     rate = schedules.Schedule(schedules.warm_up(0.125, n_ranks, 2))
+    ...     step = train.make_train_function(T.sqr(x.dot(w) - t).mean(), [w], x, t, updates.sgd, rate.variable)
+    ...     for batch in (slice(0, 2), slice(2, 4)):
+    ...         loss = step(np.eye(4)[:, :2], np.ones(4), batch=batch)
+    ...         rate.advance()
+    >>> rate
+    <synkhronos Schedule: 0.25 in step 2>
     """
 
     def __init__(self, rate: Callable[[int], float], step: int = 0, dtype: str = "float64") -> None:

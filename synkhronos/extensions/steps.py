@@ -1,12 +1,15 @@
-"""What training steps of all kinds take: inputs, singly or in lists, and hyperparameters by name."""
+"""Training steps, and what all of them take: inputs, singly or in lists, and hyperparameters by name."""
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
-from synkhronos._engine import Constant, SharedVariable, leaves_of
+import synkhronos as synk
+from synkhronos._engine import Constant, SharedVariable, T, leaves_of
+from synkhronos.extensions.weighting import weighted
 
-__all__ = ["check_names", "flatten", "free", "listed", "rows"]
+__all__ = ["ExactTrainFunction", "TrainFunction", "check_names", "flatten", "free", "listed", "rows"]
 
 
 def free(expressions: Any, inputs: Sequence[Any], givens: Any) -> list[Any]:
@@ -55,3 +58,131 @@ def flatten(pair: Any, structure: Any) -> list[Any]:
         else:
             raise TypeError(f"{name} must be a list of {len(pattern)}, one for each variable")
     return inputs
+
+
+class ExactTrainFunction:
+    """One step of training as one exact function on all ranks; made by `make_train_function`.
+
+    Attributes
+    ----------
+    function : Function
+        Computes the loss and changes the parameters. Its inputs are symbolic hyperparameters, too.
+
+    Examples
+    --------
+    >>> w = theano.shared(np.zeros(2), "w")
+    >>> x, t = T.dmatrix("x"), T.dvector("t")
+    >>> loss = T.sqr(x.dot(w) - t).mean()
+    >>> with synk.session(2):
+    ...     step = train.make_train_function(loss, [w], x, t, "sgd", learning_rate=0.3, exact=True)
+    ...     first = step([[1, 0], [0, 1], [1, 1]], [1, 1, 2])
+    ...     print(type(step).__name__, float(first), len(step.function.partition))
+    ExactTrainFunction 2.0 2
+    """
+
+    def __init__(self, loss: Any, updates: Any, inputs: Any, structure: Any, *, givens: Any, mode: Any) -> None:
+        others = free([loss, *updates.values()], inputs, givens)
+        self._names, self._structure = [var.name for var in others], structure
+        there = inputs[0].shape[0] > 0
+        kept = OrderedDict((var, T.switch(there, new, var)) for var, new in updates.items())
+        self.function = synk.function(
+            inputs, loss, bcast_inputs=others, updates=kept, givens=givens, mode=mode, name="train", exact=True
+        )
+
+    def __repr__(self) -> str:
+        return f"<synkhronos ExactTrainFunction: {self.function!r}>"
+
+    def __call__(self, x_data: Any, y_data: Any, batch: Any = None, num_slices: int = 1, **hyperparameters: Any) -> Any:
+        """Make one training step; as of a `TrainFunction`."""
+        inputs = flatten((x_data, y_data), self._structure)
+        check_names(hyperparameters, self._names)
+        loss = self.function(*inputs, batch=batch, num_slices=num_slices, **hyperparameters)
+        if not any(self.function.counts or ()):
+            raise ValueError("there are no data points in this step; the parameters are as they were")
+        return loss
+
+
+class TrainFunction:
+    """One step of synchronous gradient descent on all ranks; made by `make_train_function`.
+
+    Attributes
+    ----------
+    gradient : Function
+        Computes the loss, and each rank's gradients into `grad_shared`.
+    update : Function
+        Changes the parameters on every rank. Its inputs are symbolic hyperparameters, if there are
+        any; it has no outputs.
+    grad_shared : shared variable, or list of them
+        After a call: the gradient of the whole minibatch, on every rank.
+
+    Examples
+    --------
+    >>> w = theano.shared(np.zeros(2), "w")
+    >>> x, t = T.dmatrix("x"), T.dvector("t")
+    >>> loss = T.sqr(x.dot(w) - t).mean()
+    >>> with synk.session(2):
+    ...     step = train.make_train_function(loss, [w], x, t, "sgd", learning_rate=0.3)
+    ...     first = step([[1, 0], [0, 1], [1, 1]], [1, 1, 2])
+    ...     print("%.1f" % first, synk.gather(step.grad_shared).round(1).tolist())
+    2.0 [[-2.0, -2.0], [-2.0, -2.0]]
+    """
+
+    def __init__(
+        self, gradient: Any, update: Any, grad_shared: Any, structure: Any, *, names: Any = ((), ()), weight: Any = None
+    ) -> None:
+        self.gradient = gradient
+        self.update = update
+        self.grad_shared = grad_shared
+        self._structure = structure
+        self._names = names  # of the hyperparameters of the two functions
+        self._weight = weight  # of one data point, as a shared variable; None: 1
+        self._reduced = [*listed(grad_shared), *([] if weight is None else [weight])]
+
+    def __repr__(self) -> str:
+        return f"<synkhronos TrainFunction: {self.gradient!r}, all-reduce of {self.grad_shared}, {self.update!r}>"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "a TrainFunction belongs to its session and can be neither copied nor pickled: make it anew, by "
+            "make_train_function, where it is wanted; what it has trained can be saved by "
+            "synkhronos.extensions.checkpoint"
+        )
+
+    def __call__(self, x_data: Any, y_data: Any, batch: Any = None, num_slices: int = 1, **hyperparameters: Any) -> Any:
+        """Make one training step.
+
+        Parameters
+        ----------
+        x_data, y_data : Data, or what `numpy.asarray` takes, of shape ``(n, ...)``
+            Scattered over the ranks along axis 0. Lists where the variables were lists.
+        batch : int, slice or 1-d integer array, optional
+            Which rows make the minibatch: the first ones, a range, or an index list.
+        num_slices : int
+            In how many pieces each rank computes its share, to save memory.
+        **hyperparameters
+            The values of the other symbolic variables in the loss or in the rule, by name: of a
+            learning rate ``T.scalar("rate")``, say.
+
+        Returns
+        -------
+        numpy.ndarray, shape ``()``
+            The loss of the minibatch before the step.
+
+        Raises
+        ------
+        TypeError
+            If a hyperparameter is missing, or is not one.
+        ValueError
+            If there are no data points, or the weights are not finite, negative, or all 0; the parameters are left as
+            they are.
+        """
+        inputs = flatten((x_data, y_data), self._structure)
+        check_names(hyperparameters, {*self._names[0], *self._names[1]})
+        of_gradient, of_update = ({name: hyperparameters[name] for name in names} for names in self._names)
+        with synk.sequence():
+            loss = self.gradient(*inputs, batch=batch, num_slices=num_slices, **of_gradient)
+            if not any(self.gradient.counts):
+                raise ValueError("there are no data points in this step; the parameters are as they were")
+            synk.all_reduce(self._reduced, op="avg", weights=self.gradient.counts)
+            self.update(**of_update)
+        return loss.result() if self._weight is None else weighted(*loss.result())

@@ -1,0 +1,8 @@
+"""Several machines: one process of each, its leader, speaks MPI with the others; workers never do."""
+
+from __future__ import annotations
+
+from synkhronos._nodes.fleet import Fleet
+from synkhronos._nodes.machines import Machines, find_machines
+
+__all__ = ["Fleet", "Machines", "find_machines"]

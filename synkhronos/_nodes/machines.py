@@ -1,0 +1,127 @@
+"""The machines of a session, seen from the master as it forks."""
+
+from __future__ import annotations
+
+import atexit
+from typing import Any, Callable
+
+from synkhronos._nodes.launch import find_line, witness
+from synkhronos._nodes.leader import lead
+from synkhronos._nodes.line import ORDER, Line
+from synkhronos._nodes.messages import Ask, Leave, Start
+from synkhronos._team import World
+from synkhronos.errors import DeviceError, SessionError
+
+__all__ = ["Machines", "find_machines"]
+
+
+class Machines:
+    """All machines, of which the master's is number 0.
+
+    Parameters
+    ----------
+    line : Line
+
+    Attributes
+    ----------
+    line : Line
+    devices : list of str
+        Of all ranks, with their machines' names.
+    world : World
+    """
+
+    def __init__(self, line: Line) -> None:
+        self.line = line
+        self.devices: list[str] = []
+        self.world: World
+
+    def start(self, own: list[str], master_rank: int, asked: tuple[Any, ...], options: Any) -> None:
+        """Have all leaders find their devices, and start a rank on each.
+
+        Parameters
+        ----------
+        own : list of str
+            The devices of this machine.
+        master_rank : int
+        asked : tuple
+            What tells devices, of the arguments of `fork`.
+        options : Options
+        """
+        if self.line.is_lost:
+            raise SessionError(
+                "another machine did not answer when the last session was stopped: start the program anew"
+            )
+        if self.line.differences:
+            raise DeviceError(f"{self.line.differences}: sessions on several machines need the same on all of them")
+        number = self.line.number + 1
+        self._tell([Ask(number, asked)] * self.line.n_machines)
+        names = [own, *(self.line.answers[machine].replies for machine in self.line.others)]
+        for machine, found in enumerate(names):
+            if isinstance(found, Exception):
+                found.args = (f"machine {machine} ({self.line.hosts[machine]}): {found}",)
+                raise found
+        for machine, found in enumerate(names):
+            if set(found) != {"cpu"}:
+                raise DeviceError(
+                    f"machine {machine} ({self.line.hosts[machine]}) has {', '.join(found)}: sessions on several "
+                    "machines compute on CPU cores; pass use_gpu=False"
+                )
+        sizes = tuple(map(len, names))
+        start = [
+            Start(
+                number + 1,
+                found,
+                sizes,
+                master_rank,
+                options.profile_workers,
+                options.timeout,
+                options.exchange,
+                options.restart_workers,
+            )
+            for found in names
+        ]
+        self._tell(start)
+        self.world = World(sizes, 0, master_rank, self.line, options.exchange)
+        self.devices = [
+            f"machine {machine} ({self.line.hosts[machine]}): {device}"
+            for machine, found in enumerate(names)
+            for device in found
+        ]
+
+    def _tell(self, orders: list[Any]) -> None:
+        number = orders[0].number
+        self.line.begin(number)
+        for machine in self.line.others:
+            self.line.send(machine, ORDER, orders[machine])
+        answers = self.line.answers
+        self.line.wait(lambda: all(one in answers and answers[one].number == number for one in self.line.others))
+
+
+def find_machines(find_devices: Callable[..., list[str]]) -> Machines | None:
+    """The machines of this job; ``None`` if it is one process, on one machine. Leaders of other machines stay in here.
+
+    Parameters
+    ----------
+    find_devices : callable
+        Takes arguments of `fork`, and names the device of each rank.
+    """
+    line = find_line()
+    if line is None:
+        return None
+    if line.machine:
+        lead(line, find_devices)
+    atexit.unregister(_leave)
+    atexit.register(_leave, line)
+    return Machines(line)
+
+
+def _leave(line: Line) -> None:
+    """At the end of the master."""
+    if not line.is_own_process():
+        return
+    witness.farewell()
+    if line.is_lost:
+        line.break_off()
+    for machine in line.others:
+        line.send(machine, ORDER, Leave(line.number + 1))
+    line.close()

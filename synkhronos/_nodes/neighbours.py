@@ -1,0 +1,57 @@
+"""Processes of a job that are on one machine share its cores."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["part_of", "share_cores"]
+
+
+def share_cores(communicator: Any) -> None:
+    """Let this process, and what it forks, run on a part of its machine's cores; all processes of the job call it.
+
+    Parameters
+    ----------
+    communicator : mpi4py.MPI.Comm
+        Of all processes.
+    """
+    try:
+        own = tuple(sorted(os.sched_getaffinity(0)))
+    except OSError:  # the kernel refuses to tell
+        own = ()
+    known = communicator.allgather((_machine(), own))
+    here = [rank for rank, (machine, _) in enumerate(known) if machine == _machine()]
+    part = part_of([known[rank][1] for rank in here], here.index(communicator.Get_rank()))
+    if part:
+        os.sched_setaffinity(0, part)
+
+
+def part_of(cores: Sequence[Sequence[int]], number: int) -> Sequence[int]:
+    """Which cores one of the processes on a machine takes; empty: those that it has.
+
+    Parts are disjoint, and their sizes differ by one core at most. Where the launcher has already given processes
+    different cores, these stay; so they do where there are fewer cores than processes.
+
+    Parameters
+    ----------
+    cores : sequence of sequences of int
+        On which each process of that machine may run, in order.
+    number : int
+        Of the process, among these.
+    """
+    n, own = len(cores), cores[number]
+    if n == 1 or len(own) < n or any(one != own for one in cores):
+        return ()
+    return own[len(own) * number // n : len(own) * (number + 1) // n]
+
+
+def _machine() -> tuple[str, str]:
+    """What tells this machine from others: hosts may have the same name, and containers the same kernel."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return socket.gethostname(), file.read()
+    except OSError:
+        return socket.gethostname(), ""

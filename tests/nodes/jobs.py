@@ -1,0 +1,68 @@
+"""Programs that run on several hosts, and what they say."""
+
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from hosts import HAS_MPI
+
+needs_mpi = pytest.mark.skipif(not HAS_MPI, reason="mpi4py or mpiexec is not installed")
+
+TESTS = Path(__file__).parent.parent
+
+#: What each program begins with.
+PRELUDE = f"""
+    import atexit, os, signal, sys, time
+    import numpy as np
+    sys.path[:0] = [{str(TESTS)!r}, {str(TESTS / "faults")!r}]
+    from engine import T, theano
+    import synkhronos as synk
+
+    def say(*what):
+        print("says", time.monotonic(), *what, flush=True)
+
+    def part():  # after the ranks have ended, and MPI
+        time.sleep(0.3)
+        say("parts")
+
+    atexit.register(part)
+"""
+
+
+def start(hosts, *sources):
+    """Start a program on all hosts, on which what earlier ones have left is old."""
+    for name in hosts.names:
+        hosts.inside(name, "find", "/dev/shm", "-type", "f", "-exec", "touch", "-d", "2 minutes ago", "{}", "+")
+    return hosts.start(sys.executable, "-c", "".join(map(textwrap.dedent, [PRELUDE, *sources])))
+
+
+def hear(job):
+    """The next thing that the script says, and when it said it."""
+    for line in job.stdout:  # the launcher prints, too
+        if line.startswith("says "):
+            when, text = line.rstrip("\n").split(" ", 2)[1:]
+            return float(when), text
+    raise AssertionError(job.communicate(timeout=60)[1])
+
+
+def ends_well(hosts, job):
+    """The program says no more, and ends; nothing is left."""
+    assert hear(job)[1] == "parts"
+    out, err = job.communicate(timeout=60)
+    assert (job.returncode, out) == (0, ""), err
+    until_nothing_is_left(hosts, time.monotonic(), limit=10)
+
+
+def until_nothing_is_left(hosts, since, limit, of_mpi=False):
+    """Wait until there are no processes, and no names in ``/dev/shm``; returns how long that took.
+
+    ``of_mpi``: but for files of MPI's, which whoever is killed leaves there; the next program sweeps them.
+    """
+    while left := [one for one in hosts.left() if not of_mpi or "mpich_shm" not in one]:
+        assert time.monotonic() < since + 30, left
+        time.sleep(0.02)
+    took = time.monotonic() - since
+    assert took < limit
+    return took

@@ -1,0 +1,106 @@
+"""The benchmarks' contestants on hosts: which processes are told what to do, limited lines, figures in small."""
+
+import json
+import os
+import sys
+import textwrap
+
+import pytest
+from engine import theano_only
+from support import ROOT
+
+sys.path.append(str(ROOT))
+
+from benchmarks import nodes
+from benchmarks.harness import Contest
+from benchmarks.nodes_predicted import Line, predict
+from benchmarks.processes import Contestant
+from benchmarks.report import make_page
+from benchmarks.results import Result
+from benchmarks.samples import Sample
+
+CONTESTANT = """
+    import os, socket, time
+    from benchmarks.contestants._serve import compete, rank
+
+    def of_mpi():
+        from mpi4py import MPI
+        return MPI.COMM_WORLD.allreduce
+
+    def of_synkhronos():
+        import synkhronos as synk
+        n_ranks = synk.fork(2, use_gpu=False)
+        return lambda n: n * n_ranks
+
+    def of_sockets():
+        port = int(os.environ["PORT"])
+        if rank():
+            def send(n):
+                with socket.create_connection(("hosta", port), 60) as line:
+                    line.sendall(bytes(n))
+                    assert line.recv(1) == b""
+                return 0
+            return send
+        server = socket.create_server(("hosta", port))
+
+        def receive(n):
+            start = time.perf_counter()
+            with server.accept()[0] as line:
+                while n:
+                    n -= len(line.recv(n))
+            return time.perf_counter() - start
+        return receive
+
+    def make(kind):
+        what = globals()[f"of_{kind}"]()
+        return lambda n: [what(n)], {"host": socket.gethostname()}
+
+    compete(make)
+"""
+
+
+def test_contestants_on_hosts(hosts, tmp_path):
+    (tmp_path / "some_contestant.py").write_text(textwrap.dedent(CONTESTANT))
+    environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]), "PORT": "7357"}
+
+    def contestant(kind, **options):
+        return Contestant(kind, "some_contestant", {"kind": kind}, environment=environment, hosts=hosts, **options)
+
+    sockets = contestant("sockets", processes=2)
+    with Contest([contestant("mpi", processes=4, mpi=True), contestant("synkhronos", mpi=True)], [sockets]) as contest:
+        measured = contest.run(1, contest.alike(n=10), warm_up=0)
+        assert measured == {"mpi": Sample([[40]]), "synkhronos": Sample([[40]])}
+        assert set(contest.facts) == {"mpi", "synkhronos", "sockets"}
+        assert contest.facts["synkhronos"] == {"host": "hosta"}
+        for rate, slow in (("8mbit", True), (None, False)):
+            hosts.limit(rate)
+            ((seconds,),) = contest.run(1, {"one": (sockets, {"n": 800_000})}, warm_up=0)["one"].rounds
+            limits = [json.loads(hosts.inside(name, "tc", "-json", "qdisc", "show")) for name in hosts.names]
+            assert [any(one["kind"] == "tbf" for one in each) for each in limits] == [slow] * 2
+            assert seconds > (0.6 if slow else 0)  # but for the 128 kB of the bucket, 8 bits take a microsecond
+    assert not hosts.left()
+
+
+@theano_only("contestants in Theano's names")
+def test_figures_on_hosts_in_small(hosts):
+    result = Result("nodes", "Several machines", "")
+    nodes.measure_calls(result, hosts, rounds=1, calls=8, seconds=1)
+    nodes.measure_rows(result, hosts)
+    assert not hosts.left()
+    rows = {row.key.partition("/")[2]: row for row in result.rows}
+    assert 0 < rows["idle"].value < 100
+    assert 1 < rows["succession"].value < 1e6
+    assert rows["again"].value == 0
+    assert 0.9 < rows["shuffled"].value <= 1.01  # of nearly all rows, for all epochs
+
+
+def test_predictions():
+    line = Line.through(2e-3, 0, 1.002, 25_000_000)
+    assert (line.alpha, line.beta) == (2e-3, 1e-8)
+    assert line.seconds(2, 25_000_000) == pytest.approx(1.002)
+    assert line.seconds(64, 25_000_000) == pytest.approx(63 * 2e-3 + 2 * 63 / 64)
+    result = Result("nodes", "Several machines", "")
+    predict(result, {"1 Gbit/s": line}, Sample([[0.02]]))
+    text = make_page({"page/some": [result]}, {})
+    assert "Prediction, not measured: 1 Gbit/s, α = 2000 µs, β = 10.00 ns/byte:" in text
+    assert "| 2 | 1,026 | 53.1 | 73.1 | 27.4 |" in text

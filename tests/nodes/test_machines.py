@@ -1,0 +1,162 @@
+"""Sessions on several machines, which are hosts in network namespaces: values are those of plain Theano."""
+
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(320)  # for programs that wait for each other on a machine that is busy
+
+PRELUDE = f"""
+    TESTS = {str(Path(__file__).parent.parent)!r}
+    import os, signal, sys, time
+    import numpy as np
+    sys.path.insert(0, TESTS)
+    from engine import T, theano
+    import synkhronos as synk
+    n = synk.fork(int(os.environ["RANKS"]), use_gpu=False, timeout=60)
+    X = np.random.RandomState(0).rand(13, 3).astype(theano.config.floatX)
+    x = T.matrix("x")
+"""
+
+
+def run(hosts, source, ranks=1, timeout=280, returncode=0):
+    """Run a program on both hosts; returns what it printed."""
+    job = hosts.start(sys.executable, "-c", textwrap.dedent(PRELUDE) + textwrap.dedent(source), RANKS=str(ranks))
+    out, err = job.communicate(timeout=timeout)
+    assert job.returncode == returncode, out + err
+    assert_nothing_left(hosts)
+    return out, err
+
+
+def assert_nothing_left(hosts):
+    end = time.monotonic() + 30
+    while hosts.left() and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not hosts.left()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_functions_and_collectives(hosts, ranks):
+    out, _ = run(
+        hosts,
+        """
+        hosts = ["hosta"] * (n // 2) + ["hostb"] * (n // 2)
+        w = theano.shared(np.ones((2, 3), X.dtype), "w")
+        outputs = [x.sum(0), x, (x * x).max(0), x.min(0), x.prod(0) , x.mean(0)]
+        ops = ["sum", "gather", "max", "min", "prod", "avg"]
+        f = synk.function([x], list(zip(outputs, ops)), updates=[(w, w + x.sum())])
+        plain = theano.function([x], outputs)
+        data = synk.data(X)
+        for rows in [None, slice(1, 12), [4, 2, 0, 6, 6, 1, 12]]:
+            for num_slices in (1, 2):
+                chosen = X if rows is None else X[rows]
+                for one, other in zip(f(data, batch=rows, num_slices=num_slices), plain(chosen)):
+                    assert np.allclose(one, other, rtol=1e-5), (rows, one, other)
+        for one, other in zip(f(X), plain(X)):
+            assert np.allclose(one, other, rtol=1e-5)
+        data[3] = 5
+        assert np.allclose(f(data)[0], data[:].sum(0))
+        every = synk.gather(w)
+        synk.all_reduce(w)
+        assert np.allclose(synk.gather(w), every.mean(0))
+
+        size = 50_000  # more than travels with the votes
+        v = theano.shared(np.zeros(size, "float32"), "v")
+        values = np.random.RandomState(1).randn(n, size).astype("float32")
+        for op, expected in [("sum", values.sum(0)), ("max", values.max(0)), ("min", values.min(0)),
+                             ("prod", values.prod(0)), ("avg", values.mean(0))]:
+            for rank in range(n):
+                synk.set_value(rank, v, values[rank])
+            assert np.allclose(synk.reduce(v, op, in_place=False), expected, atol=1e-5)
+            synk.all_reduce(v, op)
+            got = synk.gather(v)
+            assert np.allclose(got[0], expected, atol=1e-5) and (got == got[0]).all()
+        weights = np.arange(n) % 3
+        for rank in range(n):
+            synk.set_value(rank, v, values[rank])
+        synk.all_reduce(v, weights=weights)
+        assert np.allclose(synk.get_value(n - 1, v), np.average(values, 0, weights), atol=1e-5)
+        i = theano.shared(np.zeros(size, "int32"), "i")
+        for rank in range(n):
+            synk.set_value(rank, i, np.full(size, rank * rank, "int32"))
+        synk.all_reduce(i)
+        assert (synk.gather(i) == np.rint(np.mean(np.arange(n) ** 2))).all()
+        synk.broadcast(v, values[0])
+        assert (synk.gather(v) == values[0]).all()
+        synk.scatter(w, np.arange(30, dtype=X.dtype).reshape(10, 3))
+        synk.all_gather(w)
+        assert (synk.gather(w) == np.arange(30).reshape(10, 3)).all()
+        synk.set_value(0, v, np.zeros(3, "float32"))
+        try:
+            synk.all_reduce(v)
+            raise SystemExit("no error")
+        except ValueError as error:
+            assert "(3,), (50000,)" in str(error)
+        print(n, "fine")
+        """,
+        ranks,
+    )
+    assert out.splitlines()[-1] == f"{2 * ranks} fine"
+
+
+def test_collectives_inside_and_exact_functions(hosts):
+    out, _ = run(
+        hosts,
+        """
+        w = theano.shared(np.ones(3, X.dtype), "w")
+        cost = T.sqr(T.dot(x, w)).mean()
+        step = synk.function([x], [synk.averaged(cost)], updates=[(w, w - 0.1 * synk.averaged(T.grad(cost, w)))])
+        other = theano.shared(np.ones(3, X.dtype))
+        cost = T.sqr(T.dot(x, other)).mean()
+        plain = theano.function([x], [cost], updates=[(other, other - 0.1 * T.grad(cost, other))])
+        data = synk.data(X)
+        for start in (0, 3, 5, 12):
+            assert np.allclose(step(data, batch=slice(start, 13)), plain(X[start:]), rtol=1e-5)
+            assert np.allclose(synk.gather(w), other.get_value(), rtol=1e-5)
+        assert np.allclose(step(data, num_slices=2), plain(X), rtol=1e-5)
+        assert np.allclose(synk.gather(w), other.get_value(), rtol=1e-5)
+        gathered = synk.function([x], [synk.gathered(x).sum(0)])
+        assert np.allclose(gathered(X), X.sum(0))
+        normal = (x - x.mean(0)) / x.std(0)
+        exact = synk.function([x], [normal, T.sort(x, axis=0)], exact=True)
+        for one, serial in zip(exact(X), theano.function([x], [normal, T.sort(x, axis=0)])(X)):
+            assert np.allclose(one, serial, atol=1e-5)
+        with synk.sequence():
+            futures = [step(data, batch=slice(0, 7)), step(data, batch=slice(7, 13))]
+        for future, rows in zip(futures, (X[:7], X[7:])):
+            assert np.allclose(future.result(), plain(rows), rtol=1e-5)
+        synk.close()
+        assert synk.fork(1, use_gpu=False) == 2
+        assert np.allclose(gathered(data), X.sum(0))
+        print("fine")
+        """,
+        2,
+    )
+    assert out.splitlines()[-1] == "fine"
+
+
+def test_errors_name_the_machine_and_the_session_goes_on(hosts):
+    out, _ = run(
+        hosts,
+        """
+        y = T.vector("y")
+        f = synk.function([x, y], [T.dot(x.T, y)])
+        g = synk.function([x], [synk.averaged(1 / T.opt.Assert("no ones")(x, T.all(T.neq(x, 1))).sum())])
+        bad = X.copy()
+        bad[12] = 1
+        for _ in range(2):
+            try:
+                g(bad)
+                raise SystemExit("no error")
+            except synk.WorkerError as error:
+                print(error.rank, error)
+            assert np.isfinite(g(X)).all()
+        print("fine")
+        """,
+    )
+    lines = out.splitlines()
+    assert lines[-1] == "fine"
+    assert any(line.startswith("1 rank 1 (machine 1 (hostb): cpu) failed in Call") for line in lines), out

@@ -1,0 +1,27 @@
+"""The programs of pages on several machines, as MPI starts them: they print what the pages show."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+from engine import theano_only
+from hosts import MPIEXEC
+from jobs import needs_mpi
+from support import ROOT
+
+pytestmark = [
+    needs_mpi,
+    pytest.mark.timeout(320),
+    theano_only("the programs of the pages import Theano"),
+]
+
+
+def test_the_tutorial_prints_what_it_shows(tmp_path):
+    page = (ROOT / "docs" / "tutorial" / "machines.md").read_text(encoding="utf-8")
+    code, shown = ("".join(re.findall(rf"^```{kind}\n(.*?)^```$", page, re.M | re.S)) for kind in ("python", "text"))
+    script = tmp_path / "train.py"
+    script.write_text(code, encoding="utf-8")
+    command = [MPIEXEC, "-n", "2", sys.executable, script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert (done.returncode, done.stdout) == (0, shown), done.stdout + done.stderr

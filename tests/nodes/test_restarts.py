@@ -1,0 +1,131 @@
+"""`fork(restart_workers=True)` on several machines: a worker that dies is replaced, on whatever machine it was."""
+
+import time
+
+import pytest
+from jobs import ends_well, hear, start, until_nothing_is_left
+
+pytestmark = pytest.mark.timeout(320)  # for programs that wait for each other on a machine that is busy
+
+BEGIN = """
+    import warnings
+    from test_restart import _built, build, check_everything
+    from support import KILL, SEGFAULT
+
+    n = synk.fork(2, use_gpu=False, timeout=60, restart_workers=True)
+    f, fault = build()
+    check_everything(n)
+
+    def call():
+        try:
+            f(np.ones(10))
+        except synk.WorkerRestarted as error:
+            say(error.ranks, error)
+        else:
+            say("nobody died")
+"""
+
+
+def test_workers_of_any_machine_are_replaced(hosts):
+    job = start(
+        hosts,
+        BEGIN,
+        """
+        for dies in [(3,), (1,), (1, 3), (3,)]:
+            for rank in dies:
+                synk.set_value(rank, fault, KILL if len(dies) == 1 else SEGFAULT)
+            call()
+            check_everything(n)
+        say("idle")
+        time.sleep(1)
+        call()
+        check_everything(n)
+        for values in _built["random"]():
+            assert len(np.unique(values)) == len(values) == 4 * n, values
+        say("fine")
+        """,
+    )
+    for ranks in ["(3,)", "(1,)", "(1, 3)", "(3,)"]:
+        text = hear(job)[1]
+        assert text.startswith(ranks + " ")
+        assert "it was replaced" in text
+        assert ("machine 1 (hostb), as rank 3 of all" in text) == (ranks == "(3,)") or ranks == "(1, 3)"
+    assert hear(job)[1] == "idle"
+    hosts.leader("hostb").children()[0].kill()
+    assert hear(job)[1].startswith("(3,) ")
+    assert hear(job)[1] == "fine"
+    ends_well(hosts, job)
+
+
+def test_the_death_of_a_leader_is_the_end(hosts):
+    job = start(hosts, BEGIN, "say('ready')\nsynk.set_value(2, fault, KILL)\ncall()")
+    assert hear(job)[1] == "ready"
+    since = time.monotonic()
+    out, _ = job.communicate(timeout=60)
+    assert job.returncode != 0
+    assert "says" not in out
+    until_nothing_is_left(hosts, since, limit=10, of_mpi=True)
+
+
+def test_sessions_in_a_row_and_one_that_goes_on_from_a_checkpoint(hosts, tmp_path):
+    """Nothing grows from session to session; what was saved is what every rank has, also in another program."""
+    train = f"""
+        from synkhronos.extensions import checkpoint
+        path = {str(tmp_path / "run.npz")!r}
+        n = synk.fork(2, use_gpu=False, timeout=60)
+        X = np.random.RandomState(0).rand(40, 3)
+        x, w, count = T.dmatrix("x"), theano.shared(np.zeros(3), "w"), theano.shared(np.zeros(1), "count")
+        cost = T.sqr(T.dot(x, w) - 1).mean()
+        step = synk.function([x], [cost], updates=[(w, w - 0.3 * T.grad(cost, w)), (count, count + x.shape[0])])
+        data = synk.data(X)
+
+        def epochs(many):
+            for _ in range(many):
+                for start in range(0, 40, 8):
+                    step(data, batch=slice(start, start + 8))
+                synk.all_reduce(w)
+    """
+    job = start(
+        hosts,
+        train,
+        """
+        epochs(2)
+        checkpoint.save(path, [w, count])
+        epochs(2)
+        expected = synk.gather(w), synk.gather(count)
+        np.save(path + ".npy", expected[0])
+        for each in (1, 2, 1, 2):
+            synk.close()
+            assert synk.fork(each, use_gpu=False, timeout=60) == 2 * each
+            epochs(1)
+            say(each)
+            while not os.path.exists(path + ".seen"):
+                time.sleep(0.01)
+            os.remove(path + ".seen")
+        checkpoint.load(path, [w, count])
+        epochs(2)
+        for one, other in zip(expected, (synk.gather(w), synk.gather(count))):
+            np.testing.assert_array_equal(one, other)
+        synk.close()
+        """,
+    )
+    held = []
+    for each in (1, 2, 1, 2):
+        assert hear(job)[1] == str(each)
+        leaders = [hosts.leader(name) for name in hosts.names]
+        held.append([(one.num_fds(), len(one.children(recursive=True))) for one in leaders])
+        tmp_path.joinpath("run.npz.seen").touch()
+    assert held[:2] == held[2:]
+    ends_well(hosts, job)
+    job = start(
+        hosts,
+        train,
+        """
+        synk.distribute()
+        checkpoint.load(path, [w, count])
+        epochs(2)
+        np.testing.assert_array_equal(synk.gather(w), np.load(path + ".npy"))
+        """,
+    )
+    ends_well(hosts, job)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["run.npz", "run.npz.npy"]

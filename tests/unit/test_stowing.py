@@ -1,0 +1,137 @@
+"""What has come to another machine: the room that it takes, and files that are there already."""
+
+import os
+
+import numpy as np
+import pytest
+from test_shipping import call, master
+
+from synkhronos._memory import ArrayRef, SegmentTable, anonymous, find_part, open_part, segment_of_file
+from synkhronos._nodes.blocks import BLOCK
+from synkhronos._nodes.shipping import Cargo, Shipping
+from synkhronos._nodes.stowing import Stowage
+from synkhronos._partition import Rows, shares
+from synkhronos._rank import Put, Source
+from synkhronos._team import World
+
+NOTHING = Cargo([], [], [])
+OURS = np.random.RandomState(0).rand(20, 3)
+WORLD = World((2, 1, 2), 0, 0)
+
+
+def room(stowage):
+    """The bytes that the memory of a stowage takes."""
+    return sum(512 * os.fstat(one.fileno()).st_blocks for one in stowage.new)
+
+
+def test_large_memory_takes_no_more_room_than_what_has_come():
+    data = np.random.RandomState(0).rand(2000, 1000)
+    table, refs = master(data=data)
+    stowage = Stowage(SegmentTable())
+    shipping = Shipping(table, WORLD)
+    parts = tuple(shares(len(data), WORLD.n_ranks))
+    [cargo] = shipping.load(call(Source(refs["data"], Rows(0, len(data))), parts), 1)
+    stowage.take(cargo, ())
+    assert stowage.new[0].ref.size == data.nbytes
+    assert data.nbytes // 5 <= room(stowage) < data.nbytes // 5 + 2 * BLOCK
+    rows = np.arange(0, 2000, 100)
+    table.add("rows", rows.view(np.uint8))
+    chosen = Source(refs["data"], ArrayRef("rows", 0, rows.shape, rows.dtype.str))
+    [cargo] = shipping.load(call(chosen, (Rows(0, 20),) * 5), 1)
+    stowage.take(cargo, ())
+    assert cargo.fill == []  # not kept twice
+    assert room(stowage) < data.nbytes // 5 + (3 * 20 + 10) * BLOCK
+    assert np.array_equal(stowage.new[0].array(data.shape, data.dtype)[rows], data[rows])
+    stowage.take(NOTHING, ["data", "rows"])
+    assert stowage.new == []
+    stowage.close()
+
+
+def test_a_file_that_is_there_too_is_opened_and_else_its_rows_travel(tmp_path):
+    here, there = tmp_path / "ours", tmp_path / "theirs"
+    for folder in (here, there):
+        folder.mkdir()
+        np.save(folder / "x.npy", OURS)
+        os.utime(folder / "x.npy", (1, 2))
+
+    table, stowage = SegmentTable(), Stowage(SegmentTable())
+    values = np.load(here / "x.npy", mmap_mode="r")[5:]
+    segment = segment_of_file(values)
+    table.lend("data", segment.bytes)
+    table.files["data"] = segment.path, segment.ref.offset
+    ref = ArrayRef("data", 0, values.shape, values.dtype.str)
+    shipping, command = Shipping(table, WORLD), Put((0,), (Source(ref, None),))
+
+    def send():
+        """What the ranks read then; on the way, the file of the other machine gets this one's name."""
+        wanted = shipping.files(command)
+        theirs = {key: part._replace(path=part.path.replace("/ours/", "/theirs/")) for key, part in wanted.items()}
+        shipping.found(1, wanted, [stowage.open(key, part) for key, part in theirs.items()])
+        [cargo] = shipping.load(command, 1)
+        files = [part._replace(path=part.path.replace("/ours/", "/theirs/")) for part in cargo.files]
+        stowage.take(cargo._replace(files=files), ())
+        return stowage.new[-1].array(values.shape, values.dtype)
+
+    assert np.array_equal(send(), values) and shipping.n_bytes == 0
+    first = stowage.new[0]
+    assert np.array_equal(send(), values) and stowage.new == [first] and shipping.files(command) == {}
+    np.save(there / "x.npy", OURS + 1)  # another file, in its place
+    with pytest.raises(OSError, match=r"theirs/x.npy was changed on this machine while it was used"):
+        send()
+    assert stowage.lacks
+    shipping.doubt(1)
+    assert np.array_equal(send(), values) and shipping.n_bytes == values.nbytes and stowage.replaced == {"data"}
+    assert np.array_equal(send(), values) and shipping.n_bytes == values.nbytes
+    np.lib.format.open_memmap(here / "x.npy", "r+")[7] = 3
+    assert np.array_equal(send(), values) and values[2, 0] == 3 and shipping.n_bytes > values.nbytes
+    sent = shipping.n_bytes
+    np.save(there / "x.npy", np.load(here / "x.npy"))
+    for folder in (here, there):
+        os.utime(folder / "x.npy", (1, 3))
+    assert np.array_equal(send(), values) and shipping.n_bytes == sent
+    os.rename(here / "x.npy", here / "y.npy")
+    assert np.array_equal(send(), values) and shipping.n_bytes == sent + values.nbytes
+    stowage.take(NOTHING, ["data"])
+    assert stowage.new == []
+
+
+def test_files_that_differ_in_a_page_that_is_looked_at_are_other_files(tmp_path):
+    values = np.random.RandomState(0).rand(100_000)
+    for name in ("x", "y", "z"):
+        values.tofile(tmp_path / name)
+    with open(tmp_path / "y", "r+b") as file:
+        file.write(b"y")
+    with open(tmp_path / "z", "ab") as file:
+        file.write(b"z")
+    for name in ("x", "y", "z"):
+        os.utime(tmp_path / name, (1, 2))
+    mapped = np.memmap(tmp_path / "x", np.float64, "r", offset=80)
+    segment = segment_of_file(mapped)
+    part = find_part(segment.path, segment.ref.offset, segment.bytes)
+    assert np.array_equal(open_part(part, "key").array(mapped.shape, float), values[10:])
+    assert open_part(part._replace(path=str(tmp_path / "z")), "key") is None
+    assert open_part(part._replace(path=str(tmp_path / "none")), "key") is None
+    assert open_part(part._replace(path=str(tmp_path / "y")), "key") is not None  # the byte is in no part of it
+    mapped = np.memmap(tmp_path / "x", np.float64, "r")
+    part = find_part(str(tmp_path / "x"), 0, segment_of_file(mapped).bytes)
+    assert open_part(part._replace(path=str(tmp_path / "y")), "key") is None
+    assert segment_of_file(np.memmap(tmp_path / "x", np.float64, "r+")).path is None
+    assert find_part(str(tmp_path / "y"), 0, segment_of_file(mapped).bytes) is None
+
+
+def test_a_machine_without_room_says_so_and_takes_it_in_when_there_is(monkeypatch):
+    data = np.random.RandomState(0).rand(2000, 1000)
+    table, refs = master(data=data)
+    stowage, shipping = Stowage(SegmentTable()), Shipping(table, WORLD)
+    command = Put((0,), (Source(refs["data"], None),))
+    with monkeypatch.context() as patch:
+        patch.setattr(anonymous, "free_memory", lambda: [(1000, "here")])
+        with pytest.raises(MemoryError, match=r"8,\d{3},\d{3} bytes of shared memory wanted, 1,000 bytes free here"):
+            stowage.take(next(shipping.load(command, 1)), ())
+    assert stowage.lacks
+    shipping.doubt(1)
+    for cargo in shipping.load(command, 1):
+        stowage.take(cargo, ())
+    assert not stowage.lacks and len(stowage.new) == 1
+    assert np.array_equal(stowage.new[0].array(data.shape, data.dtype), data)
+    stowage.close()

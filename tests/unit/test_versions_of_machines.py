@@ -1,0 +1,24 @@
+"""What is told of machines on which not everything is the same."""
+
+import numpy as np
+from engine import theano
+
+from synkhronos._nodes.versions import describe, tell_differences
+
+
+def test_versions_of_this_machine():
+    found = describe()
+    assert found["NumPy"] == np.__version__
+    assert found["floatX"] == theano.config.floatX
+    assert "of unknown version" not in found.values()
+    assert tell_differences([found, found, dict(found)], ["a", "b", "c"]) == ""
+
+
+def test_each_difference_is_told_with_both_machines():
+    found = describe()
+    others = {**found, "NumPy": "0.9"}
+    del others["floatX"]
+    assert tell_differences([found, found, others], ["a", "b", "c"]) == (
+        f"NumPy is 0.9 on machine 2 (c) and {np.__version__} on machine 0 (a); "
+        f"floatX is missing on machine 2 (c) and {found['floatX']} on machine 0 (a)"
+    )
