@@ -13,6 +13,7 @@ import time
 import warnings
 from pathlib import Path
 
+import on_machines
 import psutil
 import pytest
 from engine import on_theano
@@ -22,7 +23,7 @@ from support import Machine, template
 
 import synkhronos as synk
 
-RANKS = (1, 2, 3, 5)
+RANKS = on_machines.RANKS
 
 #: Under ``nohup`` and in background jobs these are ignored, and so they are in what is started there.
 for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
@@ -45,6 +46,8 @@ class Sessions:
     def get(self, n_ranks, **options):
         """Have a session of these ranks and options; returns the number of ranks."""
         key = (n_ranks, *sorted(options.items()))
+        if n_ranks < on_machines.N:
+            pytest.skip("there are more machines than ranks")
         if key != self.key or not self.intact():
             self.close()
             assert synk.fork(n_ranks, use_gpu=False, **options) == n_ranks
@@ -130,11 +133,19 @@ def forget_what_was_built(module):
 
 
 class LeftOut(pytest.Module):
-    """A module of tests that is not imported."""
+    """A module of tests that is not imported: all it has is one that is skipped."""
 
     def collect(self):
+        """Say why, where every report of a run finds it."""
+        return [Reason.from_parent(self, name="all")]
+
+
+class Reason(pytest.Item):
+    """Why a module is left out."""
+
+    def runtest(self):
         """Skip it."""
-        pytest.skip(self.reason, allow_module_level=True)
+        pytest.skip(self.parent.reason)
 
 
 def pytest_pycollect_makemodule(module_path, parent):
@@ -159,7 +170,7 @@ _groups = {}  # for each folder of tests: when its first test began, when its la
 
 
 def pytest_collectreport(report):
-    """Note the modules that are left out."""
+    """Note the modules that skip themselves, for want of a package."""
     if report.skipped and report.nodeid.endswith(".py"):
         _outcomes[report.nodeid] = ("skipped", report.longrepr[2])
 

@@ -1,5 +1,6 @@
 """The graph engine under Theano's names, whichever it is, and the mark of tests of what only Theano has."""
 
+import numpy
 import parallel  # the engine's flags, before all
 import pytest
 
@@ -21,6 +22,8 @@ if on_theano:
     from theano.tensor.raw_random import uniform
     from theano.tensor.shared_randomstreams import RandomStreams
     from theano.tensor.signal.pool import pool_2d, pool_3d
+
+    random_state = numpy.random.RandomState
 else:
     from pytensor_names import (
         MonitorMode,
@@ -32,6 +35,7 @@ else:
         lasagne,
         pool_2d,
         pool_3d,
+        random_state,
         theano,
         uniform,
     )
@@ -47,6 +51,7 @@ __all__ = [
     "on_theano",
     "pool_2d",
     "pool_3d",
+    "random_state",
     "theano",
     "theano_only",
     "uniform",

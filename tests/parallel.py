@@ -1,6 +1,9 @@
 """Which of several processes that run the tests this is, and the engine's flags; to be imported before the engine."""
 
 import os
+import sys
+
+assert not {"theano", "pytensor"} & sys.modules.keys(), "the engine has been imported, and does not see these flags"
 
 #: ``"gw0"``, ``"gw1"``, …; empty where one process runs them all.
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
@@ -10,6 +13,9 @@ if WORKER not in ("", "gw0"):  # an engine lets one process at a time compile in
         _flags = filter(None, [os.environ.get(_name), f"compiledir_format=compiledir_{WORKER}"])
         os.environ[_name] = ",".join(_flags)
 
-# PyTensor's C code compiles in seconds where numba takes a minute; the tests that are run with both name another linker
-if "linker=" not in os.environ.get("PYTENSOR_FLAGS", ""):
-    os.environ["PYTENSOR_FLAGS"] = ",".join(filter(None, ["linker=cvm", os.environ.get("PYTENSOR_FLAGS")]))
+# PyTensor's C code compiles in seconds where numba takes a minute; tests that are run with both name another linker.
+# Nothing is optimised: that halves the compiler's time, of which a first run has most, and data of tests are small.
+for _flag in ("linker=cvm", "gcc__cxxflags=-O0 -g0"):
+    _flags = os.environ.get("PYTENSOR_FLAGS", "")
+    if _flag.split("=")[0] + "=" not in _flags:
+        os.environ["PYTENSOR_FLAGS"] = ",".join(filter(None, [_flag, _flags]))

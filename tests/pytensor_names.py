@@ -104,7 +104,10 @@ class RandomStreams:
 MRG_RandomStreams = RandomStreams
 
 
-def uniform(state, size):
+random_state = np.random.default_rng
+
+
+def uniform(state, size, ndim=None):
     """The next state, and numbers."""
     return pt.random.uniform(size=size, rng=state).owner.outputs
 

@@ -3,6 +3,11 @@
 from engine import RandomStreams, T, ifelse, pool_2d, theano
 
 
+def positive(x):
+    """Whether numbers are greater than 0, and than what rounding makes of it, which depends on the order of sums."""
+    return T.gt(x, 0.1)
+
+
 class Arithmetic:
     """Each method gives a variable made of those of the ``pool``, or nothing."""
 
@@ -30,11 +35,11 @@ class Arithmetic:
 
     def do_switch(self):
         a = self.one()
-        return T.switch(T.gt(self.alike(a), 0), a, self.alike(a))
+        return T.switch(positive(self.alike(a)), a, self.alike(a))
 
     def do_condition(self):
         a = self.one()
-        return ifelse(T.gt(self.one().sum(), 0), a, -a)
+        return ifelse(positive(self.one().sum()), a, -a)
 
     def do_scale(self):
         x = self.one()
@@ -141,7 +146,7 @@ UNARY = (
     lambda x: T.log1p(abs(x)),
     lambda x: T.cast(x, "int32") // 2,
     lambda x: T.cast(x, "float32") * 2,
-    lambda x: T.invert(T.gt(x, 0)),
+    lambda x: T.invert(positive(x)),
     theano.gradient.disconnected_grad,
     lambda x: theano.gradient.grad_clip(x, -0.5, 0.5),
     lambda x: T.unbroadcast(x),
@@ -164,7 +169,7 @@ BINARY = (
     lambda a, b: T.int_div(a, 1 + b * b),
     lambda a, b: T.mod(a, 1 + b * b),
     lambda a, b: T.pow(abs(a) + 1, T.clip(b, -2, 2)),
-    lambda a, b: T.and_(T.gt(a, 0), T.gt(b, 0)),
+    lambda a, b: T.and_(positive(a), positive(b)),
 )
 MATRIX = (
     T.diag,

@@ -1,6 +1,7 @@
 """Steps of random programs: other shapes, other orders, some rows."""
 
 from engine import T
+from random_arithmetic import positive
 
 
 class Moves:
@@ -20,7 +21,7 @@ class Moves:
 
     def do_mask(self):
         x, v = self.one(1, 2, 3), self.one(1)
-        return self.random.choice([x[T.gt(v, 0).nonzero()], x[T.arange(x.shape[0]) * T.gt(x.sum(), 0)]])
+        return self.random.choice([x[positive(v).nonzero()], x[T.arange(x.shape[0]) * positive(x.sum())]])
 
     def do_copies(self):
         x, axis = self.one(1, 2, 3), self.random.choice([0, -1])

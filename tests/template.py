@@ -82,7 +82,8 @@ class Script:
     def send_signal(self, number):
         """Send a signal, if it still runs."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                os.kill(self.pid, number)
 
     def kill(self):
         """End it by SIGKILL."""

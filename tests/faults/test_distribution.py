@@ -3,6 +3,7 @@
 import gc
 import os
 import pickle
+import threading
 
 import numpy as np
 import pytest
@@ -113,7 +114,7 @@ class TestOneThatCannotBeLoaded:
         assert stuck(np.ones(6)) == 6
 
 
-def test_what_the_main_program_defines_after_fork_is_refused_by_name():
+def test_what_the_main_program_defines_after_fork_travels_whole():
     out, err = run_script(
         """
         as_op = theano.compile.ops.as_op
@@ -136,54 +137,57 @@ def test_what_the_main_program_defines_after_fork_is_refused_by_name():
         def build(op, *more):
             return synk.function([x], (op(x, *more), "gather"), name=type(op).__name__)
 
-        def refused(function, name):
-            for call in (lambda: function([1.0, 2.0]), lambda: function([1.0, 2.0])):
-                try:
-                    call()
-                except TypeError as error:
-                    assert f"__main__.{name} was defined after synkhronos.fork()" in str(error), error
-                    assert "before fork, or in a module" in str(error), error
-                else:
-                    raise AssertionError(name)
+        synk.fork(3, use_gpu=False, restart_workers=True)
+        old, never_called = build(Twice(), zero), build(Twice(), zero)
+        assert old([1.0, 2.0, 3.0]).tolist() == [2, 4, 6]
+        assert build(Outer.Inner(), zero)([1.0, 2.0, 3.0]).tolist() == [2, 4, 6]
+        assert build(before)([1.0, 2.0, 3.0]).tolist() == [2, 3, 4]
 
-        synk.fork(2, use_gpu=False)
-        old = build(Twice(), zero)
-        never_called = build(Twice(), zero)
-        assert old([1.0, 2.0]).tolist() == [2, 4]
-        assert build(Outer.Inner(), zero)([1.0, 2.0]).tolist() == [2, 4]
-        assert build(before)([1.0, 2.0]).tolist() == [2, 3]
+        offset = np.array([0.5])
 
-        class Late(Fault):
+        def shifted(value):
+            return value + offset
+
+        class Late(Outer.Inner):
             def perform(self, node, inputs, outputs):
-                outputs[0][0] = 3 * inputs[0]
+                super().perform(node, inputs, outputs)
+                outputs[0][0] = shifted(outputs[0][0])
 
         late = build(Late(), zero)
-        refused(late, "Late")
+        assert late([1.0, 2.0, 3.0]).tolist() == [2.5, 4.5, 6.5]
+        assert build(Late(), zero)([1.0, 2.0, 3.0]).tolist() == [2.5, 4.5, 6.5]
 
-        for factor in (5, 7):  # the cell is run again, and again
+        def cell(factor):
             class Twice(Fault):
                 def perform(self, node, inputs, outputs):
                     outputs[0][0] = factor * inputs[0]
 
-            again = build(Twice(), zero)
-            refused(again, "Twice")
+            return Twice
 
-        @as_op(**vector)
+        for factor in (5, 7):  # the cell is run again, and again
+            Twice = cell(factor)
+            again = build(Twice(), zero)
+            assert again([1.0, 2.0, 3.0]).tolist() == [factor, 2 * factor, 3 * factor]
+
+        @as_op(**vector, infer_shape=lambda node, shapes: shapes)
         def before(value):
             return value + 9
 
-        refused(build(before), "before")
-        assert old([1.0, 2.0]).tolist() == [2, 4]  # it is on the workers
+        anew = build(before)
+        assert anew([1.0, 2.0, 3.0]).tolist() == [10, 11, 12]
+        assert old([1.0, 2.0, 3.0]).tolist() == [2, 4, 6]
+        assert never_called([1.0, 2.0, 3.0]).tolist() == [2, 4, 6]
+        os.kill(support.worker_pids()[-1], signal.SIGKILL)
         try:
-            never_called([1.0, 2.0])
-        except TypeError as error:
-            assert "not the same object" in str(error), error
-        synk.distribute()
-        assert synk.function([x], (x.sum(), "sum"))([1.0, 2.0]) == 3
+            old([1.0, 2.0, 3.0])
+        except synk.WorkerRestarted:
+            pass
+        for function, right in ((old, 4), (late, 4.5), (again, 14), (anew, 11)):
+            assert function([1.0, 2.0, 3.0])[1] == right
         synk.close()
-        synk.fork(2, use_gpu=False)  # these workers know them
-        assert late([1.0, 2.0]).tolist() == [3, 6]
-        assert again([1.0, 2.0]).tolist() == [7, 14]
+        synk.fork(2, use_gpu=False)
+        for function, right in ((old, 4), (late, 4.5), (again, 14), (anew, 11)):
+            assert function([1.0, 2.0])[1] == right
         print("done")
         """
     )
@@ -232,15 +236,29 @@ def test_nan_guard_mode(session):
         assert np.isfinite(function(values))
 
 
-def test_a_mode_that_cannot_be_pickled_says_so(synchronize):
+class Locked(Copy):
+    """An op that cannot be pickled."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+
+
+def test_a_function_that_cannot_be_pickled_says_so(synchronize):
     synchronize(2)
     x = T.dvector("x")
-    monitored = synk.function([x], x.sum(), mode=MonitorMode(), name="monitored")
-    with pytest.raises(TypeError, match=r"the function monitored\(x\) cannot be pickled, so not replicated"):
-        monitored(np.ones(4))
-    unnamed = synk.function([x], x.sum(), mode=MonitorMode())
+    locked = synk.function([x], Locked()(x).sum(), name="locked")
+    with pytest.raises(TypeError, match=r"the function locked\(x\) cannot be pickled, so not replicated.*lock"):
+        locked(np.ones(4))
+    unnamed = synk.function([x], Locked()(x).sum())
     with pytest.raises(TypeError, match=r"the function \(x\) cannot be pickled"):
         unnamed(np.ones(4))
+
+
+def test_a_mode_with_a_function_of_its_own(synchronize):
+    synchronize(3)
+    x = T.dvector("x")
+    monitored = synk.function([x], (x.sum(), "sum"), mode=MonitorMode(post_func=lambda *what: None))
+    assert monitored(np.arange(7.0)) == 21
 
 
 # ---------------------------------------------------------------- what others hang on variables

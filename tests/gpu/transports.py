@@ -6,6 +6,7 @@ TRANSPORT: "shared memory", "host" (GPUs without NCCL), "nccl", or "stand-in" (f
 between them. The results of each collective go to FILE, by the names of `name_of`.
 """
 
+import importlib
 import sys
 
 import numpy as np
@@ -38,9 +39,9 @@ def main(transport, devices, path):
         import stand_in
 
         stand_in.install()
-    import theano  # the mended one
-
     import synkhronos as synk
+
+    theano = importlib.import_module(synk.engine)
 
     names = devices.split(",")
     n_ranks = synk.fork(devices=names, master_rank=len(names) - 1)

@@ -14,12 +14,13 @@ from engine import T, theano
 from support import ROOT
 
 import synkhronos as synk
-from synkhronos.extensions import checkpoint, train, updates
+from synkhronos.extensions import checkpoint, schedules, train, updates
 
 pytestmark = pytest.mark.usefixtures("no_session")
 
 #: What examples need not import; docs/reference.md says so.
-NAMES = {"np": np, "theano": theano, "T": T, "synk": synk, "checkpoint": checkpoint, "train": train, "updates": updates}
+EXTENSIONS = {"checkpoint": checkpoint, "schedules": schedules, "train": train, "updates": updates}
+NAMES = {"np": np, "theano": theano, "T": T, "synk": synk, **EXTENSIONS}
 
 
 def examples():
@@ -52,7 +53,7 @@ def test_examples_print_what_they_show(name, tmp_path, monkeypatch):
 def public():
     """Every public function and class, by name; a `Function` and its kind are in the examples of what makes them."""
     found = {name: getattr(synk, name) for name in synk.__all__ if name not in ("Function", "engine")}
-    for module in (checkpoint, updates):
+    for module in EXTENSIONS.values():
         found.update({f"{module.__name__}.{name}": getattr(module, name) for name in module.__all__})
     return {name: value for name, value in found.items() if not inspect.ismodule(value)}
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import setuptools
 
-from synkhronos import engine
+from synkhronos import __version__, engine
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -59,14 +59,14 @@ def files_of_the_package():
 
 def test_the_wheel_holds_the_package_and_the_start_up_hook(built):
     (wheel,) = built.glob("*.whl")
-    assert re.fullmatch(r"synkhronos-0\.1\.0-cp3\d+-cp3\d+-linux_\w+\.whl", wheel.name)
+    assert re.fullmatch(rf"synkhronos-{re.escape(__version__)}-cp3\d+-cp3\d+-linux_\w+\.whl", wheel.name)
     names = set(zipfile.ZipFile(wheel).namelist())
     assert "synkhronos/_core/native" + sysconfig.get_config_var("EXT_SUFFIX") in names
     assert names >= files_of_the_package() | {"synkhronos/py.typed", "_synkhronos_start.py", "synkhronos-start.pth"}
     assert {name.split("/")[0] for name in names} == {
         "_synkhronos_start.py",
         "synkhronos",
-        "synkhronos-0.1.0.dist-info",
+        f"synkhronos-{__version__}.dist-info",
         "synkhronos-start.pth",
     }
     assert any(name.endswith("/LICENSE") for name in names)
@@ -85,6 +85,11 @@ def test_the_sdist_holds_what_developers_need(built):
     for name in ("LICENSE", "README.md", "Makefile", "setup.py", "synkhronos-start.pth", "_synkhronos_start.py"):
         assert name in names
     assert not [name for name in names if "__pycache__" in name or name.startswith((".venv", ".git/"))]
+
+
+def test_registries_can_show_the_description(built, tmp_path):
+    said = run(sys.executable, "-m", "twine", "check", "--strict", *built.iterdir(), directory=tmp_path)
+    assert said.count("PASSED") == 2, said
 
 
 def other_pythons():

@@ -10,17 +10,19 @@ from support import python_path, run_script
 
 import synkhronos as synk
 
-pm = pytest.importorskip("pymc")
+pm = pytest.importorskip("pymc", reason="PyMC is not installed")
 
 from synkhronos.extensions.pymc import parallel  # noqa: E402
 
 N = 61
-FLAGS = {"linker": "py", "cxx": ""}  # optimised in full, and nothing compiled
+NUMBA = theano.config.linker == "numba"
+#: Optimised in full, and nothing compiled, unless the tests are run with numba.
+FLAGS = {} if NUMBA else {"linker": "py", "cxx": ""}
 QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False, "chains": 1, "cores": 1}
 
 
 @pytest.fixture(autouse=True)
-def nothing_compiled():
+def linker():
     with theano.config.change_flags(**FLAGS):
         yield
 
@@ -240,9 +242,21 @@ def test_what_cannot_be_divided(synchronize, no_session):
 NUTPIE = """
     import pymc as pm
     import nutpie
+    from pathlib import Path
+    from synkhronos._inside import Collective
     from synkhronos.extensions.pymc import building, parallel
 
-    theano.config.linker, theano.config.cxx = "py", ""
+    master, failing = os.getpid(), Path(sys.argv[1], "failing")
+    meet = Collective.perform
+
+    def perform(self, *args):
+        if os.getpid() != master and failing.exists():
+            raise ArithmeticError("in a worker")
+        meet(self, *args)
+
+    Collective.perform = perform
+    if theano.config.linker != "numba":
+        theano.config.linker, theano.config.cxx = "py", ""
     quiet = dict(progressbar=False, quiet=True, compute_convergence_checks=False, chains=1, cores=1, random_seed=1)
     with pm.Model() as model:
         x = np.random.RandomState(0).randn(61, 3)
@@ -276,12 +290,15 @@ NUTPIE = """
             print("there are draws")
         except BaseException as error:
             print(type(error).__name__, flush=True)
+            assert not failing.exists() or "ArithmeticError: in a worker" in str(error), error
         building.ModelFunction.__call__ = call
 
     def fail():
         raise ZeroDivisionError
 
     sample_until(fail)
+    sample_until(failing.touch)
+    failing.unlink()
     sample_until(lambda: os.kill(os.getpid(), signal.SIGINT))
     with parallel(model):  # the session is as it was
         pm.sample(draws=5, tune=5, nuts_sampler="nutpie", **quiet)
@@ -290,7 +307,8 @@ NUTPIE = """
 """
 
 
-def test_nutpie_ends_with_what_goes_wrong():
+def test_nutpie_ends_with_what_goes_wrong(tmp_path):
     pytest.importorskip("nutpie")
-    out, _ = run_script(NUTPIE, fresh=True, timeout=150, environment={**os.environ, "PYTHONPATH": python_path()})
-    assert out.split() == ["refused", "ZeroDivisionError", "KeyboardInterrupt", "WorkerDied"]
+    environment = {**os.environ, "PYTHONPATH": python_path()}
+    out, _ = run_script(NUTPIE, str(tmp_path), fresh=True, timeout=850 if NUMBA else 150, environment=environment)
+    assert out.split() == ["refused", "ZeroDivisionError", "WorkerError", "KeyboardInterrupt", "WorkerDied"]

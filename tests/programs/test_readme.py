@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 import pytest
-from engine import on_theano
+from engine import on_theano, theano_only
 from support import ROOT
 
 SECONDS = 280  # for one program, compilation included: ten on a quiet machine, ten times that on one that is busy
@@ -57,6 +57,7 @@ def programs(path):
 
 PROGRAMS = {name: program for path in PAGES for name, program in programs(path).items()}
 TWINS = sorted(name[: -len(":before")] for name in PROGRAMS if name.endswith(":before"))
+NO_TWINS = [pytest.param("", marks=theano_only("programs of pages that do not say that they are PyTensor's"))]
 
 
 def run(code, folder):
@@ -76,7 +77,7 @@ def run(code, folder):
     return done.stdout
 
 
-@pytest.mark.parametrize("name", TWINS)
+@pytest.mark.parametrize("name", TWINS or NO_TWINS)
 def test_twins_print_the_same(name, tmp_path):
     expected, got = (run(PROGRAMS[f"{name}:{which}"][0], tmp_path) for which in ("before", "after"))
     assert expected and got == expected

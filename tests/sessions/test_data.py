@@ -15,6 +15,7 @@ import pytest
 from engine import T
 from hypothesis import given
 from hypothesis import strategies as st
+from on_machines import one_machine
 from support import ROOT, assert_close, run_script, wait_until, worker_pids
 
 import synkhronos as synk
@@ -416,6 +417,7 @@ def test_a_memmap_is_shared_as_its_file(session, file, mode, offset, part):
     assert x.shape == (0, 0)
 
 
+@one_machine("workers are looked at")
 def test_a_read_only_memmap_shrinks_in_place_and_grows_by_a_copy(two, file):
     x = synk.data(np.memmap(file, "float64", "r"))
     x.set_length(10)

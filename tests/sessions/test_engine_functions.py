@@ -7,7 +7,7 @@ import textwrap
 
 import numpy as np
 import pytest
-from engine import T, on_theano, theano
+from engine import RandomStreams, T, on_theano, theano
 from support import ROOT
 
 import synkhronos as synk
@@ -179,6 +179,73 @@ def test_functions_that_numba_compiles(synchronize):
     total, _ = f(synk.data(values), num_slices=2)
     assert total == 10
     np.testing.assert_allclose(synk.gather(w)[:, 0], [6 + (2 * 1 + 1 * 2) / 3, 14 + 3.5])
+
+
+@pytest.mark.numba
+@pytensor_only
+def test_what_numba_has_kept_is_found_by_other_processes(monkeypatch):
+    from pytensor.link.numba.cache import CACHED_SRC_FUNCTIONS
+
+    monkeypatch.setattr("synkhronos._graphs.pickling.precompile", lambda function: None)
+    x, y, w = T.dmatrix("x"), T.ivector("y"), theano.shared(np.ones((3, 3)), "w")
+    out = T.nnet.softmax(T.tanh(x.dot(w)).dot(w))
+    loss = -T.log(out[T.arange(y.shape[0]), y]).mean()
+    drawn = RandomStreams(3).normal(size=(2,)).sum()
+    for inputs, output in (([x, y], loss), ([x], drawn + x.sum()), ([x], x + np.ones((1, 1))[:, None][0])):
+        updates = [(w, w - T.grad(loss, w))] if output is loss else []
+        here = theano.function(inputs, output, updates=updates, mode="NUMBA")
+        there = load(dump({0: here}, VariableTable()), VariableTable(), 1)[0]
+        found, kept = (CACHED_SRC_FUNCTIONS[one.vm.jit_fn.py_func] for one in (there, here))
+        assert found == kept
+
+
+COMPILED_ONCE = """
+import os, sys, tempfile
+os.environ["PYTENSOR_FLAGS"] = "linker=numba,base_compiledir=" + tempfile.mkdtemp()
+from numba.core import event
+from engine import RandomStreams, T, theano
+import numpy as np, synkhronos as synk
+
+read, write = os.pipe()
+
+
+class Told(event.Listener):
+    def on_start(self, begun):
+        if getattr(begun.data["dispatcher"], "__name__", "") == "numba_funcified_fgraph":  # no callback into Python
+            os.write(write, b"master " if os.getpid() == master else b"worker ")
+
+    def on_end(self, ended):
+        pass
+
+
+master = os.getpid()
+event.register("numba:compile", Told())
+synk.fork(3)
+x, w = T.dvector("x"), theano.shared(np.zeros(2), "w")
+noise = RandomStreams(3).normal(size=(2,))
+f = synk.function([x], [(x.sum(), "sum"), (noise, "gather")], updates=[(w, w + synk.summed(x.sum()))])
+synk.distribute()
+os.write(write, b"called ")
+for values in (np.arange(5.0), np.arange(12.0)[::2], synk.data(np.arange(6.0))):
+    total, drawn = f(values)
+    assert total == np.sum(np.asarray(values)) and len(set(drawn)) == 6
+w.set_value(np.ones(2))
+synk.broadcast(w)
+f(np.ones(3))
+synk.all_reduce(w)
+f(np.ones(3))
+assert (synk.gather(w) == 7).all(), synk.gather(w)
+synk.close()
+os.close(write)
+*told, last = os.read(read, 1000).split()
+assert (set(told), last) == ({b"master"}, b"called"), told
+"""
+
+
+@pytest.mark.numba
+@pytensor_only
+def test_what_numba_compiles_is_compiled_by_one_process():
+    run(COMPILED_ONCE)
 
 
 CLOSE_AND_FORK = """

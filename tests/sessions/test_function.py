@@ -12,6 +12,7 @@ import pytest
 from engine import MRG_RandomStreams, T, theano, theano_only
 from hypothesis import given
 from hypothesis import strategies as st
+from on_machines import one_machine
 from strategies import batches
 from support import assert_close, shares
 
@@ -856,6 +857,7 @@ def test_a_rank_without_points_computes_nothing(synchronize):
     assert synk.gather(calls).tolist() == [1, 1, 0, 0, 0]
 
 
+@one_machine("the master is a rank of the first one")
 def test_the_master_may_be_without_points(synchronize):
     synchronize(3, master_rank=2)
     x = T.dvector("x")
@@ -867,6 +869,7 @@ def test_the_master_may_be_without_points(synchronize):
     assert function([1.0, 2.0, 4.0])[1] == 4.0
 
 
+@one_machine("devices have their names")
 def test_description(synchronize):
     synchronize(2)
     function = reductions().call

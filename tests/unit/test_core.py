@@ -6,7 +6,10 @@ import subprocess
 import sysconfig
 
 import pytest
+from engine import theano_only
 from support import ROOT
+
+pytestmark = theano_only("C code alone, which meets neither Python nor an engine")
 
 CORE = ROOT / "synkhronos" / "_core"
 COMPILER = sysconfig.get_config_var("CC").split()[0]

@@ -1,14 +1,17 @@
 """The line that tells of long work: on a terminal alone, taken back at the end."""
 
 import io
+import re
 import sys
+import threading
 import time
 import types
 
 import pytest
 
+import synkhronos as synk
 from synkhronos import _progress
-from synkhronos._progress import progress
+from synkhronos._progress import counted, progress
 
 
 class Terminal(io.StringIO):
@@ -96,3 +99,35 @@ def test_a_program_that_closed_its_terminal(quickly, monkeypatch):
     write_to(monkeypatch, None)
     with progress("baking"):
         pass
+
+
+def test_parts_are_told_without_a_thread(quickly, monkeypatch):
+    terminal = write_to(monkeypatch, Terminal())
+    n_threads = threading.active_count()
+    with pytest.raises(ZeroDivisionError), counted("starting workers", "abc") as parts:
+        assert next(parts) == "a"
+        time.sleep(0.02)
+        assert next(parts) == "b"
+        assert shown(terminal.getvalue()) == "synkhronos: starting workers: 1 of 3, 0 s"
+        assert threading.active_count() == n_threads
+        1 / 0  # noqa: B018
+    assert shown(terminal.getvalue()) == ""
+    stream = write_to(monkeypatch, io.StringIO())
+    with counted("starting workers", "abc") as parts:
+        for _ in parts:
+            time.sleep(0.02)
+    assert stream.getvalue() == ""
+
+
+def test_fork_tells_of_its_workers(quickly, monkeypatch, synchronize):
+    terminal = write_to(monkeypatch, Terminal())
+    synchronize(2)
+    synk.close()
+    monkeypatch.setattr(_progress, "PATIENCE", 0.0)
+    synk.fork(5, use_gpu=False)
+    try:
+        told = re.findall("starting workers: ([1-4]) of 4", terminal.getvalue())
+        assert told[0] == "1" and told == sorted(set(told))
+        assert shown(terminal.getvalue()) == ""
+    finally:
+        synk.close()

@@ -6,6 +6,8 @@ import pytest
 import yaml
 from support import ROOT
 
+import synkhronos
+
 MAKEFILE = (ROOT / "Makefile").read_text()
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
@@ -81,3 +83,13 @@ def test_links_between_files_lead_to_files(page):
 
 def test_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_the_version_is_the_same_everywhere():
+    """And the newest one that CHANGELOG tells of, with its day."""
+    project = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.M).group(1)
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    released = re.findall(r"^## \[(\d.*)\] - (\d{4}-\d\d-\d\d)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert (citation["version"], str(citation["date-released"])) == released[0]
+    assert project == synkhronos.__version__ == citation["version"]
+    assert sorted(released, reverse=True) == released

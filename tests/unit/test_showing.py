@@ -10,6 +10,7 @@ from support import run_script
 
 import synkhronos as synk
 
+PUBLIC_MODULES = ["errors", "extensions (package)", "typing"]
 EVIL = "<b>&'\""
 
 
@@ -21,6 +22,25 @@ def test_the_package_lists_public_names_alone_and_tells_them_in_groups():
     for name in synk.__all__:
         if inspect.isfunction(getattr(synk, name)):
             assert "<" not in str(inspect.signature(getattr(synk, name))), name  # nothing's address or class
+
+
+def test_help_names_public_modules_alone_and_imports_find_all_the_same():
+    """By `help` itself, in a process of its own, before and after the finders' caches were emptied."""
+    out, _ = run_script(
+        """
+        import importlib
+        import synkhronos
+
+        help(synkhronos)
+        importlib.invalidate_caches()
+        importlib.reload(synkhronos)
+        help(synkhronos)
+        import synkhronos._top
+        """
+    )
+    contents = re.findall(r"^PACKAGE CONTENTS\n((?:    .*\n)+)", out, re.M)
+    assert [re.findall("    (.*)\n", text) for text in contents] == [PUBLIC_MODULES] * 2
+    assert not re.search(r"^SUBMODULES$", out, re.M)
 
 
 def test_objects_list_and_show_what_is_for_users(synchronize):
@@ -35,11 +55,17 @@ def test_objects_list_and_show_what_is_for_users(synchronize):
     assert {"set_value", "shape", "free_memory", "alloc_size"} <= set(dir(rows)) and not {"ref", "memory"} & set(
         dir(rows)
     )
-    assert set(dir(profile)) == {"elapsed", "seconds", "serial", "total"}
+    assert set(dir(profile)) == {"elapsed", "seconds", "sent", "serial", "total"}
     for one in (f, rows, profile, synk):
         assert not [name for name in dir(one) if name.startswith("_") and name != "__version__"]
     block = synk.session(2)
-    for one, told in ((f, "inputs"), (rows, "(4, 3)"), (profile, "rank 1"), (block, "worker")):
+    for one, told in (
+        (f, "inputs"),
+        (rows, "(4, 3)"),
+        (profile, "rank 1"),
+        (synk.memory(), "rank 1"),
+        (block, "worker"),
+    ):
         html = one._repr_html_()
         assert told in html and "<b>" not in html and html.startswith("<table>"), html
     assert "2 ranks" in repr(block)

@@ -1,14 +1,21 @@
 """``python -m synkhronos top``: what it finds, and that it needs nobody's help."""
 
+import contextlib
+import fcntl
 import os
+import pty
 import re
+import signal
+import struct
 import subprocess
 import sys
+import termios
 
 import pytest
 from support import ROOT, start_script, wait_until, worker_pids
 
 import synkhronos as synk
+from synkhronos import _top
 from synkhronos._top import find_sessions, measure
 
 
@@ -80,9 +87,50 @@ def test_command_line_shows_a_session_whose_master_is_busy(what, master, worker)
         process.communicate(timeout=30)
 
 
-def test_without_a_session_it_says_so(monkeypatch, capsys):
-    from synkhronos import _top
+def test_live_view_follows_a_session_until_it_is_left():
+    process = start_script(SCRIPT, "python")
+    view, terminal = None, None
+    try:
+        assert process.stdout.readline() == "ready\n"
+        terminal, its_end = pty.openpty()
+        os.set_blocking(terminal, False)
+        fcntl.ioctl(its_end, termios.TIOCSWINSZ, struct.pack("4H", 40, 120, 0, 0))
+        command = [sys.executable, "-m", "synkhronos", "top"]
+        environment = {**os.environ, "TERM": "xterm"}
+        view = subprocess.Popen(command, stdin=its_end, stdout=its_end, stderr=its_end, cwd=ROOT, env=environment)
+        os.close(its_end)
+        seen = []
 
+        def tables():
+            with contextlib.suppress(OSError):  # nothing is there, or it has ended
+                seen.append(os.read(terminal, 1 << 16).decode())
+            return len(re.findall(rf"{process.pid} .*1 .*waits for a command .*100 %", "".join(seen)))
+
+        assert wait_until(lambda: tables() >= 2, 60)  # it is drawn again
+        assert re.search("session.*rank.*pid.*doing.*waiting.*memory", "".join(seen))
+        view.send_signal(signal.SIGINT)
+        assert view.wait(30) == 0
+        tables()
+        assert "Traceback" not in "".join(seen)
+        assert "\x1b[?25h" in "".join(seen)  # the cursor is there again
+    finally:
+        for one in filter(None, (view, process)):
+            one.kill()
+            one.wait(30)
+        process.communicate(timeout=30)
+        if terminal is not None:
+            os.close(terminal)
+
+
+def test_live_view_ends_with_the_last_session(monkeypatch, capsys, synchronize):
+    synchronize(2)
+    looks = [own_session(), own_session(), []]
+    monkeypatch.setattr(_top, "find_sessions", lambda: looks.pop(0))
+    assert _top.top(once=False, seconds=0.01) == 0
+    assert "0 (master)" in capsys.readouterr().out and looks == []
+
+
+def test_without_a_session_it_says_so(monkeypatch, capsys):
     monkeypatch.setattr(_top, "find_sessions", list)
     assert _top.top(once=True) == 1
     assert "no session of this user" in capsys.readouterr().err
