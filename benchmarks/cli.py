@@ -34,6 +34,7 @@ FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
     "scaling-cnn": ("scaling", {"model": "cnn"}),
     "scaling-mlp": ("scaling", {"model": "mlp"}),
     "scaling-resnet": ("scaling", {"model": "resnet", "ranks": (1, 2), "rounds": 2}),
+    "nodes": ("nodes", {}),
     "pytensor_mlp": ("pytensor_mlp", {}),
     "pytensor_start": ("pytensor_start", {}),
     "pytensor_pymc": ("pytensor_pymc", {}),

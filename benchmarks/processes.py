@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import find_mpiexec
+from tests.nodes.hosts import DIES_WITH_US, ENVIRONMENT, Hosts
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -36,7 +37,7 @@ class Contestant:
     arguments : dict
         For the module's ``make``.
     processes : int
-        In how many processes it is started; programs that fork by themselves have one.
+        How many processes it has that are told what to do; programs that fork by themselves have one.
     threads : int
         Limit of the threads of OpenMP and BLAS in each process.
     needs : tuple of str
@@ -47,6 +48,8 @@ class Contestant:
         Whether a figure goes on without it, with a gap: another framework.
     environment : dict
         Further environment variables.
+    hosts : Hosts, optional
+        Where it runs: as many processes on each, and with `mpi` at least one.
     """
 
     name: str
@@ -58,6 +61,18 @@ class Contestant:
     mpi: bool = False
     peer: bool = False
     environment: dict[str, str] = field(default_factory=dict)
+    hosts: Hosts | None = None
+
+    def commands(self, command: list[str]) -> list[list[str]]:
+        """Give what has to be started, so that `command` runs in each of its processes."""
+        if self.hosts is None:
+            mpiexec = [str(find_mpiexec()), "-n", str(self.processes)]
+            return [[*mpiexec, *command]] if self.mpi else [command] * self.processes
+        names = self.hosts.names
+        if self.mpi:
+            return [[*self.hosts.launch(max(1, self.processes // len(names))), *command]]
+        where = [names[rank * len(names) // self.processes] for rank in range(self.processes)]
+        return [[*DIES_WITH_US, *self.hosts.enter(name), *command] for name in where]
 
 
 class Running:
@@ -93,19 +108,15 @@ class Running:
                 listener.bind(address)
                 listener.listen()
                 self._start(address)
-                self._accept(listener, seconds)
-            self.facts: dict[str, Any] = self.wait("facts", seconds)[0]
+                self.facts: dict[str, Any] = self._accept(listener, seconds)[0]
         except BaseException:
             self.stop()
             raise
 
     def _start(self, address: str) -> None:
         one = self.contestant
-        command = [sys.executable, "-m", one.module, address, json.dumps(one.arguments)]
-        starts = one.processes
-        if one.mpi:
-            command, starts = [str(find_mpiexec()), "-n", str(one.processes), *command], 1
-        for rank in range(starts):
+        program = [sys.executable, "-m", one.module, address, json.dumps(one.arguments)]
+        for rank, command in enumerate(one.commands(program)):
             process = subprocess.Popen(
                 command,
                 cwd=ROOT,
@@ -127,6 +138,8 @@ class Running:
             environment[name] = str(one.threads)
         rendezvous = f"file://{self._directory.name}/rendezvous"
         environment.update(RANK=str(rank), WORLD_SIZE=str(one.processes), RENDEZVOUS=rendezvous)
+        if one.hosts is not None:
+            environment.update(ENVIRONMENT, GLOO_SOCKET_IFNAME="eth0")
         environment.update(one.environment)
         # A compile cache of the benchmarks' own: the time to read one grows with it.
         flags = (
@@ -137,7 +150,8 @@ class Running:
         environment["THEANO_FLAGS"] = ",".join(filter(None, flags))
         return environment
 
-    def _accept(self, listener: socket.socket, seconds: float) -> None:
+    def _accept(self, listener: socket.socket, seconds: float) -> list[dict[str, Any]]:
+        facts: list[dict[str, Any]] = []
         listener.settimeout(0.2)
         deadline = time.monotonic() + seconds
         while len(self._connections) < self.contestant.processes:
@@ -149,6 +163,8 @@ class Running:
             else:
                 self._connections.append(connection)
                 self._streams.append(connection.makefile("rw"))
+                facts.append(self._answer(-1, "facts", seconds))
+        return facts
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a message to each process."""
@@ -165,20 +181,20 @@ class Running:
         ------
         ContestantFailed
         """
-        answers = []
-        for connection, stream in zip(self._connections, self._streams):
-            connection.settimeout(seconds)
-            try:
-                line = stream.readline()
-            except socket.timeout:
-                raise self._failed(f"did not answer within {seconds:.0f} s") from None
-            except OSError:
-                line = ""
-            answer = json.loads(line or "{}")
-            if key not in answer:
-                raise self._failed(answer.get("error", "ended"))
-            answers.append(answer[key])
-        return answers
+        return [self._answer(i, key, seconds) for i in range(len(self._streams))]
+
+    def _answer(self, i: int, key: str, seconds: float) -> Any:
+        self._connections[i].settimeout(seconds)
+        try:
+            line = self._streams[i].readline()
+        except socket.timeout:
+            raise self._failed(f"did not answer within {seconds:.0f} s") from None
+        except OSError:
+            line = ""
+        answer = json.loads(line or "{}")
+        if key not in answer:
+            raise self._failed(answer.get("error", "ended"))
+        return answer[key]
 
     def _failed(self, why: str) -> ContestantFailed:
         self._log.seek(0)

@@ -17,7 +17,7 @@ processes of its own. Numbers are medians, ratios are ratios of medians; in brac
 differences over the rounds, of all others over the single measurements. Targets are for two cores. Each kind of
 processor has a chapter: the kernels of BLAS libraries, caches and memory differ. A bound is what two processes that do
 nothing else reached in the same run. `python -m benchmarks.NAME` takes one figure alone. Those on PyTensor
-are written by `make bench-pytensor`.
+are written by `make bench-pytensor`. Those of several machines need root: hosts are network namespaces.
 
 From PyPI, PyTorch for Linux brings CUDA along, several GB; with
 `PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu` before `make bench`, pip takes the build for CPUs alone.
@@ -106,6 +106,11 @@ def section(result: Result, folder: str) -> list[str]:
             spread = f"{number(low)}–{number(high)}"
             lines.append(f"| {name} | {number(one['median'])} | {spread} | {one['numbers']} |")
         lines += [f"| {name} | *gap* | {gap} | |" for name, gap in panel["gaps"].items()]
+    for title, table in result.tables.items():
+        lines += ["", f"{title}:", "", f"| {' | '.join(table['columns'])} |", "| ---: " * len(table["columns"]) + "|"]
+        lines += [
+            f"| {' | '.join(str(n) if isinstance(n, int) else number(n) for n in row)} |" for row in table["rows"]
+        ]
     if result.groups:
         lines += ["", f"![{result.title}]({folder}/{result.name}.png)"]
     return lines
@@ -143,7 +148,7 @@ def draw(result: Result, path: Path) -> None:
     heights = [1 + len(panel["contestants"]) + len(panel["bounds"]) for panel in result.groups.values()]
     figure, rows = pyplot.subplots(
         len(heights), figsize=(8, 0.6 + 0.36 * sum(heights) + 0.5 * len(heights)), squeeze=False,
-        gridspec_kw={"height_ratios": heights},
+        gridspec_kw={"height_ratios": heights}, layout="constrained",
     )  # fmt: skip
     for (axes,), (title, panel) in zip(rows, result.groups.items()):
         bounds = {f"bound: {name}": one for name, one in panel["bounds"].items()}
@@ -165,6 +170,5 @@ def draw(result: Result, path: Path) -> None:
         axes.set_title(title, fontsize=10, loc="left")
         axes.set_xlabel(panel["unit"], fontsize=8)
     figure.suptitle(result.title)
-    figure.tight_layout()
     figure.savefig(path, dpi=90)
     pyplot.close(figure)

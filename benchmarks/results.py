@@ -67,6 +67,8 @@ class Result:
     groups : dict of dict
         What was measured: for each group, which is one panel of the picture, its unit, its contestants' samples, and
         what bounds them.
+    tables : dict of dict
+        Further tables of numbers, by their titles: columns and rows.
     facts : dict
         What contestants said about themselves.
     environment : dict
@@ -80,6 +82,7 @@ class Result:
     method: str
     rows: list[Row] = field(default_factory=list)
     groups: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tables: dict[str, dict[str, Any]] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     failure: str = ""

@@ -37,31 +37,41 @@ def timed(step: Callable[[], Any], steps: int, untimed: int = 1, before: Callabl
 
 
 def compete(make: Callable[..., tuple[Run, dict[str, Any]]]) -> None:
-    """Connect to the harness, get ready, and run whenever told to, until the harness hangs up.
+    """Get ready, connect to the harness, and run whenever told to, until the harness hangs up.
 
     Parameters
     ----------
     make : callable
         Called with the contestant's arguments. Gives ``run``, and facts about itself for the
-        record. ``run`` is called with the parameters of a round, and gives the numbers measured.
+        record. ``run`` is called with the parameters of a round, and gives the numbers measured. In processes
+        that lead another machine's ranks it never returns: the harness does not get to know these.
     """
     address, arguments = sys.argv[1:]
-    with socket.socket(socket.AF_UNIX) as connection:
+    try:
+        run, facts = make(**json.loads(arguments))
+    except Exception as error:
+        _say(_connect(address), error=_describe(error))
+        raise
+    stream = _connect(address)
+    _say(stream, facts=facts)
+    for line in stream:
+        try:
+            numbers = [float(number) for number in run(**json.loads(line))]
+        except Exception as error:
+            _say(stream, error=_describe(error))
+            raise
+        _say(stream, numbers=numbers)
+
+
+def _connect(address: str) -> Any:
+    with socket.socket(socket.AF_UNIX) as connection:  # which the file keeps open
         connection.connect(address)
-        stream = connection.makefile("rw")
+        return connection.makefile("rw")
 
-        def answer(call: Callable[[], Any]) -> Any:
-            try:
-                result = call()
-            except Exception as error:
-                text = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
-                print(json.dumps({"error": text}), file=stream, flush=True)
-                raise
-            return result
 
-        run, facts = answer(lambda: make(**json.loads(arguments)))
-        print(json.dumps({"facts": facts}), file=stream, flush=True)
-        for line in stream:
-            parameters = json.loads(line)
-            numbers = answer(lambda parameters=parameters: [float(number) for number in run(**parameters)])
-            print(json.dumps({"numbers": numbers}), file=stream, flush=True)
+def _say(stream: Any, **message: Any) -> None:
+    print(json.dumps(message), file=stream, flush=True)
+
+
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}\n{traceback.format_exc()}"

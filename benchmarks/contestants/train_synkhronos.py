@@ -17,15 +17,15 @@ ROOM = 128 << 20  # bytes of addresses that are left; a quarter of this is too l
 INSTRUMENTS = {"neither": contextlib.nullcontext, "profile": synk.profile, "trace": lambda: synk.trace(os.devnull)}
 
 
-def make(model, n, ranks, regions=True):
-    """Fork, build the network and write `n` rows of data to shared memory.
+def make(model, n, ranks, regions=True, **options):
+    """Fork, with options of `synk.fork`, build the network and write `n` rows of data to shared memory.
 
     Without regions: a limit on addresses, while they would be mapped, leaves too few for them.
     """
     addresses = resource.getrlimit(resource.RLIMIT_AS)
     if not regions:
         resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + ROOM, addresses[1]))
-    synk.fork(ranks)
+    synk.fork(ranks, **options)
     resource.setrlimit(resource.RLIMIT_AS, addresses)
     graph = build_network(model)
     rule = updates.nesterov_momentum

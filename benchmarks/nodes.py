@@ -1,0 +1,194 @@
+"""Several machines.
+
+Two hosts are network namespaces of one machine, each with a name, an address and shared memory of its own; all hosts
+together have two cores. The line between them goes as fast as these cores let it, or is limited to 1 Gbit/s in each
+direction (a token bucket). MPICH's Allreduce knows of no hosts: it runs in four processes, as gloo does; gloo in one
+process on each host, too, where it sends no more than it must. DDP has one process with one thread on each host. All
+are told to start by one program, and timed as in the other figures. Steps of training are of 500 images in all, whose
+rows every host has got before the line is limited. A leader's share of a core is that of all processes on its host
+while the script sleeps. The bytes of rows are what `Shipping` counts.
+
+The predictions for more hosts take an exchange over N of them to last (N−1)·α + 2·(N−1)/N·m·β for m bytes of
+float32: α is what an all-reduce of few numbers takes on two hosts with one rank each on the unlimited line, as if each
+further host cost as much again; β is what is left of that of many numbers on two hosts with two ranks each, for each
+byte. A step is that of plain Theano for one host's images, and then the exchange.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+from benchmarks import call, training
+from benchmarks.cli import main
+from benchmarks.harness import CORES, Contest
+from benchmarks.nodes_predicted import Line, predict
+from benchmarks.processes import Contestant
+from benchmarks.results import Result
+from benchmarks.samples import Sample, absolute, difference, ratio
+from tests.nodes.hosts import Hosts, reason_to_skip
+
+RATE = "1gbit"
+LIMITED, UNLIMITED = "1 Gbit/s", "unlimited line"
+LINES = {UNLIMITED: None, LIMITED: RATE}
+HALVES = "bfloat16"
+FEW = 10_000  # elements: what takes the time is not their number
+BATCH = 500
+EPOCHS = 12  # of shuffled rows, after which each host has got all of them
+ROWS = 4000  # of constant data, 3 kB each
+ALL_REDUCE = "benchmarks.contestants.all_reduce"
+
+
+def measure(
+    result: Result, rounds: int = 6, elements: int = 25_600_000, calls: int = 500, steps: int = 8, seconds: int = 10
+) -> None:
+    """Measure; `steps` of training in a round, and an idle leader for so many seconds."""
+    reason = reason_to_skip()
+    if reason is not None:
+        result.add("hosts", result.title, reason)
+        return
+    with Hosts(2) as hosts:
+        lines = measure_exchange(result, hosts, rounds, elements)
+        measure_calls(result, hosts, rounds, calls, seconds)
+        alone = {model: measure_steps(result, hosts, model, rounds, steps) for model in ("mlp", "cnn")}
+        measure_rows(result, hosts)
+    predict(result, lines, alone["mlp"])
+
+
+def measure_exchange(result: Result, hosts: Hosts, rounds: int, elements: int) -> dict[str, Line]:
+    """Measure all-reduces over two hosts, and give what lines cost: few items of one rank, many of two on each host."""
+    ours = on(hosts, Contestant("Synkhronos, 2 × 2 ranks", f"{ALL_REDUCE}_synkhronos", {"ranks": CORES}))
+    halves = in_halves(ours)
+    lone = replace(ours, name="Synkhronos, 2 × 1 ranks", arguments={"ranks": 1})
+    four = {"processes": 4, "peer": True, "hosts": hosts}
+    mpich = Contestant("MPICH, 2 × 2 processes", f"{ALL_REDUCE}_mpi", needs=("mpi4py", "mpich"), mpi=True, **four)
+    gloo = Contestant("gloo, 2 × 2 processes", f"{ALL_REDUCE}_gloo", needs=("torch",), **four)
+    single = replace(gloo, name="gloo, 2 × 1 processes", processes=2)
+    samples: dict[str, dict[str, Sample]] = {}
+    lines = {}
+    with Contest([mpich, gloo, single, lone, ours, halves]) as contest:
+        for line, rate in LINES.items():
+            hosts.limit(rate)
+            few = contest.run(rounds, contest.alike(n=FEW, steps=50))
+            samples[line] = contest.run(rounds, contest.alike(n=elements, steps=2))
+            for n, measured in ((FEW, few), (elements, samples[line])):
+                milliseconds = {label: sample.scaled(1e3) for label, sample in measured.items()}
+                result.record(f"All-reduce of {n:,} float32, {line}", "ms", milliseconds, contest.gaps)
+            for one in (ours, halves):
+                kind = "" if one is ours else f", {HALVES}"
+                found = Line.through(few[lone.name].median, FEW, samples[line][one.name].median, elements)
+                if rate is not None:  # the bucket lets few numbers pass at once: they tell nothing of the line
+                    found = replace(found, alpha=lines[UNLIMITED + kind].alpha)
+                lines[line + kind] = found
+        hosts.limit(None)
+    result.facts.update(contest.facts)
+
+    what = f"All-reduce of {elements / 1e6:g} million, 2 hosts × 2 ranks"
+    of = samples[UNLIMITED]
+    found = contest.gaps.get(mpich.name) or ratio(of[mpich.name], of[ours.name])
+    result.add("mpich", f"{what}, unlimited line, against MPICH's of 4 ranks", found, at_least=3)
+    of = samples[LIMITED]
+    result.add("gigabit", f"{what}, 1 Gbit/s", absolute(of[ours.name].scaled(1e3)), "ms", at_most=881)
+    found = contest.gaps.get(single.name) or ratio(of[ours.name], of[single.name])
+    result.add("gloo", "… its time against that of gloo with one process on each host", found, at_most=1.03)
+    found = contest.gaps.get(gloo.name) or ratio(of[gloo.name], of[ours.name])
+    result.add("gloo-4", "… against gloo of 4 ranks", found)
+    found = contest.gaps.get(single.name) or ratio(of[single.name], of[lone.name])
+    result.add("gloo-1", "… with one rank on each host, against gloo with one process on each", found)
+    result.add(HALVES, f"… {HALVES} against float32", ratio(of[ours.name], of[halves.name]), at_least=1.9)
+    return lines
+
+
+def measure_calls(result: Result, hosts: Hosts, rounds: int, calls: int, seconds: int) -> None:
+    """Measure calls of a function of trivial cost, and what a leader uses while there are none."""
+    one = Contestant("Synkhronos, 1 host × 2 ranks", "benchmarks.contestants.call", {"ranks": CORES, "kind": "data"})
+    two = on(hosts, replace(one, name="Synkhronos, 2 hosts × 1 rank", arguments={"ranks": 1, "kind": "data"}))
+    with Contest([one, two]) as contest:
+        for case, limit in (("succession", 150), ("apart", 2000)):
+            title, pause, _ = call.CASES[case]
+            n = calls // 4 if pause else calls
+            samples = contest.run(rounds, contest.alike(calls=n, pause=pause))
+            microseconds = {label: sample.scaled(1e6) for label, sample in samples.items()}
+            result.record(f"Trivial calls: {title}", "µs", microseconds)
+            found = difference(microseconds[two.name], microseconds[one.name])
+            result.add(case, f"2 hosts × 1 rank over 1 host × 2 ranks, {title}", found, "µs", at_most=limit)
+        shares = Sample([[share_of_a_core(hosts, seconds)] for _ in range(3)])
+    result.record("An idle leader", "% of a core", {"Synkhronos, 2 hosts × 1 rank": shares})
+    result.add("idle", "A leader that waits", absolute(shares), "% of a core", at_most=3)
+
+
+def share_of_a_core(hosts: Hosts, seconds: float) -> float:
+    """Give what the processes of the second host use of a core, in per cent, while this one sleeps."""
+
+    def used() -> float:
+        return sum(sum(process.cpu_times()[:2]) for process in hosts.processes(hosts.names[1]))
+
+    time.sleep(1)  # the last command is over, and naps are as long as they get
+    start, before = time.perf_counter(), used()
+    time.sleep(seconds)
+    return 100 * (used() - before) / (time.perf_counter() - start)
+
+
+def measure_steps(result: Result, hosts: Hosts, model: str, rounds: int, steps: int) -> Sample:
+    """Measure training steps on a line of 1 Gbit/s; gives the seconds of plain Theano for one host's images."""
+    ours = on(hosts, replace(training.synkhronos(model, 1), name="Synkhronos, 2 hosts × 1 rank"))
+    halves = in_halves(ours)
+    ddp = replace(training.torch(model, 2), name="PyTorch DDP, 2 hosts × 1 process", hosts=hosts)
+    alone = training.theano(model)
+    share = f"{alone.name}, {BATCH // 2} images"
+    with Contest([ddp, ours, halves], aside=[alone]) as contest:
+        training.check_networks(contest.facts)
+        contest.run(1, contest.alike(batch=BATCH, steps=EPOCHS * training.ROWS[model] // BATCH), warm_up=0)
+        hosts.limit(RATE)
+        turns = {share: (alone, {"batch": BATCH // 2, "steps": steps}), **contest.alike(batch=BATCH, steps=steps)}
+        samples = contest.run(rounds, turns)
+        hosts.limit(None)
+    milliseconds = {label: sample.scaled(1e3) for label, sample in samples.items()}
+    result.record(f"Step of the {model.upper()}, {BATCH} images, {LIMITED}", "ms", milliseconds, contest.gaps)
+    result.facts.update({f"{name} ({model})": facts for name, facts in contest.facts.items()})
+
+    targets = {"mlp": (0.95, 1.5), "cnn": (1.2, None)}
+    for one, limit in zip((ours, halves), targets[model]):
+        what = f"{model.upper()} step, 2 hosts × 1 rank, 1 Gbit/s{'' if one is ours else f', {HALVES}'}, against DDP"
+        found = contest.gaps.get(ddp.name) or ratio(samples[ddp.name], samples[one.name])
+        result.add(model if one is ours else f"{model}-{HALVES}", what, found, at_least=limit)
+    return samples[share]
+
+
+def measure_rows(result: Result, hosts: Hosts) -> None:
+    """Count the bytes of rows that travel in epochs over data that nobody writes to."""
+    ship = on(hosts, Contestant("Synkhronos, 2 hosts × 1 rank", "benchmarks.contestants.ship", {"ranks": 1, "n": ROWS}))
+    epochs, orders = 8, ("in order", "shuffled")
+    with Contest([ship]) as contest:
+        n_bytes = contest.facts[ship.name]["bytes"]
+        rows, others = {}, {}
+        for order in orders:
+            turn = {order: (ship, {"epochs": epochs, "batch": BATCH, "shuffle": order == "shuffled"})}
+            *rows[order], others[order] = contest.run(1, turn, warm_up=0)[order].rounds[0]
+            shown = {f"epoch {i + 1}": Sample([[n / 1e6]]) for i, n in enumerate(rows[order])}
+            result.record(f"Rows sent of {n_bytes / 1e6:.3g} MB, {order}", "MB", shown)
+    after = Sample([rows["in order"][1:]])
+    result.add("again", "Bytes of rows sent in epochs after the first, in order", absolute(after), "bytes", at_most=0)
+    everything = Sample([[sum(map(sum, rows.values())) / n_bytes]])
+    what = "Rows sent to the other host in all epochs, in order and shuffled, relative to the data"
+    result.add("shuffled", what, absolute(everything), at_most=1)
+    calls = epochs * (ROWS // BATCH)
+    for order in orders:
+        other = absolute(Sample([[others[order] / calls]]))
+        result.add(f"other-{order}", f"What a call sends of memory beside rows, {order}", other, "bytes")
+
+
+def on(hosts: Hosts, contestant: Contestant) -> Contestant:
+    """Give a contestant of Synkhronos that runs on hosts; its process on the first one is told what to do."""
+    return replace(contestant, mpi=True, hosts=hosts)
+
+
+def in_halves(contestant: Contestant) -> Contestant:
+    """Give the same with an exchange in halves of precision."""
+    arguments: dict[str, Any] = {**contestant.arguments, "exchange": HALVES}
+    return replace(contestant, name=f"{contestant.name}, {HALVES}", arguments=arguments)
+
+
+if __name__ == "__main__":
+    main(__spec__.name)
