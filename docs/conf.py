@@ -24,6 +24,7 @@ myst_heading_anchors = 3  # so that pages can link to headings, as on a forge
 
 napoleon_google_docstring = False
 napoleon_use_rtype = False
+napoleon_use_param = False  # "variable" in a type is no link to what has that name
 autodoc_typehints = "none"  # the docstrings say more
 autodoc_preserve_defaults = True
 default_role = "code"  # `name` in the docstrings

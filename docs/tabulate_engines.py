@@ -15,10 +15,8 @@ TITLES = {"theano": "Theano", "pytensor": "PyTensor"}
 HEAD = """# Theano and PyTensor
 
 On Python 3.9 to 3.11 the graph engine is Theano 1.0.5, from 3.12 on PyTensor 3.3. What works on which, by the tests
-that ran on each: how many pass, and what is left out. `python docs/tabulate_engines.py` writes this page.
+that ran: how many pass, and what is left out. `python docs/tabulate_engines.py` writes this page.
 
-| what | Theano | PyTensor |
-| --- | --- | --- |
 """
 
 
@@ -45,10 +43,11 @@ def cell(outcomes):
 def main(files):
     """Write the page."""
     found = read(files)
-    lines = []
+    engines = [name for name in TITLES if found[name]]  # those that a report is of
+    lines = [f"| what | {' | '.join(TITLES[name] for name in engines)} |\n", "| --- " * (1 + len(engines)) + "|\n"]
     for module in sorted({module for modules in found.values() for module in modules}):
         feature = ast.get_docstring(ast.parse((ROOT / module).read_text())).split("\n")[0].rstrip(".")
-        cells = [cell(found[name][module]) for name in TITLES]
+        cells = [cell(found[name][module]) for name in engines]
         lines.append(f"| {' | '.join([feature, *cells])} |\n")
     (ROOT / "docs" / "engines.md").write_text(HEAD + "".join(lines))
 
