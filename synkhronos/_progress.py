@@ -1,19 +1,24 @@
-"""A line that tells of work which takes long: on a terminal, or in a notebook; logs and pipes see nothing.
+"""A bar of tqdm's that tells of work which takes long: on a terminal, or in a notebook; logs and pipes see nothing.
 
 It appears after `PATIENCE` seconds and is taken back at the end, so that work of a moment shows nothing. A thread
-writes it: what is waited for may be compiled code that never returns to Python. Work that forks has no thread beside
-it, and tells of each part that is done.
+keeps it up to date: what is waited for may be compiled code that never returns to Python. Work that forks has no thread
+beside it, and tells of each part that is done.
+
+Invariant: only who has made a bar writes it. A process that was forked meanwhile leaves it alone, and tqdm's lock, too.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import shutil
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from synkhronos._background import Background
 
@@ -22,7 +27,7 @@ __all__ = ["Progress", "counted", "progress"]
 T = TypeVar("T")
 
 PATIENCE = 2.0  # seconds
-_STEP = 0.5  # seconds between two looks of the line
+_STEP = 0.5  # seconds between two looks of the bar
 
 _working = threading.local()  # within some work, parts of it say nothing of their own
 
@@ -39,60 +44,37 @@ class Progress:
     """
 
     def __init__(self, title: str, total: int = 0) -> None:
-        self.title = title
         self.done = 0  # parts; whoever does the work counts
-        self._total = total
-        self._began = time.perf_counter()
-        self._due = self._began + PATIENCE  # of the next line, where no thread writes
-        self._pid = os.getpid()
+        self._title, self._total = title, total
+        self._began = time.time()
         self._over = threading.Lock()  # taken until the work is over
         self._over.acquire()
-        self._width = 0
-
-    def __str__(self) -> str:
-        parts = f" {self.done} of {self._total}," if self._total > 1 else ""
-        return f"synkhronos: {self.title}:{parts} {time.perf_counter() - self._began:.0f} s"
 
     def tell(self) -> None:
-        """Write the line again and again until the work is over, and take it back."""
-        wait = PATIENCE
-        while not self._over.acquire(timeout=wait):
-            self._write(str(self))
-            wait = _STEP
-        self.take_back()
-
-    def count(self) -> None:
-        """A part is done; write the line, at times."""
-        self.done += 1
-        if time.perf_counter() >= self._due:
-            self._write(str(self))
-            self._due = time.perf_counter() + _STEP
-
-    def take_back(self) -> None:
-        """Leave an empty line, if there is any."""
-        if self._width:
-            self._write("")
+        """Show a bar, if it comes to that, until the work is over, and take it back."""
+        if self._over.acquire(timeout=PATIENCE):
+            return
+        with _bar(self._title, self._total, initial=self.done) as bar:
+            bar.start_t = self._began
+            bar.refresh()
+            while not self._over.acquire(timeout=_STEP):
+                bar.n = self.done
+                bar.refresh()
 
     def end(self) -> None:
         """The work is over."""
         self._over.release()
 
-    def _write(self, line: str) -> None:
-        if os.getpid() == self._pid:
-            with contextlib.suppress(AttributeError, OSError, ValueError):  # a program may have closed it
-                sys.stderr.write(f"\r{line.ljust(self._width)}" + "\r" * (not line))
-                sys.stderr.flush()
-                self._width = len(line)
-
 
 @contextlib.contextmanager
 def progress(title: str, total: int = 0) -> Iterator[Progress]:
-    """Show a line while the block takes longer than `PATIENCE`; it may count parts in ``done``."""
+    """Show a bar while the block takes longer than `PATIENCE`; it may count parts in ``done``."""
     work = Progress(title, total)
     if getattr(_working, "is_told", False) or not _is_watched():
         yield work
         return
     _working.is_told = True
+    _kind_of_bar()  # imported here: a process that is forked in the middle of that could not do so any more
     writer = Background(work.tell, "synkhronos progress", daemon=True)
     writer.start()
     try:
@@ -105,20 +87,45 @@ def progress(title: str, total: int = 0) -> Iterator[Progress]:
 
 @contextlib.contextmanager
 def counted(title: str, parts: Sequence[T]) -> Iterator[Iterator[T]]:
-    """Show a line, without a thread, while the block takes longer than `PATIENCE` to go through the parts."""
-    work = Progress(title, len(parts))
-    is_watched = _is_watched()
+    """Show a bar, without a thread, while the block takes longer than `PATIENCE` to go through the parts."""
+    if not _is_watched():
+        yield iter(parts)
+        return
+    bar, maker = _bar(title, len(parts), delay=PATIENCE, mininterval=_STEP, miniters=1), os.getpid()
 
     def one_by_one() -> Iterator[T]:
         for part in parts:
             yield part
-            if is_watched:
-                work.count()
+            bar.update()
 
     try:
         yield one_by_one()
     finally:
-        work.take_back()
+        if os.getpid() == maker:
+            bar.close()
+
+
+def _bar(title: str, total: int, **options: Any) -> Any:
+    form = "{l_bar}{bar}| {n_fmt} of {total_fmt} [{elapsed}<{remaining}]" if total > 1 else "{desc}: {elapsed}"
+    width = shutil.get_terminal_size().columns  # tqdm shows nothing on a terminal that does not tell
+    return _kind_of_bar()(
+        desc=f"synkhronos: {title}", total=total or None, leave=False, bar_format=form, ncols=width, **options
+    )
+
+
+@functools.lru_cache(maxsize=None)
+def _kind_of_bar() -> Any:
+    from tqdm import tqdm  # for those who look on: it takes time, too
+
+    class Bar(tqdm):  # type: ignore[misc]
+        monitor_interval = 0  # no thread, for processes may be forked
+        _instances: WeakSet[Any] = WeakSet()  # which tqdm changes under its lock
+
+        def __del__(self) -> None:
+            """Say nothing: whoever has made it closes it."""
+
+    Bar.set_lock(threading.RLock())  # tqdm's own takes a semaphore of the system
+    return Bar
 
 
 def _is_watched() -> bool:
