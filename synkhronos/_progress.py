@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 from weakref import WeakSet
 
 from synkhronos._background import Background
@@ -113,13 +113,13 @@ def _bar(title: str, total: int, **options: Any) -> Any:
     )
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _kind_of_bar() -> Any:
     from tqdm import tqdm  # for those who look on: it takes time, too
 
-    class Bar(tqdm):  # type: ignore[misc]
+    class Bar(tqdm):
         monitor_interval = 0  # no thread, for processes may be forked
-        _instances: WeakSet[Any] = WeakSet()  # which tqdm changes under its lock
+        _instances: ClassVar[WeakSet[Any]] = WeakSet()  # which tqdm changes under its lock
 
         def __del__(self) -> None:
             """Say nothing: whoever has made it closes it."""

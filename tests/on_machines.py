@@ -22,7 +22,7 @@ _SHARES = [int(share) for share in os.environ.get("SYNKHRONOS_TEST_SHARES", ",".
 #: What tests take that go through numbers of ranks.
 RANKS = (1, 2, 3, 5) if N == 1 else tuple(n for n in (2, 3, 4, 5) if n >= N)
 
-_find_devices = lifecycle.find_devices
+_find_devices = lifecycle.find_free_devices
 
 
 def _find_own_devices(n_parallel, *others):
@@ -40,4 +40,4 @@ def one_machine(reason):
 
 if N > 1:
     find_line()  # so that what MPI opens is there before the first test
-    lifecycle.find_devices = _find_own_devices
+    lifecycle.find_free_devices = _find_own_devices

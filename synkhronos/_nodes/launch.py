@@ -17,7 +17,7 @@ from synkhronos._nodes.neighbours import share_cores
 from synkhronos._nodes.witness import Witness
 from synkhronos.errors import DeviceError
 
-__all__ = ["find_line", "witness"]
+__all__ = ["find_line", "own_part", "witness"]
 
 #: What launchers of MPI programs tell each process: how many there are. That of ``srun`` counts where it speaks no PMI,
 #: and has started no launcher that does.
@@ -27,6 +27,7 @@ _OF_LAUNCHERS = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "HYDI_", "HYDRA_", "MPIR_", 
 _TOGETHER = "processes that were launched together"
 
 _line: Line | None = None
+_place = 0, 1  # the number of this process among those of the job on its machine, and how many these are
 
 #: Whom this process tells that it is about to end.
 witness = Witness()
@@ -47,7 +48,7 @@ def find_line() -> Line | None:
     DeviceError
         If the launcher has started several processes, and MPI does not connect them.
     """
-    global _line
+    global _line, _place
     sweep()
     if _line is not None:
         return _line
@@ -55,12 +56,20 @@ def find_line() -> Line | None:
     if launched == 1:
         return None
     mpi = _initialised(launched)
-    share_cores(mpi.COMM_WORLD)
+    _place = share_cores(mpi.COMM_WORLD)
     _line = Line(mpi)
     witness.call(os.environ, _line.machine, _line.hosts[_line.machine])
     for name in [name for name in os.environ if name.startswith(_OF_LAUNCHERS)]:
         del os.environ[name]  # programs that this one starts are no part of the job
     return _line
+
+
+def own_part(devices: list[str]) -> list[str]:
+    """Of all devices of this machine, those that are this process's: all, unless others of the job are here, too."""
+    number, n = _place
+    if len(devices) < n:
+        return devices
+    return devices[len(devices) * number // n : len(devices) * (number + 1) // n]
 
 
 def _initialised(launched: int) -> Any:

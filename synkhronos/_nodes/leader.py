@@ -9,6 +9,7 @@ import traceback
 from time import monotonic_ns
 from typing import Any, Callable, NoReturn
 
+from synkhronos import _engine
 from synkhronos._interrupts import let_interrupts_pass
 from synkhronos._memory import SegmentTable
 from synkhronos._nodes.line import ANSWER, Line
@@ -225,6 +226,8 @@ class Crew:
         self._replica.thread_limits.restore()
         self._replica.regions.close()
         self._stowage.close()
+        if self._replica.context is not None:  # of a GPU
+            _engine.unbind()
         self._replica = None
 
 

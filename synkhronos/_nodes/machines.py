@@ -25,13 +25,16 @@ class Machines:
     Attributes
     ----------
     line : Line
+    names : list of str
+        Of all ranks' devices.
     devices : list of str
-        Of all ranks, with their machines' names.
+        The same with the names of their machines.
     world : World
     """
 
     def __init__(self, line: Line) -> None:
         self.line = line
+        self.names: list[str] = []
         self.devices: list[str] = []
         self.world: World
 
@@ -61,10 +64,11 @@ class Machines:
                 found.args = (f"machine {machine} ({self.line.hosts[machine]}): {found}",)
                 raise found
         for machine, found in enumerate(names):
-            if set(found) != {"cpu"}:
+            if _kind(found[0]) != _kind(own[0]):
                 raise DeviceError(
-                    f"machine {machine} ({self.line.hosts[machine]}) has {', '.join(found)}: sessions on several "
-                    "machines compute on CPU cores; pass use_gpu=False"
+                    f"machine {machine} ({self.line.hosts[machine]}) has {found[0]}, and machine 0 "
+                    f"({self.line.hosts[0]}) {own[0]}: a function is compiled for one kind of device. Pass devices=, "
+                    "or use_gpu=False for CPU cores"
                 )
         sizes = tuple(map(len, names))
         start = [
@@ -82,6 +86,7 @@ class Machines:
         ]
         self._tell(start)
         self.world = World(sizes, 0, master_rank, self.line, options.exchange)
+        self.names = [device for found in names for device in found]
         self.devices = [
             f"machine {machine} ({self.line.hosts[machine]}): {device}"
             for machine, found in enumerate(names)
@@ -95,6 +100,10 @@ class Machines:
             self.line.send(machine, ORDER, orders[machine])
         answers = self.line.answers
         self.line.wait(lambda: all(one in answers and answers[one].number == number for one in self.line.others))
+
+
+def _kind(device: str) -> str:
+    return device.rstrip("0123456789:")
 
 
 def find_machines(find_devices: Callable[..., list[str]]) -> Machines | None:

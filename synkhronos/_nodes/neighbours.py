@@ -1,4 +1,4 @@
-"""Processes of a job that are on one machine share its cores."""
+"""Processes of a job that are on one machine share its cores, and its GPUs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ from typing import Any
 __all__ = ["part_of", "share_cores"]
 
 
-def share_cores(communicator: Any) -> None:
+def share_cores(communicator: Any) -> tuple[int, int]:
     """Let this process, and what it forks, run on a part of its machine's cores; all processes of the job call it.
 
     Parameters
     ----------
     communicator : mpi4py.MPI.Comm
         Of all processes.
+
+    Returns
+    -------
+    tuple of int
+        The number of this process among those of its machine, and how many these are.
     """
     try:
         own = tuple(sorted(os.sched_getaffinity(0)))
@@ -24,9 +29,11 @@ def share_cores(communicator: Any) -> None:
         own = ()
     known = communicator.allgather((_machine(), own))
     here = [rank for rank, (machine, _) in enumerate(known) if machine == _machine()]
-    part = part_of([known[rank][1] for rank in here], here.index(communicator.Get_rank()))
+    number = here.index(communicator.Get_rank())
+    part = part_of([known[rank][1] for rank in here], number)
     if part:
         os.sched_setaffinity(0, part)
+    return number, len(here)
 
 
 def part_of(cores: Sequence[Sequence[int]], number: int) -> Sequence[int]:

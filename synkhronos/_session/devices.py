@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from synkhronos._limits import count_cores
+from synkhronos._nodes import own_part
 from synkhronos.errors import DeviceError
 
 __all__ = [
@@ -144,6 +145,7 @@ def find_devices(n_parallel: int | None, use_gpu: bool | None, devices: str | Se
         if use_gpu is None:
             _logger.info("computing on CPU cores: %s", gpus)
         return names
+    gpus = own_part(gpus)
     if n_parallel is not None and n_parallel > len(gpus):
         raise DeviceError(
             f"n_parallel={n_parallel}, but there are {len(gpus)} CUDA GPUs: name them in devices= to put several "

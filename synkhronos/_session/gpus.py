@@ -11,21 +11,28 @@ from synkhronos._collectives import make_clique
 from synkhronos._interrupts import let_interrupts_pass
 from synkhronos._progress import progress
 from synkhronos._rank import Bind, Command, Connect
-from synkhronos._session.devices import check_unused, may_use_nccl
+from synkhronos._session.devices import check_unused, find_devices, kind, may_use_nccl
 from synkhronos.errors import DeviceError, WorkerDied, WorkerError, WorkerTimeout
 
-__all__ = ["check_fork_to_gpus", "connect_gpus", "take_gpus"]
+__all__ = ["connect_gpus", "find_free_devices", "take_gpus"]
 
 _logger = logging.getLogger("synkhronos")
 
 
-def check_fork_to_gpus(restart_workers: bool) -> None:
-    """Refuse to fork workers for GPUs where this process has used one, or where workers are to be replaced.
+def find_free_devices(n_parallel: int | None, use_gpu: bool | None, devices: str | Sequence[str] | None) -> list[str]:
+    """As `find_devices`; GPUs only where this process has used none, and so can fork workers for them.
 
     Raises
     ------
-    DeviceError, ValueError
+    TypeError, ValueError, DeviceError
     """
+    names = find_devices(n_parallel, use_gpu, devices)
+    if kind(names[0]) != "cpu":
+        _check_no_gpu_is_held()
+    return names
+
+
+def _check_no_gpu_is_held() -> None:
     device = _engine.bound()
     if device is not None:
         raise DeviceError(
@@ -34,8 +41,6 @@ def check_fork_to_gpus(restart_workers: bool) -> None:
             "be had again in a new process only, CPU cores by use_gpu=False"
         )
     check_unused()
-    if restart_workers:
-        raise ValueError("restart_workers is for CPU cores: no worker can be forked from a process that holds a GPU")
 
 
 def take_gpus(devices: Sequence[str], run: Callable[[Command], Any]) -> None:

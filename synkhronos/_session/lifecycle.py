@@ -19,9 +19,9 @@ from synkhronos._keywords import checks_keywords
 from synkhronos._memory import remove_stale
 from synkhronos._nodes import find_machines
 from synkhronos._session.cautions import check_cores, check_threads
-from synkhronos._session.devices import count_gpus, find_devices, kind
+from synkhronos._session.devices import count_gpus, kind
 from synkhronos._session.dispatch import BUSY
-from synkhronos._session.gpus import check_fork_to_gpus
+from synkhronos._session.gpus import find_free_devices
 from synkhronos._session.options import make_options
 from synkhronos._session.profiles import Profile, Serial, begin, finish
 from synkhronos._session.session import Session
@@ -152,12 +152,12 @@ def fork(
     >>> synk.close()
     """
     global _session, _measured
-    machines = find_machines(find_devices)
+    machines = find_machines(find_free_devices)
     if held() is not None:
         raise SessionError("synkhronos.fork was called already; call synkhronos.close() first")
-    names = find_devices(n_parallel, use_gpu, devices)
-    if kind(names[0]) != "cpu":
-        check_fork_to_gpus(bool(restart_workers))
+    names = find_free_devices(n_parallel, use_gpu, devices)
+    if restart_workers and kind(names[0]) != "cpu":
+        raise ValueError("restart_workers is for CPU cores: no worker can be forked from a process that holds a GPU")
     if isinstance(master_rank, bool) or not hasattr(master_rank, "__index__"):
         raise TypeError(f"master_rank must be an int; got {master_rank!r}")
     if not 0 <= master_rank < len(names):

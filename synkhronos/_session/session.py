@@ -99,8 +99,9 @@ class Session:
             self.in_a_call: Callable[[], bool] = self.lock._is_owned  # type: ignore[attr-defined]
             self.settle()  # every worker has started, or this raises
             if self.on_gpu:
-                take_gpus(devices, self.run)
-                self.nccl = connect_gpus(devices, self.replica.context, self.run)
+                names = devices if machines is None else machines.names
+                take_gpus(names, self.run)
+                self.nccl = machines is None and connect_gpus(names, self.replica.context, self.run)
         except BaseException:
             if self.on_gpu:
                 _engine.unbind()

@@ -108,20 +108,20 @@ class TestFunctions:
         close(got[0], (x @ w.get_value()).mean())
         assert sum(isinstance(value, device_array) for value in got) == 1
 
-    def test_shapes_that_cannot_be_reduced(self):
+    def test_shapes_that_cannot_be_reduced(self, n_ranks):
         x = T.fmatrix("x")
         f = synk.function([x], (x * 2, "sum"))
-        if len(DEVICES) > 1:
+        if n_ranks > 1:
             with pytest.raises(ValueError, match="gather"):
                 f(rows(5))
-        close(f(rows(len(DEVICES))), 2 * rows(len(DEVICES)).sum(0, keepdims=True))
+        close(f(rows(n_ranks)), 2 * rows(n_ranks).sum(0, keepdims=True))
 
     def test_an_error_on_a_rank(self, n_ranks):
         x, fault = T.fmatrix("x"), theano.shared(np.int64(NOTHING), "fault")
         f = synk.function([x], Fault()(x, fault).sum())
         f(rows(4))
         synk.set_value(n_ranks - 1, fault, RAISE)
-        with pytest.raises(synk.WorkerError, match=f"rank {n_ranks - 1} .{DEVICES[-1]}.*ZeroDivisionError"):
+        with pytest.raises(synk.WorkerError, match=f"rank {n_ranks - 1} .*{DEVICES[-1]}.*ZeroDivisionError"):
             f(rows(4))
         synk.set_value(n_ranks - 1, fault, NOTHING)
         f(rows(4))
@@ -248,7 +248,7 @@ def test_training_follows_the_serial_run(rule):
         close(step(x, y, batch=batch), serial_step(data[batch], target[batch]), rtol=1e-9)
     for one, other in zip(ours, serial):
         np.testing.assert_allclose(one.get_value(), other.get_value(), rtol=1e-8)
-        np.testing.assert_array_equal(synk.get_value(len(DEVICES) - 1, one), one.get_value())
+        np.testing.assert_array_equal(synk.get_value(n_ranks - 1, one), one.get_value())
 
 
 # What Theano 1.0.5 compiles for a GPU and cannot do on OpenCL: named in docs/gpu.md.
@@ -276,14 +276,14 @@ def cumulative_sum():
         (cumulative_sum, "GpuCumOp"),
     ],
 )
-def test_what_opencl_cannot_do(build, op):
+def test_what_opencl_cannot_do(n_ranks, build, op):
     inputs, output, values = build()
     if OPENCL:
         with pytest.raises(Exception, match=r"clBuildProgram|for CUDA arrays|'perform'"):
             theano.function(inputs, output)(*values)
         pytest.skip(f"Theano cannot do {op} on OpenCL")
     f = synk.function(inputs, (output, "gather"))
-    np.testing.assert_allclose(f(*values).sum(), f.as_theano(*values) if len(DEVICES) == 1 else f(*values).sum())
+    np.testing.assert_allclose(f(*values).sum(), f.as_theano(*values) if n_ranks == 1 else f(*values).sum())
 
 
 @pytest.mark.parametrize("n", [1, 15])

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 from engine import theano_only
@@ -24,14 +25,17 @@ on_each_kind = pytest.mark.parametrize(
 slow = [pytest.mark.slow, pytest.mark.timeout(660)]
 
 
-def run(kind, arguments, n_ranks=2, flags="", **environment):
+MPIEXEC = Path(sys.executable).with_name("mpiexec")
+
+
+def run(kind, arguments, n_ranks=2, flags="", launch=(), **environment):
     """Run Python on some ranks (on CUDA: on all GPUs, if there are more); returns the process."""
     there = gpus(kind)
     devices = (there * n_ranks)[: max(n_ranks, len(there) if kind == "cuda" else 0)]
     flags = ",".join(filter(None, [os.environ.get("THEANO_FLAGS"), flags]))
     environment = {"SYNKHRONOS_DEVICES": ",".join(devices), "THEANO_FLAGS": flags, **environment}
     return subprocess.run(
-        [sys.executable, *arguments],
+        [*launch, sys.executable, *arguments],
         cwd=ROOT,
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
@@ -57,6 +61,13 @@ class TestOnGpu:
     @pytest.mark.opencl
     def test_functions_and_variables_over_the_stand_in(self):
         self.run_tests("opencl", 3, NCCL_STAND_IN="1")
+
+    @pytest.mark.opencl
+    @pytest.mark.skipif(not MPIEXEC.exists(), reason="mpiexec is not installed")
+    @pytest.mark.parametrize("n_ranks", [1, 2])
+    def test_functions_and_variables_on_two_machines(self, n_ranks):
+        """Which are two processes here; so many ranks on each."""
+        self.run_tests("opencl", n_ranks, launch=(MPIEXEC, "-n", "2"))
 
     @staticmethod
     def run_tests(kind, n_ranks, **environment):

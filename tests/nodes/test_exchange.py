@@ -30,8 +30,8 @@ PRELUDE = f"""
     across_machines._PIECE_BYTES = 1 << 14
     sizes = [int(size) for size in os.environ["RANKS"].split()]
     exchange = os.environ.get("EXCHANGE") or None
-    own, find_devices = sizes[int(os.environ["PMI_RANK"])], lifecycle.find_devices
-    lifecycle.find_devices = lambda n_parallel, *others: find_devices(own, *others)
+    own, find_devices = sizes[int(os.environ["PMI_RANK"])], lifecycle.find_free_devices
+    lifecycle.find_free_devices = lambda n_parallel, *others: find_devices(own, *others)
     n = synk.fork(use_gpu=False, timeout=60, exchange=exchange)
     assert n == sum(sizes)
 

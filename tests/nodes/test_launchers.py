@@ -17,7 +17,7 @@ from slurm import Slurm, what_is_missing
 from support import ROOT
 
 from synkhronos._machine import mpiexec
-from synkhronos._nodes import litter, neighbours
+from synkhronos._nodes import launch, litter, neighbours
 
 pytestmark = pytest.mark.timeout(320)  # for programs that wait for each other on a machine that is busy
 
@@ -234,3 +234,11 @@ def test_parts_of_cores():
     assert not neighbours.part_of([range(5)], 0)
     assert not neighbours.part_of([(0, 1), (2, 3)], 1)  # the launcher has given each its own
     assert not neighbours.part_of([(0,)] * 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("place", "own"), [((0, 1), "abc"), ((0, 2), "a"), ((1, 2), "bc"), ((2, 3), "c"), ((3, 4), "abc")]
+)
+def test_parts_of_gpus(monkeypatch, place, own):
+    monkeypatch.setattr(launch, "_place", place)
+    assert launch.own_part(list("abc")) == list(own)
