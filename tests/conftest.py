@@ -99,6 +99,15 @@ def no_session():
     _sessions.close()
 
 
+@pytest.fixture
+def no_garbage_collection():
+    """Python drops what a handler of a signal raises in the functions that hypothesis has the collector call."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
 @pytest.fixture(params=["float32", "float64"])
 def dtype(request):
     """Both floating dtypes of CPU cores."""
