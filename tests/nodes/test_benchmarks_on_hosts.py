@@ -84,7 +84,7 @@ def test_contestants_on_hosts(hosts, tmp_path):
 @theano_only("contestants in Theano's names")
 def test_figures_on_hosts_in_small(hosts):
     result = Result("nodes", "Several machines", "")
-    nodes.measure_calls(result, hosts, rounds=1, calls=8, seconds=4)  # some ticks of the clock by which CPU times are counted
+    nodes.measure_calls(result, hosts, rounds=1, calls=8, seconds=4)  # for some ticks, in which CPU times are counted
     nodes.measure_rows(result, hosts)
     assert not hosts.left()
     rows = {row.key.partition("/")[2]: row for row in result.rows}
