@@ -16,9 +16,9 @@ from pathlib import Path
 import on_machines
 import psutil
 import pytest
-from engine import on_theano
+from engine import on_theano, theano
 from hypothesis import HealthCheck, settings
-from parallel import WORKER
+from parallel import UNOPTIMIZED, WORKER
 from support import Machine, template
 
 import synkhronos as synk
@@ -99,6 +99,18 @@ def no_session():
     _sessions.close()
 
 
+@pytest.fixture(scope="module")
+def optimized():
+    """Have Theano's C code compiled as it is for users, where all depends on the code that comes of it."""
+    from theano.configparser import change_flags
+
+    flags = os.environ["THEANO_FLAGS"]
+    os.environ["THEANO_FLAGS"] = flags.replace(f"gcc.cxxflags={UNOPTIMIZED}", "gcc.cxxflags=")
+    with change_flags(**{"gcc.cxxflags": theano.config.gcc.cxxflags.replace(UNOPTIMIZED, "")}):
+        yield
+    os.environ["THEANO_FLAGS"] = flags
+
+
 @pytest.fixture
 def no_garbage_collection():
     """Python drops what a handler of a signal raises in the functions that hypothesis has the collector call."""
@@ -159,7 +171,7 @@ class Reason(pytest.Item):
 
 def pytest_pycollect_makemodule(module_path, parent):
     """On PyTensor, leave out the modules of tests of Theano's own parts, which import these."""
-    reason = re.search(r'^pytestmark = theano_only\("(.*)"\)$', module_path.read_text(), re.MULTILINE)
+    reason = re.search(r'^pytestmark = \[?theano_only\("(.*?)"\)', module_path.read_text(), re.MULTILINE)
     if on_theano or not reason:
         return None
     module = LeftOut.from_parent(parent, path=module_path)

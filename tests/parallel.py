@@ -13,9 +13,15 @@ if WORKER not in ("", "gw0"):  # an engine lets one process at a time compile in
         _flags = filter(None, [os.environ.get(_name), f"compiledir_format=compiledir_{WORKER}"])
         os.environ[_name] = ",".join(_flags)
 
+#: Nothing is optimised: that takes a third of the time from a first run, and data of tests are small.
+UNOPTIMIZED = "-O0 -g0"
+
 # PyTensor's C code compiles in seconds where numba takes a minute; tests that are run with both name another linker.
-# Nothing is optimised: that halves the compiler's time, of which a first run has most, and data of tests are small.
-for _flag in ("linker=cvm", "gcc__cxxflags=-O0 -g0"):
-    _flags = os.environ.get("PYTENSOR_FLAGS", "")
+for _name, _flag in (
+    ("THEANO_FLAGS", f"gcc.cxxflags={UNOPTIMIZED}"),
+    ("PYTENSOR_FLAGS", f"gcc__cxxflags={UNOPTIMIZED}"),
+    ("PYTENSOR_FLAGS", "linker=cvm"),
+):
+    _flags = os.environ.get(_name, "")
     if _flag.split("=")[0] + "=" not in _flags:
-        os.environ["PYTENSOR_FLAGS"] = ",".join(filter(None, [_flag, _flags]))
+        os.environ[_name] = ",".join(filter(None, [_flag, _flags]))

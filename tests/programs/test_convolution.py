@@ -12,7 +12,7 @@ from theano.tensor.nnet import corr
 
 import synkhronos as synk
 
-pytestmark = theano_only("Theano's convolution, in vector code")
+pytestmark = [theano_only("Theano's convolution, in vector code"), pytest.mark.usefixtures("optimized")]
 
 BORDERS = ("valid", "full", "half", (1, 2), ((0, 1), (2, 3)))
 STEPS = ((1, 1), (2, 1), (3, 2))

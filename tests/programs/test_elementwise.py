@@ -7,7 +7,7 @@ import theano.tensor as T
 from engine import theano_only
 from support import cpp_codes
 
-pytestmark = theano_only("Theano's elementwise operations, in vector code")
+pytestmark = [theano_only("Theano's elementwise operations, in vector code"), pytest.mark.usefixtures("optimized")]
 
 
 @pytest.fixture

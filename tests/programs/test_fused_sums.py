@@ -11,7 +11,7 @@ import theano.tensor as T
 from engine import theano_only
 from theano.compile.debugmode import DebugMode
 
-pytestmark = theano_only("Theano's sums of elementwise operations, fused")
+pytestmark = [theano_only("Theano's sums of elementwise operations, fused"), pytest.mark.usefixtures("optimized")]
 
 FIXED = {  # inputs, and the axes along which they are broadcast
     "x": (False,) * 4,

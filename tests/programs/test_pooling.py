@@ -13,7 +13,7 @@ from theano.tensor.signal import pool
 
 import synkhronos as synk
 
-pytestmark = theano_only("Theano's pooling, in vector code")
+pytestmark = [theano_only("Theano's pooling, in vector code"), pytest.mark.usefixtures("optimized")]
 
 MODES = ("max", "sum", "average_inc_pad", "average_exc_pad")
 FLOATS = ("float32", "float64")

@@ -9,7 +9,7 @@ import theano.tensor as T
 from engine import theano_only
 from support import cpp_codes
 
-pytestmark = theano_only("Theano's sums, in vector code")
+pytestmark = [theano_only("Theano's sums, in vector code"), pytest.mark.usefixtures("optimized")]
 
 AXES = [axes for n in range(1, 5) for axes in itertools.combinations(range(4), n)]
 

@@ -10,7 +10,7 @@ import theano.tensor as T
 from engine import theano_only
 from support import cpp_codes, run_script
 
-pytestmark = theano_only("Theano's tanh, in vector code")
+pytestmark = [theano_only("Theano's tanh, in vector code"), pytest.mark.usefixtures("optimized")]
 
 LARGEST = {"float32": 0.51, "float64": 3.0}  # errors, in units in the last place
 
