@@ -1,5 +1,5 @@
 # make demo    train the MNIST CNN on all cores; on PyTensor, a network on digits   (ARGS="--epochs 3" is passed on)
-# make test    run all tests, in two processes           (ARGS="-k data -n 0" is passed on to pytest)
+# make test    run all tests, in three processes         (ARGS="-k data -n 0" is passed on to pytest)
 # make test-theano   run Theano's own tests   (ARGS=--quick for the quick ones, ARGS=theano.tests.test_rop for one module)
 # make test-numba    run some tests with PyTensor's default linker, for which numba compiles (PYTHON=python3.13)
 # make test-machines   run tests of sessions on two machines, which are two processes under mpiexec here   (ARGS="-k data")
@@ -116,9 +116,9 @@ clean:
 	rm -rf $(VENV) $(VENV)-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The project itself, editable, with one of the extras of pyproject.toml.
+# The project itself, editable (in a way that mypy can follow), with one of the extras of pyproject.toml.
 $(VENV)/with-%: pyproject.toml setup.py synkhronos-start.pth $(wildcard synkhronos/_core/*.[ch]) | $(BIN)/pip
-	$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[$*]'
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --config-settings editable_mode=compat --editable '.[$*]'
 	@touch $@
 
 # A recent pip builds Theano's and Lasagne's wheels in isolation, whatever this Python came with.

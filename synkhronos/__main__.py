@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import sys
 from collections.abc import Sequence
@@ -38,11 +39,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else list(arguments)
     own = count_own_options(given[1:])
     if given[:1] == ["run"] and given[1 + own :] and given[1 + own] not in ("-h", "--help"):
+        check_option(given[1 + own])
         options = make_parser().parse_args(given[: 1 + own])
         return run(given[1 + own :], options.hosts, options.verbose)  # what follows is the program's, and its options
     options = make_parser().parse_args(given)
     if options.command == "run":
-        make_parser().error("run: which program?")
+        make_parser().error(f"run: name a program: {program_name()} run SCRIPT [ARGUMENT ...]")
     if options.command == "top":
         from synkhronos._top import top
 
@@ -90,6 +92,14 @@ def count_own_options(words: Sequence[str]) -> int:
         else:
             break
     return count
+
+
+def check_option(word: str) -> None:
+    """Refuse what is meant for one of the options of `run`: Python, which would get it, knows no such option."""
+    name = word.partition("=")[0]
+    close = difflib.get_close_matches(name, ["--hosts", "--verbose"]) if name.startswith("--") else []
+    if close and name != "--version":
+        make_parser().error(f"run: {name}? The option is {close[0]}")
 
 
 def run(program: list[str], hosts: str | None, verbose: bool) -> int:

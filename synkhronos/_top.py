@@ -109,7 +109,7 @@ def top(once: bool, seconds: float = 1.0) -> int:
         from rich.live import Live
         from rich.table import Table
     except ImportError:
-        sys.stderr.write("synkhronos top: the live view needs rich (pip install 'synkhronos[top]'); or give --once\n")
+        sys.stderr.write("synkhronos top: the live view needs rich (pip install rich); or give --once\n")
         return 1
     with contextlib.suppress(KeyboardInterrupt), Live(auto_refresh=False) as live:
         while sessions:

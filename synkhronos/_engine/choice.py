@@ -34,7 +34,7 @@ def choose() -> str:
         raise RuntimeError(f"both Theano and PyTensor are imported: name one of them in {_VARIABLE}")
     for name in imported or filter(_is_there, ENGINES):
         return name
-    raise ImportError("neither Theano nor PyTensor is installed: pip install synkhronos brings the one for this Python")
+    raise ImportError("neither Theano nor PyTensor is installed: installing synkhronos by pip brings one")
 
 
 def _is_there(name: str) -> bool:

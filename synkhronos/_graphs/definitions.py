@@ -28,7 +28,7 @@ class Definitions:
     def __init__(self) -> None:
         main = vars(sys.modules[_MAIN]).values()
         inherited = [obj for obj in list(main) if isinstance(obj, (type, types.FunctionType, PureOp))]
-        inherited += [*_subclasses(PureOp), *_subclasses(PureType)]
+        inherited += [PureOp, PureType, *_subclasses(PureOp), *_subclasses(PureType)]
         self._known = {id(obj): weakref.ref(obj) for obj in inherited}
         self._modules = set(sys.modules)
 

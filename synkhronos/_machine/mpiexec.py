@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 __all__ = ["Mpi", "command", "find_mpi", "parse_hosts"]
 
-_INSTALL = "pip install synkhronos[mpi]"
+_INSTALL = "pip install mpi4py mpich"
 
 #: Prints whose MPI mpi4py has found, its version, and the file of the library.
 _ASK = """

@@ -82,7 +82,7 @@ def _initialised(launched: int) -> Any:
         reason = str(error).splitlines()[0]
         raise DeviceError(
             f"this is one of {launched} {_TOGETHER}, and mpi4py, which connects them, cannot be imported ({reason}): "
-            "pip install synkhronos[mpi]"
+            "pip install mpi4py mpich"
         ) from error
     is_ours = not MPI.Is_initialized()
     library = " ".join(MPI.Get_library_version().splitlines()[0].strip("\0 ").split(",")[0].split())

@@ -12,7 +12,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Sequence
-from typing import Any, Callable, TypeVar, cast
+from typing import Any, Callable, Literal, TypeVar, cast
 
 from synkhronos._interrupts import collect_garbage
 from synkhronos._keywords import checks_keywords
@@ -91,7 +91,7 @@ def fork(
     restart_workers: bool = False,
     profile: bool | Serial = False,
     check_replicas: int = 0,
-    exchange: str | None = None,
+    exchange: Literal["bfloat16", "float16"] | None = None,
 ) -> int:
     """Start one worker process for each further device; this process becomes one of the ranks, the master.
 

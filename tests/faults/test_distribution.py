@@ -195,6 +195,31 @@ def test_what_the_main_program_defines_after_fork_travels_whole():
     assert "Traceback" not in err
 
 
+def test_the_base_of_an_op_that_is_imported_after_fork_is_known():
+    out, _ = run_script(
+        """
+        import importlib
+        synk.fork(2, use_gpu=False)
+        on_theano = synk.engine == "theano"
+        Op = importlib.import_module("theano.gof" if on_theano else "pytensor.graph.op").Op
+        Apply = importlib.import_module("theano.gof" if on_theano else "pytensor.graph.basic").Apply
+
+        class Twice(Op):
+            __props__ = ()
+
+            def make_node(self, x):
+                return Apply(self, [x], [x.type()])
+
+            def perform(self, node, inputs, outputs):
+                outputs[0][0] = 2 * inputs[0]
+
+        x = T.dvector("x")
+        print(synk.function([x], (Twice()(x).sum(), "sum"))([1.0, 2.0]))
+        """
+    )
+    assert out == "6.0\n"
+
+
 def test_an_op_of_a_module_that_is_reloaded_is_refused(tmp_path):
     (tmp_path / "ops_of_mine.py").write_text("from support import Fault\nclass Mine(Fault):\n    pass\n")
     (tmp_path / "later_ops.py").write_text("from support import Fault\nclass Later(Fault):\n    pass\n")

@@ -190,7 +190,7 @@ def test_what_is_missing_is_told_in_one_line(tmp_path, monkeypatch):
         "a,,b": "--hosts a,,b: expected names with commas between them, as in a,b or a,b:2",
         "a,b:0": "--hosts a,b:0: expected at least one process on b",
         "a,b,a": "--hosts a,b,a: a is named twice; a:2 is for two processes there",
-        "a,b": "mpi4py cannot be imported (ImportError: none here): pip install synkhronos[mpi]",
+        "a,b": "mpi4py cannot be imported (ImportError: none here): pip install mpi4py mpich",
     }.items():
         done = subprocess.run(
             [sys.executable, "-m", "synkhronos", "run", "--hosts", hosts, "x.py"],

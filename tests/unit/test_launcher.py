@@ -686,7 +686,9 @@ class TestRun:
         ("words", "reason"),
         [
             ([], "the following arguments are required: COMMAND"),
-            (["run"], "run: which program?"),
+            (["run"], "run: name a program: python -m synkhronos run SCRIPT"),
+            (["run", "--hosts", "a"], "run: name a program"),
+            (["run", "--host", "a", "x.py"], "run: --host? The option is --hosts"),
             (["go"], "argument COMMAND: invalid choice: 'go' (choose from "),
             (["info", "--yaml"], "unrecognized arguments: --yaml"),
         ],
