@@ -229,7 +229,7 @@ def test_ranks_draw_random_numbers_of_their_own(n_ranks):
 
 
 @pytest.mark.parametrize("rule", ["sgd", "nesterov_momentum", "adam"])
-def test_training_follows_the_serial_run(rule):
+def test_training_follows_the_serial_run(n_ranks, rule):
     def build(make, name):
         x, y = T.dmatrix("x"), T.dmatrix("y")
         params = [
