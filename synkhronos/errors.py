@@ -18,6 +18,9 @@ __all__ = [
     "WorkerTimeout",
 ]
 
+#: What a `SessionError` says in a call from within which, by a handler of a signal, the session was closed.
+CLOSED_WITHIN = "the session was closed while this call was under way"
+
 
 class SynkhronosError(Exception):
     """Base class of every error that is particular to Synkhronos.

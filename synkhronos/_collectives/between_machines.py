@@ -165,6 +165,8 @@ class Pieces:
         lend : callable
             See `Lend`.
         """
+        if self._n_begun == len(self._plans):
+            return  # `fill_in` was called within, by a handler of a signal that has closed the session
         how = self._plans[self._n_begun].how
         with deferred_interrupts():
             if isinstance(how, list):

@@ -17,12 +17,12 @@ from synkhronos._nodes.shipping import Cargo, Shipping
 from synkhronos._nodes.signals import FleetSignals
 from synkhronos._rank import Decoder, Envelope
 from synkhronos._team import STRAGGLING, Patience, Team, check_machines
-from synkhronos.errors import SessionError, WorkerDied, WorkerTimeout
+from synkhronos.errors import CLOSED_WITHIN, SessionError, WorkerDied, WorkerTimeout
 
 __all__ = ["Fleet"]
 
 _QUESTIONS = 8
-_STOP_SECONDS = 5.0  # how long a leader may take to stop its ranks
+_STOP_SECONDS = 5.0  # how long a leader may take to stop its ranks, and how much longer to say so
 
 
 class Fleet:
@@ -147,7 +147,7 @@ class Fleet:
         with deferred_interrupts():
             line.begin(line.number + 1)
             line.send(machine, ORDER, Tell(line.number))
-        line.wait(lambda: not self._is_silent(machine))
+        self._wait_for([machine])
         answered, self._told[machine] = monotonic_ns(), line.number
         then, held = line.answers[machine].replies
         return answered - asked, then - (asked + answered) // 2, held
@@ -169,6 +169,8 @@ class Fleet:
         before = self.timeline.switch(STRAGGLING)
         self._line.wait(lambda: not self._silent(), self._check)
         self.timeline.switch(before)
+        if self._team.stopped:
+            raise SessionError(CLOSED_WITHIN)
         self._raise_losses()
         now = monotonic_ns()
         self.timeline.put_off(self._team.signals.sent, now)
@@ -238,10 +240,11 @@ class Fleet:
     def stop(self, grace: float = _STOP_SECONDS) -> None:
         """Wait for the ranks, which were told to stop; without grace have all machines end theirs."""
         if not grace:
+            self._line.leave()
             self._line.begin(self._line.number + 1)
             for machine in self._line.others:
                 self._line.send(machine, ORDER, Stop(self._line.number))
-        patience = Patience(0.0 if self._line.is_lost else _STOP_SECONDS)
+        patience = Patience(0.0 if self._line.is_lost else grace + _STOP_SECONDS)
         try:
             self._line.wait(lambda: not self._silent() or patience.is_over())
         finally:

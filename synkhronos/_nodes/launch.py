@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from synkhronos._interrupts import deferred_interrupts
 from synkhronos._nodes.line import Line
 from synkhronos._nodes.litter import sweep
 from synkhronos._nodes.neighbours import share_cores
@@ -55,9 +56,10 @@ def find_line() -> Line | None:
     launched = count_launched(os.environ)
     if launched == 1:
         return None
-    mpi = _initialised(launched)
-    _place = share_cores(mpi.COMM_WORLD)
-    _line = Line(mpi)
+    with deferred_interrupts():  # all processes come together once
+        mpi = _initialised(launched)
+        _place = share_cores(mpi.COMM_WORLD)
+        _line = Line(mpi)
     witness.call(os.environ, _line.machine, _line.hosts[_line.machine])
     for name in [name for name in os.environ if name.startswith(_OF_LAUNCHERS)]:
         del os.environ[name]  # programs that this one starts are no part of the job

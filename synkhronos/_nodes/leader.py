@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import signal
 import sys
+import threading
 import traceback
 from time import monotonic_ns
 from typing import Any, Callable, NoReturn
 
 from synkhronos import _engine
-from synkhronos._interrupts import let_interrupts_pass
+from synkhronos._interrupts import collect_garbage, let_interrupts_pass
 from synkhronos._memory import SegmentTable
 from synkhronos._nodes.line import ANSWER, Line
 from synkhronos._nodes.messages import Answer, Ask, Bring, Do, Leave, Look, Lost, Start, Stop, Tell
@@ -31,21 +33,30 @@ def lead(line: Line, find_devices: Callable[..., list[str]]) -> NoReturn:
     find_devices : callable
         Takes arguments of `fork`, and names the device of each rank.
     """
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # which are the master's, as on one machine
-        signal.signal(number, signal.SIG_IGN)
+    # Not by `os._exit`: MPICH takes leave of its launcher in a handler of `exit`, and the launcher ends all processes
+    # of the job when one goes without that. Nor by Python's, which ends what the program has begun.
+    leave: Callable[[int], NoReturn] = ctypes.CDLL(None).exit
     try:
+        _ignore_signals()
         _serve(line, find_devices)
         line.close()
     except BaseException:
         traceback.print_exc()
         line.break_off()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # Not by `os._exit`: MPICH takes leave of its launcher in a handler of `exit`, and the launcher ends all
-        # processes of the job when one goes without that. Nor by Python's, which ends what the program has begun.
-        leave: Callable[[int], NoReturn] = ctypes.CDLL(None).exit
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # a program may have closed it, or have another thing there
+                stream.flush()
         leave(0)
+
+
+def _ignore_signals() -> None:
+    """Those that end a program, and those that the script handles: they are the master's, as on one machine."""
+    if threading.current_thread() is threading.main_thread():
+        for number in signal.valid_signals():
+            ends = number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            if ends or callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_IGN)
 
 
 def _serve(line: Line, find_devices: Callable[..., list[str]]) -> None:
@@ -63,10 +74,13 @@ def _serve(line: Line, find_devices: Callable[..., list[str]]) -> None:
             except Exception as error:
                 answer = Answer(order.number, error)
         elif isinstance(order, Start):
+            if crew is not None:  # the master was interrupted as it forked
+                crew.end()
             crew = Crew(line, order)
         elif isinstance(order, Stop) and crew is not None:
             crew.end()
             crew = None
+            collect_garbage()
         elif isinstance(order, Tell):
             answer = Answer(order.number, (monotonic_ns(), [] if crew is None else crew.counts()))
         elif isinstance(order, Look) and crew is not None:
@@ -77,6 +91,7 @@ def _serve(line: Line, find_devices: Callable[..., list[str]]) -> None:
             answer = crew.do(order)
             if answer is None:
                 crew = None
+                collect_garbage()
                 answer = Answer(order.number, [])
         line.send(0, ANSWER, answer)
 

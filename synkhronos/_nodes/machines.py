@@ -5,14 +5,17 @@ from __future__ import annotations
 import atexit
 from typing import Any, Callable
 
+from synkhronos._interrupts import deferred_interrupts
 from synkhronos._nodes.launch import find_line, witness
 from synkhronos._nodes.leader import lead
 from synkhronos._nodes.line import ORDER, Line
-from synkhronos._nodes.messages import Ask, Leave, Start
-from synkhronos._team import World
+from synkhronos._nodes.messages import Ask, Leave, Start, Stop
+from synkhronos._team import Patience, World
 from synkhronos.errors import DeviceError, SessionError
 
 __all__ = ["Machines", "find_machines"]
+
+_STOP_SECONDS = 5.0  # how long a leader may take to stop its ranks
 
 
 class Machines:
@@ -95,11 +98,28 @@ class Machines:
 
     def _tell(self, orders: list[Any]) -> None:
         number = orders[0].number
-        self.line.begin(number)
-        for machine in self.line.others:
-            self.line.send(machine, ORDER, orders[machine])
+        with deferred_interrupts():  # all of them get it, or none
+            self.line.begin(number)
+            for machine in self.line.others:
+                self.line.send(machine, ORDER, orders[machine])
         answers = self.line.answers
         self.line.wait(lambda: all(one in answers and answers[one].number == number for one in self.line.others))
+
+    def stop(self) -> None:
+        """Have all leaders end the ranks that they may have, because the session has not come about."""
+        if self.line.is_lost:
+            return
+        number, patience = self.line.number + 1, Patience(_STOP_SECONDS)
+        with deferred_interrupts():
+            self.line.begin(number)
+            for machine in self.line.others:
+                self.line.send(machine, ORDER, Stop(number))
+        answers = self.line.answers
+        self.line.wait(
+            lambda: (
+                all(one in answers and answers[one].number == number for one in self.line.others) or patience.is_over()
+            )
+        )
 
 
 def _kind(device: str) -> str:
@@ -115,7 +135,7 @@ def find_machines(find_devices: Callable[..., list[str]]) -> Machines | None:
         Takes arguments of `fork`, and names the device of each rank.
     """
     line = find_line()
-    if line is None:
+    if line is None or not line.is_own_process():  # forked by the program: on its own
         return None
     if line.machine:
         lead(line, find_devices)

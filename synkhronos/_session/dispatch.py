@@ -8,13 +8,13 @@ import sys
 import threading
 from typing import Any, Callable
 
-from synkhronos._interrupts import deferred_interrupts, let_interrupts_pass
+from synkhronos._interrupts import deferred_interrupts, interrupt_behind, let_interrupts_pass
 from synkhronos._nodes import Fleet
 from synkhronos._rank import Arrays, Command, Decoder, Encoder, Failure, InOrder, Replica, summarize
 from synkhronos._session.failures import BROKEN, first_failure, worker_error
 from synkhronos._session.ledger import Ledger
 from synkhronos._team import Team, log
-from synkhronos.errors import NodeLost, SessionError, WorkerDied, WorkerRestarted, WorkerTimeout
+from synkhronos.errors import CLOSED_WITHIN, NodeLost, SessionError, WorkerDied, WorkerRestarted, WorkerTimeout
 
 __all__ = ["BUSY", "CLOSED", "Dispatcher"]
 
@@ -109,6 +109,7 @@ class Dispatcher:
                     self._team.signals.abort()
                 replies = self._team.collect()
             except BaseException as error:
+                self._check_closed(error)
                 if self._team.outstanding:
                     self._interrupted(error, command)
                 raise
@@ -131,6 +132,12 @@ class Dispatcher:
             said[self._team.master_rank] = None
             self._last = replies, said
             return results
+
+    def _check_closed(self, error: BaseException) -> None:
+        """Raise what is the matter, if a command went wrong because a signal's handler has closed the session."""
+        is_own = isinstance(error, Exception) and not isinstance(error, SessionError)
+        if self.broken == CLOSED and is_own and interrupt_behind(error) is None:
+            raise SessionError(CLOSED_WITHIN) from error
 
     def _read(self, rank: int, result: Any, in_order: bool) -> Any:
         """What a rank has answered, its arrays as views."""

@@ -170,5 +170,5 @@ class Library:
     def restore(self, ranks: tuple[int, ...]) -> None:
         """Give new workers the functions that the others have, and the master's values of all variables."""
         functions = {key: one for key, one in self._replica.functions.items() if key not in self._pending}
-        known = _graphs.Definitions()  # what these inherit
+        known = self._definitions  # on other machines new workers inherit no more
         self._load(_graphs.dump(functions, self._replica.variables, everything=True, definitions=known), ranks)

@@ -152,9 +152,9 @@ def fork(
     >>> synk.close()
     """
     global _session, _measured
-    machines = find_machines(find_free_devices)
     if held() is not None:
         raise SessionError("synkhronos.fork was called already; call synkhronos.close() first")
+    machines = find_machines(find_free_devices)
     names = find_free_devices(n_parallel, use_gpu, devices)
     if restart_workers and kind(names[0]) != "cpu":
         raise ValueError("restart_workers is for CPU cores: no worker can be forked from a process that holds a GPU")
@@ -169,9 +169,14 @@ def fork(
     if len(names) > 1:
         check_threads()
     remove_stale()
-    if machines is not None:
-        machines.start(names, int(master_rank), (n_parallel, use_gpu, devices), options)
-    _session = Session(names, int(master_rank), options, machines)
+    try:
+        if machines is not None:
+            machines.start(names, int(master_rank), (n_parallel, use_gpu, devices), options)
+        _session = Session(names, int(master_rank), options, machines)
+    except BaseException:
+        if machines is not None:
+            machines.stop()
+        raise
     for function in list(functions):
         function.join(_session)
     atexit.unregister(_close_at_exit)

@@ -11,10 +11,17 @@ if TYPE_CHECKING:
 
     from synkhronos._team.team import Team
 
-__all__ = ["check_exchange", "check_machines"]
+__all__ = ["check_exchange", "check_machines", "check_order"]
 
 #: Each leader names a rank of its own machine first; after so many seconds more it is the leader itself that is silent.
 _MARGIN = 1.0
+
+
+def check_order(team: Team) -> None:
+    """Raise, in the leader of another machine, if the master has said meanwhile that the ranks are to end."""
+    world = team.world
+    if world.machine and not team.stopped and world.line.is_told_to_stop():
+        raise WorkerTimeout("the first machine has said that the ranks are to end", team.rank, 0)
 
 
 def check_machines(team: Team, silent: Sequence[int]) -> None:
@@ -28,6 +35,7 @@ def check_machines(team: Team, silent: Sequence[int]) -> None:
         The machines that are waited for.
     """
     patience, world = team.patience, team.world
+    check_order(team)
     is_over = patience.is_over(_MARGIN)
     if team.dead() or team.stopped:
         team.check_workers()  # which raises

@@ -30,17 +30,17 @@ from synkhronos._progress import counted
 from synkhronos._team.board import Board
 from synkhronos._team.log import log
 from synkhronos._team.member import Member
+from synkhronos._team.overdue import check_order
 from synkhronos._team.patience import Patience
 from synkhronos._team.process import describe_exit
 from synkhronos._team.signals import ANSWERED, SENT, Barrier, Signals
 from synkhronos._team.timeline import CONTROL, OUTSIDE, Timeline
 from synkhronos._team.world import World
-from synkhronos.errors import CollectiveAborted, SessionError, WorkerDied, WorkerTimeout
+from synkhronos.errors import CLOSED_WITHIN, CollectiveAborted, SessionError, WorkerDied, WorkerTimeout
 
 __all__ = ["MasterDied", "Team"]
 
 _SPIN_SECONDS = 1e-3  # how long a wait looks at the words before it parks
-_CLOSED = "the session was closed while this call was under way"
 
 
 class MasterDied(BaseException):
@@ -147,7 +147,7 @@ class Team:
             if box.is_long:
                 member.passage.clear()  # of answers that nobody has read
         if self.stopped:
-            raise SessionError(_CLOSED)
+            raise SessionError(CLOSED_WITHIN)
         self._collected = self._number
         return answers
 
@@ -159,7 +159,8 @@ class Team:
     def check_workers(self) -> None:
         """Raise `WorkerDied` if any worker is dead, `WorkerTimeout` if the time is up."""
         if self.stopped:
-            raise SessionError(_CLOSED)
+            raise SessionError(CLOSED_WITHIN)
+        check_order(self)
         for rank in self.dead():
             process = self._members[rank].process
             end = describe_exit(process.exitcode)
@@ -205,8 +206,7 @@ class Team:
             process = member.process
             if not process.join(patience):
                 if grace > 0:
-                    text = "the worker of rank %d (pid %d) did not stop and is killed"
-                    log(logging.WARNING, text, rank, process.pid)
+                    log(logging.WARNING, "the worker of rank %d (pid %d) did not stop and is killed", rank, process.pid)
                 process.kill()
         for member in self._members.values():
             member.let_go()

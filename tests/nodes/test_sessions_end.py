@@ -1,0 +1,229 @@
+"""Sessions on two machines that end early, or in odd surroundings: the next one can be had, and all ends."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from hosts import MPIEXEC
+from jobs import TESTS, needs_mpi
+
+pytestmark = [
+    needs_mpi,
+    pytest.mark.timeout(320),  # for programs that wait for each other on a machine that is busy
+]
+
+PRELUDE = f"""
+    import gc, os, signal, sys, threading, time
+    import numpy as np
+    sys.path.insert(0, {str(TESTS)!r})
+    from support import LONG_SLEEP, NOTHING, Fault, worker_pids
+    from engine import T, theano
+    import synkhronos as synk
+
+    class Alarm(Exception):
+        pass
+
+    def give_alarm(*_):
+        raise Alarm
+
+    def build():
+        x, fault = T.dvector("x"), theano.shared(np.int64(NOTHING), "fault")
+        return synk.function([x], (Fault()(x, fault).sum(), "sum"), name="f"), fault
+"""
+
+
+def run(source):
+    """Run a program as if on two machines; returns what its script printed."""
+    program = "".join(map(textwrap.dedent, [PRELUDE, source]))
+    command = [MPIEXEC, "-n", "2", sys.executable, "-W", "ignore", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, env=os.environ)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_an_interrupted_call_leaves_a_worker_that_computes_elsewhere():
+    """Its leader, which waits for it, hears of the end."""
+    out = run(
+        """
+        synk.fork(2, use_gpu=False)
+        f, fault = build()
+        f(np.ones(4))
+        synk.set_value(3, fault, LONG_SLEEP)
+        signal.signal(signal.SIGALRM, give_alarm)
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        began = time.monotonic()
+        try:
+            f(np.ones(4))
+        except Alarm:
+            print("Alarm")
+        synk.close()
+        print(synk.fork(2, use_gpu=False), f(np.ones(4)), time.monotonic() - began < 15)
+        """
+    )
+    assert out == "Alarm\n4 4.0 True\n"
+
+
+def test_a_worker_elsewhere_that_does_not_stop_is_killed():
+    out = run(
+        """
+        import psutil
+
+        synk.fork(2, use_gpu=False)
+        f, fault = build()
+        f(np.ones(4))
+        own = psutil.Process()
+        (leader,) = [one for one in own.parent().children() if one.cmdline() == own.cmdline() and one != own]
+        (victim,) = leader.children()
+        victim.suspend()
+        synk.close()
+        print(synk.fork(2, use_gpu=False), f(np.ones(4)), victim.is_running())
+        """
+    )
+    assert out == "4 4.0 False\n"
+
+
+def test_a_handler_that_closes_the_session_at_any_instant():
+    out = run(
+        """
+        x, w = T.dmatrix("x"), theano.shared(np.zeros((300, 300)), "w")
+        n, X, came = synk.fork(1, use_gpu=False), np.ones((600, 10)), []
+        f = synk.function([x], (x.sum(), "sum"), updates=[(w, w + synk.averaged(T.zeros((300, 300)) + x.mean()))])
+        f(X)
+
+        def close(*_):
+            began = time.monotonic()
+            synk.close()
+            came.append(time.monotonic() - began)
+
+        signal.signal(signal.SIGALRM, close)
+        for i in range(25):
+            signal.setitimer(signal.ITIMER_REAL, 0.002 + 0.0011 * i)
+            try:
+                while True:
+                    f(X)
+            except synk.SessionError:
+                pass
+            assert len(came) == i + 1
+            synk.fork(1, use_gpu=False)
+        print(f(X) == X.sum(), max(came) < 4)
+        """
+    )
+    assert out == "True True\n"
+
+
+def test_an_interrupted_fork_leaves_no_ranks():
+    out = run(
+        """
+        import psutil
+
+        signal.signal(signal.SIGALRM, give_alarm)
+        for i in range(12):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.002 + 0.01 * i)
+                synk.fork(2, use_gpu=False)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except Alarm:
+                pass
+            else:
+                synk.close()
+        synk.fork(2, use_gpu=False)
+        f, fault = build()
+        assert f(np.ones(4)) == 4
+        synk.close()
+        time.sleep(0.5)
+        launched = psutil.Process(os.getppid()).children(recursive=True)
+        print(len([one for one in launched if one.status() != "zombie"]))
+        """
+    )
+    assert out == "2\n"  # the script and the leader
+
+
+def test_odd_surroundings():
+    out = run(
+        """
+        if os.environ["PMI_RANK"] == "1":
+            sys.stdout = None
+        n = synk.fork(1, use_gpu=False)
+        try:
+            synk.fork(1, use_gpu=False)
+        except synk.SessionError:
+            print("refused", flush=True)
+        f, fault = build()
+        f(np.ones(4))
+        child = os.fork()
+        if not child:  # on its own
+            print(synk.fork(1, use_gpu=False), flush=True)
+            synk.close()
+            os._exit(0)
+        os.waitpid(child, 0)
+        print(n, f(np.ones(4)))
+        """
+    )
+    assert out == "refused\n1\n2 4.0\n"
+
+
+def test_fork_in_a_thread():
+    out = run(
+        """
+        def work():
+            n = synk.fork(1, use_gpu=False)
+            f, fault = build()
+            print(n, f(np.ones(4)), flush=True)
+            synk.close()
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        print("end")
+        """
+    )
+    assert out == "2 4.0\nend\n"
+
+
+def test_memory_of_sessions_before_is_given_back():
+    out = run(
+        """
+        def shared():
+            with open("/proc/meminfo") as file:
+                return next(int(line.split()[1]) for line in file if line.startswith("Shmem:"))
+
+        x, before = T.dmatrix("x"), 0
+        for i in range(4):
+            synk.fork(1, use_gpu=False)
+            f = synk.function([x], (x.sum(), "sum"))
+            data = synk.data(np.ones((1000, 12_500)))  # 100 MB, of which half is needed elsewhere
+            assert f(data) == 12_500_000
+            data.free_memory()
+            del data
+            synk.close()
+            before = before or shared()
+        print(shared() - before < 60_000)
+        """
+    )
+    assert out == "True\n"
+
+
+def test_what_was_defined_after_fork_is_known_to_workers_that_replace_others():
+    out = run(
+        """
+        synk.fork(2, use_gpu=False, restart_workers=True)
+
+        class Deadly(Fault):
+            def perform(self, node, inputs, outputs):
+                if inputs[0].min() < 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                outputs[0][0] = 2 * inputs[0]
+
+        x = T.dvector("x")
+        f = synk.function([x], (Deadly()(x, 0).sum(), "sum"))
+        assert f(np.ones(4)) == 8
+        for rank in (3, 1):
+            try:
+                f(1.0 - 2 * np.eye(4)[rank])
+            except synk.WorkerRestarted as error:
+                print(error.ranks, f(np.ones(4)))
+        """
+    )
+    assert out == "(3,) 8.0\n(1,) 8.0\n"
