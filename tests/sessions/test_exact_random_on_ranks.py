@@ -15,6 +15,18 @@ _MODE = theano.Mode("py", "fast_run")  # optimised in full, and nothing compiled
 @pytest.mark.parametrize("seed", range(12))
 def test_random_program(synchronize, seed):
     synchronize(3)
+    compare(seed, _MODE)
+
+
+@pytest.mark.numba
+@pytest.mark.parametrize("seed", [1, 6])
+def test_random_program_compiled(session, seed):
+    """By the linker that there is: C's, or numba."""
+    compare(seed, None)
+
+
+def compare(seed, mode):
+    """Whether a program gives on all ranks what it gives by itself."""
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = Program(seed)
@@ -22,7 +34,7 @@ def test_random_program(synchronize, seed):
         sharded = program.sharded
         others = [one for one in program.given if one not in sharded]
         given = [program.given[one] for one in (*sharded, *others)]
-        options = {"mode": _MODE, "on_unused_input": "ignore", "no_default_updates": True}
+        options = {"mode": mode, "on_unused_input": "ignore", "no_default_updates": True}
         try:
             expected = theano.function([*sharded, *others], outputs, **options)(*given)
         except (*WRONG, theano.gof.utils.MethodNotDefined):
