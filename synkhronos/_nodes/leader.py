@@ -56,7 +56,8 @@ def _ignore_signals() -> None:
         for number in signal.valid_signals():
             ends = number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
             if ends or callable(signal.getsignal(number)):
-                signal.signal(number, signal.SIG_IGN)
+                is_of_children = number == signal.SIGCHLD  # of children of who ignores it, nobody hears how they ended
+                signal.signal(number, signal.SIG_DFL if is_of_children else signal.SIG_IGN)
 
 
 def _serve(line: Line, find_devices: Callable[..., list[str]]) -> None:

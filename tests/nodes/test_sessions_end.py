@@ -143,6 +143,7 @@ def test_an_interrupted_fork_leaves_no_ranks():
 def test_odd_surroundings():
     out = run(
         """
+        signal.signal(signal.SIGCHLD, lambda *_: None)
         if os.environ["PMI_RANK"] == "1":
             sys.stdout = None
         n = synk.fork(1, use_gpu=False)
@@ -208,6 +209,7 @@ def test_memory_of_sessions_before_is_given_back():
 def test_what_was_defined_after_fork_is_known_to_workers_that_replace_others():
     out = run(
         """
+        signal.signal(signal.SIGCHLD, lambda *_: None)
         synk.fork(2, use_gpu=False, restart_workers=True)
 
         class Deadly(Fault):
