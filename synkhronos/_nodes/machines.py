@@ -96,30 +96,24 @@ class Machines:
             for device in found
         ]
 
-    def _tell(self, orders: list[Any]) -> None:
-        number = orders[0].number
+    def _tell(self, orders: list[Any], seconds: float | None = None) -> None:
+        """Give each leader its order, and wait until all have answered; for so many seconds at most."""
+        number, patience = orders[0].number, Patience(seconds)
         with deferred_interrupts():  # all of them get it, or none
             self.line.begin(number)
             for machine in self.line.others:
                 self.line.send(machine, ORDER, orders[machine])
         answers = self.line.answers
-        self.line.wait(lambda: all(one in answers and answers[one].number == number for one in self.line.others))
+
+        def answered() -> bool:
+            return all(one in answers and answers[one].number == number for one in self.line.others)
+
+        self.line.wait(lambda: answered() or patience.is_over())
 
     def stop(self) -> None:
         """Have all leaders end the ranks that they may have, because the session has not come about."""
-        if self.line.is_lost:
-            return
-        number, patience = self.line.number + 1, Patience(_STOP_SECONDS)
-        with deferred_interrupts():
-            self.line.begin(number)
-            for machine in self.line.others:
-                self.line.send(machine, ORDER, Stop(number))
-        answers = self.line.answers
-        self.line.wait(
-            lambda: (
-                all(one in answers and answers[one].number == number for one in self.line.others) or patience.is_over()
-            )
-        )
+        if not self.line.is_lost:
+            self._tell([Stop(self.line.number + 1)] * self.line.n_machines, _STOP_SECONDS)
 
 
 def _kind(device: str) -> str:
