@@ -8,7 +8,6 @@ import numpy as np
 
 from synkhronos._interrupts import deferred_interrupts
 from synkhronos._memory.segments import ArrayRef, Segment, SegmentRef, SegmentTable, aligned, dtype_spec
-from synkhronos.errors import CLOSED_WITHIN, SessionError
 
 __all__ = ["Arena"]
 
@@ -53,8 +52,7 @@ class Arena:
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> tuple[ArrayRef, np.ndarray]:
         """Place an array with arbitrary contents; returns where it lies, and a view to fill."""
-        if self._segment is None:  # by the handler of a signal, since `reserve`
-            raise SessionError(CLOSED_WITHIN)
+        assert self._segment is not None
         if dtype.hasobject:  # addresses in this process
             raise TypeError(f"an array of Python objects cannot be in memory that ranks share; got dtype {dtype}")
         view = self._segment.array(shape, dtype, self._used)

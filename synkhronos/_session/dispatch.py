@@ -109,7 +109,7 @@ class Dispatcher:
                     self._team.signals.abort()
                 replies = self._team.collect()
             except BaseException as error:
-                self._check_closed(error)
+                self.check_closed(error)
                 if self._team.outstanding:
                     self._interrupted(error, command)
                 raise
@@ -133,8 +133,8 @@ class Dispatcher:
             self._last = replies, said
             return results
 
-    def _check_closed(self, error: BaseException) -> None:
-        """Raise what is the matter, if a command went wrong because a signal's handler has closed the session."""
+    def check_closed(self, error: BaseException) -> None:
+        """Raise what is the matter, if a call went wrong because a signal's handler has closed the session."""
         is_own = isinstance(error, Exception) and not isinstance(error, SessionError)
         if self.broken == CLOSED and is_own and interrupt_behind(error) is None:
             raise SessionError(CLOSED_WITHIN) from error

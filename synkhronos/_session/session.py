@@ -16,21 +16,9 @@ import numpy as np
 
 from synkhronos import _engine, _graphs
 from synkhronos._interrupts import collect_garbage, deferred_interrupts
-from synkhronos._memory import (
-    ArrayRef,
-    Segment,
-    SegmentTable,
-)
+from synkhronos._memory import ArrayRef, Segment, SegmentTable
 from synkhronos._nodes import Fleet, Machines
-from synkhronos._rank import (
-    Command,
-    Encoder,
-    Envelope,
-    Load,
-    Release,
-    Settle,
-    start_ranks,
-)
+from synkhronos._rank import Command, Encoder, Envelope, Load, Release, Settle, start_ranks
 from synkhronos._session.devices import kind
 from synkhronos._session.dispatch import CLOSED, Dispatcher
 from synkhronos._session.extents import Extents
@@ -154,9 +142,16 @@ class Session:
         if place and self._ledger.is_full:
             self.settle()
         before = self.timeline.switch(TRANSFERS)
-        refs = self._ledger.stage(items, place)
+        refs = self._stage(items, place)
         self.timeline.switch(before)
         return refs
+
+    def _stage(self, items: Sequence[Staged], place: int) -> list[ArrayRef]:
+        try:
+            return self._ledger.stage(items, place)
+        except Exception as error:
+            self._dispatcher.check_closed(error)
+            raise
 
     def allocate(self, n_bytes: int) -> Segment:
         """New memory, still to be shared.
@@ -224,7 +219,7 @@ class Session:
             self._library.distribute_variables(variables)
 
     def _load(self, bundle: _graphs.Bundle, ranks: tuple[int, ...] | None) -> None:
-        refs = self._ledger.stage([np.frombuffer(bundle.pickled, dtype=np.uint8), *bundle.buffers])
+        refs = self._stage([np.frombuffer(bundle.pickled, dtype=np.uint8), *bundle.buffers], 0)
         self.issue(Load(refs[0], tuple(refs[1:]), self._replicate_rng, ranks))
         self._ledger.trim()
 
