@@ -16,6 +16,7 @@ import numpy as np
 from synkhronos._collectives.between_machines import Pieces, Plan
 from synkhronos._collectives.shared_memory import SharedMemoryTransport
 from synkhronos._collectives.ways import reduced, way_of
+from synkhronos._partition import shares
 from synkhronos._team import STRAGGLING, check_exchange, check_machines
 from synkhronos.errors import CollectiveAborted
 
@@ -120,9 +121,7 @@ class AcrossMachines(SharedMemoryTransport):
             elif isinstance(how, list):
                 large.append(part)
             else:
-                n = -(-n_bytes // _PIECE_BYTES)
-                cuts = [i * array.size // n for i in range(n + 1)]
-                large += [part.cut(slice(*cuts[i : i + 2])) for i in range(n)]
+                large += [part.cut(slice(*some.bounds)) for some in shares(array.size, -(-n_bytes // _PIECE_BYTES))]
         return small, large
 
     def _within(self, piece: _Piece) -> Any:

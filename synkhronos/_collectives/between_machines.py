@@ -26,6 +26,7 @@ import numpy as np
 from synkhronos._collectives.ways import Way, reduced
 from synkhronos._core import native
 from synkhronos._interrupts import deferred_interrupts
+from synkhronos._partition import shares
 from synkhronos._team import Patience
 
 __all__ = ["Pieces", "Plan"]
@@ -51,9 +52,9 @@ def _reducing(line: Any, way: Way, given: np.ndarray, result: np.ndarray, lend: 
         The type of numbers on their way; empty: their own.
     """
     n, machine, length = len(way.rows), line.machine, len(result)
-    cuts = [i * length // n for i in range(n + 1)]
-    own = slice(cuts[machine], cuts[machine + 1])
-    sizes = [stop - start for start, stop in zip(cuts, cuts[1:])]
+    cuts = shares(length, n)
+    own = slice(*cuts[machine].bounds)
+    sizes = list(map(len, cuts))
     counts = [size * way.rows[machine] for size in sizes]
     got_counts = [sizes[machine] * k for k in way.rows]
     counts[machine] = got_counts[machine] = 0
@@ -66,11 +67,11 @@ def _reducing(line: Any, way: Way, given: np.ndarray, result: np.ndarray, lend: 
         native.narrow(given, sent, is_brain)
     elif len(mine) > 1:
         rows = given.reshape(-1, length)
-        parts = [rows[:, start:stop].reshape(-1) for start, stop in zip(cuts, cuts[1:])]
+        parts = [rows[:, cut.start : cut.stop].reshape(-1) for cut in cuts]
         sent = np.concatenate([np.empty(0, dtype) if one == machine else part for one, part in enumerate(parts)])
     # what a leader gives itself does not travel
     got = lend("got", sum(got_counts), dtype)
-    places = None if len(mine) > 1 else cuts[:-1]
+    places = None if len(mine) > 1 else [cut.start for cut in cuts]
     wide = lend("wide", len(got), given.dtype) if short else got
     brought = np.split(wide, np.cumsum(got_counts)[:-1])
     brought[machine] = np.ascontiguousarray(mine)

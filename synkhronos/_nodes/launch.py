@@ -16,6 +16,7 @@ from synkhronos._nodes.line import Line
 from synkhronos._nodes.litter import sweep
 from synkhronos._nodes.neighbours import share_cores
 from synkhronos._nodes.witness import Witness
+from synkhronos._partition import shares
 from synkhronos.errors import DeviceError
 
 __all__ = ["find_line", "own_part", "witness"]
@@ -71,7 +72,7 @@ def own_part(devices: list[str]) -> list[str]:
     number, n = _place
     if len(devices) < n:
         return devices
-    return devices[len(devices) * number // n : len(devices) * (number + 1) // n]
+    return devices[slice(*shares(len(devices), n)[number].bounds)]
 
 
 def _initialised(launched: int) -> Any:

@@ -3,6 +3,8 @@
 Invariants
 ----------
 * Only the leader's main thread, or whoever holds the session's lock in the master, speaks MPI.
+* Messages with rows and those without go ways of their own, and may overtake each other. Orders are numbered: one that
+  comes after a later one is forgotten, for the master has given it up.
 * A leader never waits in a call of MPI: it looks for messages, and at its own team, with naps in between that grow.
 """
 
@@ -62,6 +64,7 @@ class Line(Meetings):
         self.hosts: list[str] = [host for host, _, _ in known]
         self.differences = tell_differences([versions for _, versions, _ in known], self.hosts)
         self.orders: deque[Any] = deque()
+        self._ordered = 0  # the number of the last one
         self.answers: dict[int, Any] = {}
         self._abandoned: list[Any] = []  # what MPI may still write to
         self._pid = os.getpid()
@@ -72,7 +75,9 @@ class Line(Meetings):
     def take(self, kind: int, machine: int, message: Any) -> None:
         """A message has come."""
         if kind == ORDER:
-            self.orders.append(message)
+            if message.number > self._ordered:
+                self._ordered = message.number
+                self.orders.append(message)
         elif kind == ANSWER:
             self.answers[machine] = message
         elif kind == VOTE:

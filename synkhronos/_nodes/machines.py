@@ -10,7 +10,7 @@ from synkhronos._nodes.launch import find_line, witness
 from synkhronos._nodes.leader import lead
 from synkhronos._nodes.line import ORDER, Line
 from synkhronos._nodes.messages import Ask, Leave, Start, Stop
-from synkhronos._team import Patience, World
+from synkhronos._team import Patience, World, kind_of
 from synkhronos.errors import DeviceError, SessionError
 
 __all__ = ["Machines", "find_machines"]
@@ -67,7 +67,7 @@ class Machines:
                 found.args = (f"machine {machine} ({self.line.hosts[machine]}): {found}",)
                 raise found
         for machine, found in enumerate(names):
-            if _kind(found[0]) != _kind(own[0]):
+            if kind_of(found[0]) != kind_of(own[0]):
                 raise DeviceError(
                     f"machine {machine} ({self.line.hosts[machine]}) has {found[0]}, and machine 0 "
                     f"({self.line.hosts[0]}) {own[0]}: a function is compiled for one kind of device. Pass devices=, "
@@ -114,10 +114,6 @@ class Machines:
         """Have all leaders end the ranks that they may have, because the session has not come about."""
         if not self.line.is_lost:
             self._tell([Stop(self.line.number + 1)] * self.line.n_machines, _STOP_SECONDS)
-
-
-def _kind(device: str) -> str:
-    return device.rstrip("0123456789:")
 
 
 def find_machines(find_devices: Callable[..., list[str]]) -> Machines | None:

@@ -7,6 +7,8 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
+from synkhronos._partition import shares
+
 __all__ = ["part_of", "share_cores"]
 
 
@@ -52,7 +54,7 @@ def part_of(cores: Sequence[Sequence[int]], number: int) -> Sequence[int]:
     n, own = len(cores), cores[number]
     if n == 1 or len(own) < n or any(one != own for one in cores):
         return ()
-    return own[len(own) * number // n : len(own) * (number + 1) // n]
+    return own[slice(*shares(len(own), n)[number].bounds)]
 
 
 def _machine() -> tuple[str, str]:

@@ -18,13 +18,13 @@ from typing import Any
 
 from synkhronos._limits import count_cores
 from synkhronos._nodes import own_part
+from synkhronos._team import kind_of
 from synkhronos.errors import DeviceError
 
 __all__ = [
     "check_unused",
     "count_gpus",
     "find_devices",
-    "kind",
     "may_use_nccl",
 ]
 
@@ -86,11 +86,6 @@ def _list_gpus(wanted: str) -> list[str] | str:
     return names or f"pygpu finds no {wanted} device"
 
 
-def kind(device: str) -> str:
-    """``"cpu"``, ``"cuda"`` or ``"opencl"``."""
-    return device.rstrip("0123456789:")
-
-
 def may_use_nccl(devices: Sequence[str]) -> bool:
     """Whether NCCL can serve these ranks.
 
@@ -99,7 +94,7 @@ def may_use_nccl(devices: Sequence[str]) -> bool:
     """
     shared = len(set(devices)) < len(devices)
     told = "NCCL_HOSTID" in os.environ or os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
-    return all(kind(device) == "cuda" for device in devices) and (not shared or told)
+    return all(kind_of(device) == "cuda" for device in devices) and (not shared or told)
 
 
 def find_devices(n_parallel: int | None, use_gpu: bool | None, devices: str | Sequence[str] | None) -> list[str]:
@@ -165,7 +160,7 @@ def _named(devices: Any, n_parallel: int | None, use_gpu: bool | None) -> list[s
     for name in names:
         if not _NAME.fullmatch(name):
             raise DeviceError(f'there is no device "{name}"; use "cpu", "cuda0", "opencl0:0" or the like')
-    kinds = {kind(name) for name in names}
+    kinds = {kind_of(name) for name in names}
     if len(kinds) > 1:
         raise DeviceError(
             f"devices={devices!r} mixes {' and '.join(sorted(kinds))}: a function is compiled for one kind of device"

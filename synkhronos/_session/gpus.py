@@ -11,7 +11,8 @@ from synkhronos._collectives import make_clique
 from synkhronos._interrupts import let_interrupts_pass
 from synkhronos._progress import progress
 from synkhronos._rank import Bind, Command, Connect
-from synkhronos._session.devices import check_unused, find_devices, kind, may_use_nccl
+from synkhronos._session.devices import check_unused, find_devices, may_use_nccl
+from synkhronos._team import kind_of
 from synkhronos.errors import DeviceError, WorkerDied, WorkerError, WorkerTimeout
 
 __all__ = ["connect_gpus", "find_free_devices", "take_gpus"]
@@ -27,7 +28,7 @@ def find_free_devices(n_parallel: int | None, use_gpu: bool | None, devices: str
     TypeError, ValueError, DeviceError
     """
     names = find_devices(n_parallel, use_gpu, devices)
-    if kind(names[0]) != "cpu":
+    if kind_of(names[0]) != "cpu":
         _check_no_gpu_is_held()
     return names
 

@@ -19,12 +19,13 @@ from synkhronos._keywords import checks_keywords
 from synkhronos._memory import remove_stale
 from synkhronos._nodes import find_machines
 from synkhronos._session.cautions import check_cores, check_threads
-from synkhronos._session.devices import count_gpus, kind
+from synkhronos._session.devices import count_gpus
 from synkhronos._session.dispatch import BUSY
 from synkhronos._session.gpus import find_free_devices
 from synkhronos._session.options import make_options
 from synkhronos._session.profiles import Profile, Serial, begin, finish
 from synkhronos._session.session import Session
+from synkhronos._team import kind_of
 from synkhronos.errors import SessionError
 
 __all__ = ["close", "current", "distribute", "fork", "functions", "get_n_gpu", "held", "settle"]
@@ -156,7 +157,7 @@ def fork(
         raise SessionError("synkhronos.fork was called already; call synkhronos.close() first")
     machines = find_machines(find_free_devices)
     names = find_free_devices(n_parallel, use_gpu, devices)
-    if restart_workers and kind(names[0]) != "cpu":
+    if restart_workers and kind_of(names[0]) != "cpu":
         raise ValueError("restart_workers is for CPU cores: no worker can be forked from a process that holds a GPU")
     if isinstance(master_rank, bool) or not hasattr(master_rank, "__index__"):
         raise TypeError(f"master_rank must be an int; got {master_rank!r}")
@@ -164,7 +165,7 @@ def fork(
         raise ValueError(f"master_rank={master_rank}: expected a rank from 0 to {len(names) - 1}")
     options = make_options(profile_workers, replicate_rng, timeout, restart_workers, check_replicas, exchange)
     measured = None if profile is False else Profile(None if profile is True else profile)
-    if kind(names[0]) == "cpu":
+    if kind_of(names[0]) == "cpu":
         check_cores(len(names))
     if len(names) > 1:
         check_threads()

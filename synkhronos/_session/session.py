@@ -19,7 +19,6 @@ from synkhronos._interrupts import collect_garbage, deferred_interrupts
 from synkhronos._memory import ArrayRef, Segment, SegmentTable
 from synkhronos._nodes import Fleet, Machines
 from synkhronos._rank import Command, Encoder, Envelope, Load, Release, Settle, start_ranks
-from synkhronos._session.devices import kind
 from synkhronos._session.dispatch import CLOSED, Dispatcher
 from synkhronos._session.extents import Extents
 from synkhronos._session.gpus import connect_gpus, take_gpus
@@ -28,7 +27,7 @@ from synkhronos._session.library import Library
 from synkhronos._session.options import Options
 from synkhronos._session.parts import Sequencer
 from synkhronos._session.replicas import Replicas
-from synkhronos._team import TRANSFERS, Team
+from synkhronos._team import TRANSFERS, Team, kind_of
 
 __all__ = ["Session", "segments"]
 
@@ -56,7 +55,7 @@ class Session:
         self.n_ranks = len(self.devices)
         self.master_rank = master_rank
         self.pid = os.getpid()
-        self.on_gpu = kind(devices[0]) != "cpu"
+        self.on_gpu = kind_of(devices[0]) != "cpu"
         self.nccl = False  # whether NCCL connects the ranks
         self.profile: Any = None  # the one that is being filled
         self.sequencer = Sequencer(self)

@@ -24,7 +24,7 @@ from synkhronos._team.timeline import (
     by_other_clock,
     spans,
 )
-from synkhronos._team.world import World
+from synkhronos._team.world import World, kind_of
 
 __all__ = [
     "CATEGORIES",
@@ -47,6 +47,7 @@ __all__ = [
     "by_other_clock",
     "check_exchange",
     "check_machines",
+    "kind_of",
     "log",
     "spans",
 ]

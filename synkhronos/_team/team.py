@@ -175,8 +175,8 @@ class Team:
             raise WorkerTimeout(f"{name} did not answer within {self.patience.seconds} seconds", rank, pid)
 
     def dead(self) -> list[int]:
-        """The workers whose processes have ended."""
-        return [rank for rank in self.workers if self._members[rank].process.exitcode is not None]
+        """The workers whose processes have ended; none before they are started, and when they were stopped."""
+        return [rank for rank, member in list(self._members.items()) if member.process.exitcode is not None]
 
     def settle(self, seconds: float | None = None) -> bool:
         """Wait until each worker has answered or is dead, at most ``seconds``; returns whether that came about."""

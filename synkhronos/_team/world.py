@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-__all__ = ["World"]
+__all__ = ["World", "kind_of"]
+
+
+def kind_of(device: str) -> str:
+    """``"cpu"``, ``"cuda"`` or ``"opencl"``: what a device is, by its name."""
+    return device.rstrip("0123456789:")
 
 
 class World(NamedTuple):

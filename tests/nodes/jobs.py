@@ -39,7 +39,14 @@ def start(hosts, *sources):
 
 
 def hear(job):
-    """The next thing that the script says, and when it said it."""
+    """The next thing that the script says, and when it said it; fails with what went wrong where it says no more."""
+    when, text = _next(job)
+    if text == "parts":
+        raise AssertionError(job.communicate(timeout=60)[1])
+    return when, text
+
+
+def _next(job):
     for line in job.stdout:  # the launcher prints, too
         if line.startswith("says "):
             when, text = line.rstrip("\n").split(" ", 2)[1:]
@@ -49,9 +56,9 @@ def hear(job):
 
 def ends_well(hosts, job):
     """The program says no more, and ends; nothing is left."""
-    assert hear(job)[1] == "parts"
+    said = _next(job)[1]
     out, err = job.communicate(timeout=60)
-    assert (job.returncode, out) == (0, ""), err
+    assert (said, job.returncode, out) == ("parts", 0, ""), err
     until_nothing_is_left(hosts, time.monotonic(), limit=10)
 
 

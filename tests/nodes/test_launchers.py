@@ -230,14 +230,14 @@ def test_only_files_that_nobody_uses_are_swept(tmp_path):
 
 
 def test_parts_of_cores():
-    assert [neighbours.part_of([range(5)] * 2, i) for i in range(2)] == [range(2), range(2, 5)]
+    assert [neighbours.part_of([range(5)] * 2, i) for i in range(2)] == [range(3), range(3, 5)]
     assert not neighbours.part_of([range(5)], 0)
     assert not neighbours.part_of([(0, 1), (2, 3)], 1)  # the launcher has given each its own
     assert not neighbours.part_of([(0,)] * 2, 1)
 
 
 @pytest.mark.parametrize(
-    ("place", "own"), [((0, 1), "abc"), ((0, 2), "a"), ((1, 2), "bc"), ((2, 3), "c"), ((3, 4), "abc")]
+    ("place", "own"), [((0, 1), "abc"), ((0, 2), "ab"), ((1, 2), "c"), ((2, 3), "c"), ((3, 4), "abc")]
 )
 def test_parts_of_gpus(monkeypatch, place, own):
     monkeypatch.setattr(launch, "_place", place)

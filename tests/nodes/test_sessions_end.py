@@ -65,6 +65,23 @@ def test_an_interrupted_call_leaves_a_worker_that_computes_elsewhere():
     assert out == "Alarm\n4 4.0 True\n"
 
 
+def test_a_leader_that_is_slow_while_sessions_begin_and_end():
+    """The first one looks meanwhile whether its own workers are well, which are not there yet, or not any more."""
+    out = run(
+        """
+        from synkhronos._nodes import line
+
+        line._LOOK_SECONDS = 0.0  # as if every answer took long
+        for each in (2, 1, 2):
+            print(synk.fork(each, use_gpu=False), end=" ")
+            f, _ = build()
+            print(f(np.ones(4)), end=" ")
+            synk.close()
+        """
+    )
+    assert out == "4 4.0 2 4.0 4 4.0 "
+
+
 def test_a_worker_elsewhere_that_does_not_stop_is_killed():
     out = run(
         """
