@@ -53,7 +53,9 @@ test-numba: $(VENV)/with-test
 	PYTENSOR_FLAGS=linker=numba$${PYTENSOR_FLAGS:+,$$PYTENSOR_FLAGS} $(BIN)/python -m pytest -m numba --timeout 900 $(ARGS)
 
 # Without limits of time: where a test is stopped, its leaders are not.
-ON_MACHINES := collectives data function inside profile replicas sequence train
+ON_MACHINES := checkpoint collectives data distribute engine_functions exact exact_blocks exact_loops \
+    exact_normalization exact_on_ranks exact_random_on_ranks exact_sharding exact_train exactness function fuzz hints \
+    inside inside_calls parallelize profile repeats replicas rules schedules sequence serial train
 test-machines: $(VENV)/with-test
 	for shares in 2,2 3,1; do \
 	    SYNKHRONOS_TEST_SHARES=$$shares $(BIN)/mpiexec -n 2 $(BIN)/python -m pytest -n 0 -p no:timeout -p no:cacheprovider \
@@ -153,7 +155,7 @@ endef
 
 define check-launchers
 missing=; \
-for package in mpich libmpich-dev openmpi-bin slurmctld slurmd slurm-client munge; do \
+for package in mpich libmpich-dev openmpi-bin slurmctld slurmd slurm-client munge libpmix-dev openssh-server; do \
     dpkg-query -W -f '$${Status}' $$package 2>/dev/null | grep -q "ok installed" || missing="$$missing $$package"; \
 done; \
 $(install-missing)

@@ -32,7 +32,7 @@ exec nsenter --target "$(cat {folder}/$host)" {spaces} sh -c "$*"
 
 
 #: Where launchers look for the program that takes them to other hosts.
-_SHELLS = ("HYDRA_LAUNCHER_EXEC", "I_MPI_HYDRA_BOOTSTRAP_EXEC", "OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent")
+SHELLS = ("HYDRA_LAUNCHER_EXEC", "I_MPI_HYDRA_BOOTSTRAP_EXEC", "OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent")
 
 #: Has each MPI use that program, and the hosts' lines. Open MPI asks twice whether it may be run by root.
 _LAUNCHING = {
@@ -200,7 +200,7 @@ class Hosts:
 
     def begin(self, name, *command, **environment):
         """Start a program on one host, from which the launchers of MPI find the others; returns the process."""
-        shells = {variable: str(self._launcher) for variable in _SHELLS}
+        shells = {variable: str(self._launcher) for variable in SHELLS}
         return self._start([*DIES_WITH_US, *self.enter(name), *command], {**_LAUNCHING, **shells, **environment})
 
     def _start(self, command, environment):

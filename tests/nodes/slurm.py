@@ -18,6 +18,7 @@ SlurmUser=root
 SlurmdUser=root
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/%n
+TmpFS={folder}/%n-tmp
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/%n.pid
 ProctrackType=proctrack/linuxproc
@@ -36,6 +37,11 @@ def what_is_missing():
     found = os.environ.get("PATH", os.defpath) + ":/usr/sbin"
     programs = ("munged", "slurmctld", "slurmd", "srun", "sbatch")
     return next((program for program in programs if shutil.which(program, path=found) is None), None)
+
+
+def has_pmix():
+    """Whether Debian's Slurm finds the library of PMIx, which it opens by a name that comes with `libpmix-dev`."""
+    return any(Path("/usr/lib").glob("*/pmix2/lib/libpmix.so"))
 
 
 class Slurm:
@@ -59,6 +65,8 @@ class Slurm:
         self._folder = folder = Path(tempfile.mkdtemp(prefix="synkhronos-slurm-"))
         first, *_ = self._hosts.names
         (folder / "state").mkdir()
+        for name in self._hosts.names:
+            (folder / f"{name}-tmp").mkdir()  # where PMIx has its files
         (folder / "key").write_bytes(os.urandom(1024))
         (folder / "key").chmod(0o600)
         nodes = [f"NodeName={name} CPUs={os.cpu_count()} State=UNKNOWN\n" for name in self._hosts.names]

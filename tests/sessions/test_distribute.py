@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 from engine import MRG_RandomStreams, RandomStreams, T, theano
+from on_machines import one_machine
 from support import assert_close, wait_until, worker_pids
 
 import synkhronos as synk
@@ -133,6 +134,7 @@ def memory_of(pid):
         return int(statm.read().split()[1]) * 4096
 
 
+@one_machine("workers are looked at")
 def test_dropped_functions_and_variables_are_released_on_the_workers(synchronize):
     synchronize(2)
     (pid,) = worker_pids()
@@ -291,6 +293,7 @@ def test_replicated_streams(synchronize, kind):
                 np.testing.assert_array_equal(on_rank, serial)
 
 
+@one_machine("the master is a rank of the first one")
 @pytest.mark.parametrize("kind", [MRG_RandomStreams, RandomStreams])
 def test_the_master_keeps_its_stream_whatever_its_rank(synchronize, kind):
     synchronize(3, master_rank=2)

@@ -1,0 +1,53 @@
+"""A daemon of OpenSSH on each host, and a program that calls ssh with a key for them."""
+
+import contextlib
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")
+
+_SERVER = """
+HostKey {folder}/key
+AuthorizedKeysFile {folder}/key.pub
+PidFile none
+StrictModes no
+UsePAM no
+PermitRootLogin yes
+"""
+
+_CLIENT = """#!/bin/sh
+exec ssh -F none -i {folder}/key -o BatchMode=yes -o UserKnownHostsFile={folder}/known -o StrictHostKeyChecking=no \\
+    -o LogLevel=ERROR "$@"
+"""
+
+
+@contextlib.contextmanager
+def ssh(hosts):
+    """Gives the path of what launchers call as if it were ssh, which it calls."""
+    folder = Path(tempfile.mkdtemp(prefix="synkhronos-ssh-"))
+    daemons = []
+    try:
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / "key"], check=True, timeout=60)
+        (folder / "settings").write_text(_SERVER.format(folder=folder))
+        client = folder / "ssh"
+        client.write_text(_CLIENT.format(folder=folder))
+        client.chmod(0o755)
+        Path("/run/sshd").mkdir(exist_ok=True)  # which it wants to be there
+        for name in hosts.names:
+            command = ["setpriv", "--pdeathsig", "KILL", *hosts.enter(name), SSHD, "-D", "-e", "-f", folder / "settings"]
+            with (folder / f"{name}.log").open("w") as log:
+                daemons.append(subprocess.Popen(command, stderr=log, start_new_session=True))
+        end = time.monotonic() + 30
+        for name in hosts.names:
+            while "listening" not in (folder / f"{name}.log").read_text():
+                assert time.monotonic() < end, (folder / f"{name}.log").read_text()
+                time.sleep(0.05)
+        yield str(client)
+    finally:
+        for one in daemons:
+            one.terminate()
+            one.wait(20)
+        shutil.rmtree(folder)
