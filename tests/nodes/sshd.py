@@ -7,6 +7,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from hosts import DIES_WITH_US
+
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")
 
 _SERVER = """
@@ -37,7 +39,7 @@ def ssh(hosts):
         client.chmod(0o755)
         Path("/run/sshd").mkdir(exist_ok=True)  # which it wants to be there
         for name in hosts.names:
-            command = ["setpriv", "--pdeathsig", "KILL", *hosts.enter(name), SSHD, "-D", "-e", "-f", folder / "settings"]
+            command = [*DIES_WITH_US, *hosts.enter(name), SSHD, "-D", "-e", "-f", folder / "settings"]
             with (folder / f"{name}.log").open("w") as log:
                 daemons.append(subprocess.Popen(command, stderr=log, start_new_session=True))
         end = time.monotonic() + 30

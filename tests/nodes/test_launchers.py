@@ -143,7 +143,7 @@ def test_a_leader_that_is_killed_is_named_last_and_what_it_leaves_is_swept(hosts
 
 @pytest.mark.parametrize("mpi", ["MPICH", "Open MPI", "Intel MPI"])
 def test_by_ssh(hosts, program, mpi):
-    """As on machines that have nothing but ssh, which brings no variables there; a job that is stopped leaves nothing."""
+    """As on machines that have nothing but ssh, which takes no variables along; what is stopped ends there, too."""
     if SSHD is None:
         pytest.skip("openssh-server is not installed here: make test-launchers")
     python, _ = python_of(mpi)
