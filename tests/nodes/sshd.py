@@ -27,8 +27,15 @@ exec ssh -F none -i {folder}/key -o BatchMode=yes -o UserKnownHostsFile={folder}
 
 
 @contextlib.contextmanager
-def ssh(hosts):
-    """Gives the path of what launchers call as if it were ssh, which it calls."""
+def ssh(hosts, within=None):
+    """Gives the path of what launchers call as if it were ssh, which it calls.
+
+    Parameters
+    ----------
+    hosts : Hosts
+    within : callable, optional
+        Takes the name of a host, and gives what the command of its daemon begins with. Default: `Hosts.enter`.
+    """
     folder = Path(tempfile.mkdtemp(prefix="synkhronos-ssh-"))
     daemons = []
     try:
@@ -39,7 +46,7 @@ def ssh(hosts):
         client.chmod(0o755)
         Path("/run/sshd").mkdir(exist_ok=True)  # which it wants to be there
         for name in hosts.names:
-            command = [*DIES_WITH_US, *hosts.enter(name), SSHD, "-D", "-e", "-f", folder / "settings"]
+            command = [*DIES_WITH_US, *(within or hosts.enter)(name), SSHD, "-D", "-e", "-f", folder / "settings"]
             with (folder / f"{name}.log").open("w") as log:
                 daemons.append(subprocess.Popen(command, stderr=log, start_new_session=True))
         end = time.monotonic() + 30
