@@ -153,9 +153,11 @@ done; \
 $(install-missing)
 endef
 
+# Not a daemon of ssh where that would listen to the network at once.
 define check-launchers
 missing=; \
-for package in mpich libmpich-dev openmpi-bin slurmctld slurmd slurm-client munge libpmix-dev openssh-server podman runc; do \
+for package in mpich libmpich-dev openmpi-bin slurmctld slurmd slurm-client munge libpmix-dev podman runc \
+    $$([ -d /run/systemd/system ] || echo openssh-server); do \
     dpkg-query -W -f '$${Status}' $$package 2>/dev/null | grep -q "ok installed" || missing="$$missing $$package"; \
 done; \
 $(install-missing)
