@@ -2,21 +2,21 @@
 
 The ranks of a machine reduce, or gather, to their leader; leaders exchange; each leader gives its ranks the result.
 Small arrays travel with the leaders' votes, by which these tell each other whether all of their ranks are there, with
-arrays that belong together. Large ones move after that, in pieces: while one is between the machines, the ranks of each
+arrays that belong together. Others move after that, in pieces: while one is between the machines, the ranks of each
 reduce the next one, and take the result of the one before.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple
+from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
 from synkhronos._collectives.between_machines import Pieces, Plan
+from synkhronos._collectives.parts import Part, Piece, apart, divide, length_of
 from synkhronos._collectives.shared_memory import SharedMemoryTransport
 from synkhronos._collectives.ways import reduced, way_of
-from synkhronos._partition import shares
 from synkhronos._team import STRAGGLING, check_exchange, check_machines
 from synkhronos.errors import CollectiveAborted
 
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["make_transport"]
 
 _AGREED, _REFUSED = 0, 1
-_SMALL_BYTES = 8 * 1024  # of one leader; they travel with its vote
-_PIECE_BYTES = 1 << 20  # of one leader; a core's own cache holds some pieces
 _UNDER_WAY = 3  # pieces between the machines at a time
 
 
@@ -37,17 +35,6 @@ def make_transport(team: Team, workspace: Workspace, regions: native.Regions) ->
     """What serves a rank: on one machine, or on several."""
     local = workspace, team.signals, regions, team.barrier, team.timeline
     return SharedMemoryTransport(*local) if len(team.world.sizes) == 1 else AcrossMachines(*local, team=team)
-
-
-class _Piece(NamedTuple):
-    """Elements of a part of a collective."""
-
-    array: Any
-    out: Any
-    how: Any
-
-    def cut(self, some: slice) -> _Piece:
-        return _Piece(self.array[some], None if self.out is None else self.out[some], self.how)
 
 
 class AcrossMachines(SharedMemoryTransport):
@@ -86,8 +73,8 @@ class AcrossMachines(SharedMemoryTransport):
 
     def run(self, parts: list[tuple[Any, Any, Any]], signature: int) -> bool | None:
         """Carry out a collective; arguments and result as of `SharedMemoryTransport.run`."""
-        small, large = self._divide(parts)
-        there = [(piece.array, self._small_memory(piece), self._within(piece)) for piece in small]
+        small, large = divide(parts)
+        there = [(part.array, self._small_memory(part), self._within(part)) for part in small]
         agreed = super().run(there, signature)
         self._left.clear()  # all ranks are here, and have read what they got in the collective before
         results: list[Any] | None = [None] * len(small)
@@ -109,44 +96,29 @@ class AcrossMachines(SharedMemoryTransport):
             raise
         return None if directly is None else directly or agreed
 
-    def _divide(self, parts: list[tuple[Any, Any, Any]]) -> tuple[list[_Piece], list[_Piece]]:
-        """Those that travel with the votes; and pieces of the others."""
-        small, large, total = [], [], 0
-        for array, out, how in parts:
-            part = _Piece(array.reshape(-1), None if out is None else out.reshape(-1), how)
-            n_bytes = array.itemsize * (sum(how) if isinstance(how, list) else array.size * max(how.rows))
-            if total + n_bytes <= _SMALL_BYTES:
-                total += n_bytes
-                small.append(part)
-            elif isinstance(how, list):
-                large.append(part)
-            else:
-                large += [part.cut(slice(*some.bounds)) for some in shares(array.size, -(-n_bytes // _PIECE_BYTES))]
-        return small, large
-
-    def _within(self, piece: _Piece) -> Any:
+    def _within(self, part: Part) -> Any:
         """What this machine's ranks do, so that their leader has what it brings: as of `native.Collectives.run`."""
-        if isinstance(piece.how, list):
-            return piece.how[self._world.first : self._world.first + self._n_local]
-        return [piece.array.size] * self._n_local if piece.how.within is None else piece.how.within
+        if isinstance(part.how, list):
+            return part.how[self._world.first : self._world.first + self._n_local]
+        return [part.array.size] * self._n_local if part.how.within is None else part.how.within
 
-    def _small_memory(self, piece: _Piece) -> Any:
+    def _small_memory(self, part: Part) -> Any:
         if not self._leads:
             return None
-        if isinstance(piece.how, list):
-            return np.empty(sum(self._within(piece)), piece.array.dtype)
-        return np.empty((self._n_local if piece.how.within is None else 1) * piece.array.size, piece.how.dtype)
+        if isinstance(part.how, list):
+            return np.empty(sum(self._within(part)), part.array.dtype)
+        return np.empty((self._n_local if part.how.within is None else 1) * part.array.size, part.how.dtype)
 
-    def _back(self, piece: _Piece, result: Any) -> tuple[Any, Any, list[int]]:
+    def _back(self, part: Part, result: Any) -> tuple[Any, Any, list[int]]:
         """How the ranks of this machine get a result of their leader's."""
-        length = sum(piece.how) if isinstance(piece.how, list) else piece.array.size
+        length = sum(part.how) if isinstance(part.how, list) else part.array.size
         sizes = [length * (rank == self._leader) for rank in range(self._n_local)]
         if result is None:
-            return np.empty(0, _dtype_of_result(piece)), piece.out, sizes
-        return result, None if result is piece.out else piece.out, sizes
+            return np.empty(0, part.dtype_of_result), part.out, sizes
+        return result, None if result is part.out else part.out, sizes
 
     def _vote(
-        self, small: list[_Piece], brought: list[Any], signature: int | None, fill_in: Callable[[], None]
+        self, small: list[Part], brought: list[Any], signature: int | None, fill_in: Callable[[], None]
     ) -> list[Any] | None:
         """Of a leader: the results of what all leaders bring; ``None`` if what ranks bring does not fit together."""
         before = self._timeline.switch(STRAGGLING)
@@ -161,31 +133,32 @@ class AcrossMachines(SharedMemoryTransport):
         if signature is None or any(word != signature for word, _ in words):
             return None
         results = []
-        for i, piece in enumerate(small):
+        for i, part in enumerate(small):
             arrays = [arrays[i] for _, arrays in words]
-            if isinstance(piece.how, list):
+            if isinstance(part.how, list):
                 result = np.concatenate(arrays)
             else:
-                result = np.empty(piece.array.size, piece.how.returned)
-                reduced(piece.how, arrays, result)
+                result = np.empty(part.array.size, part.how.returned)
+                reduced(part.how, arrays, result)
             results.append(result)
         self._left += results
         return results
 
-    def _between(self, pieces: list[_Piece]) -> Pieces:
+    def _between(self, pieces: list[Piece]) -> Pieces:
         """What is to be done with the other leaders, who have the same pieces."""
         ranks = [self._world.ranks_of(machine) for machine in range(len(self._world.sizes))]
         plans = []
-        for array, _, how in pieces:
+        for piece in pieces:
+            array, _, how = piece[0]
             if isinstance(how, list):
                 sizes = [sum(how[rank] for rank in of_machine) for of_machine in ranks]
                 plans.append(Plan(sizes, sum(sizes), array.dtype))
             else:
-                plans.append(Plan(how, array.size, how.dtype))
+                plans.append(Plan(how, length_of(piece), how.dtype))
         check = functools.partial(check_exchange, self._team)
         return Pieces(self._line, plans, self._patience, check, self._world.exchange or "")
 
-    def _move(self, pieces: list[_Piece], between: Pieces | None, now: list[Any]) -> bool | None:
+    def _move(self, pieces: list[Piece], between: Pieces | None, now: list[Any]) -> bool | None:
         """Move pieces through all machines, and ``now`` to the ranks of this one; ``None`` if their leader refuses.
 
         At each turn one piece is brought to the leader, and that of some turns before, which is complete, back.
@@ -198,14 +171,16 @@ class AcrossMachines(SharedMemoryTransport):
                 piece = pieces[turn]
                 given, result = (None, None) if between is None else self._memory_for(piece, turn)
                 results.append(result)
-                if given is not piece.array:
-                    now.append((piece.array, given, self._within(piece)))
+                for part, memory in zip(piece, apart(piece, given)):
+                    if memory is not part.array:
+                        now.append((part.array, memory, self._within(part)))
             done = turn - _UNDER_WAY
             if 0 <= done < len(pieces):
                 if between is not None:
                     between.finish(done + 1)
-                if self._n_local > 1 or results[done] is not pieces[done].out:
-                    now.append(self._back(pieces[done], results[done]))
+                for part, memory in zip(pieces[done], apart(pieces[done], results[done])):
+                    if self._n_local > 1 or memory is not part.out:
+                        now.append(self._back(part, memory))
             if now or not turn:
                 moved = super().run(now, _AGREED)
                 if moved is None:
@@ -216,17 +191,20 @@ class AcrossMachines(SharedMemoryTransport):
             now = []
         return directly
 
-    def _memory_for(self, piece: _Piece, turn: int) -> tuple[np.ndarray, np.ndarray]:
+    def _memory_for(self, piece: Piece, turn: int) -> tuple[np.ndarray, np.ndarray]:
         """Where this leader has what its machine brings of a piece, and where the result is to be."""
-        array, out, how = piece
+        array, out, how = piece[0]
+        lend = functools.partial(self._lend, turn)
+        if len(piece) > 1:
+            result = lend("result", length_of(piece), how.returned)
+            return result if how.within is not None else lend("rows", length_of(piece), how.dtype), result
         if isinstance(how, list):
             whole = out
             if whole is None:
                 whole = np.empty(sum(how), array.dtype)
                 self._left.append(whole)
             first = sum(how[: self._world.first])
-            return whole[first : first + sum(self._within(piece))], whole
-        lend = functools.partial(self._lend, turn)
+            return whole[first : first + sum(self._within(piece[0]))], whole
         result = lend("result", array.size, how.returned) if out is None or out.dtype != how.returned else out
         if how.within is not None:
             return result, result
@@ -239,7 +217,3 @@ class AcrossMachines(SharedMemoryTransport):
         if memory is None or len(memory) < n_bytes:
             memory = self._lent[key] = np.empty(n_bytes, np.uint8)
         return memory[:n_bytes].view(dtype)
-
-
-def _dtype_of_result(piece: _Piece) -> np.dtype:
-    return piece.array.dtype if isinstance(piece.how, list) else piece.how.returned

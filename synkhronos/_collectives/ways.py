@@ -30,6 +30,8 @@ class Way(NamedTuple):
     rows : tuple of int
         How many arrays each leader brings.
     returned : dtype
+    name : str
+        The same for what is reduced the same way, on all machines.
     """
 
     within: native.Reduction | None
@@ -37,6 +39,7 @@ class Way(NamedTuple):
     dtype: np.dtype
     rows: tuple[int, ...]
     returned: np.dtype
+    name: str
 
 
 @functools.lru_cache(maxsize=256)
@@ -47,17 +50,20 @@ def way_of(
 
     Averages of integers are exact, and half precision is rounded once, so leaders bring all operands of those.
     """
+    name = repr((op, dtype, returned, weights))
     if not any(weights):
         weights = (1,) * len(weights)
     whole = (OPS[op].weighted and dtype.kind in "iub") or dtype == np.float16
     if whole or max(sizes) == 1:
-        return [Way(None, reduction_of(op, dtype, returned, weights), dtype, sizes, returned)] * len(sizes)
+        return [Way(None, reduction_of(op, dtype, returned, weights), dtype, sizes, returned, name)] * len(sizes)
     if not math.isfinite(sum(weights)):
         weights = tuple(native.normalized(weights))
     starts = [sum(sizes[:machine]) for machine in range(len(sizes))]
     own = [weights[start : start + size] for start, size in zip(starts, sizes)]
     between = reduction_of(op, returned, returned, tuple(map(sum, own)))
-    return [Way(reduction_of(op, dtype, returned, one), between, returned, (1,) * len(sizes), returned) for one in own]
+    return [
+        Way(reduction_of(op, dtype, returned, one), between, returned, (1,) * len(sizes), returned, name) for one in own
+    ]
 
 
 def reduced(way: Way, brought: Sequence[np.ndarray], result: np.ndarray) -> None:

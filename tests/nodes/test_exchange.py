@@ -25,9 +25,9 @@ PRELUDE = f"""
     sys.path.insert(0, TESTS)
     from engine import T, theano
     import synkhronos as synk
-    import synkhronos._collectives.across_machines as across_machines
+    import synkhronos._collectives.parts as parts_of_collectives
     import synkhronos._session.lifecycle as lifecycle
-    across_machines._PIECE_BYTES = 1 << 14
+    parts_of_collectives._PIECE_BYTES, parts_of_collectives._SHARED_BYTES = 1 << 14, 1 << 13
     sizes = [int(size) for size in os.environ["RANKS"].split()]
     exchange = os.environ.get("EXCHANGE") or None
     own, find_devices = sizes[int(os.environ["PMI_RANK"])], lifecycle.find_free_devices
@@ -105,6 +105,42 @@ def test_every_op_and_dtype(ranks):
         spread([huge], [np.arange(n)[:, None] * np.ones((n, 20_000))])
         synk.all_reduce(huge, "avg", weights=[1.7e308] * n)
         assert np.allclose(synk.get_value(n - 1, huge), (n - 1) / 2)
+        print("fine")
+        """,
+        ranks,
+    )
+    assert lines[-1] == "fine"
+
+
+@pytest.mark.parametrize("ranks", [(1, 1), (2, 1, 2), (2, 2)], ids=str)
+def test_many_arrays_of_all_lengths_in_one_collective(ranks):
+    """Those that share pieces, between others of many pieces, and of another type; also inside a function."""
+    lines = run(
+        """
+        draw = np.random.RandomState(5)
+        dtypes = ["float32", "float32", "float32", "float64", "int32"]
+        for lengths in [draw.randint(1, 1500, 40), draw.randint(1500, 9000, 20), [40_000, 900, 1200, 80_001] * 2]:
+            values = [(9 * draw.rand(n, length)).astype(dtypes[i % 5]) for i, length in enumerate(lengths)]
+            variables = [shared(value[0]) for value in values]
+            use(*variables)
+            for op, ufunc in [("sum", np.add), ("max", np.maximum)]:
+                spread(variables, values)
+                expected = [ufunc.reduce(value, axis=0, dtype=value.dtype) for value in values]
+                got = synk.reduce(variables, op, in_place=False)
+                assert all(np.allclose(*both, rtol=1e-5) for both in zip(got, expected))
+                assert (synk.get_value(n - 1, variables[7]) == values[7][n - 1]).all()
+                synk.all_reduce(variables, op)
+                for rank in range(n):
+                    for variable, one in zip(variables, expected):
+                        assert np.allclose(synk.get_value(rank, variable), one, rtol=1e-5), (op, rank)
+                assert synk.check_replicas(variables) == {}
+        x = T.matrix("x", dtype="float32")
+        sums = [(synk.summed(x[:, :length].sum(axis=0)), None) for length in (5, 3000, 1500, 30_000, 1600, 1700)]
+        most = [(synk.reduced(x[:, :length].max(axis=0), "max"), None) for length in (7, 1800, 1700)]
+        rows = draw.rand(3 * n, 30_000).astype("float32")
+        for got in synk.function([x], sums + most)(rows), synk.function([x], most + sums)(rows)[3:] + [None] * 3:
+            for i, one in enumerate(got[:6]):
+                assert np.allclose(one, rows[:, : len(one)].sum(axis=0), rtol=1e-5), i
         print("fine")
         """,
         ranks,

@@ -1,0 +1,92 @@
+"""What a collective of ranks on several machines consists of, and what of it moves between the machines at a time.
+
+Invariant: all ranks, of all machines, divide a collective the same way.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from synkhronos._partition import shares
+
+__all__ = ["Part", "Piece", "apart", "divide", "length_of"]
+
+_SMALL_BYTES = 8 * 1024  # of one leader; they travel with its vote
+_PIECE_BYTES = 1 << 20  # of one leader; a core's own cache holds some pieces
+_SHARED_BYTES = _PIECE_BYTES // 4  # so much is copied rather than sent by itself
+
+
+class Part(NamedTuple):
+    """Elements of an array.
+
+    Attributes
+    ----------
+    array : array
+        Flat; what this rank brings.
+    out : array or None
+        Where this rank wants the result.
+    how : Way or list of int
+        How it is reduced; to be gathered: how many elements each rank has.
+    """
+
+    array: Any
+    out: Any
+    how: Any
+
+    def cut(self, some: slice) -> Part:
+        """Some of the elements."""
+        return Part(self.array[some], None if self.out is None else self.out[some], self.how)
+
+    @property
+    def dtype_of_result(self) -> np.dtype:
+        """The type of the result."""
+        dtype: np.dtype = self.array.dtype if isinstance(self.how, list) else self.how.returned
+        return dtype
+
+
+#: What moves at a time: a part, or several that are reduced the same way, and are one array between the machines.
+Piece = list[Part]
+
+
+def divide(parts: list[tuple[Any, Any, Any]]) -> tuple[list[Part], list[Piece]]:
+    """What travels with the votes, and the pieces of the rest: of a large array many, of several smaller ones one.
+
+    Parameters
+    ----------
+    parts : list of (array, array or None, Way or list of int)
+        As of `Part`, of any shape.
+    """
+    small: list[Part] = []
+    pieces: list[Piece] = []
+    total = room = 0  # bytes that travel with the votes; and that the last piece can still take
+    for array, out, how in parts:
+        part = Part(array.reshape(-1), None if out is None else out.reshape(-1), how)
+        n_bytes = array.itemsize * (sum(how) if isinstance(how, list) else array.size * max(how.rows))
+        if total + n_bytes <= _SMALL_BYTES:
+            total += n_bytes
+            small.append(part)
+        elif isinstance(how, list):
+            pieces.append([part])
+            room = 0
+        elif n_bytes <= min(room, _SHARED_BYTES) and how.name == pieces[-1][0].how.name:
+            pieces[-1].append(part)
+            room -= n_bytes
+        else:
+            pieces += [[part.cut(slice(*some.bounds))] for some in shares(array.size, -(-n_bytes // _PIECE_BYTES))]
+            room = _PIECE_BYTES - n_bytes if n_bytes <= _SHARED_BYTES and max(how.rows) == 1 else 0
+    return small, pieces
+
+
+def length_of(piece: Piece) -> int:
+    """How many elements a piece has, of one rank."""
+    return sum(part.array.size for part in piece)
+
+
+def apart(piece: Piece, memory: np.ndarray | None) -> list[Any]:
+    """Of memory for a piece, what is that of each part; ``None``: there is none."""
+    if len(piece) == 1 or memory is None:
+        return [memory] * len(piece)
+    return np.split(memory, list(itertools.accumulate(part.array.size for part in piece[:-1])))

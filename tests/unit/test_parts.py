@@ -1,0 +1,50 @@
+"""Which arrays of a collective on several machines travel with the votes, which alone, and which together."""
+
+import numpy as np
+
+from synkhronos._collectives.parts import apart, divide, length_of
+from synkhronos._collectives.ways import way_of
+
+F4, F8, F2 = np.dtype("float32"), np.dtype("float64"), np.dtype("float16")
+
+
+def part(n_bytes, dtype=F4, op="sum", sizes=(2, 2)):
+    way_of.cache_clear()  # equal ways need not be one object
+    array = np.empty(n_bytes // dtype.itemsize, dtype)
+    return array, array, way_of(op, dtype, dtype, (1,) * sum(sizes), sizes)[1]
+
+
+def sizes_of(parts):
+    small, pieces = divide(parts)
+    return [one.array.nbytes for one in small], [[one.array.nbytes for one in piece] for piece in pieces]
+
+
+def test_smaller_arrays_share_pieces_up_to_their_size():
+    kb = 1024
+    small, pieces = sizes_of([part(n * kb) for n in (4, 2, 8, 4, 200, 256, 256, 256, 128, 300, 8, 2, 8, 2050, 8, 8)])
+    assert small == [4 * kb, 2 * kb, 2 * kb]
+    assert pieces[:3] == [[n * kb for n in some] for some in ((8, 4, 200, 256, 256, 256), (128,), (300,))]
+    assert pieces[3] == [8 * kb, 8 * kb]
+    assert [len(piece) for piece in pieces[4:]] == [1, 1, 1, 2]
+    assert sum(piece[0] for piece in pieces[4:7]) == 2050 * kb
+
+
+def test_only_what_is_reduced_the_same_way_shares():
+    n = 16 * 1024
+    for one, other in [
+        (part(n), part(n, F8)),
+        (part(n), part(n, op="max")),
+        (part(n, F2), part(n, F2)),  # of which leaders bring what each rank has
+        (part(n), (np.empty(n, F4), None, [n // 4] * 4)),  # gathered
+    ]:
+        assert sizes_of([one, other, one])[1] == [[some[0].nbytes] for some in (one, other, one)]
+    assert [len(piece) for piece in divide([part(n, F2, sizes=(1, 1))] * 3)[1]] == [3]
+
+
+def test_the_memory_of_a_piece_is_that_of_its_parts():
+    _, (piece,) = divide([part(n * 1024) for n in (16, 20, 12)])
+    memory = np.arange(length_of(piece))
+    for one, expected in zip(apart(piece, memory), np.split(memory, [4096, 9216])):
+        np.testing.assert_array_equal(one, expected)
+    assert apart(piece[:1], memory)[0] is memory
+    assert apart(piece, None) == [None] * 3
