@@ -3,10 +3,11 @@
 Two hosts are network namespaces of one machine, each with a name, an address and shared memory of its own; all hosts
 together have two cores. The line between them goes as fast as these cores let it, or is limited to 1 Gbit/s in each
 direction (a token bucket). MPICH's Allreduce knows of no hosts: it runs in four processes, as gloo does; gloo in one
-process on each host, too, where it sends no more than it must. DDP has one process with one thread on each host. All
-are told to start by one program, and timed as in the other figures. Steps of training are of 500 images in all, whose
-rows every host has got before the line is limited. A leader's share of a core is that of all processes on its host
-while the script sleeps. The bytes of rows are what `Shipping` counts.
+process on each host, too, where it sends no more than it must. UCX passes 256 KiB to TCP at a time for Synkhronos,
+which sets that, and 64 KiB for MPICH's Allreduce, as it does by itself: with more that takes longer. DDP has one
+process with one thread on each host. All are told to start by one program, and timed as in the other figures. Steps of
+training are of 500 images in all, whose rows every host has got before the line is limited. A leader's share of a core
+is that of all processes on its host while the script sleeps. The bytes of rows are what `Shipping` counts.
 
 The predictions for more hosts take an exchange over N of them to last (N−1)·α + 2·(N−1)/N·m·β for m bytes of
 float32: α is what an all-reduce of few numbers takes on two hosts with one rank each on the unlimited line, as if each

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["make_transport"]
 
 _AGREED, _REFUSED = 0, 1
-_UNDER_WAY = 3  # pieces between the machines at a time
+_UNDER_WAY = 2  # pieces between the machines at a time
 
 
 def make_transport(team: Team, workspace: Workspace, regions: native.Regions) -> SharedMemoryTransport:
@@ -75,7 +75,7 @@ class AcrossMachines(SharedMemoryTransport):
         """Carry out a collective; arguments and result as of `SharedMemoryTransport.run`."""
         small, large = divide(parts)
         there = [(part.array, self._small_memory(part), self._within(part)) for part in small]
-        agreed = super().run(there, signature)
+        agreed = self._run_here(there, signature)
         self._left.clear()  # all ranks are here, and have read what they got in the collective before
         results: list[Any] | None = [None] * len(small)
         between = None
@@ -87,7 +87,7 @@ class AcrossMachines(SharedMemoryTransport):
             if agreed is None:
                 return None
             if results is None:  # the others see it by another signature than theirs
-                super().run([], _REFUSED)
+                self._run_here([], _REFUSED)
                 return None
             directly = self._move(large, between, [self._back(*both) for both in zip(small, results)])
         except BaseException:
@@ -161,38 +161,42 @@ class AcrossMachines(SharedMemoryTransport):
     def _move(self, pieces: list[Piece], between: Pieces | None, now: list[Any]) -> bool | None:
         """Move pieces through all machines, and ``now`` to the ranks of this one; ``None`` if their leader refuses.
 
-        At each turn one piece is brought to the leader, and that of some turns before, which is complete, back.
+        At each turn one piece is brought to the leader, and that of some turns before, which is complete, back. The
+        ranks meet when a turn begins: so what was done in the one before is complete, and goes to the other machines.
         """
+        given: list[Any] = []
         results: list[Any] = []
         directly = False
-        for turn in range(len(pieces) + _UNDER_WAY if pieces else 1):
-            given: Any = None
+        last = len(pieces) + _UNDER_WAY if pieces else 0
+        for turn in range(last + 1):
             if turn < len(pieces):
                 piece = pieces[turn]
-                given, result = (None, None) if between is None else self._memory_for(piece, turn)
-                results.append(result)
-                for part, memory in zip(piece, apart(piece, given)):
+                for memories, memory in zip((given, results), self._memory_for(piece, turn)):
+                    memories.append(memory)
+                for part, memory in zip(piece, apart(piece, given[turn])):
                     if memory is not part.array:
                         now.append((part.array, memory, self._within(part)))
-            done = turn - _UNDER_WAY
-            if 0 <= done < len(pieces):
+            done = turn - _UNDER_WAY - 1
+            if done >= 0:
                 if between is not None:
                     between.finish(done + 1)
                 for part, memory in zip(pieces[done], apart(pieces[done], results[done])):
                     if self._n_local > 1 or memory is not part.out:
                         now.append(self._back(part, memory))
-            if now or not turn:
-                moved = super().run(now, _AGREED)
+            if now or turn <= len(pieces):
+                moved = self._run_here(now, _AGREED, is_open=turn < last)
                 if moved is None:
                     return None
                 directly = directly or moved
-            if between is not None and turn < len(pieces):
-                between.begin(given, results[turn], functools.partial(self._lend, turn))
+            if between is not None and 0 < turn <= len(pieces):
+                between.begin(given[turn - 1], results[turn - 1], functools.partial(self._lend, turn - 1))
             now = []
         return directly
 
-    def _memory_for(self, piece: Piece, turn: int) -> tuple[np.ndarray, np.ndarray]:
+    def _memory_for(self, piece: Piece, turn: int) -> tuple[Any, Any]:
         """Where this leader has what its machine brings of a piece, and where the result is to be."""
+        if not self._leads:
+            return None, None
         array, out, how = piece[0]
         lend = functools.partial(self._lend, turn)
         if len(piece) > 1:
@@ -212,7 +216,7 @@ class AcrossMachines(SharedMemoryTransport):
 
     def _lend(self, turn: int, what: str, size: int, dtype: Any) -> np.ndarray:
         """Memory for one of the pieces that are under way at a time."""
-        key, n_bytes = (what, turn % (_UNDER_WAY + 1)), size * np.dtype(dtype).itemsize
+        key, n_bytes = (what, turn % (_UNDER_WAY + 2)), size * np.dtype(dtype).itemsize
         memory = self._lent.get(key)
         if memory is None or len(memory) < n_bytes:
             memory = self._lent[key] = np.empty(n_bytes, np.uint8)

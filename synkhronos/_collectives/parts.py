@@ -15,8 +15,10 @@ from synkhronos._partition import shares
 __all__ = ["Part", "Piece", "apart", "divide", "length_of"]
 
 _SMALL_BYTES = 8 * 1024  # of one leader; they travel with its vote
-_PIECE_BYTES = 1 << 20  # of one leader; a core's own cache holds some pieces
-_SHARED_BYTES = _PIECE_BYTES // 4  # so much is copied rather than sent by itself
+_SHARED_BYTES = 256 * 1024  # so much is copied rather than sent by itself
+_PIECES = 4  # of an array at least: while one is between the machines, their ranks reduce another
+_LEAST_BYTES = 1 << 20  # of a piece, of one leader, before there are more of them: each takes some time
+_PIECE_BYTES = 3 << 20  # at most: while a machine reduces one, its leader sends nothing
 
 
 class Part(NamedTuple):
@@ -75,7 +77,8 @@ def divide(parts: list[tuple[Any, Any, Any]]) -> tuple[list[Part], list[Piece]]:
             pieces[-1].append(part)
             room -= n_bytes
         else:
-            pieces += [[part.cut(slice(*some.bounds))] for some in shares(array.size, -(-n_bytes // _PIECE_BYTES))]
+            of_one = min(max(n_bytes // _PIECES, _LEAST_BYTES), _PIECE_BYTES)
+            pieces += [[part.cut(slice(*some.bounds))] for some in shares(array.size, -(-n_bytes // of_one))]
             room = _PIECE_BYTES - n_bytes if n_bytes <= _SHARED_BYTES and max(how.rows) == 1 else 0
     return small, pieces
 

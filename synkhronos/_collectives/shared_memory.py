@@ -154,5 +154,8 @@ class SharedMemoryTransport:
 
     def run(self, parts: list[tuple[Any, Any, Any]], signature: int) -> bool | None:
         """Carry out a collective; arguments and result as of `native.Collectives.run`."""
+        return self._run_here(parts, signature)
+
+    def _run_here(self, parts: list[tuple[Any, Any, Any]], signature: int, is_open: bool = False) -> bool | None:
         wait = self._barrier.wait if self._timeline.on else None
-        return self._core.run(parts, signature, self._barrier.check, wait)
+        return self._core.run(parts, signature, self._barrier.check, wait, is_open)

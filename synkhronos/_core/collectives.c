@@ -117,7 +117,7 @@ static void reduce_directly(struct collectives *self, unsigned turn, const struc
         reduction_apply(part->reduction, self->operands, self->outs, n_outs, stop - start);
 }
 
-static enum outcome run(struct collectives *self, const struct part *parts, size_t n, int64_t signature,
+static enum outcome run(struct collectives *self, const struct part *parts, size_t n, int64_t signature, int is_open,
                         const struct caller *caller)
 {
     char through[MOST_PARTS];
@@ -157,18 +157,18 @@ static enum outcome run(struct collectives *self, const struct part *parts, size
         through[i] = !through[i] && !direct[i];
     if (through_lanes(self, parts, through, n, &rest, caller))
         return FAILED;
-    if (any_direct && caller->meet(caller->context))
+    if (any_direct && !is_open && caller->meet(caller->context))
         return FAILED;
     return any_direct ? DONE_DIRECTLY : DONE;
 }
 
-enum outcome collectives_run(struct collectives *self, const struct part *parts, size_t n, int64_t signature,
+enum outcome collectives_run(struct collectives *self, const struct part *parts, size_t n, int64_t signature, int is_open,
                              const struct caller *caller)
 {
     enum outcome outcome = DONE;
     for (size_t start = 0; start == 0 || start < n; start += MOST_PARTS) {
         size_t some = n - start < MOST_PARTS ? n - start : MOST_PARTS;
-        enum outcome one = run(self, parts + start, some, signature, caller);
+        enum outcome one = run(self, parts + start, some, signature, is_open, caller);
         if (one == FAILED || one == DIFFERENT)
             return one;
         if (one == DONE_DIRECTLY)

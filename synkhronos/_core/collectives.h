@@ -6,7 +6,8 @@
  * with turn t. The first turn publishes a note: where the arrays lie.
  *
  * - What all ranks have in memory that all map, is reduced where it lies: each rank does its part of the elements, and
- *   writes it to every result. In the end all meet once more, for then nobody reads or writes what is another's.
+ *   writes it to every result. In the end all meet once more, for then nobody reads or writes what is another's; what
+ *   comes next may see to that.
  * - Everything else goes through lanes: a rank copies as much as its lane holds, meets the others, and reads all lanes.
  *
  * All ranks come to the same decisions, because these depend on nothing but the notes, and on lengths, which are the same
@@ -56,9 +57,10 @@ struct caller {
 };
 
 /* Carry out a collective. `signature` tells what must be the same on all ranks: if it is not, nothing is changed
- * (DIFFERENT, on all ranks). DONE_DIRECTLY: arrays that all map were reduced, or gathered, where they lie. FAILED: the ranks could not meet, and
- * results hold anything. */
-enum outcome collectives_run(struct collectives *self, const struct part *parts, size_t n, int64_t signature,
+ * (DIFFERENT, on all ranks). DONE_DIRECTLY: arrays that all map were reduced, or gathered, where they lie. FAILED: the
+ * ranks could not meet, and results hold anything. `is_open`: the ranks do not meet in the end, so that each goes on when
+ * its own part is done; results are complete, and arrays nobody else's, when the next collective has met. */
+enum outcome collectives_run(struct collectives *self, const struct part *parts, size_t n, int64_t signature, int is_open,
                              const struct caller *caller);
 
 #endif

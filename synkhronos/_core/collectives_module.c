@@ -164,7 +164,8 @@ static PyObject *run(Collectives *self, PyObject *args)
 {
     PyObject *list, *check, *wait;
     long long signature;
-    if (!PyArg_ParseTuple(args, "O!LOO", &PyList_Type, &list, &signature, &check, &wait))
+    int is_open;
+    if (!PyArg_ParseTuple(args, "O!LOOp", &PyList_Type, &list, &signature, &check, &wait, &is_open))
         return NULL;
     int n_ranks = words_of(self->words)->n_ranks, rank = words_of(self->words)->rank;
     Py_ssize_t n = PyList_GET_SIZE(list);
@@ -178,7 +179,7 @@ static PyObject *run(Collectives *self, PyObject *args)
     if (!failed) {
         struct asking asking = {self->words, check, wait, regions_of(self->regions), PyEval_SaveThread()};
         struct caller caller = {meet, is_shared, &asking};
-        outcome = collectives_run(self->all, parts, (size_t)n, signature, &caller);
+        outcome = collectives_run(self->all, parts, (size_t)n, signature, is_open, &caller);
         PyEval_RestoreThread(asking.state);
     }
     for (Py_ssize_t i = 0; i < n; i++)
@@ -199,7 +200,7 @@ static PyObject *restart(Collectives *self, PyObject *nothing)
 
 static PyMethodDef methods[] = {
     {"bytes_for", bytes_for, METH_O | METH_STATIC, "bytes_for(n_ranks): of shared memory."},
-    {"run", (PyCFunction)run, METH_VARARGS, "run(parts, signature, check, wait): carry out a collective."},
+    {"run", (PyCFunction)run, METH_VARARGS, "run(parts, signature, check, wait, is_open): carry out a collective."},
     {"restart", (PyCFunction)restart, METH_NOARGS, "restart(): begin with a message."},
     {NULL, NULL, 0, NULL},
 };

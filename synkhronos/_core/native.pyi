@@ -113,6 +113,7 @@ class Collectives:
         signature: int,
         check: Callable[[], None],
         wait: Callable[[int], None] | None,
+        is_open: bool,
         /,
     ) -> bool | None:
         """Carry out a collective.
@@ -128,6 +129,9 @@ class Collectives:
             Raises if the ranks cannot meet any more.
         wait : callable, or None
             ``wait(step)``: wait for the others at a step of the barrier in this way.
+        is_open : bool
+            Return when this rank's part is done. Results are complete, and arrays nobody else's, when the next
+            collective has met.
 
         Returns
         -------

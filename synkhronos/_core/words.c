@@ -8,9 +8,10 @@
 #include <unistd.h>
 
 enum {
-    LOOKS = 16,     /* at the words, for each at the clock */
-    IDLE_SPINS = 5, /* how much longer a worker looks for the next message: its core has nothing else to do */
-    STEPS_BITS = 24 /* of a word of `ARRIVED`; the rest is the number of the message */
+    LOOKS = 16,       /* at the words, for each at the clock */
+    TAKEN_NS = 50000, /* between two looks: somebody else has had the core */
+    IDLE_SPINS = 5,   /* how much longer a worker looks for the next message: its core has nothing else to do */
+    STEPS_BITS = 24   /* of a word of `ARRIVED`; the rest is the number of the message */
 };
 
 /* Not private to a process. Where a sandbox refuses futexes, nothing sleeps, and waiting is slow but right; more is not
@@ -115,14 +116,17 @@ bool words_watch(const struct words *words, enum board board, int64_t value)
 {
     if (words->spin == 0 || shares_core(words, board, value))
         return words_reached(words, board, value);
-    int64_t deadline = now() + words->spin * (board == SENT ? IDLE_SPINS : 1);
+    int64_t time = now(), deadline = time + words->spin * (board == SENT ? IDLE_SPINS : 1), before;
     do {
         for (int look = 0; look < LOOKS; look++) {
             if (words_reached(words, board, value))
                 return true;
             pause_briefly();
         }
-    } while (!is_aborted(words, board) && now() < deadline);
+        before = time;
+        sched_yield();
+        time = now();
+    } while (!is_aborted(words, board) && time < deadline && time - before < TAKEN_NS);
     return false;
 }
 

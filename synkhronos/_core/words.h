@@ -2,8 +2,9 @@
  *
  * What ranks wait for are words in shared memory, in boards: each word has one writer and only ever grows, so nothing is
  * lost, whatever a rank missed or however long it slept. A rank that waits looks at the words for a while, if every rank
- * can have a core of its own, and none that it waits for was last seen on this one's core. Then it parks in a futex,
- * after it has said so.
+ * can have a core of its own, and none that it waits for was last seen on this one's core. It offers the core to others
+ * all the while, and looks no longer when one has taken it: what it waits for may need that one. Then it parks in a
+ * futex, after it has said so.
  *
  * Invariants
  * - No wake-up is lost. Who posts writes its word, and then looks who is parked; who parks says so, and then looks at the

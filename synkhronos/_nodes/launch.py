@@ -26,6 +26,9 @@ __all__ = ["find_line", "own_part", "witness"]
 _SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 _OF_LAUNCHERS = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "HYDI_", "HYDRA_", "MPIR_", "SLURM_STEP_NUM_TASKS")
 
+#: UCX, by which MPICH's wheel sends, passes so much to TCP at a time; by itself a quarter of it.
+_SEGMENT = "UCX_TCP_RX_SEG_SIZE", "256k"
+
 _TOGETHER = "processes that were launched together"
 
 _line: Line | None = None
@@ -93,6 +96,7 @@ def _initialised(launched: int) -> Any:
         # MPICH's library ends a process that starts it there
         raise DeviceError(f"this is one of {launched} {_TOGETHER}: {_mend(library)}")
     if is_ours:
+        os.environ.setdefault(*_SEGMENT)
         MPI.Init_thread(MPI.THREAD_SERIALIZED)
     size = MPI.COMM_WORLD.Get_size()
     if launched != size:

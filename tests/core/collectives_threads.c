@@ -88,7 +88,7 @@ static void command(struct rank *rank, struct collectives *all, int64_t number, 
     size_t lengths[MOST][MOST_RANKS];
     struct part parts[MOST];
     int me = rank->words.rank, n = draw(alike, 10) ? (int)draw(alike, 5) : MOST - (int)draw(alike, 40), root = (int)draw(alike, (unsigned)n_ranks);
-    bool differs = draw(alike, 8) == 0;
+    bool differs = draw(alike, 8) == 0, is_open = draw(alike, 2);
     struct caller caller = {meet, is_shared, rank};
     memset(parts, 0, sizeof parts);
     for (int i = 0; i < n; i++) {
@@ -108,8 +108,10 @@ static void command(struct rank *rank, struct collectives *all, int64_t number, 
     collectives_restart(all);
     if (draw(own, 4) == 0)
         sched_yield();
-    enum outcome outcome = collectives_run(all, parts, (size_t)n, differs && me == root, &caller);
+    enum outcome outcome = collectives_run(all, parts, (size_t)n, differs && me == root, is_open, &caller);
     expect((outcome == DIFFERENT) == (differs && n_ranks > 1), "another outcome", me, number);
+    if (is_open)
+        expect(collectives_run(all, NULL, 0, 0, draw(alike, 2), &caller) == DONE, "no meeting", me, number);
     for (int i = 0; i < n; i++) {
         size_t at = 0;
         for (int k = 0; rank->to[i] != NULL && outcome != DIFFERENT && k < (kind == GATHER ? n_ranks : 1); k++)

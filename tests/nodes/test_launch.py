@@ -45,6 +45,20 @@ def test_the_program_of_the_page():
     assert output == f"4 ranks: {np.mean(off**2):.4f}\n"
 
 
+@pytest.mark.parametrize("given", [{}, {"UCX_TCP_RX_SEG_SIZE": "64k"}], ids=["", "told"])
+def test_ucx_passes_more_to_tcp_at_a_time_unless_it_is_told(given):
+    code, out, err = run(
+        """
+        import os
+        import synkhronos as synk
+        synk.fork(1, use_gpu=False)
+        print(os.environ["UCX_TCP_RX_SEG_SIZE"])
+        """,
+        **given,
+    )
+    assert (code, out) == (0, given.get("UCX_TCP_RX_SEG_SIZE", "256k") + "\n"), out + err
+
+
 @theano_only("flags in THEANO_FLAGS")
 def test_machines_that_differ_are_refused():
     code, out, err = run(

@@ -21,12 +21,23 @@ def sizes_of(parts):
 
 def test_smaller_arrays_share_pieces_up_to_their_size():
     kb = 1024
-    small, pieces = sizes_of([part(n * kb) for n in (4, 2, 8, 4, 200, 256, 256, 256, 128, 300, 8, 2, 8, 2050, 8, 8)])
+    many = [256] * 11
+    small, pieces = sizes_of([part(n * kb) for n in (4, 2, 8, 4, 200, *many, 256, 128, 300, 8, 2, 8, 2050, 8, 8)])
     assert small == [4 * kb, 2 * kb, 2 * kb]
-    assert pieces[:3] == [[n * kb for n in some] for some in ((8, 4, 200, 256, 256, 256), (128,), (300,))]
+    assert pieces[:3] == [[n * kb for n in some] for some in ((8, 4, 200, *many), (256, 128), (300,))]
     assert pieces[3] == [8 * kb, 8 * kb]
     assert [len(piece) for piece in pieces[4:]] == [1, 1, 1, 2]
     assert sum(piece[0] for piece in pieces[4:7]) == 2050 * kb
+
+
+def test_a_large_array_is_in_pieces_of_1_to_3_mib():
+    mib = 1 << 20
+    for n_mib, n_pieces in ((1, 1), (1.5, 2), (3, 3), (4, 4), (8, 4), (12, 4), (12.5, 5), (98, 33)):
+        array, out, how = part(int(n_mib * mib))
+        _, pieces = divide([(array, out, how)])
+        assert len(pieces) == n_pieces
+        sizes = [piece[0].array.nbytes for piece in pieces]
+        assert sum(sizes) == array.nbytes and max(sizes) - min(sizes) <= 4 and max(sizes) <= 3 * mib
 
 
 def test_only_what_is_reduced_the_same_way_shares():

@@ -193,18 +193,18 @@ def test_what_does_not_go_together_is_refused():
             (np.ones(4, int), None, add),
         ]:
             with pytest.raises(ValueError, match="other dtypes"):
-                core.run([part], 0, None, None)
+                core.run([part], 0, None, None, False)
         with pytest.raises(ValueError, match="other numbers of arrays"):
-            core.run([(one, one, native.Reduction("sum", "float64", "float64", [1, 1]))], 0, None, None)
+            core.run([(one, one, native.Reduction("sum", "float64", "float64", [1, 1]))], 0, None, None, False)
         with pytest.raises(ValueError, match="4 elements, and 3 of the result"):
-            core.run([(one, np.ones(3), add)], 0, None, None)
+            core.run([(one, np.ones(3), add)], 0, None, None, False)
         for part in [(one[::2], None, add), (one, [1.0], add), (1.0, one, add)]:
             with pytest.raises(TypeError, match="C-contiguous"):
-                core.run([part], 0, None, None)
+                core.run([part], 0, None, None, False)
         with pytest.raises(ValueError, match="lengths of 1 ranks"):
-            core.run([(one, one, [4, 4])], 0, None, None)
+            core.run([(one, one, [4, 4])], 0, None, None, False)
         for lengths, out in (([5], np.ones(5)), ([4], np.ones(5)), ([5], None)):
             with pytest.raises(ValueError, match=r"4 elements here, \d of all ranks"):
-                core.run([(one, out, lengths)], 0, None, None)
+                core.run([(one, out, lengths)], 0, None, None, False)
 
     Ranks(1).run(work)
