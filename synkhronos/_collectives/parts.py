@@ -16,7 +16,7 @@ __all__ = ["Part", "Piece", "apart", "divide", "length_of"]
 
 _SMALL_BYTES = 8 * 1024  # of one leader; they travel with its vote
 _SHARED_BYTES = 256 * 1024  # so much is copied rather than sent by itself
-_PIECES = 4  # of an array at least: while one is between the machines, their ranks reduce another
+_PIECES = 4  # of an array, if it is large enough: while one is between the machines, their ranks reduce another
 _LEAST_BYTES = 1 << 20  # of a piece, of one leader, before there are more of them: each takes some time
 _PIECE_BYTES = 3 << 20  # at most: while a machine reduces one, its leader sends nothing
 
@@ -66,7 +66,10 @@ def divide(parts: list[tuple[Any, Any, Any]]) -> tuple[list[Part], list[Piece]]:
     total = room = 0  # bytes that travel with the votes; and that the last piece can still take
     for array, out, how in parts:
         part = Part(array.reshape(-1), None if out is None else out.reshape(-1), how)
-        n_bytes = array.itemsize * (sum(how) if isinstance(how, list) else array.size * max(how.rows))
+        if isinstance(how, list):
+            n_bytes = array.itemsize * sum(how)
+        else:
+            n_bytes = array.size * max(how.dtype.itemsize * max(how.rows), how.returned.itemsize)
         if total + n_bytes <= _SMALL_BYTES:
             total += n_bytes
             small.append(part)

@@ -18,6 +18,9 @@ pytestmark = [
     pytest.mark.timeout(320),
 ]
 
+#: Bytes of a piece: ranks of a machine reduce what is smaller than 16 KiB through lanes, and the rest where it lies.
+SMALL, LARGE = 1 << 14, 1 << 16
+
 PRELUDE = f"""
     TESTS = {str(Path(__file__).parent.parent)!r}
     import os, signal, sys, threading, time
@@ -27,7 +30,8 @@ PRELUDE = f"""
     import synkhronos as synk
     import synkhronos._collectives.parts as parts_of_collectives
     import synkhronos._session.lifecycle as lifecycle
-    parts_of_collectives._PIECE_BYTES, parts_of_collectives._SHARED_BYTES = 1 << 14, 1 << 13
+    piece = int(os.environ["PIECE"])
+    parts_of_collectives._PIECE_BYTES, parts_of_collectives._SHARED_BYTES = piece, piece // 2
     sizes = [int(size) for size in os.environ["RANKS"].split()]
     exchange = os.environ.get("EXCHANGE") or None
     own, find_devices = sizes[int(os.environ["PMI_RANK"])], lifecycle.find_free_devices
@@ -48,7 +52,7 @@ PRELUDE = f"""
 """
 
 
-def run(source, ranks, **environment):
+def run(source, ranks, piece=SMALL, **environment):
     """Run a program on as many machines as there are numbers of ranks; returns what it printed."""
     done = subprocess.run(
         [MPIEXEC, "-n", str(len(ranks)), sys.executable, "-c", textwrap.dedent(PRELUDE) + textwrap.dedent(source)],
@@ -56,14 +60,14 @@ def run(source, ranks, **environment):
         text=True,
         timeout=280,
         check=False,
-        env={**os.environ, "RANKS": " ".join(map(str, ranks)), **environment},
+        env={**os.environ, "RANKS": " ".join(map(str, ranks)), "PIECE": str(piece), **environment},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize("ranks", [(1, 1), (2, 1, 2)], ids=str)
-def test_every_op_and_dtype(ranks):
+@pytest.mark.parametrize("ranks, piece", [((1, 1), SMALL), ((2, 1, 2), SMALL), ((3, 1), LARGE)], ids=str)
+def test_every_op_and_dtype(ranks, piece):
     """Arrays that travel with votes, of one piece, of many, and empty ones, in one collective."""
     lines = run(
         """
@@ -108,12 +112,13 @@ def test_every_op_and_dtype(ranks):
         print("fine")
         """,
         ranks,
+        piece,
     )
     assert lines[-1] == "fine"
 
 
-@pytest.mark.parametrize("ranks", [(1, 1), (2, 1, 2), (2, 2)], ids=str)
-def test_many_arrays_of_all_lengths_in_one_collective(ranks):
+@pytest.mark.parametrize("ranks, piece", [((1, 1), SMALL), ((2, 1, 2), SMALL), ((2, 2), LARGE)], ids=str)
+def test_many_arrays_of_all_lengths_in_one_collective(ranks, piece):
     """Those that share pieces, between others of many pieces, and of another type; also inside a function."""
     lines = run(
         """
@@ -144,6 +149,7 @@ def test_many_arrays_of_all_lengths_in_one_collective(ranks):
         print("fine")
         """,
         ranks,
+        piece,
     )
     assert lines[-1] == "fine"
 

@@ -8,10 +8,10 @@ from synkhronos._collectives.ways import way_of
 F4, F8, F2 = np.dtype("float32"), np.dtype("float64"), np.dtype("float16")
 
 
-def part(n_bytes, dtype=F4, op="sum", sizes=(2, 2)):
+def part(n_bytes, dtype=F4, op="sum", sizes=(2, 2), returned=None):
     way_of.cache_clear()  # equal ways need not be one object
     array = np.empty(n_bytes // dtype.itemsize, dtype)
-    return array, array, way_of(op, dtype, dtype, (1,) * sum(sizes), sizes)[1]
+    return array, None, way_of(op, dtype, returned or dtype, (1,) * sum(sizes), sizes)[1]
 
 
 def sizes_of(parts):
@@ -59,3 +59,11 @@ def test_the_memory_of_a_piece_is_that_of_its_parts():
         np.testing.assert_array_equal(one, expected)
     assert apart(piece[:1], memory)[0] is memory
     assert apart(piece, None) == [None] * 3
+
+
+def test_what_counts_are_the_bytes_of_what_leaders_bring_and_get():
+    I1, I8 = np.dtype("int8"), np.dtype("int64")
+    widened = part(1 << 20, I1, returned=I8)
+    assert len(divide([widened])[1]) == len(divide([part(8 << 20)])[1]) == 4
+    small, pieces = divide([part(1 << 10, I1, returned=I8)] * 2)
+    assert (len(small), len(pieces)) == (1, 1)
