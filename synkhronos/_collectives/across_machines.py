@@ -164,23 +164,20 @@ class AcrossMachines(SharedMemoryTransport):
         At each turn one piece is brought to the leader, and that of some turns before, which is complete, back. The
         ranks meet when a turn begins: so what was done in the one before is complete, and goes to the other machines.
         """
-        given: list[Any] = []
-        results: list[Any] = []
+        memories: list[tuple[Any, Any]] = []
         directly = False
         last = len(pieces) + _UNDER_WAY if pieces else 0
         for turn in range(last + 1):
             if turn < len(pieces):
-                piece = pieces[turn]
-                for memories, memory in zip((given, results), self._memory_for(piece, turn)):
-                    memories.append(memory)
-                for part, memory in zip(piece, apart(piece, given[turn])):
+                memories.append(self._memory_for(pieces[turn], turn))
+                for part, memory in zip(pieces[turn], apart(pieces[turn], memories[turn][0])):
                     if memory is not part.array:
                         now.append((part.array, memory, self._within(part)))
             done = turn - _UNDER_WAY - 1
             if done >= 0:
                 if between is not None:
                     between.finish(done + 1)
-                for part, memory in zip(pieces[done], apart(pieces[done], results[done])):
+                for part, memory in zip(pieces[done], apart(pieces[done], memories[done][1])):
                     if self._n_local > 1 or memory is not part.out:
                         now.append(self._back(part, memory))
             if now or turn <= len(pieces):
@@ -189,12 +186,12 @@ class AcrossMachines(SharedMemoryTransport):
                     return None
                 directly = directly or moved
             if between is not None and 0 < turn <= len(pieces):
-                between.begin(given[turn - 1], results[turn - 1], functools.partial(self._lend, turn - 1))
+                between.begin(*memories[turn - 1], functools.partial(self._lend, turn - 1))
             now = []
         return directly
 
     def _memory_for(self, piece: Piece, turn: int) -> tuple[Any, Any]:
-        """Where this leader has what its machine brings of a piece, and where the result is to be."""
+        """Where a leader has what its machine brings of a piece, and where the result is to be; others have neither."""
         if not self._leads:
             return None, None
         array, out, how = piece[0]
@@ -215,7 +212,7 @@ class AcrossMachines(SharedMemoryTransport):
         return (array if self._n_local == 1 else lend("rows", self._n_local * array.size, how.dtype)), result
 
     def _lend(self, turn: int, what: str, size: int, dtype: Any) -> np.ndarray:
-        """Memory for one of the pieces that are under way at a time."""
+        """Memory for one of the pieces that are under way at a time, brought, or taken back."""
         key, n_bytes = (what, turn % (_UNDER_WAY + 2)), size * np.dtype(dtype).itemsize
         memory = self._lent.get(key)
         if memory is None or len(memory) < n_bytes:

@@ -11,7 +11,8 @@ F4, F8, F2 = np.dtype("float32"), np.dtype("float64"), np.dtype("float16")
 def part(n_bytes, dtype=F4, op="sum", sizes=(2, 2), returned=None):
     way_of.cache_clear()  # equal ways need not be one object
     array = np.empty(n_bytes // dtype.itemsize, dtype)
-    return array, None, way_of(op, dtype, returned or dtype, (1,) * sum(sizes), sizes)[1]
+    way = way_of(op, dtype, returned or dtype, (1,) * sum(sizes), sizes)[1]
+    return array, np.empty(array.size, way.returned), way
 
 
 def sizes_of(parts):
@@ -33,11 +34,9 @@ def test_smaller_arrays_share_pieces_up_to_their_size():
 def test_a_large_array_is_in_pieces_of_1_to_3_mib():
     mib = 1 << 20
     for n_mib, n_pieces in ((1, 1), (1.5, 2), (3, 3), (4, 4), (8, 4), (12, 4), (12.5, 5), (98, 33)):
-        array, out, how = part(int(n_mib * mib))
-        _, pieces = divide([(array, out, how)])
-        assert len(pieces) == n_pieces
-        sizes = [piece[0].array.nbytes for piece in pieces]
-        assert sum(sizes) == array.nbytes and max(sizes) - min(sizes) <= 4 and max(sizes) <= 3 * mib
+        sizes = [n_bytes for (n_bytes,) in sizes_of([part(int(n_mib * mib))])[1]]
+        assert (len(sizes), sum(sizes)) == (n_pieces, n_mib * mib)
+        assert max(sizes) - min(sizes) <= 4 and max(sizes) <= 3 * mib
 
 
 def test_only_what_is_reduced_the_same_way_shares():
