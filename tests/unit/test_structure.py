@@ -190,7 +190,7 @@ def test_heavy_and_optional_packages_are_imported_where_they_are_needed():
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_modules_are_short(path):
-    assert len(path.read_text().splitlines()) <= 260
+    assert len(path.read_text().splitlines()) <= 600
 
 
 def test_public_names():
