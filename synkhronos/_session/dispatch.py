@@ -179,10 +179,11 @@ class Dispatcher:
             error.args = (f"{error} (in {self._describe(command)})",)
         cause = summarize(error)
         second: BaseException | None = None
+        unreplaced = ""  # why no worker can replace a dead one
         try:
             self._team.signals.abort()
             if isinstance(error, WorkerDied) and self._restore is not None and not isinstance(error, NodeLost):
-                self._restart(error)
+                unreplaced = self._restart(error)
             elif not lost and self._settled():
                 return
         except WorkerRestarted:
@@ -191,6 +192,10 @@ class Dispatcher:
             if not lost and not self._team.outstanding:
                 raise
             second = another
+            unreplaced = summarize(another).replace(f"; {BROKEN}", "")
+        if isinstance(error, WorkerDied) and unreplaced:
+            error.args = (f"{error}; it could not be replaced: {unreplaced}",)
+            cause = summarize(error)
         if lost:
             error.args = (f"{error}; {BROKEN}",)
         with deferred_interrupts():
@@ -211,11 +216,13 @@ class Dispatcher:
             log(logging.WARNING, "interrupted; the session is usable, but replicas may differ now")
         return True
 
-    def _restart(self, error: WorkerDied) -> None:
-        """Replace dead workers; raises `WorkerRestarted`, or returns if that cannot be done."""
+    def _restart(self, error: WorkerDied) -> str:
+        """Replace dead workers and raise `WorkerRestarted`, or return why that cannot be done."""
         self._restarts += 1
-        if self._restarts > _MAX_RESTARTS or not self._team.settle(self._timeout):
-            return
+        if self._restarts > _MAX_RESTARTS:
+            return f"{_MAX_RESTARTS} replacements in a row died before they were ready"
+        if not self._team.settle(self._timeout):
+            return f"other workers did not answer within {self._timeout} seconds"
         ranks = tuple(self._team.dead())
         with deferred_interrupts():
             inherited = self._replica.segments.lent()  # in this frame, which workers keep
