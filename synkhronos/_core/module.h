@@ -25,5 +25,6 @@ int synkhronos_add_halves(PyObject *module);
 int synkhronos_add_digests(PyObject *module);
 int synkhronos_add_descriptors(PyObject *module);
 int synkhronos_add_lifeline(PyObject *module);
+int synkhronos_add_recursion(PyObject *module);
 
 #endif

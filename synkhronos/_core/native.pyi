@@ -215,6 +215,11 @@ def end_with(pid: int, by_main_thread: bool, /) -> bool:
     With ``by_main_thread`` it is killed with the thread that has forked it, too.
     """
 
+# -- recursion_module.c
+
+def need_frames(n: int, /) -> None:
+    """Raise `RecursionError` if this thread may not call functions that deep from here."""
+
 # -- halves_module.c
 
 def narrow(values: NDArray[Any], out: NDArray[Any], is_brain: bool, /) -> None:

@@ -8,6 +8,7 @@ import sys
 import threading
 from typing import Any, Callable
 
+from synkhronos._core import native
 from synkhronos._interrupts import deferred_interrupts, interrupt_behind, let_interrupts_pass
 from synkhronos._nodes import Fleet
 from synkhronos._rank import Arrays, Command, Decoder, Encoder, Failure, InOrder, Replica, summarize
@@ -20,6 +21,7 @@ __all__ = ["BUSY", "CLOSED", "Dispatcher"]
 
 _INTERRUPT_SECONDS = 0.7  # how long a rank may take to answer after the master was interrupted
 _MAX_RESTARTS = 3
+_FRAMES = 150  # deeper than the library's own code calls from `Dispatcher.issue`, errors and logging included
 
 #: What is said to a handler of a signal, or to a finalizer, that wants the ranks in the middle of a call.
 BUSY = (
@@ -85,6 +87,7 @@ class Dispatcher:
 
     def issue(self, command: Command) -> list[Any]:
         """Have every rank execute a command; returns their results in rank order."""
+        native.need_frames(_FRAMES)  # once the command is sent, only what the functions of the ranks do may fail
         with self.lock, self._team.timeline.call(type(command).__name__):
             self.check_usable()
             if self._team.outstanding:
