@@ -20,6 +20,8 @@ __all__ = ["collect_garbage", "deferred_interrupts", "handle_interrupts", "inter
 
 _NUMBERS = range(1, _signal.NSIG)
 
+_FRAMES = 50  # deeper than any such block calls
+
 # Of the main thread: how many blocks it is in, the handlers that `_note` stands in for or did, and what signals came.
 _depth = 0
 _handlers: dict[int, Any] = {}
@@ -49,6 +51,7 @@ class deferred_interrupts:
 
     def __enter__(self) -> None:
         global _depth
+        native.need_frames(_FRAMES)  # what is in the block is not torn apart by a `RecursionError` either
         self._deferring = threading.get_ident() == threading.main_thread().ident
         if self._deferring:
             if not _depth:

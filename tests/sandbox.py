@@ -11,43 +11,32 @@ _NUMBERS = {
     "x86_64": {
         "clone": 56,
         "fallocate": 285,
-        "fcntl": 72,
         "memfd_create": 319,
+        "pidfd_open": 434,
         "sched_getaffinity": 204,
     },
     "aarch64": {
         "clone": 220,
         "fallocate": 47,
-        "fcntl": 25,
         "memfd_create": 279,
+        "pidfd_open": 434,
         "sched_getaffinity": 123,
     },
 }
 _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _SECCOMP_MODE_FILTER = 22, 38, 2
 _LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
-_OFFSET_OF_NUMBER, _OFFSET_OF_SECOND_ARGUMENT = 0, 24
+_OFFSET_OF_NUMBER = 0
 
 may_refuse = platform.machine() in _NUMBERS
 needs_seccomp = pytest.mark.skipif(not may_refuse, reason="the numbers of system calls are not known here")
 
 
-def refuse(*calls, second_argument=None, error=errno.EPERM):
-    """From now on the kernel answers these system calls with an error, in this process and its children.
-
-    With ``second_argument`` only where that is what is passed.
-    """
+def refuse(*calls, error=errno.EPERM):
+    """From now on the kernel answers these system calls with an error, in this process and its children."""
     program = [(_LOAD, 0, 0, _OFFSET_OF_NUMBER)]
     for call in calls:
-        answer = [(_RETURN, 0, 0, _ERRNO | error)]
-        if second_argument is not None:
-            answer = [
-                (_LOAD, 0, 0, _OFFSET_OF_SECOND_ARGUMENT),
-                (_JUMP_IF_EQUAL, 0, 1, second_argument),
-                *answer,
-                (_RETURN, 0, 0, _ALLOW),
-            ]
-        program += [(_JUMP_IF_EQUAL, 0, len(answer), _NUMBERS[platform.machine()][call]), *answer]
+        program += [(_JUMP_IF_EQUAL, 0, 1, _NUMBERS[platform.machine()][call]), (_RETURN, 0, 0, _ERRNO | error)]
     program.append((_RETURN, 0, 0, _ALLOW))
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *one) for one in program))
     filters = ctypes.create_string_buffer(struct.pack("HL", len(program), ctypes.addressof(code)))

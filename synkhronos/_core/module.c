@@ -14,7 +14,8 @@ PyMODINIT_FUNC PyInit_native(void)
         return NULL;
     if (synkhronos_add_regions(module) || synkhronos_add_words(module) || synkhronos_add_reductions(module)
         || synkhronos_add_collectives(module) || synkhronos_add_runner(module)
-        || synkhronos_add_handlers(module) || synkhronos_add_halves(module) || synkhronos_add_digests(module)) {
+        || synkhronos_add_handlers(module) || synkhronos_add_halves(module) || synkhronos_add_digests(module)
+        || synkhronos_add_descriptors(module) || synkhronos_add_lifeline(module) || synkhronos_add_recursion(module)) {
         Py_DECREF(module);
         return NULL;
     }

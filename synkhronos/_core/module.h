@@ -23,5 +23,8 @@ int synkhronos_add_runner(PyObject *module);
 int synkhronos_add_handlers(PyObject *module);
 int synkhronos_add_halves(PyObject *module);
 int synkhronos_add_digests(PyObject *module);
+int synkhronos_add_descriptors(PyObject *module);
+int synkhronos_add_lifeline(PyObject *module);
+int synkhronos_add_recursion(PyObject *module);
 
 #endif

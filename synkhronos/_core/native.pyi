@@ -185,6 +185,41 @@ def set_handlers(set: Callable[[int, Any], Any], handlers: dict[int, Any], /) ->
         What was raised.
     """
 
+# -- descriptors_module.c
+
+class Descriptor:
+    """A file descriptor with the identity of its file: the device and the inode.
+
+    Parameters
+    ----------
+    fd : int
+
+    Raises
+    ------
+    OSError
+        If it is not open.
+    """
+
+    def __new__(cls, fd: int) -> Self: ...
+    def find(self) -> int:
+        """Return the descriptor; -1 if another file, or none, has its number, `ValueError` after `close`."""
+
+    def close(self) -> None:
+        """Close it, unless another file, or none, has its number; so does the end of this object."""
+
+# -- lifeline_module.c
+
+def end_with(pid: int, by_main_thread: bool, /) -> bool:
+    """Have this process killed when another one ends, which may be its parent; returns whether that can be had.
+
+    With ``by_main_thread`` it is killed with the thread that has forked it, too.
+    """
+
+# -- recursion_module.c
+
+def need_frames(n: int, /) -> None:
+    """Raise `RecursionError` if this thread may not call functions that deep from here."""
+
 # -- halves_module.c
 
 def narrow(values: NDArray[Any], out: NDArray[Any], is_brain: bool, /) -> None:

@@ -46,10 +46,7 @@ static void seal(struct regions *all)
         mremap(one->copy, one->n_bytes, one->n_bytes, MREMAP_MAYMOVE | MREMAP_FIXED, one->place);
     }
     all->n_copies = 0;
-    int fd = regions_descriptor(all);
-    if (fd >= 0)
-        close(fd); /* or the child would keep the memory of all ranks */
-    all->fd = -1;
+    descriptor_close(&all->file); /* or the child would keep the memory of all ranks */
     all->is_shared = 0;
 }
 

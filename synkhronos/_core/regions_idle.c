@@ -3,8 +3,7 @@
 It exists only while this process keeps something: the end of a command starts it, and it ends when nothing is left. No
 signal is handled in it, and what is forked does not have it. */
 #include "regions_inside.h"
-#include <limits.h>
-#include <signal.h>
+#include "threads.h"
 #include <sys/prctl.h>
 #include <time.h>
 
@@ -56,18 +55,7 @@ void idle_begin(void)
 {
     if (atomic_load_explicit(&is_running, memory_order_relaxed) || atomic_exchange(&is_running, 1))
         return;
-    pthread_t thread;
-    pthread_attr_t attributes;
-    sigset_t every, before;
-    sigfillset(&every);
-    pthread_attr_init(&attributes);
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    pthread_attr_setstacksize(&attributes, 4 * (size_t)PTHREAD_STACK_MIN);
-    pthread_sigmask(SIG_SETMASK, &every, &before);
-    int failed = pthread_create(&thread, &attributes, work, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&attributes);
-    if (failed)
+    if (!start_thread(work, NULL))
         atomic_store(&is_running, 0); /* too many: the next command tries again */
 }
 

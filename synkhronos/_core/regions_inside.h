@@ -5,6 +5,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
+#include "descriptors.h"
 #include "regions.h"
 #include <pthread.h>
 #include <stdatomic.h>
@@ -48,12 +49,10 @@ struct regions {
     char *base; /* the first region; before it, in the same file, a page of counts */
     _Atomic size_t size; /* of each; 0 once they are unmapped */
     int n_ranks, rank;
-    int fd; /* -1: pages are private */
+    struct descriptor file; /* none: pages are private */
     int is_shared;
     int is_closed;
     int *is_mine; /* 1 in the process that has taken the region `rank`; the kernel makes it 0 in what that forks */
-    dev_t device;
-    ino_t inode;
     struct own_count *counts;
 
     pthread_mutex_t lock; /* of what follows */
@@ -74,8 +73,6 @@ struct regions {
 
 size_t pages_of(unsigned number); /* in pages */
 unsigned number_of(size_t n_bytes);
-int regions_descriptor(const struct regions *all);
-void regions_release(struct regions *all);
 int regions_reserve(const struct regions *all, char *first, size_t n_bytes);
 int regions_punch(const struct regions *all, size_t start, size_t n_bytes);
 void regions_unmap(struct regions *all);

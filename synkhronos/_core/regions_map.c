@@ -50,19 +50,16 @@ static int begin_own(struct regions *all, int rank)
 
 struct regions *regions_create(int fd, int n_ranks, int rank, size_t size, size_t keep)
 {
-    struct stat file = {0};
     struct regions *all = calloc(1, sizeof *all);
     if (all == NULL)
         return NULL;
     all->size = size;
     all->n_ranks = n_ranks;
-    all->fd = fd;
+    all->file.fd = -1;
     all->is_shared = fd >= 0;
     all->keep = keep;
-    if (fd >= 0 && (fstat(fd, &file) != 0 || ftruncate(fd, (off_t)mapped(all)) != 0))
+    if (fd >= 0 && (!descriptor_own(&all->file, fd) || ftruncate(fd, (off_t)mapped(all)) != 0))
         goto failed;
-    all->device = file.st_dev;
-    all->inode = file.st_ino;
     /* in front of the sizes, a page that the kernel clears in what is forked */
     size_t n_pages = size / REGIONS_PAGE, n_bytes = REGIONS_PAGE + n_pages;
     char *book = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -122,7 +119,7 @@ void regions_close(struct regions *all)
     for (int rank = 0; all->is_shared && rank < all->n_ranks; rank++)
         if (rank != all->rank)
             madvise(all->base + all->size * (size_t)rank, all->size, MADV_REMOVE);
-    regions_release(all);
+    descriptor_close(&all->file);
     if (all->counts[all->rank].in_use == 0)
         regions_unmap(all);
 }
@@ -141,7 +138,7 @@ void regions_unmap(struct regions *all)
 
 void regions_destroy(struct regions *all)
 {
-    regions_release(all);
+    descriptor_close(&all->file);
     regions_unmap(all);
     munmap(all->is_mine, REGIONS_PAGE);
     forget_blocks(all);

@@ -3,8 +3,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
@@ -13,22 +11,6 @@
 #define MADV_COLLAPSE 25 /* Linux 6.1 */
 #endif
 #define PIECE ((size_t)2 << 20) /* of a reservation, which signals make the kernel begin with again */
-
-/* Its descriptor, unless another file has taken the number. */
-int regions_descriptor(const struct regions *all)
-{
-    struct stat file;
-    int is_there = all->fd >= 0 && fstat(all->fd, &file) == 0 && file.st_dev == all->device && file.st_ino == all->inode;
-    return is_there ? all->fd : -1;
-}
-
-/* Close it. */
-void regions_release(struct regions *all)
-{
-    if (regions_descriptor(all) >= 0)
-        close(all->fd);
-    all->fd = -1;
-}
 
 /* Have the kernel put huge pages, which are quicker to find, to map and to use, where there are none yet. It does so for
 memory in files only where there is a page already, and if asked like this whatever its settings are for all programs. */
@@ -49,7 +31,7 @@ int regions_reserve(const struct regions *all, char *first, size_t n_bytes)
 {
     if (!all->is_shared)
         return 1;
-    int fd = regions_descriptor(all);
+    int fd = descriptor_number(&all->file);
     ask_for_huge_pages(all, fd, first, n_bytes);
     while (n_bytes > 0) {
         size_t piece = n_bytes < PIECE ? n_bytes : PIECE;

@@ -19,6 +19,7 @@ import numpy as np
 
 from synkhronos._engine import (
     FromFunctionOp,
+    PureOp,
     find_compiled,
     is_device_array,
     is_random_state,
@@ -29,10 +30,12 @@ from synkhronos._engine import (
     to_host,
     unpack,
 )
+from synkhronos._graphs.built import note_ops, reduced_op
 from synkhronos._graphs.definitions import Definitions, function_of
 from synkhronos._graphs.random import has_common_stream
 from synkhronos._graphs.shared import VariableTable, get_array, shared_variables_of
 from synkhronos._graphs.stack import with_deep_stack
+from synkhronos._interrupts import let_interrupts_pass
 
 __all__ = ["Bundle", "dump", "load"]
 
@@ -52,17 +55,23 @@ class _Pickler(cloudpickle.Pickler):
         ids: dict[int, tuple[str, int]],
         buffer_callback: Callable[[Any], Any],
         definitions: Definitions | None,
+        as_built: bool = False,
     ) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffer_callback)
         self._ids = ids
         self._definitions = definitions
         self._frames: dict[Any, Any] = {}
+        self._as_built = as_built
+        self.ops: list[Any] = []  # that were met
 
     def persistent_id(self, obj: Any) -> tuple[str, int] | None:
         return self._ids.get(id(obj))
 
     def reducer_override(self, obj: Any) -> Any:
         how = reduced(obj, self._frames)
+        if how is NotImplemented and isinstance(obj, PureOp) and not isinstance(obj, FromFunctionOp):
+            self.ops.append(obj)
+            return reduced_op(obj, self._as_built)
         if how is not NotImplemented or self._definitions is None or self._definitions.reach(obj):
             return how
         if isinstance(obj, FromFunctionOp):
@@ -131,17 +140,25 @@ def dump(
         for key, var in (known if everything else new).items()
     }
     parts = {key: pack(function) for key, function in functions.items()}
-    file, buffers = io.BytesIO(), []
 
-    def pickle_both() -> None:
+    def pickled(as_built: bool) -> Bundle:
+        file, buffers = io.BytesIO(), []
+
         def keep(buffer: pickle.PickleBuffer) -> None:
             buffers.append(np.frombuffer(buffer.raw(), dtype=np.uint8))
 
         _Pickler(file, {}, keep, definitions).dump(described)
-        _Pickler(file, ids, keep, definitions).dump(parts)
+        pickler = _Pickler(file, ids, keep, definitions, as_built)
+        pickler.dump(parts)
+        if not as_built:
+            note_ops(pickler.ops)
+        return Bundle(file.getvalue(), buffers, new)
 
-    with_deep_stack(pickle_both)
-    return Bundle(file.getvalue(), buffers, new)
+    try:
+        return with_deep_stack(lambda: pickled(as_built=False))
+    except Exception as error:
+        let_interrupts_pass(error)
+    return with_deep_stack(lambda: pickled(as_built=True))
 
 
 def _has_own_stream(var: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from synkhronos._memory.anonymous import remove_stale
 from synkhronos._memory.arena import Arena
 from synkhronos._memory.box import Box
-from synkhronos._memory.descriptors import clear_of_streams
+from synkhronos._memory.descriptors import Descriptor, OwnedSocket
 from synkhronos._memory.files import FilePart, find_part, open_part, segment_of_file
 from synkhronos._memory.passage import Passage
 from synkhronos._memory.regions import look_at_free_memory, make_regions
@@ -15,13 +15,14 @@ __all__ = [
     "Arena",
     "ArrayRef",
     "Box",
+    "Descriptor",
     "FilePart",
+    "OwnedSocket",
     "Passage",
     "Segment",
     "SegmentRef",
     "SegmentTable",
     "aligned",
-    "clear_of_streams",
     "dtype_spec",
     "find_part",
     "look_at_free_memory",

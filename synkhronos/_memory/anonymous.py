@@ -14,13 +14,12 @@ import re
 import resource
 import secrets
 import time
-from io import FileIO
 
 import posix_ipc
 
 from synkhronos._interrupts import deferred_interrupts
 from synkhronos._limits import free_memory
-from synkhronos._memory.descriptors import clear_of_streams
+from synkhronos._memory.descriptors import Descriptor, clear_of_streams
 
 __all__ = ["anonymous_file", "new_descriptor", "remove_stale", "reserve", "sparse_file"]
 
@@ -39,7 +38,7 @@ if hasattr(_libc, "memfd_create"):  # `os.memfd_create` is not in every build of
     _libc.memfd_create.argtypes = (ctypes.c_char_p, ctypes.c_uint)
 
 
-def anonymous_file(size: int) -> FileIO:
+def anonymous_file(size: int) -> Descriptor:
     """A new file of ``size`` zeros in memory, of mode 0600 and without a name; its pages are all there.
 
     Raises
@@ -49,7 +48,7 @@ def anonymous_file(size: int) -> FileIO:
     """
     check_room(size)
     with deferred_interrupts():
-        file = FileIO(new_descriptor(), "r+")
+        file = Descriptor(new_descriptor())
     try:
         reserve(file.fileno(), 0, size, size)
     except BaseException:
@@ -58,7 +57,7 @@ def anonymous_file(size: int) -> FileIO:
     return file
 
 
-def sparse_file(size: int) -> FileIO:
+def sparse_file(size: int) -> Descriptor:
     """The same without any pages: who reads or writes any has `reserve` find them first.
 
     Raises
@@ -67,7 +66,7 @@ def sparse_file(size: int) -> FileIO:
         If a limit of this process forbids files of that size.
     """
     with deferred_interrupts():
-        file = FileIO(new_descriptor(), "r+")
+        file = Descriptor(new_descriptor())
     try:
         os.ftruncate(file.fileno(), size)
     except BaseException as error:

@@ -10,13 +10,12 @@ import contextlib
 import hashlib
 import mmap
 import os
-from io import FileIO
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from synkhronos._interrupts import deferred_interrupts
-from synkhronos._memory.descriptors import clear_of_streams
+from synkhronos._memory.descriptors import Descriptor
 from synkhronos._memory.mapping import map_shared
 from synkhronos._memory.segments import Segment, SegmentRef, new_key
 
@@ -49,7 +48,7 @@ def segment_of_file(array: Any) -> Segment | None:
     with deferred_interrupts():  # handlers may raise errors like those that are caught here
         try:
             flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC
-            file = FileIO(clear_of_streams(os.open(path, flags)), "r+" if writable else "r")
+            file = Descriptor(os.open(path, flags))
         except OSError:
             return None
         if _mapped_inode(base) != os.fstat(file.fileno()).st_ino:  # another file has taken the name
@@ -93,7 +92,7 @@ def open_part(part: FilePart, key: str) -> Segment | None:
     """Map a part, which was found on another machine, of the file of that name here; ``None`` if it is another file."""
     with deferred_interrupts():
         try:
-            file = FileIO(clear_of_streams(os.open(part.path, os.O_RDONLY | os.O_CLOEXEC)), "r")
+            file = Descriptor(os.open(part.path, os.O_RDONLY | os.O_CLOEXEC))
         except OSError:
             return None
         with contextlib.suppress(OSError, MemoryError):

@@ -1,6 +1,6 @@
 """The way by which memory that one process has made comes to another: its descriptor, over a pair of sockets.
 
-The kernel hands the file itself over (``SCM_RIGHTS``). So it needs no name, no ``/proc``, and no permission to look
+The kernel passes the file itself (``SCM_RIGHTS``). So it needs no name, no ``/proc``, and no permission to look
 into a process, which the kernel refuses after ``setuid``, or if a process was made undumpable.
 """
 
@@ -14,7 +14,7 @@ import socket
 import numpy as np
 
 from synkhronos._interrupts import deferred_interrupts
-from synkhronos._memory.descriptors import clear_of_streams
+from synkhronos._memory.descriptors import Descriptor, OwnedSocket
 from synkhronos._memory.mapping import map_shared
 from synkhronos._memory.segments import Segment, SegmentRef
 
@@ -27,23 +27,29 @@ class Passage:
     """One end of a pair. What is given at one end can be mapped at the other, once or never, in any order."""
 
     def __init__(self, end: socket.socket) -> None:
-        end.setblocking(False)
-        self._end = end
-        self._arrived: dict[str, int] = {}  # the descriptors that have come and were not mapped yet
+        self._end = OwnedSocket(end)
+        self._arrived: dict[str, Descriptor] = {}  # what has come and was not mapped yet
 
     @classmethod
     def pair(cls) -> tuple[Passage, Passage]:
         """Both ends; they are made before a fork, and each process closes the one that is not its own."""
         one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        return cls(_clear(one)), cls(_clear(other))
+        return cls(one), cls(other)
 
     def give(self, segment: Segment) -> None:
-        """Let the other end have memory, unless it was given before; its descriptor may be closed afterwards."""
+        """Let the other end have memory, unless it was given before; its descriptor may be closed afterwards.
+
+        Raises
+        ------
+        SessionError
+            If the program has closed a descriptor that this needs.
+        """
         if self in segment.given_to:
             return
         try:
             descriptor = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [segment.fileno()]))
-            self._end.sendmsg([segment.ref.key.encode()], [descriptor], socket.MSG_NOSIGNAL)
+            with self._end.use() as end:
+                end.sendmsg([segment.ref.key.encode()], [descriptor], socket.MSG_NOSIGNAL)
         except ConnectionError:  # the other process is dead, as whoever waits for it will see
             return
         segment.given_to.add(self)
@@ -57,49 +63,40 @@ class Passage:
             If the kernel refuses.
         OSError
             If this process has too many open files.
+        SessionError
+            If the program has closed a descriptor that this needs.
         """
         with deferred_interrupts():  # a descriptor that is lost keeps its memory
             if ref.key not in self._arrived:
                 self._receive()
-            content = map_shared(self._arrived[ref.key], ref.size, ref.offset, ref.writable)
-            os.close(self._arrived.pop(ref.key))
+            content = map_shared(self._arrived[ref.key].fileno(), ref.size, ref.offset, ref.writable)
+            self._arrived.pop(ref.key).close()
         return content
 
     def clear(self) -> None:
         """Forget what has come and was not mapped."""
         with deferred_interrupts():
             self._receive()
-            self._forget()
+            self._arrived.clear()
 
     def close(self) -> None:
-        """Give the descriptors back, in this process."""
+        """Close the descriptors, in this process."""
         with deferred_interrupts():
             self._end.close()
-            self._forget()
-
-    def _forget(self) -> None:
-        while self._arrived:
-            os.close(self._arrived.popitem()[1])
+            self._arrived.clear()
 
     def _receive(self) -> None:
-        while True:
-            try:  # what arrives in a process that may open no file more is lost
-                os.close(os.dup(self._end.fileno()))
-            except OSError as error:
-                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from error
-            try:
-                key, fds, _, _ = socket.recv_fds(self._end, _MOST_BYTES_OF_A_KEY, 1, socket.MSG_CMSG_CLOEXEC)
-            except BlockingIOError:
-                return
-            if not key:  # the other end is closed
-                return
-            for fd in fds:
-                fd = clear_of_streams(fd)
-                old = self._arrived.pop(key.decode(), None)
-                self._arrived[key.decode()] = fd
-                if old is not None:  # given twice, because giving it was interrupted
-                    os.close(old)
-
-
-def _clear(end: socket.socket) -> socket.socket:
-    return socket.socket(fileno=clear_of_streams(end.detach()))
+        with self._end.use() as end:
+            while True:
+                try:  # what arrives in a process that may open no file more is lost
+                    os.close(os.dup(end.fileno()))
+                except OSError as error:
+                    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from error
+                try:
+                    key, fds, _, _ = socket.recv_fds(end, _MOST_BYTES_OF_A_KEY, 1, socket.MSG_CMSG_CLOEXEC)
+                except BlockingIOError:
+                    return
+                if not key:  # the other end is closed
+                    return
+                for fd in fds:  # one that is given twice, because giving it was interrupted, replaces the first
+                    self._arrived[key.decode()] = Descriptor(fd)

@@ -17,13 +17,13 @@ import os
 import secrets
 import weakref
 from collections.abc import Sequence
-from io import FileIO
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from synkhronos._endings import Endings
 from synkhronos._memory.anonymous import anonymous_file, check_room, reserve, sparse_file
+from synkhronos._memory.descriptors import Descriptor
 from synkhronos._memory.mapping import map_shared
 
 __all__ = ["ALIGNMENT", "ArrayRef", "Segment", "SegmentRef", "SegmentTable", "aligned", "dtype_spec"]
@@ -78,7 +78,7 @@ class Segment:
         Of the user's file, if it can be read alone.
     """
 
-    def __init__(self, ref: SegmentRef, content: np.ndarray, file: FileIO, path: str | None = None) -> None:
+    def __init__(self, ref: SegmentRef, content: np.ndarray, file: Descriptor, path: str | None = None) -> None:
         self.ref = ref
         self.path = path
         self.bytes = content

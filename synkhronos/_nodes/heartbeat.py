@@ -18,7 +18,6 @@ import gc
 import mmap
 import os
 import secrets
-import select
 import signal
 import socket
 import struct
@@ -26,7 +25,9 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from synkhronos._team import Lifeline, Patience, Process
+from synkhronos._memory import OwnedSocket
+from synkhronos._team import Patience, Process, end_with
+from synkhronos.errors import SessionError
 
 __all__ = ["HEARTBEAT", "Door", "Heartbeat"]
 
@@ -39,6 +40,7 @@ _FORM = struct.Struct(
     f"<{_TOKEN_BYTES}s?HH"
 )  # the receiver's token; whether the sender leaves, which it is, who is silent
 _NOBODY = 0xFFFF
+_LEAVES, _STOPS = -2, -1
 _MOST_DESCRIPTORS = 65536
 _GOODBYES = 3  # one may be lost
 
@@ -64,43 +66,41 @@ class Heartbeat:
 
     def __init__(self, machine: int) -> None:
         self._machine = machine
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self._socket.setblocking(False)
-        self._socket.bind(("", 0))
-        self.door = Door(self._socket.getsockname()[1], secrets.token_bytes(_TOKEN_BYTES))
+        listening = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        listening.bind(("", 0))
+        self.door = Door(listening.getsockname()[1], secrets.token_bytes(_TOKEN_BYTES))
+        self._socket = OwnedSocket(listening)
         self._others: list[tuple[tuple[str, int], bytes]] = []
-        self._silent: mmap.mmap  # a byte for each machine, and one that the leader leaves
-        self._lifeline: Lifeline
+        self._silent: mmap.mmap  # a byte for each machine, one that the leader leaves, one that it stops
 
     def start(self, places: Mapping[int, tuple[str, Door]]) -> None:
         """Watch over other machines; ``places`` are the names of their hosts, and their doors."""
         for host, door in places.values():
             with contextlib.suppress(OSError):  # unknown here by that name: it is not watched
                 self._others.append(((socket.gethostbyname(host), door.port), door.token))
-        self._silent = mmap.mmap(-1, max(self._machine, *places) + 2)
-        self._lifeline, leader = Lifeline(), os.getpid()
+        self._silent = mmap.mmap(-1, max(self._machine, *places) + 3)
+        leader = os.getpid()
         Process(lambda: self._begin(leader)).join(Patience(None))
-        self._lifeline.forked()
 
     def silent(self) -> int | None:
         """A machine that was heard of, by this one or by another one, and is silent now."""
-        found = self._silent.find(b"\1", 0, len(self._silent) - 1)
+        found = self._silent.find(b"\1", 0, len(self._silent) + _LEAVES)
         return None if found < 0 else found
 
     def leave(self) -> None:
         """From now on the leader cannot look: it is killed if any machine falls silent."""
-        self._silent[-1] = 1
+        self._silent[_LEAVES] = 1
 
     def stop(self) -> None:
         """Tell the others that this machine is gone: they do not wait for it more."""
-        self._lifeline.let_go()
+        self._silent[_STOPS] = 1
         for _ in range(_GOODBYES):
             self._send(True, _NOBODY)
 
     def _send(self, leaves: bool, silent: int) -> None:
         for address, token in self._others:
-            with contextlib.suppress(OSError):  # no way there now
-                self._socket.sendto(_FORM.pack(token, leaves, self._machine, silent), address)
+            with contextlib.suppress(OSError, SessionError), self._socket.use() as sending:  # no way there now
+                sending.sendto(_FORM.pack(token, leaves, self._machine, silent), address)
 
     # -- the process
 
@@ -108,21 +108,20 @@ class Heartbeat:
         if os.fork():
             return
         gc.disable()  # what was inherited is not its own to finish
-        self._lifeline.hold(by_main_thread=False)
-        kept = sorted((self._socket.fileno(), self._lifeline.fileno()))
-        for start, end in zip((-1, *kept), (*kept, _MOST_DESCRIPTORS)):
-            os.closerange(start + 1, end)  # the launcher waits until nobody holds its pipes
+        kept = self._socket.fileno()
+        for start, end in ((0, kept), (kept + 1, _MOST_DESCRIPTORS)):
+            os.closerange(start, end)  # the launcher waits until nobody holds its pipes
+        end_with(leader)
         self._watch(leader)
 
     def _watch(self, leader: int) -> None:
         heard: dict[int, float] = {}
         gone: set[int] = set()
         silent, looked = _NOBODY, time.monotonic()
-        leader_ends = select.poll()  # not `select`, which fails above 1,023 descriptors
-        leader_ends.register(self._lifeline)
         while True:
             self._send(False, silent)
-            if leader_ends.poll(1000 * _BETWEEN_SECONDS):
+            time.sleep(_BETWEEN_SECONDS)
+            if self._silent[_STOPS]:
                 return
             now = time.monotonic()
             if now - looked > HEARTBEAT / 2:  # this process was stopped: it has listened to nobody meanwhile
@@ -134,12 +133,12 @@ class Heartbeat:
                     heard.pop(machine, None)
                 elif machine not in gone:
                     heard[machine] = now
-                if not self._machine and reported < len(self._silent) - 1 and reported not in gone:
+                if not self._machine and reported < len(self._silent) + _LEAVES and reported not in gone:
                     self._silent[reported] = 1
             for machine, last in heard.items():
                 if now - last > HEARTBEAT:
                     self._silent[machine], silent = 1, machine
-                    if not machine or self._silent[-1]:
+                    if not machine or self._silent[_LEAVES]:
                         os.kill(leader, signal.SIGKILL)
 
     def _received(self) -> list[tuple[bool, int, int]]:
@@ -147,7 +146,8 @@ class Heartbeat:
         found: list[tuple[bool, int, int]] = []
         while True:
             try:
-                message = self._socket.recv(_FORM.size + 1)
+                with self._socket.use() as listening:
+                    message = listening.recv(_FORM.size + 1)
             except BlockingIOError:
                 return found
             except OSError:  # told of what was sent before

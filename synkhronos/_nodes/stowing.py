@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from io import FileIO
 
 import numpy as np
 
 from synkhronos._interrupts import deferred_interrupts
-from synkhronos._memory import ArrayRef, FilePart, Segment, SegmentTable, clear_of_streams, open_part
+from synkhronos._memory import ArrayRef, Descriptor, FilePart, Segment, SegmentTable, open_part
 from synkhronos._nodes.blocks import BLOCK, put, runs
 from synkhronos._nodes.shipping import Cargo
 
@@ -137,7 +136,7 @@ class _Sparse:
     """Memory of which only the blocks are reserved that have come, with a descriptor of its own."""
 
     def __init__(self, segment: Segment) -> None:
-        file = FileIO(clear_of_streams(os.dup(segment.fileno())), "r+")
+        file = Descriptor(os.dup(segment.fileno()))
         self.segment = Segment(segment.ref, segment.bytes, file)
         self._reserved = np.zeros(-(-segment.ref.size // BLOCK), bool)
 

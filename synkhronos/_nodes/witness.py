@@ -11,6 +11,9 @@ import os
 import socket
 from collections.abc import MutableMapping
 
+from synkhronos._memory import OwnedSocket
+from synkhronos.errors import SessionError
+
 __all__ = ["Witness"]
 
 #: ``HOST:PORT:SECRET`` of whom to tell.
@@ -23,7 +26,7 @@ class Witness:
     """One process's connection; none at first."""
 
     def __init__(self) -> None:
-        self._socket: socket.socket | None = None
+        self._socket: OwnedSocket | None = None
 
     def call(self, environment: MutableMapping[str, str], machine: int, host: str) -> None:
         """Connect, if the environment says to whom, which is taken out of it."""
@@ -32,15 +35,16 @@ class Witness:
         if not secret:
             return
         with contextlib.suppress(OSError, ValueError):  # the job does without
-            self._socket = socket.create_connection((host_there, int(port)), _CONNECT_SECONDS)
-            self._socket.sendall(f"{secret} {machine} {host}\n".encode())
+            connection = socket.create_connection((host_there, int(port)), _CONNECT_SECONDS)
+            connection.sendall(f"{secret} {machine} {host}\n".encode())
+            self._socket = OwnedSocket(connection)
             os.register_at_fork(after_in_child=self._close)
 
     def farewell(self) -> None:
         """Say that this process ends, and that it is no accident."""
         if self._socket is not None:
-            with contextlib.suppress(OSError):
-                self._socket.sendall(b"farewell\n")
+            with contextlib.suppress(OSError, SessionError), self._socket.use() as connection:
+                connection.sendall(b"farewell\n")
 
     def _close(self) -> None:
         if self._socket is not None:

@@ -8,6 +8,7 @@ import sys
 import threading
 from typing import Any, Callable
 
+from synkhronos._core import native
 from synkhronos._interrupts import deferred_interrupts, interrupt_behind, let_interrupts_pass
 from synkhronos._nodes import Fleet
 from synkhronos._rank import Arrays, Command, Decoder, Encoder, Failure, InOrder, Replica, summarize
@@ -20,6 +21,7 @@ __all__ = ["BUSY", "CLOSED", "Dispatcher"]
 
 _INTERRUPT_SECONDS = 0.7  # how long a rank may take to answer after the master was interrupted
 _MAX_RESTARTS = 3
+_FRAMES = 150  # deeper than the library's own code calls from `Dispatcher.issue`, errors and logging included
 
 #: What is said to a handler of a signal, or to a finalizer, that wants the ranks in the middle of a call.
 BUSY = (
@@ -85,6 +87,7 @@ class Dispatcher:
 
     def issue(self, command: Command) -> list[Any]:
         """Have every rank execute a command; returns their results in rank order."""
+        native.need_frames(_FRAMES)  # once the command is sent, only what the functions of the ranks do may fail
         with self.lock, self._team.timeline.call(type(command).__name__):
             self.check_usable()
             if self._team.outstanding:
@@ -179,10 +182,11 @@ class Dispatcher:
             error.args = (f"{error} (in {self._describe(command)})",)
         cause = summarize(error)
         second: BaseException | None = None
+        unreplaced = ""  # why no worker can replace a dead one
         try:
             self._team.signals.abort()
             if isinstance(error, WorkerDied) and self._restore is not None and not isinstance(error, NodeLost):
-                self._restart(error)
+                unreplaced = self._restart(error)
             elif not lost and self._settled():
                 return
         except WorkerRestarted:
@@ -191,6 +195,10 @@ class Dispatcher:
             if not lost and not self._team.outstanding:
                 raise
             second = another
+            unreplaced = summarize(another).replace(f"; {BROKEN}", "")
+        if isinstance(error, WorkerDied) and unreplaced:
+            error.args = (f"{error}; it could not be replaced: {unreplaced}",)
+            cause = summarize(error)
         if lost:
             error.args = (f"{error}; {BROKEN}",)
         with deferred_interrupts():
@@ -211,11 +219,13 @@ class Dispatcher:
             log(logging.WARNING, "interrupted; the session is usable, but replicas may differ now")
         return True
 
-    def _restart(self, error: WorkerDied) -> None:
-        """Replace dead workers; raises `WorkerRestarted`, or returns if that cannot be done."""
+    def _restart(self, error: WorkerDied) -> str:
+        """Replace dead workers and raise `WorkerRestarted`, or return why that cannot be done."""
         self._restarts += 1
-        if self._restarts > _MAX_RESTARTS or not self._team.settle(self._timeout):
-            return
+        if self._restarts > _MAX_RESTARTS:
+            return f"{_MAX_RESTARTS} replacements in a row died before they were ready"
+        if not self._team.settle(self._timeout):
+            return f"other workers did not answer within {self._timeout} seconds"
         ranks = tuple(self._team.dead())
         with deferred_interrupts():
             inherited = self._replica.segments.lent()  # in this frame, which workers keep

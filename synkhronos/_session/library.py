@@ -114,12 +114,16 @@ class Library:
         function = self._pending[key]
         try:
             precompile(function)
+        except RecursionError:  # this call came near the limit of the program; another one may not
+            raise
         except Exception as error:
             let_interrupts_pass(error)
             self._failed.add(key)
             return error
         try:
             bundle = _graphs.dump({key: function}, self._replica.variables, definitions=self._definitions)
+        except RecursionError:
+            raise
         except Exception as error:
             let_interrupts_pass(error)
             self._failed.add(key)

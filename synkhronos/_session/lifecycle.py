@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, Callable, Literal, TypeVar, cast
 
+from synkhronos._core import native
 from synkhronos._interrupts import collect_garbage
 from synkhronos._keywords import checks_keywords
 from synkhronos._memory import remove_stale
@@ -34,6 +35,7 @@ _logger = logging.getLogger("synkhronos")
 _session: Session | None = None
 _measured: Profile | None = None  # from `fork` to `close`
 _lock = threading.RLock()
+_FRAMES = 220  # deeper than `fork` and `close` call; `Dispatcher.issue` needs most of them
 _Callable = TypeVar("_Callable", bound=Callable[..., Any])
 
 #: Every `Function` there is: a new session takes in those of sessions before it.
@@ -57,6 +59,7 @@ def _one_at_a_time(function: _Callable) -> _Callable:
 
     @functools.wraps(function)
     def wait_and_call(*args: Any, **kwargs: Any) -> Any:
+        native.need_frames(_FRAMES)  # a RecursionError within would leave workers behind
         if _session is None or not _session.in_a_call():
             with _lock:
                 return function(*args, **kwargs)

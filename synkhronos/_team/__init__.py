@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from synkhronos._team.board import Sight
-from synkhronos._team.lifeline import Lifeline
+from synkhronos._team.lifeline import end_with
 from synkhronos._team.log import log
 from synkhronos._team.overdue import check_exchange, check_machines
 from synkhronos._team.patience import Patience
@@ -36,7 +36,6 @@ __all__ = [
     "STRAGGLING",
     "TRANSFERS",
     "Barrier",
-    "Lifeline",
     "Notes",
     "Patience",
     "Process",
@@ -47,6 +46,7 @@ __all__ = [
     "by_other_clock",
     "check_exchange",
     "check_machines",
+    "end_with",
     "kind_of",
     "log",
     "spans",

@@ -6,15 +6,13 @@ read-only, and so neither asks nor disturbs anybody.
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
-import weakref
 
 import numpy as np
 
 from synkhronos._core import native
-from synkhronos._memory import Segment, clear_of_streams
+from synkhronos._memory import Descriptor, Segment
 
 __all__ = ["Board", "Sight"]
 
@@ -51,22 +49,13 @@ class Board:
 
     def __init__(self, n_ranks: int, master_rank: int, first: int, n_all: int) -> None:
         segment = Segment.create(_words_at(n_ranks) + native.Words.bytes_for(n_ranks))
-        fd = clear_of_streams(os.dup(segment.fileno()))
-        self.close = weakref.finalize(self, _close, fd, os.fstat(fd))
-        segment.close_fd()
+        self.close = Descriptor(os.dup(segment.fileno())).close
         numbers = segment.array((_HEAD + n_ranks,), np.int64)
         self.pids = numbers[_HEAD:]
         self.pids[master_rank] = os.getpid()
         numbers[1:_HEAD] = n_ranks, master_rank, first, n_all
         numbers[0] = _MAGIC
         self.words = segment.bytes[_words_at(n_ranks) :]
-
-
-def _close(fd: int, file: os.stat_result) -> None:
-    """Close the descriptor; the program may have closed it, and have another file there."""
-    with contextlib.suppress(OSError):
-        if os.path.samestat(os.fstat(fd), file):
-            os.close(fd)
 
 
 class Sight:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable
 from typing import Callable
 
 from synkhronos._memory import Passage
-from synkhronos._team.lifeline import Lifeline
+from synkhronos._team.lifeline import end_with
 from synkhronos._team.process import Process
 
 __all__ = ["Member"]
 
 
 class Member:
-    """A worker's process, what ties it to the master, and the way for memory to and from it.
+    """A worker's process, and the way for memory to and from it.
 
     Parameters
     ----------
@@ -33,10 +34,10 @@ class Member:
     def __init__(self, live: Callable[[Passage], None], others: Iterable[Member]) -> None:
         by_main_thread = threading.current_thread() is threading.main_thread()
         self.passage, its_own = Passage.pair()
-        self._lifeline = Lifeline()
+        master = os.getpid()
 
         def begin() -> None:
-            self._lifeline.hold(by_main_thread)
+            end_with(master, by_main_thread)
             for member in (*others, self):
                 member.passage.close()
             live(its_own)
@@ -48,9 +49,7 @@ class Member:
             raise
         finally:
             its_own.close()
-        self._lifeline.forked()
 
     def let_go(self) -> None:
         """Its process has ended."""
-        self._lifeline.close()
         self.passage.close()

@@ -81,6 +81,7 @@ def _live(work: Callable[[], None], mask: Iterable[int]) -> NoReturn:
     code = 1
     try:
         leave_signals_to_master()
+        _allow_frames()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         work()
         code = 0
@@ -91,6 +92,14 @@ def _live(work: Callable[[], None], mask: Iterable[int]) -> NoReturn:
             _flush_output()
         finally:
             os._exit(code)
+
+
+def _allow_frames() -> None:
+    """Let this process call functions as deep as a new one: the frames of the fork's callers stay below its own."""
+    depth, frame = 0, sys._getframe()
+    while frame is not None:
+        depth, frame = depth + 1, frame.f_back
+    sys.setrecursionlimit(sys.getrecursionlimit() + depth)
 
 
 def _flush_output() -> None:

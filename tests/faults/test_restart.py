@@ -10,7 +10,19 @@ import numpy as np
 import psutil
 import pytest
 from engine import MRG_RandomStreams, RandomStreams, T, theano
-from support import KILL, LEAVE, LONG_SLEEP, NOTHING, RAISE, SEGFAULT, Fault, is_running, wait_until, worker_pids
+from support import (
+    KILL,
+    LEAVE,
+    LONG_SLEEP,
+    NOTHING,
+    RAISE,
+    SEGFAULT,
+    Fault,
+    assert_close,
+    is_running,
+    wait_until,
+    worker_pids,
+)
 
 import synkhronos as synk
 
@@ -352,6 +364,89 @@ def test_a_new_worker_dies_as_soon_as_it_is_born(no_session):
     assert not _built["armed"]
     left.clear()
     check_everything(3)
+
+
+class Locking(theano.Op):
+    """Gathers things that cannot be pickled when it runs: in attributes that it had, and in one that it had not."""
+
+    __props__ = ()
+
+    def __init__(self):
+        self.factor = 2.0
+        self.lock = None
+        self.locks = {}
+
+    def make_node(self, x):
+        return theano.Apply(self, [x], [x.type()])
+
+    def perform(self, node, inputs, outputs):
+        self.lock = self.late = self.locks[len(self.locks)] = threading.Lock()
+        outputs[0][0] = inputs[0] * self.factor
+
+    def infer_shape(self, *arguments):
+        return [arguments[-1][0]]
+
+
+OPS_WITH_STATE = {
+    "the user's own": lambda x: Locking()(x),
+    "the gradient of a product": lambda x: T.grad(T.prod(x, axis=1).sum(), x),
+    "a maximum": lambda x: T.max(x, axis=1),
+    "elementwise": lambda x: T.switch(T.tanh(x) > 0, T.gammaln(x), x),
+    "in a scan": lambda x: theano.scan(lambda row: T.prod(row) + Locking()(row), sequences=[x])[0],
+}
+
+
+@pytest.mark.parametrize("what", OPS_WITH_STATE)
+def test_what_an_op_gathers_when_it_runs_does_not_travel(what, no_session):
+    """To a second session, to a replaced worker, and in a function that is built of the same Op later."""
+    x, values = T.dmatrix("x"), np.arange(1.0, 15).reshape(7, 2)
+    expression = OPS_WITH_STATE[what](x)
+    expected = theano.function([x], OPS_WITH_STATE[what](x), mode="FAST_COMPILE")(values)
+    synk.fork(3, restart_workers=True)
+    function = synk.function([x], expression, exact=True, mode="FAST_COMPILE")
+    assert_close(function(values), expected)
+    later = synk.function([x], [expression, x.sum()], exact=True, mode="FAST_COMPILE")
+    assert_close(later(values)[0], expected)
+    kill(worker_pids()[0])
+    with pytest.raises(synk.WorkerRestarted):
+        function(values)
+    assert_close(function(values), expected)
+    synk.close()
+    synk.fork(2)
+    assert_close(function(values), expected)
+    assert_close(later(values)[0], expected)
+
+
+def test_values_that_were_given_to_an_op_meanwhile_travel(no_session):
+    x, op = T.dmatrix("x"), Locking()
+    synk.fork(2)
+    function = synk.function([x], op(x), exact=True, mode="FAST_COMPILE")
+    assert_close(function(np.ones((4, 2))), 2 * np.ones((4, 2)))
+    synk.close()
+    op.factor, op.note = 3.0, "new"
+    synk.fork(2)
+    assert_close(function(np.ones((4, 2))), 3 * np.ones((4, 2)))
+
+
+class Refusing(Locking):
+    """Can be pickled only once."""
+
+    def __getstate__(self):
+        if self.locks:
+            raise ValueError("not a second time")
+        return self.__dict__
+
+
+def test_the_error_says_why_a_worker_could_not_be_replaced(no_session):
+    synk.fork(2, restart_workers=True)
+    x = T.dmatrix("x")
+    function = synk.function([x], Refusing()(x), exact=True, mode="FAST_COMPILE")
+    function(np.ones((4, 2)))
+    kill(*worker_pids())
+    with pytest.raises(synk.WorkerDied, match="it could not be replaced: .*not a second time.*call synkhronos.close"):
+        function(np.ones((4, 2)))
+    with pytest.raises(synk.SessionError, match="it could not be replaced: .*not a second time"):
+        function(np.ones((4, 2)))
 
 
 def memory_of(pid):

@@ -1,8 +1,11 @@
 """What surrounds a program is not always as it should be: closed streams, refused system calls, low limits."""
 
+import functools
+import itertools
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -163,6 +166,273 @@ def test_descriptors_of_closed_streams_are_not_taken_for_memory(tmp_path):
     assert (tmp_path / "result").read_text() == "[0.0, 0.0, 0.0, 0.0, 0.0]\n[]\n"
 
 
+# ---------------------------------------------------------------- Python's recursion limit
+
+
+def deep(action, n_frames):
+    return action() if n_frames == 0 else deep(action, n_frames - 1)
+
+
+def frames_left():
+    depth, frame = 0, sys._getframe()
+    while frame is not None:
+        depth, frame = depth + 1, frame.f_back
+    return sys.getrecursionlimit() - depth
+
+
+@functools.lru_cache(maxsize=None)
+def functions_for_recursion():
+    x, s = T.dmatrix("x"), theano.shared(np.zeros(3), "s")
+    exact = synk.function([x], x.sum(), updates=[(s, s + x.sum(0))], exact=True, mode="FAST_COMPILE")
+    plain = synk.function([x], [(x.sum(), "sum"), (x.mean(0), "avg")], mode="FAST_COMPILE")
+    return exact, plain, s
+
+
+def in_sequence(exact, plain, s):
+    with synk.sequence():
+        exact(np.ones((7, 3)))
+        synk.all_reduce(s)
+
+
+LIMITED = {
+    "exact": lambda exact, plain, s: exact(np.ones((7, 3))),
+    "new memory": lambda exact, plain, s: exact(np.ones((7 + next(_lengths), 3))),
+    "in slices": lambda exact, plain, s: plain(np.ones((7, 3)), num_slices=2),
+    "data": lambda exact, plain, s: plain(synk.data(np.ones((7 + next(_lengths), 3)))),
+    "collectives": lambda exact, plain, s: (synk.broadcast(s, np.ones(3)), synk.all_reduce(s)),
+    "a sequence": in_sequence,
+    "new function": lambda exact, plain, s: synk.function([], s.sum(), exact=True, mode="FAST_COMPILE")(),
+}
+_lengths = itertools.count(1000, 1000)
+
+
+@pytest.mark.parametrize("what", LIMITED)
+def test_a_call_near_the_recursion_limit_leaves_the_session_usable(what, synchronize):
+    synchronize(3)
+    functions = exact, plain, s = functions_for_recursion()
+    synk.distribute()
+    pids, outcomes = worker_pids(), set()
+    for left in range(10, 300, 29 if what == "new function" else 3):
+        try:
+            deep(lambda: LIMITED[what](*functions), frames_left() - left)
+        except RecursionError:
+            outcomes.add("refused")
+        else:
+            outcomes.add("done")
+    assert outcomes == {"refused", "done"}
+    assert worker_pids() == pids
+    assert exact(np.ones((7, 3))) == plain(np.ones((7, 3)))[0] == 21
+    assert synk.check_replicas() == {}
+
+
+def test_sessions_that_begin_and_end_near_the_recursion_limit(no_session):
+    """Workers have all frames that a new process has, wherever they were forked."""
+    x = T.dmatrix("x")
+    outcomes = set()
+    for left in range(10, 320, 31):
+        try:
+            deep(lambda: synk.fork(3), frames_left() - left)
+        except RecursionError:
+            outcomes.add("refused")
+            assert not worker_pids()
+            continue
+        outcomes.add("done")
+        function = synk.function([x], x.sum(), exact=True, mode="FAST_COMPILE")
+        assert function(np.ones((7, 3))) == 21
+        for fewer in (10, 100):
+            with pytest.raises(RecursionError):
+                deep(synk.close, frames_left() - fewer)
+        assert function(np.ones((7, 3))) == 21
+        synk.close()
+        assert not worker_pids()
+    assert outcomes == {"refused", "done"}
+
+
+class Endless(theano.Op):
+    """Calls itself without end on the ranks whose second input is not 0."""
+
+    __props__ = ()
+
+    def make_node(self, x, is_endless):
+        return theano.Apply(self, [x, T.as_tensor_variable(is_endless)], [x.type()])
+
+    def perform(self, node, inputs, outputs):
+        if inputs[1]:
+            self.perform(node, inputs, outputs)
+        outputs[0][0] = inputs[0].copy()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_op_that_meets_the_recursion_limit(rank, synchronize):
+    synchronize(3)
+    x, is_endless = T.dvector("x"), theano.shared(np.int64(0), "is_endless")
+    f = synk.function([x], (Endless()(x, is_endless).sum(), "sum"), mode="FAST_COMPILE")
+    synk.distribute()
+    pids = worker_pids()
+    synk.set_value(rank, is_endless, 1)
+    with pytest.raises(synk.WorkerError, match="RecursionError") as caught:
+        f(np.ones(6))
+    assert caught.value.rank == rank
+    synk.broadcast(is_endless, 0)
+    assert f(np.ones(6)) == 6
+    assert worker_pids() == pids
+
+
+# ---------------------------------------------------------------- descriptors of the library's that the program closes
+
+#: Puts the library's descriptors out of the way, and files of the program in their places.
+CLOSING = {
+    "closerange": "os.closerange(3, 4096)",
+    "dup2": """
+null = os.open("/dev/null", os.O_RDWR)
+for name in os.listdir("/proc/self/fd"):
+    if int(name) > 2:
+        os.dup2(null, int(name))
+""",
+}
+
+
+@pytest.mark.parametrize("n_ranks", [2, 3])
+@pytest.mark.parametrize("how", CLOSING)
+def test_a_program_that_closes_the_descriptors_of_the_session(how, n_ranks):
+    """Calls go on, or say what happened; nothing of the program's is closed; the next session works."""
+    out, err = run_script(
+        f"""
+        synk.fork({n_ranks})
+        x, s = T.dvector("x"), theano.shared(0.0, "s")
+        f = synk.function([x], x.sum(), updates=[(s, s + x.sum())], exact=True, mode="FAST_COMPILE")
+        data = synk.data(np.ones(7))
+        assert f(data) == f(np.ones(7)) == 7
+        exec({CLOSING[how]!r})
+        mine = [open("/dev/null") for _ in range(60)]
+        assert f(data) == 7 and f(np.ones(9)) == 9
+        new = [lambda: f(np.ones(100_000)), lambda: f(synk.data(np.ones(100_000))), lambda: f(data)]
+        for call in new:
+            try:
+                call()
+            except synk.SessionError as error:
+                print(str(error).startswith("the program closed file descriptors that synkhronos needs"))
+        synk.close()
+        print(worker_pids(), s.get_value())
+        synk.fork({n_ranks})
+        print(f(data), f(np.ones(100_000)), s.get_value())
+        synk.close()
+        print(worker_pids(), all(os.path.sameopenfile(mine[0].fileno(), file.fileno()) for file in mine))
+        """,
+        fresh=True,
+    )
+    assert out.splitlines() == ["True"] * 3 + ["[] 30.0", "7.0 100000.0 100037.0", "[] True"]
+    assert "Traceback" not in err
+
+
+def test_an_op_that_closes_the_descriptors_of_its_worker():
+    out, _ = run_script(
+        """
+        class Closing(theano.Op):
+            __props__ = ()
+            def make_node(self, x):
+                return theano.Apply(self, [x], [x.type()])
+            def perform(self, node, inputs, outputs):
+                if os.getpid() != controller:
+                    os.closerange(3, 4096)
+                outputs[0][0] = inputs[0].copy()
+        controller = os.getpid()
+        synk.fork(3)
+        x = T.dvector("x")
+        f = synk.function([x], (Closing()(x).sum(), "sum"), mode="FAST_COMPILE")
+        print(f(np.ones(6)), f(np.ones(7)))
+        try:
+            f(np.ones(100_000))
+        except synk.WorkerError as error:
+            print(error.rank > 0, "SessionError: the program closed file descriptors" in str(error))
+        synk.close()
+        print(worker_pids())
+        """
+    )
+    assert out.splitlines() == ["6.0 7.0", "True True", "[]"]
+
+
+def test_workers_end_with_a_controller_that_closed_its_descriptors():
+    process = start_script(
+        """
+        def fork_in_a_thread():  # else the kernel has another way to end workers
+            synk.fork(3)
+        thread = threading.Thread(target=fork_in_a_thread)
+        thread.start(); thread.join()
+        os.closerange(3, 4096)
+        fault = theano.shared(np.int64(LONG_SLEEP), "fault")
+        x = T.dvector("x")
+        f = synk.function([x], (Fault()(x, fault).sum(), "sum"), mode="FAST_COMPILE")
+        print(*worker_pids(), flush=True)
+        f(np.ones(6))
+        """
+    )
+    try:
+        workers = [int(pid) for pid in process.stdout.readline().split()]
+        assert len(workers) == 2
+        assert all(map(is_running, workers))
+        process.kill()
+        assert wait_until(lambda: not any(map(is_running, workers)), 5)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_daemon_that_forks_twice_and_then_starts_a_session(tmp_path):
+    """As daemons do: two forks, a session of its own, all descriptors closed, standard streams among them."""
+    result = tmp_path / "result"
+    run_script(
+        """
+        if os.fork():
+            os._exit(0)
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        os.closerange(0, 4096)
+        with open(sys.argv[1] + ".part", "w") as file:
+            synk.fork(3)
+            x = T.dvector("x")
+            f = synk.function([x], x.sum(), exact=True, mode="FAST_COMPILE")
+            print(f(np.ones(7)), f(np.ones(100_000)), file=file)
+            synk.close()
+            print(worker_pids(), file=file)
+        os.rename(sys.argv[1] + ".part", sys.argv[1])
+        os._exit(0)
+        """,
+        result,
+        fresh=True,
+    )
+    assert wait_until(result.exists, 60)
+    assert result.read_text().splitlines() == ["7.0 100000.0", "[]"]
+
+
+def test_a_limit_of_open_files_that_a_fork_meets():
+    """It says so, leaves nothing, and the fork works once the limit allows it."""
+    out, _ = run_script(
+        """
+        import resource
+        had = resource.getrlimit(resource.RLIMIT_NOFILE)
+        opened = lambda: set(os.listdir("/proc/self/fd"))
+        before, refused = opened(), 0
+        while not worker_pids():
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, before)) + 1 + refused, had[1]))
+            try:
+                synk.fork(3)
+            except (OSError, MemoryError) as error:
+                assert "Too many open files" in str(error), error
+                refused += 1
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, had)
+            assert worker_pids() or opened() == before
+        x = T.dvector("x")
+        print(refused > 0, synk.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")(np.ones(7)))
+        synk.close()
+        print(opened() == before, worker_pids())
+        """
+    )
+    assert out.splitlines() == ["True 7.0", "True []"]
+
+
 # ---------------------------------------------------------------- what the kernel or an administrator forbids
 
 #: Uses all that ranks have in common: data, staged inputs, results, long messages, collectives of every size.
@@ -200,8 +470,8 @@ def work(n_ranks=3):
 FORBIDDEN = {
     "fallocate": "refuse('fallocate')",
     "memfd_create is not there": "import errno; refuse('memfd_create', error=errno.ENOSYS)",
-    "F_SETSIG": "refuse('fcntl', second_argument=10)",
-    "all of them": "refuse('fallocate', 'memfd_create', 'sched_getaffinity')",
+    "pidfd_open": "refuse('pidfd_open')",
+    "all of them": "refuse('fallocate', 'memfd_create', 'pidfd_open', 'sched_getaffinity')",
     "to look into this process": "import ctypes; assert ctypes.CDLL(None).prctl(4, 0, 0, 0, 0) == 0",
 }
 
@@ -215,11 +485,11 @@ def test_what_a_sandbox_forbids(what):
 
 
 @needs_seccomp
-def test_a_worker_ends_with_its_master_though_the_signal_cannot_be_chosen():
+def test_a_worker_ends_with_its_controller_where_pidfds_are_refused():
     process = start_script(
         """
         from sandbox import refuse
-        refuse("fcntl", second_argument=10)
+        refuse("pidfd_open")
         def fork_in_a_thread():  # else the kernel has another way to end workers
             synk.fork(2)
         thread = threading.Thread(target=fork_in_a_thread)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from pytensor.compile.debug.debugmode import _VariableEquivalenceTracker as Tracker
 from pytensor.compile.debug.nanguardmode import NanGuardMode
+from pytensor.compile.inner_function import HasInnerFunction
 from pytensor.compile.io import SymbolicOutput
 from pytensor.compile.ops import FromFunctionOp
 from pytensor.graph.basic import Apply, Variable
@@ -27,14 +28,19 @@ from pytensor.graph.op import Op as PureOp
 from pytensor.graph.type import Type as PureType
 from pytensor.graph.utils import Scratchpad
 from pytensor.link.numba.linker import NumbaLinker
+from pytensor.tensor.elemwise import CAReduce
+from pytensor.tensor.optimize import ScipyWrapperOp
 
 from synkhronos._engine.on_pytensor.operations import tell_numba
 from synkhronos._engine.travelling import GUARDS, errors_of, new, once
 
-__all__ = ["FromFunctionOp", "PureOp", "PureType", "pack", "reduced", "unpack"]
+__all__ = ["MADE_AT_RUN_TIME", "FromFunctionOp", "PureOp", "PureType", "pack", "reduced", "unpack"]
 
 #: What PyTensor puts on the variables, the nodes and the tags of a compiled graph, as far as other processes need it.
 _OF_VARIABLES = frozenset(["auto_name", "container", "data", "index", "name", "owner", "tag", "type"])
+#: What PyTensor's Ops make when they are linked or first run, and make again where it is missing: a class, the name of the
+#: attribute, and whether ``None`` stands for a missing one.
+MADE_AT_RUN_TIME = ((HasInnerFunction, "_fn", True), (ScipyWrapperOp, "_fn_wrapped", True), (CAReduce, "_ufunc", False))
 _OF_NODES = frozenset(["inputs", "op", "outputs", "tag"])
 _OF_TAGS = frozenset(["nan_guard_mode_check", "trace", "unique_value", "values_eq_approx"])
 

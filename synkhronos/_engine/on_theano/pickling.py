@@ -19,12 +19,14 @@ from theano.gof.utils import scratchpad
 
 from synkhronos._engine.travelling import GUARDS, errors_of, new, once
 
-__all__ = ["FromFunctionOp", "PureOp", "PureType", "pack", "reduced", "unpack"]
+__all__ = ["MADE_AT_RUN_TIME", "FromFunctionOp", "PureOp", "PureType", "pack", "reduced", "unpack"]
 
 #: What Theano puts on the variables, the nodes and the tags of a compiled graph, as far as other processes need it.
 _OF_VARIABLES = frozenset(
     ["auto_name", "clients", "container", "data", "fgraph", "index", "name", "owner", "tag", "type"]
 )
+#: What Theano's Ops make when they first run: their own ``__getstate__`` leaves it out.
+MADE_AT_RUN_TIME: tuple[tuple[type, str, bool], ...] = ()
 _OF_NODES = frozenset(["deps", "fgraph", "inputs", "op", "outputs", "tag"])
 _OF_TAGS = frozenset(
     [
