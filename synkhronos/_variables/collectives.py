@@ -66,7 +66,7 @@ def broadcast(shared_vars: Variables, values: Any = None, nccl: bool = True) -> 
         if rest:
             workers = tuple(rank for rank in range(session.n_ranks) if rank != session.master_rank)
             put(session, rest, [_graphs.host_array(var) for var in rest], ranks=workers)
-        _graphs.note_told(variables)
+        _graphs.note_sent(variables)
         session.replicas.note_parts(variables, are_parts=False)
 
 
