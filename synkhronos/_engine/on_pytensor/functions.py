@@ -129,10 +129,10 @@ def running_parts(function: Any) -> Running | None:
     return Running(execute if does_all else compute, taken, function._n_returned_outputs, emptied, explain)
 
 
-def updated_storage(function: Any) -> list[list[Any]]:
+def updated_storage(function: Any) -> Sequence[list[Any]]:
     """The storage lists to which a call of a compiled function writes its updates."""
     if not function._has_updates:
-        return []
+        return ()
     pairs = zip(function.maker.expanded_inputs, function.input_storage)
     return [container.storage for spec, container in pairs if spec.update is not None]
 

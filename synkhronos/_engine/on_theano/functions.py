@@ -89,10 +89,10 @@ def running_parts(function: Any) -> Running | None:
     return Running(fn, taken, function.n_returned_outputs, [*(cell for _, cell in taken), *left], explain)
 
 
-def updated_storage(function: Any) -> list[list[Any]]:
+def updated_storage(function: Any) -> Sequence[list[Any]]:
     """The storage lists to which a call of a compiled function writes its updates."""
     if function.n_returned_outputs == len(function.output_storage):
-        return []
+        return ()
     pairs = zip(function.maker.expanded_inputs, function.input_storage)
     return [container.storage for spec, container in pairs if spec.update is not None]
 
