@@ -6,6 +6,8 @@ anything is sent to a worker. The classes here tell of what happens on the ranks
 
 from __future__ import annotations
 
+from typing import Any
+
 __all__ = [
     "CollectiveAborted",
     "DeviceError",
@@ -163,16 +165,20 @@ class NodeLost(WorkerDied):
 
 
 class WorkerRestarted(SynkhronosError, RuntimeError):
-    """A worker died in a call, and was replaced: the call was not completed, the next one will work.
+    """A worker died in a call, and was replaced: the call was not completed, and can be made again.
 
-    The new worker has the functions, the data, and the master's values of the shared variables. Other ranks may have
-    done their part of the interrupted call already; ``synkhronos.broadcast`` makes replicas equal again. The
-    `WorkerDied` is the ``__cause__``.
+    The new worker has the functions, the data, and the master's values of the shared variables; of scattered variables
+    it has its own rows, if the array that was scattered still exists with the same contents. Rows that only the dead
+    worker had are lost: each use of the variable is a `SessionError` until it is scattered, broadcast or set again.
+    Other ranks may have done their part of the interrupted call already; ``synkhronos.broadcast`` makes replicas equal
+    again. The `WorkerDied` is the ``__cause__``.
 
     Attributes
     ----------
     ranks : tuple of int
         The ranks whose workers were replaced.
+    lost : list of shared variables
+        Those of which rows are lost.
 
     Examples
     --------
@@ -184,9 +190,10 @@ class WorkerRestarted(SynkhronosError, RuntimeError):
     ...         synk.broadcast(s, [1, 2])
     """
 
-    def __init__(self, message: str, ranks: tuple[int, ...]) -> None:
+    def __init__(self, message: str, ranks: tuple[int, ...], lost: list[Any] | None = None) -> None:
         super().__init__(message)
         self.ranks = ranks
+        self.lost = lost or []
 
 
 class WorkerTimeout(SynkhronosError, TimeoutError):

@@ -56,6 +56,7 @@ class ExactFunction(Function):
         alike = dict.fromkeys((var for var, _ in divided.updates), "max")  # new values that all slices give, to the bit
         self._planner = _ExactPlanner(divided, results, self._meetings, alike, session.on_gpu)
         self._common = [var for var in self.get_shared() if var not in divided.own_states]
+        self._syncs = [_graphs.sync_of(var.container) for var in self._common]
 
     @property
     def partition(self) -> Any:
@@ -63,30 +64,33 @@ class ExactFunction(Function):
         return self._graph.partition(self._theano)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As of other functions, of variables that are on all ranks what the program has set them to."""
-        if _graphs.changed:
-            self._send_what_was_set(current("Function"))
+        """Compute on all ranks, with the values that the program has set shared variables to; see `Function`."""
+        for sync in self._syncs:
+            if sync.sent is not sync.storage[0]:
+                self._send_what_was_set(current("Function"))
+                break
         return super().__call__(*args, **kwargs)
 
     def _send_what_was_set(self, session: Session) -> None:
         with session.lock:
             there = self._not_told(session)
             if there:
-                session.sequencer.check_first(f"a new value of {there[0]}, by set_value,")
+                session.sequencer.check_first(f"a new value of {there[0]}")
                 refs = session.stage([_graphs.host_array(var) for var in there])
                 workers = tuple(rank for rank in range(session.n_ranks) if rank != session.master_rank)
                 session.run(Put(session.keys(there), tuple([Source(ref, None) for ref in refs]), None, workers))
-            _graphs.note_told(self._common)
+            _graphs.note_sent(self._common)
 
     def _not_told(self, session: Session) -> list[Any]:
         """The variables of which other ranks have an older value; what they do not have comes with the function."""
-        found = {var.container: var for var in self._common if var.container in _graphs.changed}
+        pairs = zip(self._common, self._syncs)
+        found = {var.container: var for var, sync in pairs if sync.sent is not sync.storage[0]}
         parts, key = session.replicas.scattered(list(found.values())), session.replica.variables.key
         return [var for var in found.values() if var not in parts and key(var) is not None]
 
     def _check_values(self, session: Session) -> None:
         """Refuse new values that would come before the call on the master alone."""
-        there = self._not_told(session) if _graphs.changed else []
+        there = self._not_told(session)
         if there:
             raise SessionError(
                 f"{there[0]} was set after a call of an exact function that uses it, in the same sequence, and would "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from synkhronos._graphs.changes import changed, note_told
+from synkhronos._graphs.changes import note_sent, sync_of
 from synkhronos._graphs.definitions import Definitions
 from synkhronos._graphs.diversion import variables_used
 from synkhronos._graphs.functions import Graph
@@ -32,7 +32,6 @@ __all__ = [
     "Graph",
     "VariableTable",
     "Variant",
-    "changed",
     "claim_stream",
     "copy_array",
     "describe",
@@ -43,11 +42,12 @@ __all__ = [
     "is_tensor_variable",
     "load",
     "memory_order",
-    "note_told",
+    "note_sent",
     "run_function",
     "set_array",
     "shared_variables_of",
     "start_worker",
+    "sync_of",
     "updated_variables",
     "uses",
     "variables_used",

@@ -14,18 +14,37 @@ import numpy as np
 
 from synkhronos._core import native
 from synkhronos._engine import running_parts
+from synkhronos._graphs.changes import call_on_rank, syncs_of
 
 __all__ = ["run_function"]
 
 
 def run_function(function: Any, subset: Sequence[int] | None = None) -> Callable[[list[Any]], list[Any]]:
-    """What calls a compiled function, whose inputs are tensors, with a list of arrays; it returns (some) outputs."""
+    """What calls a compiled function, whose inputs are tensors, with a list of arrays; it returns (some) outputs.
+
+    All ranks make such a call: the updates are values that all of them have.
+    """
+    execute, updated = _executing(function, subset), syncs_of(function)
+    if not updated:
+        return execute
+
+    def run(values: list[Any]) -> list[Any]:
+        results = execute(values)
+        for sync in updated:
+            if sync.sent is not None:
+                sync.sent = sync.storage[0]
+        return results
+
+    return run
+
+
+def _executing(function: Any, subset: Sequence[int] | None) -> Callable[[list[Any]], list[Any]]:
     if subset is not None:
         some = list(subset)
-        return lambda values: function(*values, output_subset=some)
+        return lambda values: call_on_rank(function, *values, output_subset=some)
     parts = running_parts(function)
     if parts is None:
-        return lambda values: function(*values)
+        return lambda values: call_on_rank(function, *values)
     runner = native.Runner(
         parts.function,
         tuple([(cell, np.dtype(type_.dtype), tuple(map(bool, type_.broadcastable))) for type_, cell in parts.inputs]),
@@ -40,6 +59,6 @@ def run_function(function: Any, subset: Sequence[int] | None = None) -> Callable
         except Exception:
             explain()
             raise
-        return function(*values) if results is None else results
+        return call_on_rank(function, *values) if results is None else results
 
     return run

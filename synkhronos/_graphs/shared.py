@@ -13,7 +13,7 @@ import numpy as np
 
 from synkhronos._endings import Endings
 from synkhronos._engine import DenseType, SharedVariable, is_device_type, print_profiles, to_device, to_host, write
-from synkhronos._graphs.changes import watch
+from synkhronos._graphs.changes import follow, watch
 
 __all__ = [
     "VariableTable",
@@ -104,6 +104,7 @@ def set_array(var: Any, value: Any) -> None:
     if is_device_type(var.type):
         value = to_device(value)
     var.container.storage[0] = var.type.filter(value, strict=True)
+    follow(var.container)
 
 
 def copy_array(var: Any, value: np.ndarray) -> None:
@@ -111,6 +112,7 @@ def copy_array(var: Any, value: np.ndarray) -> None:
     old = get_array(var)
     if not is_tensor_variable(var):
         var.container.storage[0] = pickle.loads(value.tobytes())
+        follow(var.container)
     elif is_device_type(var.type):
         if old.shape == value.shape and old.flags["C_CONTIGUOUS"]:
             write(old, value)

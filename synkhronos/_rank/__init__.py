@@ -25,6 +25,7 @@ from synkhronos._rank.commands import (
     Source,
 )
 from synkhronos._rank.crew import start_ranks
+from synkhronos._rank.exchange import digest_of
 from synkhronos._rank.messages import Arrays, Decoder, Encoder, Envelope, Failure, Release, summarize
 from synkhronos._rank.replica import Replica
 
@@ -56,6 +57,7 @@ __all__ = [
     "Shapes",
     "Source",
     "borrowed",
+    "digest_of",
     "start_ranks",
     "summarize",
 ]

@@ -127,12 +127,16 @@ class Get:
 
 @dataclass(frozen=True)
 class Put:
-    """Set variables to (rows of) arrays, on some ranks; `shares` gives each rank's part of the rows."""
+    """Set variables to (rows of) arrays, on some ranks; `shares` gives each rank's part of the rows.
+
+    For the variables `digests`, the value of each rank is its own, and the rank returns the digest of it.
+    """
 
     variables: tuple[int, ...]
     sources: tuple[Source, ...]
     shares: tuple[tuple[Rows, ...], ...] | None = None
     ranks: tuple[int, ...] | None = None
+    digests: tuple[int, ...] = ()
 
 
 class AllReduce(NamedTuple):

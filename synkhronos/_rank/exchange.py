@@ -26,7 +26,7 @@ from synkhronos._rank.commands import AllGather, AllReduce, Digest, Get, Nccl, P
 from synkhronos._rank.excerpts import Excerpts
 from synkhronos._team import SHUFFLE, TRANSFERS, Team
 
-__all__ = ["Exchange"]
+__all__ = ["Exchange", "digest_of"]
 
 _logger = logging.getLogger("synkhronos")
 
@@ -107,10 +107,10 @@ class Exchange:
         values = [_graphs.get_array(self.variables[key]) for key in command.variables]
         return [to_host(value) for value in values] if self._is_master else values
 
-    def _put(self, command: Put) -> None:
+    def _put(self, command: Put) -> list[bytes] | None:
         self._tell("set", [self.variables[key] for key in command.variables], "through shared memory")
         if command.ranks is not None and self.rank not in command.ranks:
-            return
+            return None
         for i, (key, source) in enumerate(zip(command.variables, command.sources)):
             part = command.shares[i][self.rank] if command.shares is not None else Rows(0, 0)
             if command.shares is None and source.rows is not None:
@@ -124,6 +124,7 @@ class Exchange:
             else:
                 _graphs.copy_array(var, value)
             self._timeline.switch(before)
+        return self._digest(Digest(command.digests)) if command.digests else None
 
     def house(self, variables: Sequence[Any]) -> None:
         """Move values of shared variables into this rank's region."""
@@ -230,16 +231,17 @@ class Exchange:
         self._tell("all-gather", [self.variables[key] for key in command.variables], _way(directly))
 
     def _digest(self, command: Digest) -> list[bytes]:
-        arrays = self._host_arrays([self.variables[key] for key in command.variables])
-        digests = []
-        for array in arrays:
-            digest = hashlib.blake2b(repr((array.shape, array.dtype.str)).encode(), digest_size=16)
-            digest.update(array.reshape(-1).view(np.uint8).data)
-            digests.append(digest.digest())
-        return digests
+        return [digest_of(array) for array in self._host_arrays([self.variables[key] for key in command.variables])]
 
     def _shapes(self, command: Shapes) -> list[tuple[int, ...]]:
         return [tuple(_graphs.get_array(self.variables[key]).shape) for key in command.variables]
+
+
+def digest_of(array: np.ndarray) -> bytes:
+    """A digest of a C-contiguous array: of its shape, its dtype and its values."""
+    digest = hashlib.blake2b(repr((array.shape, array.dtype.str)).encode(), digest_size=16)
+    digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.digest()
 
 
 def _apart(arrays: list[np.ndarray]) -> list[np.ndarray]:

@@ -11,9 +11,11 @@ from synkhronos._session.parts import Future
 from synkhronos._session.recording import sequence
 from synkhronos._session.replicas import distances
 from synkhronos._session.session import Session
+from synkhronos._session.shards import Origin, origin_of
 
 __all__ = [
     "Future",
+    "Origin",
     "Profile",
     "Session",
     "close",
@@ -25,6 +27,7 @@ __all__ = [
     "get_n_gpu",
     "held",
     "memory",
+    "origin_of",
     "profile",
     "sequence",
     "session",

@@ -57,7 +57,8 @@ class Dispatcher:
     timeout : float or None
         Seconds that a rank may take for a command.
     restore : callable, optional
-        ``restore(ranks)`` gives new workers all that a rank must hold; with it, workers that die are replaced.
+        ``restore(ranks)`` gives new workers all that a rank must hold, and returns the shared variables of which rows
+        are lost; with it, workers that die are replaced.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Dispatcher:
         replica: Replica,
         ledger: Ledger,
         timeout: float | None,
-        restore: Callable[[tuple[int, ...]], None] | None,
+        restore: Callable[[tuple[int, ...]], list[Any]] | None,
     ) -> None:
         self.lock = threading.RLock()
         self.broken: str | None = None  # why
@@ -233,15 +234,19 @@ class Dispatcher:
             del inherited
         assert self._restore is not None
         try:
-            self._restore(ranks)
+            lost = self._restore(ranks)
         except WorkerRestarted as another:
             ranks += another.ranks
+            lost = another.lost
         self._restarts = 0
         log(logging.WARNING, "%s; it was replaced", error)
+        names = ", ".join(f'"{var}"' for var in lost)
+        state = f", but its rows of {names} are lost: scatter or set them again" if lost else ", and the next call will work"
         raise WorkerRestarted(
-            f"{error}; it was replaced, and the next call will work. This call was not completed, and "
-            "ranks may differ: synkhronos.broadcast(shared_vars) gives all of them the master's values.",
+            f"{error}; it was replaced{state}. This call was not completed, and ranks may differ: "
+            "synkhronos.broadcast(shared_vars) gives all of them the master's values of variables that were not scattered.",
             ranks,
+            lost,
         ) from error
 
     def _describe(self, command: Command | None) -> str:

@@ -57,6 +57,10 @@ class Replicas:
         for var in variables:
             self._data.add(var.container)
 
+    def is_data(self, var: Any) -> bool:
+        """Whether a variable holds data, of which each rank may have another part."""
+        return var.container in self._data
+
     def note_parts(self, variables: Sequence[Any], are_parts: bool = True) -> None:
         """These variables were scattered, or (if not ``are_parts``) made equal on all ranks."""
         for var in variables:

@@ -7,6 +7,7 @@ memory, good until the next command, so callers combine them while they hold `Se
 
 from __future__ import annotations
 
+import functools
 import os
 import weakref
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ from synkhronos._session.library import Library
 from synkhronos._session.options import Options
 from synkhronos._session.parts import Sequencer
 from synkhronos._session.replicas import Replicas
+from synkhronos._session.shards import Shards
 from synkhronos._team import TRANSFERS, Team, kind_of
 
 __all__ = ["Session", "segments"]
@@ -60,6 +62,7 @@ class Session:
         self.profile: Any = None  # the one that is being filled
         self.sequencer = Sequencer(self)
         self.run, self.submit = self.sequencer.run, self.sequencer.submit
+        self.shards: Shards | None = None
         self._replicate_rng = options.replicate_rng
         self._ledger = Ledger(segments, self._make_room, len(devices) - 1)
         self.restage = self._ledger.restage
@@ -79,8 +82,13 @@ class Session:
             self.shapes = self._extents.of
             self.replicas = Replicas(self.replica.variables, self.run, master_rank, options.check_replicas)
             self._library = Library(self.replica, self._ledger, self._load)
-            restore = self._library.restore if options.restart_workers else None
+            restore = self._restore if options.restart_workers else None
             self._dispatcher = Dispatcher(self._team, self.replica, self._ledger, options.timeout, restore)
+            self._send = self._dispatcher.issue
+            if options.restart_workers:
+                stage = functools.partial(self._stage, place=0)
+                self.shards = Shards(self.replica, self.n_ranks, self._send, stage)
+                self._send = self.shards.issue
             self.lock = self._dispatcher.lock
             self.check_usable = self._dispatcher.check_usable
             self.in_a_call: Callable[[], bool] = self.lock._is_owned  # type: ignore[attr-defined]
@@ -120,7 +128,7 @@ class Session:
         with self.lock:
             self._library.forget_what_ended()
             self._extents.see(command)
-            return self._dispatcher.issue(command)
+            return self._send(command)
 
     # -- shared variables
 
@@ -221,6 +229,13 @@ class Session:
         refs = self._stage([np.frombuffer(bundle.pickled, dtype=np.uint8), *bundle.buffers], 0)
         self.issue(Load(refs[0], tuple(refs[1:]), self._replicate_rng, ranks))
         self._ledger.trim()
+
+    def _restore(self, ranks: tuple[int, ...]) -> list[Any]:
+        """Give new workers all that a rank must hold; returns the variables of which rows are lost."""
+        assert self.shards is not None
+        self._library.restore(ranks)
+        self.shards.restore(ranks)
+        return self.shards.lost()
 
     # -- the end
 

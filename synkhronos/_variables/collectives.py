@@ -18,6 +18,7 @@ from synkhronos._progress import progress
 from synkhronos._rank import AllGather, Get, Nccl
 from synkhronos._team import COLLECTIVES
 from synkhronos._variables.replicated import (
+    as_list,
     check_shapes,
     like,
     match,
@@ -66,7 +67,7 @@ def broadcast(shared_vars: Variables, values: Any = None, nccl: bool = True) -> 
         if rest:
             workers = tuple(rank for rank in range(session.n_ranks) if rank != session.master_rank)
             put(session, rest, [_graphs.host_array(var) for var in rest], ranks=workers)
-        _graphs.note_told(variables)
+        _graphs.note_sent(variables)
         session.replicas.note_parts(variables, are_parts=False)
 
 
@@ -92,12 +93,12 @@ def scatter(shared_vars: Variables, values: Any, batch: Any = None) -> None:
     """
     session, variables = start("scatter", shared_vars, to_set=True)
     with session.lock, session.timeline.call("scatter"):
-        values = match(shared_vars, variables, values)
+        matched = match(shared_vars, variables, values)
         for var in variables:
             if var.ndim == 0:
                 raise ValueError(f"scatter: {var} is 0-dimensional")
         with progress("scattering"):
-            put(session, variables, values, batch=batch, split=True)
+            put(session, variables, matched, batch=batch, split=True, given=as_list(shared_vars, values))
         session.replicas.note_parts(variables)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, Callable
 
@@ -11,11 +12,12 @@ from synkhronos import _graphs
 from synkhronos._collectives import OPS
 from synkhronos._data import Data, condition
 from synkhronos._engine import TITLE, is_device_array
-from synkhronos._partition import Rows, Selection, select, shares
+from synkhronos._partition import Rows, Selection, select, shares, take
 from synkhronos._rank import Put, Source
-from synkhronos._session import Session, current
+from synkhronos._session import Origin, Session, current, origin_of
 
 __all__ = [
+    "as_list",
     "check_rank",
     "check_shapes",
     "check_weights",
@@ -68,6 +70,11 @@ def like(shared_vars: Any, results: list[Any]) -> Any:
     return results if isinstance(shared_vars, (list, tuple)) else results[0]
 
 
+def as_list(shared_vars: Any, values: Any) -> list[Any]:
+    """Values as a list, as many as there are variables."""
+    return list(values) if isinstance(shared_vars, (list, tuple)) else [values]
+
+
 def match(shared_vars: Any, variables: Sequence[Any], values: Any) -> list[Any]:
     """One value for each variable, as Data or as an array of the variable's dtype."""
     if not isinstance(shared_vars, (list, tuple)):
@@ -93,10 +100,12 @@ def put(
     ranks: tuple[int, ...] | None = None,
     batch: Any = None,
     split: bool = False,
+    given: Sequence[Any] | None = None,
 ) -> None:
     """Set variables on some ranks to (rows of) values; ``split`` gives each rank its share of the rows.
 
-    In a sequence it is recorded.
+    In a sequence it is recorded. ``given`` is what the program passed, where ranks get rows of their own; the default
+    means that all ranks get the same values.
     """
     if batch is not None and any(value.ndim == 0 for value in values):
         raise ValueError("batch picks rows, but a value is 0-dimensional")
@@ -116,7 +125,26 @@ def put(
     if split:
         split_rows = tuple(tuple(shares(len(chosen), session.n_ranks)) for chosen in rows if chosen is not None)
     session.sequencer.keep([*variables, *(value.memory for value in values if isinstance(value, Data))])
-    session.submit(Put(session.keys(variables), tuple(sources), split_rows, ranks), no_value)
+    command = Put(session.keys(variables), tuple(sources), split_rows, ranks)
+    shards = session.shards
+    if shards is None:
+        session.submit(command, no_value)
+    elif given is None:
+        session.submit(command, lambda results: shards.forget(variables))
+    else:
+        own = [i for i, var in enumerate(variables) if split or shards.tracks(var) or session.replicas.is_data(var)]
+        arrays_again = [origin_of(given[i], values[i]) for i in own]
+        digests = session.keys([variables[i] for i in own])
+
+        def note(results: Sequence[Any]) -> None:
+            for place, (i, array) in enumerate(zip(own, arrays_again)):
+                for rank in range(session.n_ranks) if ranks is None else ranks:
+                    chosen = rows[i]
+                    if split_rows is not None and chosen is not None:
+                        chosen = take(chosen, split_rows[i][rank])
+                    shards.note(variables[i], rank, Origin(array, chosen, results[rank][place]))
+
+        session.submit(dataclasses.replace(command, digests=digests), note)
 
 
 def no_value(results: Sequence[Any]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from synkhronos._keywords import checks_keywords
 from synkhronos._rank import Get
 from synkhronos._team import TRANSFERS
-from synkhronos._variables.replicated import check_rank, like, match, put, start
+from synkhronos._variables.replicated import as_list, check_rank, like, match, put, start
 from synkhronos.typing import Variables
 
 __all__ = ["get_lengths", "get_shapes", "get_value", "set_value"]
@@ -38,8 +38,8 @@ def set_value(rank: int, shared_vars: Variables, values: Any, batch: Any = None)
     """
     session, variables = start("set_value", shared_vars, to_set=True)
     with session.lock, session.timeline.call("set_value"):
-        values = match(shared_vars, variables, values)
-        put(session, variables, values, ranks=(check_rank(session, rank),), batch=batch)
+        matched, given = match(shared_vars, variables, values), as_list(shared_vars, values)
+        put(session, variables, matched, ranks=(check_rank(session, rank),), batch=batch, given=given)
 
 
 @checks_keywords

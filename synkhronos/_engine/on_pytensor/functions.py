@@ -25,6 +25,7 @@ __all__ = [
     "SHAPES_ONLY",
     "TAKES_SUBSETS",
     "Container",
+    "Function",
     "In",
     "Out",
     "Running",
@@ -33,6 +34,7 @@ __all__ = [
     "make_printable",
     "rebuilt",
     "running_parts",
+    "updated_storage",
 ]
 
 #: The arguments of `pytensor.function`.
@@ -125,6 +127,14 @@ def running_parts(function: Any) -> Running | None:
     does_all = not getattr(vm, "need_update_inputs", True)
     emptied = [*(cell for _, cell in taken), *left]
     return Running(execute if does_all else compute, taken, function._n_returned_outputs, emptied, explain)
+
+
+def updated_storage(function: Any) -> Sequence[list[Any]]:
+    """The storage lists to which a call of a compiled function writes its updates."""
+    if not function._has_updates:
+        return ()
+    pairs = zip(function.maker.expanded_inputs, function.input_storage)
+    return [container.storage for spec, container in pairs if spec.update is not None]
 
 
 def machine(function: Any) -> Any:

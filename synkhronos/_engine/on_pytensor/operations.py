@@ -12,6 +12,8 @@ from pytensor.gradient import DisconnectedType, disconnected_type
 from pytensor.graph import op as _op
 from pytensor.graph.rewriting.basic import GraphRewriter
 
+from synkhronos._engine.on_pytensor.linkage import bind_locally
+
 __all__ = ["Op", "tell_numba", "within"]
 
 _here = threading.local()  # the operations of the function that this thread executes
@@ -79,10 +81,12 @@ def performed(kind: type, properties: tuple[Any, ...], n_outputs: int, inputs: S
 def tell_numba() -> None:
     """Have numba run operations of this kind in Python; what it compiles is kept by kind and properties.
 
-    Each process must be told before it links a function that has some.
+    Each process must be told before it links a function. What numba compiles is bound to its own code, see `linkage`.
     """
     import numba
     from pytensor.link.numba.dispatch.basic import get_numba_type, numba_njit, register_funcify_default_op_cache_key
+
+    bind_locally()
 
     @register_funcify_default_op_cache_key(Op)
     def compiled(op: Any, node: Any, **_: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import theano
 from theano import In, Out
 from theano.compile.function import function as compile_function  # programs may set theano.function to synk.function
+from theano.compile.function_module import Function
 from theano.compile.pfunc import rebuild_collect_shared
 from theano.gof import Query
 from theano.gof.link import Container, raise_with_op
@@ -20,6 +21,7 @@ __all__ = [
     "SHAPES_ONLY",
     "TAKES_SUBSETS",
     "Container",
+    "Function",
     "In",
     "Out",
     "Running",
@@ -28,6 +30,7 @@ __all__ = [
     "make_printable",
     "rebuilt",
     "running_parts",
+    "updated_storage",
 ]
 
 #: The arguments of `theano.function`.
@@ -84,6 +87,14 @@ def running_parts(function: Any) -> Running | None:
             raise_with_op(fn.nodes[where], thunk, storage_map=getattr(fn, "storage_map", None))
 
     return Running(fn, taken, function.n_returned_outputs, [*(cell for _, cell in taken), *left], explain)
+
+
+def updated_storage(function: Any) -> Sequence[list[Any]]:
+    """The storage lists to which a call of a compiled function writes its updates."""
+    if function.n_returned_outputs == len(function.output_storage):
+        return ()
+    pairs = zip(function.maker.expanded_inputs, function.input_storage)
+    return [container.storage for spec, container in pairs if spec.update is not None]
 
 
 def machine(function: Any) -> Any:

@@ -45,7 +45,7 @@ class Scattered:
         """Give each rank its rows of the value, unless they are there."""
         value = _value_of(self.source)
         if value is not self._sent:
-            synkhronos.scatter(self.variable, np.ascontiguousarray(np.moveaxis(value, self._axis, 0)))
+            synkhronos.scatter(self.variable, np.moveaxis(value, self._axis, 0))  # a view, from which it is restored
             self._sent = value
 
 

@@ -1,0 +1,243 @@
+"""Track where each rank's rows of scattered variables came from, to give them to a new worker or to report their loss.
+
+Only sessions with ``restart_workers`` do this. The array that was scattered is held weakly, with a digest of each rank's
+rows: they are restored if the array still exists and its rows are the same to the bit. What a rank alone had (rows of
+an array that is gone or was changed, or that an update has changed since) is lost with its worker; each use of the
+variable is then an error until the rows are set again.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple
+
+import numpy as np
+
+from synkhronos import _graphs
+from synkhronos._partition import Rows, Selection
+from synkhronos._rank import (
+    AllGather,
+    AllReduce,
+    Call,
+    Command,
+    Digest,
+    Get,
+    InOrder,
+    Put,
+    Reduce,
+    Replica,
+    Shapes,
+    Source,
+    digest_of,
+)
+from synkhronos.errors import SessionError
+
+__all__ = ["Origin", "Shards", "origin_of"]
+
+
+class Origin(NamedTuple):
+    """Where one rank's rows of a variable came from.
+
+    Parameters
+    ----------
+    array : callable
+        Returns the program's array, ``None`` if it is gone.
+    rows : Rows, array or None
+        Which rows of it; ``None``: the full array.
+    digest : bytes
+        Of the rows as the rank got them.
+    """
+
+    array: Callable[[], Any]
+    rows: Selection | None
+    digest: bytes
+
+    def read(self, dtype: Any) -> np.ndarray | None:
+        """The rows; ``None`` if the array is gone or they are not the same any more."""
+        array = self.array()
+        if array is None:
+            return None
+        if isinstance(self.rows, Rows):
+            array = array[slice(*self.rows.bounds)]
+        elif self.rows is not None:
+            if len(self.rows) and self.rows.max() >= len(array):
+                return None
+            array = array[self.rows]
+        value = np.array(array, dtype, order="C")
+        return value if digest_of(value) == self.digest else None
+
+
+def origin_of(given: Any, value: Any) -> Callable[[], Any]:
+    """Return what gives an array of the program again, without keeping it alive.
+
+    Parameters
+    ----------
+    given : object
+        What the program passed.
+    value : numpy.ndarray or Data
+        What became of it; the same object unless it was converted.
+    """
+    if not isinstance(value, np.ndarray) and given is value:  # Data
+        data = weakref.ref(value)
+        return lambda: None if data() is None else data().data
+    array = given if isinstance(given, np.ndarray) else value
+    owner = array
+    while isinstance(owner.base, np.ndarray):  # a view, X[:100], may be gone while the array exists
+        owner = owner.base
+    found, n_bytes = weakref.ref(owner), owner.nbytes
+    offset = _address(array) - _address(owner)
+    shape, strides, dtype = array.shape, array.strides, array.dtype.str
+
+    def read() -> Any:
+        owner = found()
+        if owner is None or owner.nbytes != n_bytes:
+            return None
+        return np.asarray(_View(owner, (_address(owner) + offset, True), shape, strides, dtype))
+
+    return read
+
+
+def _address(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]
+
+
+class _View:
+    """A view of an array's memory, as NumPy takes it."""
+
+    def __init__(self, owner: Any, data: tuple[int, bool], shape: Any, strides: Any, dtype: str) -> None:
+        self._owner = owner
+        self.__array_interface__ = {"version": 3, "data": data, "shape": shape, "strides": strides, "typestr": dtype}
+
+
+class Shards:
+    """The rows that ranks have of scattered variables.
+
+    Parameters
+    ----------
+    replica : Replica
+        The controller's.
+    n_ranks : int
+    issue : callable
+        Has every rank execute a command.
+    stage : callable
+        ``stage(arrays)`` copies arrays to where every rank can read them.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        n_ranks: int,
+        issue: Callable[[Command], list[Any]],
+        stage: Callable[[Sequence[np.ndarray]], Sequence[Any]],
+    ) -> None:
+        self._replica, self._n_ranks, self._issue, self._stage = replica, n_ranks, issue, stage
+        self._all = frozenset(range(n_ranks))
+        # by container: for each rank where its rows came from (None: only the rank has them); the ranks whose are lost
+        self._origins: Any = weakref.WeakKeyDictionary()
+        self._lost: Any = weakref.WeakKeyDictionary()
+        self._harmless: set[int] = set()  # functions that update no variable with an origin
+        self._waiting: set[int] = set()  # ranks whose new workers still wait for their rows
+
+    def tracks(self, var: Any) -> bool:
+        """Whether ranks have rows of their own of a variable."""
+        return var.container in self._origins
+
+    def note(self, var: Any, rank: int, origin: Origin) -> None:
+        """Record where the rows came from that a rank now has."""
+        self._origins[var.container][rank] = origin
+        self._harmless.clear()
+
+    def forget(self, variables: Sequence[Any]) -> None:
+        """Record that variables have the same value on all ranks."""
+        for var in variables:
+            self._origins.pop(var.container, None)
+
+    def issue(self, command: Command) -> list[Any]:
+        """Have every rank execute a command.
+
+        Raises
+        ------
+        SessionError
+            If it uses rows that are lost; nothing is sent then.
+        """
+        if not self._origins and not isinstance(command, (Put, InOrder)):
+            return self._issue(command)
+        lost = {container: set(ranks) for container, ranks in self._lost.items()}
+        equal: list[Any] = []
+        for part in command.parts if isinstance(command, InOrder) else (command,):
+            self._follow(part, lost, equal)
+        results = self._issue(command)
+        self.forget(equal)
+        self._lost = weakref.WeakKeyDictionary({container: ranks for container, ranks in lost.items() if ranks})
+        return results
+
+    def _follow(self, command: Command, lost: dict[Any, set[int]], equal: list[Any]) -> None:
+        """Check what a command uses, and forget the origins of what it changes; it may fail, so for all ranks."""
+        if isinstance(command, Call):
+            if lost:
+                self._check(self._used(command, _graphs.shared_variables_of), self._all, lost)
+            if command.function not in self._harmless:
+                for var in self._used(command, _graphs.updated_variables):
+                    self._change(var, self._all)
+                self._harmless.add(command.function)
+        elif isinstance(command, Put):
+            ranks = self._all if command.ranks is None else frozenset(command.ranks)
+            for key, var in zip(command.variables, self._variables(command.variables)):
+                if key in command.digests and not self.tracks(var):
+                    self._origins[var.container] = [None] * self._n_ranks
+                self._change(var, ranks)
+                lost.get(var.container, set()).difference_update(ranks)
+        elif isinstance(command, (AllGather, AllReduce, Digest, Get, Reduce, Shapes)):
+            asked = command.ranks if isinstance(command, Get) else None
+            variables = self._variables(command.variables)
+            self._check(variables, self._all if asked is None else frozenset(asked), lost)
+            if isinstance(command, (AllGather, AllReduce)):
+                for var in variables:
+                    self._change(var, self._all)
+                equal += variables
+
+    def _variables(self, keys: Sequence[int]) -> list[Any]:
+        return [self._replica.variables[key] for key in keys]
+
+    def _used(self, call: Call, variables_of: Callable[[Any], list[Any]]) -> list[Any]:
+        """Some variables of the functions of a call, and all those that it updates."""
+        keys = (call.function, *(() if call.follow is None else (call.follow.function,)))
+        variables = [var for key in keys for var in variables_of(self._replica.functions[key])]
+        return [*variables, *self._variables(call.updated)]
+
+    def _change(self, var: Any, ranks: frozenset[int]) -> None:
+        """Record that these ranks may have other rows of a variable than those that were scattered."""
+        if self.tracks(var):
+            for rank in ranks:
+                self._origins[var.container][rank] = None
+
+    def _check(self, variables: Sequence[Any], ranks: frozenset[int], lost: dict[Any, set[int]]) -> None:
+        for var in variables:
+            gone = sorted(ranks & lost.get(var.container, set()))
+            if gone:
+                raise SessionError(
+                    f'the rows of "{var}" that rank {gone[0]} had are lost: its worker died, and the array '
+                    "that they came from is gone or has changed. Scatter the variable again, or set the rows by "
+                    f"synkhronos.set_value({gone[0]}, ...)"
+                )
+
+    def restore(self, ranks: Sequence[int]) -> None:
+        """Give new workers their rows again; record as lost what cannot be restored."""
+        self._waiting.update(ranks)
+        while self._waiting:  # if a worker dies meanwhile, all that wait are served before the error arrives here
+            rank = min(self._waiting)
+            for key, var in self._replica.variables.items().items():
+                if self.tracks(var):
+                    origin = self._origins[var.container][rank]
+                    value = None if origin is None else origin.read(var.dtype)
+                    if value is None:
+                        self._lost.setdefault(var.container, set()).add(rank)
+                    else:
+                        (ref,) = self._stage([value])
+                        self._issue(Put((key,), (Source(ref, None),), None, (rank,)))
+            self._waiting.discard(rank)
+
+    def lost(self) -> list[Any]:
+        """The variables of which rows are lost."""
+        return [var for var in self._replica.variables.items().values() if var.container in self._lost]
