@@ -1,0 +1,227 @@
+"""Small graphs for each operation with a sharding rule: values and shapes on ranks are those of the serial program.
+
+A `Case` is an operation on inputs whose axes have labels, as in `numpy.einsum`; axes of one label are equally long. It is
+divided once for each way to lay rows on one input or on a pair of them: along an axis, as part of a longer axis, or
+summed over. `tests/sharding_cases.py` has the cases of each operation.
+
+    python tests/sharding_programs.py [SHARE [FAMILY ...]]
+
+runs all of them, or a share (such as 0.1), of all families or of some. With ``SYNKHRONOS_CHECK_SHARDING=1`` each node also checks its shape.
+"""
+
+import collections
+import itertools
+import random
+import sys
+import time
+import traceback
+import warnings
+import zlib
+
+import numpy as np
+from divided import Divided, evaluate, shares
+from engine import T, on_theano
+
+from synkhronos._engine import TensorType
+from synkhronos._exact.placements import Replicate, Shard
+from synkhronos._exact.rules import MAKERS, RULES
+
+N_ROWS = 5
+#: Lengths of axes by their labels: upper-case ones are those of operations that need a certain length.
+LENGTHS = {"a": 2, "b": 3, "c": 4, "d": 6, "e": 2, "X": 6, "Y": 7, "K": 2, "u": 1, "1": 1}
+#: What a serial program raises for a graph that makes no sense.
+SENSELESS = (ValueError, IndexError, AssertionError, TypeError, NotImplementedError, ArithmeticError)
+
+_DTYPES = {"f": "float64", "p": "float64", "s": "float32", "i": "int64", "q": "int64", "y": "int32", "B": "bool"}
+
+
+class Case:
+    """An operation on inputs with labelled axes.
+
+    Parameters
+    ----------
+    labels : str
+        Of each input's axes, apart by blanks; ``"1"`` is a broadcastable axis, ``"."`` an input without axes.
+    build : callable
+        Of the inputs it makes an output, or several.
+    kinds : str
+        Of each input's values: ``f`` floats, ``p`` positive ones, ``s`` float32, ``i`` indices, ``q`` integers, ``y``
+        classes, ``B`` bools. By default floats.
+    thorough : bool
+        Whether rows also lie inside of longer axes, and are summed over.
+    """
+
+    def __init__(self, labels, build, kinds="", thorough=None):
+        self.labels = [each.strip(".") for each in labels.split()]
+        self.build = build
+        self.kinds = kinds or "f" * len(self.labels)
+        self.thorough = sum(map(len, self.labels)) <= 4 if thorough is None else thorough
+        self.family = ""
+
+    def placements(self):
+        """Each way to lay rows on one input or on two: a dict from places of inputs to (how, axis)."""
+        options = []
+        for labels in self.labels:
+            axes = [axis for axis, label in enumerate(labels) if label not in "1u"]
+            hows = ("rows", "inner", "outer") if self.thorough else ("rows",)
+            options.append([(how, axis) for how in hows for axis in axes] + [("sum", None)] * self.thorough)
+        for i, own in enumerate(options):
+            yield from ({i: one} for one in own)
+        for i, j in itertools.combinations(range(len(options)), 2):
+            yield from ({i: one, j: other} for one, other in itertools.product(options[i], options[j]))
+
+    def lengths(self, placement, alike):
+        """The lengths of labels; ``None`` where rows would have two. ``alike``: all others are as many as the rows."""
+        found = {}
+        for i, (how, axis) in placement.items():
+            if axis is not None:
+                length = N_ROWS if how == "rows" else 2 * N_ROWS
+                if found.setdefault(self.labels[i][axis], length) != length:
+                    return None
+        others = {label: N_ROWS if alike and label in "abcde" else length for label, length in LENGTHS.items()}
+        return {**others, **found}
+
+
+class Program:
+    """A case with rows laid in one way: a graph, values of its inputs, and which of these are divided."""
+
+    def __init__(self, case, placement, alike=False):
+        self.case, self.placement, self.alike = case, placement, alike
+        self.given, self.sharded = {}, {}
+        lengths = case.lengths(placement, alike)
+        self.is_possible = lengths is not None
+        if self.is_possible:
+            seed = f"{case.family} {case.labels} {sorted(placement.items())} {alike}"
+            self.rng = np.random.default_rng(zlib.crc32(seed.encode()))
+            inputs = [self._input(i, labels, lengths) for i, labels in enumerate(case.labels)]
+            outputs = case.build(*inputs)
+            self.outputs = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+
+    def __str__(self):
+        what = " ".join(labels or "." for labels in self.case.labels)
+        return f"{self.case.family}: {what} of {self.case.kinds}, rows {self.placement}" + ", alike" * self.alike
+
+    def _input(self, i, labels, lengths):
+        kind, name = self.case.kinds[i], f"input {i}"
+        how, axis = self.placement.get(i, ("", None))
+        shape = [lengths[label] for label in labels]
+        if how == "sum":
+            extra = self._new(kind, [N_ROWS, *shape], [False, *(label == "1" for label in labels)], 0, name)
+            return extra.sum(0, dtype=extra.dtype) if kind != "B" else extra.any(0)
+        ones = [label == "1" for label in labels]
+        if how in ("inner", "outer"):
+            split = [N_ROWS, 2] if how == "inner" else [2, N_ROWS]
+            place = axis + (how == "outer")
+            full, flags = [*shape[:axis], *split, *shape[axis + 1 :]], [*ones[:axis], False, False, *ones[axis + 1 :]]
+            extra = self._new(kind, full, flags, place, name)
+            sizes = [extra.shape[k] for k in range(extra.ndim)]
+            joined = extra.reshape([*sizes[:axis], sizes[axis] * sizes[axis + 1], *sizes[axis + 2 :]], ndim=len(shape))
+            return T.addbroadcast(joined, *[k for k, one in enumerate(ones) if one]) if any(ones) else joined
+        return self._new(kind, shape, ones, axis if how else None, name)
+
+    def _new(self, kind, shape, ones, axis, name):
+        """An input variable, with its value."""
+        dtype = _DTYPES[kind]
+        lengths = ones if on_theano else tuple(1 if one else None for one in ones)
+        variable = T.TensorType(dtype, lengths)(name)
+        if kind in "iy":
+            value = self.rng.integers(0, 2, shape)
+        elif kind in "qB":
+            value = self.rng.integers(-3, 4, shape) if kind == "q" else self.rng.integers(0, 2, shape)
+        else:
+            value = self.rng.normal(size=shape)
+        self.given[variable] = np.asarray(abs(value) + 0.1 if kind == "p" else value, dtype)
+        if axis is not None:
+            self.sharded[variable] = axis
+        return variable
+
+    def check(self, ranks=(1, 2, 3)):
+        """Compare what ranks compute with the serial program; returns the walk, or nothing if that makes no sense."""
+        given = {variable: [value] for variable, value in self.given.items()}
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                serial = evaluate(self.outputs, given, in_step=True)
+            except SENSELESS:
+                return None
+            divided = Divided(self.outputs, self.sharded)
+            serial = {variable: value for variable, value in serial.items() if divided.walk.knows(variable)}
+            for n_ranks in ranks:
+                divided.compare(self.given, serial, shares(N_ROWS, n_ranks, "uneven" if n_ranks == 3 else "even"))
+        return divided.walk
+
+
+def programs(cases, share=1.0, seed=0):
+    """All programs of some cases, or a random share of them."""
+    pick = random.Random(seed)
+    for case in cases:
+        for placement in case.placements():
+            is_plain = all(how == "rows" for how, _ in placement.values())
+            for alike in (False, True) if is_plain else (False,):
+                if share >= 1 or pick.random() < share:
+                    program = _made(case, placement, alike)
+                    if program is not None:
+                        yield program
+
+
+def _made(case, placement, alike):
+    """A program; nothing where the engine cannot build it, or rows would have two lengths."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            program = Program(case, placement, alike)
+        except SENSELESS:
+            return None
+    return program if program.is_possible and program.sharded else None
+
+
+class Applied:
+    """Which rules were applied: to how many nodes of each kind they gave placements, and to how many a reason."""
+
+    def __init__(self):
+        self.divided, self.gathered, self.compared = collections.Counter(), collections.Counter(), 0
+
+    def note(self, walk):
+        """Count the nodes of a divided graph."""
+        self.compared += 1
+        reasons = {node for node, _ in walk.gathered}
+        seen = set()
+        for variable, _ in walk.items():
+            node = variable.owner
+            if node is None or node in seen or not all(map(walk.knows, node.inputs)):
+                continue
+            seen.add(node)
+            is_whole = all(isinstance(walk.placement(one), Replicate) for one in node.inputs)
+            if node in reasons:
+                self.gathered[type(node.op)] += 1
+            elif type(node.op) in (MAKERS if is_whole else RULES):
+                made = [walk.placement(one) for one in node.outputs if isinstance(one.type, TensorType)]
+                self.divided[type(node.op)] += not is_whole or any(isinstance(one, Shard) for one in made)
+
+
+def main(names, share):
+    """Run a share of the programs of some families, or of all; returns how many are wrong."""
+    from sharding_cases import FAMILIES
+
+    wrong, total, started = [], 0, time.monotonic()
+    for name in names or FAMILIES:
+        began, applied = time.monotonic(), Applied()
+        for program in programs(FAMILIES[name].cases, share, random.randrange(2**31)):
+            try:
+                walk = program.check()
+            except Exception:
+                wrong.append(str(program))
+                print(f"{program}\n{traceback.format_exc(limit=-4)}", flush=True)
+                continue
+            if walk is not None:
+                applied.note(walk)
+        total += applied.compared
+        kinds = ", ".join(f"{kind.__name__} {n}" for kind, n in applied.divided.items() if kind in FAMILIES[name].ops)
+        print(f"{name}: {applied.compared} in {time.monotonic() - began:.0f} s; divided: {kinds}", flush=True)
+    print(f"{total} programs in {time.monotonic() - started:.0f} s; {len(wrong)} wrong")
+    print(*wrong[:200], sep="\n")
+    return len(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[2:], float(sys.argv[1]) if sys.argv[1:] else 1.0) > 0)
