@@ -27,6 +27,7 @@ from synkhronos._rank.commands import (
 from synkhronos._rank.crew import start_ranks
 from synkhronos._rank.messages import Arrays, Decoder, Encoder, Envelope, Failure, Release, summarize
 from synkhronos._rank.replica import Replica
+from synkhronos._rank.seeding import digest_of_states, set_apart
 
 __all__ = [
     "AllGather",
@@ -56,6 +57,8 @@ __all__ = [
     "Shapes",
     "Source",
     "borrowed",
+    "digest_of_states",
+    "set_apart",
     "start_ranks",
     "summarize",
 ]
