@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from synkhronos._engine import TensorType, known_lengths, ops, with_broadcastable
+from synkhronos._engine import TensorType, ancestors, known_lengths, ops, with_broadcastable
 from synkhronos._engine import copied as node_with
 from synkhronos._exact.placements import Placed, Placement, Replicate, Shard
 
-__all__ = ["copied", "is_broadcast", "is_of_one_sum", "kind_of", "typed"]
+__all__ = ["copied", "is_broadcast", "is_of_one_sum", "is_of_the_user", "kind_of", "typed"]
 
 #: By what an operation computes.
 _COMPUTING = ("perform", "c_code", "make_thunk")
@@ -25,11 +25,46 @@ def kind_of(op: Any) -> type:
     return type(op)
 
 
-def copied(node: Any, inputs: Sequence[Any]) -> list[Any]:
-    """The outputs of a node like this one, of other inputs of the same types."""
+#: The packages whose operations always give the same results for the same inputs.
+_PURE = ("theano", "pytensor", "pymc", "lasagne", "synkhronos")
+
+
+def is_of_the_user(op: Any) -> bool:
+    """Whether an operation, or one within it, is computed by Python code from outside of the known packages.
+
+    What such code does is not known: it may draw from ``np.random``.
+    """
+    if isinstance(op, ops.Blockwise):
+        return is_of_the_user(op.core_op)
+    if isinstance(op, ops.FromFunctionOp):
+        return True
+    if _package_of(op, "perform") not in _PURE and _package_of(op, "c_code") in _PURE:
+        return True
+    inner = {variable.owner for variable in ancestors(ops.inner_outputs(op))} - {None}
+    return any(is_of_the_user(node.op) for node in inner)
+
+
+def _package_of(op: Any, method: str) -> str:
+    """The package that defines a method of an operation; that of the engine where nothing does."""
+    function = getattr(type(op), method, None)
+    return str(getattr(function, "__module__", None) or _PURE[0]).split(".")[0]
+
+
+def copied(node: Any, inputs: Sequence[Any], *, is_serial: bool = False) -> list[Any]:
+    """The outputs of a node like this one, of other inputs.
+
+    Parameters
+    ----------
+    node : Apply
+        Of the user's graph.
+    inputs : list of variables
+        Of the same types, except for static lengths.
+    is_serial : bool
+        Whether the inputs have the values of the serial program, and so the static lengths that it gives them.
+    """
     if all(new is old for new, old in zip(inputs, node.inputs)):
         return list(node.outputs)
-    return node_with(node, inputs)
+    return node_with(node, inputs, is_serial)
 
 
 def is_of_one_sum(variable: Any, placements: Mapping[Any, Placement]) -> bool:

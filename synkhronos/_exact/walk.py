@@ -12,15 +12,17 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from typing import Any, Callable, Union
 
-from synkhronos._engine import T, ancestors, io_toposort, leaves_of
+from synkhronos._engine import T, ancestors, io_toposort, leaves_of, ops
 from synkhronos._exact.checking import ShapeChecks
 from synkhronos._exact.failures import tolerated
 from synkhronos._exact.following import follow
 from synkhronos._exact.lengths import Lengths, Rows
+from synkhronos._exact.lines import described
 from synkhronos._exact.meeting import Collective, Collectives
-from synkhronos._exact.nodes import copied, is_broadcast, is_of_one_sum, kind_of, typed
+from synkhronos._exact.nodes import copied, is_broadcast, is_of_one_sum, is_of_the_user, kind_of, typed
 from synkhronos._exact.part import Part
 from synkhronos._exact.placements import ONE, Partial, Placed, Placement, Replicate, Shard
+from synkhronos._inside import broadcast_outputs
 
 __all__ = ["Rule", "Walk"]
 
@@ -218,6 +220,8 @@ class Walk:
             return  # what is sharded may be a variable inside the graph
         placements = [self._placements[one] for one in node.inputs]
         is_whole = all(isinstance(one, Replicate) for one in placements)
+        if is_whole and ops.inner_outputs(node.op) and is_of_the_user(node.op):
+            is_whole = False  # so that the rule finds the user's operation inside
         kind = type(node.op) if type(node.op) in self._rules else kind_of(node.op)
         rule = (self._makers if is_whole else self._rules).get(kind)
         placed: str | Sequence[Placed] = "there is no rule for it"
@@ -244,6 +248,19 @@ class Walk:
 
     def computed_whole(self, node: Any, reason: str = "") -> list[Placed]:
         """A node of whole inputs: every rank computes what the serial program does."""
-        return [
-            Placed(output, Replicate()) for output in copied(node, [self.whole(one, reason) for one in node.inputs])
-        ]
+        inputs = [self.whole(one, reason) for one in node.inputs]
+        if is_of_the_user(node.op):
+            return self._broadcast(node, inputs)
+        return [Placed(output, Replicate()) for output in copied(node, inputs, is_serial=True)]
+
+    def _broadcast(self, node: Any, inputs: Sequence[Any]) -> list[Placed]:
+        """A node that the controller alone computes, as the serial program does, for all ranks."""
+        if isinstance(node.op, ops.Scan):
+            raise ValueError(
+                f"{described(node.outputs[0])}: a loop whose steps run an operation in Python cannot be divided here. "
+                "Build the function without exact=True, or compute the loop outside of it"
+            )
+        outputs = broadcast_outputs(node, inputs)
+        reason = f"{node.op} is Python code of the program, which the controller alone runs"
+        self.met.append(Collective("broadcast", node.outputs[0], reason, outputs[0]))
+        return [Placed(output, Replicate()) for output in outputs]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from synkhronos._inside.controller import broadcast_outputs
 from synkhronos._inside.counting import Counted
 from synkhronos._inside.cutting import Cut, cut
 from synkhronos._inside.expressions import averaged, gathered, reduced, summed
@@ -24,6 +25,7 @@ __all__ = [
     "Standing",
     "after_meetings",
     "averaged",
+    "broadcast_outputs",
     "collectives_of",
     "cut",
     "depends_on",

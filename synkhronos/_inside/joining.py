@@ -22,7 +22,7 @@ from synkhronos._engine import (
     register,
 )
 from synkhronos._inside.ops import UNNUMBERED, Collective
-from synkhronos._inside.standing import GATHER
+from synkhronos._inside.standing import BROADCAST, GATHER
 
 __all__: list[str] = []
 
@@ -103,7 +103,7 @@ class _WorkInPlace(Rewriter):
 
 def _may_change(node: Any, i: int, x: Any) -> bool:
     is_own = x.owner is not None and sum(x is other for other in node.inputs) == 1
-    return is_own and node.op.ops[i] != GATHER and node.outputs[i].dtype == x.dtype
+    return is_own and node.op.ops[i] not in (GATHER, BROADCAST) and node.outputs[i].dtype == x.dtype
 
 
 register("synkhronos_join_collectives", _Join(), AFTER_MERGES, "fast_run", "fast_compile")

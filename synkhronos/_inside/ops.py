@@ -14,11 +14,14 @@ import numpy as np
 from synkhronos._collectives import OPS, result_dtype
 from synkhronos._engine import Apply, Op, T, length_along, retyped
 from synkhronos._inside.gradients import gradient
-from synkhronos._inside.standing import GATHER, current
+from synkhronos._inside.standing import BROADCAST, GATHER, current
 
 __all__ = ["UNNUMBERED", "Collective"]
 
 UNNUMBERED = -1
+
+#: The ops that take rows as they are.
+_OF_ROWS = (GATHER, BROADCAST)
 
 _contiguous = functools.partial(np.asarray, order="C")
 
@@ -31,7 +34,8 @@ class Collective(Op):
     Parameters
     ----------
     ops : tuple of str
-        For each input a key of `OPS`, or ``"gather"`` (concatenation on axis 0, in rank order).
+        For each input a key of `OPS`, ``"gather"`` (concatenation on axis 0, in rank order), or ``"broadcast"`` (the
+        rows that the controller has).
     inplace : tuple of int
         The inputs whose memory takes the results.
     number : int
@@ -95,7 +99,7 @@ class Collective(Op):
         """Reductions keep shapes; how long a gathered array is, is known when it is there."""
         found = []
         for op, shape, output in zip(self.ops, shapes, node.outputs):
-            gathered = () if op != GATHER else (length_along(output, 0),)
+            gathered = (length_along(output, 0),) if op in _OF_ROWS else ()
             found.append((*gathered, *shape[len(gathered) :]))
         return found
 
@@ -122,7 +126,7 @@ class Collective(Op):
 
 
 def _type_of(x: Any, op: str) -> Any:
-    if op == GATHER:
+    if op in _OF_ROWS:
         return retyped(x, free=(0,))
     if op not in OPS:
         raise ValueError(f"unknown op {op!r}; expected one of {', '.join(map(repr, (*OPS, GATHER)))}")
@@ -130,4 +134,4 @@ def _type_of(x: Any, op: str) -> Any:
 
 
 def _dtype_of(x: Any, op: str) -> Any:
-    return x.dtype if op == GATHER else result_dtype(np.dtype(x.dtype), op)
+    return x.dtype if op in _OF_ROWS else result_dtype(np.dtype(x.dtype), op)

@@ -24,9 +24,10 @@ from synkhronos.errors import CollectiveAborted, WorkerDied, WorkerTimeout
 if TYPE_CHECKING:
     from synkhronos._team import Timeline
 
-__all__ = ["GATHER", "Standing", "current"]
+__all__ = ["BROADCAST", "GATHER", "Standing", "current"]
 
 GATHER = "gather"
+BROADCAST = "broadcast"  # of bytes, or of other rows: all ranks get the controller's
 
 _logger = logging.getLogger("synkhronos")
 _here = threading.local()
@@ -43,11 +44,10 @@ class Standing:
 
     Parameters
     ----------
-    rank, n_ranks : int
+    rank, n_ranks, controller : int
+        This rank, how many there are, and the one in which the program runs.
     transport : SharedMemoryTransport
     timeline : Timeline
-    tells : bool
-        Whether this rank logs what it does.
 
     Attributes
     ----------
@@ -59,15 +59,15 @@ class Standing:
     """
 
     def __init__(
-        self, rank: int, n_ranks: int, transport: SharedMemoryTransport, timeline: Timeline, *, tells: bool
+        self, rank: int, n_ranks: int, controller: int, transport: SharedMemoryTransport, timeline: Timeline
     ) -> None:
         self.rank = rank
         self.n_ranks = n_ranks
+        self.controller = controller
         self.weights: tuple[int, ...] = (1,) * n_ranks
         self.own = 1
         self._transport = transport
         self._timeline = timeline
-        self._tells = tells
         self._lost: Exception | None = None
         self._known: dict[Any, Any] = {}  # the last reductions of each collective
         self._left: list[Any] = []  # what other ranks may still read and write
@@ -114,7 +114,7 @@ class Standing:
         number : int
             Of this collective in its function, the same on all ranks.
         ops : sequence of str
-            For each array a key of `OPS`, or ``"gather"``.
+            For each array a key of `OPS`, ``"gather"`` or ``"broadcast"``.
         arrays : sequence of array
             C-contiguous.
         in_place : sequence of bool
@@ -138,36 +138,35 @@ class Standing:
         self, number: int, ops: Sequence[str], arrays: Sequence[np.ndarray], in_place: Sequence[bool]
     ) -> list[np.ndarray]:
         signature, reductions = self._reductions(number, ops, arrays)
-        gathered = [array for array, op in zip(arrays, ops) if op == GATHER] if GATHER in ops else []
-        shapes_of = iter(self._exchange_shapes(number, gathered) if gathered else ())
+        in_rows = [(array, op) for (array, op), how in zip(zip(arrays, ops), reductions) if how is None]
+        shapes_of = iter(self._exchange_shapes(number, in_rows) if in_rows else ())
         parts: list[tuple[Any, Any, Any]] = []
         results = []
-        for array, is_own, reduction in zip(arrays, in_place, reductions):
+        for array, op, is_own, reduction in zip(arrays, ops, in_place, reductions):
             if reduction is None:
                 shapes = next(shapes_of)
                 out = np.empty((sum(shape[0] for shape in shapes), *array.shape[1:]), array.dtype)
                 sizes = [int(np.prod(shape)) for shape in shapes]
-                part = array if self.weights[self.rank] else array[:0]
-                parts.append((part, out, sizes))
+                parts.append((array if self._is_present(self.rank, op) else array[:0], out, sizes))
             else:
                 out = array if is_own else np.empty(array.shape, reduction[0])
                 parts.append((array, out, reduction[1]))
             results.append(out)
         directly = self._run(parts, number, signature)
-        if self._tells and _logger.isEnabledFor(logging.DEBUG):
+        if self.rank == self.controller and _logger.isEnabledFor(logging.DEBUG):
             way = "large ones where they lie" if directly else "through lanes"
             _logger.debug("in a function, %s: %s", _describe(ops, arrays), way)
         return results
 
     def _reductions(self, number: int, ops: Sequence[str], arrays: Sequence[np.ndarray]) -> tuple[int, list[Any]]:
-        """What must be the same on all ranks; and for each array dtype and way of its result, ``None`` to gather it."""
+        """What must be the same on all ranks; and for each array dtype and way of its result, ``None`` for rows."""
         seen = [(array.shape, array.dtype) for array in arrays]
         last, weights, known = self._known.get((number, ops), (None, None, None))
         if known is None or last != seen or weights != self.weights:
-            same = (*ops, *(array.shape for op, array in zip(ops, arrays) if op != GATHER))
+            same = (*ops, *(array.shape for op, array in zip(ops, arrays) if op not in (GATHER, BROADCAST)))
             reductions: list[Any] = []
             for op, array in zip(ops, arrays):
-                returned = None if op == GATHER else result_dtype(array.dtype, op)
+                returned = None if op in (GATHER, BROADCAST) else result_dtype(array.dtype, op)
                 how = (
                     None if returned is None else self._transport.reduction_of(op, array.dtype, returned, self.weights)
                 )
@@ -176,18 +175,21 @@ class Standing:
             self._known[number, ops] = seen, self.weights, known
         return known
 
-    def _exchange_shapes(self, number: int, arrays: Sequence[np.ndarray]) -> list[list[tuple[int, ...]]]:
-        """For each array the shapes that it has on the ranks, none of its rows on a rank that is left out."""
-        present = bool(self.weights[self.rank])
-        own = [(array.shape[0] * present, *array.shape[1:]) for array in arrays]
+    def _is_present(self, rank: int, op: str) -> bool:
+        """Whether a rank has rows of what is gathered or broadcast."""
+        return rank == self.controller if op == BROADCAST else bool(self.weights[rank])
+
+    def _exchange_shapes(self, number: int, arrays: Sequence[tuple[np.ndarray, str]]) -> list[list[tuple[int, ...]]]:
+        """For each array, with its op, the shapes that it has on the ranks: without rows where a rank is left out."""
+        own = [(array.shape[0] * self._is_present(self.rank, op), *array.shape[1:]) for array, op in arrays]
         lengths = np.array([length for shape in own for length in shape], np.int64)
         table = np.empty((self.n_ranks, len(lengths)), np.int64)
         self._run([(lengths, table, [len(lengths)] * self.n_ranks)], number, hash((number, len(lengths))))
         found, start = [], 0
-        for array in arrays:
+        for array, op in arrays:
             shapes = [tuple(row[start : start + array.ndim]) for row in table.tolist()]
             start += array.ndim
-            beyond = {shape[1:] for shape, weight in zip(shapes, self.weights) if weight}
+            beyond = {shape[1:] for rank, shape in enumerate(shapes) if self._is_present(rank, op)}
             if len(beyond) > 1:
                 raise ValueError(f"gathered: the shapes of the ranks differ beyond axis 0: {shapes}")
             found.append(shapes)

@@ -17,7 +17,7 @@ from synkhronos._memory import SegmentTable
 from synkhronos._nodes.line import ANSWER, Line
 from synkhronos._nodes.messages import Answer, Ask, Bring, Do, Leave, Look, Lost, Start, Stop, Tell
 from synkhronos._nodes.stowing import Stowage
-from synkhronos._rank import Decoder, Encoder, Envelope, Failure, Replica, start_ranks, summarize
+from synkhronos._rank import Decoder, Encoder, Envelope, Failure, Replica, set_apart, start_ranks, summarize
 from synkhronos._team import OUTSIDE, TRANSFERS, Team, World
 from synkhronos.errors import WorkerDied, WorkerTimeout
 
@@ -118,7 +118,11 @@ class Crew:
         self._answered = monotonic_ns()
         self._replica: Replica | None = None
         try:
-            self._replica = start_ranks(self._team, self._segments, None, start.profile_workers, self._begin)
+            self._replica = start_ranks(
+                self._team, self._segments, None, start.profile_workers, self._begin, start.seed
+            )
+            if start.seed is not None:
+                set_apart(start.seed, world.first, 0)
         except Exception as error:
             self._lost = Lost(0, f"machine {line.machine} ({line.hosts[line.machine]}): {summarize(error)}")
 

@@ -84,6 +84,7 @@ class Machines:
                 options.timeout,
                 options.exchange,
                 options.restart_workers,
+                options.seed,
             )
             for found in names
         ]

@@ -28,6 +28,7 @@ from synkhronos._rank.crew import start_ranks
 from synkhronos._rank.exchange import digest_of
 from synkhronos._rank.messages import Arrays, Decoder, Encoder, Envelope, Failure, Release, summarize
 from synkhronos._rank.replica import Replica
+from synkhronos._rank.seeding import digest_of_states, set_apart
 
 __all__ = [
     "AllGather",
@@ -58,6 +59,8 @@ __all__ = [
     "Source",
     "borrowed",
     "digest_of",
+    "digest_of_states",
+    "set_apart",
     "start_ranks",
     "summarize",
 ]

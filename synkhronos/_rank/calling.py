@@ -48,9 +48,8 @@ class Caller:
         self._exchange = exchange
         self._variables = exchange.variables
         self._timeline = team.timeline
-        self._standing = Standing(
-            self._rank, team.world.n_ranks, exchange.transport, team.timeline, tells=self._is_master
-        )
+        world = team.world
+        self._standing = Standing(self._rank, world.n_ranks, world.master_rank, exchange.transport, team.timeline)
 
     def call(self, command: Call) -> list[Any] | None:
         """Call a function on this rank's share; returns its outputs, ``None`` where a rank has none to give.

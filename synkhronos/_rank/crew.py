@@ -10,6 +10,7 @@ from synkhronos._collectives import Workspace
 from synkhronos._interrupts import deferred_interrupts
 from synkhronos._memory import SegmentTable, make_regions
 from synkhronos._rank.replica import Replica
+from synkhronos._rank.seeding import set_apart
 from synkhronos._rank.worker import serve
 from synkhronos._team import Team
 
@@ -17,7 +18,12 @@ __all__ = ["start_ranks"]
 
 
 def start_ranks(
-    team: Team, segments: SegmentTable, ended: Any, profile_workers: bool, begin: Callable[[], Any]
+    team: Team,
+    segments: SegmentTable,
+    ended: Any,
+    profile_workers: bool,
+    begin: Callable[[], Any],
+    seed: bytes | None,
 ) -> Replica:
     """Fork the workers of a team, which serve until they are told to stop; returns the replica of this process.
 
@@ -31,12 +37,16 @@ def start_ranks(
         Print Theano's profiles of the workers when they stop.
     begin : callable
         Called in each worker as it begins.
+    seed : bytes, optional
+        Of which the global random states of each worker are made; see `seeding`.
     """
     workspace = Workspace(team.n_ranks)
     regions = make_regions(team.n_ranks, team.master_rank)
 
     def work(rank: int) -> None:
         begin()
+        if seed is not None:
+            set_apart(seed, team.world.first + rank, team.signals.sent)
         gc.freeze()  # what was inherited is not this process's to collect: quicker, and its pages stay shared
         team.timeline.reset(rank)
         regions.take(rank)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from synkhronos._rank import digest_of_states
+
 __all__ = ["Options", "make_options"]
 
 
@@ -24,6 +26,8 @@ class Options(NamedTuple):
         Compare replicas at every so many-th call; 0: never.
     exchange : str or None
         The type of float32 numbers on their way between machines; ``None``: their own.
+    seed : bytes or None
+        Of which each rank's global random states are made; ``None``: all ranks keep those that they inherit.
     """
 
     profile_workers: bool
@@ -32,6 +36,7 @@ class Options(NamedTuple):
     restart_workers: bool
     check_replicas: int
     exchange: str | None
+    seed: bytes | None
 
 
 def make_options(
@@ -51,5 +56,11 @@ def make_options(
     if exchange not in (None, "float16", "bfloat16"):
         raise ValueError(f'exchange must be "float16", "bfloat16" or None; got {exchange!r}')
     return Options(
-        bool(profile_workers), bool(replicate_rng), timeout, bool(restart_workers), int(check_replicas), exchange
+        bool(profile_workers),
+        bool(replicate_rng),
+        timeout,
+        bool(restart_workers),
+        int(check_replicas),
+        exchange,
+        None if replicate_rng else digest_of_states(),
     )

@@ -77,7 +77,7 @@ class Session:
 
         try:
             ended = self._ledger.ended_variables
-            self.replica = start_ranks(team, segments, ended, options.profile_workers, begin)
+            self.replica = start_ranks(team, segments, ended, options.profile_workers, begin, options.seed)
             self._extents = Extents(self.sequencer, self.replica, master_rank)
             self.shapes = self._extents.of
             self.replicas = Replicas(self.replica.variables, self.run, master_rank, options.check_replicas)

@@ -14,7 +14,7 @@ from pytensor.compile.builders import SymbolicOp
 from pytensor.compile.mode import optdb
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.gradient import DisconnectedType
-from pytensor.graph.basic import Apply, Constant, Variable, clone_get_equiv
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.features import ReplaceValidate
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.basic import GraphRewriter as Rewriter
@@ -87,9 +87,18 @@ AFTER_MERGES, BEFORE_ELEMENTWISE = 48.6, 50.4
 optdb.register("synkhronos_merge", MergeOptimizer(), "fast_run", "merge", position=AFTER_MERGES - 0.1)
 
 
-def copied(node: Any, inputs: Sequence[Any]) -> list[Any]:
-    """The outputs of a node like this one, of other inputs, whose types may tell other lengths."""
-    if isinstance(node.op, SymbolicOp):  # is made for each type anew
+def copied(node: Any, inputs: Sequence[Any], is_serial: bool = False) -> list[Any]:
+    """The outputs of a node like this one, of other inputs, whose types may have other static lengths.
+
+    The node is cloned where its inputs allow that: ``make_node`` need not take what a node has as inputs. With
+    ``is_serial`` inputs have the values of the node's own inputs, and so may be said to have their static lengths.
+    """
+    pairs = list(zip(node.inputs, inputs))
+    if is_serial or all(old.type.is_super(new.type) for old, new in pairs):
+        clone = node.clone()
+        clone.inputs = [new if old.type.is_super(new.type) else old.type.filter_variable(new) for old, new in pairs]
+        return list(clone.outputs)
+    if isinstance(node.op, SymbolicOp):  # it is made for each type
         return list(node.op(*inputs, return_list=True))
     return list(node.op.make_node(*inputs).outputs)
 
@@ -116,8 +125,11 @@ def clone(output: Any, replace: Any = None, share_inputs: bool = True) -> Any:
 
 def substituted(inputs: Sequence[Any], outputs: Sequence[Any], given: Mapping[Any, Any]) -> list[Any]:
     """The outputs of a graph, with other variables in the place of some."""
-    clones = clone_get_equiv(inputs, outputs, copy_inputs=False, copy_orphans=False, memo=dict(given), strict=False)
-    return [clones[output] for output in outputs]
+    clones = dict(given)
+    for node in io_toposort([*inputs, *clones], outputs):
+        new = copied(node, [clones.get(one, one) for one in node.inputs])
+        clones.update((old, one) for old, one in zip(node.outputs, new) if old not in clones)
+    return [clones.get(output, output) for output in outputs]
 
 
 def retyped(variable: Any, dtype: Any = None, free: Sequence[int] = ()) -> Any:

@@ -20,7 +20,15 @@ _here = threading.local()  # the operations of the function that this thread exe
 
 
 class Op(_op.Op):
-    """An operation whose constructor takes first what ``__props__`` names, and whose `perform` does without a node."""
+    """An operation whose constructor takes first what ``__props__`` names, and whose `perform` does without a node.
+
+    Attributes
+    ----------
+    is_kept : bool
+        Whether numba may keep on disk what it compiles: not where the properties mean something in one program alone.
+    """
+
+    is_kept = True
 
     def L_op(self, inputs: Sequence[Any], outputs: Sequence[Any], output_gradients: Sequence[Any]) -> list[Any]:
         """None, unless a class has one."""
@@ -70,9 +78,13 @@ def _like(kind: type, properties: tuple[Any, ...]) -> Any:
 
 def performed(kind: type, properties: tuple[Any, ...], n_outputs: int, inputs: Sequence[Any]) -> Any:
     """What an operation makes of some values; code that numba has kept finds it by its name, in any process."""
-    storage: list[list[Any]] = [[None] for _ in range(n_outputs)]
     own = getattr(_here, "operations", None) or {}
     op = own.get((kind, properties)) or _like(kind, properties)  # the latter in loops, and outside of calls on ranks
+    return _results(op, n_outputs, inputs)
+
+
+def _results(op: Any, n_outputs: int, inputs: Sequence[Any]) -> Any:
+    storage: list[list[Any]] = [[None] for _ in range(n_outputs)]
     op.perform(None, inputs, storage)
     return storage[0][0] if n_outputs == 1 else tuple(value for (value,) in storage)
 
@@ -84,16 +96,33 @@ def tell_numba() -> None:
     Each process must be told before it links a function. What numba compiles is bound to its own code, see `linkage`.
     """
     import numba
-    from pytensor.link.numba.dispatch.basic import get_numba_type, numba_njit, register_funcify_default_op_cache_key
+    from pytensor.link.numba.dispatch.basic import (
+        default_hash_key_from_props,
+        get_numba_type,
+        numba_njit,
+        register_funcify_and_cache_key,
+    )
 
     bind_locally()
 
-    @register_funcify_default_op_cache_key(Op)
+    @register_funcify_and_cache_key(Op)
     def compiled(op: Any, node: Any, **_: Any) -> Any:
         kind, properties = type(op), _properties(op)
         types = [get_numba_type(output.type) for output in node.outputs]
         n_outputs = len(types)
         returned = types[0] if n_outputs == 1 else numba.types.Tuple(types)
+
+        def perform(inputs: Sequence[Any]) -> Any:
+            return _results(op, n_outputs, inputs)
+
+        @numba_njit
+        def run_unkept(*inputs: Any) -> Any:
+            with numba.objmode(result=returned):
+                result = perform(inputs)
+            return result  # noqa: RET504 (not possible within the block)
+
+        if not op.is_kept:
+            return run_unkept, None
 
         @numba_njit
         def run(*inputs: Any) -> Any:
@@ -101,7 +130,7 @@ def tell_numba() -> None:
                 result = performed(kind, properties, n_outputs, inputs)
             return result  # noqa: RET504 (not possible within the block)
 
-        return run
+        return run, default_hash_key_from_props(op)
 
 
 class _TellNumba(GraphRewriter):

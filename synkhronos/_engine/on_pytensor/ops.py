@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pytensor.compile.builders import OpFromGraph
-from pytensor.compile.ops import DeepCopyOp, ViewOp
+from pytensor.compile.ops import DeepCopyOp, FromFunctionOp, ViewOp
 from pytensor.conditional.op import IfElse
 from pytensor.gradient import DisconnectedGrad, GradClip, GradScale, UndefinedGrad, ZeroGrad
 from pytensor.raise_op import Assert, CheckAndRaise
@@ -99,6 +99,7 @@ __all__ = [
     "Dot",
     "DownsampleFactorMaxGradGrad",
     "Elemwise",
+    "FromFunctionOp",
     "GradClip",
     "GradScale",
     "IfElse",

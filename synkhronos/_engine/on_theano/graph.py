@@ -75,7 +75,7 @@ NO_TENSORS = (scalar.Scalar, SliceType)
 AFTER_MERGES, BEFORE_ELEMENTWISE = 49.4, 74
 
 
-def copied(node: Any, inputs: Sequence[Any]) -> list[Any]:
+def copied(node: Any, inputs: Sequence[Any], is_serial: bool = False) -> list[Any]:
     """The outputs of a node like this one, of other inputs of the same types."""
     return list(node.clone_with_new_inputs(list(inputs)).outputs)
 

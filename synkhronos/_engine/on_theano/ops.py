@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from theano.compile.builders import OpFromGraph
-from theano.compile.ops import DeepCopyOp, OutputGuard, Rebroadcast, Shape, Shape_i, ViewOp
+from theano.compile.ops import DeepCopyOp, FromFunctionOp, OutputGuard, Rebroadcast, Shape, Shape_i, ViewOp
 from theano.gradient import ConsiderConstant, DisconnectedGrad, GradClip, GradScale, UndefinedGrad, ZeroGrad
 from theano.ifelse import IfElse
 from theano.sandbox.rng_mrg import mrg_uniform as MrgUniform
@@ -107,6 +107,7 @@ __all__ = [
     "Dot",
     "DownsampleFactorMaxGradGrad",
     "Elemwise",
+    "FromFunctionOp",
     "GradClip",
     "GradScale",
     "IfElse",

@@ -1,0 +1,242 @@
+"""Operations that programs define: their signatures, and what they draw from the global generators."""
+
+import os
+import random
+import signal
+
+import numpy as np
+import pytest
+from engine import T, ifelse, on_theano, theano
+from support import assert_close, worker_pids
+
+import synkhronos as synk
+
+X = np.random.RandomState(3).rand(7, 3)
+
+
+class Calibrated(theano.Op):
+    """``make_node`` adds an input."""
+
+    __props__ = ()
+
+    def make_node(self, x):
+        return theano.Apply(self, [x, T.constant(np.array([1.0, 2.0, 3.0]))], [T.dmatrix()])
+
+    def perform(self, node, inputs, outputs):
+        outputs[0][0] = inputs[0] * inputs[1]
+
+    def grad(self, inputs, gradients):
+        return [gradients[0] * inputs[1], T.zeros_like(inputs[1])]
+
+    def pullback(self, inputs, outputs, gradients):
+        return self.grad(inputs, gradients)
+
+
+class Listed(theano.Op):
+    """``make_node`` takes a list."""
+
+    __props__ = ()
+
+    def make_node(self, arrays):
+        return theano.Apply(self, list(arrays), [T.dmatrix()])
+
+    def perform(self, node, inputs, outputs):
+        outputs[0][0] = np.asarray(sum(inputs))
+
+
+class Jitter(theano.Op):
+    """Noise of NumPy's global generator, and a number of the module ``random``."""
+
+    __props__ = ()
+
+    def make_node(self, x):
+        return theano.Apply(self, [x], [x.type(), T.dscalar()])
+
+    def perform(self, node, inputs, outputs):
+        outputs[0][0] = inputs[0] + np.random.normal(size=inputs[0].shape)  # noqa: NPY002
+        outputs[1][0] = np.asarray(random.random())
+
+    def grad(self, inputs, gradients):
+        return [gradients[0]]
+
+    def pullback(self, inputs, outputs, gradients):
+        return self.grad(inputs, gradients)
+
+
+class Failing(Listed):
+    """An error for two rows."""
+
+    def perform(self, node, inputs, outputs):
+        if inputs[0].shape[0] == 2:
+            raise ZeroDivisionError("two rows")
+        outputs[0][0] = inputs[0] * 1.0
+
+
+class Counting(theano.Op):
+    """How often it was called, written into its input."""
+
+    destroy_map = {0: [0]}  # noqa: RUF012
+
+    def __init__(self):
+        self.n = 0
+
+    def make_node(self, x):
+        return theano.Apply(self, [x], [x.type()])
+
+    def perform(self, node, inputs, outputs):
+        self.n += 1
+        inputs[0][...] = self.n
+        outputs[0][0] = inputs[0]
+
+
+def scan(*args, **kwargs):
+    return theano.scan(*args, **kwargs)[0] if on_theano else theano.scan(*args, return_updates=False, **kwargs)
+
+
+def signatures(x, w):
+    y = Calibrated()(x * w)
+    loss = T.sqr(y).mean()
+    listed = Listed()([x, 2 * x, x + w])
+    loop = scan(lambda row, other: T.dot(Calibrated()(other), row), sequences=x, non_sequences=x)
+    return [loss, y, T.grad(loss, w), listed, listed.sum(), loop], w - 0.1 * T.grad(loss, w)
+
+
+def trained(x, w):
+    y, number = Jitter()(x * w)
+    loss = T.sqr(y).mean() + number
+    return [loss, y, number], w - 0.1 * T.grad(loss, w) + 0.01 * number
+
+
+def twice(x, w):
+    y = Jitter()(Jitter()(x)[0] * 2)[0]
+    return [y, y.sum(axis=0)], w
+
+
+def in_a_loop(x, w):
+    steps = scan(lambda h: Jitter()(h)[0] * 0.5, outputs_info=x, n_steps=3)
+    return [steps[-1], steps.sum()], w
+
+
+def in_a_loop_without_rows(x, w):
+    steps = scan(lambda h: Jitter()(h)[0] * 0.5, outputs_info=T.outer(w, w), n_steps=3)
+    return [T.dot(x, steps[-1])], steps[-1][0]
+
+
+def in_a_branch(x, w):
+    y = ifelse(T.gt(x.sum(), 0), Jitter()(x)[0], 2 * x)
+    return [y, y.sum()], w
+
+
+def of_no_rows(x, w):
+    return [x.sum()], w + Jitter()(w)[0]
+
+
+def within_another(x, w):
+    a = T.dmatrix("a")
+    within = theano.compile.builders.OpFromGraph([a], [Jitter()(a)[0].sum(axis=0)])
+    return [within(x)], w
+
+
+PROGRAMS = [
+    *(signatures, trained, twice, in_a_loop, in_a_loop_without_rows, in_a_branch, of_no_rows),
+    within_another,
+]
+
+
+def results(program, build, calls):
+    """The results of calls, and the values of the variable after each, from the same seeds."""
+    x, w = T.dmatrix("x"), theano.shared(np.array([1.0, -2.0, 0.5]), "w")
+    outputs, new = program(x, w)
+    function = build([x], outputs, updates=[(w, new)])
+    np.random.seed(5)  # noqa: NPY002
+    random.seed(6)
+    found = []
+    for n in calls:
+        found += [*function(X[:n]), w.get_value()]
+    return found
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_results_are_the_serial_ones(session, program):
+    calls = (7, 2, 1)
+    expected = results(program, theano.function, calls)
+    got = results(program, lambda *args, **kwargs: synk.function(*args, exact=True, **kwargs), calls)
+    for mine, other in zip(got, expected):
+        assert np.shape(mine) == np.shape(other)
+        assert_close(mine, other, rtol=1e-9, atol=1e-11)
+    assert not synk.check_replicas()
+
+
+@pytest.mark.numba
+def test_results_by_the_default_linker(synchronize):
+    synchronize(2)
+    for program in (trained, in_a_loop):
+        with synk.parallelize():
+            got = results(program, theano.function, (7, 1))
+        for mine, other in zip(got, results(program, theano.function, (7, 1))):
+            assert_close(mine, other, rtol=1e-9, atol=1e-11)
+
+
+def test_the_controller_alone_computes(synchronize):
+    synchronize(2, master_rank=1)
+    x = T.dmatrix("x")
+    counting = Counting()
+    function = synk.function([x], [counting(2 * x) * 1.0, x.sum()], exact=True)
+    for i in (1, 2):
+        assert_close(function(X)[0], np.full((7, 3), i), rtol=0)
+        assert counting.n == i
+    assert [entry.collective for entry in function.partition].count("broadcast") == 1
+    assert_close(function(X, num_slices=2)[0], np.full((7, 3), 3), rtol=0)
+    with pytest.raises(ValueError, match="blocked=True"):
+        synk.function([x], Jitter()(x)[0].sum(), exact=True, blocked=True)
+
+
+def test_an_error_leaves_the_session_as_it_was(synchronize):
+    synchronize(3)
+    x = T.dmatrix("x")
+    function = synk.function([x], Failing()([x]).sum(axis=0), exact=True)
+    for _ in range(2):
+        with pytest.raises(synk.WorkerError, match="ZeroDivisionError: two rows"):
+            function(X[:2])
+        assert_close(function(X), X.sum(axis=0), rtol=1e-12)
+
+
+# -- the states that ranks begin with
+
+
+def drawn(n):
+    """What each rank draws of NumPy and of ``random``."""
+    x = T.dmatrix("x")
+    noise, number = Jitter()(x)
+    function = synk.function([x], [(noise, "gather"), (number.dimshuffle("x"), "gather")])
+    noise, numbers = function(np.zeros((n, 1)))
+    return [*noise.ravel(), *numbers]
+
+
+def test_ranks_draw_different_numbers_and_the_same_in_each_run(no_session):
+    runs = []
+    for seed in (1, 1, 2):
+        np.random.seed(seed)  # noqa: NPY002
+        random.seed(seed)
+        expected = np.random.RandomState(seed).normal(), random.Random(seed).random()
+        with synk.session(3):
+            runs.append(drawn(3))
+        assert (runs[-1][0], runs[-1][3]) == expected  # the controller's streams go on as in a serial program
+    assert runs[0] == runs[1]
+    assert len({*runs[0], *runs[2]}) == 12
+
+
+def test_ranks_keep_the_same_states_where_asked(no_session):
+    np.random.seed(1)  # noqa: NPY002
+    with synk.session(2, replicate_rng=True):
+        noise = drawn(2)
+    assert noise[0] == noise[1]
+
+
+def test_a_worker_that_is_replaced_draws_other_numbers(no_session):
+    with synk.session(2, restart_workers=True):
+        first = drawn(2)
+        os.kill(worker_pids()[0], signal.SIGKILL)
+        with pytest.raises(synk.WorkerRestarted):
+            drawn(2)
+        assert len({*first, *drawn(2)}) == 8
