@@ -137,9 +137,7 @@ def function(
             raise ValueError("exact=True: outputs and updates are the serial program's, and take no op")
         if random not in ("serial", "own"):
             raise ValueError(f'random must be "serial" or "own"; got {random!r}')
-        divided = DividedGraph(
-            graph, inputs, bcast_inputs or (), dict(kwargs), shard=shard, random=random, blocked=blocked
-        )
+        divided = DividedGraph(graph, dict(kwargs), shard=shard, random=random, blocked=blocked)
         exactly = ExactFunction(session, graph, divided, single=not many, name=title)
         return _with_streams(exactly, own=divided.own_states)
     if shard is not None or random != "serial" or blocked:

@@ -36,8 +36,6 @@ class DividedGraph(Graph):
     Parameters
     ----------
     user : Graph
-    inputs, bcast_inputs : list of Theano variables or theano.In
-        Those of the user's graph.
     kwargs : dict
         For `theano.function`.
     shard : dict or list of variables, or None
@@ -62,22 +60,17 @@ class DividedGraph(Graph):
         For a scattered input that cannot have rows, and for collectives that the user has put into the graph.
     theano.compile.UnusedInputError
         As Theano, which sees the divided graph alone.
-    RuntimeError
-        For givens in the place of an input, as Theano.
     """
 
     def __init__(
         self,
         user: Graph,
-        inputs: Sequence[Any],
-        bcast_inputs: Sequence[Any],
         kwargs: dict[str, Any],
         *,
         shard: Any = None,
         random: str = "serial",
         blocked: bool = False,
     ) -> None:
-        user.check_givens()
         outputs, updates = user.expressions
         expressions = [*outputs, *(new for _, new in updates)]
         if expresses_meetings(expressions):
@@ -124,10 +117,11 @@ class DividedGraph(Graph):
         for node, reason in walk.gathered:
             what = node.op, line_of(node.outputs[0]), reason
             _logger.info("%s (%s) is gathered and computed whole on every rank: %s", *what)
+        ins = user._copied_ins()
         super().__init__(
-            inputs,
+            ins[: user.n_scattered],
             divided,
-            bcast_inputs=bcast_inputs,
+            bcast_inputs=ins[user.n_scattered :],
             updates=new_updates,
             givens=None,
             sliceable_shareds=user.sliceable_shareds,

@@ -43,7 +43,7 @@ class Sharding:
     """
 
     def __init__(self, user: Graph, shard: Any) -> None:
-        asked = _read(shard)
+        asked = {user.leaf_of(variable): axis for variable, axis in _read(shard).items()}
         scattered = user.input_variables[: user.n_scattered]
         self.axes = [_checked(variable, asked.pop(variable, 0)) for variable in scattered]
         for variable in user.sliceable_shareds:

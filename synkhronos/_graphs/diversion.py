@@ -22,4 +22,5 @@ def variables_used(arguments: dict[str, Any]) -> list[Any]:
     outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
     pairs = [pair for pairs in (givens, updates) for pair in (pairs.items() if hasattr(pairs, "items") else pairs)]
     found = [*(getattr(output, "variable", output) for output in outputs), *(new for _, new in pairs)]
-    return [*(old for old, _ in pairs), *ancestors([one for one in found if hasattr(one, "owner")])]
+    replaced = {*(getattr(item, "variable", item) for item in arguments["inputs"]), *(old for old, _ in pairs)}
+    return [*(old for old, _ in pairs), *ancestors([one for one in found if hasattr(one, "owner")], replaced)]

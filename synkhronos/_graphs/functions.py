@@ -17,7 +17,6 @@ from typing import Any
 
 from synkhronos._engine import (
     SHAPES_ONLY,
-    In,
     T,
     as_type_of,
     clone,
@@ -27,7 +26,7 @@ from synkhronos._engine import (
     rebuilt,
     stay_on_device,
 )
-from synkhronos._graphs.inputs import as_in, check_arguments
+from synkhronos._graphs.inputs import as_in, check_arguments, check_givens, copy_of, pairs_of, with_leaves
 from synkhronos._graphs.picking import picks_rows_of_shared
 from synkhronos._graphs.shared import describe, shared_variables_of
 from synkhronos._graphs.stack import with_deep_stack
@@ -55,7 +54,8 @@ class Graph:
     Attributes
     ----------
     input_variables, input_names, input_defaults : list
-        Of all inputs, the scattered ones first; ``None`` where there is no name or no default value.
+        Of all inputs, the scattered ones first; ``None`` where there is no name or no default value. In place of an
+        input that is a result in the middle of the graph stands a new variable.
     n_scattered : int
     axes : list of int
         Along which the scattered inputs are scattered.
@@ -72,18 +72,22 @@ class Graph:
         sliceable_shareds: Sequence[Any],
         kwargs: dict[str, Any],
     ) -> None:
-        self._ins = [as_in(item, kwargs.get("allow_input_downcast")) for item in (*inputs, *bcast_inputs)]
+        ins = [as_in(item, kwargs.get("allow_input_downcast")) for item in (*inputs, *bcast_inputs)]
         self.n_scattered = len(inputs)
         self.axes = [0] * len(inputs)
         self.outputs = list(outputs)
         self.updates = updates
         self.sliceable_shareds = list(sliceable_shareds)
-        self._givens = givens
         self._kwargs = dict(kwargs)
         self._plain: dict[Variant, Any] = {}
         self._cloned: tuple[list[Any], list[tuple[Any, Any]]] | None = None
         self._clones: dict[Any, Any] = {}
-        check_arguments(self._ins, self.n_scattered, self.sliceable_shareds)
+        check_arguments(ins, self.n_scattered, self.sliceable_shareds)
+        given = pairs_of(givens)
+        check_givens(ins, given)
+        self._ins, replaced = with_leaves(ins)
+        self._givens = [*replaced, *given]  # so what is given may itself depend on an input in the middle
+        self._leaves = dict(replaced)
         self.input_variables = [spec.variable for spec in self._ins]
         self.input_names = [spec.name or spec.variable.name for spec in self._ins]
         self.input_defaults = [getattr(spec.value, "data", spec.value) for spec in self._ins]
@@ -170,11 +174,7 @@ class Graph:
         return function
 
     def _copied_ins(self) -> list[Any]:
-        # the engine writes into the In objects that it is given; and Data must never be destroyed by a function
-        return [
-            In(spec.variable, name=spec.name, value=spec.value, strict=spec.strict, allow_downcast=spec.allow_downcast)
-            for spec in self._ins
-        ]
+        return list(map(copy_of, self._ins))
 
     def _rebuilt(self) -> tuple[list[Any], list[tuple[Any, Any]]]:
         """Outputs and all updates (default ones too) as the engine itself sees them, with the givens worked in."""
@@ -193,6 +193,10 @@ class Graph:
     def expressions(self) -> tuple[list[Any], list[tuple[Any, Any]]]:
         """What is computed: the outputs, and all updates, with the givens worked in."""
         return self._cloned or with_deep_stack(self._rebuilt)
+
+    def leaf_of(self, variable: Any) -> Any:
+        """The variable that takes the values of an input; any other variable stays as it is."""
+        return self._leaves.get(variable, variable)
 
     def expression_of(self, variable: Any) -> Any:
         """What stands for a variable of the user's in `expressions`; ``None`` if nothing does."""
@@ -217,16 +221,6 @@ class Graph:
     def is_random(self) -> bool:
         """Whether a call draws random numbers."""
         return any(is_random_state(var) for var, _ in self.expressions[1])
-
-    def check_givens(self) -> None:
-        """Raise `RuntimeError` if inputs are to be replaced, which the engine refuses when it compiles a graph."""
-        pairs = self._givens.items() if hasattr(self._givens, "items") else self._givens or ()
-        for old, _ in pairs:
-            if old in self.input_variables:
-                raise RuntimeError(
-                    f"givens: {old} is an input of the function, and cannot be replaced: make the new one an input in "
-                    "its place, as in function([y], f(x), givens={x: g(y)})"
-                )
 
     def picks_rows_of_shared(self) -> bool:
         """Whether an input that is not scattered says which rows of a shared variable are used."""

@@ -8,7 +8,7 @@ from typing import Any
 from synkhronos._engine import TITLE, In, Variable, name
 from synkhronos._graphs.shared import is_host_variable, is_shared_variable, is_tensor_variable
 
-__all__ = ["as_in", "check_arguments"]
+__all__ = ["as_in", "check_arguments", "check_givens", "copy_of", "pairs_of", "with_leaves"]
 
 
 def as_in(item: Any, allow_downcast: bool | None) -> Any:
@@ -18,6 +18,55 @@ def as_in(item: Any, allow_downcast: bool | None) -> Any:
     if not isinstance(item, Variable):
         raise TypeError(f"inputs must be {TITLE} variables or {name}.In; got {item!r}")
     return In(item, allow_downcast=allow_downcast)
+
+
+def with_leaves(ins: Sequence[Any]) -> tuple[list[Any], list[tuple[Any, Any]]]:
+    """Replace inputs that are results in the middle of a graph by new variables, from which nothing leads upwards.
+
+    Parameters
+    ----------
+    ins : list of In
+
+    Returns
+    -------
+    list of In
+        In the same order.
+    list of (variable, variable)
+        The inputs that were replaced, with the new variables: givens of the function.
+    """
+    found, replaced = [], []
+    for spec in ins:
+        if spec.variable.owner is not None:
+            leaf = spec.variable.type(spec.variable.name)
+            replaced.append((spec.variable, leaf))
+            spec = copy_of(spec, leaf)
+        found.append(spec)
+    return found, replaced
+
+
+def copy_of(spec: Any, variable: Any = None) -> Any:
+    """Copy an input, which may be of another variable. Functions write into the ``In`` that they are given.
+
+    The copy is not mutable: a function must never destroy a value that the program passed.
+    """
+    variable = spec.variable if variable is None else variable
+    return In(variable, name=spec.name, value=spec.value, strict=spec.strict, allow_downcast=spec.allow_downcast)
+
+
+def pairs_of(givens: Any) -> list[tuple[Any, Any]]:
+    """Givens, a dict or pairs, as a list of pairs."""
+    return list(givens.items() if hasattr(givens, "items") else givens or ())
+
+
+def check_givens(ins: Sequence[Any], givens: Sequence[tuple[Any, Any]]) -> None:
+    """Raise `RuntimeError` if inputs are to be replaced, as the engine does when it compiles a graph."""
+    inputs = {spec.variable for spec in ins}
+    for old, _ in givens:
+        if isinstance(old, Variable) and old in inputs:
+            raise RuntimeError(
+                f"givens: {old} is an input of the function, and cannot be replaced: make the new one an input in "
+                "its place, as in function([y], f(x), givens={x: g(y)})"
+            )
 
 
 def check_arguments(ins: Sequence[Any], n_scattered: int, sliceable_shareds: Sequence[Any]) -> None:

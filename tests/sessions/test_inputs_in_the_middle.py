@@ -1,0 +1,101 @@
+"""Inputs and givens that are results in the middle of a graph, as Keras' ``K.function([layer.output], …)`` has them."""
+
+import numpy as np
+import pytest
+from engine import T, theano
+from support import assert_close
+
+import synkhronos as synk
+
+H = np.random.RandomState(0).randn(7, 4)
+
+
+def weights():
+    rng = np.random.RandomState(1)
+    return theano.shared(rng.randn(3, 4), "w"), theano.shared(rng.randn(4, 2), "v")
+
+
+def close(got, expected):
+    assert len(got) == len(expected)
+    for mine, other in zip(got, expected):
+        assert np.shape(mine) == np.shape(other)
+        assert_close(mine, other, rtol=1e-9, atol=1e-11)
+
+
+def features():
+    """From a layer upwards: what the layer is computed of is not needed."""
+    (w, v), x = weights(), T.dmatrix("x")
+    h = T.tanh(T.dot(x, w))
+    y = T.dot(h, v)
+    loss = T.sqr(y - y.mean(axis=0)).mean()
+    return [h], [y, loss, T.grad(loss, v), h], {}, (H,)
+
+
+def with_what_it_is_made_of():
+    (w, v), x = weights(), T.dmatrix("x")
+    h = T.tanh(T.dot(x, w))
+    loss = T.sqr(T.dot(h, v)).mean() + (x - x.mean()).max()
+    return [x, theano.In(h, name="h")], [loss, T.grad(loss, v)], {}, (H[:, :3], H)
+
+
+def givens_of_a_layer():
+    (w, v), x = weights(), T.dmatrix("x")
+    doubled = 2 * x
+    h = T.tanh(T.dot(doubled, w))
+    return [x], [T.dot(h, v).mean(axis=0), h], {doubled: x - x.mean(axis=0)}, (H[:, :3],)
+
+
+PROGRAMS = [features, with_what_it_is_made_of, givens_of_a_layer]
+
+
+@pytest.mark.parametrize("n", [7, 1])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_values_are_the_serial_ones(session, program, n):
+    inputs, outputs, givens, arguments = program()
+    arguments = [values[:n] for values in arguments]
+    expected = theano.function(inputs, outputs, givens=givens)(*arguments)
+    exact = synk.function(inputs, outputs, givens=givens, exact=True)
+    close(exact(*arguments), expected)
+    close(exact.as_theano(*arguments), expected)
+    with synk.parallelize():
+        close(theano.function(inputs, outputs, givens=givens)(*arguments), expected)
+
+
+@pytest.mark.parametrize("num_slices", [1, 2])
+def test_plain_functions(session, num_slices):
+    (h,), (y, *_), _, _ = features()
+    f = synk.function([h], [(y, "gather"), (T.sqr(y).sum(), "sum")])
+    expected = theano.function([h], [y, T.sqr(y).sum()])(H)
+    close(f(H, num_slices=num_slices, check_against_theano=True), expected)
+
+
+def test_a_scalar_that_is_computed_is_a_broadcast_input(session):
+    x, s = T.dmatrix("x"), T.dscalar("s")
+    scale = s * 2
+    outputs = [(x * scale).sum(), x * scale]
+    expected = theano.function([x, scale], outputs)(H, 5.0)
+    close(synk.function([x], outputs, bcast_inputs=[scale], exact=True)(H, 5.0), expected)
+    with synk.parallelize():
+        close(theano.function([x, scale], outputs)(H, 5.0), expected)
+
+
+def test_rows_along_another_axis(session):
+    (h,), *_ = features()
+    outputs = [h.sum(axis=1), (h - h.mean(axis=1, keepdims=True)).max(axis=0)]
+    expected = theano.function([h], outputs)(H)
+    close(synk.function([h], outputs, shard={h: 1}, exact=True)(H), expected)
+    with synk.parallelize(shard={h: 1}):
+        close(theano.function([h], outputs)(H), expected)
+
+
+def test_what_is_above_an_input_is_not_used(session):
+    (w, v), x = weights(), T.dmatrix("x")
+    h = T.tanh(T.dot(x, w))
+    loss = T.dot(h, v).sum()
+    with pytest.raises(theano.compile.UnusedInputError):
+        synk.function([x, h], loss, exact=True)
+    with synk.parallelize(shard=["x"]):
+        f = theano.function([h], loss)  # x, which shard names, is not in it
+    close([f(H)], [H.dot(v.get_value()).sum()])
+    with pytest.raises(RuntimeError, match="is an input of the function"):
+        synk.function([h], loss, givens={h: 2 * h}, exact=True)
