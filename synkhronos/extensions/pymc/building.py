@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import synkhronos
-from synkhronos._engine import TensorType, Variable, is_random_state
+from synkhronos._engine import TensorType, is_random_state
 from synkhronos.extensions.pymc.rows import ModelData, Scattered
 
 __all__ = ["ONE_CORE", "Builder", "ModelFunction"]
@@ -45,8 +45,7 @@ class Builder:
         only_draws = bool(updates) and all(map(is_random_state, updates))
         if only_draws or not all(isinstance(getattr(one, "type", None), TensorType) for one in results):
             return plain(**asked)
-        given = [one for one in givens.values() if isinstance(one, Variable)]
-        data = self._data.used_by([*results, *updates.values(), *given], [*inputs, *givens])
+        data = self._data.used_by([*results, *updates.values()], inputs, givens)
         if not data:
             return plain(**asked)
         scattered = list(dict.fromkeys(one for _, one in data))

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import collections
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 import synkhronos
-from synkhronos._engine import SharedVariable, TensorConstant, TensorType, ancestors, known_lengths, retyped, shared
+from synkhronos._engine import (
+    SharedVariable,
+    TensorConstant,
+    TensorType,
+    Variable,
+    ancestors,
+    known_lengths,
+    retyped,
+    shared,
+)
 
 __all__ = ["ModelData", "Scattered"]
 
@@ -112,16 +121,24 @@ class ModelData:
             stacklevel=4,
         )
 
-    def used_by(self, expressions: Sequence[Any], replaced: Iterable[Any] = ()) -> list[tuple[Any, Scattered]]:
-        """Find the data that expressions use, not looking beyond variables that are ``replaced``.
+    def used_by(
+        self, expressions: Sequence[Any], inputs: Iterable[Any] = (), givens: Mapping[Any, Any] | None = None
+    ) -> list[tuple[Any, Scattered]]:
+        """Find the data that are needed for expressions, in which variables are inputs or given others.
 
         Returns
         -------
         list of (variable, Scattered)
         """
-        ends = set(replaced)
-        found = []
-        for one in ancestors(expressions, ends):
+        givens = givens or {}
+        ends, found = {*inputs, *givens}, []
+        seen: dict[Any, None] = {}
+        waiting = list(expressions)
+        while waiting:
+            new = [one for one in ancestors(waiting, ends) if one not in seen]
+            seen.update(dict.fromkeys(new))
+            waiting = [givens[one] for one in new if isinstance(givens.get(one), Variable)]
+        for one in seen:
             axis = None if one in ends else self._axis(one)
             scattered = None if axis is None else self._scattered(one, axis)
             if scattered is not None:
