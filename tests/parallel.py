@@ -5,6 +5,9 @@ import sys
 
 assert not {"theano", "pytensor"} & sys.modules.keys(), "the engine has been imported, and does not see these flags"
 
+# Users' functions take a slower path where an analysis fails; tests fail.
+os.environ.setdefault("SYNKHRONOS_RAISE_ANALYSIS_ERRORS", "1")
+
 #: ``"gw0"``, ``"gw1"``, …; empty where one process runs them all.
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
 

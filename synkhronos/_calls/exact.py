@@ -187,6 +187,8 @@ class _ExactPlanner(Planner):
         subset: tuple[int, ...] | None,
     ) -> tuple[Call, Sequence[ArrayRef]]:
         """As of other functions, but that all ranks compute, and are told which rows they have."""
+        if num_slices > 1 and self._graph.checks_shapes:
+            num_slices = 1  # which computes the same; checks gather inputs first
         if num_slices > 1:
             self._graph.check_slices()
         if self._graph.sliceable_shareds:

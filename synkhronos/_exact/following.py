@@ -136,7 +136,8 @@ def _reduction(known: Lengths, node: Any) -> None:
 
 def _dot(known: Lengths, node: Any) -> None:
     a, b = node.inputs
-    _set_dims(known, node.outputs[0], (*known.dims(a)[:-1], *known.dims(b)[1:]))
+    if a.ndim <= 2 and b.ndim <= 2:
+        _set_dims(known, node.outputs[0], (*known.dims(a)[:-1], *known.dims(b)[1:]))
 
 
 def _blockwise(known: Lengths, node: Any) -> None:
@@ -164,7 +165,8 @@ def _specified(known: Lengths, node: Any) -> None:
 
 
 def _alloc(known: Lengths, node: Any) -> None:
-    lengths = map(known.scalar, node.inputs[-node.outputs[0].ndim :])  # none of them is negative, once it is made
+    sizes = node.inputs[len(node.inputs) - node.outputs[0].ndim :]  # after the value that Alloc fills in
+    lengths = map(known.scalar, sizes)  # none of them is negative, once it is made
     _set_dims(known, node.outputs[0], [one if known.per_row(one) or known.is_sure(one) else None for one in lengths])
 
 

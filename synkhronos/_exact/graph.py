@@ -10,6 +10,8 @@ from typing import Any
 
 from synkhronos._engine import Out, UnusedInputError, config, is_random_state, leaves_of
 from synkhronos._exact.blocks import in_blocks
+from synkhronos._exact.checking import environment_asks
+from synkhronos._exact.failures import tolerated
 from synkhronos._exact.lines import line_of
 from synkhronos._exact.meeting import ON_RANKS, label
 from synkhronos._exact.partition import Partition
@@ -49,6 +51,9 @@ class DividedGraph(Graph):
     ----------
     takes_rows : bool
         Whether its functions take the numbers.
+    checks_shapes : bool
+        Whether its functions compare shapes with the serial program's, as the environment variable
+        ``SYNKHRONOS_CHECK_SHARDING`` asks: not in blocks, and not in slices.
     own_states : list of shared variables
         States of random streams that differ between ranks.
     modes : list of "gather" or None
@@ -82,7 +87,9 @@ class DividedGraph(Graph):
         sharding, draws = Sharding(user, shard), OwnDraws()
         own = draws.rules if random == "own" else {}
         self.takes_rows, self._given = sharding.is_given, sharding.given
-        walk = Walk(sharding.scattered, sharding.rows, ON_RANKS, {**RULES, **own}, {**MAKERS, **own})
+        self.checks_shapes = environment_asks()
+        tables = {**RULES, **own}, {**MAKERS, **own}
+        walk = Walk(sharding.scattered, sharding.rows, ON_RANKS, *tables, checks_shapes=self.checks_shapes)
         sharding.divide(walk)
         walk.run(expressions)
         draws.check(outputs, updates)
@@ -102,13 +109,15 @@ class DividedGraph(Graph):
         ]
         needed = [getattr(new, "variable", new) for new in divided] + [new for _, new in new_updates]
         self._met, self._lengths = walk.met_for(needed), walk.lengths
-        label(self._met)
+        with tolerated("The report of collectives", "the graph"):
+            label(self._met)
         self._draw = functools.partial(draw, walk, expressions)
         drawn = [var for var, _ in updates if is_random_state(var) and var not in self.own_states]
         self._why_not_sliced = functools.partial(why_not_sliced, walk, needed, drawn, self.takes_rows)
         if blocked:
             if drawn or self.own_states or not self.takes_rows or sharding.rows is not sharding.given:
                 raise ValueError("blocked=True is for rows of inputs and of scattered variables, without random draws")
+        if blocked and not self.checks_shapes:
             needed = in_blocks(needed, sharding.rows, sharding.scattered, set(self._lengths.common))
             divided = [
                 Out(new, borrow=item.borrow) if isinstance(item, Out) else new

@@ -45,6 +45,8 @@ def constant_of(variable: Any) -> int | None:
 def reduced_axes(node: Any) -> tuple[int, ...]:
     """The axes over which a node reduces its input."""
     n_axes = node.inputs[0].ndim
+    if not n_axes:
+        return ()  # PyTensor has numbers reduced over an axis 0, too
     return tuple(range(n_axes)) if node.op.axis is None else tuple(axis % n_axes for axis in node.op.axis)
 
 

@@ -13,6 +13,8 @@ from collections.abc import Container, Iterable, Sequence
 from typing import Any, Callable, Union
 
 from synkhronos._engine import T, ancestors, io_toposort, leaves_of
+from synkhronos._exact.checking import ShapeChecks
+from synkhronos._exact.failures import tolerated
 from synkhronos._exact.following import follow
 from synkhronos._exact.lengths import Lengths, Rows
 from synkhronos._exact.meeting import Collective, Collectives
@@ -39,6 +41,8 @@ class Walk:
         For types of Ops, what their nodes do with inputs that are not whole.
     makers : dict
         For types of Ops, what their nodes make of whole inputs, if not wholes.
+    checks_shapes : bool
+        Whether the divided graph compares each variable's shape with the serial program's; see `ShapeChecks`.
 
     Attributes
     ----------
@@ -55,6 +59,8 @@ class Walk:
         collectives: Collectives,
         rules: dict[type, Rule],
         makers: dict[type, Rule],
+        *,
+        checks_shapes: bool = False,
     ) -> None:
         self.rows = rows
         self.met: list[Collective] = []
@@ -67,6 +73,7 @@ class Walk:
         self._parts: dict[Any, Any] = {}
         self._used: set[Any] = set()
         self.lengths = Lengths(rows, self.new, self.whole)
+        self._checks = ShapeChecks(rows, self.lengths, self._made_whole) if checks_shapes else None
         for variable, axis in sharded.items():
             self.put(variable, Placed(variable, Shard(axis)))
 
@@ -119,7 +126,7 @@ class Walk:
             elif isinstance(placement, Partial):
                 self._wholes[variable] = self.reduced(variable, self._new[variable], "sum")
             else:
-                self._wholes[variable] = self._gathered(variable, placement)
+                self._wholes[variable] = self._made_whole(variable)
                 self.met.append(Collective("all-gather", variable, reason, self._wholes[variable]))
         return self._wholes[variable]
 
@@ -166,10 +173,7 @@ class Walk:
 
     def reduced(self, variable: Any, new: Any, op: str) -> Any:
         """The sum, product, … over ranks of what each has for a variable."""
-        if new.dtype == "bool":  # numbers are what is reduced
-            result = T.cast(self._collectives.all_reduce(T.cast(new, "uint8"), op), "bool")
-        else:
-            result = self._collectives.all_reduce(new, op)
+        result = self._all_reduced(new, op)
         self.met.append(Collective(f"all-reduce ({op})", variable, "", result))
         return result
 
@@ -184,8 +188,19 @@ class Walk:
 
     # -- inside
 
-    def _gathered(self, variable: Any, shard: Shard) -> Any:
-        new, axis = self._new[variable], shard.axis
+    def _all_reduced(self, new: Any, op: str) -> Any:
+        if new.dtype == "bool":  # numbers are what is reduced
+            return T.cast(self._collectives.all_reduce(T.cast(new, "uint8"), op), "bool")
+        return self._collectives.all_reduce(new, op)
+
+    def _made_whole(self, variable: Any) -> Any:
+        """The serial value, by a collective that is not recorded."""
+        new, shard = self._new[variable], self._placements[variable]
+        if isinstance(shard, Partial):
+            return self._all_reduced(new, "sum")
+        if isinstance(shard, Replicate):
+            return new
+        axis = shard.axis
         if new.dtype == "bool":
             new = T.cast(new, "uint8")
         if shard.outer == ONE:
@@ -207,16 +222,21 @@ class Walk:
         rule = (self._makers if is_whole else self._rules).get(kind)
         placed: str | Sequence[Placed] = "there is no rule for it"
         if rule is not None:
-            placed = rule(self, node)
+            placed = "its sharding rule failed"
+            with tolerated("The sharding rule", node.op):
+                placed = rule(self, node)
         if not isinstance(placed, str) and any(map(is_broadcast, placed)):
             placed = "an axis that holds rows is broadcast"
         if isinstance(placed, str):
             if any(isinstance(one, Shard) for one in placements):
                 self.gathered.append((node, placed))
             placed = self.computed_whole(node, f"{node.op}: {placed}")
+        elif self._checks is not None:
+            placed = self._checks.checked(node, placed)
         for output, one in zip(node.outputs, placed):
             self.put(output, one)
-        follow(self.lengths, node)
+        with tolerated("The analysis of lengths", node.op):
+            follow(self.lengths, node)
         for output in node.outputs:
             shard = self._placements[output]
             if isinstance(shard, Shard):

@@ -31,6 +31,7 @@ class OwnDraws:
         self.rules: dict[type, Rule] = dict.fromkeys(ops.DRAWS, self._draw)
         self._is_own: dict[Any, bool] = {}  # by stream
         self._streams: dict[Any, Any] = {}  # by the states that draws leave
+        self._mixed: list[Any] = []  # drawn from a stream of both kinds
 
     @property
     def states(self) -> list[Any]:
@@ -38,7 +39,12 @@ class OwnDraws:
         return [stream for stream, is_own in self._is_own.items() if is_own]
 
     def check(self, outputs: Sequence[Any], updates: Sequence[tuple[Any, Any]]) -> None:
-        """Refuse what else has to do with states that differ, such as a loop that draws from one of them."""
+        """Refuse streams of both kinds, and what else uses states that differ, such as a loop that draws from one."""
+        if self._mixed:
+            raise ValueError(
+                f'random="own": {described(self._mixed[0])} is drawn from a stream of which other numbers are drawn, '
+                "some for each row, some the same on all ranks: make a RandomStreams for each kind"
+            )
         uses = [one for one in outputs if self._differs(one)]
         uses += [var for var, new in updates if self._differs(new) and self._streams.get(new) is not var]
         for node in io_toposort([], [*outputs, *(new for _, new in updates)]):
@@ -61,15 +67,13 @@ class OwnDraws:
         stream = self._streams.get(state, state)
         is_own = bool(places) and fits and isinstance(stream, SharedVariable)
         if self._is_own.setdefault(stream, is_own) != is_own:
-            raise ValueError(
-                f'random="own": {described(node.outputs[1])} is drawn from a stream of which other numbers are drawn, '
-                "some for each row, some the same on all ranks: make a RandomStreams for each kind"
-            )
+            self._mixed.append(node.outputs[1])
+            return "its stream is of both kinds"  # which `check` refuses
         self._streams[node.outputs[0]] = stream
         if not is_own:
             return walk.computed_whole(node, "an argument of a random draw")
         per_row = walk.lengths.per_row(entries[places[0]])
-        assert per_row is not None
+        assert per_row is not None  # by the choice of places
         shard = Shard(places[0], ONE, per_row)
         here = list(map(walk.lengths.value, entries))
         here[shard.axis] = walk.lengths.here(per_row)

@@ -146,7 +146,7 @@ def _rows_of_points(walk: Walk, x: Any, index: Sequence[Any]) -> Shard | None:
     shard = Shard(0, ONE, per_row)
     if walk.placement(x) != shard and (walk.shard_of([x]) or walk.lengths.dims(x)[0] != length):
         return None
-    fits = all(one.ndim == 0 or (one.ndim == 1 and one.dtype in INTEGERS) for one in index)
+    fits = all(one.ndim <= 1 and one.dtype in INTEGERS for one in index)
     return shard if fits and not x.broadcastable[0] else None
 
 

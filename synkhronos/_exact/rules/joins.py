@@ -16,7 +16,7 @@ __all__ = ["RULES"]
 
 def _join(walk: Walk, node: Any) -> str | Sequence[Placed]:
     parts = ops.parts_of(node)
-    first = [walk.whole(one) for one in node.inputs[: -len(parts)]]
+    first = [walk.whole(one) for one in node.inputs[: len(node.inputs) - len(parts)]]
     shard, axis = walk.shard_of(parts), constant_of(ops.axis_of(node))
     if shard is None:
         if all(isinstance(walk.placement(part), Partial) and part.dtype == node.outputs[0].dtype for part in parts):

@@ -22,6 +22,8 @@ def _pass(walk: Walk, node: Any) -> str | Sequence[Placed]:
 def _shuffle(walk: Walk, node: Any) -> str | Sequence[Placed]:
     placement = walk.placement(node.inputs[0])
     if isinstance(placement, Shard):
+        if placement.axis not in node.op.new_order:
+            return "the axis that holds rows is dropped"
         placement = placement.moved(node.op.new_order.index(placement.axis))
     return [Placed(output, placement) for output in copied(node, [walk.new(node.inputs[0])])]
 

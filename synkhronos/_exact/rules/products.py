@@ -1,9 +1,9 @@
-"""Products of matrices: where rows are contracted, each rank has its part of a sum."""
+"""Products of matrices and of stacks of matrices: where rows are contracted, each rank has its part of a sum."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from synkhronos._engine import ops
 from synkhronos._exact.nodes import copied
@@ -14,51 +14,77 @@ from synkhronos._exact.walk import Rule, Walk
 __all__ = ["RULES"]
 
 
-def _dot(walk: Walk, node: Any) -> str | Sequence[Placed]:
-    """Matrices lie along the last axes; none before them has rows."""
-    a, b = node.inputs
-    of_a, of_b = walk.placement(a), walk.placement(b)
-    contracted, contracted_of_b = a.ndim - 1, max(b.ndim - 2, 0)
-    reason = "both factors have rows that are not contracted"
-    if isinstance(of_a, Shard) and of_a.axis != contracted:
-        return [Placed(copied(node, [walk.new(a), walk.whole(b, reason)])[0], of_a)]
-    if isinstance(of_b, Shard) and of_b.axis != contracted_of_b:
-        axis = node.outputs[0].ndim - 1
-        return [Placed(copied(node, [walk.whole(a, reason), walk.new(b)])[0], of_b.moved(axis))]
-    if not (isinstance(of_a, Shard) or isinstance(of_b, Shard)):
+class _Axes(NamedTuple):
+    """A label for each axis of each input and of each output, as in `numpy.einsum`.
+
+    Along axes of one label all inputs have the same length, or length 1 and are broadcast.
+    """
+
+    inputs: Sequence[Sequence[str]]
+    outputs: Sequence[Sequence[str]]
+    summed: str | None = None  # the label that the operation sums over, if rows may lie there
+
+
+def _multiply(walk: Walk, node: Any, axes: _Axes) -> str | Sequence[Placed]:
+    """Divide one label, which an input has its rows along; another input may have the rows along that label, too.
+
+    Labels of outputs come first: the result then keeps its rows, and no collective is needed for it.
+    """
+    found = [
+        (labels[shard.axis], shard)
+        for one, labels in zip(node.inputs, axes.inputs)
+        if isinstance(shard := walk.placement(one), Shard)
+    ]
+    if not found:
         return walk.computed_whole(node)
-    if not is_summed(node.outputs[0]):
-        return f"a product of {node.outputs[0].dtype} over rows"
-    # Dot compares the lengths; an axis of length 1 cannot have been cut
-    if isinstance(of_a, Shard):
-        inputs = [walk.new(a), walk.part(b, of_a.moved(contracted_of_b), lenient=True)]
-    else:
-        assert isinstance(of_b, Shard)
-        inputs = [walk.part(a, of_b.moved(contracted), lenient=True), walk.new(b)]
-    if b.broadcastable[contracted_of_b] or a.broadcastable[contracted]:
-        return "rows that are contracted with an axis of length 1"
-    return [Placed(copied(node, inputs)[0], Partial())]
+    kept = [pair for pair in found if all(pair[0] in labels for labels in axes.outputs)]
+    label, shard = next(iter(kept or [pair for pair in found if pair[0] == axes.summed]), (None, None))
+    if shard is None:
+        return "its rows do not lie along an axis that it treats place by place"
+    holders = [(one, labels.index(label)) for one, labels in zip(node.inputs, axes.inputs) if label in labels]
+    if not kept:
+        if not is_summed(node.outputs[0]):
+            return f"a product of {node.outputs[0].dtype} over rows"
+        if any(one.broadcastable[axis] for one, axis in holders):
+            return "rows that are contracted with an axis of length 1"
+    reason = "both factors have rows, along different axes of the product"
+    inputs = [
+        # what contracts axes compares their lengths itself
+        walk.part(one, shard.moved(labels.index(label)), lenient=not kept)
+        if label in labels
+        else walk.whole(one, reason)
+        for one, labels in zip(node.inputs, axes.inputs)
+    ]
+    outputs = copied(node, inputs)
+    if not kept:
+        return [Placed(output, Partial()) for output in outputs]
+    return [Placed(output, shard.moved(labels.index(label))) for output, labels in zip(outputs, axes.outputs)]
+
+
+def _dot(walk: Walk, node: Any) -> str | Sequence[Placed]:
+    a, b = node.inputs
+    if not (1 <= a.ndim <= 2 and 1 <= b.ndim <= 2):
+        return "its factors are not vectors and matrices"
+    of_a, of_b = ("k", "ik")[a.ndim - 1], ("k", "kj")[b.ndim - 1]
+    return _multiply(walk, node, _Axes([of_a, of_b], [(of_a + of_b).replace("k", "")], "k"))
 
 
 def _batched_dot(walk: Walk, node: Any) -> str | Sequence[Placed]:
-    shard = walk.shard_of(node.inputs)
-    if shard is None:
-        return walk.computed_whole(node)
-    if shard.axis != 0 or any(one.broadcastable[0] for one in node.inputs):
-        return "its rows do not lie along the axis of the batch"
-    inputs = [walk.part(one, shard) for one in node.inputs]
-    return [Placed(copied(node, inputs)[0], shard)]
+    a, b = node.inputs
+    if not (2 <= a.ndim <= 3 and 2 <= b.ndim <= 3) or a.broadcastable[0] != b.broadcastable[0]:
+        return "its factors are not stacks of as many vectors and matrices"
+    of_a, of_b = ("bk", "bik")[a.ndim - 2], ("bk", "bkj")[b.ndim - 2]
+    return _multiply(walk, node, _Axes([of_a, of_b], ["b" + (of_a[1:] + of_b[1:]).replace("k", "")], "k"))
 
 
 def _blockwise(walk: Walk, node: Any) -> str | Sequence[Placed]:
-    """An operation that is done for each place along some first axes by itself."""
-    shard = walk.shard_of(node.inputs)
-    if shard is None:
-        return walk.computed_whole(node)
-    if shard.axis < node.op.batch_ndim(node):
-        inputs = [walk.part(one, shard) for one in node.inputs]
-        return [Placed(output, shard) for output in copied(node, inputs)]
-    return _dot(walk, node) if type(node.op.core_op) is ops.Dot else "its rows do not lie along the axes of the batch"
+    """An operation on the last axes, for each place along the first ones, which have numbers as labels here."""
+    op, batch = node.op, list(map(str, range(node.op.batch_ndim(node))))
+    if type(op.core_op) is ops.Dot:
+        return _multiply(walk, node, _Axes([[*batch, "i", "k"], [*batch, "k", "j"]], [[*batch, "i", "j"]], "k"))
+    inputs = [[*batch, *["inside"] * (one.ndim - len(batch))] for one in node.inputs]
+    outputs = [[*batch, *["inside of an output"] * (one.ndim - len(batch))] for one in node.outputs]
+    return _multiply(walk, node, _Axes(inputs, outputs))
 
 
 RULES: dict[type, Rule] = {ops.Dot: _dot, ops.BatchedDot: _batched_dot, ops.Blockwise: _blockwise}

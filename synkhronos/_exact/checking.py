@@ -1,0 +1,113 @@
+"""Check the shape of each variable of a divided graph against the serial program's, for debugging.
+
+Where a sharding rule has been applied, each rank also computes the node as the serial program does, of whole inputs,
+and compares what it holds with the shape of that. What a rule gets wrong is found at its own node, and raised there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, Callable
+
+from synkhronos._engine import Apply, Op, T, TensorType, ops
+from synkhronos._exact.lengths import Lengths, Rows
+from synkhronos._exact.lines import line_of
+from synkhronos._exact.nodes import copied
+from synkhronos._exact.placements import Placed, Replicate, Shard
+
+__all__ = ["ShapeChecks", "environment_asks"]
+
+_ENVIRONMENT = "SYNKHRONOS_CHECK_SHARDING"
+
+
+def environment_asks() -> bool:
+    """Whether the environment variable ``SYNKHRONOS_CHECK_SHARDING`` asks for checks."""
+    return os.environ.get(_ENVIRONMENT, "0") not in ("", "0")
+
+
+class ShapeChecks:
+    """The serial program's values next to those of a walk, and comparisons of their shapes.
+
+    Parameters
+    ----------
+    rows : Rows
+    lengths : Lengths
+    whole : callable
+        The serial value of a variable, made of what ranks hold of it.
+    """
+
+    def __init__(self, rows: Rows, lengths: Lengths, whole: Callable[[Any], Any]) -> None:
+        self._rows, self._lengths, self._whole = rows, lengths, whole
+        self._serial: dict[Any, Any] = {}
+
+    def checked(self, node: Any, placed: Sequence[Placed]) -> list[Placed]:
+        """What a rule made of a node, with a check of each tensor's shape."""
+        serial = copied(node, [self._serial_value(one) for one in node.inputs])
+        return [self._compared(node, *each) for each in zip(node.outputs, placed, serial)]
+
+    def _serial_value(self, variable: Any) -> Any:
+        if variable not in self._serial:
+            self._serial[variable] = self._whole(variable)
+        return self._serial[variable]
+
+    def _compared(self, node: Any, output: Any, placed: Placed, serial: Any) -> Placed:
+        new, placement = placed
+        if isinstance(output.type, TensorType):
+            numbers, axis = [], None
+            if isinstance(placement, Shard):
+                axis = placement.axis
+                places = [self._lengths.value(one) for one in (placement.outer, placement.inner)]
+                numbers = [self._rows.whole, self._rows.here, *places]
+            line = line_of(output)
+            where = f"{node.op} ({line})" if line else str(node.op)
+            new = CheckShape(where, str(placement), axis)(new, ops.Shape()(serial), *numbers)
+        # a replicated value, whose shape has been checked, serves as the serial one
+        self._serial[output] = new if isinstance(placement, Replicate) else serial
+        return Placed(new, placement)
+
+
+class CheckShape(Op):
+    """The first input, if it has the shape that the serial program's shape and its placement demand.
+
+    Inputs: what a rank holds, the serial shape; along a sharded axis also the number of rows, of those here, and
+    ``outer`` and ``inner`` of the placement.
+
+    Parameters
+    ----------
+    where : str
+        The operation and the user's line, for the message.
+    placement : str
+        For the message.
+    axis : int or None
+        The sharded one.
+    """
+
+    __props__ = ("where", "placement", "axis")
+    view_map = {0: [0]}  # noqa: RUF012
+
+    def __init__(self, where: str, placement: str, axis: int | None) -> None:
+        self.where, self.placement, self.axis = where, placement, axis
+
+    def make_node(self, here: Any, serial: Any, *numbers: Any) -> Any:
+        """Apply it to these variables."""
+        return Apply(self, [here, serial, *map(T.as_tensor_variable, numbers)], [here.type()])
+
+    def perform(self, node: Any, inputs: Any, outputs: Any) -> None:
+        """Compare the shapes, and raise `AssertionError` where they do not fit together."""
+        here, serial = inputs[0], tuple(map(int, inputs[1]))
+        expected, whole = list(serial), list(serial)
+        if self.axis is not None and self.axis < len(serial):
+            n_rows, n_here, outer, inner = map(int, inputs[2:])
+            expected[self.axis], whole[self.axis] = outer * n_here * inner, outer * n_rows * inner
+        if here.shape != tuple(expected) or serial != tuple(whole):
+            raise AssertionError(
+                f"SYNKHRONOS_CHECK_SHARDING: {self.where} gives shape {here.shape} on this rank, expected "
+                f"{tuple(expected)}: the serial program's shape is {serial}, and the placement {self.placement}. The "
+                "sharding rule of this operation is wrong; please report it"
+            )
+        outputs[0][0] = here
+
+    def infer_shape(self, node: Any, shapes: Any) -> Any:
+        """That of the first input."""
+        return [shapes[0]]
