@@ -138,7 +138,26 @@ def function(
         if random not in ("serial", "own"):
             raise ValueError(f'random must be "serial" or "own"; got {random!r}')
         divided = DividedGraph(graph, dict(kwargs), shard=shard, random=random, blocked=blocked)
-        exactly = ExactFunction(session, graph, divided, single=not many, name=title)
+
+        def again(swap: Mapping[Any, Any], delete_updates: bool, **options: Any) -> Function:
+            """Build the function with other shared variables, or without updates."""
+            explicit = dict(pairs)
+            updated = [] if delete_updates else [var for var, _ in graph.expressions[1]]
+            return function(
+                inputs,
+                outputs,
+                bcast_inputs,
+                [(swap.get(var, var), explicit[var] if var in explicit else var.default_update) for var in updated],
+                [*swap.items(), *(givens.items() if isinstance(givens, Mapping) else givens or ())],
+                [swap.get(var, var) for var in sliceable_shareds or ()],
+                exact=True,
+                shard=shard,
+                random=random,
+                blocked=blocked,
+                **{**kwargs, **options, "no_default_updates": True},  # type: ignore[arg-type]
+            )
+
+        exactly = ExactFunction(session, graph, divided, single=not many, name=title, again=again)
         return _with_streams(exactly, own=divided.own_states)
     if shard is not None or random != "serial" or blocked:
         raise ValueError("shard, random and blocked are for exact functions: give exact=True, too")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
 from synkhronos import _graphs
@@ -38,18 +38,28 @@ class ExactFunction(Function):
     single : bool
         Whether a call returns one array rather than a list.
     name : str or None
+    again : callable
+        ``again(swap, delete_updates, **keywords)`` builds the function again, with other shared variables, without
+        updates, and with other keywords of the engine's ``function``.
     """
 
     _graph: DividedGraph
 
     def __init__(
-        self, session: Session, user: _graphs.Graph, divided: DividedGraph, *, single: bool, name: str | None
+        self,
+        session: Session,
+        user: _graphs.Graph,
+        divided: DividedGraph,
+        *,
+        single: bool,
+        name: str | None,
+        again: Callable[..., Any],
     ) -> None:
         title, n_outputs = name or "the function", len(divided.outputs)
         results = Results(divided.outputs, divided.modes, [False] * n_outputs, session.on_gpu, title)
         named = [True] * n_outputs
         super().__init__(session, divided, results, {}, named=named, named_updates=[], single=single, name=name)
-        self._user = user
+        self._user, self._again = user, again
         self._serial = Serial(user, Results(user.outputs, ["exact"] * n_outputs, [False] * n_outputs, False, title))
         self._meetings = _AlwaysThere(divided, self._theano, results)
         self._averages = _NoParts(divided, self._serial, results, self._meetings, named, named_updates=[])
@@ -70,6 +80,52 @@ class ExactFunction(Function):
                 self._send_what_was_set(current("Function"))
                 break
         return super().__call__(*args, **kwargs)
+
+    def copy(
+        self,
+        share_memory: bool = False,
+        swap: Mapping[Any, Any] | None = None,
+        delete_updates: bool = False,
+        name: str | None = None,
+        profile: Any = None,
+    ) -> Any:
+        """Copy the function, as ``copy`` of the engine's functions does.
+
+        Parameters
+        ----------
+        share_memory : bool
+            Changes nothing: a copy without other arguments is the same compiled function, others are compiled again.
+        swap : dict, optional
+            Shared variables of the function, with the shared variables of the same type that replace them.
+        delete_updates : bool
+            Whether the copy has no updates.
+        name : str, optional
+            Default: that of this function, with ``" copy"``.
+        profile : optional
+            As of the engine's ``function``.
+
+        Returns
+        -------
+        Function
+
+        Raises
+        ------
+        ValueError
+            For a variable in ``swap`` that the function does not use.
+        TypeError
+            For what cannot replace it.
+        """
+        session, swap = current("copy"), dict(swap or {})
+        own = self.get_shared()
+        for old, new in swap.items():
+            if not any(old is var for var in own):
+                raise ValueError(f"copy: the function does not use {old}, which swap names; it uses {own}")
+            if not _graphs.is_shared_variable(new) or new.type != old.type:
+                raise TypeError(f"copy: {old} can be replaced by a shared variable of {old.type}; got {new!r}")
+        name = name or (f"{self.name} copy" if self.name else None)
+        if swap or delete_updates or profile is not None:
+            return self._again(swap, delete_updates, name=name, profile=profile)
+        return ExactFunction(session, self._user, self._graph, single=self._single, name=name, again=self._again)
 
     def _send_what_was_set(self, session: Session) -> None:
         with session.lock:

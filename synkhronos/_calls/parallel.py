@@ -153,7 +153,7 @@ class ParallelFunction:
         May be set, and changes nothing: inputs are always checked.
     """
 
-    def __init__(self, exact: Function, inputs: Sequence[Any], order: list[int], output_keys: Any) -> None:
+    def __init__(self, exact: Any, inputs: Sequence[Any], order: list[int], output_keys: Any) -> None:
         self.exact = exact
         self.output_keys = output_keys
         self.trust_input = False
@@ -198,9 +198,15 @@ class ParallelFunction:
         """The shared variables that the function reads or updates."""
         return self.exact.get_shared()
 
+    def copy(self, *args: Any, **kwargs: Any) -> ParallelFunction:
+        """Copy the function, with the arguments of the engine's own ``copy``; see `ExactFunction.copy`."""
+        made = object.__new__(ParallelFunction)
+        made.__dict__.update(self.__dict__, exact=self.exact.copy(*args, **kwargs))
+        return made
+
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"{name}: what {_engine.name}.function builds under synkhronos.parallelize has exact, fn, get_shared, "
+            f"{name}: what {_engine.name}.function builds under synkhronos.parallelize has copy, exact, fn, get_shared, "
             "maker, name, output_keys, partition, profile, trust_input, vm; for more, build the function outside of "
             "the block"
         )

@@ -30,6 +30,9 @@ def sliceable_rows(session: Session, graph: Graph, batch_s: Any, num_slices: int
 
 def rows_on_ranks(session: Session, graph: Graph) -> list[int]:
     """The number of rows of the sliceable shared variables on each rank, which must agree between them."""
+    unknown = [var for var in graph.sliceable_shareds if session.replica.variables.key(var) is None]
+    if unknown:  # a function that uses their lengths alone does not bring them to the ranks
+        session.distribute_variables(unknown)
     shapes = session.shapes(graph.sliceable_shareds)
     for rank, on_rank in enumerate(shapes):
         if len({shape[0] for shape in on_rank}) > 1:

@@ -83,6 +83,7 @@ class DividedGraph(Graph):
                 "exact=True finds by itself where ranks meet: leave out averaged, summed, reduced, gathered"
             )
         _look_for_unused(user.input_variables, expressions, kwargs.get("on_unused_input"))
+        user._check_sliceable(leaves_of(expressions))
         sharding, draws = Sharding(user, shard), OwnDraws()
         own = draws.rules if random == "own" else {}
         self.takes_rows, self._given = sharding.is_given, sharding.given
@@ -141,6 +142,9 @@ class DividedGraph(Graph):
     def _copied_ins(self) -> list[Any]:
         numbers = [self._given.whole, self._given.first, self._given.here]
         return [*super()._copied_ins(), *(numbers if self.takes_rows else ())]
+
+    def _check_sliceable(self, used: Sequence[Any]) -> None:
+        """Accept all: of a variable whose length alone is used, ranks use the number of rows."""
 
     def partition(self, compiled: Any) -> Partition:
         """The collectives of a function that was compiled from this graph."""

@@ -41,8 +41,9 @@ class Part(Op):
             outputs[0][0] = whole
             return
         if length != outer * rows * inner:
+            what = "an array" if node is None else described(node.outputs[0])  # numba runs an Op without its node
             raise ValueError(
-                f"{described(node.outputs[0])} meets an array that is divided by its rows: its length along axis "
+                f"{what} meets an array that is divided by its rows: its length along axis "
                 f"{self.axis} is {length}, expected {outer * rows * inner}, for the {rows} rows of this call. If it "
                 "is to be broadcast, declare that axis broadcastable (theano.tensor.addbroadcast)"
             )

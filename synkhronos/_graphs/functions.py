@@ -167,11 +167,14 @@ class Graph:
         function = compile_function(
             self._copied_ins(), outputs, updates=self.updates, givens=self._givens, **self._kwargs
         )
-        used = shared_variables_of(function)
+        self._check_sliceable(shared_variables_of(function))
+        return function
+
+    def _check_sliceable(self, used: Sequence[Any]) -> None:
+        """Raise `ValueError` for a sliceable shared variable that is not among those that are used."""
         for var in self.sliceable_shareds:
             if not any(var is other for other in used):
                 raise ValueError(f"sliceable_shareds: the function does not use {var}")
-        return function
 
     def _copied_ins(self) -> list[Any]:
         return list(map(copy_of, self._ins))

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import synkhronos
-from synkhronos._engine import clone, is_random_state
+from synkhronos._engine import TensorType, is_random_state
 from synkhronos.extensions.pymc.rows import ModelData, Scattered
 
 __all__ = ["ONE_CORE", "Builder", "ModelFunction"]
 
-#: The arguments of `pytensor.function` that are handed on otherwise, or that exact functions have no use for.
-_OWN = ("inputs", "outputs", "updates", "accept_inplace")
+#: The arguments of `pytensor.function` that are passed otherwise, or that exact functions have no use for.
+_OWN = ("inputs", "outputs", "updates", "givens", "accept_inplace", "rebuild_strict")
 
 #: What is said to several chains at a time.
 ONE_CORE = (
@@ -25,7 +26,7 @@ ONE_CORE = (
 
 
 class Builder:
-    """Builds what PyMC asks of `pytensor.function`.
+    """Builds the functions that PyMC asks `pytensor.function` for.
 
     Parameters
     ----------
@@ -36,44 +37,53 @@ class Builder:
         self._data = data
 
     def __call__(self, plain: Callable[..., Any], asked: dict[str, Any]) -> Any:
-        """Build an exact function, or PyMC's own where that is as good."""
-        asked_for, updates = asked["outputs"], dict(asked["updates"] or ())
-        if asked_for is None or isinstance(asked_for, dict):
-            return plain(**asked)
-        many = isinstance(asked_for, (list, tuple))
-        outputs = [getattr(one, "variable", one) for one in (asked_for if many else [asked_for])]
-        expressions = [*outputs, *updates.values()]
-        data = self._data.used_by(expressions)
+        """Build an exact function of what uses the data; else, and for what only draws random numbers, PyMC's own."""
+        outputs, inputs = asked["outputs"], [getattr(one, "variable", one) for one in asked["inputs"]]
+        updates, givens = dict(asked["updates"] or ()), dict(asked["givens"] or ())
+        many = isinstance(outputs, (list, tuple))
+        results = [getattr(one, "variable", one) for one in (outputs if many else [outputs])]
         only_draws = bool(updates) and all(map(is_random_state, updates))
-        if not data or only_draws or any(map(self._data.has_rows, outputs)):
+        if only_draws or not all(isinstance(getattr(one, "type", None), TensorType) for one in results):
             return plain(**asked)
-        divided = clone(expressions, {one.source: one.expression for one in data})
-        results, values = divided[: len(outputs)], divided[len(outputs) :]
+        data = self._data.used_by([*results, *updates.values()], inputs, givens)
+        if not data:
+            return plain(**asked)
+        scattered = list(dict.fromkeys(one for _, one in data))
         build = functools.partial(
             synkhronos.function,
             [],
             results if many else results[0],
             bcast_inputs=asked["inputs"],
-            updates=list(zip(updates, values)),
-            sliceable_shareds=[one.variable for one in data],
+            updates=list(updates.items()),
             exact=True,
             **{name: value for name, value in asked.items() if name not in _OWN},
         )
+        divided = functools.partial(
+            build,
+            givens=[*((source, one.expression) for source, one in data), *givens.items()],
+            sliceable_shareds=[one.variable for one in scattered],
+            rebuild_strict=False,
+        )
         try:
-            exact = build(blocked=True)
+            exact = divided(blocked=True)
         except ValueError:  # rows meet otherwise than in sums at the end
-            exact = build()
-        return ModelFunction(exact, data)
+            exact = divided()
+        return ModelFunction(exact, scattered, functools.partial(build, givens=givens))
 
 
 class ModelFunction:
     """A function of a model that all ranks compute, and that PyMC calls as it calls PyTensor's.
 
+    Data of fewer rows than ranks, and data of different numbers of rows, cannot be divided. Of these every rank computes
+    the function in full, as PyMC alone does.
+
     Parameters
     ----------
     exact : synkhronos.Function
     data : list of Scattered
-        What it uses of the model's data.
+        The data that it uses.
+    build_undivided : callable
+        Builds the function of undivided data.
 
     Attributes
     ----------
@@ -85,16 +95,62 @@ class ModelFunction:
 
     trust_input = False
 
-    def __init__(self, exact: Any, data: list[Scattered]) -> None:
+    def __init__(self, exact: Any, data: Sequence[Scattered], build_undivided: Callable[[], Any]) -> None:
         self.exact, self._data, self._pid = exact, data, os.getpid()
+        self._build_undivided, self._built = build_undivided, None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute on all ranks, of the model's data as they are now."""
+        """Compute on all ranks, with the current data of the model.
+
+        Raises
+        ------
+        ValueError
+            If PyMC cannot compute it because ``set_data`` gave data of different lengths; the message names them.
+        SessionError
+            In another process than that of the program.
+        """
         if os.getpid() != self._pid:
             raise synkhronos.SessionError(ONE_CORE)
         for one in self._data:
             one.send()
-        return self.exact(*args, **kwargs)
+        if len({one.n_rows for one in self._data}) > 1:
+            return self._of_different_lengths(args, kwargs)
+        function = self.exact if all(one.is_divided for one in self._data) else self._undivided()
+        return function(*args, **kwargs)
+
+    def copy(self, *args: Any, **kwargs: Any) -> ModelFunction:
+        """Copy it, with the arguments of PyTensor's ``Function.copy``."""
+        return ModelFunction(
+            self.exact.copy(*args, **kwargs), self._data, lambda: self._undivided().copy(*args, **kwargs)
+        )
+
+    def as_theano(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the plain function of PyTensor, in the controller only."""
+        return self._undivided().as_theano(*args, **kwargs)
+
+    def _undivided(self) -> Any:
+        if self._built is None:
+            self._built = self._build_undivided()
+        return self._built
+
+    def _of_different_lengths(self, args: Any, kwargs: Any) -> Any:
+        lengths = ", ".join(f"{one}: {one.n_rows}" for one in self._data)
+        is_new = self._built is None
+        try:
+            result = self._undivided()(*args, **kwargs)
+        except synkhronos.WorkerError as error:
+            raise ValueError(
+                f"the data of the model have different lengths since pm.set_data: {lengths}. PyMC cannot compute with "
+                "these: set data of equal lengths, in one call of pm.set_data"
+            ) from error
+        if is_new:
+            warnings.warn(
+                f"the data of the model have different lengths since pm.set_data, and are not divided: {lengths}. Every "
+                "rank computes with all rows",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        return result
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.exact, name)

@@ -1,16 +1,30 @@
-"""The data of a model: which arrays have rows, and the shared variables by which ranks have their rows of them."""
+"""The data of a model: which arrays have rows, and the shared variables by which each rank has its rows of them."""
 
 from __future__ import annotations
 
 import collections
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 import synkhronos
-from synkhronos._engine import SharedVariable, TensorConstant, TensorType, ancestors, known_lengths, retyped, shared
+from synkhronos._engine import (
+    SharedVariable,
+    TensorConstant,
+    TensorType,
+    Variable,
+    ancestors,
+    known_lengths,
+    retyped,
+    shared,
+)
 
 __all__ = ["ModelData", "Scattered"]
+
+#: A constant of as many numbers is data: NumPy's arrays have at most 64 dimensions, so that no shape is as long.
+_LARGE = 65
 
 
 class Scattered:
@@ -19,20 +33,25 @@ class Scattered:
     Parameters
     ----------
     source : constant or shared variable
-        Where the model has it.
+        The array in the model.
     axis : int
         Along which its rows lie.
 
     Attributes
     ----------
     expression : variable
-        What stands for the source in a divided graph.
+        Replaces the source in a divided graph.
     variable : shared variable
         Rows lie along its axis 0.
+    n_rows : int
+        Of the value that was sent last.
+    is_divided : bool
+        Whether every rank has a row of it.
     """
 
     def __init__(self, source: Any, axis: int) -> None:
         self.source, self._axis = source, axis
+        self.n_rows, self.is_divided = 0, False
         lengths = list(retyped(source, free=(axis,)).shape)
         lengths.insert(0, lengths.pop(axis))
         empty = np.empty([length or 0 for length in lengths], source.dtype)
@@ -42,20 +61,33 @@ class Scattered:
         self._sent: Any = None
 
     def send(self) -> None:
-        """Give each rank its rows of the value, unless they are there."""
+        """Give each rank its rows of the value, unless it has them."""
         value = _value_of(self.source)
         if value is not self._sent:
             synkhronos.scatter(self.variable, np.moveaxis(value, self._axis, 0))  # a view, from which it is restored
+            on_ranks = synkhronos.get_lengths(self.variable)
+            self.n_rows, self.is_divided = int(sum(on_ranks)), all(on_ranks)
             self._sent = value
+
+    def __str__(self) -> str:
+        kind = "pm.Data" if isinstance(self.source, SharedVariable) else "constant"
+        return f"{kind} {self.source.name!r}" if self.source.name else f"a {kind} of shape {_value_of(self.source).shape}"
 
 
 class ModelData:
     """Which arrays of a model are divided, and their shared variables, made and sent once for all functions.
 
+    These are observed values, `pm.Data`, and constants of 65 numbers and more. An array is divided along its first axis
+    of ``n_rows`` entries. For each `pm.Data` that is decided once, so that it holds when ``set_data`` changes lengths.
+
     Parameters
     ----------
     model : pymc.Model
     rows : int or None
+
+    Attributes
+    ----------
+    n_rows : int
 
     Raises
     ------
@@ -71,49 +103,98 @@ class ModelData:
                 f"synkhronos.extensions.pymc.parallel takes a pymc.Model; got {model!r}. A frozen model keeps compiled "
                 "functions: give the model that it was made of"
             )
-        self._mutable = set(model.data_vars)
-        self.n_rows = _rows_of(model) if rows is None else rows
-        self._made: dict[Any, Scattered] = {}
-        if not self.used_by([model.logp()]):
-            raise ValueError(f"no array of the model's data has {self.n_rows} rows: give parallel() the right rows=")
+        self._model = model
+        self._axes: dict[Any, int | None] = {}
+        self._made: dict[Any, Scattered | None] = {}
+        density = model.logp()
+        self.n_rows = self._most([density]) if rows is None else rows
+        for one in model.data_vars:
+            self._axis_of_variable(one)
+        if self.used_by([density]):
+            return
+        if rows is not None:
+            raise ValueError(f"no array of the model's data has {rows} rows: give parallel() the right rows=")
+        warnings.warn(
+            "synkhronos.extensions.pymc.parallel: the model has no data that can be divided over the ranks; PyMC's own "
+            "functions compute it, on the controller alone",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
-    def used_by(self, expressions: list[Any]) -> list[Scattered]:
-        """What of the data some expressions use."""
-        return [self._scattered(one, axis) for one, axis in self._with_rows(expressions)]
+    def used_by(
+        self, expressions: Sequence[Any], inputs: Iterable[Any] = (), givens: Mapping[Any, Any] | None = None
+    ) -> list[tuple[Any, Scattered]]:
+        """Find the data that are needed for expressions, in which variables are inputs or given others.
 
-    def has_rows(self, expression: Any) -> bool:
-        """Whether an expression is known to have as many rows as the data, along some axis."""
-        return isinstance(expression.type, TensorType) and self.n_rows in known_lengths(expression)
-
-    def _with_rows(self, expressions: list[Any]) -> list[tuple[Any, int]]:
-        found = []
-        for one in ancestors(expressions):
-            if isinstance(one.type, TensorType) and (isinstance(one, TensorConstant) or one in self._mutable):
-                shape = _value_of(one).shape
-                if self.n_rows in shape:
-                    found.append((one, shape.index(self.n_rows)))
+        Returns
+        -------
+        list of (variable, Scattered)
+        """
+        givens = givens or {}
+        ends, found = {*inputs, *givens}, []
+        seen: dict[Any, None] = {}
+        waiting = list(expressions)
+        while waiting:
+            new = [one for one in ancestors(waiting, ends) if one not in seen]
+            seen.update(dict.fromkeys(new))
+            waiting = [givens[one] for one in new if isinstance(givens.get(one), Variable)]
+        for one in seen:
+            axis = None if one in ends else self._axis(one)
+            scattered = None if axis is None else self._scattered(one, axis)
+            if scattered is not None:
+                found.append((one, scattered))
         return found
 
-    def _scattered(self, source: Any, axis: int) -> Scattered:
-        key = source if source in self._mutable else id(source.data)  # a constant is kept by what is made of it
+    def _axis(self, one: Any) -> int | None:
+        """The axis along which rows of a variable lie; ``None`` if it is no data."""
+        if not isinstance(one.type, TensorType):
+            return None
+        if isinstance(one, TensorConstant):
+            return self._first_axis(one) if self._is_data(one) else None
+        return self._axis_of_variable(one) if one in self._model.data_vars else None
+
+    def _axis_of_variable(self, one: Any) -> int | None:
+        if one not in self._axes:
+            self._axes[one] = self._first_axis(one) if isinstance(one.type, TensorType) else None
+        return self._axes[one]
+
+    def _first_axis(self, one: Any) -> int | None:
+        """The first axis as long as there are rows; one whose type says that it has length 1 is broadcast."""
+        lengths = zip(_value_of(one).shape, known_lengths(one))
+        return next((axis for axis, (n, known) in enumerate(lengths) if n == self.n_rows and known != 1), None)
+
+    def _is_data(self, constant: Any) -> bool:
+        return constant.data.size >= _LARGE or any(constant.data is one for one in self._observed())
+
+    def _observed(self) -> list[np.ndarray]:
+        """The arrays of observed values that are constants."""
+        values = [self._model.rvs_to_values[one] for one in self._model.observed_RVs]
+        return [one.data for one in values if isinstance(one, TensorConstant)]
+
+    def _most(self, density: list[Any]) -> int:
+        """The length that most observed values have, or else most of the data; 1 if none has more than one row."""
+        for expressions in ([self._model.rvs_to_values[one] for one in self._model.observed_RVs], density):
+            sizes: collections.Counter[int] = collections.Counter()
+            for one in ancestors(expressions):
+                is_constant = isinstance(one, TensorConstant)
+                if self._is_data(one) if is_constant else one in self._model.data_vars:
+                    shape = _value_of(one).shape
+                    n_rows = next((n for n in shape if n >= _LARGE), max(shape, default=1))
+                    sizes.update({n_rows: int(np.prod(shape))} if n_rows > 1 else {})
+            if sizes:
+                return sizes.most_common(1)[0][0]
+        return 1
+
+    def _scattered(self, source: Any, axis: int) -> Scattered | None:
+        is_constant = isinstance(source, TensorConstant)
+        key = id(source.data) if is_constant else source  # a constant has copies in other graphs
         if key not in self._made:
-            self._made[key] = Scattered(source, axis)
+            made = Scattered(source, axis)
+            if is_constant:
+                made.send()
+            self._made[key] = made if made.is_divided or not is_constant else None
         return self._made[key]
 
 
 def _value_of(source: Any) -> Any:
     return source.container.storage[0] if isinstance(source, SharedVariable) else source.data
-
-
-def _rows_of(model: Any) -> int:
-    """The length that most observed values have, or else most of the data that potentials use."""
-    observed = [model.rvs_to_values[one] for one in model.observed_RVs]
-    for expressions in (observed, [model.logp()]):
-        sizes: collections.Counter[int] = collections.Counter()
-        for one in ancestors(expressions):
-            if isinstance(one, TensorConstant) or one in model.data_vars:
-                value = _value_of(one)
-                sizes.update({value.shape[0]: value.size} if value.ndim else {})
-        if sizes:
-            return sizes.most_common(1)[0][0]
-    raise ValueError("the model has no data, by whose rows it might be divided")
