@@ -4,7 +4,8 @@ What travels of a function is the engine's to say. A shared variable lives in th
 container, and the container's storage list; each is replaced by a persistent id, so that functions that arrive one
 after the other share what they shared in the master. A variable new to the ranks travels as type, name and value;
 values go out of band, beside the pickle, uncopied. Graphs are deep, and pickling recurses: it runs in a thread with a
-stack of its own. Classes and functions travel by name, or whole where the ranks do not have them under it.
+stack of its own. Classes and functions travel by name, or by value where the ranks do not have them under it. What they
+read (globals, class attributes, defaults, closures) travels with them where it has changed: see `Definitions`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from synkhronos._engine import (
     to_host,
     unpack,
 )
-from synkhronos._graphs.definitions import Definitions, function_of
+from synkhronos._graphs.definitions import Definitions, function_of, pickled_by_value
+from synkhronos._graphs.namespaces import Slot, assign
 from synkhronos._graphs.random import has_common_stream
 from synkhronos._graphs.shared import VariableTable, get_array, shared_variables_of
 from synkhronos._graphs.stack import with_deep_stack
@@ -43,6 +45,7 @@ class Bundle(NamedTuple):
     pickled: bytes
     buffers: list[np.ndarray]
     new: dict[int, Any]  # the shared variables that the ranks do not have yet, by the keys that they will have
+    slots: dict[Slot, bytes]  # the digests of what is set in the ranks' modules and classes
 
 
 class _Pickler(cloudpickle.Pickler):
@@ -68,7 +71,7 @@ class _Pickler(cloudpickle.Pickler):
         if isinstance(obj, FromFunctionOp):
             shapes = obj._FromFunctionOp__infer_shape
             return FromFunctionOp, (function_of(obj), obj.itypes, obj.otypes, shapes)
-        return super().reducer_override(obj)
+        return pickled_by_value(obj, lambda: cloudpickle.Pickler.reducer_override(self, obj))
 
 
 class _Unpickler(pickle.Unpickler):
@@ -131,17 +134,53 @@ def dump(
         for key, var in (known if everything else new).items()
     }
     parts = {key: pack(function) for key, function in functions.items()}
-    file, buffers = io.BytesIO(), []
+    first, last = _Part(definitions), _Part(definitions)
+    changes: list[_Part] = []
+    slots: dict[Slot, bytes] = {}
 
-    def pickle_both() -> None:
+    def pickle_all() -> None:
+        first.dump(described, {})
+        last.dump(parts, ids)
+        if definitions is None:
+            return
+        more = True
+        while more:  # what is to be set may contain functions that read more
+            more = False
+            for change in definitions.changes(slots):
+                slots[change.slot] = change.digest
+                more = True
+                part = _Part(definitions)
+                try:
+                    part.dump((change.slot, change.value), ids)
+                except Exception as error:
+                    if change.is_same:  # as the ranks have inherited it
+                        continue
+                    raise pickle.PicklingError(
+                        f"{change.slot}, which {change.reader} reads, was set after synkhronos.fork(), and cannot be "
+                        f"pickled: {type(error).__name__}: {error}"
+                    ) from error
+                changes.append(part)
+
+    with_deep_stack(pickle_all)
+    first.dump(len(changes), {})
+    everything_pickled = [first, *changes, last]
+    pickled = b"".join(part.file.getvalue() for part in everything_pickled)
+    return Bundle(pickled, [buffer for part in everything_pickled for buffer in part.buffers], new, slots)
+
+
+class _Part:
+    """A part of a bundle."""
+
+    def __init__(self, definitions: Definitions | None) -> None:
+        self.file = io.BytesIO()
+        self.buffers: list[np.ndarray] = []
+        self._definitions = definitions
+
+    def dump(self, obj: Any, ids: dict[int, tuple[str, int]]) -> None:
         def keep(buffer: pickle.PickleBuffer) -> None:
-            buffers.append(np.frombuffer(buffer.raw(), dtype=np.uint8))
+            self.buffers.append(np.frombuffer(buffer.raw(), dtype=np.uint8))
 
-        _Pickler(file, {}, keep, definitions).dump(described)
-        _Pickler(file, ids, keep, definitions).dump(parts)
-
-    with_deep_stack(pickle_both)
-    return Bundle(file.getvalue(), buffers, new)
+        _Pickler(self.file, ids, keep, self._definitions).dump(obj)
 
 
 def _has_own_stream(var: Any) -> bool:
@@ -170,6 +209,8 @@ def load(bundle: Bundle, variables: VariableTable, stream: int) -> dict[int, Any
         if is_random and stream:
             value = other_stream(value, stream)
         variables.put(key, cls(name=name, type=type_, value=value, strict=None))
+    for _ in range(_Unpickler(file, variables, buffers).load()):
+        assign(*with_deep_stack(_Unpickler(file, variables, buffers).load))
     parts = with_deep_stack(_Unpickler(file, variables, buffers).load)
     functions = {key: unpack(part) for key, part in parts.items()}
     for function in functions.values():

@@ -31,6 +31,8 @@ class Library:
     ledger : Ledger
     load : callable
         ``load(bundle, ranks)`` has ranks (``None``: all) load pickled functions.
+    definitions : Definitions
+        What the ranks have of the program.
     """
 
     def __init__(
@@ -38,13 +40,14 @@ class Library:
         replica: Replica,
         ledger: Ledger,
         load: Callable[[_graphs.Bundle, tuple[int, ...] | None], None],
+        definitions: _graphs.Definitions,
     ) -> None:
         self._replica = replica
         self._ledger = ledger
         self._load = load
         self._pending: dict[int, Any] = {}  # compiled, not yet distributed
         self._failed: set[int] = set()  # of these, the ones that could not be distributed
-        self._definitions = _graphs.Definitions()  # what the workers inherit
+        self._definitions = definitions
         self._ended: Endings[int] = Endings()
         self._distributing = False
         self._next = 0
@@ -152,12 +155,14 @@ class Library:
         self._send(_graphs.dump({}, self._replica.variables, also=variables, definitions=self._definitions))
 
     def _send(self, bundle: _graphs.Bundle) -> None:
+        self._definitions.doubt(bundle.slots)
         try:
             self._load(bundle, None)
         except BaseException:
             self._ledger.variables.extend(bundle.new)  # some ranks may have them; the next try uses other keys
             raise
         with deferred_interrupts():  # what the ranks have now is noted here
+            self._definitions.note(bundle.slots)
             for new, var in bundle.new.items():
                 self._replica.variables.put(new, var)
             self._replica.house(list(bundle.new.values()))
