@@ -83,8 +83,13 @@ class Definitions:
                 if isinstance(value, PureOp):
                     roots.append(function_of(value) if isinstance(value, FromFunctionOp) else type(value))
         self._known = {id(obj): weakref.ref(obj) for obj in inherited}
-        self._used: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._used: weakref.WeakSet[Any] = weakref.WeakSet()  # by functions of all ranks
+        self._pickled: list[Any] = []  # since `begin`
         self._held = {slot: digest for slot, _, digest, _ in walk(roots, self._digest)}
+
+    def begin(self, all_in_use: bool) -> None:
+        """Have `changes` include what functions and classes read that are pickled from now on, or all in use."""
+        self._pickled = list(self._used) if all_in_use else []
 
     def reach(self, obj: Any) -> bool:
         """Whether other processes find this object under its name; true, too, for one that is not pickled by name.
@@ -92,7 +97,7 @@ class Definitions:
         Parameters
         ----------
         obj : Any
-            Something to be pickled. If it is a function or a class, `changes` includes what it reads from now on.
+            Something to be pickled. If it is a function or a class, `changes` includes what it reads.
 
         Raises
         ------
@@ -107,7 +112,7 @@ class Definitions:
             return True
         module = module_of(named)
         if isinstance(named, (type, types.FunctionType)) and is_programs(module):
-            self._used.add(named)
+            self._pickled.append(named)
         is_op = isinstance(obj, type) and issubclass(obj, (PureOp, PureType))
         if is_op and module != MAIN and module in self._modules and not self._inherited(obj):
             raise pickle.PicklingError(
@@ -132,14 +137,21 @@ class Definitions:
         return self._digester.digest(value, lambda named: self._is_found(named, named))
 
     def changes(self, already: Container[Slot] = ()) -> Iterator[Change]:
-        """The slots to be sent, so that other processes have what functions sent to them until now read.
+        """The slots to be sent, so that other processes have what is read by what was pickled since `begin`.
 
         Parameters
         ----------
         already : container of Slot
             What to leave out.
         """
-        for slot, value, digest, reader in walk(list(self._used), self._digest):
+        used = list(self._pickled)
+        self._used.update(used)
+        for cls in used:
+            if isinstance(cls, type) and not self._is_found(cls, cls):
+                slot, digest = Slot.of_class(cls, self._digester.number(cls)), self._digest(cls)[0]
+                if slot not in already and self._held.get(slot) != digest:
+                    yield Change(slot, cls, digest, cls.__qualname__, False)
+        for slot, value, digest, reader in walk(used, self._digest):
             if slot in already or self._held.get(slot) == digest:
                 continue
             if slot.owner and not self._is_found(*[find(slot.module, slot.owner)] * 2):
@@ -152,9 +164,9 @@ class Definitions:
 
     def _is_fixed(self, slot: Slot, value: Any, inherited: int | None) -> bool:
         """Whether other processes have this value, though it was never compared."""
-        if isinstance(value, (type, types.FunctionType)) and self._is_found(value, value):
-            if (value.__module__, value.__qualname__) == (slot.module, slot.name):
-                return True
+        is_definition = isinstance(value, (type, types.FunctionType)) and self._is_found(value, value)
+        if is_definition and (value.__module__, value.__qualname__) == (slot.module, slot.name):
+            return True
         is_same = inherited is not None and inherited == self._digester.number(value)
         return is_same and (isinstance(value, _NAMED) or value is None)
 

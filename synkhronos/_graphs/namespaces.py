@@ -27,7 +27,18 @@ import numpy as np
 from synkhronos._core import native
 from synkhronos._engine import FromFunctionOp
 
-__all__ = ["MAIN", "Digester", "Slot", "assign", "find", "function_of", "is_programs", "module_of", "reduced_function", "walk"]
+__all__ = [
+    "MAIN",
+    "Digester",
+    "Slot",
+    "assign",
+    "find",
+    "function_of",
+    "is_programs",
+    "module_of",
+    "reduced_function",
+    "walk",
+]
 
 MAIN = "__main__"
 
@@ -54,22 +65,34 @@ class Slot(NamedTuple):
     owner : str
         The qualified name of a class or a function; empty: the module itself.
     name : str
-        Of an attribute; a number: the closure's cell.
+        Of an attribute; a number: the closure's cell; a number after "#": the class itself, which processes
+        have that have unpickled it before.
     """
 
     module: str
     owner: str
     name: str
 
+    @classmethod
+    def of_class(cls, definition: type, number: int) -> Slot:
+        """The slot of a class that travels by value. cloudpickle updates the one that has arrived before."""
+        return cls(definition.__module__, definition.__qualname__, f"#{number}")
+
     def __str__(self) -> str:
         """As it stands in the program."""
         return ".".join(part for part in (self.module.replace(MAIN, ""), self.owner, self.name) if part)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _library_folders() -> tuple[str, ...]:
-    found = {*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()}
-    return tuple(os.path.join(os.path.realpath(path), "") for path in found if path != sys.prefix and path)
+    kinds = ("stdlib", "platstdlib", "purelib", "platlib")
+    found = {*map(sysconfig.get_path, kinds), *site.getsitepackages(), site.getusersitepackages()}
+    return tuple(os.path.join(os.path.realpath(path), "") for path in found if path)
+
+
+@functools.cache
+def _is_of_library(file: str) -> bool:
+    return os.path.realpath(file).startswith(_library_folders())
 
 
 def is_programs(module: str | None) -> bool:
@@ -79,7 +102,7 @@ def is_programs(module: str | None) -> bool:
     if module is None or module.partition(".")[0] in _LIBRARIES:
         return False
     file = getattr(sys.modules.get(module), "__file__", None)
-    return isinstance(file, str) and not os.path.realpath(file).startswith(_library_folders())
+    return isinstance(file, str) and not _is_of_library(file)
 
 
 def module_of(obj: Any) -> str | None:
@@ -102,6 +125,8 @@ def find(module: str | None, qualname: str) -> Any:
 
 def assign(slot: Slot, value: Any) -> None:
     """Set a slot in this process; the module is imported if necessary."""
+    if slot.name.startswith("#"):
+        return
     owner = importlib.import_module(slot.module)
     for name in filter(None, slot.owner.split(".")):
         owner = getattr(owner, name)

@@ -91,6 +91,7 @@ def dump(
     also: Sequence[Any] = (),
     everything: bool = False,
     definitions: Definitions | None = None,
+    refresh: bool = False,
 ) -> Bundle:
     """Pickle compiled functions; shared variables not yet in ``variables`` travel along.
 
@@ -107,6 +108,8 @@ def dump(
         All variables travel, for a rank that has none.
     definitions : Definitions, optional
         What the ranks know; default: all that is there.
+    refresh : bool
+        What functions of the ranks read travels again where it has changed.
 
     Raises
     ------
@@ -139,6 +142,8 @@ def dump(
     slots: dict[Slot, bytes] = {}
 
     def pickle_all() -> None:
+        if definitions is not None:
+            definitions.begin(refresh)
         first.dump(described, {})
         last.dump(parts, ids)
         if definitions is None:
@@ -153,7 +158,7 @@ def dump(
                 try:
                     part.dump((change.slot, change.value), ids)
                 except Exception as error:
-                    if change.is_same:  # as the ranks have inherited it
+                    if change.is_same or everything:  # as the ranks have inherited it
                         continue
                     raise pickle.PicklingError(
                         f"{change.slot}, which {change.reader} reads, was set after synkhronos.fork(), and cannot be "

@@ -121,7 +121,7 @@ class Machines:
             self._tell([Stop(self.line.number + 1)] * self.line.n_machines, _STOP_SECONDS)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _definitions() -> Definitions:
     return Definitions(lasting=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import time
 from collections.abc import Sequence
 from typing import Any, Callable
@@ -90,6 +91,8 @@ class Library:
             If a rank cannot load one.
         """
         if not self._pending:
+            if keys is None and variable is None:
+                self._refresh()
             return
         self.forget_what_ended()
         if variable is not None:
@@ -111,6 +114,15 @@ class Library:
                 raise failed
             finally:
                 del failed  # else it and this frame keep each other, and what the user drops, alive
+
+    def _refresh(self) -> None:
+        """Send what functions of all ranks read, where it was changed."""
+        try:
+            bundle = _graphs.dump({}, self._replica.variables, definitions=self._definitions, refresh=True)
+        except pickle.PicklingError as error:
+            raise TypeError(str(error)) from error
+        if bundle.slots:
+            self._send(bundle)
 
     def _replicate(self, key: int) -> Exception | None:
         """Replicate one function; returns why that cannot be done."""
