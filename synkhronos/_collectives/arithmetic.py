@@ -5,7 +5,8 @@ with a mean over the data points as ``x_k`` it is the mean over all of them. An 
 altogether, NaNs in it too. If all weights are 0 they count as equal.
 
 It is right wherever the mean can be held: where the sum overflows, the elements concerned are computed again, by
-weights that sum to one. Half precision is averaged in single precision. Integers are averaged exactly.
+weights that sum to one. Integers are averaged exactly. Sums, products and averages of half precision are computed in
+single precision and rounded once.
 """
 
 from __future__ import annotations
@@ -140,12 +141,13 @@ class Accumulator:
         if OPS[self._op].weighted:
             self._add_to_sums(np.ascontiguousarray(value, value.dtype.newbyteorder("=")), count)
         else:
+            value = value.astype(_accumulated(value.dtype), copy=False)
             self._parts = [combine([*self._parts, value], self._op, (), self._what) if self._parts else value]
 
     def _add_to_sums(self, value: np.ndarray, count: int) -> None:
         whole = value.dtype.kind in "iub"
         if self._sums is None:
-            wider = np.dtype(np.float32) if value.dtype == np.float16 else value.dtype
+            wider = _accumulated(value.dtype)
             self._sums = np.zeros((value.size, 2), np.int64) if whole else np.full(value.size, -0.0, wider)
         share = count / self._total if self._total else 1.0
         native.add_to_sums(self._sums, value, (count if self._total else 1) if whole else share)
@@ -163,6 +165,11 @@ class Accumulator:
             mean = np.empty(len(mean), self._dtype if self._dtype.kind in "iub" else np.float64)
             native.mean_of_sums(self._sums, max(1, self._total), mean)
         return as_stored(mean, self._dtype).reshape(self._shape)
+
+
+def _accumulated(dtype: np.dtype) -> np.dtype:
+    """The dtype of partial results: single precision for half precision, which is rounded once, at the end."""
+    return np.dtype(np.float32) if dtype == np.float16 else dtype
 
 
 def as_stored(value: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -42,6 +42,8 @@ def nccl_reduces(dtype: np.dtype, op: str, widen: bool) -> bool:
     """Whether NCCL can reduce arrays of ``dtype``; with ``widen`` to the dtype that NumPy would return."""
     if dtype not in _DTYPES or OPS[op].nccl is None or (OPS[op].weighted and dtype.kind != "f"):
         return False
+    if dtype == np.float16 and op not in ("max", "min"):  # NCCL rounds every partial sum
+        return False
     return not widen or result_dtype(dtype, op) == dtype
 
 

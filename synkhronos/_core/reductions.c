@@ -71,10 +71,6 @@ void by_steps(const reduction *one, const void *const *operands, void *const *ou
         void *out = last && one->store == NULL ? (char *)outs[0] + start * sizes[one->returned] : block;
         one->step(out, result, operand(one, operands, k, start, n, spare), n);
         result = out;
-        if (one->rounds && !last) {
-            one->store(stored, block, n);
-            one->load(block, stored, n);
-        }
     }
     if (one->store != NULL) {
         one->store(stored, result, n);

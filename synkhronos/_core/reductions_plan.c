@@ -38,7 +38,6 @@ static void plan_steps(reduction *one, enum operation operation)
     }
     for (const struct kernels *kernels = one->kernels; kernels && !one->step; kernels = kernels->narrower)
         one->step = kernels->steps[operation][one->work];
-    one->rounds = one->type == F16 && (operation == SUM || operation == PROD);
 }
 
 /* The mean is the sum times a number where all weights are equal; the sum by whole weights over their total, where it

@@ -25,7 +25,6 @@ struct reduction {
     convert_function *load;  /* from type to work; NULL if they are the same */
     convert_function *store; /* from work to returned */
     step_function *step;
-    int rounds;              /* whether the result of each step is rounded to what is returned */
     finish_function *finish;
     double by;
     uint64_t total;          /* of the times; 0 if shares take their place */

@@ -4,7 +4,8 @@ What travels of a function is the engine's to say. A shared variable lives in th
 container, and the container's storage list; each is replaced by a persistent id, so that functions that arrive one
 after the other share what they shared in the master. A variable new to the ranks travels as type, name and value;
 values go out of band, beside the pickle, uncopied. Graphs are deep, and pickling recurses: it runs in a thread with a
-stack of its own. Classes and functions travel by name, or whole where the ranks do not have them under it.
+stack of its own. Classes and functions travel by name, or by value where the ranks do not have them under it. What they
+read (globals, class attributes, defaults, closures) travels with them where it has changed: see `Definitions`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from synkhronos._engine import (
     unpack,
 )
 from synkhronos._graphs.built import note_ops, reduced_op
-from synkhronos._graphs.definitions import Definitions, function_of
+from synkhronos._graphs.definitions import Definitions, function_of, pickled_by_value
+from synkhronos._graphs.namespaces import Slot, assign
 from synkhronos._graphs.random import has_common_stream
 from synkhronos._graphs.shared import VariableTable, get_array, shared_variables_of
 from synkhronos._graphs.stack import with_deep_stack
@@ -46,6 +48,7 @@ class Bundle(NamedTuple):
     pickled: bytes
     buffers: list[np.ndarray]
     new: dict[int, Any]  # the shared variables that the ranks do not have yet, by the keys that they will have
+    slots: dict[Slot, bytes]  # the digests of what is set in the ranks' modules and classes
 
 
 class _Pickler(cloudpickle.Pickler):
@@ -77,7 +80,7 @@ class _Pickler(cloudpickle.Pickler):
         if isinstance(obj, FromFunctionOp):
             shapes = obj._FromFunctionOp__infer_shape
             return FromFunctionOp, (function_of(obj), obj.itypes, obj.otypes, shapes)
-        return super().reducer_override(obj)
+        return pickled_by_value(obj, lambda: cloudpickle.Pickler.reducer_override(self, obj))
 
 
 class _Unpickler(pickle.Unpickler):
@@ -97,6 +100,7 @@ def dump(
     also: Sequence[Any] = (),
     everything: bool = False,
     definitions: Definitions | None = None,
+    refresh: bool = False,
 ) -> Bundle:
     """Pickle compiled functions; shared variables not yet in ``variables`` travel along.
 
@@ -113,6 +117,8 @@ def dump(
         All variables travel, for a rank that has none.
     definitions : Definitions, optional
         What the ranks know; default: all that is there.
+    refresh : bool
+        What functions of the ranks read travels again where it has changed.
 
     Raises
     ------
@@ -141,24 +147,63 @@ def dump(
     }
     parts = {key: pack(function) for key, function in functions.items()}
 
-    def pickled(as_built: bool) -> Bundle:
-        file, buffers = io.BytesIO(), []
-
-        def keep(buffer: pickle.PickleBuffer) -> None:
-            buffers.append(np.frombuffer(buffer.raw(), dtype=np.uint8))
-
-        _Pickler(file, {}, keep, definitions).dump(described)
-        pickler = _Pickler(file, ids, keep, definitions, as_built)
-        pickler.dump(parts)
+    def pickle_all(as_built: bool) -> Bundle:
+        first, last = _Part(definitions), _Part(definitions)
+        changes: list[_Part] = []
+        slots: dict[Slot, bytes] = {}
+        if definitions is not None:
+            definitions.begin(refresh)
+        first.dump(described, {})
+        ops = last.dump(parts, ids, as_built)
+        more = definitions is not None
+        while more:  # what is to be set may contain functions that read more
+            more = False
+            assert definitions is not None
+            for change in definitions.changes(slots):
+                slots[change.slot] = change.digest
+                more = True
+                part = _Part(definitions)
+                try:
+                    part.dump((change.slot, change.value), ids)
+                except Exception as error:
+                    if change.is_same or everything:  # as the ranks have inherited it
+                        continue
+                    raise pickle.PicklingError(
+                        f"{change.slot}, which {change.reader} reads, was set after synkhronos.fork(), and cannot be "
+                        f"pickled: {type(error).__name__}: {error}"
+                    ) from error
+                changes.append(part)
         if not as_built:
-            note_ops(pickler.ops)
-        return Bundle(file.getvalue(), buffers, new)
+            note_ops(ops)
+        first.dump(len(changes), {})
+        everything_pickled = [first, *changes, last]
+        pickled = b"".join(part.file.getvalue() for part in everything_pickled)
+        return Bundle(pickled, [buffer for part in everything_pickled for buffer in part.buffers], new, slots)
 
     try:
-        return with_deep_stack(lambda: pickled(as_built=False))
+        return with_deep_stack(lambda: pickle_all(as_built=False))
     except Exception as error:
         let_interrupts_pass(error)
-    return with_deep_stack(lambda: pickled(as_built=True))
+    return with_deep_stack(lambda: pickle_all(as_built=True))
+
+
+class _Part:
+    """A part of a bundle."""
+
+    def __init__(self, definitions: Definitions | None) -> None:
+        self.file = io.BytesIO()
+        self.buffers: list[np.ndarray] = []
+        self._definitions = definitions
+
+    def dump(self, obj: Any, ids: dict[int, tuple[str, int]], as_built: bool = False) -> list[Any]:
+        """Pickle an object; returns the Ops in it."""
+
+        def keep(buffer: pickle.PickleBuffer) -> None:
+            self.buffers.append(np.frombuffer(buffer.raw(), dtype=np.uint8))
+
+        pickler = _Pickler(self.file, ids, keep, self._definitions, as_built)
+        pickler.dump(obj)
+        return pickler.ops
 
 
 def _has_own_stream(var: Any) -> bool:
@@ -187,6 +232,8 @@ def load(bundle: Bundle, variables: VariableTable, stream: int) -> dict[int, Any
         if is_random and stream:
             value = other_stream(value, stream)
         variables.put(key, cls(name=name, type=type_, value=value, strict=None))
+    for _ in range(_Unpickler(file, variables, buffers).load()):
+        assign(*with_deep_stack(_Unpickler(file, variables, buffers).load))
     parts = with_deep_stack(_Unpickler(file, variables, buffers).load)
     functions = {key: unpack(part) for key, part in parts.items()}
     for function in functions.values():

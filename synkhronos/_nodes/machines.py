@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import functools
 from typing import Any, Callable
 
+from synkhronos._graphs import Definitions
 from synkhronos._interrupts import deferred_interrupts
 from synkhronos._nodes.launch import find_line, witness
 from synkhronos._nodes.leader import lead
@@ -33,10 +35,13 @@ class Machines:
     devices : list of str
         The same with the names of their machines.
     world : World
+    definitions : Definitions
+        What the processes of other nodes have of the program, in all sessions: leaders stay in their first `fork`.
     """
 
     def __init__(self, line: Line) -> None:
         self.line = line
+        self.definitions = _definitions()
         self.names: list[str] = []
         self.devices: list[str] = []
         self.world: World
@@ -115,6 +120,11 @@ class Machines:
         """Have all leaders end the ranks that they may have, because the session has not come about."""
         if not self.line.is_lost:
             self._tell([Stop(self.line.number + 1)] * self.line.n_machines, _STOP_SECONDS)
+
+
+@functools.cache
+def _definitions() -> Definitions:
+    return Definitions(lasting=True)
 
 
 def find_machines(find_devices: Callable[..., list[str]]) -> Machines | None:

@@ -181,7 +181,10 @@ class Replica:
     def _load(self, command: Load) -> None:
         if not self.is_master and (command.ranks is None or self.rank in command.ranks):
             bundle = _graphs.Bundle(
-                self.segments.view(command.pickled).tobytes(), [self.segments.view(ref) for ref in command.buffers], {}
+                self.segments.view(command.pickled).tobytes(),
+                [self.segments.view(ref) for ref in command.buffers],
+                {},
+                {},
             )
             # 0 is the master's stream, as the user made it
             stream = 0 if command.replicate_rng else (self.rank - self._team.world.master_rank) % self.n_ranks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import time
 from collections.abc import Sequence
 from typing import Any, Callable
@@ -31,6 +32,8 @@ class Library:
     ledger : Ledger
     load : callable
         ``load(bundle, ranks)`` has ranks (``None``: all) load pickled functions.
+    definitions : Definitions
+        What the ranks have of the program.
     """
 
     def __init__(
@@ -38,13 +41,14 @@ class Library:
         replica: Replica,
         ledger: Ledger,
         load: Callable[[_graphs.Bundle, tuple[int, ...] | None], None],
+        definitions: _graphs.Definitions,
     ) -> None:
         self._replica = replica
         self._ledger = ledger
         self._load = load
         self._pending: dict[int, Any] = {}  # compiled, not yet distributed
         self._failed: set[int] = set()  # of these, the ones that could not be distributed
-        self._definitions = _graphs.Definitions()  # what the workers inherit
+        self._definitions = definitions
         self._ended: Endings[int] = Endings()
         self._distributing = False
         self._next = 0
@@ -87,6 +91,8 @@ class Library:
             If a rank cannot load one.
         """
         if not self._pending:
+            if keys is None and variable is None:
+                self._refresh()
             return
         self.forget_what_ended()
         if variable is not None:
@@ -108,6 +114,15 @@ class Library:
                 raise failed
             finally:
                 del failed  # else it and this frame keep each other, and what the user drops, alive
+
+    def _refresh(self) -> None:
+        """Send what functions of all ranks read, where it was changed."""
+        try:
+            bundle = _graphs.dump({}, self._replica.variables, definitions=self._definitions, refresh=True)
+        except pickle.PicklingError as error:
+            raise TypeError(str(error)) from error
+        if bundle.slots:
+            self._send(bundle)
 
     def _replicate(self, key: int) -> Exception | None:
         """Replicate one function; returns why that cannot be done."""
@@ -156,12 +171,14 @@ class Library:
         self._send(_graphs.dump({}, self._replica.variables, also=variables, definitions=self._definitions))
 
     def _send(self, bundle: _graphs.Bundle) -> None:
+        self._definitions.doubt(bundle.slots)
         try:
             self._load(bundle, None)
         except BaseException:
             self._ledger.variables.extend(bundle.new)  # some ranks may have them; the next try uses other keys
             raise
         with deferred_interrupts():  # what the ranks have now is noted here
+            self._definitions.note(bundle.slots)
             for new, var in bundle.new.items():
                 self._replica.variables.put(new, var)
             self._replica.house(list(bundle.new.values()))

@@ -75,13 +75,14 @@ class Session:
             if hasattr(self, "_dispatcher"):  # in a worker in the place of one that died
                 self._ledger.abandon()
 
+        definitions = _graphs.Definitions() if machines is None else machines.definitions
         try:
             ended = self._ledger.ended_variables
             self.replica = start_ranks(team, segments, ended, options.profile_workers, begin, options.seed)
             self._extents = Extents(self.sequencer, self.replica, master_rank)
             self.shapes = self._extents.of
             self.replicas = Replicas(self.replica.variables, self.run, master_rank, options.check_replicas)
-            self._library = Library(self.replica, self._ledger, self._load)
+            self._library = Library(self.replica, self._ledger, self._load, definitions)
             restore = self._restore if options.restart_workers else None
             self._dispatcher = Dispatcher(self._team, self.replica, self._ledger, options.timeout, restore)
             self._send = self._dispatcher.issue

@@ -105,6 +105,23 @@ def test_all_reduce(session, var_of, dtype, op):
         check_equal_on_all_ranks(var, expected_of(values, op), session)
 
 
+@pytest.mark.parametrize("op", ["avg", "sum", "prod"])
+def test_half_precision_is_rounded_once(session, var_of, op):
+    """Small terms count next to a large one, and the sum may pass through values that float16 does not have."""
+    var = var_of("float16", 1)
+    values = [(np.random.RandomState(rank).randn(1000) * 5).astype("float16") for rank in range(session)]
+    values[0][:2], values[-1][:2] = 60_000, [-60_000, 1]
+    for value in values[1:-1]:
+        value[:2] = [60_000, 1 / 3]
+    wide = np.stack(values).astype("float32")
+    expected = {"sum": wide.sum, "avg": wide.mean, "prod": wide.prod}[op](0).astype("float16")
+    put(var, values)
+    np.testing.assert_array_equal(synk.reduce(var, op=op, in_place=False), expected)
+    synk.all_reduce(var, op=op)
+    for result in get(var, session):
+        np.testing.assert_array_equal(result, expected)
+
+
 @pytest.mark.parametrize("op", ["avg", "sum", "max", "min", "prod"])
 @pytest.mark.parametrize("dtype", ["float32", "int8", "int64"])
 def test_scalars_and_ranks_alone(session, var_of, dtype, op):

@@ -161,6 +161,17 @@ def test_accumulated_slices_are_averaged_as_exactly(dtype):
             (check_floats if np.dtype(dtype).kind == "f" else check_integers)(mean, values, counts)
 
 
+@pytest.mark.parametrize("op", ["sum", "prod"])
+def test_accumulated_slices_of_half_precision_are_rounded_once(op):
+    values = [(np.random.RandomState(k).randn(500) * 3).astype("float16") for k in range(6)]
+    accumulator = Accumulator(op, 6, "it")
+    for value in values:
+        accumulator.add(value, 1)
+    expected = getattr(np.stack(values).astype("float32"), op)(0).astype("float16")
+    np.testing.assert_array_equal(accumulator.result(), expected)
+    np.testing.assert_array_equal(combine(values, op, (), "it"), expected)
+
+
 @pytest.mark.parametrize("value", [np.float32(3e38), np.int64(2**62 + 1), np.float16(65504), np.uint64(2**64 - 1)])
 def test_scalars_keep_their_shape(value):
     mean = combine([value, value], "avg", (1, 1), "it")
