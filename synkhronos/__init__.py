@@ -23,6 +23,7 @@ imports this package before anything else, must neither wait for it nor fail wit
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -129,19 +130,21 @@ _list_public_modules(__path__)
 if not TYPE_CHECKING:  # who checks types reads the names above
 
     def __getattr__(name: str) -> object:
-        """Import a public name on its first use."""
+        """Import a public name on its first use, and the others with it: while Python shuts down, nothing can be."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         if name in ("errors", "extensions"):
             return import_module(f"{__name__}.{name}")
         if name == "engine":
             return import_module(f"{__name__}._engine").name
-        for home in _HOMES:
+        if name == "close" and sys.meta_path is None:  # Python shuts down, and no session has ever begun
+            return lambda: None
+        is_error = name in import_module(f"{__name__}.errors").__all__
+        for home in _HOMES[:1] if is_error else _HOMES:
             module = import_module(f"{__name__}.{home}")
-            if name in module.__all__:
-                value = globals()[name] = getattr(module, name)
-                return value
-        raise AssertionError(f"{name} is in no module")
+            for public in set(module.__all__) & set(__all__):
+                globals().setdefault(public, getattr(module, public))
+        return globals()[name]
 
 
 def __dir__() -> list[str]:

@@ -1,10 +1,10 @@
 """Ops as they were built: what they gather at run time and cannot be pickled does not travel.
 
 Ops keep things that they make when they first run: ufuncs, compiled inner functions, handles of libraries. What the
-engine itself is known to make never travels. If a function cannot be pickled, it is tried once more, and each attribute
-of its Ops that cannot be pickled travels as it was when the Op was first pickled, provided that it was missing, ``None``
-or an empty container then. Of an Op that ran before that, another one is built from its ``__props__`` and has the
-attributes as they were built.
+engine itself is known to make never travels. If a function cannot be pickled, it is pickled once more, and each
+attribute of its Ops that cannot be pickled travels as it was when the Op was first pickled, provided that it was
+missing, ``None`` or an empty container then. For an Op that ran before it was first pickled, another Op is built from
+its ``__props__``, and the attribute is taken from that.
 """
 
 from __future__ import annotations

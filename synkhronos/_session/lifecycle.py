@@ -34,6 +34,7 @@ __all__ = ["close", "current", "distribute", "fork", "functions", "get_n_gpu", "
 _logger = logging.getLogger("synkhronos")
 _session: Session | None = None
 _measured: Profile | None = None  # from `fork` to `close`
+_ends = False  # whether Python shuts down, and has closed the session: programs may close it later (`__del__`)
 _lock = threading.RLock()
 _FRAMES = 220  # deeper than `fork` and `close` call; `Dispatcher.issue` needs most of them
 _Callable = TypeVar("_Callable", bound=Callable[..., Any])
@@ -158,6 +159,10 @@ def fork(
     global _session, _measured
     if held() is not None:
         raise SessionError("synkhronos.fork was called already; call synkhronos.close() first")
+    if sys.is_finalizing():
+        raise SessionError(
+            "synkhronos.fork: Python is shutting down, so no session can begin; call it before the program ends"
+        )
     machines = find_machines(find_free_devices)
     names = find_free_devices(n_parallel, use_gpu, devices)
     if restart_workers and kind_of(names[0]) != "cpu":
@@ -202,6 +207,8 @@ def close() -> None:
     >>> synk.close()
     """
     global _session
+    if _ends and held() is None:
+        return
     if _session is None or held() is None:
         warnings.warn("synkhronos.close: there is no session to close", RuntimeWarning, stacklevel=3)
         return
@@ -219,8 +226,10 @@ def close() -> None:
 
 
 def _close_at_exit() -> None:
+    global _ends
     if held() is not None:
         close()
+        _ends = True
 
 
 def get_n_gpu() -> int:

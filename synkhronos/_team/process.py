@@ -96,7 +96,7 @@ def _live(work: Callable[[], None], mask: Iterable[int]) -> NoReturn:
 
 def _allow_frames() -> None:
     """Let this process call functions as deep as a new one: the frames of the fork's callers stay below its own."""
-    depth, frame = 0, sys._getframe()
+    depth, frame = 1, sys._getframe().f_back
     while frame is not None:
         depth, frame = depth + 1, frame.f_back
     sys.setrecursionlimit(sys.getrecursionlimit() + depth)

@@ -641,9 +641,9 @@ def test_the_error_says_why_a_worker_could_not_be_replaced(no_session):
     function = synk.function([x], Refusing()(x), exact=True, mode="FAST_COMPILE")
     function(np.ones((4, 2)))
     kill(*worker_pids())
-    with pytest.raises(synk.WorkerDied, match="it could not be replaced: .*not a second time.*call synkhronos.close"):
+    with pytest.raises(synk.WorkerDied, match=r"it could not be replaced: .*not a second time.*call synkhronos.close"):
         function(np.ones((4, 2)))
-    with pytest.raises(synk.SessionError, match="it could not be replaced: .*not a second time"):
+    with pytest.raises(synk.SessionError, match=r"it could not be replaced: .*not a second time"):
         function(np.ones((4, 2)))
 
 

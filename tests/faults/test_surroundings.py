@@ -180,7 +180,7 @@ def frames_left():
     return sys.getrecursionlimit() - depth
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def functions_for_recursion():
     x, s = T.dmatrix("x"), theano.shared(np.zeros(3), "s")
     exact = synk.function([x], x.sum(), updates=[(s, s + x.sum(0))], exact=True, mode="FAST_COMPILE")
@@ -209,7 +209,7 @@ _lengths = itertools.count(1000, 1000)
 @pytest.mark.parametrize("what", LIMITED)
 def test_a_call_near_the_recursion_limit_leaves_the_session_usable(what, synchronize):
     synchronize(3)
-    functions = exact, plain, s = functions_for_recursion()
+    functions = exact, plain, _ = functions_for_recursion()
     synk.distribute()
     pids, outcomes = worker_pids(), set()
     for left in range(10, 300, 29 if what == "new function" else 3):

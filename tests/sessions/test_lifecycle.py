@@ -17,6 +17,7 @@ import pytest
 from engine import T, theano
 from support import (
     is_running,
+    python,
     run_script,
     shared_memory_names,
     start_script,
@@ -491,6 +492,48 @@ def test_a_master_that_dies_while_workers_compute(number):
     process.communicate(timeout=10)
     assert wait_until(lambda: not any(map(is_running, pids)), 2)
     assert not shared_memory_names()
+
+
+SHUTDOWNS = {
+    "after a session": "synk.fork(2); at_exit = AtExit()",
+    "without a session": "at_exit = AtExit()",
+    "after an error class only": "synk.SessionError; at_exit = AtExit()",
+    "in a cycle": "synk.fork(2); at_exit = AtExit(); at_exit.me = at_exit",
+    "in atexit": "import atexit; atexit.register(lambda: synk.close()); synk.fork(2)",
+    "in atexit, before the library's": "import atexit; synk.fork(2); atexit.register(lambda: synk.close())",
+}
+
+
+@pytest.mark.parametrize("how", SHUTDOWNS)
+def test_closing_while_python_shuts_down_prints_nothing(how):
+    """Public names are imported on first use, which nothing can be then."""
+    assert python(
+        f"""
+        import synkhronos as synk
+        class AtExit:
+            def __del__(self):
+                synk.close()
+        {SHUTDOWNS[how]}
+        """
+    ) == ("", "")
+
+
+def test_other_calls_while_python_shuts_down_say_that_there_is_no_session():
+    _, err = python(
+        """
+        import synkhronos as synk
+        class AtExit:
+            def __del__(self):
+                for call in (synk.distribute, synk.memory, synk.fork, lambda: synk.get_value(0, None)):
+                    try:
+                        call()
+                    except synk.SessionError:
+                        pass
+        synk.fork(2)
+        at_exit = AtExit()
+        """
+    )
+    assert err == ""
 
 
 def test_the_whole_process_group_is_killed():

@@ -38,8 +38,8 @@ __all__ = ["MADE_AT_RUN_TIME", "FromFunctionOp", "PureOp", "PureType", "pack", "
 
 #: What PyTensor puts on the variables, the nodes and the tags of a compiled graph, as far as other processes need it.
 _OF_VARIABLES = frozenset(["auto_name", "container", "data", "index", "name", "owner", "tag", "type"])
-#: What PyTensor's Ops make when they are linked or first run, and make again where it is missing: a class, the name of the
-#: attribute, and whether ``None`` stands for a missing one.
+#: What PyTensor's Ops make when they are linked or first run, and make again where it is missing: a class, the name of
+#: the attribute, and whether ``None`` stands for a missing one.
 MADE_AT_RUN_TIME = ((HasInnerFunction, "_fn", True), (ScipyWrapperOp, "_fn_wrapped", True), (CAReduce, "_ufunc", False))
 _OF_NODES = frozenset(["inputs", "op", "outputs", "tag"])
 _OF_TAGS = frozenset(["nan_guard_mode_check", "trace", "unique_value", "values_eq_approx"])
