@@ -1,12 +1,13 @@
 """Small graphs for each operation with a sharding rule: values and shapes on ranks are those of the serial program.
 
-A `Case` is an operation on inputs whose axes have labels, as in `numpy.einsum`; axes of one label are equally long. It is
-divided once for each way to lay rows on one input or on a pair of them: along an axis, as part of a longer axis, or
+A `Case` is an operation on inputs whose axes have labels, as in `numpy.einsum`; axes of one label are equally long. It
+is divided once for each way to lay rows on one input or on a pair of them: along an axis, as part of a longer axis, or
 summed over. `tests/sharding_cases.py` has the cases of each operation.
 
     python tests/sharding_programs.py [SHARE [FAMILY ...]]
 
-runs all of them, or a share (such as 0.1), of all families or of some. With ``SYNKHRONOS_CHECK_SHARDING=1`` each node also checks its shape.
+runs all of them, or a share (such as 0.1), of all families or of some. With ``SYNKHRONOS_CHECK_SHARDING=1`` each node
+also checks its shape.
 """
 
 import collections

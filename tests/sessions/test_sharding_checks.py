@@ -30,7 +30,7 @@ def checked(monkeypatch):
 
 @functools.cache
 def chosen(name):
-    """Some programs of a family: inputs, outputs, which inputs are divided, values, and the serial program's results."""
+    """Some programs of a family: inputs, outputs, which inputs are divided, values, the serial program's results."""
     inputs, outputs, sharded, values, n_found = [], [], {}, [], 0
     for _, program in programs(FAMILIES[name].cases, seed=3):
         given = list(program.given)
