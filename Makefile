@@ -7,6 +7,7 @@
 # make test-opencl   run the tests of GPUs on OpenCL, which PoCL offers on CPU cores; apt brings it
 # make model   check the protocol by which ranks wait for each other, with the model checker spin; apt brings it
 # make exact-programs   divide random programs, and compare them with the serial ones   (N=10000; SEED=5 begins there)
+# make fuzz-sharding   compare all generated graphs of each sharding rule with the serial ones   (SHARE=0.1 for some)
 # make soak    work for an hour with random faults, and write docs/soak.md   (SECONDS=60; ARGS="--episode 7" for one)
 # make bench   measure beside Theano, PyTorch and MPICH, and write docs/benchmarks.md and docs/speed.svg  (ARGS="cnn mlp" for some)
 # make bench-pytensor   the same on PyTensor, beside PyTensor and PyMC alone
@@ -18,7 +19,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-theano test-numba test-machines test-launchers test-opencl model exact-programs soak bench bench-pytensor lint format docs links wheel clean
+.PHONY: help demo test test-theano test-numba test-machines test-launchers test-opencl model exact-programs fuzz-sharding soak bench bench-pytensor lint format docs links wheel clean
 .NOTPARALLEL:
 
 VENV ?= .venv
@@ -78,6 +79,11 @@ model:
 N ?= 1000
 exact-programs: $(VENV)/with-test
 	$(BIN)/python tests/random_programs.py $(N) $(SEED)
+
+# Some 30,000 graphs, with checks of shapes: half an hour.
+SHARE ?= 1
+fuzz-sharding: $(VENV)/with-test
+	SYNKHRONOS_CHECK_SHARDING=1 $(BIN)/python tests/sharding_programs.py $(SHARE)
 
 SECONDS ?= 3600
 soak: $(VENV)/with-test

@@ -135,9 +135,10 @@ def rows():
 class Divided:
     """A program that is divided; see `check`."""
 
-    def __init__(self, outputs, sharded):
+    def __init__(self, outputs, sharded, checks_shapes=False):
         self.rows = rows()
-        self.walk = Walk(sharded, self.rows, COLLECTIVES, RULES, MAKERS, checks_shapes=environment_asks())
+        checks_shapes = checks_shapes or environment_asks()
+        self.walk = Walk(sharded, self.rows, COLLECTIVES, RULES, MAKERS, checks_shapes=checks_shapes)
         self.outputs, self.sharded = outputs, sharded
         self.walk.run(outputs)
         self.wholes = [self.walk.whole(output) for output in outputs]

@@ -54,14 +54,15 @@ class ShapeChecks:
     def _compared(self, node: Any, output: Any, placed: Placed, serial: Any) -> Placed:
         new, placement = placed
         if isinstance(output.type, TensorType):
-            numbers, axis = [], None
+            numbers, axis, kind = [], None, type(placement).__name__
             if isinstance(placement, Shard):
                 axis = placement.axis
+                kind = f"{kind}({axis})"
                 places = [self._lengths.value(one) for one in (placement.outer, placement.inner)]
                 numbers = [self._rows.whole, self._rows.here, *places]
             line = line_of(output)
             where = f"{node.op} ({line})" if line else str(node.op)
-            new = CheckShape(where, str(placement), axis)(new, ops.Shape()(serial), *numbers)
+            new = CheckShape(where, kind, axis)(new, ops.Shape()(serial), *numbers)
         # a replicated value, whose shape has been checked, serves as the serial one
         self._serial[output] = new if isinstance(placement, Replicate) else serial
         return Placed(new, placement)

@@ -114,9 +114,8 @@ class DividedGraph(Graph):
         self._draw = functools.partial(draw, walk, expressions)
         drawn = [var for var, _ in updates if is_random_state(var) and var not in self.own_states]
         self._why_not_sliced = functools.partial(why_not_sliced, walk, needed, drawn, self.takes_rows)
-        if blocked:
-            if drawn or self.own_states or not self.takes_rows or sharding.rows is not sharding.given:
-                raise ValueError("blocked=True is for rows of inputs and of scattered variables, without random draws")
+        if blocked and (drawn or self.own_states or not self.takes_rows or sharding.rows is not sharding.given):
+            raise ValueError("blocked=True is for rows of inputs and of scattered variables, without random draws")
         if blocked and not self.checks_shapes:
             needed = in_blocks(needed, sharding.rows, sharding.scattered, set(self._lengths.common))
             divided = [

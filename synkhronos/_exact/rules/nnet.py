@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from synkhronos._engine import ops
@@ -14,8 +14,16 @@ from synkhronos._exact.walk import Rule, Walk
 __all__ = ["RULES"]
 
 
-def _row_by_row(*whole: int) -> Rule:
-    """The rule of an Op whose inputs and outputs have the rows along axis 0, but for some inputs by their places."""
+def _row_by_row(*whole: int, broadcasts: Collection[int] = ()) -> Rule:
+    """The rule of an Op whose inputs and outputs have the rows along axis 0.
+
+    Parameters
+    ----------
+    *whole : int
+        Places of inputs that have no rows.
+    broadcasts : collection of int
+        Places of inputs that the Op broadcasts where they turn out to have length 1.
+    """
 
     def rule(walk: Walk, node: Any) -> str | Sequence[Placed]:
         shard = walk.shard_of(node.inputs)
@@ -25,7 +33,10 @@ def _row_by_row(*whole: int) -> Rule:
             return "its rows do not lie along axis 0"
         if any(one.ndim and one.broadcastable[0] for i, one in enumerate(node.inputs) if i not in whole):
             return "one of its inputs has a single row"
-        inputs = [walk.new(one) if i in whole else walk.part(one, shard) for i, one in enumerate(node.inputs)]
+        inputs = [
+            walk.new(one) if i in whole else walk.part(one, shard, broadcasts=i in broadcasts)
+            for i, one in enumerate(node.inputs)
+        ]
         return [Placed(output, shard) for output in copied(node, inputs)]
 
     return rule
@@ -49,5 +60,5 @@ RULES: dict[type, Rule] = {
     ops.CrossentropyCategorical1Hot: _row_by_row(),
     ops.CrossentropyCategorical1HotGrad: _row_by_row(),
     ops.CrossentropySoftmaxArgmax1HotWithBias: _row_by_row(1),
-    ops.CrossentropySoftmax1HotWithBiasDx: _row_by_row(),
+    ops.CrossentropySoftmax1HotWithBiasDx: _row_by_row(broadcasts=(0,)),
 }

@@ -30,17 +30,18 @@ def _multiply(walk: Walk, node: Any, axes: _Axes) -> str | Sequence[Placed]:
 
     Labels of outputs come first: the result then keeps its rows, and no collective is needed for it.
     """
-    found = [
-        (labels[shard.axis], shard)
-        for one, labels in zip(node.inputs, axes.inputs)
-        if isinstance(shard := walk.placement(one), Shard)
-    ]
+    found: list[tuple[str, Shard]] = []
+    for one, labels in zip(node.inputs, axes.inputs):
+        placement = walk.placement(one)
+        if isinstance(placement, Shard):
+            found.append((labels[placement.axis], placement))
     if not found:
         return walk.computed_whole(node)
     kept = [pair for pair in found if all(pair[0] in labels for labels in axes.outputs)]
-    label, shard = next(iter(kept or [pair for pair in found if pair[0] == axes.summed]), (None, None))
-    if shard is None:
+    usable = kept or [pair for pair in found if pair[0] == axes.summed]
+    if not usable:
         return "its rows do not lie along an axis that it treats place by place"
+    label, shard = usable[0]
     holders = [(one, labels.index(label)) for one, labels in zip(node.inputs, axes.inputs) if label in labels]
     if not kept:
         if not is_summed(node.outputs[0]):
