@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["function"]
 
+_logger = logging.getLogger("synkhronos")
 
 _FOR_EXACT = ("exact", "shard", "random", "blocked")
 _OWN_KEYWORDS = ("inputs", "outputs", "bcast_inputs", "updates", "givens", "sliceable_shareds", *_FOR_EXACT)
@@ -118,7 +120,7 @@ def function(
         var, op = item if _is_pair(item) else (item, "avg")
         variables.append(var)
         output_modes.append(check_op(f"output {position}", op, "gather", None))
-        if output_modes[-1] is not None and not _graphs.is_tensor_variable(getattr(var, "variable", var)):
+        if not exact and output_modes[-1] is not None and not _graphs.is_tensor_variable(getattr(var, "variable", var)):
             raise TypeError(
                 f"output {position} must be a {_engine.TITLE} tensor variable, or have the op None; got {var!r}"
             )
@@ -131,6 +133,8 @@ def function(
         sliceable_shareds=sliceable_shareds or (),
         kwargs=dict(kwargs),
     )
+    if graph.packed_names:
+        _logger.info("%s: no dense arrays, so that every rank gets them in full", ", ".join(graph.packed_names))
     title = kwargs.get("name")
     if exact:
         if named_updates or any(map(_is_pair, items)):

@@ -113,7 +113,7 @@ class DividedGraph(Graph):
             label(self._met)
         self._draw = functools.partial(draw, walk, expressions)
         drawn = [var for var, _ in updates if is_random_state(var) and var not in self.own_states]
-        self._why_not_sliced = functools.partial(why_not_sliced, walk, needed, drawn, self.takes_rows)
+        self._why_not_sliced = functools.partial(why_not_sliced, walk, needed, drawn, self.takes_rows, random)
         if blocked and (drawn or self.own_states or not self.takes_rows or sharding.rows is not sharding.given):
             raise ValueError("blocked=True is for rows of inputs and of scattered variables, without random draws")
         if blocked and not self.checks_shapes:
@@ -137,6 +137,7 @@ class DividedGraph(Graph):
             kwargs={**kwargs, "no_default_updates": True, "on_unused_input": "ignore"},
         )
         self.axes = sharding.axes
+        self._packed, self.input_defaults = user._packed, user.input_defaults
 
     def _copied_ins(self) -> list[Any]:
         numbers = [self._given.whole, self._given.first, self._given.here]

@@ -6,6 +6,7 @@ from synkhronos._graphs.changes import note_sent, sync_of
 from synkhronos._graphs.definitions import Definitions
 from synkhronos._graphs.diversion import variables_used
 from synkhronos._graphs.functions import Graph
+from synkhronos._graphs.packing import Unpacked, bytes_variable, pack
 from synkhronos._graphs.pickling import Bundle, dump, load
 from synkhronos._graphs.random import claim_stream
 from synkhronos._graphs.running import run_function
@@ -30,8 +31,10 @@ __all__ = [
     "Bundle",
     "Definitions",
     "Graph",
+    "Unpacked",
     "VariableTable",
     "Variant",
+    "bytes_variable",
     "claim_stream",
     "copy_array",
     "describe",
@@ -43,6 +46,7 @@ __all__ = [
     "load",
     "memory_order",
     "note_sent",
+    "pack",
     "run_function",
     "set_array",
     "shared_variables_of",

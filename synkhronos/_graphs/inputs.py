@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from synkhronos._engine import TITLE, In, Variable, name
+from synkhronos._engine import TITLE, In, Variable, is_device_type, name
+from synkhronos._graphs.packing import Unpacked, bytes_variable
 from synkhronos._graphs.shared import is_host_variable, is_shared_variable, is_tensor_variable
 
 __all__ = ["as_in", "check_arguments", "check_givens", "copy_of", "pairs_of", "with_leaves"]
@@ -20,8 +21,11 @@ def as_in(item: Any, allow_downcast: bool | None) -> Any:
     return In(item, allow_downcast=allow_downcast)
 
 
-def with_leaves(ins: Sequence[Any]) -> tuple[list[Any], list[tuple[Any, Any]]]:
-    """Replace inputs that are results in the middle of a graph by new variables, from which nothing leads upwards.
+def with_leaves(ins: Sequence[Any]) -> tuple[list[Any], list[tuple[Any, Any]], dict[int, Any]]:
+    """Replace inputs that a function cannot take as they are by new variables.
+
+    These are results in the middle of a graph, from whose new variables nothing leads upwards; and values that are no
+    dense arrays, which come as bytes.
 
     Parameters
     ----------
@@ -31,17 +35,25 @@ def with_leaves(ins: Sequence[Any]) -> tuple[list[Any], list[tuple[Any, Any]]]:
     -------
     list of In
         In the same order.
-    list of (variable, variable)
-        The inputs that were replaced, with the new variables: givens of the function.
+    list of (variable, expression)
+        The inputs that were replaced, with what stands for them: givens of the function.
+    dict
+        The types of the inputs that come as bytes, by position.
     """
-    found, replaced = [], []
-    for spec in ins:
-        if spec.variable.owner is not None:
-            leaf = spec.variable.type(spec.variable.name)
-            replaced.append((spec.variable, leaf))
+    found, replaced, packed = [], [], {}
+    for position, spec in enumerate(ins):
+        variable = spec.variable
+        if not is_host_variable(variable):
+            leaf = bytes_variable(variable.name)
+            packed[position] = variable.type
+            replaced.append((variable, Unpacked((variable.type,))(leaf)))
+            spec = In(leaf, name=spec.name)
+        elif variable.owner is not None:
+            leaf = variable.type(variable.name)
+            replaced.append((variable, leaf))
             spec = copy_of(spec, leaf)
         found.append(spec)
-    return found, replaced
+    return found, replaced, packed
 
 
 def copy_of(spec: Any, variable: Any = None) -> Any:
@@ -72,11 +84,11 @@ def check_givens(ins: Sequence[Any], givens: Sequence[tuple[Any, Any]]) -> None:
 def check_arguments(ins: Sequence[Any], n_scattered: int, sliceable_shareds: Sequence[Any]) -> None:
     """Raise `TypeError` for inputs, the scattered ones first, and variables that cannot be that."""
     for position, spec in enumerate(ins):
-        if not is_host_variable(spec.variable):
+        if is_device_type(spec.variable.type) or (position < n_scattered and not is_host_variable(spec.variable)):
             raise TypeError(
-                f"input {position} ({spec.name or spec.variable}) must be a tensor variable; got type "
-                f"{spec.variable.type}. Pass a sparse matrix by the arrays of which {name}.sparse.CSR makes it, or "
-                f"have a shared variable hold the value, or build the function by {TITLE} alone"
+                f"input {position} ({spec.name or spec.variable}) must be a tensor variable in host memory to be "
+                f"scattered; got type {spec.variable.type}. Pass a sparse matrix or an object in bcast_inputs: every "
+                "rank gets it in full"
             )
         if spec.update is not None:
             raise TypeError(

@@ -2,18 +2,18 @@
 
 A user's operation in Python may draw from ``np.random``, count its calls or read a file: on each rank it could give
 something else. In the graph of an exact function three operations take its place. `OnController` runs it on the
-controller, and gives its results as bytes; a collective broadcasts these; `Received` gives the results on all ranks.
+controller, and gives its results as bytes; a collective broadcasts these; `Unpacked` gives the results on all ranks.
 """
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from synkhronos._engine import Apply, Op, T
+from synkhronos._engine import Apply, Op
+from synkhronos._graphs import Unpacked, bytes_variable, pack
 from synkhronos._inside.ops import Collective
 from synkhronos._inside.standing import BROADCAST, current
 
@@ -32,7 +32,7 @@ def broadcast_outputs(node: Any, inputs: Sequence[Any]) -> list[Any]:
     types_in, types_out = ([one.type for one in variables] for variables in (node.inputs, node.outputs))
     sent = OnController(node.op, tuple(types_in), tuple(types_out))(*inputs)
     sent.tag.trace = getattr(node.outputs[0].tag, "trace", [])  # the program's line, for messages
-    return list(Received(tuple(types_out))(Collective((BROADCAST,))(sent), return_list=True))
+    return list(Unpacked(tuple(types_out))(Collective((BROADCAST,))(sent), return_list=True))
 
 
 class OnController(Op):
@@ -58,7 +58,7 @@ class OnController(Op):
 
     def make_node(self, *inputs: Any) -> Any:
         """Apply to inputs of the operation."""
-        return Apply(self, list(inputs), [T.vector(dtype="uint8")])
+        return Apply(self, list(inputs), [bytes_variable()])
 
     def perform(self, node: Any, inputs: Sequence[Any], output_storage: Sequence[list[Any]]) -> None:
         """Run the operation on the controller, and where there is one rank; on others do nothing."""
@@ -72,35 +72,8 @@ class OnController(Op):
             values[i] = values[i].copy()
         storage: list[list[Any]] = [[None] for _ in self.types_out]
         self.op.perform(own, values, storage)
-        output_storage[0][0] = np.frombuffer(pickle.dumps([value for (value,) in storage], protocol=5), np.uint8)
+        output_storage[0][0] = pack([value for (value,) in storage])
 
     def do_constant_folding(self, *arguments: Any) -> bool:
         """As the operation itself: the serial program computes it as it is compiled, too."""
         return bool(self.op.do_constant_folding(*arguments))
-
-
-class Received(Op):
-    """The results of an operation, from the bytes that the controller sent.
-
-    Parameters
-    ----------
-    types : tuple of Type
-        Of the results.
-    """
-
-    __props__ = ("types",)
-
-    def __init__(self, types: tuple[Any, ...]) -> None:
-        self.types = types
-
-    def __str__(self) -> str:
-        return "Received"
-
-    def make_node(self, sent: Any) -> Any:
-        """Apply to the bytes."""
-        return Apply(self, [sent], [type_() for type_ in self.types])
-
-    def perform(self, node: Any, inputs: Sequence[Any], output_storage: Sequence[list[Any]]) -> None:
-        """Unpickle the results."""
-        for storage, value in zip(output_storage, pickle.loads(inputs[0].tobytes())):
-            storage[0] = value

@@ -310,8 +310,14 @@ def test_what_slices_refuse(session):
     ):
         function(np.ones((N, 2)), num_slices=2)
     drawn = synk.function([x], (x * RandomStreams(2).uniform(x.shape)).sum(), exact=True)
-    with pytest.raises(ValueError, match='random="own"'):
+    with pytest.raises(
+        ValueError, match=r'\(test_exact_sharding.py:\d+ drawn = .* for each row, build .* random="own"'
+    ):
         drawn(np.ones((N, 2)), num_slices=2)
+    common = RandomStreams(3).uniform((2,))
+    own = synk.function([x], (x * RandomStreams(2).uniform(x.shape) + common).sum(), exact=True, random="own")
+    with pytest.raises(ValueError, match=r"\(test_exact_sharding.py:\d+ common = .*a smaller batch$"):
+        own(np.ones((N, 2)), num_slices=2)
     data = theano.shared(np.ones((N, 2)), "data")
     inside = synk.function([], data.sum(), shard=[data], exact=True)
     with pytest.raises(ValueError, match="no scattered inputs and variables"):

@@ -345,18 +345,50 @@ def test_names_that_inputs_are_given(session):
             function(items(), x.sum() + y.sum())
 
 
+@pytest.mark.parametrize("kind", ["csr", "csc"])
+def test_sparse_inputs(session, kind, caplog):
+    """Bag of words: every rank gets the sparse matrix in full, and its rows of the rest."""
+
+    def build(make):
+        x, y, w = getattr(theano.sparse, f"{kind}_matrix")("x"), T.dvector("y"), theano.shared(np.zeros((9, 1)), "w")
+        out = theano.sparse.dot(x, w)[:, 0] - 1
+        loss = T.sqr(out - y).mean()
+        return make([x, y], [loss, out, x * 2], updates=[(w, w - 0.1 * T.grad(loss, w))]), w
+
+    with caplog.at_level("INFO", "synkhronos"), synk.parallelize():
+        ours, mine = build(function)
+    assert [line for line in caplog.messages if "full" in line] == [
+        "x: no dense arrays, so that every rank gets them in full"
+    ]
+    theirs, other = build(function)
+    for n in (11, 2, 1, 0):
+        x = scipy.sparse.random(n, 9, 0.4, kind, random_state=np.random.RandomState(n))
+        got, expected = ours(x, np.ones(n)), theirs(x, np.ones(n))
+        close(got[0], expected[0])
+        close(got[1], expected[1])
+        assert got[2].format == kind
+        close(got[2].toarray(), expected[2].toarray())
+    close(mine.get_value(), other.get_value())
+    assert not synk.check_replicas()
+    (out,) = ours(x=x, y=np.ones(0), output_subset=[1])
+    assert out.shape == (0,)
+
+
 def test_inputs_that_are_no_dense_arrays(session):
     matrix, anything, x = theano.sparse.csr_matrix("matrix"), theano.gof.generic("anything"), T.dmatrix("x")
     dense = theano.sparse.dense_from_sparse(matrix)
     with synk.parallelize():
         f = function([matrix], dense * 2)
         g = function([anything], Scale()(T.eye(4), anything))
-        with pytest.raises(TypeError, match=r"\(matrix\) must be a tensor variable; got type Sparse.* alone"):
-            function([matrix, x], x.dot(dense))
-        with pytest.raises(TypeError, match=r"\(anything\) must be a tensor variable"):
-            function([anything, x], Scale()(x, anything))
+        h = function([anything, x], Scale()(x, anything).sum(axis=0))
     close(f(scipy.sparse.csr_matrix(np.eye(4))), np.eye(4) * 2)
     close(g({"factor": 3}), np.eye(4) * 3)
+    close(h({"factor": 3}, rows()[0]), 3 * rows()[0].sum(axis=0))
+    with pytest.raises(TypeError, match=r"\(matrix\) must be a tensor variable .* in bcast_inputs: every rank gets it"):
+        synk.function([matrix], dense)
+    plain = synk.function([x], (x.dot(dense), "gather"), bcast_inputs=[matrix])
+    close(plain(np.ones((7, 4)), scipy.sparse.csr_matrix(np.eye(4)), check_against_theano=True), np.ones((7, 4)))
+    close(plain.as_theano(np.ones((7, 4)), scipy.sparse.csr_matrix(np.eye(4))), np.ones((7, 4)))
 
 
 @theano_only("default values of inputs, outputs by name")
