@@ -19,7 +19,6 @@ import cloudpickle
 import numpy as np
 
 from synkhronos._engine import (
-    FromFunctionOp,
     find_compiled,
     is_device_array,
     is_random_state,
@@ -30,11 +29,12 @@ from synkhronos._engine import (
     to_host,
     unpack,
 )
-from synkhronos._graphs.definitions import Definitions, function_of, pickled_by_value
+from synkhronos._graphs.definitions import Definitions, pickled_by_value
 from synkhronos._graphs.namespaces import Slot, assign
 from synkhronos._graphs.random import has_common_stream
 from synkhronos._graphs.shared import VariableTable, get_array, shared_variables_of
 from synkhronos._graphs.stack import with_deep_stack
+from synkhronos._interrupts import let_interrupts_pass
 
 __all__ = ["Bundle", "dump", "load"]
 
@@ -68,9 +68,6 @@ class _Pickler(cloudpickle.Pickler):
         how = reduced(obj, self._frames)
         if how is not NotImplemented or self._definitions is None or self._definitions.reach(obj):
             return how
-        if isinstance(obj, FromFunctionOp):
-            shapes = obj._FromFunctionOp__infer_shape
-            return FromFunctionOp, (function_of(obj), obj.itypes, obj.otypes, shapes)
         return pickled_by_value(obj, lambda: cloudpickle.Pickler.reducer_override(self, obj))
 
 
@@ -158,6 +155,7 @@ def dump(
                 try:
                     part.dump((change.slot, change.value), ids)
                 except Exception as error:
+                    let_interrupts_pass(error)
                     if change.is_same or everything:  # as the ranks have inherited it
                         continue
                     raise pickle.PicklingError(
