@@ -7,6 +7,7 @@ what the controller had then, in all sessions. What changed since is found by di
 from __future__ import annotations
 
 import contextlib
+import functools
 import pickle
 import sys
 import types
@@ -19,10 +20,12 @@ import cloudpickle
 from synkhronos._engine import FromFunctionOp, PureOp, PureType
 from synkhronos._graphs.namespaces import (
     MAIN,
+    WRAPPERS,
     Digester,
     Slot,
     find,
     function_of,
+    is_opaque,
     is_programs,
     module_of,
     reduced_function,
@@ -31,7 +34,7 @@ from synkhronos._graphs.namespaces import (
 
 __all__ = ["Change", "Definitions", "function_of", "pickled_by_value"]
 
-_NAMED = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, int, float, complex, str, bytes)
+_FIXED = (type, types.FunctionType, *WRAPPERS, int, float, complex, str, bytes, type(None))
 
 
 class Change(NamedTuple):
@@ -73,19 +76,21 @@ class Definitions:
         self._modules = set(sys.modules)
         ops = [PureOp, PureType, *_subclasses(PureOp), *_subclasses(PureType)]
         self._digester = Digester()
-        self._inherited_names: dict[Slot, int] = {}
+        self._inherited: dict[Slot, int] = {}
         inherited, roots = list(ops), [op for op in ops if is_programs(module_of(op))]
         for module in filter(is_programs, self._modules):
             for name, value in list(vars(sys.modules[module]).items()):
-                self._inherited_names[Slot(module, "", name)] = self._digester.number(value)
-                if isinstance(value, (type, types.FunctionType, PureOp)):
+                self._inherited[Slot(module, "", name)] = self._digester.number(value)
+                if isinstance(value, (type, types.FunctionType, PureOp, *WRAPPERS)):
                     inherited.append(value)
                 if isinstance(value, PureOp):
                     roots.append(function_of(value) if isinstance(value, FromFunctionOp) else type(value))
         self._known = {id(obj): weakref.ref(obj) for obj in inherited}
         self._used: weakref.WeakSet[Any] = weakref.WeakSet()  # by functions of all ranks
         self._pickled: list[Any] = []  # since `begin`
-        self._held = {slot: digest for slot, _, digest, _ in walk(roots, self._digest)}
+        self._held: dict[Slot, bytes] = {}
+        for slot, value, digest, _ in walk(roots, self._digest):
+            self._held[slot], self._inherited[slot] = digest, self._digester.number(value)
 
     def begin(self, all_in_use: bool) -> None:
         """Have `changes` include what functions and classes read that are pickled from now on, or all in use."""
@@ -104,7 +109,7 @@ class Definitions:
         pickle.PicklingError
             For an Op of a module that was reloaded.
         """
-        if isinstance(obj, FromFunctionOp):  # of the decorator as_op; pickled by the name of its function
+        if isinstance(obj, WRAPPERS):  # pickled by the names of their functions
             named = function_of(obj)
         elif isinstance(obj, (type, types.FunctionType)):
             named = obj
@@ -114,7 +119,7 @@ class Definitions:
         if isinstance(named, (type, types.FunctionType)) and is_programs(module):
             self._pickled.append(named)
         is_op = isinstance(obj, type) and issubclass(obj, (PureOp, PureType))
-        if is_op and module != MAIN and module in self._modules and not self._inherited(obj):
+        if is_op and module != MAIN and module in self._modules and not self._is_inherited(obj):
             raise pickle.PicklingError(
                 f"{module}.{named.__qualname__} was defined after synkhronos.fork(), so that the workers have none, or "
                 f"an older one: {self._advice}"
@@ -127,9 +132,9 @@ class Definitions:
         if find(module, named.__qualname__) is not obj:
             return False
         is_old = module == MAIN or (module in self._modules and is_programs(module))
-        return not is_old or self._inherited(find(module, named.__qualname__.partition(".")[0]))
+        return not is_old or self._is_inherited(find(module, named.__qualname__.partition(".")[0]))
 
-    def _inherited(self, obj: Any) -> bool:
+    def _is_inherited(self, obj: Any) -> bool:
         known = self._known.get(id(obj))
         return known is not None and known() is obj
 
@@ -156,7 +161,7 @@ class Definitions:
                 continue
             if slot.owner and not self._is_found(*[find(slot.module, slot.owner)] * 2):
                 continue  # it travels with its owner
-            inherited = self._inherited_names.get(slot)
+            inherited = self._inherited.get(slot)
             is_same = inherited is None or inherited == self._digester.number(value)
             if slot not in self._held and self._is_fixed(slot, value, inherited):
                 continue
@@ -168,7 +173,7 @@ class Definitions:
         if is_definition and (value.__module__, value.__qualname__) == (slot.module, slot.name):
             return True
         is_same = inherited is not None and inherited == self._digester.number(value)
-        return is_same and (isinstance(value, _NAMED) or value is None)
+        return is_same and (isinstance(value, _FIXED) or is_opaque(value))
 
     def doubt(self, slots: Iterable[Slot]) -> None:
         """These slots are about to be set in other processes, which may fail."""
@@ -181,12 +186,21 @@ class Definitions:
 
 
 def pickled_by_value(definition: Any, pickle_it: Callable[[], Any]) -> Any:
-    """How to pickle a function or a class by value."""
+    """How to pickle a function, a decorated one or a class by value; ``pickle_it`` is cloudpickle's way."""
+    if isinstance(definition, FromFunctionOp):
+        shapes = definition._FromFunctionOp__infer_shape
+        return FromFunctionOp, (function_of(definition), definition.itypes, definition.otypes, shapes)
+    if isinstance(definition, WRAPPERS):
+        return _cached, (function_of(definition), definition.cache_parameters())
     how = reduced_function(definition) if isinstance(definition, types.FunctionType) else NotImplemented
     if how is not NotImplemented:
         return how
     with _by_value(module_of(definition)):
         return pickle_it()
+
+
+def _cached(function: Any, parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
 
 
 @contextlib.contextmanager

@@ -26,14 +26,17 @@ import numpy as np
 
 from synkhronos._core import native
 from synkhronos._engine import FromFunctionOp
+from synkhronos._interrupts import let_interrupts_pass
 
 __all__ = [
     "MAIN",
+    "WRAPPERS",
     "Digester",
     "Slot",
     "assign",
     "find",
     "function_of",
+    "is_opaque",
     "is_programs",
     "module_of",
     "reduced_function",
@@ -47,6 +50,9 @@ _LIBRARIES = frozenset(["cloudpickle", "pymc", "pytensor", "synkhronos", "theano
 
 _BLOCK = 4096
 _key = os.urandom(_BLOCK + 16)
+
+#: Decorated functions, which pickles name as they name functions: those of `as_op`, and of `functools.lru_cache`.
+WRAPPERS = (FromFunctionOp, functools._lru_cache_wrapper)
 
 _Definition = (type, types.FunctionType)
 _Wrapper = (staticmethod, classmethod, property)
@@ -105,15 +111,21 @@ def is_programs(module: str | None) -> bool:
     return isinstance(file, str) and not _is_of_library(file)
 
 
+def is_opaque(value: Any) -> bool:
+    """Whether a value is compared by identity: modules, files that are mapped, and objects of the engine's."""
+    of_library = type(value).__module__.partition(".")[0] in _LIBRARIES
+    return of_library or isinstance(value, (types.ModuleType, types.BuiltinFunctionType, np.memmap))
+
+
 def module_of(obj: Any) -> str | None:
     """The module that a class or a function says it is defined in."""
     module = getattr(obj, "__module__", None)
     return module if isinstance(module, str) else None
 
 
-def function_of(op: FromFunctionOp) -> Any:
-    """The function that `as_op` decorates."""
-    return op._FromFunctionOp__fn
+def function_of(wrapper: Any) -> Any:
+    """The function that one of `WRAPPERS` decorates."""
+    return wrapper._FromFunctionOp__fn if isinstance(wrapper, FromFunctionOp) else wrapper.__wrapped__
 
 
 def find(module: str | None, qualname: str) -> Any:
@@ -169,7 +181,7 @@ def _names(code: types.CodeType) -> set[str]:
 def state_of(definition: Any) -> dict[str, Any]:
     """What a program can change of a class or a function: attributes; of a function defaults and closure, too."""
     if isinstance(definition, type):
-        return {name: value for name, value in vars(definition).items() if not _is_made_by_python(name, value)}
+        return {name: value for name, value in list(vars(definition).items()) if not _is_made_by_python(name, value)}
     state = {"__defaults__": definition.__defaults__, "__kwdefaults__": definition.__kwdefaults__}
     for i, cell in enumerate(definition.__closure__ or ()):
         try:
@@ -250,7 +262,8 @@ class Digester:
         pickler = _DigestPickler(self.number, is_known)
         try:
             pickler.dump(value)
-        except Exception:  # what objects of the program's raise as they are pickled
+        except Exception as error:  # what objects of the program's raise as they are pickled
+            let_interrupts_pass(error)
             return str(self.number(value)).encode(), pickler.found
         return pickler.hash.digest(), pickler.found
 
@@ -285,7 +298,7 @@ class _DigestPickler(pickle.Pickler):
         super().__init__(self.hash, 5, buffer_callback=lambda buffer: self.hash.write(buffer.raw()))
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, FromFunctionOp):
+        if isinstance(obj, WRAPPERS):
             self.found.append(function_of(obj))
             return self._by_identity(obj)
         if isinstance(obj, _Wrapper):
@@ -298,13 +311,15 @@ class _DigestPickler(pickle.Pickler):
             bases = [base for base in getattr(obj, "__bases__", ()) if is_programs(module_of(base))]
             state = bases if self._is_known(obj) else [bases, state_of(obj)]
             return _Named, (self._number(obj),), state
-        if isinstance(obj, (types.ModuleType, np.memmap)) or type(obj).__module__.partition(".")[0] in _LIBRARIES:
+        if is_opaque(obj):
             return self._by_identity(obj)
         how = copyreg.dispatch_table.get(type(obj))
         try:
-            return obj.__reduce_ex__(5) if how is None else how(obj)
-        except Exception:  # it cannot be pickled
+            reduced = obj.__reduce_ex__(5) if how is None else how(obj)
+        except Exception as error:  # it cannot be pickled
+            let_interrupts_pass(error)
             return self._by_identity(obj)
+        return self._by_identity(obj) if isinstance(reduced, str) else reduced  # a name may be another object's now
 
     def _by_identity(self, obj: Any) -> Any:
         return _Named, (self._number(obj),)

@@ -32,7 +32,7 @@ from synkhronos._engine import (
     unpack,
 )
 from synkhronos._graphs.built import note_ops, reduced_op
-from synkhronos._graphs.definitions import Definitions, function_of, pickled_by_value
+from synkhronos._graphs.definitions import Definitions, pickled_by_value
 from synkhronos._graphs.namespaces import Slot, assign
 from synkhronos._graphs.random import has_common_stream
 from synkhronos._graphs.shared import VariableTable, get_array, shared_variables_of
@@ -77,9 +77,6 @@ class _Pickler(cloudpickle.Pickler):
             return reduced_op(obj, self._as_built)
         if how is not NotImplemented or self._definitions is None or self._definitions.reach(obj):
             return how
-        if isinstance(obj, FromFunctionOp):
-            shapes = obj._FromFunctionOp__infer_shape
-            return FromFunctionOp, (function_of(obj), obj.itypes, obj.otypes, shapes)
         return pickled_by_value(obj, lambda: cloudpickle.Pickler.reducer_override(self, obj))
 
 
@@ -166,6 +163,7 @@ def dump(
                 try:
                     part.dump((change.slot, change.value), ids)
                 except Exception as error:
+                    let_interrupts_pass(error)
                     if change.is_same or everything:  # as the ranks have inherited it
                         continue
                     raise pickle.PicklingError(

@@ -249,9 +249,12 @@ def distribute() -> None:
 
     What several functions share in the master they share on every rank, whenever they were distributed. May be called
     again after further functions are built; the first call of a function that is not yet distributed does it too.
+    If all are, globals and class attributes that Ops of the program read are sent again where they have changed.
 
     Raises
     ------
+    TypeError
+        If a function, or a changed global that one reads, cannot be pickled.
     SessionError
         Before ``fork`` or after ``close``.
 

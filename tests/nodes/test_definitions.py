@@ -23,7 +23,7 @@ NODES = [
 ]
 
 PRELUDE = f"""
-    import importlib, os, sys, threading
+    import functools, importlib, os, sys, threading
     import numpy as np
     sys.path.insert(0, {str(TESTS)!r})
     from engine import T, theano
@@ -167,6 +167,20 @@ READERS = """
         def value(self, a):
             return self.function(a)
 
+    @functools.lru_cache(maxsize=None)
+    def cached(a):
+        return NUMBER * a
+
+    class Cached(Op):
+        def value(self, a):
+            return cached(1.0) * a
+
+    class Bound(Op):
+        def value(self, a):
+            return PARTIAL(a)
+
+    PARTIAL = functools.partial(with_default)
+
     class Property(Op):
         @property
         def factor(self):
@@ -180,7 +194,7 @@ READERS = """
         return NUMBER * a
 
     OPS = [Global, Array, Nested, Instance, Attribute, Derived, Function, Indirect, Default, Keyword, Closure, Method]
-    OPS += [Held, Property]
+    OPS += [Held, Property, Cached, Bound]
 
     def check_all(expected):
         for op in OPS:
@@ -188,13 +202,14 @@ READERS = """
         check(decorated, expected)
 
     def change(value):
-        global NUMBER, helper
+        global NUMBER, cached, helper
         NUMBER = NESTED["a"][0] = SETTINGS.own = Settings.factor = Inherited.factor = value
         ARRAY[-1] = value
         helper = eval(f"lambda a: {value} * a")
         with_default.__defaults__ = (value,)
         with_keyword.__kwdefaults__["factors"][0] = value
         set_to(value)
+        cached = functools.lru_cache(cached.__wrapped__)
         Method.value = eval(f"lambda self, a: {value} * a")
 """
 
