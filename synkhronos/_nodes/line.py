@@ -17,7 +17,7 @@ from collections import deque
 from typing import Any, Callable
 
 from synkhronos._interrupts import handle_interrupts
-from synkhronos._nodes.heartbeat import HEARTBEAT, Heartbeat
+from synkhronos._nodes.heartbeat import Heartbeat
 from synkhronos._nodes.meetings import VOTE, Meetings
 from synkhronos._nodes.messages import Stop
 from synkhronos._nodes.versions import describe, tell_differences
@@ -68,7 +68,7 @@ class Line(Meetings):
         self.answers: dict[int, Any] = {}
         self._abandoned: list[Any] = []  # what MPI may still write to
         self._pid = os.getpid()
-        self._heartbeat.start({machine: (known[machine][0], known[machine][2]) for machine in self.others})
+        self._heartbeat.start(self.hosts, [door for _, _, door in known])
 
     # -- messages
 
@@ -101,19 +101,23 @@ class Line(Meetings):
                 check()
             waited = now - start
             if waited > _YIELD_SECONDS:
+                self._heartbeat.look_after()
                 time.sleep(min(waited / 50, _LONGEST_NAP))
             elif waited > _SPIN_SECONDS:
                 os.sched_yield()
 
     def _check_heartbeat(self) -> None:
-        silent = self._heartbeat.silent()
-        if silent is not None and not self.machine and not self.is_lost:
+        loss = self._heartbeat.loss()
+        if loss is not None and not self.machine and not self.is_lost:
             self.is_lost = True
             raise NodeLost(
-                f"machine {silent} ({self.hosts[silent]}) was not heard of for {HEARTBEAT:g} seconds: it is down, or "
-                "the line to it is cut; start the program anew",
-                machine=silent,
+                f"{self._heartbeat.describe(loss)}; start the program anew",
+                machine=loss.node,
             )
+
+    def set_heartbeat(self, seconds: float) -> None:
+        """Set after how many seconds of silence a node is lost."""
+        self._heartbeat.set_limit(seconds)
 
     def is_told_to_stop(self) -> bool:
         """Whether the master has said that the ranks are to end, which this leader has not done yet."""

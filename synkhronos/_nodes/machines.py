@@ -59,6 +59,7 @@ class Machines:
             )
         if self.line.differences:
             raise DeviceError(f"{self.line.differences}: sessions on several machines need the same on all of them")
+        self.line.set_heartbeat(options.heartbeat)
         number = self.line.number + 1
         self._tell([Ask(number, asked)] * self.line.n_machines)
         names = [own, *(self.line.answers[machine].replies for machine in self.line.others)]
@@ -84,6 +85,7 @@ class Machines:
                 options.timeout,
                 options.exchange,
                 options.restart_workers,
+                options.heartbeat,
             )
             for found in names
         ]

@@ -28,6 +28,7 @@ class Start(NamedTuple):
     timeout: float | None
     exchange: str | None
     restart_workers: bool
+    heartbeat: float
 
 
 class Bring(NamedTuple):

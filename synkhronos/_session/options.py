@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
+
+from synkhronos._nodes import WARNING_SECONDS
 
 __all__ = ["Options", "make_options"]
 
@@ -24,6 +27,8 @@ class Options(NamedTuple):
         Compare replicas at every so many-th call; 0: never.
     exchange : str or None
         The type of float32 numbers on their way between machines; ``None``: their own.
+    heartbeat : float
+        Seconds of silence after which a node is lost.
     """
 
     profile_workers: bool
@@ -32,10 +37,17 @@ class Options(NamedTuple):
     restart_workers: bool
     check_replicas: int
     exchange: str | None
+    heartbeat: float
 
 
 def make_options(
-    profile_workers: Any, replicate_rng: Any, timeout: Any, restart_workers: Any, check_replicas: Any, exchange: Any
+    profile_workers: Any,
+    replicate_rng: Any,
+    timeout: Any,
+    restart_workers: Any,
+    check_replicas: Any,
+    exchange: Any,
+    heartbeat: Any,
 ) -> Options:
     """Check arguments of `fork`.
 
@@ -50,6 +62,18 @@ def make_options(
         raise ValueError(f"check_replicas must be a number of calls, or 0; got {check_replicas!r}")
     if exchange not in (None, "float16", "bfloat16"):
         raise ValueError(f'exchange must be "float16", "bfloat16" or None; got {exchange!r}')
+    is_number = isinstance(heartbeat, (int, float)) and not isinstance(heartbeat, bool)
+    if not (is_number and WARNING_SECONDS < heartbeat < math.inf):
+        raise ValueError(
+            f"heartbeat must be a finite number of seconds above {WARNING_SECONDS:g}, after which a warning is printed; "
+            f"got {heartbeat!r}"
+        )
     return Options(
-        bool(profile_workers), bool(replicate_rng), timeout, bool(restart_workers), int(check_replicas), exchange
+        bool(profile_workers),
+        bool(replicate_rng),
+        timeout,
+        bool(restart_workers),
+        int(check_replicas),
+        exchange,
+        float(heartbeat),
     )

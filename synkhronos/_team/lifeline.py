@@ -29,12 +29,12 @@ class Lifeline:
         self._reader, self._writer = map(clear_of_streams, os.pipe())
         _lifelines.add(self)
 
-    def hold(self, by_main_thread: bool) -> None:
-        """In the worker: be killed when the master ends."""
+    def hold(self, by_main_thread: bool, with_group: bool = False) -> None:
+        """In the worker: be killed when the master ends; ``with_group``: and all of its process group, too."""
         # Where the signal cannot be chosen, it is SIGIO, which ends a process, too; where there is none, looking helps.
         signal.signal(signal.SIGIO, signal.SIG_DFL)
         with contextlib.suppress(OSError):
-            fcntl.fcntl(self._reader, fcntl.F_SETOWN, os.getpid())
+            fcntl.fcntl(self._reader, fcntl.F_SETOWN, -os.getpgrp() if with_group else os.getpid())
             with contextlib.suppress(OSError):
                 fcntl.fcntl(self._reader, _F_SETSIG, signal.SIGKILL)
             fcntl.fcntl(self._reader, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
