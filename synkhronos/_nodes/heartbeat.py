@@ -1,9 +1,9 @@
 """Heartbeats between nodes: detect a node that is frozen or out of reach, which TCP reports after minutes only.
 
 Next to each leader run two small processes, forked before the ranks are. The *heartbeat process* sends datagrams to
-those of the other nodes, prints a warning about a node that is silent, and writes into shared memory which node is lost.
-The *guardian* is its parent, and starts it again if it is killed; if the guardian is killed, the heartbeat process
-becomes the guardian of a new one. They share no lock with the leader, so that nothing there delays them.
+those of the other nodes, prints a warning about a node that is silent, and writes into shared memory which node is
+lost. The *guardian* is its parent, and starts it again if it is killed; if the guardian is killed, the heartbeat
+process becomes the guardian of a new one. They share no lock with the leader, so that nothing there delays them.
 
 Invariants
 ----------
@@ -34,7 +34,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from synkhronos._memory import clear_of_streams
-from synkhronos._nodes.silence import NOBODY, WARNING_SECONDS, Loss, Message, Reason, Silence
+from synkhronos._nodes.silence import WARNING_SECONDS, Loss, Message, Reason, Silence
 from synkhronos._team import Lifeline, Patience, Process
 
 __all__ = ["DEFAULT_LIMIT", "Door", "Heartbeat"]
@@ -136,7 +136,9 @@ class Heartbeat:
             return f"{name} has closed its connection: its processes were killed, or the machine was restarted"
         if loss.reason == Reason.CUT_OFF:
             return f"{name} has heard from no other node for {seconds}: its network link is down"
-        heard = "nothing was heard" if loss.observer == self._node else f"{self._names[loss.observer]} has heard nothing"
+        heard = f"{self._names[loss.observer]} has heard nothing"
+        if loss.observer == self._node:
+            heard = "nothing was heard"
         return f"{heard} from {name} for {seconds}: it is down or frozen, or the link to it is cut"
 
     def leave(self) -> None:
@@ -278,9 +280,10 @@ class Heartbeat:
             except OSError:
                 return found
             for level, kind, detail in details:
-                if (level, kind) == (socket.IPPROTO_IP, _IP_RECVERR) and address in self._others:
-                    if _ERROR.unpack_from(detail) == (errno.ECONNREFUSED, _BY_ICMP):
-                        found.append(self._others[address][0])
+                is_error = (level, kind) == (socket.IPPROTO_IP, _IP_RECVERR)
+                is_refused = is_error and _ERROR.unpack_from(detail) == (errno.ECONNREFUSED, _BY_ICMP)
+                if is_refused and address in self._others:
+                    found.append(self._others[address][0])
 
     # -- what they print
 

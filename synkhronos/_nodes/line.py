@@ -20,6 +20,7 @@ from synkhronos._interrupts import handle_interrupts
 from synkhronos._nodes.heartbeat import Heartbeat
 from synkhronos._nodes.meetings import VOTE, Meetings
 from synkhronos._nodes.messages import Stop
+from synkhronos._nodes.silence import Reason
 from synkhronos._nodes.versions import describe, tell_differences
 from synkhronos.errors import NodeLost
 
@@ -68,9 +69,16 @@ class Line(Meetings):
         self.answers: dict[int, Any] = {}
         self._abandoned: list[Any] = []  # what MPI may still write to
         self._pid = os.getpid()
+        self._looked_after = 0.0  # when the heartbeat was
         self._heartbeat.start(self.hosts, [door for _, _, door in known])
 
     # -- messages
+
+    def send(self, machine: int, kind: int, message: Any, has_rows: bool = False) -> None:
+        """As `Wire.send`; nothing once the processes of a node have ended, because MPI crashes then."""
+        loss = self._heartbeat.loss()
+        if loss is None or loss.reason != Reason.ENDED:
+            super().send(machine, kind, message, has_rows)
 
     def take(self, kind: int, machine: int, message: Any) -> None:
         """A message has come."""
@@ -94,19 +102,21 @@ class Line(Meetings):
             result = found()
             if result:
                 return result
-            self._check_heartbeat()
             now = time.perf_counter()
+            self._check_heartbeat(now)
             if check is not None and now - looked > _LOOK_SECONDS:
                 looked = now
                 check()
             waited = now - start
             if waited > _YIELD_SECONDS:
-                self._heartbeat.look_after()
                 time.sleep(min(waited / 50, _LONGEST_NAP))
             elif waited > _SPIN_SECONDS:
                 os.sched_yield()
 
-    def _check_heartbeat(self) -> None:
+    def _check_heartbeat(self, now: float) -> None:
+        if now - self._looked_after > _LOOK_SECONDS:
+            self._looked_after = now
+            self._heartbeat.look_after()
         loss = self._heartbeat.loss()
         if loss is not None and not self.machine and not self.is_lost:
             self.is_lost = True

@@ -168,7 +168,9 @@ def fork(
         raise TypeError(f"master_rank must be an int; got {master_rank!r}")
     if not 0 <= master_rank < len(names):
         raise ValueError(f"master_rank={master_rank}: expected a rank from 0 to {len(names) - 1}")
-    options = make_options(profile_workers, replicate_rng, timeout, restart_workers, check_replicas, exchange, heartbeat)
+    options = make_options(
+        profile_workers, replicate_rng, timeout, restart_workers, check_replicas, exchange, heartbeat
+    )
     measured = None if profile is False else Profile(None if profile is True else profile)
     if kind_of(names[0]) == "cpu":
         check_cores(len(names))

@@ -65,7 +65,7 @@ def make_options(
     is_number = isinstance(heartbeat, (int, float)) and not isinstance(heartbeat, bool)
     if not (is_number and WARNING_SECONDS < heartbeat < math.inf):
         raise ValueError(
-            f"heartbeat must be a finite number of seconds above {WARNING_SECONDS:g}, after which a warning is printed; "
+            f"heartbeat must be a finite number of seconds above {WARNING_SECONDS:g}, when a warning is printed; "
             f"got {heartbeat!r}"
         )
     return Options(
