@@ -33,6 +33,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from synkhronos._interrupts import deferred_interrupts
 from synkhronos._memory import clear_of_streams
 from synkhronos._nodes.silence import WARNING_SECONDS, Loss, Message, Reason, Silence
 from synkhronos._team import Lifeline, Patience, Process
@@ -135,7 +136,7 @@ class Heartbeat:
         if loss.reason == Reason.ENDED:
             return f"{name} has closed its connection: its processes were killed, or the machine was restarted"
         if loss.reason == Reason.CUT_OFF:
-            return f"{name} has heard from no other node for {seconds}: its network link is down"
+            return f"{name} has heard from no other node for {seconds}: its own link is down, or all others are"
         heard = f"{self._names[loss.observer]} has heard nothing"
         if loss.observer == self._node:
             heard = "nothing was heard"
@@ -157,9 +158,10 @@ class Heartbeat:
             ended = select.poll()
             ended.register(self._alive, 0)
             if any(event & select.POLLHUP for _, event in ended.poll(0)):
-                os.close(self._alive)
-                self._alive = -1
-                self._launch()
+                with deferred_interrupts():
+                    os.close(self._alive)
+                    self._alive = -1
+                    self._launch()
 
     def _launch(self) -> None:
         if self._shared.n_starts >= _MOST_STARTS:
@@ -290,7 +292,7 @@ class Heartbeat:
     def _warn(self, node: int, observer: int) -> None:
         seconds, limit = f"{WARNING_SECONDS:g} seconds", f"{self._shared.limit:g} seconds"
         if node == self._node:
-            text = f"{self._names[node]} has heard from no other node for {seconds}: its network link may be down"
+            text = f"{self._names[node]} has heard from no other node for {seconds}: its own link may be down"
         elif observer:
             text = f"{self._names[observer]} has heard nothing from {self._names[node]} for {seconds}"
         else:

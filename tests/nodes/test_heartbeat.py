@@ -13,6 +13,7 @@ import pytest
 from hosts import Hosts, reason_to_skip
 from jobs import hear, start, until_nothing_is_left
 
+import synkhronos as synk
 from synkhronos._nodes.heartbeat import Door, Heartbeat
 from synkhronos._nodes.silence import NOBODY, WARNING_SECONDS, Loss, Message, Reason, Silence
 
@@ -423,3 +424,17 @@ def test_a_new_process_watches_the_same_nodes_and_counts_from_0():
     assert new.losses(2.5) == {}
     wait(new, 1)
     assert list(new.losses(2.5)) == [1]
+
+
+# ---------------------------------------------------------------- the option
+
+
+@pytest.mark.parametrize("seconds", [2, 0, -1, float("inf"), float("nan"), True, None, "10"])
+def test_seconds_that_are_none_are_refused(seconds):
+    with pytest.raises(ValueError, match="heartbeat must be a finite number of seconds above 2, .*; got"):
+        synk.fork(1, use_gpu=False, heartbeat=seconds)
+
+
+def test_one_machine_has_no_heartbeat():
+    with synk.session(1, use_gpu=False, heartbeat=2.5) as n_ranks:
+        assert n_ranks == 1
