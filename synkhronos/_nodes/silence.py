@@ -23,6 +23,7 @@ NOBODY = 0xFFFF
 
 _MOST_SECONDS = 0.5  # between two looks at the clock; any more, this process did not run
 _RECENT_SECONDS = 1.0
+_REFUSED_SECONDS = 0.5  # of silence with which a refused message means that a node has ended, and is no firewall's
 
 
 class State(enum.IntEnum):
@@ -113,6 +114,7 @@ class Silence:
             elif self._states[sender] != State.LEFT:
                 self._states[sender] = State.HEARD
                 self._seconds[sender] = 0.0
+                self._ended.discard(sender)
             self._reports.pop(sender, None)
             if not message.leaves and message.silent < len(self._states):
                 self._reports[sender] = message
@@ -163,7 +165,7 @@ class Silence:
                 if report.is_lost and self._states[report.silent] != State.LEFT:
                     found[report.silent] = Loss(report.silent, Reason.SILENT, sender)
         for node, seconds in self._seconds.items():
-            if node in self._ended:
+            if node in self._ended and seconds > _REFUSED_SECONDS:
                 found[node] = Loss(node, Reason.ENDED, self._own)
             elif seconds > limit:
                 found[node] = Loss(node, Reason.SILENT, self._own)

@@ -398,11 +398,20 @@ def test_a_node_that_cannot_send_blames_itself():
     assert one.losses(2.5) == {1: Loss(1, Reason.SILENT, 0)}
 
 
-def test_a_refusal_is_a_loss_at_once_unless_the_node_has_left():
+def test_a_refusal_is_a_loss_within_a_second_unless_the_node_has_left():
     one = silence(1, 4, heard=[0, 2])
     one.receive([Message(2, leaves=True)])
     one.sent([0, 2, 3], can_send=True)
+    wait(one, 0.75)
     assert one.losses(10) == {0: Loss(0, Reason.ENDED, 1)}
+
+
+def test_a_refusal_by_a_node_that_is_heard_is_a_firewalls():
+    one = silence(0, 2, heard=[1])
+    one.sent([1], can_send=True)
+    wait(one, 1, hears=[1])
+    wait(one, 1)
+    assert one.losses(10) == {}
 
 
 def test_node_0_counts_what_others_have_lost_itself_too():
