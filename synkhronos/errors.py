@@ -141,19 +141,21 @@ class WorkerDied(SynkhronosError, RuntimeError):
 
 
 class NodeLost(WorkerDied):
-    """A machine of several was not heard of for two seconds: it is down, or the line to it is cut.
+    """A node of several was silent for longer than ``fork(heartbeat=...)``, or its processes were killed.
+
+    A silent node is down or frozen, or the link to it is cut.
 
     The session can only be closed, and the program must be started anew: at its end it has MPI end the whole job.
 
     Attributes
     ----------
     machine : int
-        Which one.
+        The number of that node; 0: this one, whose link is down, or which was frozen itself.
 
     Examples
     --------
     >>> try:
-    ...     raise synk.NodeLost("machine 1 (b) was not heard of", machine=1)
+    ...     raise synk.NodeLost("nothing was heard from node 1 (b)", machine=1)
     ... except synk.WorkerDied as error:  # for the ranks there count as dead
     ...     print(error.machine)
     1

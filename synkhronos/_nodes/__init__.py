@@ -5,5 +5,6 @@ from __future__ import annotations
 from synkhronos._nodes.fleet import Fleet
 from synkhronos._nodes.launch import own_part
 from synkhronos._nodes.machines import Machines, find_machines
+from synkhronos._nodes.silence import WARNING_SECONDS
 
-__all__ = ["Fleet", "Machines", "find_machines", "own_part"]
+__all__ = ["WARNING_SECONDS", "Fleet", "Machines", "find_machines", "own_part"]

@@ -1,158 +1,318 @@
-"""Noticing that a machine is gone, or its line cut, of which TCP tells nothing for minutes.
+"""Heartbeats between nodes: detect a node that is frozen or out of reach, which TCP reports after minutes only.
 
-Beside each leader a small process, forked before the ranks are, sends datagrams to those of the other machines, and
-writes into shared memory which of them are silent. It shares no lock with its leader, so that nothing there delays it.
+Next to each leader run two small processes, forked before the ranks are. The *heartbeat process* sends datagrams to
+those of the other nodes, prints a warning about a node that is silent, and writes into shared memory which node is
+lost. The *guardian* is its parent, and starts it again if it is killed; if the guardian is killed, the heartbeat
+process becomes the guardian of a new one. They share no lock with the leader, so that nothing there delays them.
 
 Invariants
 ----------
-* A machine of which nothing was ever heard is not watched: a firewall may be between.
-* It ends with its leader. A leader that hears nothing of the master is killed by it, and its ranks end with it.
-* It is no child of its leader: a program that waits for its children, or ends them, does not meet it.
-* Who does not know this machine's token is not listened to. What cannot be sent or received now is left out.
+* Both are killed when their leader ends (`end_with`). A leader whose node has lost node 0 is killed by its heartbeat process, and its ranks end
+  with it.
+* Neither is a child of the leader: a program that waits for its children, or kills them, does not meet them.
+* The socket is open in the leader and in these two processes, and nowhere else. When the kernel of another node refuses
+  a datagram, all three have ended there.
+* A datagram that does not contain this node's token is ignored. What cannot be sent or received now is left out.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import gc
+import logging
 import mmap
 import os
 import secrets
+import select
 import signal
 import socket
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from synkhronos._memory import OwnedSocket
+from synkhronos._interrupts import deferred_interrupts
+from synkhronos._memory import Descriptor, OwnedSocket
+from synkhronos._nodes.silence import WARNING_SECONDS, Loss, Message, Reason, Silence
 from synkhronos._team import Patience, Process, end_with
 from synkhronos.errors import SessionError
 
-__all__ = ["HEARTBEAT", "Door", "Heartbeat"]
+__all__ = ["DEFAULT_LIMIT", "Door", "Heartbeat"]
 
-#: After so many seconds of silence a machine is lost.
-HEARTBEAT = 2.0
+#: Seconds of silence after which a node is lost, unless `fork` says otherwise.
+DEFAULT_LIMIT = 10.0
 
 _BETWEEN_SECONDS = 0.25
 _TOKEN_BYTES = 16
-_FORM = struct.Struct(
-    f"<{_TOKEN_BYTES}s?HH"
-)  # the receiver's token; whether the sender leaves, which it is, who is silent
-_NOBODY = 0xFFFF
-_LEAVES, _STOPS = -2, -1
+_FORM = struct.Struct(f"<{_TOKEN_BYTES}sH?H?")  # the receiver's token, and a `Message`
 _MOST_DESCRIPTORS = 65536
 _GOODBYES = 3  # one may be lost
+_MOST_STARTS = 20  # of heartbeat processes in one job
+
+_STDERR = 2
+_IP_RECVERR = 11  # that of Linux; Python has no name for it
+_ERROR = struct.Struct("=IB")  # the beginning of `struct sock_extended_err`: number and origin
+_BY_ICMP = 2
+
+_logger = logging.getLogger("synkhronos")
 
 
 class Door(NamedTuple):
-    """Where one listens, and what one must say there."""
+    """Where a node listens, and the token that it expects."""
 
     port: int
     token: bytes
 
 
+class _Shared(ctypes.Structure):
+    """What a leader and its heartbeat processes share; the `State` of each node follows."""
+
+    _fields_ = (
+        ("limit", ctypes.c_double),
+        ("is_leaving", ctypes.c_bool),
+        ("is_over", ctypes.c_bool),
+        ("n_starts", ctypes.c_int),
+        ("is_lost", ctypes.c_bool),  # whether the three numbers of a `Loss` are there
+        ("loss", ctypes.c_int * 3),
+    )
+
+
 class Heartbeat:
-    """That of one machine; makes its socket at once.
+    """That of one node; makes its socket at once.
 
     Parameters
     ----------
-    machine : int
+    node : int
 
     Attributes
     ----------
     door : Door
     """
 
-    def __init__(self, machine: int) -> None:
-        self._machine = machine
+    def __init__(self, node: int) -> None:
+        self._node = node
         listening = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         listening.bind(("", 0))
+        with contextlib.suppress(OSError):  # then a node whose processes have ended is found to be silent
+            listening.setsockopt(socket.IPPROTO_IP, _IP_RECVERR, 1)
         self.door = Door(listening.getsockname()[1], secrets.token_bytes(_TOKEN_BYTES))
         self._socket = OwnedSocket(listening)
-        self._others: list[tuple[tuple[str, int], bytes]] = []
-        self._silent: mmap.mmap  # a byte for each machine, one that the leader leaves, one that it stops
+        self._names: list[str] = []
+        self._others: dict[tuple[str, int], tuple[int, bytes]] = {}
+        self._shared: _Shared
+        self._states: memoryview
+        self._alive: Descriptor | None = None  # the end of a pipe whose other end only the two processes hold
+        self._is_starting = False
+        self._unprinted: list[bytes] = []
 
-    def start(self, places: Mapping[int, tuple[str, Door]]) -> None:
-        """Watch over other machines; ``places`` are the names of their hosts, and their doors."""
-        for host, door in places.values():
-            with contextlib.suppress(OSError):  # unknown here by that name: it is not watched
-                self._others.append(((socket.gethostbyname(host), door.port), door.token))
-        self._silent = mmap.mmap(-1, max(self._machine, *places) + 3)
-        leader = os.getpid()
-        Process(lambda: self._begin(leader)).join(Patience(None))
+    def start(self, hosts: Sequence[str], doors: Sequence[Door]) -> None:
+        """Start to watch the other nodes; ``hosts`` and ``doors`` are those of all nodes."""
+        self._names = [f"node {node} ({host})" for node, host in enumerate(hosts)]
+        for node, (host, door) in enumerate(zip(hosts, doors)):
+            with contextlib.suppress(OSError):  # an unknown name: that node is not watched
+                if node != self._node:
+                    self._others[socket.gethostbyname(host), door.port] = node, door.token
+        memory = mmap.mmap(-1, ctypes.sizeof(_Shared) + len(doors))
+        self._shared, self._states = _Shared.from_buffer(memory), memoryview(memory)[ctypes.sizeof(_Shared) :]
+        self._shared.limit = DEFAULT_LIMIT
+        os.register_at_fork(after_in_child=self._let_go)
+        self._launch()
 
-    def silent(self) -> int | None:
-        """A machine that was heard of, by this one or by another one, and is silent now."""
-        found = self._silent.find(b"\1", 0, len(self._silent) + _LEAVES)
-        return None if found < 0 else found
+    def set_limit(self, seconds: float) -> None:
+        """Set after how many seconds of silence a node is lost."""
+        self._shared.limit = seconds
+
+    def loss(self) -> Loss | None:
+        """The node that is lost, if one is."""
+        if not self._shared.is_lost:
+            return None
+        node, reason, observer = self._shared.loss
+        return Loss(node, Reason(reason), observer)
+
+    def describe(self, loss: Loss) -> str:
+        """Return what happened to a lost node."""
+        name, seconds = self._names[loss.node], f"{self._shared.limit:g} seconds"
+        if loss.reason == Reason.ENDED:
+            return f"{name} has closed its connection: its processes were killed, or the machine was restarted"
+        if loss.reason == Reason.CUT_OFF:
+            return f"{name} has heard from no other node for {seconds}: its own link is down, or all others are"
+        heard = f"{self._names[loss.observer]} has heard nothing"
+        if loss.observer == self._node:
+            heard = "nothing was heard"
+        return f"{heard} from {name} for {seconds}: it is down or frozen, or the link to it is cut"
 
     def leave(self) -> None:
-        """From now on the leader cannot look: it is killed if any machine falls silent."""
-        self._silent[_LEAVES] = 1
+        """From now on the leader cannot look: it is killed if any node is lost."""
+        self._shared.is_leaving = True
 
     def stop(self) -> None:
-        """Tell the others that this machine is gone: they do not wait for it more."""
-        self._silent[_STOPS] = 1
+        """Tell the other nodes that this one leaves, so that they do not wait for it."""
+        self._shared.is_over = True
         for _ in range(_GOODBYES):
-            self._send(True, _NOBODY)
+            self._send(Message(self._node, leaves=True))
 
-    def _send(self, leaves: bool, silent: int) -> None:
-        for address, token in self._others:
-            with contextlib.suppress(OSError, SessionError), self._socket.use() as sending:  # no way there now
-                sending.sendto(_FORM.pack(token, leaves, self._machine, silent), address)
+    def look_after(self) -> None:
+        """In the leader: start the two processes again if both were killed."""
+        alive = -1 if self._alive is None else self._alive.find()
+        if alive < 0:  # the program has closed it: nothing can be known
+            return
+        ended = select.poll()
+        ended.register(alive, 0)
+        if any(event & select.POLLHUP for _, event in ended.poll(0)):
+            with deferred_interrupts():
+                self._launch()
 
-    # -- the process
+    def _launch(self) -> None:
+        self._alive = None
+        if self._shared.n_starts >= _MOST_STARTS:
+            return
+        self._alive, writer = map(Descriptor, os.pipe())
+        self._is_starting = True
+        leader = os.getpid()
+        Process(lambda: self._begin(leader, writer.fileno())).join(Patience(None))
+        self._is_starting = False
+        writer.close()
 
-    def _begin(self, leader: int) -> None:
+    def _let_go(self) -> None:
+        """In a process that was forked from the leader, if it is none of the two."""
+        if not self._is_starting:
+            self._socket.close()
+
+    def _send(self, message: Message) -> bool:
+        """Send a message to all others; returns whether there is a network to send it to."""
+        has_network = False
+        with contextlib.suppress(SessionError), self._socket.use() as sending:  # the program may have closed it
+            for address, (_, token) in self._others.items():
+                for _ in range(2):  # the first attempt may report an error of an earlier datagram
+                    try:
+                        sending.sendto(_FORM.pack(token, *message), address)
+                    except OSError as error:
+                        has_network = has_network or error.errno not in (errno.ENETUNREACH, errno.ENETDOWN)
+                    else:
+                        has_network = True
+                        break
+        return has_network
+
+    # -- the two processes
+
+    def _begin(self, leader: int, writer: int) -> None:
         if os.fork():
             return
-        gc.disable()  # what was inherited is not its own to finish
-        kept = self._socket.fileno()
-        for start, end in ((0, kept), (kept + 1, _MOST_DESCRIPTORS)):
-            os.closerange(start, end)  # the launcher waits until nobody holds its pipes
+        gc.disable()  # garbage that was inherited is not this process's to collect
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setpgid(0, 0)
+        # The launcher waits until nobody holds its pipes. That of standard error is needed, and closed with the leader.
+        kept = sorted({_STDERR, self._socket.fileno(), writer})
+        for start, end in zip((-1, *kept), (*kept, _MOST_DESCRIPTORS)):
+            os.closerange(start + 1, end)
         end_with(leader)
-        self._watch(leader)
+        self._guard(leader)
 
-    def _watch(self, leader: int) -> None:
-        heard: dict[int, float] = {}
-        gone: set[int] = set()
-        silent, looked = _NOBODY, time.monotonic()
-        while True:
-            self._send(False, silent)
-            time.sleep(_BETWEEN_SECONDS)
-            if self._silent[_STOPS]:
-                return
-            now = time.monotonic()
-            if now - looked > HEARTBEAT / 2:  # this process was stopped: it has listened to nobody meanwhile
-                heard = dict.fromkeys(heard, now)
-            looked = now
-            for leaves, machine, reported in self._received():
-                if leaves:
-                    gone.add(machine)
-                    heard.pop(machine, None)
-                elif machine not in gone:
-                    heard[machine] = now
-                if not self._machine and reported < len(self._silent) + _LEAVES and reported not in gone:
-                    self._silent[reported] = 1
-            for machine, last in heard.items():
-                if now - last > HEARTBEAT:
-                    self._silent[machine], silent = 1, machine
-                    if not machine or self._silent[_LEAVES]:
-                        os.kill(leader, signal.SIGKILL)
-
-    def _received(self) -> list[tuple[bool, int, int]]:
-        """What others have said since the last time."""
-        found: list[tuple[bool, int, int]] = []
-        while True:
-            try:
-                with self._socket.use() as listening:
-                    message = listening.recv(_FORM.size + 1)
-            except BlockingIOError:
-                return found
-            except OSError:  # told of what was sent before
+    def _guard(self, leader: int) -> None:
+        """Be the guardian of heartbeat processes, or one of these."""
+        while self._shared.n_starts < _MOST_STARTS:
+            self._shared.n_starts += 1
+            guardian = os.getpid()
+            process = os.fork()
+            if process:
+                _, status = os.waitpid(process, 0)
+                if not status:  # the session on several nodes is over
+                    return
                 continue
-            if len(message) == _FORM.size:
-                token, leaves, machine, silent = _FORM.unpack(message)
-                if secrets.compare_digest(token, self.door.token):
-                    found.append((leaves, machine, silent))
+            end_with(leader)
+            if not self._watch(leader, guardian):
+                return
+        text = f"the heartbeat process of {self._names[self._node]} was killed {_MOST_STARTS} times"
+        self._print(f"{text}, and is not started again: other nodes will take this one for lost")
+
+    def _watch(self, leader: int, guardian: int) -> bool:
+        """Send heartbeats and receive those of others; returns whether this process is to be the guardian."""
+        silence = Silence(self._node, self._states)
+        looked = time.monotonic()
+        while True:
+            can_send = self._send(silence.report(self._shared.limit))
+            time.sleep(_BETWEEN_SECONDS)
+            if self._shared.is_over:
+                return False
+            if os.getppid() != guardian:
+                return True
+            now = time.monotonic()
+            silence.advance(now - looked)
+            looked = now
+            silence.sent(self._refused(), can_send)
+            silence.receive(self._received())
+            for node, observer in silence.warnings().items():
+                self._warn(node, observer)
+            self._flush()
+            self._judge(silence, leader)
+
+    def _judge(self, silence: Silence, leader: int) -> None:
+        """Report a loss to the leader, or end it."""
+        losses = silence.losses(self._shared.limit)
+        if losses and not self._node and not self._shared.is_lost:
+            self._shared.loss = tuple(losses[min(losses)])
+            self._shared.is_lost = True
+        if losses and (self._shared.is_leaving or (self._node and 0 in losses)):
+            loss = losses.get(0) or losses[min(losses)]
+            if loss.reason != Reason.ENDED:  # that, the launcher reports
+                self._print(f"{self.describe(loss)}; {self._names[self._node]} ends")
+            self._send(silence.report(self._shared.limit))
+            os.kill(leader, signal.SIGKILL)
+
+    def _received(self) -> list[Message]:
+        """What others have sent since the last time."""
+        found: list[Message] = []
+        with self._socket.use() as receiving:
+            while True:
+                try:
+                    datagram = receiving.recv(_FORM.size + 1)
+                except BlockingIOError:
+                    return found
+                except OSError:  # about something that was sent before
+                    continue
+                if len(datagram) == _FORM.size:
+                    token, *message = _FORM.unpack(datagram)
+                    if secrets.compare_digest(token, self.door.token):
+                        found.append(Message(*message))
+
+    def _refused(self) -> list[int]:
+        """The nodes whose kernels have refused a datagram since the last time, because nobody listens there."""
+        found: list[int] = []
+        with self._socket.use() as receiving:
+            while True:
+                try:
+                    _, details, _, address = receiving.recvmsg(_FORM.size, 64, socket.MSG_ERRQUEUE)
+                except OSError:
+                    return found
+                for level, kind, detail in details:
+                    is_error = (level, kind) == (socket.IPPROTO_IP, _IP_RECVERR)
+                    is_refused = is_error and _ERROR.unpack_from(detail) == (errno.ECONNREFUSED, _BY_ICMP)
+                    if is_refused and address in self._others:
+                        found.append(self._others[address][0])
+
+    # -- what they print
+
+    def _warn(self, node: int, observer: int) -> None:
+        seconds, limit = f"{WARNING_SECONDS:g} seconds", f"{self._shared.limit:g} seconds"
+        if node == self._node:
+            text = f"{self._names[node]} has heard from no other node for {seconds}: its own link may be down"
+        elif observer:
+            text = f"{self._names[observer]} has heard nothing from {self._names[node]} for {seconds}"
+        else:
+            text = f"nothing was heard from {self._names[node]} for {seconds}"
+        self._print(f"{text}; after {limit} of silence a node is lost (fork's heartbeat=)")
+
+    def _print(self, text: str) -> None:
+        if _logger.isEnabledFor(logging.WARNING):
+            self._unprinted.append(f"synkhronos: {text}\n".encode())
+        self._flush()
+
+    def _flush(self) -> None:
+        """Print what can be printed without waiting: nobody may read the pipe while a node is frozen."""
+        with contextlib.suppress(OSError):
+            writable = select.poll()
+            writable.register(_STDERR, select.POLLOUT)
+            while self._unprinted and writable.poll(0):
+                os.write(_STDERR, self._unprinted.pop(0))

@@ -28,6 +28,8 @@ _OF_LAUNCHERS = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "HYDI_", "HYDRA_", "MPIR_", 
 
 #: UCX, by which MPICH's wheel sends, passes so much to TCP at a time; by itself a quarter of it.
 _SEGMENT = "UCX_TCP_RX_SEG_SIZE", "256k"
+#: UCX gives up a connection 16 seconds after its link went down, and the process crashes. Here, heartbeats decide.
+_KEEPALIVE = "UCX_TCP_KEEPIDLE", "inf"
 
 _TOGETHER = "processes that were launched together"
 
@@ -97,6 +99,7 @@ def _initialised(launched: int) -> Any:
         raise DeviceError(f"this is one of {launched} {_TOGETHER}: {_mend(library)}")
     if is_ours:
         os.environ.setdefault(*_SEGMENT)
+        os.environ.setdefault(*_KEEPALIVE)
         MPI.Init_thread(MPI.THREAD_SERIALIZED)
     size = MPI.COMM_WORLD.Get_size()
     if launched != size:

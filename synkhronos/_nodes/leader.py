@@ -77,6 +77,7 @@ def _serve(line: Line, find_devices: Callable[..., list[str]]) -> None:
         elif isinstance(order, Start):
             if crew is not None:  # the master was interrupted as it forked
                 crew.end()
+            line.set_heartbeat(order.heartbeat)
             crew = Crew(line, order)
         elif isinstance(order, Stop) and crew is not None:
             crew.end()

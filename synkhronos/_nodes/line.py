@@ -17,9 +17,10 @@ from collections import deque
 from typing import Any, Callable
 
 from synkhronos._interrupts import handle_interrupts
-from synkhronos._nodes.heartbeat import HEARTBEAT, Heartbeat
+from synkhronos._nodes.heartbeat import Heartbeat
 from synkhronos._nodes.meetings import VOTE, Meetings
 from synkhronos._nodes.messages import Stop
+from synkhronos._nodes.silence import Reason
 from synkhronos._nodes.versions import describe, tell_differences
 from synkhronos.errors import NodeLost
 
@@ -68,9 +69,16 @@ class Line(Meetings):
         self.answers: dict[int, Any] = {}
         self._abandoned: list[Any] = []  # what MPI may still write to
         self._pid = os.getpid()
-        self._heartbeat.start({machine: (known[machine][0], known[machine][2]) for machine in self.others})
+        self._looked_after = 0.0  # when the heartbeat was
+        self._heartbeat.start(self.hosts, [door for _, _, door in known])
 
     # -- messages
+
+    def send(self, machine: int, kind: int, message: Any, has_rows: bool = False) -> None:
+        """As `Wire.send`; nothing once the processes of a node have ended, because MPI crashes then."""
+        loss = self._heartbeat.loss()
+        if loss is None or loss.reason != Reason.ENDED:
+            super().send(machine, kind, message, has_rows)
 
     def take(self, kind: int, machine: int, message: Any) -> None:
         """A message has come."""
@@ -94,8 +102,8 @@ class Line(Meetings):
             result = found()
             if result:
                 return result
-            self._check_heartbeat()
             now = time.perf_counter()
+            self._check_heartbeat(now)
             if check is not None and now - looked > _LOOK_SECONDS:
                 looked = now
                 check()
@@ -105,15 +113,21 @@ class Line(Meetings):
             elif waited > _SPIN_SECONDS:
                 os.sched_yield()
 
-    def _check_heartbeat(self) -> None:
-        silent = self._heartbeat.silent()
-        if silent is not None and not self.machine and not self.is_lost:
+    def _check_heartbeat(self, now: float) -> None:
+        if now - self._looked_after > _LOOK_SECONDS:
+            self._looked_after = now
+            self._heartbeat.look_after()
+        loss = self._heartbeat.loss()
+        if loss is not None and not self.machine and not self.is_lost:
             self.is_lost = True
             raise NodeLost(
-                f"machine {silent} ({self.hosts[silent]}) was not heard of for {HEARTBEAT:g} seconds: it is down, or "
-                "the line to it is cut; start the program anew",
-                machine=silent,
+                f"{self._heartbeat.describe(loss)}; start the program anew",
+                machine=loss.node,
             )
+
+    def set_heartbeat(self, seconds: float) -> None:
+        """Set after how many seconds of silence a node is lost."""
+        self._heartbeat.set_limit(seconds)
 
     def is_told_to_stop(self) -> bool:
         """Whether the master has said that the ranks are to end, which this leader has not done yet."""

@@ -64,6 +64,7 @@ class Machines:
             )
         if self.line.differences:
             raise DeviceError(f"{self.line.differences}: sessions on several machines need the same on all of them")
+        self.line.set_heartbeat(options.heartbeat)
         number = self.line.number + 1
         self._tell([Ask(number, asked)] * self.line.n_machines)
         names = [own, *(self.line.answers[machine].replies for machine in self.line.others)]
@@ -90,6 +91,7 @@ class Machines:
                 options.exchange,
                 options.restart_workers,
                 options.seed,
+                options.heartbeat,
             )
             for found in names
         ]

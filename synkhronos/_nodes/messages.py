@@ -29,6 +29,7 @@ class Start(NamedTuple):
     exchange: str | None
     restart_workers: bool
     seed: bytes | None
+    heartbeat: float
 
 
 class Bring(NamedTuple):

@@ -97,6 +97,7 @@ def fork(
     profile: bool | Serial = False,
     check_replicas: int = 0,
     exchange: Literal["bfloat16", "float16"] | None = None,
+    heartbeat: float = 10.0,
 ) -> int:
     """Start one worker process for each further device; this process becomes one of the ranks, the master.
 
@@ -137,6 +138,10 @@ def fork(
         ``"bfloat16"`` or ``"float16"``: large arrays of float32 that are reduced travel between machines rounded to
         this, in half the bytes; their sums are in float32, and rounded once. Default: as they are. On one machine
         nothing is rounded.
+    heartbeat : float
+        Seconds, more than 2, after which a node of several that sends no sign of life is lost: `NodeLost` names it. A
+        warning is printed after 2 seconds, whatever this is. A node whose processes were killed is lost at once. The
+        value on the first node holds for all nodes. No effect on one machine.
 
     Returns
     -------
@@ -171,7 +176,9 @@ def fork(
         raise TypeError(f"master_rank must be an int; got {master_rank!r}")
     if not 0 <= master_rank < len(names):
         raise ValueError(f"master_rank={master_rank}: expected a rank from 0 to {len(names) - 1}")
-    options = make_options(profile_workers, replicate_rng, timeout, restart_workers, check_replicas, exchange)
+    options = make_options(
+        profile_workers, replicate_rng, timeout, restart_workers, check_replicas, exchange, heartbeat
+    )
     measured = None if profile is False else Profile(None if profile is True else profile)
     if kind_of(names[0]) == "cpu":
         check_cores(len(names))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
+from synkhronos._nodes import WARNING_SECONDS
 from synkhronos._rank import digest_of_states
 
 __all__ = ["Options", "make_options"]
@@ -28,6 +30,8 @@ class Options(NamedTuple):
         The type of float32 numbers on their way between machines; ``None``: their own.
     seed : bytes or None
         Of which each rank's global random states are made; ``None``: all ranks keep those that they inherit.
+    heartbeat : float
+        Seconds of silence after which a node is lost.
     """
 
     profile_workers: bool
@@ -37,10 +41,17 @@ class Options(NamedTuple):
     check_replicas: int
     exchange: str | None
     seed: bytes | None
+    heartbeat: float
 
 
 def make_options(
-    profile_workers: Any, replicate_rng: Any, timeout: Any, restart_workers: Any, check_replicas: Any, exchange: Any
+    profile_workers: Any,
+    replicate_rng: Any,
+    timeout: Any,
+    restart_workers: Any,
+    check_replicas: Any,
+    exchange: Any,
+    heartbeat: Any,
 ) -> Options:
     """Check arguments of `fork`.
 
@@ -55,6 +66,12 @@ def make_options(
         raise ValueError(f"check_replicas must be a number of calls, or 0; got {check_replicas!r}")
     if exchange not in (None, "float16", "bfloat16"):
         raise ValueError(f'exchange must be "float16", "bfloat16" or None; got {exchange!r}')
+    is_number = isinstance(heartbeat, (int, float)) and not isinstance(heartbeat, bool)
+    if not (is_number and WARNING_SECONDS < heartbeat < math.inf):
+        raise ValueError(
+            f"heartbeat must be a finite number of seconds above {WARNING_SECONDS:g}, when a warning is printed; "
+            f"got {heartbeat!r}"
+        )
     return Options(
         bool(profile_workers),
         bool(replicate_rng),
@@ -63,4 +80,5 @@ def make_options(
         int(check_replicas),
         exchange,
         None if replicate_rng else digest_of_states(),
+        float(heartbeat),
     )

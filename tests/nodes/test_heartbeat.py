@@ -1,0 +1,449 @@
+"""Nodes that are silent for a while, or for good; heartbeat processes that are frozen or killed."""
+
+import contextlib
+import os
+import resource
+import socket
+import struct
+import threading
+import time
+
+import psutil
+import pytest
+from hosts import Hosts, reason_to_skip
+from jobs import hear, start, until_nothing_is_left
+
+import synkhronos as synk
+from synkhronos._nodes.heartbeat import Door, Heartbeat
+from synkhronos._nodes.silence import NOBODY, WARNING_SECONDS, Loss, Message, Reason, Silence
+
+pytestmark = pytest.mark.timeout(320)  # for programs that wait for each other on a machine that is busy
+
+OUTAGE_SECONDS = 3.0
+
+BEGIN = """
+    synk.fork(2, use_gpu=False, heartbeat={heartbeat})
+    X = np.random.RandomState(0).rand(13, 3).astype(theano.config.floatX)
+    x, w = T.matrix("x"), theano.shared(np.ones(2_000_000, "float32"), "w")
+    f = synk.function([x], [synk.averaged(x.mean() + 0 * w[0])])
+    f(X)
+"""
+
+#: Does a thing until the test has made a file, and compares.
+PHASES = """
+    for phase in {phases!r}:
+        time.sleep(0.6)  # in which the nodes hear each other
+        say(phase)
+        while not os.path.exists({folder!r} + "/" + phase):
+            if "idle" in phase:
+                time.sleep(0.01)
+            elif "reduce" in phase:
+                synk.all_reduce(w)
+            else:
+                f(X)
+        assert abs(f(X)[0] - X.mean()) < 1e-5
+        synk.all_reduce(w, op="sum")
+        assert (w.get_value() == 4).all()
+        w.set_value(np.ones(2_000_000, "float32"))
+        synk.broadcast(w)
+        say("right")
+"""
+
+CALLS = """
+    say("ready")
+    try:
+        while True:
+            f(X)
+    except synk.NodeLost as error:
+        say(error.machine, error)
+"""
+
+
+def python_processes(hosts, name):
+    return [one for one in hosts.processes(name) if one.name() == "python"]
+
+
+def pair(hosts, name):
+    """The guardian and the heartbeat process of a host."""
+    leader = hosts.leader(name)
+    found = [one for one in python_processes(hosts, name) if one != leader and one.ppid() != leader.pid]
+    (heartbeat,) = [one for one in found if one.ppid() in [other.pid for other in found]]
+    (guardian,) = [one for one in found if one != heartbeat]
+    return guardian, heartbeat
+
+
+def until(condition, seconds=30):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def frozen(processes):
+    """Freeze processes, as a virtual machine or a batch system does."""
+    for one in processes:
+        one.suspend()
+    try:
+        yield
+    finally:
+        for one in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.resume()
+
+
+class Lines:
+    """What a job prints on standard error, while it runs."""
+
+    def __init__(self, job):
+        self.found = []
+        self._job = job
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self):
+        for line in self._job.stderr:
+            self.found.append(line)
+            print(line, end="")  # which is shown if the test fails
+
+    def warnings(self):
+        return [line for line in self.found if line.startswith("synkhronos: ")]
+
+    def end(self):
+        """Wait until the job ends; returns its exit code."""
+        self._job.stdout.read()
+        self._job.stdout.close()
+        self._thread.join(60)
+        self._job.stderr.close()
+        return self._job.wait(60)
+
+
+# ---------------------------------------------------------------- sessions that go on
+
+
+def test_sessions_go_on_after_an_outage_of_three_seconds(hosts, tmp_path):
+    """Whatever is frozen or cut off, results are right afterwards, and one warning names the node that was silent."""
+    of_b = "nothing was heard from node 1 (hostb) for 2 seconds"
+    of_a = "node 1 (hostb) has heard nothing from node 0 (hosta) for 2 seconds"
+
+    @contextlib.contextmanager
+    def cut():
+        hosts.cut("hostb")
+        try:
+            yield
+        finally:
+            hosts.mend("hostb")
+
+    outages = {
+        "reduce, link down": (cut, of_b),
+        "idle, link down": (cut, of_b),
+        "call, link down": (cut, of_b),
+        "reduce, other node frozen": (lambda: frozen(python_processes(hosts, "hostb")), of_b),
+        "call, controller's node frozen": (lambda: frozen(python_processes(hosts, "hosta")), of_a),
+        "call, heartbeat process frozen": (lambda: frozen([pair(hosts, "hosta")[1]]), of_a),
+    }
+    program = PHASES.format(phases=list(outages), folder=str(tmp_path))
+    job = start(hosts, BEGIN.format(heartbeat=10), program)
+    lines = Lines(job)
+    for i, (phase, (outage, warning)) in enumerate(outages.items()):
+        assert hear(job)[1] == phase
+        with outage():
+            end = time.monotonic() + OUTAGE_SECONDS
+            until(lambda: len(lines.warnings()) > i)  # noqa: B023
+            assert time.monotonic() < end
+            time.sleep(max(0.0, end - time.monotonic()))
+        (tmp_path / phase).touch()
+        assert hear(job)[1] == "right"
+        assert warning in lines.warnings()[-1]
+    assert lines.end() == 0
+    assert len(lines.warnings()) == len(outages), lines.found
+
+
+def test_killed_heartbeat_processes_are_started_again(hosts, tmp_path):
+    """By each other, or, if both are killed at once, by their leader."""
+    job = start(hosts, BEGIN.format(heartbeat=2.5), PHASES.format(phases=["call", "idle"], folder=str(tmp_path)))
+    lines = Lines(job)
+    for phase in ("call", "idle"):
+        assert hear(job)[1] == phase
+        for name in hosts.names if phase == "call" else ["hostb"]:  # who is idle does not look
+            for victims in ([1], [0], [0, 1]):
+                before = pair(hosts, name)
+                for victim in victims:
+                    before[victim].kill()
+
+                def is_new():
+                    with contextlib.suppress(ValueError, psutil.NoSuchProcess):
+                        return before[victims[-1]] not in pair(hosts, name)  # noqa: B023
+
+                until(is_new)
+        (tmp_path / phase).touch()
+        assert hear(job)[1] == "right"
+    assert lines.end() == 0
+    assert lines.warnings() == []
+    until_nothing_is_left(hosts, time.monotonic(), limit=10)
+
+
+# ---------------------------------------------------------------- nodes that are lost
+
+
+def test_a_closed_connection_is_noticed_at_once(hosts, tmp_path):
+    """The launcher, which would end the job, is frozen; what it would print is in a file."""
+    told = tmp_path / "told"
+    say = f"""
+    def say(*what):
+        if what != ("ready",):
+            with open({str(told)!r}, "w") as file:
+                print(*what, file=file)
+        else:
+            print("says", time.monotonic(), *what, flush=True)
+    """
+    job = start(hosts, say, BEGIN.format(heartbeat=60), CALLS)
+    assert hear(job)[1] == "ready"
+    launchers = [one for one in hosts.processes("hosta") if one.name() != "python"]
+    with frozen(launchers):
+        since = time.monotonic()
+        hosts.leader("hostb").kill()
+        until(lambda: told.exists() and told.read_text())
+        assert time.monotonic() - since < 2
+    text = told.read_text()
+    assert text.startswith("1 node 1 (hostb) has closed its connection: its processes were killed")
+    job.communicate(timeout=60)
+    until_nothing_is_left(hosts, time.monotonic(), limit=10, of_mpi=True)
+
+
+def test_a_controller_that_is_frozen_for_too_long_is_named(hosts):
+    """The other nodes end, and with them the job; they say whom they have missed."""
+    job = start(hosts, BEGIN.format(heartbeat=2.5), CALLS)
+    lines = Lines(job)
+    assert hear(job)[1] == "ready"
+    with frozen(python_processes(hosts, "hosta")):
+        since = time.monotonic()
+        text = "nothing was heard from node 0 (hosta) for 2.5 seconds"
+        until(lambda: any(text in line and "node 1 (hostb) ends" in line for line in lines.found))
+        assert 2.0 < time.monotonic() - since < 6
+    assert lines.end() != 0
+    assert not any("from node 1" in line for line in lines.warnings())
+    until_nothing_is_left(hosts, time.monotonic(), limit=10, of_mpi=True)
+
+
+@pytest.mark.parametrize("silent", ["frozen hostb", "cut off hosta"])
+def test_of_three_nodes_the_silent_one_is_named_and_the_others_stay(silent):
+    reason = reason_to_skip()
+    if reason is not None:
+        pytest.skip(reason)
+    with Hosts(3) as hosts:
+        job = start(hosts, BEGIN.format(heartbeat=2.5), CALLS, "time.sleep(0.5)\nsay('end')\n")
+        lines = Lines(job)
+        assert hear(job)[1] == "ready"
+        third = hosts.leader("hostc")
+        if silent == "frozen hostb":
+            with frozen(python_processes(hosts, "hostb")):
+                assert hear(job)[1].startswith("1 nothing was heard from node 1 (hostb) for 2.5 seconds")
+                assert third.is_running()
+                assert third.status() != "zombie"
+                assert hear(job)[1] == "end"
+        else:
+            hosts.drop("hosta")
+            try:
+                text = hear(job)[1]
+                assert text.startswith("0 node 0 (hosta) has heard from no other node for 2.5 seconds")
+                assert hear(job)[1] == "end"
+            finally:
+                hosts.mend("hosta")
+        assert len([line for line in lines.warnings() if "for 2 seconds" in line]) == 1
+        assert lines.end() != 0
+
+
+# ---------------------------------------------------------------- without a session
+
+
+def holders(fd):
+    """The processes that hold the other end of a pipe."""
+    pipe, found = os.readlink(f"/proc/self/fd/{fd}"), []
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError, psutil.NoSuchProcess):
+            numbers = os.listdir(f"/proc/{process.pid}/fd") if process.pid != os.getpid() else []
+            if any(os.readlink(f"/proc/{process.pid}/fd/{number}") == pipe for number in numbers):
+                found.append(process)
+    return found
+
+
+def test_a_heartbeat_process_is_started_again_twenty_times(capfd):
+    heartbeat = Heartbeat(0)
+    heartbeat.start(["here"], [heartbeat.door])
+    try:
+        killed = set()
+        while alive := set(holders(heartbeat._alive)):
+            for one in alive - killed:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if one.ppid() in [other.pid for other in alive]:
+                        one.kill()
+                        killed.add(one)
+        assert len(killed) == heartbeat._shared.n_starts == 20
+        heartbeat.look_after()
+        assert heartbeat._shared.n_starts == 20
+    finally:
+        heartbeat.stop()
+    err = capfd.readouterr().err
+    assert err.startswith("synkhronos: the heartbeat process of node 0 (here) was killed 20 times, and is not started")
+
+
+def test_who_is_listened_to():
+    """A node that was heard from and sends nothing more is lost; one that left is not, nor a stranger."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], min(4096, limits[1])), limits[1]))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1024)]  # its descriptors are above what `select` takes
+    heartbeat = Heartbeat(0)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as mine:
+        mine.bind(("", 0))
+        door = Door(mine.getsockname()[1], bytes(16))
+        heartbeat.start(["localhost"] * 5, [door] * 5)
+        heartbeat.set_limit(WARNING_SECONDS + 0.5)
+
+        def send(node, leaves=False, silent=NOBODY, is_lost=False):
+            message = struct.pack("<16sH?H?", heartbeat.door.token, node, leaves, silent, is_lost)
+            mine.sendto(message, ("localhost", heartbeat.door.port))
+
+        try:
+            there = "localhost", heartbeat.door.port
+            stranger = struct.pack("<16sH?H?", bytes(16), 4, False, NOBODY, False)
+            for datagram in (b"", b"abc", bytes(22), heartbeat.door.token, stranger, bytes(5000)):
+                mine.sendto(datagram, there)
+            send(1)
+            send(1, leaves=True)
+            send(1)
+            send(9)
+            send(2)
+            assert mine.recv(100) == struct.pack("<16sH?H?", bytes(16), 0, False, NOBODY, False)
+            assert heartbeat.loss() is None
+            until(heartbeat.loss, 10)
+            assert heartbeat.loss() == Loss(2, Reason.SILENT, 0)
+        finally:
+            heartbeat.stop()
+            for file in files:
+                os.close(file)
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        mine.settimeout(5)
+        while not mine.recv(100)[18]:
+            pass
+
+
+# ---------------------------------------------------------------- what a node concludes
+
+
+def silence(own, n, heard=()):
+    found = Silence(own, memoryview(bytearray(n)))
+    found.receive(map(Message, heard))
+    return found
+
+
+def wait(one, seconds, hears=()):
+    for _ in range(int(seconds / 0.25)):
+        one.advance(0.25)
+        one.receive(map(Message, hears))
+
+
+def test_time_in_which_the_process_did_not_run_is_not_counted():
+    one = silence(0, 2, heard=[1])
+    for _ in range(3):
+        one.advance(3600.0)
+    assert (one.warnings(), one.losses(2.5)) == ({}, {})
+    wait(one, 2)
+    assert one.warnings() == {1: 0}
+    assert one.losses(2.5) == {1: Loss(1, Reason.SILENT, 0)}
+
+
+def test_one_warning_for_each_silence():
+    one = silence(0, 3, heard=[1, 2])
+    for _ in range(2):
+        wait(one, 2.25, hears=[2])
+        assert [one.warnings(), one.warnings()] == [{1: 0}, {}]
+        one.receive([Message(2, silent=1)])
+        assert one.warnings() == {}
+        one.receive([Message(1)])
+        assert one.warnings() == {}
+        one.receive([Message(2)])
+        assert one.warnings() == {}
+
+
+def test_of_those_that_hear_each_other_the_first_warns():
+    first, second, third = (silence(own, 4, heard={0, 1, 2, 3} - {own}) for own in (0, 1, 2))
+    for one in (first, second, third):
+        wait(one, 2.25, hears={0, 1, 2} - {0 if one is first else 1 if one is second else 2})
+    assert [one.warnings() for one in (first, second, third)] == [{3: 0}, {}, {}]
+    second, third = (silence(own, 3, heard={0, 1, 2} - {own}) for own in (1, 2))
+    wait(second, 2.25, hears=[2])
+    wait(third, 2.25, hears=[1])
+    assert [second.warnings(), third.warnings()] == [{0: 1}, {}]
+
+
+@pytest.mark.parametrize("own", [0, 1])
+def test_a_node_that_hears_nobody_of_two_blames_itself(own):
+    one = silence(own, 3, heard={0, 1, 2} - {own})
+    wait(one, 1, hears=[2])
+    wait(one, 1.75)
+    assert one.warnings() == ({} if own else {0: 0})
+    assert one.report(2.5) == Message(own)
+    wait(one, 1)
+    assert one.losses(2.5)[own] == Loss(own, Reason.CUT_OFF, own)
+    assert 0 in one.losses(2.5)
+
+
+def test_a_node_that_cannot_send_blames_itself():
+    one = silence(0, 2, heard=[1])
+    one.sent([], can_send=False)
+    wait(one, 3)
+    assert one.losses(2.5) == {0: Loss(0, Reason.CUT_OFF, 0)}
+    one.sent([], can_send=True)
+    assert one.losses(2.5) == {1: Loss(1, Reason.SILENT, 0)}
+
+
+def test_a_refusal_is_a_loss_within_a_second_unless_the_node_has_left():
+    one = silence(1, 4, heard=[0, 2])
+    one.receive([Message(2, leaves=True)])
+    one.sent([0, 2, 3], can_send=True)
+    wait(one, 0.75)
+    assert one.losses(10) == {0: Loss(0, Reason.ENDED, 1)}
+
+
+def test_a_refusal_by_a_node_that_is_heard_is_a_firewalls():
+    one = silence(0, 2, heard=[1])
+    one.sent([1], can_send=True)
+    wait(one, 1, hears=[1])
+    wait(one, 1)
+    assert one.losses(10) == {}
+
+
+def test_node_0_counts_what_others_have_lost_itself_too():
+    one = silence(0, 3, heard=[1, 2])
+    one.receive([Message(1, silent=2, is_lost=True), Message(2, silent=0, is_lost=True), Message(2, silent=77)])
+    assert one.losses(10) == {2: Loss(2, Reason.SILENT, 1)}
+    one.receive([Message(2, silent=0, is_lost=True)])
+    assert one.losses(10)[0] == Loss(0, Reason.SILENT, 2)
+    other = silence(1, 3, heard=[0, 2])
+    other.receive([Message(2, silent=0, is_lost=True)])
+    assert other.losses(10) == {}
+
+
+def test_a_new_process_watches_the_same_nodes_and_counts_from_0():
+    states = memoryview(bytearray(3))
+    Silence(0, states).receive([Message(1), Message(2), Message(2, leaves=True)])
+    new = Silence(0, states)
+    wait(new, 2)
+    assert new.losses(2.5) == {}
+    wait(new, 1)
+    assert list(new.losses(2.5)) == [1]
+
+
+# ---------------------------------------------------------------- the option
+
+
+@pytest.mark.parametrize("seconds", [2, 0, -1, float("inf"), float("nan"), True, None, "10"])
+def test_seconds_that_are_none_are_refused(seconds):
+    with pytest.raises(ValueError, match=r"heartbeat must be a finite number of seconds above 2, .*; got"):
+        synk.fork(1, use_gpu=False, heartbeat=seconds)
+
+
+def test_one_machine_has_no_heartbeat():
+    with synk.session(1, use_gpu=False, heartbeat=2.5) as n_ranks:
+        assert n_ranks == 1
