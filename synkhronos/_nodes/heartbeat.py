@@ -7,8 +7,8 @@ process becomes the guardian of a new one. They share no lock with the leader, s
 
 Invariants
 ----------
-* Both are killed when their leader ends (`end_with`). A leader whose node has lost node 0 is killed by its heartbeat process, and its ranks end
-  with it.
+* Both are killed when their leader ends (`end_with`). A leader whose node has lost node 0 is killed by its heartbeat
+  process, and its ranks end with it.
 * Neither is a child of the leader: a program that waits for its children, or kills them, does not meet them.
 * The socket is open in the leader and in these two processes, and nowhere else. When the kernel of another node refuses
   a datagram, all three have ended there.

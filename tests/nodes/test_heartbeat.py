@@ -273,7 +273,7 @@ def test_a_heartbeat_process_is_started_again_twenty_times(capfd):
     heartbeat.start(["here"], [heartbeat.door])
     try:
         killed = set()
-        while alive := set(holders(heartbeat._alive)):
+        while alive := set(holders(heartbeat._alive.fileno())):
             for one in alive - killed:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     if one.ppid() in [other.pid for other in alive]:
