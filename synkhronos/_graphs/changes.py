@@ -39,7 +39,7 @@ class Sync:
 
 
 _by_container: weakref.WeakKeyDictionary[Any, Sync] = weakref.WeakKeyDictionary()
-_by_storage: weakref.WeakValueDictionary[int, Sync] = weakref.WeakValueDictionary()  # functions have other containers
+_by_storage: Any = weakref.WeakValueDictionary()  # functions have other containers
 _references: dict[int, Any] = _by_storage.data  # to look in the weak dictionary itself takes 0.3 µs
 
 

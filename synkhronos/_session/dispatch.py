@@ -241,10 +241,14 @@ class Dispatcher:
         self._restarts = 0
         log(logging.WARNING, "%s; it was replaced", error)
         names = ", ".join(f'"{var}"' for var in lost)
-        state = f", but its rows of {names} are lost: scatter or set them again" if lost else ", and the next call will work"
+        state = (
+            f", but its rows of {names} are lost: scatter or set them again"
+            if lost
+            else ", and the next call will work"
+        )
         raise WorkerRestarted(
             f"{error}; it was replaced{state}. This call was not completed, and ranks may differ: "
-            "synkhronos.broadcast(shared_vars) gives all of them the master's values of variables that were not scattered.",
+            "synkhronos.broadcast(shared_vars) gives all of them the master's values of what is not scattered.",
             ranks,
             lost,
         ) from error

@@ -1,9 +1,9 @@
 """Track where each rank's rows of scattered variables came from, to give them to a new worker or to report their loss.
 
-Only sessions with ``restart_workers`` do this. The array that was scattered is held weakly, with a digest of each rank's
-rows: they are restored if the array still exists and its rows are the same to the bit. What a rank alone had (rows of
-an array that is gone or was changed, or that an update has changed since) is lost with its worker; each use of the
-variable is then an error until the rows are set again.
+Only sessions with ``restart_workers`` do this. The array that was scattered is held weakly, with a digest of each
+rank's rows: they are restored if the array still exists and its rows are the same to the bit. What a rank alone had
+(rows of an array that is gone or was changed, or that an update has changed since) is lost with its worker; each use of
+the variable is then an error until the rows are set again.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def origin_of(given: Any, value: Any) -> Callable[[], Any]:
         What became of it; the same object unless it was converted.
     """
     if not isinstance(value, np.ndarray) and given is value:  # Data
-        data = weakref.ref(value)
-        return lambda: None if data() is None else data().data
+        data: Callable[[], Any] = weakref.ref(value)
+        return lambda: getattr(data(), "data", None)
     array = given if isinstance(given, np.ndarray) else value
     owner = array
     while isinstance(owner.base, np.ndarray):  # a view, X[:100], may be gone while the array exists

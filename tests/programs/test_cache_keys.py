@@ -1,12 +1,11 @@
-"""Compiled C code is found again: by workers, and by other processes that build the same functions."""
+"""Compiled code is found again, by workers and by other processes, and all ranks run the same code."""
 
 import os
 import subprocess
 import sys
 
-from engine import theano_only
-
-pytestmark = theano_only("keys of Theano's compile cache")
+import pytest
+from engine import on_theano, theano_only
 
 SCRIPT = """
 import sys
@@ -23,16 +22,79 @@ f(np.ones((5, 3), "float32"), np.zeros(5, "int32"))
 synk.close()
 """
 
+#: A step with a clipped norm, whose rounding shows how its parts were compiled.
+STEP = f"""
+import numpy as np
+{"import theano, theano.tensor as T" if on_theano else "import pytensor as theano, pytensor.tensor as T"}
 
-def run(folder):
-    """Run the script with a compile cache of its own; returns the names of the modules that are in it then."""
-    flags = ",".join([os.environ.get("THEANO_FLAGS", ""), f"base_compiledir={folder}"]).strip(",")
-    subprocess.run([sys.executable, "-c", SCRIPT], check=True, env={**os.environ, "THEANO_FLAGS": flags}, timeout=240)
-    (cache,) = folder.iterdir()
-    return {entry.name for entry in cache.iterdir() if entry.name.startswith("tmp")}
+def step():
+    k, t = T.lvector("k"), T.dvector("t")
+    E = theano.shared(np.random.RandomState(0).randn(20, 4), "E")
+    a = theano.shared(np.random.RandomState(1).randn(4), "a")
+    loss = T.sqr(T.dot(E[k], a) - t).mean() + 1e-3 * T.sqr(E).sum()
+    grads = T.grad(loss, [E, a])
+    norm = T.sqrt(sum(T.sqr(grad).sum() for grad in grads))
+    return [k, t], loss, [(var, var - 0.1 * grad / norm) for var, grad in zip([E, a], grads)]
+"""
+
+FRESH = """
+import synkhronos as synk
+rng = np.random.RandomState(0)
+with synk.session(3):
+    inputs, loss, updates = step()
+    f = synk.function(inputs, loss, updates=updates, exact=True)
+    for _ in range(50):
+        f(rng.randint(0, 20, 8), rng.randn(8))
+    differ = synk.check_replicas([var for var, _ in updates])
+    assert not differ, differ
+"""
+
+#: Without synkhronos.
+ALONE = """
+inputs, loss, updates = step()
+theano.function(inputs, loss, updates=updates)(np.zeros(8, int), np.zeros(8))
+"""
+
+KEPT = """
+import synkhronos as synk
+rng = np.random.RandomState(0)
+with synk.session(3):
+    inputs, loss, updates = step()
+    theano.function(inputs, [loss * 2, *(new for _, new in updates)])  # the controller alone has code of its parts
+    f = synk.function([], [(loss, "avg")], bcast_inputs=inputs, updates=updates)
+    for _ in range(50):
+        f(rng.randint(0, 20, 8), rng.randn(8))
+    differ = synk.check_replicas([var for var, _ in updates])
+    assert not differ, differ
+"""
 
 
+def run(folder, script=SCRIPT):
+    """Run a script with a compile cache of its own; returns the names of Theano's modules that are in it then."""
+    variable = "THEANO_FLAGS" if on_theano else "PYTENSOR_FLAGS"
+    flags = ",".join([os.environ.get(variable, ""), f"base_compiledir={folder}"]).strip(",")
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    done = subprocess.run(
+        command, env={**os.environ, variable: flags}, timeout=280, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return {entry.name for entry in folder.glob("*/tmp*")}
+
+
+@theano_only("keys of Theano's compile cache")
 def test_a_second_process_compiles_nothing(tmp_path):
     first = run(tmp_path)
     assert len(first) > 5
     assert run(tmp_path) == first
+
+
+@pytest.mark.timeout(600)
+def test_replicas_are_equal_in_the_first_session_on_a_machine(tmp_path):
+    """The controller has just compiled what the workers load."""
+    run(tmp_path, STEP + FRESH)
+
+
+@pytest.mark.timeout(600)
+def test_replicas_are_equal_with_code_that_another_program_has_kept(tmp_path):
+    run(tmp_path, STEP + ALONE)
+    run(tmp_path, STEP + KEPT)

@@ -1,5 +1,6 @@
 """`check_replicas`: which variables differ between ranks, by how much; and the warnings of `fork(check_replicas=N)`."""
 
+import functools
 import warnings
 
 import numpy as np
@@ -157,3 +158,106 @@ def test_training_as_it_should_be_is_not_warned_of(synchronize):
         synk.all_reduce(parameters, weights=step.counts)
     w.set_value(np.ones(3))
     assert len(caught(train, points, points.sum(axis=1))) == 1
+
+
+def plain_functions(w):
+    """Functions of the engine's own that update a variable: of new values, in place, copied, of another linker."""
+    i, other = T.lscalar("i"), theano.shared(np.zeros(3), "other")
+    in_python = theano.Mode(linker="py", optimizer="fast_run")
+    return {
+        "new values": theano.function([], w.sum(), updates=[(w, T.concatenate([w[1:], w[:1] + 1]))]),
+        "in place": theano.function([], [], updates=[(w, w * 2)]),
+        "an item in place": functools.partial(
+            theano.function([i], w.sum(), updates=[(w, T.inc_subtensor(w[i], 1.0))]), 1
+        ),
+        "a copy": theano.function([], w.sum(), updates=[(w, w - 1)]).copy(),
+        "a swapped variable": theano.function([], [], updates=[(other, other + 3)]).copy(swap={other: w}),
+        "in Python": theano.function([], w.sum(), updates=[(w, w + 1)], mode=in_python),
+    }
+
+
+def setters(w):
+    """What gives a variable another value, without a function."""
+
+    def in_storage():
+        w.container.storage[0] = np.arange(3.0)
+
+    def by_value():
+        w.container.value = np.arange(3.0) + 1
+
+    def by_data():
+        w.container.data = np.arange(3.0) + 2
+
+    def the_same_array():
+        value = w.get_value(borrow=True)
+        value += 1
+        w.set_value(value, borrow=True)
+
+    return [in_storage, by_value, by_data, the_same_array]
+
+
+@pytest.mark.parametrize("updates", [False, True], ids=["reads", "updates"])
+def test_an_exact_function_uses_what_the_program_has_set_on_all_ranks(session, updates):
+    x, w = T.dmatrix("x"), theano.shared(np.ones(3), "w")
+    before = plain_functions(w)
+    f = synk.function([x], x.dot(w), updates=[(w, w * 0.5)] * updates, exact=True)
+    local = synk.function([x], (x.dot(w).sum(), "sum"), updates=[(w, w + 1)])
+    given = np.random.RandomState(0).randn(7, 3)
+    f(given)
+    ways = [*before.values(), *plain_functions(w).values(), *setters(w)]
+    ways += [lambda: f.as_theano(given), lambda: local.as_theano(given)]
+    for way in [*ways, ways[1], ways[2]]:
+        way()
+        value = w.get_value()
+        np.testing.assert_allclose(f(given), given.dot(value))
+        assert not synk.check_replicas(w)
+
+
+def test_a_plain_function_that_fails_has_its_partial_result_passed_on(session):
+    x, i, w = T.dmatrix("x"), T.lscalar("i"), theano.shared(np.ones(3), "w")
+    f = synk.function([x], x.dot(w), exact=True)
+    fails = theano.function([i], w[i], updates=[(w, w * 2)])
+    given = np.ones((5, 3))
+    f(given)
+    with pytest.raises(IndexError):
+        fails(5)
+    np.testing.assert_allclose(f(given), given.dot(w.get_value()))
+
+
+def test_ranks_keep_values_of_their_own_under_plain_functions(synchronize):
+    """As in 2017: updates are local, and a plain function of the engine's concerns the controller alone."""
+    synchronize(2)
+    x, w = T.dmatrix("x"), theano.shared(np.zeros(3), "w")
+    local = synk.function([x], (x.sum(), "sum"), updates=[(w, w + x.sum())])
+    exact = synk.function([x], (x.dot(w)).sum(), exact=True)
+    double = theano.function([], [], updates=[(w, w * 2)])
+    synk.broadcast(w)
+    local(np.ones((4, 3)))
+    local(np.ones((2, 3)))
+    own = synk.gather(w)
+    np.testing.assert_array_equal(own[:, 0], [9, 9])
+    synk.set_value(1, w, np.ones(3))
+    local(np.ones((4, 3)))
+    exact(np.ones((4, 3)))  # the program has set nothing: it uses what each rank has
+    np.testing.assert_array_equal(synk.gather(w)[:, 0], [15, 7])
+    double()
+    local(np.ones((4, 3)))
+    np.testing.assert_array_equal(synk.gather(w)[:, 0], [36, 13])
+    synk.broadcast(w)
+    assert not synk.check_replicas(w)
+
+
+def test_what_a_sequence_would_see_too_early_is_refused(session):
+    x, w = T.dmatrix("x"), theano.shared(np.ones(3), "w")
+    f = synk.function([x], x.dot(w).sum(), exact=True)
+    double = theano.function([], [], updates=[(w, w * 2)])
+    given = np.ones((4, 3))
+    f(given)
+    double()
+    with synk.sequence():
+        futures = [f(given) for _ in range(2)]
+    assert [future.result() for future in futures] == [24, 24]
+    with pytest.raises(synk.SessionError, match="w was set after a call"), synk.sequence():
+        f(given)
+        double()
+    assert f(given) == 48
