@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from synkhronos._nodes.fleet import Fleet
 from synkhronos._nodes.launch import own_part
+from synkhronos._nodes.limit import StartLimit
 from synkhronos._nodes.machines import Machines, find_machines
 
-__all__ = ["Fleet", "Machines", "find_machines", "own_part"]
+__all__ = ["Fleet", "Machines", "StartLimit", "find_machines", "own_part"]

@@ -17,7 +17,7 @@ from typing import Any, Callable, Literal, TypeVar, cast
 from synkhronos._interrupts import collect_garbage
 from synkhronos._keywords import checks_keywords
 from synkhronos._memory import remove_stale
-from synkhronos._nodes import find_machines
+from synkhronos._nodes import StartLimit, find_machines
 from synkhronos._session.cautions import check_cores, check_threads
 from synkhronos._session.devices import count_gpus
 from synkhronos._session.dispatch import BUSY
@@ -93,6 +93,7 @@ def fork(
     profile: bool | Serial = False,
     check_replicas: int = 0,
     exchange: Literal["bfloat16", "float16"] | None = None,
+    start_timeout: float | None = 300,
 ) -> int:
     """Start one worker process for each further device; this process becomes one of the ranks, the master.
 
@@ -133,6 +134,9 @@ def fork(
         ``"bfloat16"`` or ``"float16"``: large arrays of float32 that are reduced travel between machines rounded to
         this, in half the bytes; their sums are in float32, and rounded once. Default: as they are. On one machine
         nothing is rounded.
+    start_timeout : float, optional
+        Seconds that the start of a session on several nodes may take, from this call on; then `NodeLost` names the nodes
+        that did not call `fork`, or did not start their ranks. ``None``: no limit.
 
     Returns
     -------
@@ -145,6 +149,8 @@ def fork(
         A `RuntimeError`: if there is a session already.
     DeviceError
         If a device that was asked for cannot be used.
+    NodeLost
+        If the process of another node has ended without calling `fork`, or the start takes too long.
 
     Examples
     --------
@@ -155,7 +161,8 @@ def fork(
     global _session, _measured
     if held() is not None:
         raise SessionError("synkhronos.fork was called already; call synkhronos.close() first")
-    machines = find_machines(find_free_devices)
+    limit = StartLimit(start_timeout)
+    machines = find_machines(find_free_devices, limit)
     names = find_free_devices(n_parallel, use_gpu, devices)
     if restart_workers and kind_of(names[0]) != "cpu":
         raise ValueError("restart_workers is for CPU cores: no worker can be forked from a process that holds a GPU")
@@ -172,12 +179,14 @@ def fork(
     remove_stale()
     try:
         if machines is not None:
-            machines.start(names, int(master_rank), (n_parallel, use_gpu, devices), options)
+            machines.start(names, int(master_rank), (n_parallel, use_gpu, devices), options, limit)
         _session = Session(names, int(master_rank), options, machines)
     except BaseException:
         if machines is not None:
             machines.stop()
         raise
+    finally:
+        limit.disarm()
     for function in list(functions):
         function.join(_session)
     atexit.unregister(_close_at_exit)

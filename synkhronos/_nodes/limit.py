@@ -1,0 +1,80 @@
+"""Time limit of a session's start on several nodes.
+
+Most of the start can be left by an exception. What cannot, such as ``MPI_Init`` where a firewall is between the nodes,
+ends with this process: a small process next to it kills it some seconds after the limit, and the launcher ends the job.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import time
+from typing import Any
+
+from synkhronos._team import Lifeline, Patience, Process
+
+__all__ = ["StartLimit"]
+
+_GRACE_SECONDS = 5.0  # in which an exception should have come
+_LOOK_SECONDS = 0.2
+_STDERR = 2
+_MOST_DESCRIPTORS = 65536
+
+
+class StartLimit:
+    """Limit of one start, which begins when this is made.
+
+    Parameters
+    ----------
+    seconds : float or None
+        ``None``: no limit.
+
+    Raises
+    ------
+    ValueError
+        If this is no positive number.
+    """
+
+    def __init__(self, seconds: Any) -> None:
+        is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+        if seconds is not None and not (is_number and seconds > 0):
+            raise ValueError(f"start_timeout must be a positive number of seconds, or None; got {seconds!r}")
+        self.seconds: float | None = seconds
+        self._began = time.monotonic()
+        self._lifeline: Lifeline | None = None
+
+    def remaining(self) -> float | None:
+        """Return the seconds that are left; ``None``: no limit."""
+        return None if self.seconds is None else max(0.0, self.seconds - (time.monotonic() - self._began))
+
+    def arm(self, what: str) -> None:
+        """Have this process killed if it does not come to `disarm` in time; ``what`` is the message."""
+        seconds, leader = self.remaining(), os.getpid()
+        if seconds is None:
+            return
+        message = f"synkhronos.fork: the start took longer than start_timeout={self.seconds:g} seconds: {what}\n"
+        self._lifeline = Lifeline()
+        Process(lambda: self._begin(leader, seconds + _GRACE_SECONDS, message.encode())).join(Patience(None))
+        self._lifeline.forked()
+
+    def disarm(self) -> None:
+        """Undo `arm`."""
+        if self._lifeline is not None:
+            self._lifeline.close()
+            self._lifeline = None
+
+    def _begin(self, leader: int, seconds: float, message: bytes) -> None:
+        if os.fork():  # it is no child of the leader: a program may wait for its children
+            return
+        assert self._lifeline is not None
+        gc.disable()
+        self._lifeline.hold(by_main_thread=False)
+        kept = sorted((_STDERR, self._lifeline.fileno()))
+        for start, end in zip((-1, *kept), (*kept, _MOST_DESCRIPTORS)):
+            os.closerange(start + 1, end)
+        patience = Patience(seconds)
+        while not patience.is_over():
+            time.sleep(_LOOK_SECONDS)
+        os.write(_STDERR, message)
+        os.kill(leader, signal.SIGKILL)
