@@ -153,11 +153,12 @@ class _Lines:
 class _Launcher:
     """Channel through the name service of Hydra, the launcher of MPICH and Intel MPI.
 
-    Once a process has sent anything, Hydra ends the job if the process ends without `leave`, or ``MPI_Finalize``.
+    Once a process has sent anything, it must `leave`, or call ``MPI_Finalize``: Hydra ends others on that host if it ends
+    without.
     """
 
     def __init__(self, fd: int) -> None:
-        self._lines = _Lines(fd)
+        self.fd, self._lines = fd, _Lines(fd)
 
     @property
     def is_open(self) -> bool:
@@ -172,6 +173,10 @@ class _Launcher:
     def leave(self) -> None:
         """Take leave, so that this process may end while others go on."""
         self._ask("finalize")
+
+    def abort(self) -> None:
+        """End all processes of the job."""
+        self._lines.send("cmd=abort exitcode=1")
 
     def _name(self, rank: int) -> str:
         if not hasattr(self, "_job"):  # names may be known beyond the job
@@ -263,11 +268,11 @@ class Rendezvous:
             # the first process looks after the others, and others after each other only where it has not come yet
             if not missing or (self.rank and 0 not in missing):
                 return
-            ended = [rank for rank in missing if rank in self._seen and self._seen[rank].state == ENDED]
-            for rank in ended:
-                reason = self._seen[rank].reason
-                text = f"{self.describe(rank)} ended without calling fork()"
-                self._give_up(rank, f"{text}: {reason}" if reason else text)
+            for rank in missing:
+                state, _, reason = self._seen.get(rank, Report("", ""))
+                if state == ENDED:
+                    text = f"{self.describe(rank)} ended without calling fork()"
+                    self._give_up(rank, f"{text}: {reason}" if reason else text)
             if seconds is not None and time.monotonic() - began > seconds:
                 names = " and ".join(map(self.describe, missing))
                 self._give_up(missing[0], f"{names} did not call fork() within start_timeout={seconds:g} seconds")
@@ -288,6 +293,15 @@ class Rendezvous:
         if self._supervisor is not None:
             environment[SUPERVISOR] = self._supervisor.pass_on()
 
+    def abort(self) -> None:
+        """Have the launcher end all processes of the job, this one too, before MPI can; Open MPI's sees it by itself."""
+        if self._launcher is not None:
+            self._launcher.abort()
+
+    def descriptors(self) -> list[int]:
+        """Return the descriptors that `abort` needs."""
+        return [self._launcher.fd] if self._launcher is not None and self._launcher.is_open else []
+
     def describe(self, rank: int) -> str:
         """Return the name of the node that a process leads, with its host if that is known."""
         return f"node {rank} ({self._seen[rank].host})" if rank in self._seen else f"node {rank} of {self.size}"
@@ -297,19 +311,26 @@ class Rendezvous:
 
     def _is_there(self, rank: int) -> bool:
         """Look whether another process is in `fork`."""
+        return self._look(rank) in (WAITS, JOINED)
+
+    def _has_ended(self, rank: int) -> bool:
+        return self._look(rank) == ENDED
+
+    def _look(self, rank: int) -> str:
+        """Return the state of another process; empty if it is unknown."""
         for channel in self._channels():
             report = Report.decode(channel.look(rank))
             if report is not None:
                 self._seen[rank] = report
                 if report.state != STARTED:
                     break
-        return rank in self._seen and self._seen[rank].state in (WAITS, JOINED)
+        return self._seen[rank].state if rank in self._seen else ""
 
     def _report(self, state: str, reason: str = "") -> None:
-        self._state = state
+        before, self._state = self._state, state
         word = Report(state, os.uname().nodename, reason).encode()
         for channel in self._channels():
-            if channel is not self._launcher or state != JOINED:  # what it has taken stays
+            if channel is not self._launcher or before == STARTED:  # a name that is published cannot be changed
                 channel.report(self.rank, word)
 
     def _give_up(self, rank: int, message: str) -> None:
@@ -320,22 +341,26 @@ class Rendezvous:
         if not any(self._is_there(other) for other in range(self.rank)):
             _flush()
             os.write(2, f"synkhronos.fork: {message}\n".encode())
+            self.abort()
             os._exit(1)
 
     def _end(self) -> None:
-        """At exit: report that this process ends without a session."""
+        """At exit: report that this process ends without a session; end the job if others are still waiting for one."""
         if os.getpid() != self._pid or self._state == JOINED:
             return
         _flush()
-        has_failed, mpi = self._state == WAITS, _mpi_state()
+        mpi = _mpi_state()
+        if mpi == "unknown":
+            self._launcher = None
+        has_failed = self._state == WAITS
         error = getattr(sys, "last_value", None)
-        reason = "" if error is None else " ".join(f"{type(error).__name__}: {error}".split())
-        if has_failed or mpi in ("finalized", "unknown"):
-            self._launcher = None  # which ends the job if the start has failed
-        self._report(ENDED, reason)
-        if has_failed and mpi == "initialized":
-            sys.modules["mpi4py.MPI"].COMM_WORLD.Abort(1)
-        if self._launcher is not None and not mpi:
+        self._report(ENDED, "" if error is None else " ".join(f"{type(error).__name__}: {error}".split()))
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        if has_failed and not all(self._has_ended(rank) for rank in others):
+            if mpi == "initialized":
+                sys.modules["mpi4py.MPI"].COMM_WORLD.Abort(1)
+            self.abort()
+        elif self._launcher is not None and not mpi:
             self._launcher.leave()
 
 

@@ -108,7 +108,9 @@ def check_names(hosts: Sequence[str]) -> None:
     with ThreadPoolExecutor(32) as pool:
         unknown = [host for host, known in zip(hosts, pool.map(resolves, hosts)) if not known]
     if unknown:
-        raise ValueError(f"--hosts: no address is known for {', '.join(unknown)}: check the spelling, DNS and /etc/hosts")
+        raise ValueError(
+            f"--hosts: no address is known for {', '.join(unknown)}: check the spelling, DNS and /etc/hosts"
+        )
 
 
 def find_mpi(environment: Mapping[str, str]) -> Mpi:

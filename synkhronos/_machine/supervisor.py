@@ -87,12 +87,12 @@ class Supervisor:
             part = process.connection.recv(4096)
         except OSError:  # its host is gone
             part = b""
-        if not part and process.rank is not None:
-            self._ended(process.rank)
         *lines, process.unread = (process.unread + part).split(b"\n")
-        if not part or len(process.unread) > _MOST_BYTES:
-            return False
-        return all(self._take(process, *line.decode(errors="replace").split(" ")) for line in lines)
+        makes_sense = all(self._take(process, *line.decode(errors="replace").split(" ")) for line in lines)
+        goes_on = bool(part) and makes_sense and len(process.unread) < _MOST_BYTES
+        if not goes_on and process.rank is not None:
+            self._ended(process.rank)
+        return goes_on
 
     def _take(self, process: _Process, what: str, *words: str) -> bool:
         """Do what a line says; returns whether it makes sense."""

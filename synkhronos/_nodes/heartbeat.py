@@ -28,7 +28,11 @@ from typing import NamedTuple
 
 from synkhronos._team import Lifeline, Patience, Process
 
-__all__ = ["HEARTBEAT", "Door", "Heartbeat"]
+__all__ = ["HEARTBEAT", "LEAVE", "Door", "Heartbeat"]
+
+#: The signal that ends a leader with exit code 0, so that the exit code of the job is that of the script, and not 9.
+LEAVE = signal.SIGRTMAX - 1
+_LEAVE_SECONDS = 1.0
 
 #: After so many seconds of silence a machine is lost.
 HEARTBEAT = 2.0
@@ -140,7 +144,7 @@ class Heartbeat:
                 if now - last > HEARTBEAT:
                     self._silent[machine], silent = 1, machine
                     if not machine or self._silent[-1]:
-                        os.kill(leader, signal.SIGKILL)
+                        _end(leader)
 
     def _received(self) -> list[tuple[bool, int, int]]:
         """What others have said since the last time."""
@@ -156,3 +160,10 @@ class Heartbeat:
                 token, leaves, machine, silent = _FORM.unpack(message)
                 if secrets.compare_digest(token, self.door.token):
                     found.append((leaves, machine, silent))
+
+
+def _end(leader: int) -> None:
+    """End the leader, and this process with it."""
+    os.kill(leader, LEAVE)
+    time.sleep(_LEAVE_SECONDS)  # this process ends here, unless the leader was stopped
+    os.kill(leader, signal.SIGKILL)

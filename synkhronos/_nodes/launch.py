@@ -54,9 +54,13 @@ def find_line(limit: StartLimit) -> Line | None:
         return None
     mpi = _import_mpi(launched)
     rendezvous.meet(limit.seconds)
-    if not rendezvous.rank:
-        names = ", ".join(map(rendezvous.describe, range(1, launched)))
-        limit.arm(f"MPI has not connected node 0 ({os.uname().nodename}) with {names}; see docs/machines.md, When it hangs")
+    if rendezvous.rank:
+        limit = StartLimit(limit.seconds)  # that of the first process ends before
+    names = [rendezvous.describe(rank) for rank in range(launched) if rank != rendezvous.rank]
+    limit.arm(
+        f"MPI has not connected node {rendezvous.rank} ({os.uname().nodename}) with {', '.join(names)}; see "
+        "docs/machines.md, When it hangs"
+    )
     try:
         with deferred_interrupts():  # all processes come together once
             _initialize(mpi, launched)

@@ -12,12 +12,14 @@ import signal
 import time
 from typing import Any
 
+from synkhronos._rendezvous import rendezvous
 from synkhronos._team import Lifeline, Patience, Process
 
 __all__ = ["StartLimit"]
 
 _GRACE_SECONDS = 5.0  # in which an exception should have come
 _LOOK_SECONDS = 0.2
+_ABORT_SECONDS = 1.0  # that the launcher has to end the job, before this process's end does so where it can
 _STDERR = 2
 _MOST_DESCRIPTORS = 65536
 
@@ -70,11 +72,13 @@ class StartLimit:
         assert self._lifeline is not None
         gc.disable()
         self._lifeline.hold(by_main_thread=False)
-        kept = sorted((_STDERR, self._lifeline.fileno()))
+        kept = sorted({_STDERR, self._lifeline.fileno(), *rendezvous.descriptors()})
         for start, end in zip((-1, *kept), (*kept, _MOST_DESCRIPTORS)):
             os.closerange(start + 1, end)
         patience = Patience(seconds)
         while not patience.is_over():
             time.sleep(_LOOK_SECONDS)
         os.write(_STDERR, message)
+        rendezvous.abort()
+        time.sleep(_ABORT_SECONDS)
         os.kill(leader, signal.SIGKILL)

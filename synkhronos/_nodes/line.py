@@ -111,7 +111,7 @@ class Line(Meetings):
             self.is_lost = True
             raise NodeLost(
                 f"machine {silent} ({self.hosts[silent]}) was not heard of for {HEARTBEAT:g} seconds: it is down, or "
-                "the line to it is cut; start the program anew",
+                "the line to it is cut",
                 machine=silent,
             )
 

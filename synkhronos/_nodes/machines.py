@@ -62,7 +62,7 @@ class Machines:
             If another node does not answer in time.
         """
         if self.line.is_lost:
-            raise SessionError(f"another node was lost, or did not answer when the last session was stopped: {RESTART}")
+            raise SessionError(f"a node does not answer, or did not when the last session was stopped; {RESTART}")
         if self.line.differences:
             raise DeviceError(f"{self.line.differences}: sessions on several machines need the same on all of them")
         number = self.line.number + 1
