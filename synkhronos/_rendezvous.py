@@ -153,8 +153,7 @@ class _Lines:
 class _Launcher:
     """Channel through the name service of Hydra, the launcher of MPICH and Intel MPI.
 
-    Once a process has sent anything, it must `leave`, or call ``MPI_Finalize``: Hydra ends others on that host if it ends
-    without.
+    Once a process has sent anything, it must `leave`, or call ``MPI_Finalize``; otherwise Hydra ends others there.
     """
 
     def __init__(self, fd: int) -> None:
@@ -294,7 +293,7 @@ class Rendezvous:
             environment[SUPERVISOR] = self._supervisor.pass_on()
 
     def abort(self) -> None:
-        """Have the launcher end all processes of the job, this one too, before MPI can; Open MPI's sees it by itself."""
+        """Have the launcher end all processes of the job, this one too; that of Open MPI does so when this one ends."""
         if self._launcher is not None:
             self._launcher.abort()
 
@@ -379,7 +378,7 @@ def _identity(fd: int) -> int | None:
 
 
 def _mpi_state() -> str:
-    """Return what has become of MPI in this process: empty (not initialized), "initialized", "finalized" or "unknown"."""
+    """Return the state of MPI in this process: empty (not initialized), "initialized", "finalized" or "unknown"."""
     mpi: Any = sys.modules.get("mpi4py.MPI")
     if mpi is not None:
         return "finalized" if mpi.Is_finalized() else "initialized" if mpi.Is_initialized() else ""

@@ -139,9 +139,10 @@ class WorkerDied(SynkhronosError, RuntimeError):
 
 
 class NodeLost(WorkerDied):
-    """A machine of several was not heard of for two seconds: it is down, or the line to it is cut.
+    """A node of several was not heard of for two seconds, ended before `fork`, or did not start in time.
 
-    The session can only be closed, and the program must be started anew: at its end it has MPI end the whole job.
+    This program can have no other session and must be started again; it may close this one, and save its results. At its
+    end the whole job ends.
 
     Attributes
     ----------

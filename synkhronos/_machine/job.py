@@ -79,5 +79,6 @@ def _execute(words: Sequence[str], supervisor: Supervisor) -> tuple[int, str]:
             was_told = was_told or sent is not None
             if sent is not None and sent.si_code <= _SI_USER:
                 process.send_signal(sent.si_signo)
+        supervisor.close()
     code = process.returncode if process.returncode >= 0 else 128 - process.returncode
     return code, "" if was_told or not code else supervisor.loss()

@@ -54,6 +54,7 @@ class Supervisor:
         self._reports: dict[int, Report] = {}
         self._loss = ""
         self._is_over = False
+        self._thread = threading.Thread(target=self._listen, daemon=True)
 
     def command(self, python: str, program: list[str]) -> list[str]:
         """Return the command that executes a program, of an absolute path, under this supervisor."""
@@ -61,25 +62,40 @@ class Supervisor:
 
     def start(self) -> None:
         """Listen, in a thread."""
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._thread.start()
+
+    def close(self) -> None:
+        """Listen no longer."""
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
 
     def loss(self) -> str:
         """Say which node was the first to be lost, and how; empty if none was, or the program has ended first."""
         return self._loss
 
     def _listen(self) -> None:
-        ready = select.epoll()  # it returns what happened in the order in which it did
-        ready.register(self._listening, select.EPOLLIN)
         processes: dict[int, _Process] = {}
-        while True:
-            for fd, _ in ready.poll():
-                if fd == self._listening.fileno():
+        with self._listening, select.epoll() as ready:  # which returns what happened in the order in which it did
+            ready.register(self._listening, select.EPOLLIN)
+            while self._serve(ready, processes):
+                pass
+        for process in processes.values():
+            process.connection.close()
+
+    def _serve(self, ready: select.epoll, processes: dict[int, _Process]) -> bool:
+        """Wait for what happens next; returns whether more may happen."""
+        for fd, _ in ready.poll():
+            if fd == self._listening.fileno():
+                try:
                     connection, _ = self._listening.accept()
-                    processes[connection.fileno()] = _Process(connection)
-                    ready.register(connection, select.EPOLLIN)
-                elif not self._hear(processes[fd]):
-                    ready.unregister(fd)
-                    processes.pop(fd).connection.close()
+                except OSError:  # `close`
+                    return False
+                processes[connection.fileno()] = _Process(connection)
+                ready.register(connection, select.EPOLLIN)
+            elif not self._hear(processes[fd]):
+                ready.unregister(fd)
+                processes.pop(fd).connection.close()
+        return True
 
     def _hear(self, process: _Process) -> bool:
         """Receive what a process says; returns whether it may say more."""

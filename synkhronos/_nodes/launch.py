@@ -27,6 +27,8 @@ _OF_LAUNCHERS = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "HYDI_", "HYDRA_", "MPIR_", 
 #: UCX, by which MPICH's wheel sends, passes so much to TCP at a time; by itself a quarter of it.
 _SEGMENT = "UCX_TCP_RX_SEG_SIZE", "256k"
 
+_LEADERS_SECONDS = 10.0  # that other processes leave the first one to name a node
+
 _TOGETHER = "processes that were launched together"
 
 _line: Line | None = None
@@ -55,11 +57,12 @@ def find_line(limit: StartLimit) -> Line | None:
     mpi = _import_mpi(launched)
     rendezvous.meet(limit.seconds)
     if rendezvous.rank:
-        limit = StartLimit(limit.seconds)  # that of the first process ends before
+        limit = StartLimit(limit.seconds)  # the first process's has begun, and ends the job before
     names = [rendezvous.describe(rank) for rank in range(launched) if rank != rendezvous.rank]
     limit.arm(
         f"MPI has not connected node {rendezvous.rank} ({os.uname().nodename}) with {', '.join(names)}; see "
-        "docs/machines.md, When it hangs"
+        "docs/machines.md, When it hangs",
+        margin=_LEADERS_SECONDS if rendezvous.rank else 0.0,
     )
     try:
         with deferred_interrupts():  # all processes come together once

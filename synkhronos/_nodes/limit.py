@@ -50,14 +50,22 @@ class StartLimit:
         """Return the seconds that are left; ``None``: no limit."""
         return None if self.seconds is None else max(0.0, self.seconds - (time.monotonic() - self._began))
 
-    def arm(self, what: str) -> None:
-        """Have this process killed if it does not come to `disarm` in time; ``what`` is the message."""
+    def arm(self, what: str, margin: float = 0.0) -> None:
+        """Have this process killed if it does not come to `disarm` in time.
+
+        Parameters
+        ----------
+        what : str
+            The end of the message.
+        margin : float
+            Seconds more, so that another process ends the job before.
+        """
         seconds, leader = self.remaining(), os.getpid()
         if seconds is None:
             return
         message = f"synkhronos.fork: the start took longer than start_timeout={self.seconds:g} seconds: {what}\n"
         self._lifeline = Lifeline()
-        Process(lambda: self._begin(leader, seconds + _GRACE_SECONDS, message.encode())).join(Patience(None))
+        Process(lambda: self._begin(leader, seconds + margin + _GRACE_SECONDS, message.encode())).join(Patience(None))
         self._lifeline.forked()
 
     def disarm(self) -> None:

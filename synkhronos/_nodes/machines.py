@@ -109,11 +109,13 @@ class Machines:
         if silent:
             self.line.is_lost = True
             names = " and ".join(f"node {machine} ({self.line.hosts[machine]})" for machine in silent)
-            text = f"{names} did not start ranks within start_timeout={limit.seconds:g} seconds"
-            raise NodeLost(f"{text}; {RESTART}", machine=silent[0])
+            raise NodeLost(
+                f"{names} did not start ranks within start_timeout={limit.seconds:g} seconds; {RESTART}",
+                machine=silent[0],
+            )
 
     def _tell(self, orders: list[Any], seconds: float | None) -> list[int]:
-        """Give each leader its order, and wait for the answers, so many seconds at most; returns who has not answered."""
+        """Give each leader its order, and wait for the answers; returns who has not answered within so many seconds."""
         number, patience = orders[0].number, Patience(seconds)
         with deferred_interrupts():  # all of them get it, or none
             self.line.begin(number)

@@ -135,8 +135,8 @@ def fork(
         this, in half the bytes; their sums are in float32, and rounded once. Default: as they are. On one machine
         nothing is rounded.
     start_timeout : float, optional
-        Seconds that the start of a session on several nodes may take, from this call on; then `NodeLost` names the nodes
-        that did not call `fork`, or did not start their ranks. ``None``: no limit.
+        Seconds that the start of a session on several nodes may take, from this call on; then `NodeLost` names the
+        nodes that did not call `fork`, or did not start their ranks. ``None``: no limit.
 
     Returns
     -------
