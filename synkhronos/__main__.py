@@ -117,8 +117,7 @@ def run(program: list[str], hosts: str | None, verbose: bool) -> int:
     except (OSError, ValueError) as error:
         sys.exit(f"{program_name()} run: {error}")
     if culprit:
-        text = f"the process on {culprit} died, or was killed, and the job ended with it"
-        print(f"{program_name()} run: {text}", file=sys.stderr, flush=True)
+        print(f"{program_name()} run: {culprit}", file=sys.stderr, flush=True)
     return code
 
 

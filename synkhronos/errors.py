@@ -141,11 +141,13 @@ class WorkerDied(SynkhronosError, RuntimeError):
 
 
 class NodeLost(WorkerDied):
-    """A node of several was silent for longer than ``fork(heartbeat=...)``, or its processes were killed.
+    """A node of several was silent for longer than ``fork(heartbeat=...)``, or ended, or did not start in time.
 
-    A silent node is down or frozen, or the link to it is cut.
+    A silent node is down or frozen, or the link to it is cut. `fork` raises this for a node that ends without calling
+    `fork`, or does not start within ``start_timeout``.
 
-    The session can only be closed, and the program must be started anew: at its end it has MPI end the whole job.
+    This program can have no other session and must be started again; it may close this one, and save its results. At its
+    end the whole job ends.
 
     Attributes
     ----------

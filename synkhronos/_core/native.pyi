@@ -167,6 +167,15 @@ class Runner:
     def __call__(self, values: list[Any], /) -> list[Any] | None:
         """Call the function; ``None``, before anything is done, if the values are not such arrays."""
 
+def exit_on(number: int, /) -> None:
+    """Have a signal end this process at once with exit code 0, whatever code it executes.
+
+    Parameters
+    ----------
+    number : int
+        Of the signal.
+    """
+
 def set_handlers(set: Callable[[int, Any], Any], handlers: dict[int, Any], /) -> list[BaseException]:
     """Set the Python handlers of signals, all of them, whatever handlers raise meanwhile.
 

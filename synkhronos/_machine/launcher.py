@@ -21,6 +21,7 @@ from synkhronos._machine.choices import chosen_in
 from synkhronos._machine.folder import private_folder
 from synkhronos._machine.libraries import Survey, survey
 from synkhronos._machine.places import COMPANIONS, NAMES, Finder
+from synkhronos._rendezvous import rendezvous
 
 __all__ = ["package_path", "run", "system_pygpu", "variables"]
 
@@ -59,6 +60,7 @@ def run(arguments: Sequence[str], command_line: Sequence[str], search_path: Sequ
     environment.update(variables(environment, finder, found))
     # Importing the package may have imported Theano and opened a GPU; elsewhere this forbids to open one.
     environment.pop("THEANO_GPU_IS_ALREADY_ACTIVE", None)
+    rendezvous.pass_on(environment)
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(sys.executable, [sys.executable, *interpreter_options(command_line), *arguments], environment)

@@ -8,13 +8,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Mpi", "command", "find_mpi", "parse_hosts"]
+__all__ = ["Mpi", "check_names", "command", "find_mpi", "parse_hosts"]
 
 _INSTALL = "pip install mpi4py mpich"
 
@@ -85,6 +87,30 @@ def parse_hosts(text: str) -> list[tuple[str, int]]:
         if names.count(host) > 1:
             raise ValueError(f"--hosts {text}: {host} is named twice; {host}:2 is for two processes there")
     return hosts
+
+
+def check_names(hosts: Sequence[str]) -> None:
+    """Raise an error for host names that do not resolve.
+
+    Raises
+    ------
+    ValueError
+        Naming all of them.
+    """
+
+    def resolves(host: str) -> bool:
+        try:
+            socket.getaddrinfo(host, None)
+        except OSError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(32) as pool:
+        unknown = [host for host, known in zip(hosts, pool.map(resolves, hosts)) if not known]
+    if unknown:
+        raise ValueError(
+            f"--hosts: no address is known for {', '.join(unknown)}: check the spelling, DNS and /etc/hosts"
+        )
 
 
 def find_mpi(environment: Mapping[str, str]) -> Mpi:

@@ -158,6 +158,11 @@ class Fleet:
         return self._shipping.n_bytes
 
     @property
+    def is_lost(self) -> bool:
+        """Whether a node does not answer, so that this program can have no other session."""
+        return self._line.is_lost
+
+    @property
     def outstanding(self) -> bool:
         """Whether a message has been sent whose answers were not collected."""
         return self._waiting or self._team.outstanding

@@ -7,7 +7,7 @@ process becomes the guardian of a new one. They share no lock with the leader, s
 
 Invariants
 ----------
-* Both are killed when their leader ends (`end_with`). A leader whose node has lost node 0 is killed by its heartbeat
+* Both are killed when their leader ends (`end_with`). A leader whose node has lost node 0 is ended by its heartbeat
   process, and its ranks end with it.
 * Neither is a child of the leader: a program that waits for its children, or kills them, does not meet them.
 * The socket is open in the leader and in these two processes, and nowhere else. When the kernel of another node refuses
@@ -39,7 +39,11 @@ from synkhronos._nodes.silence import WARNING_SECONDS, Loss, Message, Reason, Si
 from synkhronos._team import Patience, Process, end_with
 from synkhronos.errors import SessionError
 
-__all__ = ["DEFAULT_LIMIT", "Door", "Heartbeat"]
+__all__ = ["DEFAULT_LIMIT", "LEAVE", "Door", "Heartbeat"]
+
+#: The signal that ends a leader with exit code 0, so that the exit code of the job is that of the script, and not 9.
+LEAVE = signal.SIGRTMAX - 1
+_LEAVE_SECONDS = 1.0
 
 #: Seconds of silence after which a node is lost, unless `fork` says otherwise.
 DEFAULT_LIMIT = 10.0
@@ -259,7 +263,7 @@ class Heartbeat:
             if loss.reason != Reason.ENDED:  # that, the launcher reports
                 self._print(f"{self.describe(loss)}; {self._names[self._node]} ends")
             self._send(silence.report(self._shared.limit))
-            os.kill(leader, signal.SIGKILL)
+            _end(leader)
 
     def _received(self) -> list[Message]:
         """What others have sent since the last time."""
@@ -316,3 +320,10 @@ class Heartbeat:
             writable.register(_STDERR, select.POLLOUT)
             while self._unprinted and writable.poll(0):
                 os.write(_STDERR, self._unprinted.pop(0))
+
+
+def _end(leader: int) -> None:
+    """End the leader, and this process with it."""
+    os.kill(leader, LEAVE)
+    time.sleep(_LEAVE_SECONDS)  # this process ends here, unless the leader was stopped
+    os.kill(leader, signal.SIGKILL)

@@ -12,8 +12,10 @@ from time import monotonic_ns
 from typing import Any, Callable, NoReturn
 
 from synkhronos import _engine
+from synkhronos._core import native
 from synkhronos._interrupts import collect_garbage, let_interrupts_pass
 from synkhronos._memory import SegmentTable
+from synkhronos._nodes.heartbeat import LEAVE
 from synkhronos._nodes.line import ANSWER, Line
 from synkhronos._nodes.messages import Answer, Ask, Bring, Do, Leave, Look, Lost, Start, Stop, Tell
 from synkhronos._nodes.stowing import Stowage
@@ -38,6 +40,7 @@ def lead(line: Line, find_devices: Callable[..., list[str]]) -> NoReturn:
     leave: Callable[[int], NoReturn] = ctypes.CDLL(None).exit
     try:
         _ignore_signals()
+        native.exit_on(LEAVE)
         _serve(line, find_devices)
         line.close()
     except BaseException:

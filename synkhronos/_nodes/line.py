@@ -121,7 +121,7 @@ class Line(Meetings):
         if loss is not None and not self.machine and not self.is_lost:
             self.is_lost = True
             raise NodeLost(
-                f"{self._heartbeat.describe(loss)}; start the program anew",
+                self._heartbeat.describe(loss),
                 machine=loss.node,
             )
 

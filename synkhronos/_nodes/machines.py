@@ -8,12 +8,14 @@ from typing import Any, Callable
 
 from synkhronos._graphs import Definitions
 from synkhronos._interrupts import deferred_interrupts
-from synkhronos._nodes.launch import find_line, witness
+from synkhronos._nodes.launch import find_line
 from synkhronos._nodes.leader import lead
+from synkhronos._nodes.limit import StartLimit
 from synkhronos._nodes.line import ORDER, Line
 from synkhronos._nodes.messages import Ask, Leave, Start, Stop
+from synkhronos._rendezvous import RESTART, rendezvous
 from synkhronos._team import Patience, World, kind_of
-from synkhronos.errors import DeviceError, SessionError
+from synkhronos.errors import DeviceError, NodeLost, SessionError
 
 __all__ = ["Machines", "find_machines"]
 
@@ -46,7 +48,7 @@ class Machines:
         self.devices: list[str] = []
         self.world: World
 
-    def start(self, own: list[str], master_rank: int, asked: tuple[Any, ...], options: Any) -> None:
+    def start(self, own: list[str], master_rank: int, asked: tuple[Any, ...], options: Any, limit: StartLimit) -> None:
         """Have all leaders find their devices, and start a rank on each.
 
         Parameters
@@ -57,16 +59,21 @@ class Machines:
         asked : tuple
             What tells devices, of the arguments of `fork`.
         options : Options
+        limit : StartLimit
+
+        Raises
+        ------
+        NodeLost
+            If another node does not answer in time.
         """
         if self.line.is_lost:
-            raise SessionError(
-                "another machine did not answer when the last session was stopped: start the program anew"
-            )
+            raise SessionError(f"a node does not answer, or did not when the last session was stopped; {RESTART}")
         if self.line.differences:
             raise DeviceError(f"{self.line.differences}: sessions on several machines need the same on all of them")
         self.line.set_heartbeat(options.heartbeat)
         number = self.line.number + 1
-        self._tell([Ask(number, asked)] * self.line.n_machines)
+        limit.arm("ranks have not started on all nodes")
+        self._ask([Ask(number, asked)] * self.line.n_machines, limit)
         names = [own, *(self.line.answers[machine].replies for machine in self.line.others)]
         for machine, found in enumerate(names):
             if isinstance(found, Exception):
@@ -95,7 +102,7 @@ class Machines:
             )
             for found in names
         ]
-        self._tell(start)
+        self._ask(start, limit)
         self.world = World(sizes, 0, master_rank, self.line, options.exchange)
         self.names = [device for found in names for device in found]
         self.devices = [
@@ -104,8 +111,19 @@ class Machines:
             for device in found
         ]
 
-    def _tell(self, orders: list[Any], seconds: float | None = None) -> None:
-        """Give each leader its order, and wait until all have answered; for so many seconds at most."""
+    def _ask(self, orders: list[Any], limit: StartLimit) -> None:
+        """Give each leader its order, and wait until all have answered."""
+        silent = self._tell(orders, limit.remaining())
+        if silent:
+            self.line.is_lost = True
+            names = " and ".join(f"node {machine} ({self.line.hosts[machine]})" for machine in silent)
+            raise NodeLost(
+                f"{names} did not start ranks within start_timeout={limit.seconds:g} seconds; {RESTART}",
+                machine=silent[0],
+            )
+
+    def _tell(self, orders: list[Any], seconds: float | None) -> list[int]:
+        """Give each leader its order, and wait for the answers; returns who has not answered within so many seconds."""
         number, patience = orders[0].number, Patience(seconds)
         with deferred_interrupts():  # all of them get it, or none
             self.line.begin(number)
@@ -113,10 +131,11 @@ class Machines:
                 self.line.send(machine, ORDER, orders[machine])
         answers = self.line.answers
 
-        def answered() -> bool:
-            return all(one in answers and answers[one].number == number for one in self.line.others)
+        def silent() -> list[int]:
+            return [one for one in self.line.others if one not in answers or answers[one].number != number]
 
-        self.line.wait(lambda: answered() or patience.is_over())
+        self.line.wait(lambda: not silent() or patience.is_over())
+        return silent()
 
     def stop(self) -> None:
         """Have all leaders end the ranks that they may have, because the session has not come about."""
@@ -129,15 +148,16 @@ def _definitions() -> Definitions:
     return Definitions(lasting=True)
 
 
-def find_machines(find_devices: Callable[..., list[str]]) -> Machines | None:
+def find_machines(find_devices: Callable[..., list[str]], limit: StartLimit) -> Machines | None:
     """The machines of this job; ``None`` if it is one process, on one machine. Leaders of other machines stay in here.
 
     Parameters
     ----------
     find_devices : callable
         Takes arguments of `fork`, and names the device of each rank.
+    limit : StartLimit
     """
-    line = find_line()
+    line = find_line(limit)
     if line is None or not line.is_own_process():  # forked by the program: on its own
         return None
     if line.machine:
@@ -151,7 +171,7 @@ def _leave(line: Line) -> None:
     """At the end of the master."""
     if not line.is_own_process():
         return
-    witness.farewell()
+    rendezvous.farewell()
     if line.is_lost:
         line.break_off()
     for machine in line.others:

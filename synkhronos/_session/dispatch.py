@@ -12,7 +12,7 @@ from synkhronos._core import native
 from synkhronos._interrupts import deferred_interrupts, interrupt_behind, let_interrupts_pass
 from synkhronos._nodes import Fleet
 from synkhronos._rank import Arrays, Command, Decoder, Encoder, Failure, InOrder, Replica, summarize
-from synkhronos._session.failures import BROKEN, first_failure, worker_error
+from synkhronos._session.failures import BROKEN, LOST, first_failure, worker_error
 from synkhronos._session.ledger import Ledger
 from synkhronos._team import Team, log
 from synkhronos.errors import CLOSED_WITHIN, NodeLost, SessionError, WorkerDied, WorkerRestarted, WorkerTimeout
@@ -200,12 +200,12 @@ class Dispatcher:
         if isinstance(error, WorkerDied) and unreplaced:
             error.args = (f"{error}; it could not be replaced: {unreplaced}",)
             cause = summarize(error)
-        if lost:
-            error.args = (f"{error}; {BROKEN}",)
         with deferred_interrupts():
             self.broken = cause
             self._team.stop(grace=0.0)
-        log(logging.ERROR, "%s; %s", cause, BROKEN)
+        if lost:
+            error.args = (f"{error}; {self._remedy()}",)
+        log(logging.ERROR, "%s; %s", cause, self._remedy())
         if second is not None and not isinstance(second, Exception):
             raise second
 
@@ -256,9 +256,13 @@ class Dispatcher:
     def _describe(self, command: Command | None) -> str:
         return self._replica.describe(command) if isinstance(command, InOrder) else type(command).__name__
 
+    def _remedy(self) -> str:
+        """What can be done about a broken session."""
+        return LOST if isinstance(self._team, Fleet) and self._team.is_lost else BROKEN
+
     def check_usable(self) -> None:
         """Raise `SessionError` if this session cannot carry out commands any more."""
         if self.broken is not None:
-            raise SessionError(self.broken if self.broken == CLOSED else f"{BROKEN} (the cause: {self.broken})")
+            raise SessionError(self.broken if self.broken == CLOSED else f"{self._remedy()} (the cause: {self.broken})")
         if _n_forks != self._n_forks:
             raise SessionError("this process was forked from the master later; only the master can command the ranks")

@@ -9,10 +9,12 @@ from typing import Any, Callable
 from synkhronos._rank import Call, Command, Failure, InOrder, Load
 from synkhronos.errors import WorkerError
 
-__all__ = ["BROKEN", "first_failure", "worker_error"]
+__all__ = ["BROKEN", "LOST", "first_failure", "worker_error"]
 
 #: What to do when a session cannot go on.
 BROKEN = "the session is broken: call synkhronos.close(), then synkhronos.fork() again"
+#: The same if a node does not answer: there can be no other session in this process.
+LOST = "the session is broken: a node does not answer; start the program again"
 
 #: What Theano's messages about shapes that do not fit have in their first lines.
 _OF_SHAPES = re.compile("shape|dimension|size|align|broadcast|out of bounds|mis-?match", re.IGNORECASE)

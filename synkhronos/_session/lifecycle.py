@@ -18,7 +18,7 @@ from synkhronos._core import native
 from synkhronos._interrupts import collect_garbage
 from synkhronos._keywords import checks_keywords
 from synkhronos._memory import remove_stale
-from synkhronos._nodes import find_machines
+from synkhronos._nodes import StartLimit, find_machines
 from synkhronos._session.cautions import check_cores, check_threads
 from synkhronos._session.devices import count_gpus
 from synkhronos._session.dispatch import BUSY
@@ -98,6 +98,7 @@ def fork(
     check_replicas: int = 0,
     exchange: Literal["bfloat16", "float16"] | None = None,
     heartbeat: float = 10.0,
+    start_timeout: float | None = 300,
 ) -> int:
     """Start one worker process for each further device; this process becomes one of the ranks, the master.
 
@@ -142,6 +143,9 @@ def fork(
         Seconds, more than 2, after which a node of several that sends no sign of life is lost: `NodeLost` names it. A
         warning is printed after 2 seconds, whatever this is. A node whose processes were killed is lost at once. The
         value on the first node holds for all nodes. No effect on one machine.
+    start_timeout : float, optional
+        Seconds that the start of a session on several nodes may take, from this call on; then `NodeLost` names the
+        nodes that did not call `fork`, or did not start their ranks. ``None``: no limit.
 
     Returns
     -------
@@ -154,6 +158,8 @@ def fork(
         A `RuntimeError`: if there is a session already.
     DeviceError
         If a device that was asked for cannot be used.
+    NodeLost
+        If the process of another node has ended without calling `fork`, or the start takes too long.
 
     Examples
     --------
@@ -168,7 +174,8 @@ def fork(
         raise SessionError(
             "synkhronos.fork: Python is shutting down, so no session can begin; call it before the program ends"
         )
-    machines = find_machines(find_free_devices)
+    limit = StartLimit(start_timeout)
+    machines = find_machines(find_free_devices, limit)
     names = find_free_devices(n_parallel, use_gpu, devices)
     if restart_workers and kind_of(names[0]) != "cpu":
         raise ValueError("restart_workers is for CPU cores: no worker can be forked from a process that holds a GPU")
@@ -187,12 +194,14 @@ def fork(
     remove_stale()
     try:
         if machines is not None:
-            machines.start(names, int(master_rank), (n_parallel, use_gpu, devices), options)
+            machines.start(names, int(master_rank), (n_parallel, use_gpu, devices), options, limit)
         _session = Session(names, int(master_rank), options, machines)
     except BaseException:
         if machines is not None:
             machines.stop()
         raise
+    finally:
+        limit.disarm()
     for function in list(functions):
         function.join(_session)
     atexit.unregister(_close_at_exit)

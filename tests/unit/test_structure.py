@@ -31,6 +31,7 @@ FLOORS = (
         "_partition",
         "_showing",
     },
+    {"_rendezvous"},
     {"_background", "_machine", "_memory"},
     {"_engine", "_progress"},
     {"_graphs", "_team"},

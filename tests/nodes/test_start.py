@@ -1,0 +1,255 @@
+"""The start of a job of which one process never comes to `fork`: it ends by itself, and the message names the node."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+from hosts import MPIEXEC
+from jobs import needs_mpi
+
+from synkhronos._machine.supervisor import Supervisor
+from synkhronos._rendezvous import ENDED, WAITS, Report
+
+pytestmark = [
+    needs_mpi,
+    pytest.mark.timeout(320),  # for programs that wait for each other on a machine that is busy
+]
+
+#: Processes of these numbers do something else before `fork`.
+PROGRAM = """
+    import os, signal, sys, time, warnings
+    warnings.simplefilter("ignore")
+    rank = int(os.environ.get("PMI_RANK", 0))
+    {before}
+    import synkhronos as synk
+    if rank in {ranks}:
+        {action}
+    try:
+        synk.fork(1, use_gpu=False, start_timeout={limit})
+    except synk.NodeLost as error:
+        print("NodeLost", error.machine, error, flush=True)
+        {caught}
+    print("forked", flush=True)
+"""
+
+RESTART = "; start the program again\n"
+
+
+def write(action="pass", ranks=(1,), limit=None, caught="sys.exit(7)", before=""):
+    return textwrap.dedent(PROGRAM).format(action=action, ranks=ranks, limit=limit, caught=caught, before=before)
+
+
+def run(program, n=2, limit=60):
+    """Run a program as processes of a job; returns the exit code, what it printed, and its errors."""
+    command = [MPIEXEC, "-n", str(n), sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("action", "reason"),
+    [
+        ("raise FileNotFoundError('data.npy')", ": FileNotFoundError: data.npy"),
+        ("raise ValueError('two\\nlines, and ä' + 'x' * 9000)", ": ValueError: two lines, and äxxxxxxxxxx"),
+        ("sys.exit(0)", ""),
+        ("sys.exit('a reason')", ""),
+        ("time.sleep(2); sys.exit(3)", ""),
+        ("synk.fork, sys.modules.update(mpi4py=None)", ": DeviceError: this is one of 2 processes"),
+        ("from mpi4py import MPI; raise OSError('after MPI_Init')", ": OSError: after MPI_Init"),
+    ],
+    ids=["error", "long", "exit", "text", "late", "mpi4py", "initialized"],
+)  # fmt: skip
+def test_a_node_that_ends_before_fork_is_named(action, reason):
+    before = "from mpi4py import MPI" if "MPI;" in action else ""
+    code, out, err = run(write(action, before=before))
+    text = f"NodeLost 1 node 1 ({socket.gethostname()}) ended without calling fork(){reason}"
+    assert text in out, out + err
+    assert "forked" not in out
+    assert code != 0
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_a_first_node_that_ends_is_named_by_another_one(n):
+    code, out, err = run(write("raise KeyError('x')", ranks=(0,)), n)
+    text = f"synkhronos.fork: node 0 ({socket.gethostname()}) ended without calling fork(): KeyError: 'x'{RESTART}"
+    assert err.count(text) == 1, err
+    assert (code, out) == (1, "")
+
+
+def test_a_script_that_catches_the_error_goes_on_alone():
+    code, out, _ = run(write("sys.exit(0)", caught="pass"))
+    assert code == 0
+    assert out.startswith("NodeLost 1 ") and out.endswith(f"{RESTART}forked\n")
+
+
+@pytest.mark.parametrize("before", ["", "from mpi4py import MPI", "__import__('atexit').register(sys.stdout.close)"])
+@pytest.mark.parametrize("code", [0, 3])
+def test_programs_that_never_fork_are_left_alone(code, before):
+    assert run(write(f"time.sleep(rank); sys.exit({code})", ranks=(0, 1, 2), before=before), n=3) == (code, "", "")
+
+
+def test_programs_of_which_one_process_imports_the_package_are_left_alone():
+    program = "import os, time\nif os.environ['PMI_RANK'] == '1': import synkhronos\ntime.sleep(0.5); print('x')"
+    assert run(program) == (0, "x\nx\n", "")
+    program = "import os, time, synkhronos\nif os.environ['PMI_RANK'] == '1': os._exit(0)\ntime.sleep(0.5); print('x')"
+    assert run(program) == (0, "x\n", "")
+
+
+def test_children_of_a_process_of_the_job_report_nothing():
+    child = "import synkhronos, sys; sys.exit(5)"
+    action = f"import subprocess as s; assert s.run([sys.executable, '-c', {child!r}]).returncode == 5"
+    action += "; os.fork() or sys.exit(0); os.wait(); time.sleep(1)"
+    code, out, err = run(write(action))
+    assert (code, out) == (0, "forked\n"), err
+
+
+@pytest.mark.parametrize("ranks", [(1,), (0,), (1, 2)])
+def test_nodes_that_never_come_are_named_in_time(ranks):
+    code, out, err = run(write("time.sleep(1000)", ranks, limit=2), n=1 + len(ranks))
+    names = " and ".join(f"node {rank} of {1 + len(ranks)}" for rank in ranks)
+    text = f"{names} did not call fork() within start_timeout=2 seconds{RESTART}"
+    assert (text in err) if 0 in ranks else out.startswith(f"NodeLost 1 {text}"), out + err
+    assert "forked" not in out
+    assert code != 0
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_start_that_hangs_within_mpi_is_ended(rank):
+    action = "import synkhronos._nodes.launch as launch; launch._initialize = lambda *_: time.sleep(1000)"
+    code, out, err = run(write(action, ranks=(rank,), limit=1))
+    host = socket.gethostname()
+    assert f"start_timeout=1 seconds: MPI has not connected node 0 ({host}) with node 1 ({host}); see" in err
+    assert (code, "forked" in out) == (1, False)
+
+
+def test_a_node_that_does_not_start_its_ranks_is_named():
+    action = "import synkhronos._nodes.leader as leader; leader.start_ranks = lambda *_: time.sleep(1000)"
+    code, out, err = run(write(action, limit=2, caught="synk.fork(1)"))
+    assert f"node 1 ({socket.gethostname()}) did not start ranks within start_timeout=2 seconds{RESTART}" in out
+    assert (
+        "SessionError: a node does not answer, or did not when the last session was stopped; start the program" in err
+    )
+    assert code == 1
+
+
+@pytest.mark.parametrize("value", [0, -1, "10", True])
+def test_a_limit_that_is_no_number_of_seconds_is_refused(value):
+    import synkhronos as synk
+
+    with pytest.raises(ValueError, match="start_timeout must be a positive number of seconds, or None; got "):
+        synk.fork(1, start_timeout=value)
+
+
+def start(hosts, *arguments):
+    command = (sys.executable, "-m", "synkhronos", "run", "--hosts", "hosta,hostb", *map(str, arguments))
+    return hosts.begin("hosta", *command)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with the program that each test writes."""
+    (tmp_path / "script").mkdir()
+    return tmp_path / "script"
+
+
+def finish(job, limit=60):
+    since = time.monotonic()
+    out, err = job.communicate(timeout=limit)
+    return job.returncode, out, err, time.monotonic() - since
+
+
+@pytest.mark.parametrize("action", ["os._exit(0)", "os._exit(3)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_the_launcher_names_a_node_that_ends_without_a_word(hosts, folder, action):
+    (folder / "script.py").write_text(write(action))
+    code, out, err, _ = finish(start(hosts, folder / "script.py"))
+    assert "forked" not in out
+    assert code != 0
+    assert err.endswith("synkhronos run: node 1 (hostb) ended without calling fork()\n"), out + err
+
+
+@pytest.mark.parametrize("missing", ["script", "package"])
+def test_the_launcher_names_a_node_on_which_something_is_missing(hosts, folder, missing):
+    import synkhronos
+
+    (folder / "script.py").write_text(write())
+    place = str(folder) if missing == "script" else os.path.dirname(synkhronos.__file__)
+    hosts.inside("hostb", "mount", "-t", "tmpfs", "none", place)
+    if missing == "package":  # elsewhere it may be installed
+        hosts.inside("hostb", "sh", "-c", f"echo 'raise ImportError(\"No package\")' > {place}/__init__.py")
+    try:
+        code, out, err, _ = finish(start(hosts, folder / "script.py"))
+    finally:
+        hosts.inside("hostb", "umount", place)
+    assert "No such file or directory" in err if missing == "script" else "No package" in err
+    assert "NodeLost 1 node 1 (hostb) ended without calling fork()" in out, out + err
+    assert err.endswith("synkhronos run: node 1 (hostb) ended without calling fork()\n"), err
+    assert code != 0
+
+
+def test_the_launcher_knows_the_host_of_a_node_that_never_comes(hosts, folder):
+    (folder / "script.py").write_text(write("time.sleep(1000)", limit=2))
+    code, out, err, _ = finish(start(hosts, folder / "script.py"))
+    text = f"NodeLost 1 node 1 (hostb) did not call fork() within start_timeout=2 seconds{RESTART}"
+    assert out.startswith(text), out + err
+    assert code != 0
+
+
+@pytest.mark.parametrize("by", ["run", "mpiexec"])
+def test_the_exit_code_is_that_of_a_script_that_ends_at_once(hosts, folder, by):
+    source = "import os, synkhronos as synk\nsynk.fork(1, use_gpu=False)\nprint('forked', flush=True)\nos._exit(5)"
+    (folder / "script.py").write_text(source)
+    script = str(folder / "script.py")
+    code, out, err, _ = finish(start(hosts, script) if by == "run" else hosts.start(sys.executable, script))
+    assert (code, out) == (5, "forked\n"), out + err
+    end = "run: the process on node 0 (hosta) died, or was killed, and the job ended with it\n" if by == "run" else ""
+    assert err.endswith(end)
+
+
+def test_host_names_that_do_not_resolve_are_named():
+    command = [sys.executable, "-m", "synkhronos", "run", "--hosts", "nosuch.invalid,localhost,nor.invalid", "x.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    text = "--hosts: no address is known for nosuch.invalid, nor.invalid: check the spelling, DNS and /etc/hosts"
+    assert (done.returncode, done.stderr) == (1, f"python -m synkhronos run: {text}\n")
+
+
+def test_reports_are_single_words():
+    for report in (Report(WAITS, "a"), Report(ENDED, "b.c", "Error: with = and  spaces, ä")):
+        word = report.encode()
+        assert word.isascii() and not set(word) & set(" =\n")
+        assert Report.decode(word) == report
+    assert len(Report(ENDED, "a", "ä" * 5000).encode()) < 900
+    assert Report.decode(Report(ENDED, "a", "ä" * 5000).encode()).reason == "ä" * 296
+    assert all(Report.decode(word) is None for word in ("", "a", "abc", "%", "YQ"))
+
+
+def test_the_supervisor_listens_to_its_own_processes_alone():
+    supervisor = Supervisor()
+    supervisor.start()
+    *_, address = supervisor.command("python", [])
+    host, port, secret = address.split(":")
+
+    def connect(greeting):
+        connection = socket.create_connection((host, int(port)), 5)
+        connection.sendall(greeting)
+        return connection
+
+    for greeting in (
+        b"wrong 1 b\n",
+        b"\n",
+        b"x" * 20_000,
+        f"{secret}\n".encode(),
+        f"{secret} 1 b\nlook -1 x\n".encode(),
+    ):
+        with connect(greeting) as stranger, contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(1) == b""
+    with connect(f"{secret} 0 a\nlook 1\nlook 7\nlook x\n".encode()) as process, process.makefile() as lines:
+        said = [lines.readline() for _ in range(3)]
+        assert Report.decode(said[0].strip()) == Report(ENDED, "b")
+        assert said[1:] == ["\n", "\n"]
+    supervisor.close()
+    assert supervisor.loss() == "node 1 (b) ended without calling fork()"
