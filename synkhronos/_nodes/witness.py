@@ -44,7 +44,7 @@ class Witness:
         """Say that this process ends, and that it is no accident."""
         if self._socket is not None:
             with contextlib.suppress(OSError, SessionError), self._socket.use() as connection:
-                connection.sendall(b"farewell\n")
+                connection.sendall(b"farewell\n", socket.MSG_NOSIGNAL)
 
     def _close(self) -> None:
         if self._socket is not None:
