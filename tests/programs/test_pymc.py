@@ -2,11 +2,12 @@
 
 import functools
 import os
+import signal
 
 import numpy as np
 import pytest
 from engine import T, theano
-from support import python_path, run_script
+from support import is_running, python_path, run_script, wait_until, worker_pids
 
 import synkhronos as synk
 
@@ -185,6 +186,21 @@ def test_new_data_are_seen(synchronize):
         pm.set_data({"x": draws(n - 1, 3)})
     with pytest.raises(ValueError, match="different lengths"):
         function._pytensor_function(point)
+
+
+@pytest.mark.parametrize("build", [hierarchical, of_data, multivariate], ids=lambda build: build.__name__)
+def test_the_rows_of_a_replaced_worker_are_restored(synchronize, build):
+    synchronize(3, restart_workers=True)
+    with parallel(model_of(build)) as model:
+        function = model.logp_dlogp_function(ravel_inputs=True)
+    check(function, alone(build))
+    pid = worker_pids()[0]
+    os.kill(pid, signal.SIGKILL)
+    assert wait_until(lambda: not is_running(pid), 10)
+    with pytest.raises(synk.WorkerRestarted) as caught:
+        function._pytensor_function(alone(build)[0][0])
+    assert caught.value.lost == []
+    check(function, alone(build))
 
 
 def test_draws_are_those_of_pymc(synchronize):
