@@ -271,7 +271,7 @@ def find_map(model):
 def fit(model):
     found = []
     for method, options in (("advi", {}), ("fullrank_advi", {}), ("svgd", {"inf_kwargs": {"n_particles": 5}})):
-        np.random.seed(1)  # from which particles start
+        np.random.seed(1)  # noqa: NPY002 (from which PyMC draws the first particles)
         made = pm.fit(5, method=method, **QUIET, **options)
         found += [made.mean.eval(), values_of(made.sample(3, random_seed=1).posterior)]
     return found
