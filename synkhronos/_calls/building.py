@@ -145,20 +145,20 @@ def function(
 
         def again(swap: Mapping[Any, Any], delete_updates: bool, **options: Any) -> Function:
             """Build the function with other shared variables, or without updates."""
-            explicit = dict(pairs)
             updated = [] if delete_updates else [var for var, _ in graph.expressions[1]]
+            new = {**{var: var.default_update for var in updated if var not in dict(pairs)}, **dict(pairs)}
             return function(
                 inputs,
                 outputs,
                 bcast_inputs,
-                [(swap.get(var, var), explicit[var] if var in explicit else var.default_update) for var in updated],
+                [(swap.get(var, var), new[var]) for var in updated],
                 [*swap.items(), *(givens.items() if isinstance(givens, Mapping) else givens or ())],
                 [swap.get(var, var) for var in sliceable_shareds or ()],
                 exact=True,
                 shard=shard,
                 random=random,
                 blocked=blocked,
-                **{**kwargs, **options, "no_default_updates": True},  # type: ignore[arg-type]
+                **{**kwargs, **options, "no_default_updates": True},
             )
 
         exactly = ExactFunction(session, graph, divided, single=not many, name=title, again=again)

@@ -1,5 +1,6 @@
 """PyMC's models, divided by the rows of their data, beside PyMC alone."""
 
+import contextlib
 import functools
 import os
 import signal
@@ -15,7 +16,7 @@ pm = pytest.importorskip("pymc", reason="PyMC is not installed")
 
 from synkhronos.extensions.pymc import parallel  # noqa: E402
 
-N = 61
+N = 71
 NUMBA = theano.config.linker == "numba"
 #: Optimised in full, and nothing compiled, unless the tests are run with numba.
 FLAGS = {} if NUMBA else {"linker": "py", "cxx": ""}
@@ -72,13 +73,13 @@ def mixture():
 def hidden_markov():
     """Many short sequences: rows are sequences."""
     move = pm.Dirichlet("move", np.ones(2), shape=(2, 2))
-    density = pm.logp(pm.Normal.dist(pm.Normal("mu", shape=2), 1), T.as_tensor_variable(draws(11, 4))[:, :, None])
+    density = pm.logp(pm.Normal.dist(pm.Normal("mu", shape=2), 1), T.as_tensor_variable(draws(17, 4))[:, :, None])
 
     def step(here, before, move):
         return pm.math.logsumexp(before[:, :, None] + move, axis=1, keepdims=False) + here
 
     states = theano.scan(
-        step, [density.dimshuffle(1, 0, 2)], [T.zeros((11, 2))], non_sequences=[T.log(move)], return_updates=False
+        step, [density.dimshuffle(1, 0, 2)], [T.zeros((17, 2))], non_sequences=[T.log(move)], return_updates=False
     )
     pm.Potential("sequences", pm.math.logsumexp(states[-1], axis=1).sum())
 
@@ -107,6 +108,22 @@ def multivariate():
     pm.MvNormal("y", pm.Normal("mu", shape=3), chol=root, observed=draws(N, 3))
 
 
+def likelihoods_of_two_lengths():
+    b = pm.Normal("b", shape=3)
+    pm.Normal("y", T.dot(draws(N, 3), b), 1, observed=draws(N, seed=1))
+    pm.Poisson("z", T.exp(b[0]), observed=np.arange(25) % 4)
+
+
+def censored():
+    y = np.clip(draws(N, seed=1), -1, 1)
+    pm.Censored("y", pm.Normal.dist(T.dot(draws(N, 3), pm.Normal("b", shape=3)), 1), lower=-1, upper=1, observed=y)
+
+
+def potential_of_data():
+    x, y = pm.Data("x", draws(N, 3)), pm.Data("y", draws(N, seed=1))
+    pm.Potential("rows", -T.sqr(y - T.dot((x - x.mean(axis=0)) / x.std(axis=0), pm.Normal("b", shape=3))))
+
+
 def latent():
     """A parameter for each row."""
     z = pm.Normal("z", shape=N)
@@ -115,7 +132,7 @@ def latent():
 
 MODELS = [
     *(hierarchical, of_data, logistic, poisson, crossed, mixture, hidden_markov, gaussian_process, missing, potential),
-    *(multivariate, latent),
+    *(multivariate, latent, likelihoods_of_two_lengths, censored, potential_of_data),
 ]
 #: Those of which ranks exchange rows, if only of the gradient; of all others they add sums.
 GATHERED = {gaussian_process, missing, latent}
@@ -182,10 +199,67 @@ def test_new_data_are_seen(synchronize):
     plain = model.logp_dlogp_function(ravel_inputs=True)._pytensor_function
     point = 0.3 * draws(11)
     check(function, [(point, *plain(point))])
-    with model:
-        pm.set_data({"x": draws(n - 1, 3)})
-    with pytest.raises(ValueError, match="different lengths"):
-        function._pytensor_function(point)
+
+
+def test_data_of_different_lengths_are_named(synchronize):
+    synchronize(2)
+    with pm.Model() as model:
+        hierarchical(data=pm.Data)
+    point = model.initial_point()
+    with parallel(model):
+        functions = [model.compile_logp()]
+        pm.set_data({"x": draws(39, 3), "groups": np.arange(40) % 5, "observed": draws(40)})
+        functions.append(model.compile_logp())
+    for function in functions:
+        with pytest.raises(ValueError, match=r"different lengths.*pm\.Data 'x': 39") as raised:
+            function(point)
+        assert "pm.Data 'observed': 40" in str(raised.value)
+
+
+def test_independent_data_may_have_different_lengths(synchronize):
+    synchronize(2)
+    with pm.Model() as model:
+        b = pm.Normal("b")
+        for name in ("one", "other"):
+            pm.Normal(name, b, 1, observed=pm.Data(f"data of {name}", draws(N)))
+    plain = model.compile_dlogp()
+    with parallel(model):
+        function = model.compile_dlogp()
+        for n in (40, 1, 0):
+            pm.set_data({"data of one": draws(n)})
+            with pytest.warns(RuntimeWarning, match="different lengths") if n == 40 else contextlib.nullcontext():
+                divided = function({"b": 0.3})
+            np.testing.assert_allclose(divided, plain({"b": 0.3}), rtol=1e-10)
+
+
+def test_few_rows(synchronize):
+    synchronize(3)
+    with pm.Model() as model:
+        hierarchical(data=pm.Data)
+    plain, point = model.compile_dlogp(), model.initial_point()
+    with parallel(model):
+        function = model.compile_dlogp()
+        for n in (2, 1, 0, 3, 50):
+            pm.set_data({"x": draws(n, 3), "groups": np.arange(n) % 5, "observed": draws(n)})
+            np.testing.assert_allclose(function(point), plain(point), rtol=1e-9, atol=1e-12)
+        assert any("sum" in one.collective for one in model.compile_dlogp().f.partition)
+
+
+@pytest.mark.parametrize("shape", [(1, 60), (2, 60), (60, 1), (2, 5), (3, 3), (1, 1), (2,), (1,)], ids=str)
+def test_shapes_are_no_data(synchronize, shape):
+    synchronize(2)
+    with pm.Model() as model:
+        mean = pm.Normal("mu", shape=(shape[0], 1) if len(shape) == 2 else None)
+        pm.Normal("y", mean, pm.HalfNormal("s"), observed=draws(*shape))
+    point = {"mu": draws(*model["mu"].shape.eval()), "s_log__": np.array(0.2)}
+    plain = [model.compile_logp()(point), model.compile_dlogp()(point)]
+    small = max(shape) == 1
+    warns = pytest.warns(RuntimeWarning, match="no data that can be divided") if small else contextlib.nullcontext()
+    with warns, parallel(model):
+        functions = [model.compile_logp(), model.compile_dlogp()]
+    assert [hasattr(one.f, "partition") for one in functions] == [not small] * 2
+    for function, expected in zip(functions, plain):
+        np.testing.assert_allclose(function(point), expected, rtol=1e-10)
 
 
 @pytest.mark.parametrize("build", [hierarchical, of_data, multivariate], ids=lambda build: build.__name__)

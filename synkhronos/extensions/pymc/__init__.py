@@ -24,17 +24,18 @@ __all__ = ["parallel"]
 def parallel(model: Any, rows: int | None = None) -> Iterator[Any]:
     """A context in which all ranks together evaluate a model, for `pm.sample`, `pm.find_MAP`, `pm.fit` and the like.
 
-    Functions that PyMC builds in it, and that use the model's data, are divided by the rows of these: constants, and
-    `pm.Data`. What they give is what PyMC's own give, up to rounding. The data are sent once; ``set_data`` is seen.
-    Functions of predictive sampling, and those whose results have rows, are PyMC's own, in the master alone. The
-    context is that of the model, too.
+    Functions that PyMC builds in it, and that use the model's data, are divided by the rows of these: observed values,
+    `pm.Data`, and constants of 65 numbers and more. Their values are those of PyMC's own functions, up to rounding.
+    Data are sent once, and again after ``set_data``. Functions that only draw random numbers are PyMC's own, on the
+    controller. The context is that of the model, too.
 
     Parameters
     ----------
     model : pymc.Model
     rows : int, optional
-        How many rows the data have: those arrays are divided that are as long along some axis, the first of these.
-        Default: as many as there are observed values of the variable that has most. It changes speed, not results.
+        How many rows the data have: the arrays are divided that are as long along some axis, the first of these.
+        Default: the length of the observed variable with most values, along its first axis of 65 entries and more, or
+        else along its longest axis. It changes speed, not results.
 
     Yields
     ------
@@ -48,7 +49,12 @@ def parallel(model: Any, rows: int | None = None) -> Iterator[Any]:
     TypeError
         For what is no model, and for a frozen one, whose functions are compiled before.
     ValueError
-        If there are no data with so many rows.
+        If ``rows`` is given and no data have as many.
+
+    Warns
+    -----
+    RuntimeWarning
+        If the model has no data that can be divided.
 
     Examples
     --------

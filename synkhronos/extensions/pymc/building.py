@@ -74,8 +74,8 @@ class Builder:
 class ModelFunction:
     """A function of a model that all ranks compute, and that PyMC calls as it calls PyTensor's.
 
-    Data of fewer rows than ranks, and data of different numbers of rows, cannot be divided. Of these every rank computes
-    the function in full, as PyMC alone does.
+    Data of fewer rows than ranks, and data of different numbers of rows, cannot be divided. With these every rank
+    computes the function in full.
 
     Parameters
     ----------
@@ -145,8 +145,8 @@ class ModelFunction:
             ) from error
         if is_new:
             warnings.warn(
-                f"the data of the model have different lengths since pm.set_data, and are not divided: {lengths}. Every "
-                "rank computes with all rows",
+                f"the data of the model have different lengths since pm.set_data, and are not divided: {lengths}. "
+                "Every rank computes with all rows",
                 RuntimeWarning,
                 stacklevel=3,
             )

@@ -71,7 +71,9 @@ class Scattered:
 
     def __str__(self) -> str:
         kind = "pm.Data" if isinstance(self.source, SharedVariable) else "constant"
-        return f"{kind} {self.source.name!r}" if self.source.name else f"a {kind} of shape {_value_of(self.source).shape}"
+        return (
+            f"{kind} {self.source.name!r}" if self.source.name else f"a {kind} of shape {_value_of(self.source).shape}"
+        )
 
 
 class ModelData:
