@@ -10,7 +10,7 @@ from typing import Any
 
 from synkhronos._engine import Out, UnusedInputError, config, is_random_state, leaves_of
 from synkhronos._exact.blocks import in_blocks
-from synkhronos._exact.lines import line_of
+from synkhronos._exact.lines import described, line_of
 from synkhronos._exact.meeting import ON_RANKS, label
 from synkhronos._exact.partition import Partition
 from synkhronos._exact.picture import draw
@@ -49,6 +49,8 @@ class DividedGraph(Graph):
     ----------
     takes_rows : bool
         Whether its functions take the numbers.
+    undivided : list of str
+        What might be a minibatch along another axis than 0, where nothing has rows.
     own_states : list of shared variables
         States of random streams that differ between ranks.
     modes : list of "gather" or None
@@ -81,6 +83,7 @@ class DividedGraph(Graph):
         sharding, draws = Sharding(user, shard), OwnDraws()
         own = draws.rules if random == "own" else {}
         self.takes_rows, self._given = sharding.is_given, sharding.given
+        self.undivided = list(map(described, sharding.undivided))
         walk = Walk(sharding.scattered, sharding.rows, ON_RANKS, {**RULES, **own}, {**MAKERS, **own})
         sharding.divide(walk)
         walk.run(expressions)
