@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable, NamedTuple
 
@@ -137,6 +138,7 @@ def dump(
         def keep(buffer: pickle.PickleBuffer) -> None:
             buffers.append(np.frombuffer(buffer.raw(), dtype=np.uint8))
 
+        _Pickler(file, {}, keep, definitions).dump(list(sys.path))
         _Pickler(file, {}, keep, definitions).dump(described)
         _Pickler(file, ids, keep, definitions).dump(parts)
 
@@ -166,6 +168,8 @@ def load(bundle: Bundle, variables: VariableTable, stream: int) -> dict[int, Any
     find_compiled()
     file = io.BytesIO(bundle.pickled)
     buffers = iter([np.array(buffer) for buffer in bundle.buffers])  # aligned, and in huge pages, unlike a bytearray
+    path = _Unpickler(file, variables, buffers).load()
+    sys.path += [folder for folder in path if folder not in sys.path]  # for modules that workers import now
     for key, (cls, type_, name, is_random, value) in _Unpickler(file, variables, buffers).load().items():
         if is_random and stream:
             value = other_stream(value, stream)
