@@ -146,8 +146,8 @@ class NodeLost(WorkerDied):
     A silent node is down or frozen, or the link to it is cut. `fork` raises this for a node that ends without calling
     `fork`, or does not start within ``start_timeout``.
 
-    This program can have no other session and must be started again; it may close this one, and save its results. At its
-    end the whole job ends.
+    This program can have no other session and must be started again; it may close this one, and save its results. At
+    its end the whole job ends.
 
     Attributes
     ----------

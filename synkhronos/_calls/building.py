@@ -14,7 +14,7 @@ from synkhronos._calls.results import Results
 from synkhronos._collectives import check_op, lists_ops
 from synkhronos._exact import DividedGraph, check_open
 from synkhronos._keywords import unknown_keyword
-from synkhronos._session import current
+from synkhronos._session import current, warn
 from synkhronos.typing import Input, Keywords, Outputs, Update, Variable
 
 if TYPE_CHECKING:
@@ -142,6 +142,11 @@ def function(
         if random not in ("serial", "own"):
             raise ValueError(f'random must be "serial" or "own"; got {random!r}')
         divided = DividedGraph(graph, dict(kwargs), shard=shard, random=random, blocked=blocked)
+        if divided.undivided:
+            warn(
+                f"{title or 'a function'}: nothing in it has rows, so that every rank computes all of it. If "
+                f"{divided.undivided[0]} is a minibatch, name it in shard={{variable: axis}}, with the axis of its rows"
+            )
 
         def again(swap: Mapping[Any, Any], delete_updates: bool, **options: Any) -> Function:
             """Build the function with other shared variables, or without updates."""

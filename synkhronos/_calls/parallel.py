@@ -90,7 +90,7 @@ class _Builder:
         order = sorted(range(len(inputs)), key=lambda position: not self._has_rows(inputs[position]))
         n_scattered = sum(map(self._has_rows, inputs))
         shard = self._sharded(asked) if self._axes else {}
-        if not n_scattered and not shard and not asked["updates"]:
+        if not (n_scattered or shard or asked["updates"] or any(_graphs.minibatches(_graphs.variables_used(asked)))):
             made = plain(**asked)
             if not _graphs.updated_variables(made):  # it may draw random numbers
                 return made
@@ -207,8 +207,8 @@ class ParallelFunction:
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
             f"{name}: what {_engine.name}.function builds under synkhronos.parallelize has copy, exact, fn, "
-            "get_shared, maker, name, output_keys, partition, profile, trust_input, vm; for more, build the function outside of "
-            "the block"
+            "get_shared, maker, name, output_keys, partition, profile, trust_input, vm; for more, build the function "
+            "outside of the block"
         )
 
     def __getitem__(self, name: Any) -> Any:

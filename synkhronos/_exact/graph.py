@@ -12,7 +12,7 @@ from synkhronos._engine import Out, UnusedInputError, config, is_random_state, l
 from synkhronos._exact.blocks import in_blocks
 from synkhronos._exact.checking import environment_asks
 from synkhronos._exact.failures import tolerated
-from synkhronos._exact.lines import line_of
+from synkhronos._exact.lines import described, line_of
 from synkhronos._exact.meeting import ON_RANKS, label
 from synkhronos._exact.partition import Partition
 from synkhronos._exact.picture import draw
@@ -54,6 +54,8 @@ class DividedGraph(Graph):
     checks_shapes : bool
         Whether its functions compare shapes with the serial program's, as the environment variable
         ``SYNKHRONOS_CHECK_SHARDING`` asks: not in blocks, and not in slices.
+    undivided : list of str
+        What might be a minibatch along another axis than 0, where nothing has rows.
     own_states : list of shared variables
         States of random streams that differ between ranks.
     modes : list of "gather" or None
@@ -87,6 +89,7 @@ class DividedGraph(Graph):
         sharding, draws = Sharding(user, shard), OwnDraws()
         own = draws.rules if random == "own" else {}
         self.takes_rows, self._given = sharding.is_given, sharding.given
+        self.undivided = list(map(described, sharding.undivided))
         self.checks_shapes = environment_asks()
         tables = {**RULES, **own}, {**MAKERS, **own}
         walk = Walk(sharding.scattered, sharding.rows, ON_RANKS, *tables, checks_shapes=self.checks_shapes)

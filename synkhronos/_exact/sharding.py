@@ -10,7 +10,7 @@ from synkhronos._exact.lines import described
 from synkhronos._exact.part import Part
 from synkhronos._exact.placements import Placed, Shard
 from synkhronos._exact.walk import Walk
-from synkhronos._graphs import Graph, is_tensor_variable
+from synkhronos._graphs import Graph, is_tensor_variable, minibatches
 from synkhronos._inside import Counted
 
 __all__ = ["Sharding", "check_open"]
@@ -35,6 +35,8 @@ class Sharding:
         Variables for these.
     rows : Rows
         Those of the divided graph.
+    undivided : list of variables
+        Slices of shared variables that might be minibatches, where nothing has rows.
 
     Raises
     ------
@@ -44,6 +46,7 @@ class Sharding:
 
     def __init__(self, user: Graph, shard: Any) -> None:
         asked = {user.leaf_of(variable): axis for variable, axis in _read(shard).items()}
+        is_asked = bool(asked)
         scattered = user.input_variables[: user.n_scattered]
         self.axes = [_checked(variable, asked.pop(variable, 0)) for variable in scattered]
         for variable in user.sliceable_shareds:
@@ -55,7 +58,10 @@ class Sharding:
             check_open(variable, axis)
         self.is_given = bool(self._placements)
         self._names: dict[Any, str] = {}
+        self.undivided: list[Any] = []
         self._inside = self._found(user, {variable: _checked(variable, axis) for variable, axis in asked.items()})
+        if not is_asked and not self._placements:
+            self._divide_minibatches(user)
         self.given = self.rows = Rows(T.lscalar("rows"), T.lscalar("first row"), T.lscalar("rows here"))
         apart = {*self._placements, *self._inside}
         counted = {one: axis for one, axis in self._inside.items() if apart.isdisjoint({*ancestors([one])} - {one})}
@@ -65,6 +71,14 @@ class Sharding:
             numbers = [self.given.whole, self.given.first, self.given.here] if given else []
             whole, first, here = Counted(tuple(self._names[one] for one in counted), given)(*numbers, *lengths)
             self.rows = Rows(self.given.whole if given else whole, first, here)
+
+    def _divide_minibatches(self, user: Graph) -> None:
+        """Divide slices of shared variables, as tutorials take minibatches, where nothing else has rows."""
+        outputs, updates = user.expressions
+        slices, others = minibatches(list(ancestors([*outputs, *(new for _, new in updates)])))
+        self._inside = dict.fromkeys(slices, 0)
+        self._names.update((one, described(one)) for one in slices)
+        self.undivided = [] if slices else others
 
     @property
     def scattered(self) -> dict[Any, int]:

@@ -7,6 +7,7 @@ from synkhronos._graphs.definitions import Definitions
 from synkhronos._graphs.diversion import variables_used
 from synkhronos._graphs.functions import Graph
 from synkhronos._graphs.packing import Unpacked, bytes_variable, pack
+from synkhronos._graphs.picking import minibatches
 from synkhronos._graphs.pickling import Bundle, dump, load
 from synkhronos._graphs.random import claim_stream
 from synkhronos._graphs.running import run_function
@@ -45,6 +46,7 @@ __all__ = [
     "is_tensor_variable",
     "load",
     "memory_order",
+    "minibatches",
     "note_sent",
     "pack",
     "run_function",

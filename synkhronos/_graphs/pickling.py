@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable, NamedTuple
 
@@ -150,6 +151,7 @@ def dump(
         slots: dict[Slot, bytes] = {}
         if definitions is not None:
             definitions.begin(refresh)
+        first.dump(list(sys.path), {})
         first.dump(described, {})
         ops = last.dump(parts, ids, as_built)
         more = definitions is not None
@@ -226,6 +228,8 @@ def load(bundle: Bundle, variables: VariableTable, stream: int) -> dict[int, Any
     find_compiled()
     file = io.BytesIO(bundle.pickled)
     buffers = iter([np.array(buffer) for buffer in bundle.buffers])  # aligned, and in huge pages, unlike a bytearray
+    path = _Unpickler(file, variables, buffers).load()
+    sys.path += [folder for folder in path if folder not in sys.path]  # for modules that workers import now
     for key, (cls, type_, name, is_random, value) in _Unpickler(file, variables, buffers).load().items():
         if is_random and stream:
             value = other_stream(value, stream)

@@ -12,7 +12,16 @@ from typing import Any, Callable
 import numpy as np
 
 from synkhronos._endings import Endings
-from synkhronos._engine import DenseType, SharedVariable, is_device_type, print_profiles, to_device, to_host, write
+from synkhronos._engine import (
+    DenseType,
+    SharedVariable,
+    is_device_type,
+    label_prints,
+    print_profiles,
+    to_device,
+    to_host,
+    write,
+)
 from synkhronos._graphs.changes import follow, watch
 
 __all__ = [
@@ -124,8 +133,9 @@ def copy_array(var: Any, value: np.ndarray) -> None:
         set_array(var, np.array(value, order="C"))
 
 
-def start_worker(profiles: bool) -> Callable[[], None]:
+def start_worker(profiles: bool, rank: int) -> Callable[[], None]:
     """Prepare the engine in a process that was just forked; returns what to call before the process exits."""
+    label_prints(rank)
 
     def finish() -> None:
         if profiles:

@@ -50,7 +50,7 @@ def start_ranks(
         gc.freeze()  # what was inherited is not this process's to collect: quicker, and its pages stay shared
         team.timeline.reset(rank)
         regions.take(rank)
-        finish = _graphs.start_worker(profile_workers)
+        finish = _graphs.start_worker(profile_workers, team.world.first + rank)
         replica = Replica(team, workspace, segments, _graphs.VariableTable(None), regions)
         replica.thread_limits.apply()
         serve(team, replica)

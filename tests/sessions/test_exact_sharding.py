@@ -1,5 +1,6 @@
 """What else exact functions divide: other axes, scattered variables, variables of the graph; slices; own streams."""
 
+import contextlib
 import functools
 
 import numpy as np
@@ -112,6 +113,54 @@ def test_minibatches_by_givens(session, n):
             close(got, expected)
     same(ours, theirs)
     assert {entry.collective for entry in function.partition} == {"all-reduce (sum)", "all-gather"}
+
+
+@functools.cache
+def tutorial(n):
+    """Theano's tutorial: labels are the cast of a shared variable, and the number of a minibatch is the only input."""
+
+    def build(make, exact):
+        rng = np.random.RandomState(4)
+        data = theano.shared(rng.randn(40, 4), "data")
+        labels = T.cast(theano.shared(rng.randint(0, 3, 40) * 1.0, "labels"), "int32")
+        w = theano.shared(np.zeros((4, 3)), "w")
+        x, y, i = T.dmatrix("x"), T.ivector("y"), T.lscalar("i")
+        out = T.nnet.softmax((x - x.mean(axis=0)).dot(w))
+        loss = -T.log(out[T.arange(y.shape[0]), y]).mean()
+        givens = {x: data[i * n : (i + 1) * n], y: labels[i * n : (i + 1) * n]}
+        with synk.parallelize() if exact else contextlib.nullcontext():
+            train = theano.function([i], loss, updates=[(w, w - 0.1 * T.grad(loss, w))], givens=givens)
+            test = theano.function([i], [T.neq(out.argmax(axis=1), y).sum(), out], givens=givens)
+        return train, test, w
+
+    return both(build)
+
+
+@pytest.mark.parametrize("n", [13, 2])
+def test_minibatches_of_tutorials(session, n):
+    (train, test, ours), (serial_train, serial_test, theirs) = tutorial(n)
+    for w in (ours, theirs):
+        w.set_value(np.zeros((4, 3)))
+    for i in (0, 2, 3, 50):  # in full, then short, then empty
+        close(train(i), serial_train(i))
+        for got, expected in zip(test(i), serial_test(i)):
+            close(got, expected)
+    same([ours], [theirs])
+    assert {entry.collective for entry in train.partition} == {"all-reduce (sum)"}
+    assert test.partition
+
+
+def test_slices_that_are_not_divided(session, recwarn):
+    data, i = theano.shared(np.arange(40.0).reshape(5, 8), "data"), T.lscalar("i")
+    build = functools.partial(synk.function, bcast_inputs=[i], exact=True)
+    for sliced in (data[:, i : i + 3], data[i::2]):
+        with pytest.warns(RuntimeWarning, match="nothing in it has rows.* is a minibatch, name it in shard="):
+            function = build([], sliced.sum())
+        close(function(1), theano.function([i], sliced.sum())(1))
+    recwarn.clear()
+    for rows, other in ((data[i : i + 3], data[i + 1 : i + 2]), (data[i], data[1:3])):
+        close(build([], rows.sum() + other.sum())(1), theano.function([i], rows.sum() + other.sum())(1))
+    assert not [one for one in recwarn if "minibatch" in str(one.message)]
 
 
 @functools.cache
@@ -310,13 +359,11 @@ def test_what_slices_refuse(session):
     ):
         function(np.ones((N, 2)), num_slices=2)
     drawn = synk.function([x], (x * RandomStreams(2).uniform(x.shape)).sum(), exact=True)
-    with pytest.raises(
-        ValueError, match=r'\(test_exact_sharding.py:\d+ drawn = .* for each row, build .* random="own"'
-    ):
+    with pytest.raises(ValueError, match=r'\(\w+\.py:\d+ .* for each row, build .* random="own"'):
         drawn(np.ones((N, 2)), num_slices=2)
     common = RandomStreams(3).uniform((2,))
     own = synk.function([x], (x * RandomStreams(2).uniform(x.shape) + common).sum(), exact=True, random="own")
-    with pytest.raises(ValueError, match=r"\(test_exact_sharding.py:\d+ common = .*a smaller batch$"):
+    with pytest.raises(ValueError, match=r"\(\w+\.py:\d+ .*a smaller batch$"):
         own(np.ones((N, 2)), num_slices=2)
     data = theano.shared(np.ones((N, 2)), "data")
     inside = synk.function([], data.sum(), shard=[data], exact=True)

@@ -1,5 +1,6 @@
 """Operations that programs define: their signatures, and what they draw from the global generators."""
 
+import importlib
 import os
 import random
 import signal
@@ -240,3 +241,31 @@ def test_a_worker_that_is_replaced_draws_other_numbers(no_session):
         with pytest.raises(synk.WorkerRestarted):
             drawn(2)
         assert len({*first, *drawn(2)}) == 8
+
+
+# -- modules that are imported late, and what ranks print
+
+LATE = """
+from synkhronos._engine import Apply, Op
+
+class Twice(Op):
+    __props__ = ()
+
+    def make_node(self, x):
+        return Apply(self, [x], [x.type()])
+
+    def perform(self, node, inputs, outputs):
+        outputs[0][0] = 2 * inputs[0]
+"""
+
+
+def test_a_late_module_is_found_and_prints_carry_the_rank(no_session, tmp_path, monkeypatch, capfd):
+    x = T.dmatrix("x")
+    with synk.session(2):
+        (tmp_path / "imported_late.py").write_text(LATE)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        twice = importlib.import_module("imported_late").Twice()(x)
+        function = synk.function([x], (theano.printing.Print("twice")(twice), "gather"))
+        assert_close(function(np.ones((2, 2))), np.full((2, 2), 2.0), rtol=0)
+    printed = capfd.readouterr().out.splitlines()
+    assert sorted(printed) == ["rank 1: twice __str__ = [[2. 2.]]", "twice __str__ = [[2. 2.]]"]

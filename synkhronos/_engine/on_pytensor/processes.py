@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import io
 import sys
 from typing import Any, Callable
 
@@ -13,7 +15,7 @@ from pytensor.link.c.basic import get_module_cache
 from pytensor.link.c.cmodule import GCC_compiler
 from pytensor.link.numba.linker import NumbaLinker
 
-__all__ = ["find_compiled", "limit_threads", "precompile", "prepare_fork", "print_profiles"]
+__all__ = ["find_compiled", "label_prints", "limit_threads", "precompile", "prepare_fork", "print_profiles"]
 
 
 def prepare_fork() -> None:
@@ -79,3 +81,18 @@ def limit_threads(most: int) -> Callable[[], None] | None:
         parallel.NUM_THREADS = n_started
 
     return restore
+
+
+def label_prints(rank: int) -> None:
+    """Have the operation ``Print`` begin each line with the rank of this process, and write all of it at once."""
+    plain: Any = pytensor.printing._print_fn
+
+    def print_labelled(op: Any, value: Any) -> None:
+        written = io.StringIO()
+        with contextlib.redirect_stdout(written):
+            plain(op, value)
+        lines = written.getvalue().splitlines()
+        sys.stdout.write("".join([f"rank {rank}: {line}\n" for line in lines]))
+        sys.stdout.flush()
+
+    pytensor.printing._print_fn = print_labelled  # which functions that arrive refer to by this name

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
+import sys
 from typing import Any
 
 import theano
 from theano.gof import compilelock
 
-__all__ = ["find_compiled", "limit_threads", "precompile", "prepare_fork", "print_profiles"]
+__all__ = ["find_compiled", "label_prints", "limit_threads", "precompile", "prepare_fork", "print_profiles"]
 
 
 def prepare_fork() -> None:
@@ -46,3 +49,18 @@ def print_profiles() -> None:
 
 def limit_threads(most: int) -> None:
     """Theano has no threads of its own but those of BLAS and OpenMP."""
+
+
+def label_prints(rank: int) -> None:
+    """Have the operation ``Print`` begin each line with the rank of this process, and write all of it at once."""
+    plain: Any = theano.printing._print_fn
+
+    def print_labelled(op: Any, value: Any) -> None:
+        written = io.StringIO()
+        with contextlib.redirect_stdout(written):
+            plain(op, value)
+        lines = written.getvalue().splitlines()
+        sys.stdout.write("".join([f"rank {rank}: {line}\n" for line in lines]))
+        sys.stdout.flush()
+
+    theano.printing._print_fn = print_labelled  # which functions that arrive refer to by this name
