@@ -141,8 +141,8 @@ class WorkerDied(SynkhronosError, RuntimeError):
 class NodeLost(WorkerDied):
     """A node of several was not heard of for two seconds, ended before `fork`, or did not start in time.
 
-    This program can have no other session and must be started again; it may close this one, and save its results. At its
-    end the whole job ends.
+    This program can have no other session, and must be started again; it may close this one and save its results. At
+    its end the whole job ends.
 
     Attributes
     ----------
