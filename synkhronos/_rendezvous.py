@@ -52,6 +52,17 @@ _ANSWER_SECONDS = 2.0
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25  # seconds between two looks
 
 
+class _StartLost(NodeLost, SystemExit):
+    """A `NodeLost` that, where the program does not catch it, ends that with the message alone, and exit code 1.
+
+    A traceback leads to the call of `fork`, which is not what is wrong.
+    """
+
+    def __init__(self, message: str, machine: int) -> None:
+        super().__init__(message, machine)
+        self.code = f"synkhronos.fork: {message}"
+
+
 class Report(NamedTuple):
     """What one process of the job has reported.
 
@@ -336,7 +347,7 @@ class Rendezvous:
         """End the job, or have the first process do so if that is in `fork`."""
         message = f"{message}; {RESTART}"
         if not self.rank:
-            raise NodeLost(message, machine=rank)
+            raise _StartLost(message, rank)
         if not any(self._is_there(other) for other in range(self.rank)):
             _flush()
             os.write(2, f"synkhronos.fork: {message}\n".encode())

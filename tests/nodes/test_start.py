@@ -81,6 +81,12 @@ def test_a_first_node_that_ends_is_named_by_another_one(n):
     assert (code, out) == (1, "")
 
 
+def test_an_error_that_nobody_catches_is_one_line():
+    code, _, err = run(write("sys.exit(0)", caught="raise"))
+    assert err == f"synkhronos.fork: node 1 ({socket.gethostname()}) ended without calling fork(){RESTART}"
+    assert code == 1
+
+
 def test_a_script_that_catches_the_error_goes_on_alone():
     code, out, _ = run(write("sys.exit(0)", caught="pass"))
     assert code == 0
