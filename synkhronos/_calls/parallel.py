@@ -207,8 +207,8 @@ class ParallelFunction:
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
             f"{name}: what {_engine.name}.function builds under synkhronos.parallelize has copy, exact, fn, "
-            "get_shared, maker, name, output_keys, partition, profile, trust_input, vm; for more, build the function outside of "
-            "the block"
+            "get_shared, maker, name, output_keys, partition, profile, trust_input, vm; for more, build the "
+            "function outside of the block"
         )
 
     def __getitem__(self, name: Any) -> Any:
