@@ -13,7 +13,7 @@ from typing import Any, Callable
 from synkhronos._engine import Apply, Op, T, TensorType, ops
 from synkhronos._exact.lengths import Lengths, Rows
 from synkhronos._exact.lines import line_of
-from synkhronos._exact.nodes import copied
+from synkhronos._exact.nodes import copied, typed
 from synkhronos._exact.placements import Placed, Replicate, Shard
 
 __all__ = ["ShapeChecks", "environment_asks"]
@@ -54,6 +54,7 @@ class ShapeChecks:
     def _compared(self, node: Any, output: Any, placed: Placed, serial: Any) -> Placed:
         new, placement = placed
         if isinstance(output.type, TensorType):
+            serial = typed(serial, output)  # which engines may not infer of other inputs
             numbers, axis, kind = [], None, type(placement).__name__
             if isinstance(placement, Shard):
                 axis = placement.axis
