@@ -58,7 +58,7 @@ class Supervisor:
 
     def command(self, python: str, program: list[str]) -> list[str]:
         """Return the command that executes a program, of an absolute path, under this supervisor."""
-        return [python, "-c", _CONNECT, self._address, *program]
+        return [python, "-c", f"exec({_CONNECT!r})", self._address, *program]  # one line, as `--verbose` shows it
 
     def start(self) -> None:
         """Listen, in a thread."""

@@ -132,7 +132,7 @@ def test_a_leader_that_is_killed_is_named_last_and_what_it_leaves_is_swept(hosts
     victims[0].kill()
     code, _, err = finish(job)
     assert code > 0
-    assert err.splitlines()[-1].startswith("python -m synkhronos run: the process on machine "), err
+    assert err.splitlines()[-1].startswith("python -m synkhronos run: the process on node "), err
     assert "(hostb) died, or was killed" in err.splitlines()[-1]
     for name in kept or ["mpich_shm_0"]:
         hosts.inside("hostb", "touch", f"/dev/shm/{name}")
