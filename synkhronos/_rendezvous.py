@@ -31,7 +31,18 @@ from typing import Any, NamedTuple, Protocol
 
 from synkhronos.errors import NodeLost
 
-__all__ = ["ENDED", "JOINED", "RESTART", "STARTED", "SUPERVISOR", "WAITS", "Report", "count_launched", "rendezvous"]
+__all__ = [
+    "ENDED",
+    "JOINED",
+    "RESTART",
+    "STARTED",
+    "SUPERVISOR",
+    "WAITS",
+    "Report",
+    "count_launched",
+    "drain_output",
+    "rendezvous",
+]
 
 #: What a process reports.
 STARTED, WAITS, JOINED, ENDED = "started", "waits", "joined", "ended"
@@ -50,6 +61,7 @@ _RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 _MOST_BYTES = 600  # of a report: a line of PMI has at most 1,024 characters
 _ANSWER_SECONDS = 2.0
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25  # seconds between two looks
+_DRAIN_SECONDS, _FORWARD_SECONDS = 1.0, 0.1  # for the launcher to read what was printed, and to pass it on
 
 
 class _StartLost(NodeLost, SystemExit):
@@ -305,6 +317,7 @@ class Rendezvous:
 
     def abort(self) -> None:
         """Have the launcher end all processes of the job, this one too; that of Open MPI does so when this one ends."""
+        drain_output()
         if self._launcher is not None:
             self._launcher.abort()
 
@@ -349,7 +362,7 @@ class Rendezvous:
         if not self.rank:
             raise _StartLost(message, rank)
         if not any(self._is_there(other) for other in range(self.rank)):
-            _flush()
+            _flush()  # before the message
             os.write(2, f"synkhronos.fork: {message}\n".encode())
             self.abort()
             os._exit(1)
@@ -368,6 +381,7 @@ class Rendezvous:
         others = [rank for rank in range(self.size) if rank != self.rank]
         if has_failed and not all(self._has_ended(rank) for rank in others):
             if mpi == "initialized":
+                drain_output()
                 sys.modules["mpi4py.MPI"].COMM_WORLD.Abort(1)
             self.abort()
         elif self._launcher is not None and not mpi:
@@ -402,6 +416,27 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # a program may have closed it, or put another object in its place
             stream.flush()
+
+
+def drain_output() -> None:
+    """Wait until the launcher has read what this process printed; it drops the rest when the job is aborted."""
+    _flush()
+    end = time.monotonic() + _DRAIN_SECONDS
+    for fd in (1, 2):
+        with contextlib.suppress(OSError):  # closed
+            while _count_unread(fd) and time.monotonic() < end:
+                time.sleep(_SHORTEST_PAUSE)
+    time.sleep(_FORWARD_SECONDS)
+
+
+def _count_unread(fd: int) -> int:
+    """Return how many bytes in a pipe were not read; 0 for a file that is no pipe."""
+    import fcntl
+    import termios
+
+    if not stat.S_ISFIFO(os.fstat(fd).st_mode):
+        return 0
+    return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 rendezvous = Rendezvous(os.environ)

@@ -22,6 +22,7 @@ from synkhronos._nodes.meetings import VOTE, Meetings
 from synkhronos._nodes.messages import Stop
 from synkhronos._nodes.silence import Reason
 from synkhronos._nodes.versions import describe, tell_differences
+from synkhronos._rendezvous import drain_output
 from synkhronos.errors import NodeLost
 
 __all__ = ["Line"]
@@ -168,4 +169,5 @@ class Line(Meetings):
 
     def break_off(self) -> None:
         """End all processes of the job, because one of them does not answer."""
+        drain_output()
         self._mpi.COMM_WORLD.Abort(1)
