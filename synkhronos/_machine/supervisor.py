@@ -26,7 +26,8 @@ try:
     connection.sendall(f"{{secret}} {{rank}} {{socket.gethostname()}}\\n".encode())
     connection.setblocking(True)
     connection.set_inheritable(True)
-    os.environ["{SUPERVISOR}"] = f"{{connection.fileno()}}:{{os.fstat(connection.fileno()).st_ino}}"
+    inode = os.fstat(connection.fileno()).st_ino
+    os.environ["{SUPERVISOR}"] = f"{{connection.fileno()}}:{{inode}}:{{os.getpid()}}"
 except (OSError, ValueError):
     pass
 os.execv(sys.argv[2], sys.argv[2:])
