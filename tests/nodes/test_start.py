@@ -138,7 +138,7 @@ def test_nodes_that_never_come_are_named_in_time(ranks):
 
 def test_a_launcher_that_is_frozen_for_three_seconds_goes_on(tmp_path):
     come = str(tmp_path / "come")
-    action = f"os.write(1, b'waits\\n')\n    while rank and not os.path.exists({come!r}): time.sleep(0.01)"
+    action = f"synk.fork; os.write(1, b'waits\\n')\n    while rank and not os.path.exists({come!r}): time.sleep(0.01)"
     command = [MPIEXEC, "-n", "2", sys.executable, "-c", write(action, ranks=(0, 1))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
         try:
