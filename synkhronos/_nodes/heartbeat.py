@@ -126,7 +126,8 @@ class Heartbeat:
 
     def set_limit(self, seconds: float) -> None:
         """Set after how many seconds of silence a node is lost."""
-        self._shared.limit = seconds
+        if not self._shared.is_lost:  # whose message says after how many seconds it was
+            self._shared.limit = seconds
 
     def loss(self) -> Loss | None:
         """The node that is lost, if one is."""
