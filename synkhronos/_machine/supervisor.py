@@ -7,6 +7,7 @@ report (`synkhronos._rendezvous`).
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import select
 import socket
@@ -67,7 +68,8 @@ class Supervisor:
 
     def close(self) -> None:
         """Listen no longer."""
-        self._listening.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):  # the thread has ended by itself: this process may open no more files
+            self._listening.shutdown(socket.SHUT_RDWR)
         self._thread.join()
 
     def loss(self) -> str:
