@@ -47,7 +47,8 @@ __all__ = [
 #: What a process reports.
 STARTED, WAITS, JOINED, ENDED = "started", "waits", "joined", "ended"
 
-#: The environment variable that names the connection to the supervisor: its descriptor and inode.
+#: The environment variable that names the connection to the supervisor: its descriptor and inode, and this process,
+#: because programs that this one starts may inherit both.
 SUPERVISOR = "SYNKHRONOS_SUPERVISOR"
 
 #: What to do when a node is lost.
@@ -59,7 +60,8 @@ _SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 _RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
 _MOST_BYTES = 600  # of a report: a line of PMI has at most 1,024 characters
-_ANSWER_SECONDS = 2.0
+_ANSWER_SECONDS = 30.0  # a launcher that was frozen goes on; MPI would take a late answer for one to its own question
+_UCRED_BYTES = 12  # of `struct ucred`, which begins with the process id
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25  # seconds between two looks
 _DRAIN_SECONDS, _FORWARD_SECONDS = 1.0, 0.1  # for the launcher to read what was printed, and to pass it on
 
@@ -177,10 +179,17 @@ class _Launcher:
     """Channel through the name service of Hydra, the launcher of MPICH and Intel MPI.
 
     Once a process has sent anything, it must `leave`, or call ``MPI_Finalize``; otherwise Hydra ends others there.
+
+    Attributes
+    ----------
+    is_parent : bool
+        Whether the launcher started this process itself. Several programs that a script runs inherit one connection;
+        a program of these that ends without calling `fork` must not send anything, because a later one may call it.
     """
 
     def __init__(self, fd: int) -> None:
         self.fd, self._lines = fd, _Lines(fd)
+        self.is_parent = _peer(fd) == os.getppid()
 
     @property
     def is_open(self) -> bool:
@@ -235,7 +244,7 @@ class _Supervisor:
     def pass_on(self) -> str:
         """Keep the connection when this process executes another program; returns what that finds it by."""
         os.set_inheritable(self._fd, True)
-        return f"{self._fd}:{_identity(self._fd)}"
+        return f"{self._fd}:{_identity(self._fd)}:{os.getpid()}"
 
 
 class Rendezvous:
@@ -263,9 +272,9 @@ class Rendezvous:
         if self.size > 1:
             if environment.get("PMI_FD", "").isdigit() and "MPI_LOCALRANKID" in environment:  # that of Hydra, not Slurm
                 self._launcher = _Launcher(int(environment["PMI_FD"]))
-            fd, _, inode = environment.pop(SUPERVISOR, "").partition(":")
-            if inode and _identity(int(fd)) == int(inode):
-                self._supervisor = _Supervisor(int(fd))
+            fd, inode, pid = map(int, environment.pop(SUPERVISOR, "-1:0:0").split(":"))
+            if pid == self._pid and _identity(fd) == inode:
+                self._supervisor = _Supervisor(fd)
             atexit.register(self._end)
 
     def meet(self, seconds: float | None) -> None:
@@ -373,7 +382,8 @@ class Rendezvous:
             return
         _flush()
         mpi = _mpi_state()
-        if mpi == "unknown":
+        may_be_followed = self._state == STARTED and self._launcher is not None and not self._launcher.is_parent
+        if mpi == "unknown" or may_be_followed:
             self._launcher = None
         has_failed = self._state == WAITS
         error = getattr(sys, "last_value", None)
@@ -400,6 +410,15 @@ def _identity(fd: int) -> int | None:
     except OSError:
         return None
     return found.st_ino if stat.S_ISSOCK(found.st_mode) else None
+
+
+def _peer(fd: int) -> int:
+    """Return the process that made the other end of a socket; 0 if that is unknown."""
+    import socket
+
+    with contextlib.suppress(OSError), socket.fromfd(fd, socket.AF_UNIX, socket.SOCK_STREAM) as end:
+        return int.from_bytes(end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED_BYTES)[:4], sys.byteorder)
+    return 0
 
 
 def _mpi_state() -> str:

@@ -229,7 +229,7 @@ def load(bundle: Bundle, variables: VariableTable, stream: int) -> dict[int, Any
     file = io.BytesIO(bundle.pickled)
     buffers = iter([np.array(buffer) for buffer in bundle.buffers])  # aligned, and in huge pages, unlike a bytearray
     path = _Unpickler(file, variables, buffers).load()
-    sys.path += [folder for folder in path if folder not in sys.path]  # for modules that workers import now
+    sys.path[:] = [*path, *(folder for folder in sys.path if folder not in path)]  # for modules that workers import now
     for key, (cls, type_, name, is_random, value) in _Unpickler(file, variables, buffers).load().items():
         if is_random and stream:
             value = other_stream(value, stream)

@@ -7,6 +7,7 @@ report (`synkhronos._rendezvous`).
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import select
 import socket
@@ -26,7 +27,8 @@ try:
     connection.sendall(f"{{secret}} {{rank}} {{socket.gethostname()}}\\n".encode())
     connection.setblocking(True)
     connection.set_inheritable(True)
-    os.environ["{SUPERVISOR}"] = f"{{connection.fileno()}}:{{os.fstat(connection.fileno()).st_ino}}"
+    inode = os.fstat(connection.fileno()).st_ino
+    os.environ["{SUPERVISOR}"] = f"{{connection.fileno()}}:{{inode}}:{{os.getpid()}}"
 except (OSError, ValueError):
     pass
 os.execv(sys.argv[2], sys.argv[2:])
@@ -66,7 +68,8 @@ class Supervisor:
 
     def close(self) -> None:
         """Listen no longer."""
-        self._listening.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):  # the thread has ended by itself: this process may open no more files
+            self._listening.shutdown(socket.SHUT_RDWR)
         self._thread.join()
 
     def loss(self) -> str:

@@ -251,7 +251,7 @@ class Fleet:
                 self._line.send(machine, ORDER, Stop(self._line.number))
         patience = Patience(0.0 if self._line.is_lost else grace + _STOP_SECONDS)
         try:
-            self._line.wait(lambda: not self._silent() or patience.is_over())
+            self._line.wait_outside_calls(lambda: not self._silent() or patience.is_over())
         finally:
             self._line.is_lost = self._line.is_lost or bool(self._silent())
             self._waiting = False

@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import gc
 import logging
 import mmap
 import os
@@ -36,7 +35,7 @@ from typing import NamedTuple
 from synkhronos._interrupts import deferred_interrupts
 from synkhronos._memory import Descriptor, OwnedSocket
 from synkhronos._nodes.silence import WARNING_SECONDS, Loss, Message, Reason, Silence
-from synkhronos._team import Patience, Process, end_with
+from synkhronos._team import end_with, start_apart
 from synkhronos.errors import SessionError
 
 __all__ = ["DEFAULT_LIMIT", "LEAVE", "Door", "Heartbeat"]
@@ -51,7 +50,6 @@ DEFAULT_LIMIT = 10.0
 _BETWEEN_SECONDS = 0.25
 _TOKEN_BYTES = 16
 _FORM = struct.Struct(f"<{_TOKEN_BYTES}sH?H?")  # the receiver's token, and a `Message`
-_MOST_DESCRIPTORS = 65536
 _GOODBYES = 3  # one may be lost
 _MOST_STARTS = 20  # of heartbeat processes in one job
 
@@ -126,7 +124,8 @@ class Heartbeat:
 
     def set_limit(self, seconds: float) -> None:
         """Set after how many seconds of silence a node is lost."""
-        self._shared.limit = seconds
+        if not self._shared.is_lost:  # whose message says after how many seconds it was
+            self._shared.limit = seconds
 
     def loss(self) -> Loss | None:
         """The node that is lost, if one is."""
@@ -165,17 +164,17 @@ class Heartbeat:
         ended = select.poll()
         ended.register(alive, 0)
         if any(event & select.POLLHUP for _, event in ended.poll(0)):
-            with deferred_interrupts():
+            with deferred_interrupts(), contextlib.suppress(SessionError):  # the program has closed the socket
                 self._launch()
 
     def _launch(self) -> None:
         self._alive = None
         if self._shared.n_starts >= _MOST_STARTS:
             return
+        leader, kept = os.getpid(), self._socket.fileno()
         self._alive, writer = map(Descriptor, os.pipe())
         self._is_starting = True
-        leader = os.getpid()
-        Process(lambda: self._begin(leader, writer.fileno())).join(Patience(None))
+        start_apart(lambda: self._guard(leader), [kept, writer.fileno()])
         self._is_starting = False
         writer.close()
 
@@ -200,19 +199,6 @@ class Heartbeat:
         return has_network
 
     # -- the two processes
-
-    def _begin(self, leader: int, writer: int) -> None:
-        if os.fork():
-            return
-        gc.disable()  # garbage that was inherited is not this process's to collect
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.setpgid(0, 0)
-        # The launcher waits until nobody holds its pipes. That of standard error is needed, and closed with the leader.
-        kept = sorted({_STDERR, self._socket.fileno(), writer})
-        for start, end in zip((-1, *kept), (*kept, _MOST_DESCRIPTORS)):
-            os.closerange(start + 1, end)
-        end_with(leader)
-        self._guard(leader)
 
     def _guard(self, leader: int) -> None:
         """Be the guardian of heartbeat processes, or one of these."""

@@ -6,7 +6,6 @@ ends with this process: a small process next to it kills it some seconds after t
 
 from __future__ import annotations
 
-import gc
 import mmap
 import os
 import signal
@@ -14,7 +13,7 @@ import time
 from typing import Any
 
 from synkhronos._rendezvous import rendezvous
-from synkhronos._team import Patience, Process, end_with
+from synkhronos._team import Patience, start_apart
 
 __all__ = ["StartLimit"]
 
@@ -22,7 +21,6 @@ _GRACE_SECONDS = 5.0  # in which an exception should have come
 _LOOK_SECONDS = 0.2
 _ABORT_SECONDS = 1.0  # that the launcher has to end the job, before this process's end does so where it can
 _STDERR = 2
-_MOST_DESCRIPTORS = 65536
 
 
 class StartLimit:
@@ -67,7 +65,7 @@ class StartLimit:
         message = f"synkhronos.fork: the start took longer than start_timeout={self.seconds:g} seconds: {what}\n"
         disarmed = self._disarmed = mmap.mmap(-1, 1)
         seconds += margin + _GRACE_SECONDS
-        Process(lambda: _begin(leader, seconds, message.encode(), disarmed)).join(Patience(None))
+        start_apart(lambda: _end_late(leader, seconds, message.encode(), disarmed), rendezvous.descriptors())
 
     def disarm(self) -> None:
         """Undo `arm`."""
@@ -76,14 +74,7 @@ class StartLimit:
             self._disarmed = None
 
 
-def _begin(leader: int, seconds: float, message: bytes, disarmed: mmap.mmap) -> None:
-    if os.fork():  # it is no child of the leader: a program may wait for its children
-        return
-    gc.disable()
-    kept = sorted({_STDERR, *rendezvous.descriptors()})
-    for start, end in zip((-1, *kept), (*kept, _MOST_DESCRIPTORS)):
-        os.closerange(start + 1, end)
-    end_with(leader)
+def _end_late(leader: int, seconds: float, message: bytes, disarmed: mmap.mmap) -> None:
     patience = Patience(seconds)
     while not patience.is_over():
         time.sleep(_LOOK_SECONDS)

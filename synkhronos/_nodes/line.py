@@ -22,7 +22,7 @@ from synkhronos._nodes.meetings import VOTE, Meetings
 from synkhronos._nodes.messages import Stop
 from synkhronos._nodes.silence import Reason
 from synkhronos._nodes.versions import describe, tell_differences
-from synkhronos._rendezvous import drain_output
+from synkhronos._rendezvous import RESTART, drain_output
 from synkhronos.errors import NodeLost
 
 __all__ = ["Line"]
@@ -113,6 +113,14 @@ class Line(Meetings):
                 time.sleep(min(waited / 50, _LONGEST_NAP))
             elif waited > _SPIN_SECONDS:
                 os.sched_yield()
+
+    def wait_outside_calls(self, found: Callable[[], Any]) -> Any:
+        """Wait as `wait` does, for `fork` and `close`; the message of a `NodeLost` is complete, as in calls."""
+        try:
+            return self.wait(found)
+        except NodeLost as error:
+            error.args = (f"{error}; {RESTART}",)
+            raise
 
     def _check_heartbeat(self, now: float) -> None:
         if now - self._looked_after > _LOOK_SECONDS:

@@ -134,7 +134,7 @@ class Machines:
         def silent() -> list[int]:
             return [one for one in self.line.others if one not in answers or answers[one].number != number]
 
-        self.line.wait(lambda: not silent() or patience.is_over())
+        self.line.wait_outside_calls(lambda: not silent() or patience.is_over())
         return silent()
 
     def stop(self) -> None:

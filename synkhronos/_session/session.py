@@ -254,17 +254,23 @@ class Session:
             if within and not self.broken:
                 self._dispatcher.broken = CLOSED
                 self._team.stop(grace=0.0)
-            if not self.broken:
-                self._team.send(Encoder().dumps(Envelope((), Release(), None)))
-                self._dispatcher.broken = CLOSED
-                self._team.stop()
-            self.replica.thread_limits.restore()
-            if self._line is not None and self._line.is_lost:
-                pass  # MPI may still write to what lies in the regions
-            elif within:  # that call goes on to read what the ranks have computed
-                weakref.finalize(self, self.replica.regions.close).atexit = False
-            else:
-                self.replica.regions.close()
-            self._ledger.close()
-            if self.on_gpu:
-                _engine.unbind()
+            try:
+                if not self.broken:
+                    self._team.send(Encoder().dumps(Envelope((), Release(), None)))
+                    self._dispatcher.broken = CLOSED
+                    self._team.stop()
+            finally:  # a node may be lost
+                self._release(within)
+
+    def _release(self, within: bool) -> None:
+        """Free what only the session needed; ``within`` one of its calls, by a signal's handler."""
+        self.replica.thread_limits.restore()
+        if self._line is not None and self._line.is_lost:
+            pass  # MPI may still write to what lies in the regions
+        elif within:  # that call goes on to read what the ranks have computed
+            weakref.finalize(self, self.replica.regions.close).atexit = False
+        else:
+            self.replica.regions.close()
+        self._ledger.close()
+        if self.on_gpu:
+            _engine.unbind()

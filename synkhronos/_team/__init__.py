@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from synkhronos._team.board import Sight
-from synkhronos._team.lifeline import end_with
+from synkhronos._team.lifeline import end_with, start_apart
 from synkhronos._team.log import log
 from synkhronos._team.overdue import check_exchange, check_machines
 from synkhronos._team.patience import Patience
-from synkhronos._team.process import Process
 from synkhronos._team.signals import Barrier
 from synkhronos._team.team import Team
 from synkhronos._team.timeline import (
@@ -38,7 +37,6 @@ __all__ = [
     "Barrier",
     "Notes",
     "Patience",
-    "Process",
     "Sight",
     "Team",
     "Timeline",
@@ -50,4 +48,5 @@ __all__ = [
     "kind_of",
     "log",
     "spans",
+    "start_apart",
 ]

@@ -242,6 +242,26 @@ def test_an_op_of_a_module_that_is_reloaded_is_refused(tmp_path):
     assert "ops_of_mine.Mine was defined after synkhronos.fork()" in out
 
 
+def test_workers_search_modules_in_the_order_of_the_controller(tmp_path):
+    for folder in ("old", "new"):
+        (tmp_path / folder).mkdir()
+        source = "from support import Fault\nclass Mine(Fault):\n    pass\n"
+        if folder == "old":
+            source += "    def perform(self, node, inputs, outputs):\n        outputs[0][0] = 10 * inputs[0]\n"
+        (tmp_path / folder / "ops_in_two_folders.py").write_text(source)
+    out, _ = run_script(
+        f"""
+        sys.path.append({str(tmp_path / "old")!r})
+        synk.fork(2, use_gpu=False)
+        sys.path.insert(0, {str(tmp_path / "new")!r})
+        from ops_in_two_folders import Mine
+        x = T.dvector("x")
+        print(synk.function([x], (Mine()(x, 0).sum(), "sum"))([1.0, 2.0]))
+        """
+    )
+    assert out == "3.0\n"
+
+
 def test_nan_guard_mode(session):
     x = T.dvector("x")
     for mode, bad, words in (

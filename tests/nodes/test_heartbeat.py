@@ -226,6 +226,31 @@ def test_a_controller_that_is_frozen_for_too_long_is_named(hosts):
     until_nothing_is_left(hosts, time.monotonic(), limit=10, of_mpi=True)
 
 
+#: Until the heartbeat process reports a node that is lost while no call is under way.
+IDLE = """
+    from synkhronos._nodes import launch
+    {before}
+    say("ready")
+    while launch._line._heartbeat.loss() is None:
+        time.sleep(0.01)
+    try:
+        synk.{call}()
+    except synk.NodeLost as error:
+        say(error)
+"""
+
+
+@pytest.mark.parametrize(("call", "before"), [("close", ""), ("fork", "synk.close()")])
+def test_a_node_that_is_lost_between_calls_is_reported_by_fork_and_close(hosts, call, before):
+    job = start(hosts, BEGIN.format(heartbeat=2.5), IDLE.format(call=call, before=before))
+    assert hear(job)[1] == "ready"
+    with frozen(python_processes(hosts, "hostb")):
+        text = "nothing was heard from node 1 (hostb) for 2.5 seconds: it is down or frozen, or the link to it is cut"
+        assert hear(job)[1] == f"{text}; start the program again"
+    job.communicate(timeout=60)
+    until_nothing_is_left(hosts, time.monotonic(), limit=10, of_mpi=True)
+
+
 @pytest.mark.parametrize("silent", ["frozen hostb", "cut off hosta"])
 def test_of_three_nodes_the_silent_one_is_named_and_the_others_stay(silent):
     reason = reason_to_skip()

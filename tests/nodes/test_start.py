@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -114,6 +115,17 @@ def test_children_of_a_process_of_the_job_report_nothing():
     assert (code, out) == (0, "forked\n"), err
 
 
+@pytest.mark.parametrize("how", ["a shell script", "os.system"])
+def test_programs_that_run_before_the_one_that_forks_report_nothing(how):
+    check, program = f"{sys.executable} -c 'import synkhronos'", write()
+    if how == "os.system":  # which passes on all descriptors
+        command = [sys.executable, "-c", f"import os\nassert os.system({check!r}) == 0\n{program}"]
+    else:
+        command = ["sh", "-c", f'{check} && "$0" -c "$1"', sys.executable, program]
+    done = subprocess.run([MPIEXEC, "-n", "2", *command], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "forked\n"), done.stderr
+
+
 @pytest.mark.parametrize("ranks", [(1,), (0,), (1, 2)])
 def test_nodes_that_never_come_are_named_in_time(ranks):
     code, out, err = run(write("time.sleep(1000)", ranks, limit=2), n=1 + len(ranks))
@@ -122,6 +134,23 @@ def test_nodes_that_never_come_are_named_in_time(ranks):
     assert (text in err) if 0 in ranks else out.startswith(f"NodeLost 1 {text}"), out + err
     assert "forked" not in out
     assert code != 0
+
+
+def test_a_launcher_that_is_frozen_for_three_seconds_goes_on(tmp_path):
+    come = str(tmp_path / "come")
+    action = f"synk.fork; os.write(1, b'waits\\n')\n    while rank and not os.path.exists({come!r}): time.sleep(0.01)"
+    command = [MPIEXEC, "-n", "2", sys.executable, "-c", write(action, ranks=(0, 1))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+        try:
+            assert [job.stdout.readline() for _ in range(2)] == ["waits\n"] * 2
+            job.send_signal(signal.SIGSTOP)
+            time.sleep(3)
+            job.send_signal(signal.SIGCONT)
+            (tmp_path / "come").touch()
+            out, err = job.communicate(timeout=60)
+        finally:
+            job.kill()
+    assert (job.returncode, out) == (0, "forked\n"), err
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -259,3 +288,13 @@ def test_the_supervisor_listens_to_its_own_processes_alone():
         assert said[1:] == ["\n", "\n"]
     supervisor.close()
     assert supervisor.loss() == "node 1 (b) ended without calling fork()"
+
+
+def test_a_supervisor_that_has_stopped_listening_can_be_closed():
+    supervisor = Supervisor()
+    supervisor.start()
+    supervisor._listening.shutdown(socket.SHUT_RDWR)  # `accept` fails, as it does where no more files may be opened
+    supervisor._thread.join(30)
+    assert not supervisor._thread.is_alive()
+    supervisor.close()
+    assert not supervisor.loss()
