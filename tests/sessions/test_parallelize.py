@@ -244,8 +244,8 @@ def test_what_functions_have(session):
     assert train.profile.fct_callcount
     assert len(train.partition) > 1
     assert isinstance(look, theano.compile.Function)  # no rows, no updates
-    with pytest.raises(AttributeError, match="copy: what"):
-        train.copy()
+    with pytest.raises(AttributeError, match="input_storage: what"):
+        train.input_storage  # noqa: B018
     with pytest.raises(TypeError, match="keep the state in a shared variable"):
         train["w"]
 
@@ -369,7 +369,7 @@ def test_sparse_inputs(session, kind, caplog):
         assert got[2].format == kind
         close(got[2].toarray(), expected[2].toarray())
     close(mine.get_value(), other.get_value())
-    assert not synk.check_replicas()
+    assert not synk.check_replicas([mine])
     (out,) = ours(x=x, y=np.ones(0), output_subset=[1])
     assert out.shape == (0,)
 

@@ -5,7 +5,7 @@ import pytest
 
 from synkhronos._memory import ArrayRef, SegmentTable
 from synkhronos._nodes.blocks import BLOCK, put
-from synkhronos._nodes.launch import count_launched
+from synkhronos._rendezvous import count_launched
 from synkhronos._nodes.shipping import PIECE, Cargo, Shipping
 from synkhronos._partition import Rows, shares
 from synkhronos._rank import Call, InOrder, Put, Settle, Source
