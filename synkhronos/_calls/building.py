@@ -152,12 +152,19 @@ def function(
             """Build the function with other shared variables, or without updates."""
             updated = [] if delete_updates else [var for var, _ in graph.expressions[1]]
             new = {**{var: var.default_update for var in updated if var not in dict(pairs)}, **dict(pairs)}
+            pairs_given = _graphs.pairs_of(givens)
+            if swap:  # the engine refuses givens that depend on variables which others replace
+                pairs_given = [
+                    (old, _engine.clone(value, replace=swap) if isinstance(value, _engine.Variable) else value)
+                    for old, value in pairs_given
+                ]
+            replaced = [(old, value) for old, value in (*swap.items(), *pairs_given) if old is not value]
             return function(
                 inputs,
                 outputs,
                 bcast_inputs,
                 [(swap.get(var, var), new[var]) for var in updated],
-                [*swap.items(), *(givens.items() if isinstance(givens, Mapping) else givens or ())],
+                replaced,
                 [swap.get(var, var) for var in sliceable_shareds or ()],
                 exact=True,
                 shard=shard,

@@ -107,12 +107,15 @@ class Function(Appearance):
         Returns
         -------
         Data, or list of Data
-            A list unless the function has one input.
+            A list unless the function has one input. A value that is no dense array, such as a sparse matrix, is
+            returned as it is.
         """
         values = arrange(self._graph, args, kwargs, ("force_cast", "oversize", "minibatch"))
         made = [
-            data(value, var, minibatch=minibatch, force_cast=force_cast, oversize=oversize)
-            for value, var in zip(values, self._graph.input_variables)
+            value
+            if i in self._graph.packed
+            else data(value, var, minibatch=minibatch, force_cast=force_cast, oversize=oversize)
+            for i, (value, var) in enumerate(zip(values, self._graph.input_variables))
         ]
         return made[0] if len(made) == 1 else made
 

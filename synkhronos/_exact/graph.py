@@ -140,7 +140,7 @@ class DividedGraph(Graph):
             kwargs={**kwargs, "no_default_updates": True, "on_unused_input": "ignore"},
         )
         self.axes = sharding.axes
-        self._packed, self.input_defaults = user._packed, user.input_defaults
+        self.packed, self.input_defaults = user.packed, user.input_defaults
 
     def _copied_ins(self) -> list[Any]:
         numbers = [self._given.whole, self._given.first, self._given.here]

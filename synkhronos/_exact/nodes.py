@@ -38,7 +38,10 @@ def is_of_the_user(op: Any) -> bool:
         return is_of_the_user(op.core_op)
     if isinstance(op, ops.FromFunctionOp):
         return True
-    if _package_of(op, "perform") not in _PURE and _package_of(op, "c_code") in _PURE:
+    if _package_of(op, "c_code") in _PURE and any(_package_of(op, name) not in _PURE for name in ("perform", "impl")):
+        return True
+    scalar_op = getattr(op, "scalar_op", None)  # which Elemwise applies to each element
+    if scalar_op is not None and is_of_the_user(scalar_op):
         return True
     inner = {variable.owner for variable in ancestors(ops.inner_outputs(op))} - {None}
     return any(is_of_the_user(node.op) for node in inner)

@@ -220,12 +220,15 @@ class Walk:
             return  # what is sharded may be a variable inside the graph
         placements = [self._placements[one] for one in node.inputs]
         is_whole = all(isinstance(one, Replicate) for one in placements)
-        if is_whole and ops.inner_outputs(node.op) and is_of_the_user(node.op):
+        is_users, has_graph = is_of_the_user(node.op), bool(ops.inner_outputs(node.op))
+        if is_whole and is_users and has_graph:
             is_whole = False  # so that the rule finds the user's operation inside
         kind = type(node.op) if type(node.op) in self._rules else kind_of(node.op)
         rule = (self._makers if is_whole else self._rules).get(kind)
         placed: str | Sequence[Placed] = "there is no rule for it"
-        if rule is not None:
+        if is_users and not has_graph:
+            placed = "Python code of the program, which the controller alone runs"
+        elif rule is not None:
             placed = "its sharding rule failed"
             with tolerated("The sharding rule", node.op):
                 placed = rule(self, node)

@@ -6,6 +6,7 @@ from synkhronos._graphs.changes import note_sent, sync_of
 from synkhronos._graphs.definitions import Definitions
 from synkhronos._graphs.diversion import variables_used
 from synkhronos._graphs.functions import Graph
+from synkhronos._graphs.inputs import pairs_of
 from synkhronos._graphs.packing import Unpacked, bytes_variable, pack
 from synkhronos._graphs.picking import minibatches
 from synkhronos._graphs.pickling import Bundle, dump, load
@@ -49,6 +50,7 @@ __all__ = [
     "minibatches",
     "note_sent",
     "pack",
+    "pairs_of",
     "run_function",
     "set_array",
     "shared_variables_of",

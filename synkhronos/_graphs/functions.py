@@ -57,8 +57,10 @@ class Graph:
     input_variables, input_names, input_defaults : list
         Of all inputs, the scattered ones first; ``None`` where there is no name or no default value. In place of an
         input that is a result in the middle of the graph, or no dense array, stands a new variable.
+    packed : dict
+        The types of the inputs that are no dense arrays, such as sparse matrices, by position.
     packed_names : list of str
-        Of the inputs that are no dense arrays, such as sparse matrices, and that every rank gets in full.
+        Of these inputs, which every rank gets in full.
     n_scattered : int
     axes : list of int
         Along which the scattered inputs are scattered.
@@ -88,12 +90,12 @@ class Graph:
         check_arguments(ins, self.n_scattered, self.sliceable_shareds)
         given = pairs_of(givens)
         check_givens(ins, given)
-        self._ins, replaced, self._packed = with_leaves(ins)
+        self._ins, replaced, self.packed = with_leaves(ins)
         self._givens = [*replaced, *given]  # so what is given may itself depend on an input in the middle
         self._leaves = dict(replaced)
         self.input_variables = [spec.variable for spec in self._ins]
         self.input_names = [spec.name or spec.variable.name for spec in self._ins]
-        self.packed_names = [self.input_names[i] or f"number {i}" for i in self._packed]
+        self.packed_names = [self.input_names[i] or f"number {i}" for i in self.packed]
         self.input_defaults = [getattr(spec.value, "data", spec.value) for spec in ins]
 
     def compile(self, variant: Variant = PLAIN) -> Any:
@@ -113,7 +115,7 @@ class Graph:
     def compute(self, variant: Variant, inputs: Sequence[Any], subset: Sequence[int] | None) -> Any:
         """What the engine's own call of a variant gives: all outputs, or some."""
         variant, asked = variant.told(None if subset is None else tuple(subset))
-        inputs = [self.filter_input(i, value) if i in self._packed else value for i, value in enumerate(inputs)]
+        inputs = [self.filter_input(i, value) if i in self.packed else value for i, value in enumerate(inputs)]
         return self.compile(variant)(*inputs, **({} if asked is None else {"output_subset": list(asked)}))
 
     def _compile_variant(self, variant: Variant) -> Any:
@@ -237,7 +239,7 @@ class Graph:
 
     def filter_input(self, position: int, value: Any) -> Any:
         """Cast a value as the engine would for this input, and pack what is no dense array; `TypeError` if refused."""
-        if position in self._packed:
-            return pack([self._packed[position].filter(value)])
+        if position in self.packed:
+            return pack([self.packed[position].filter(value)])
         spec = self._ins[position]
         return spec.variable.type.filter(value, strict=spec.strict, allow_downcast=spec.allow_downcast)

@@ -71,8 +71,9 @@ class OnController(Op):
         for i in self._copied:  # an operation in place must not change what others read
             values[i] = values[i].copy()
         storage: list[list[Any]] = [[None] for _ in self.types_out]
-        self.op.perform(own, values, storage)
-        output_storage[0][0] = pack([value for (value,) in storage])
+        params = [own.run_params()] if getattr(self.op, "params_type", None) and hasattr(own, "run_params") else []
+        self.op.perform(own, values, storage, *params)
+        output_storage[0][0] = pack([type_.filter(value) for type_, (value,) in zip(self.types_out, storage)])
 
     def do_constant_folding(self, *arguments: Any) -> bool:
         """As the operation itself: the serial program computes it as it is compiled, too."""

@@ -41,6 +41,20 @@ def test_copies(session, options):
         assert_close(got, expected, rtol=1e-12, atol=0)
 
 
+def test_variables_that_givens_use_are_swapped(session):
+    found = []
+    for build, more in ((theano.function, {}), (synk.function, {"exact": True})):
+        x, z = T.dmatrices("xz")
+        w, v, other = (
+            theano.shared(np.full(2, value), name) for value, name in ((1.0, "w"), (2.0, "v"), (5.0, "other"))
+        )
+        function = build([x], [T.dot(z, w)], updates=[(v, v + w)], givens={z: x * w * v}, **more)
+        copy = function.copy(swap={w: other})
+        found.append([*copy(V), *function(V), *copy(V), *copy.copy(swap={other: w})(V), v.get_value()])
+    for expected, got in zip(*found):
+        assert_close(got, expected, rtol=1e-12, atol=0)
+
+
 def test_copies_under_parallelize(session):
     inputs, outputs, _, others = program()
     with synk.parallelize():

@@ -7,10 +7,13 @@ import signal
 
 import numpy as np
 import pytest
-from engine import T, ifelse, on_theano, theano
+from engine import T, ifelse, on_theano, theano, theano_only
 from support import assert_close, worker_pids
 
 import synkhronos as synk
+
+if not on_theano:
+    from pytensor.tensor.blockwise import Blockwise
 
 X = np.random.RandomState(3).rand(7, 3)
 
@@ -90,6 +93,42 @@ class Counting(theano.Op):
         outputs[0][0] = inputs[0]
 
 
+class Elementary(theano.scalar.UnaryScalarOp):
+    """Noise for each number."""
+
+    def impl(self, x):
+        return x + np.random.normal()  # noqa: NPY002
+
+
+class Unfiltered(theano.Op):
+    """NumPy's number instead of an array."""
+
+    __props__ = ()
+
+    def make_node(self, x):
+        return theano.Apply(self, [x], [T.dscalar()])
+
+    def perform(self, node, inputs, outputs):
+        outputs[0][0] = inputs[0].sum()
+
+
+class Scaled(theano.Op):
+    """A product with a property of the operation, which ``perform`` takes as ``params``."""
+
+    __props__ = ("factor",)
+    if on_theano:
+        params_type = theano.gof.ParamsType(factor=theano.scalar.float64)
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def make_node(self, x):
+        return theano.Apply(self, [x], [x.type()])
+
+    def perform(self, node, inputs, outputs, params):
+        outputs[0][0] = inputs[0] * params.factor
+
+
 def scan(*args, **kwargs):
     return theano.scan(*args, **kwargs)[0] if on_theano else theano.scan(*args, return_updates=False, **kwargs)
 
@@ -138,9 +177,22 @@ def within_another(x, w):
     return [within(x)], w
 
 
+def elementwise(x, w):
+    noisy = T.Elemwise(Elementary(theano.scalar.upgrade_to_float, name="noisy"))
+    y = noisy(x)
+    return [y.sum(axis=0), y], noisy(w + y.mean(axis=0))
+
+
+def of_each_row(x, w):
+    y = Blockwise(Jitter(), "(n)->(n),()")(x)[0]
+    return [y.sum(axis=0), y], w + y.mean(axis=0)
+
+
 PROGRAMS = [
     *(signatures, trained, twice, in_a_loop, in_a_loop_without_rows, in_a_branch, of_no_rows),
     within_another,
+    elementwise,
+    pytest.param(of_each_row, marks=pytest.mark.skipif(on_theano, reason="Theano does not have Blockwise")),
 ]
 
 
@@ -166,6 +218,20 @@ def test_results_are_the_serial_ones(session, program):
         assert np.shape(mine) == np.shape(other)
         assert_close(mine, other, rtol=1e-9, atol=1e-11)
     assert not synk.check_replicas()
+
+
+def test_results_are_arrays_of_the_declared_type(synchronize):
+    synchronize(2)
+    x = T.dmatrix("x")
+    total = Unfiltered()(x)
+    assert_close(synk.function([x], [total, 2 * total], exact=True)(X), [X.sum(), 2 * X.sum()], rtol=1e-12)
+
+
+@theano_only("operations in Python do not take params there")
+def test_operations_that_take_params(synchronize):
+    synchronize(2)
+    x = T.dmatrix("x")
+    assert_close(synk.function([x], Scaled(2.5)(x), exact=True)(X), 2.5 * X, rtol=1e-12)
 
 
 @pytest.mark.numba

@@ -389,6 +389,7 @@ def test_inputs_that_are_no_dense_arrays(session):
     plain = synk.function([x], (x.dot(dense), "gather"), bcast_inputs=[matrix])
     close(plain(np.ones((7, 4)), scipy.sparse.csr_matrix(np.eye(4)), check_against_theano=True), np.ones((7, 4)))
     close(plain.as_theano(np.ones((7, 4)), scipy.sparse.csr_matrix(np.eye(4))), np.ones((7, 4)))
+    close(plain(*plain.build_inputs(np.ones((7, 4)), scipy.sparse.csr_matrix(np.eye(4)))), np.ones((7, 4)))
 
 
 @theano_only("default values of inputs, outputs by name")

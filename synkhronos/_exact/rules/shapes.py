@@ -85,8 +85,8 @@ def _specified(walk: Walk, node: Any) -> Sequence[Placed]:
     if isinstance(placement, Shard) and not isinstance(lengths[placement.axis].type, NO_TENSORS):
         is_right = T.eq(walk.lengths.value(placement.length), entries[placement.axis])
         here = ops.Assert(f"SpecifyShape: axis {placement.axis} has another length, for all ranks")(here, is_right)
-        entries[placement.axis] = None
-    return [Placed(copied(node, [here, *entries])[0], placement)]
+        entries[placement.axis] = None  # which is not an input of the node, but an argument of the operation
+    return [Placed(node.op(here, *entries), placement)]
 
 
 def _axis_of_rows(walk: Walk, variable: Any, placement: Shard, entries: Sequence[Length]) -> Shard | None:
