@@ -106,6 +106,7 @@ class Heartbeat:
         self._shared: _Shared
         self._states: memoryview
         self._alive: Descriptor | None = None  # the end of a pipe whose other end only the two processes hold
+        self._tie: Descriptor | None = None
         self._is_starting = False
         self._unprinted: list[bytes] = []
 
@@ -155,6 +156,8 @@ class Heartbeat:
         self._shared.is_over = True
         for _ in range(_GOODBYES):
             self._send(Message(self._node, leaves=True))
+        self._socket.close()
+        self._alive = self._tie = None
 
     def look_after(self) -> None:
         """In the leader: start the two processes again if both were killed."""
@@ -174,7 +177,8 @@ class Heartbeat:
         leader, kept = os.getpid(), self._socket.fileno()
         self._alive, writer = map(Descriptor, os.pipe())
         self._is_starting = True
-        start_apart(lambda: self._guard(leader), [kept, writer.fileno()])
+        # on node 0 the program might close the descriptor that ties stopped processes to the leader
+        self._tie = start_apart(lambda: self._guard(leader), [kept, writer.fileno()], while_stopped=self._node > 0)
         self._is_starting = False
         writer.close()
 
@@ -182,6 +186,7 @@ class Heartbeat:
         """In a process that was forked from the leader, if it is none of the two."""
         if not self._is_starting:
             self._socket.close()
+            self._alive = self._tie = None
 
     def _send(self, message: Message) -> bool:
         """Send a message to all others; returns whether there is a network to send it to."""

@@ -61,21 +61,21 @@ def find_line(limit: StartLimit) -> Line | None:
     if rendezvous.rank:
         limit = StartLimit(limit.seconds)  # the first process's has begun, and ends the job before
     names = [rendezvous.describe(rank) for rank in range(launched) if rank != rendezvous.rank]
-    limit.arm(
-        f"MPI has not connected node {rendezvous.rank} ({os.uname().nodename}) with {', '.join(names)}; see "
-        "docs/machines.md, When it hangs",
-        margin=_LEADERS_SECONDS if rendezvous.rank else 0.0,
-    )
     try:
+        limit.arm(
+            f"MPI has not connected node {rendezvous.rank} ({os.uname().nodename}) with {', '.join(names)}; see "
+            "docs/machines.md, When it hangs",
+            margin=_LEADERS_SECONDS if rendezvous.rank else 0.0,
+        )
         with deferred_interrupts():  # all processes come together once
             _initialize(mpi, launched)
             _place = share_cores(mpi.COMM_WORLD)
             _line = Line(mpi)
+            rendezvous.joined()
+            for name in [name for name in os.environ if name.startswith(_OF_LAUNCHERS)]:
+                del os.environ[name]  # programs that this one starts are no part of the job
     finally:
         limit.disarm()
-    rendezvous.joined()
-    for name in [name for name in os.environ if name.startswith(_OF_LAUNCHERS)]:
-        del os.environ[name]  # programs that this one starts are no part of the job
     return _line
 
 

@@ -9,6 +9,8 @@ for a stopped process; other threads may end before the controller does.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import gc
 import os
 import signal
@@ -16,6 +18,7 @@ from collections.abc import Iterable
 from typing import Callable
 
 from synkhronos._core import native
+from synkhronos._memory import Descriptor
 from synkhronos._team.patience import Patience
 from synkhronos._team.process import Process
 
@@ -23,6 +26,7 @@ __all__ = ["end_with", "start_apart"]
 
 _STDERR = 2
 _MOST_DESCRIPTORS = 65536
+_F_SETSIG = 10  # that of Linux; Python has no name for it before 3.12
 
 
 def end_with(pid: int, by_main_thread: bool = False) -> None:
@@ -38,7 +42,7 @@ def end_with(pid: int, by_main_thread: bool = False) -> None:
     native.end_with(pid, by_main_thread)
 
 
-def start_apart(work: Callable[[], None], descriptors: Iterable[int]) -> None:
+def start_apart(work: Callable[[], None], descriptors: Iterable[int], while_stopped: bool = False) -> Descriptor | None:
     """Start a process that ends with this one and is not its child: a program may wait for its children, or kill them.
 
     Parameters
@@ -48,8 +52,19 @@ def start_apart(work: Callable[[], None], descriptors: Iterable[int]) -> None:
     descriptors : iterable of int
         Those that it keeps, in addition to standard error. A launcher waits until nobody holds its pipes: that of
         standard error is closed when this process ends.
+    while_stopped : bool
+        Have the kernel kill the process, and those that it forks, even while they are stopped (SIGSTOP). Not for a
+        process in which the program could close the descriptor that this takes.
+
+    Returns
+    -------
+    Descriptor or None
+        With ``while_stopped``: keep it, because the process is killed when it is closed.
     """
-    leader, kept = os.getpid(), sorted({_STDERR, *descriptors})
+    leader, kept = os.getpid(), {_STDERR, *descriptors}
+    reader, writer = map(Descriptor, os.pipe()) if while_stopped else (None, None)
+    if reader is not None:
+        kept.add(reader.fileno())
 
     def begin() -> None:
         if os.fork():
@@ -57,9 +72,21 @@ def start_apart(work: Callable[[], None], descriptors: Iterable[int]) -> None:
         gc.disable()  # garbage that was inherited is not this process's to collect
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setpgid(0, 0)
-        for start, end in zip((-1, *kept), (*kept, _MOST_DESCRIPTORS)):
+        numbers = sorted(kept)
+        for start, end in zip((-1, *numbers), (*numbers, _MOST_DESCRIPTORS)):
             os.closerange(start + 1, end)
         end_with(leader)
+        if reader is not None:
+            _kill_group_at_end_of(reader.fileno())
         work()
 
     Process(begin).join(Patience(None))
+    return writer
+
+
+def _kill_group_at_end_of(reader: int) -> None:
+    """Have the kernel send SIGKILL to this process's group when the last writer of a pipe is closed."""
+    with contextlib.suppress(OSError):  # a sandbox may refuse it
+        fcntl.fcntl(reader, fcntl.F_SETOWN, -os.getpgrp())
+        fcntl.fcntl(reader, _F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(reader, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
