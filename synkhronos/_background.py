@@ -32,7 +32,7 @@ class Background:
         self._work = work
         self._result: Any = None
         self._error: BaseException | None = None
-        self._over = False
+        self._over = self._begun = self._cancelled = False
         self._ended, self._telling = threading.Lock(), threading.Lock()
         self._ended.acquire()
         self._thread = threading.Thread(target=self._run, name=name, daemon=daemon)
@@ -44,6 +44,9 @@ class Background:
     def _run(self) -> None:
         try:
             try:
+                self._begun = True  # from here on an exception is caught
+                if self._cancelled:
+                    raise KeyboardInterrupt
                 self._result = self._work()
             except BaseException as error:
                 self._error = error
@@ -69,12 +72,14 @@ class Background:
     def stop(self) -> None:
         """Raise an exception in the thread, and wait until it has ended; further interrupts are deferred until then.
 
-        It is raised again and again: Python drops what comes in a finalizer.
+        It is raised again and again: Python drops what comes in a finalizer. A thread that has not come to its work
+        raises it itself: one that was sent there would end the thread without a sign.
         """
         with deferred_interrupts():
+            self._cancelled = True
             while True:
                 with self._telling:
-                    if self._thread.ident is not None and not self._over:
+                    if self._begun and not self._over:
                         thread = ctypes.c_ulong(self._thread.ident)
                         ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(KeyboardInterrupt))
                 if self.wait(_SECONDS):

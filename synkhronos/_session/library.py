@@ -90,9 +90,8 @@ class Library:
         WorkerError
             If a rank cannot load one.
         """
-        if not self._pending:
-            if keys is None and variable is None:
-                self._refresh()
+        is_explicit = keys is None and variable is None  # a call of the program's
+        if not self._pending and not is_explicit:
             return
         self.forget_what_ended()
         if variable is not None:
@@ -114,6 +113,8 @@ class Library:
                 raise failed
             finally:
                 del failed  # else it and this frame keep each other, and what the user drops, alive
+        if is_explicit:
+            self._refresh()
 
     def _refresh(self) -> None:
         """Send what functions of all ranks read, where it was changed."""
