@@ -12,6 +12,7 @@ import pytest
 
 import synkhronos._session.lifecycle as lifecycle
 from synkhronos._nodes.launch import find_line
+from synkhronos._nodes.limit import StartLimit
 
 assert parallel
 
@@ -39,5 +40,5 @@ def one_machine(reason):
 
 
 if N > 1:
-    find_line()  # so that what MPI opens is there before the first test
+    find_line(StartLimit(60))  # so that what MPI opens is there before the first test
     lifecycle.find_free_devices = _find_own_devices

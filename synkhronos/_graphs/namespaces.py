@@ -46,7 +46,9 @@ __all__ = [
 MAIN = "__main__"
 
 #: Their state is not the program's, even where they are installed from a working tree.
-_LIBRARIES = frozenset(["cloudpickle", "pymc", "pytensor", "synkhronos", "theano"])
+_LIBRARIES = frozenset(["cloudpickle", "pygpu", "pymc", "pytensor", "synkhronos", "theano"])
+_LIBRARY_FOLDERS = frozenset(["dist-packages", "site-packages"])  # of any Python
+_HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8  # flags of classes (CPython's object.h); 3.9 lacks the second
 
 _BLOCK = 4096
 _key = os.urandom(_BLOCK + 16)
@@ -98,7 +100,8 @@ def _library_folders() -> tuple[str, ...]:
 
 @functools.cache
 def _is_of_library(file: str) -> bool:
-    return os.path.realpath(file).startswith(_library_folders())
+    path = os.path.realpath(file)
+    return path.startswith(_library_folders()) or not _LIBRARY_FOLDERS.isdisjoint(path.split(os.sep))
 
 
 def is_programs(module: str | None) -> bool:
@@ -181,6 +184,8 @@ def _names(code: types.CodeType) -> set[str]:
 def state_of(definition: Any) -> dict[str, Any]:
     """What a program can change of a class or a function: attributes; of a function defaults and closure, too."""
     if isinstance(definition, type):
+        if not definition.__flags__ & _HEAP_TYPE or definition.__flags__ & _IMMUTABLE_TYPE:  # in C or Cython
+            return {}
         return {name: value for name, value in list(vars(definition).items()) if not _is_made_by_python(name, value)}
     state = {"__defaults__": definition.__defaults__, "__kwdefaults__": definition.__kwdefaults__}
     for i, cell in enumerate(definition.__closure__ or ()):
@@ -224,6 +229,14 @@ def _set_state(function: Any, state: dict[str, Any]) -> None:
 def _set(owner: Any, name: str, value: Any) -> None:
     if name.isdigit():
         owner.__closure__[int(name)].cell_contents = value
+    elif isinstance(owner, types.ModuleType):
+        vars(owner)[name] = value
+    elif isinstance(owner, type):
+        try:
+            type.__setattr__(owner, name, value)  # not the metaclass's: an enum's refuses
+        except TypeError:  # a metaclass in C, such as that of ctypes.Structure
+            with contextlib.suppress(AttributeError, TypeError):  # what it refuses, the program cannot have changed
+                setattr(owner, name, value)
     else:
         setattr(owner, name, value)
 

@@ -354,6 +354,56 @@ def test_what_is_defined_after_fork_changes_and_distribute_sends_it(nodes, each)
 
 
 @pytest.mark.parametrize("nodes, each", NODES[:2])
+def test_classes_that_refuse_to_be_changed(nodes, each):
+    run(
+        nodes,
+        each,
+        """
+        import array, collections, ctypes, enum
+
+        class Kind(enum.Enum):
+            FIRST = 2.0
+
+            def scaled(self):
+                return FACTOR * self.value
+
+        class Bits(enum.IntFlag):
+            ONE = 1
+
+        class Frozen(type):
+            def __setattr__(cls, name, value):
+                raise AttributeError(name)
+
+        class Table(metaclass=Frozen):
+            values = {"a": 3.0}
+
+        class Fields(ctypes.Structure):
+            _fields_ = [("value", ctypes.c_double)]
+
+        FACTOR, in_c = 1.5, [array.array, collections.deque, np.random.mtrand.RandomState]
+
+        def set_up():
+            fork()
+
+            class Reader(Op):
+                def value(self, a):
+                    assert in_c[1] is collections.deque
+                    return a * Kind.FIRST.scaled() * Bits.ONE * Table.values["a"] * Fields(1.0).value
+
+            return Reader()
+
+        for FACTOR in 1.5, 2.5:
+            reader = set_up()
+            check(reader, 6 * FACTOR)
+            Table.values["a"] = 5.0
+            check(reader, 10 * FACTOR)
+            Table.values["a"] = 3.0
+            synk.close()
+        """,
+    )
+
+
+@pytest.mark.parametrize("nodes, each", NODES[:2])
 def test_what_cannot_be_pickled(nodes, each):
     """It stays as it was inherited; set again after the fork, it is an error that names it."""
     out = run(

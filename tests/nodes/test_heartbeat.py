@@ -10,6 +10,7 @@ import time
 
 import psutil
 import pytest
+from engine import theano_only
 from hosts import Hosts, reason_to_skip
 from jobs import hear, start, until_nothing_is_left
 
@@ -17,7 +18,10 @@ import synkhronos as synk
 from synkhronos._nodes.heartbeat import Door, Heartbeat
 from synkhronos._nodes.silence import NOBODY, WARNING_SECONDS, Loss, Message, Reason, Silence
 
-pytestmark = pytest.mark.timeout(320)  # for programs that wait for each other on a machine that is busy
+pytestmark = [
+    theano_only("heartbeats, which do not meet the engine"),
+    pytest.mark.timeout(320),  # for programs that wait for each other on a machine that is busy
+]
 
 OUTAGE_SECONDS = 3.0
 

@@ -10,6 +10,7 @@ import textwrap
 import time
 
 import pytest
+from engine import theano_only
 from hosts import MPIEXEC
 from jobs import needs_mpi
 
@@ -18,6 +19,7 @@ from synkhronos._rendezvous import ENDED, WAITS, Report
 
 pytestmark = [
     needs_mpi,
+    theano_only("the start of a job, which does not meet the engine"),
     pytest.mark.timeout(320),  # for programs that wait for each other on a machine that is busy
 ]
 
