@@ -79,9 +79,11 @@ class Background:
             self._cancelled = True
             while True:
                 with self._telling:
-                    if self._begun and not self._over:
-                        thread = ctypes.c_ulong(self._thread.ident)
-                        ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(KeyboardInterrupt))
+                    thread = self._thread.ident
+                    if self._begun and not self._over and thread is not None:
+                        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                            ctypes.c_ulong(thread), ctypes.py_object(KeyboardInterrupt)
+                        )
                 if self.wait(_SECONDS):
                     return
 
