@@ -1,8 +1,12 @@
 """Write docs/engines.md, the table of backends and features, from reports of test runs.
 
-Usage: ``python docs/tabulate_engines.py REPORT ...``, with the files that the tests write to the path in
-``SYNKHRONOS_TEST_REPORT``. A feature is a test module, shown by the first line of its docstring. Several reports of one
-backend are merged.
+The tests write a report to the path in ``SYNKHRONOS_TEST_REPORT``; reports of one backend are merged:
+
+    SYNKHRONOS_TEST_REPORT=theano.json make test
+    SYNKHRONOS_TEST_REPORT=pytensor.json make test PYTHON=python3.13 VENV=.venv-pytensor
+    python docs/tabulate_engines.py theano.json pytensor.json
+
+A feature is a test module, shown by the first line of its docstring.
 """
 
 import ast
