@@ -1,7 +1,12 @@
-"""Writes docs/engines.md, the table engine × feature, from what runs of the tests have told.
+"""Write docs/engines.md, the table of backends and features, from reports of test runs.
 
-Usage: ``python docs/tabulate_engines.py REPORT ...``, with files that the tests write where ``SYNKHRONOS_TEST_REPORT``
-says. A feature is a module of tests, by the first line of its docstring; the reports of an engine are joined.
+The tests write a report to the path in ``SYNKHRONOS_TEST_REPORT``; reports of one backend are merged:
+
+    SYNKHRONOS_TEST_REPORT=theano.json make test
+    SYNKHRONOS_TEST_REPORT=pytensor.json make test PYTHON=python3.13 VENV=.venv-pytensor
+    python docs/tabulate_engines.py theano.json pytensor.json
+
+A feature is a test module, shown by the first line of its docstring.
 """
 
 import ast
@@ -14,14 +19,15 @@ ROOT = Path(__file__).resolve().parent.parent
 TITLES = {"theano": "Theano", "pytensor": "PyTensor"}
 HEAD = """# Theano and PyTensor
 
-On Python 3.9 to 3.11 the graph engine is Theano 1.0.5, from 3.12 on PyTensor 3.3. What works on which, by the tests
-that ran: how many pass, and what is left out. `python docs/tabulate_engines.py` writes this page.
+The backend is Theano 1.0.5 on Python 3.9 to 3.11, and PyTensor 3.3 from Python 3.12 on. The table lists, for each group
+of tests, how many pass on each backend, and which features are skipped there ("not"). It is generated:
+`python docs/tabulate_engines.py`.
 
 """
 
 
 def read(files):
-    """Of each engine and module, how its tests ended: a list of outcomes and reasons."""
+    """Return the outcomes and reasons of each backend's tests, by module."""
     found = {name: collections.defaultdict(list) for name in TITLES}
     for file in files:
         report = json.loads(Path(file).read_text())
@@ -31,7 +37,7 @@ def read(files):
 
 
 def cell(outcomes):
-    """What a table says of the tests of a module."""
+    """Format the outcomes of a module's tests as a cell of the table."""
     counts = collections.Counter(outcome for outcome, _ in outcomes)
     reasons = sorted({reason for outcome, reason in outcomes if outcome == "skipped" and reason})
     parts = [f"{counts['passed']} pass"] if counts["passed"] else []
@@ -43,11 +49,11 @@ def cell(outcomes):
 def main(files):
     """Write the page."""
     found = read(files)
-    engines = [name for name in TITLES if found[name]]  # those that a report is of
-    lines = [f"| what | {' | '.join(TITLES[name] for name in engines)} |\n", "| --- " * (1 + len(engines)) + "|\n"]
+    backends = [name for name in TITLES if found[name]]  # those with a report
+    lines = [f"| tests | {' | '.join(TITLES[name] for name in backends)} |\n", "| --- " * (1 + len(backends)) + "|\n"]
     for module in sorted({module for modules in found.values() for module in modules}):
         feature = ast.get_docstring(ast.parse((ROOT / module).read_text())).split("\n")[0].rstrip(".")
-        cells = [cell(found[name][module]) for name in engines]
+        cells = [cell(found[name][module]) for name in backends]
         lines.append(f"| {' | '.join([feature, *cells])} |\n")
     (ROOT / "docs" / "engines.md").write_text(HEAD + "".join(lines))
 

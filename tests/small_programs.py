@@ -637,7 +637,7 @@ _THEANOS = [
 
 def marked(programs):
     """Programs as parameters of a test."""
-    alone = theano_only("operations that PyTensor has not: convolution, pooling, batch normalisation and others")
+    alone = theano_only("operations that PyTensor does not have: convolution, pooling, batch normalisation and others")
     return [
         pytest.param(program, marks=[alone] if any(word in program for word in _THEANOS) else [])
         for program in programs

@@ -1,4 +1,4 @@
-"""Several masters on one machine, several threads in one master, and other processes next to a session."""
+"""Several controllers on one node, several threads in one controller, and other processes next to a session."""
 
 import concurrent.futures
 import multiprocessing

@@ -1,4 +1,4 @@
-"""Functions that cannot be replicated: each fails alone, by name, and nothing that it drags along travels."""
+"""Functions that cannot be replicated: each fails alone, by name, and is not sent."""
 
 import gc
 import os

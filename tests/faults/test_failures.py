@@ -1,4 +1,4 @@
-"""What goes wrong on a rank reaches the user as an error that says so, in time, and leaves nothing behind."""
+"""Exceptions on a rank: the user gets an error that names them, in time, and nothing is left behind."""
 
 import contextlib
 import faulthandler

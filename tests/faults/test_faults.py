@@ -1,4 +1,4 @@
-"""Faults beyond those of `test_failures`: what happens to one process, to the machine, or at the terminal.
+"""More faults than `test_failures`: of one process, of the node, and at the terminal.
 
 Everything is the real thing: real signals, real limits of the kernel, a ``/dev/shm`` that really is too small.
 """

@@ -1,4 +1,4 @@
-"""Workers that are killed at random instants of collectives: what returns is right, and what raises can be mended.
+"""Workers killed at random instants of collectives: results are right, and errors can be recovered from.
 
 SYNKHRONOS_KILLS is the number of kills for each number of ranks.
 """

@@ -1,4 +1,4 @@
-"""Nothing grows: `leaks.py`, in a process of its own, since the heap of a long test run moves by itself."""
+"""Memory use does not grow: `leaks.py`, in its own process, because the heap of a long test run varies."""
 
 import subprocess
 import sys

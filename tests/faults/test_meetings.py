@@ -1,4 +1,4 @@
-"""What goes wrong in collectives inside a function: on all ranks an error, and nobody is left waiting."""
+"""Failures in collectives inside a function: an error on all ranks, and no rank keeps waiting."""
 
 import functools
 import os

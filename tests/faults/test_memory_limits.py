@@ -1,4 +1,4 @@
-"""Too little memory, or too few addresses, for what ranks compute; and workers that die with memory in their hands."""
+"""Too little memory, or too few addresses, for computing ranks; workers that die while they hold memory."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""`fork(restart_workers=True)`: a dead worker is replaced, its rank has all that it had, and the user is told."""
+"""`fork(restart_workers=True)`: a dead worker is replaced, its rank is restored, and the user is informed."""
 
 import functools
 import logging

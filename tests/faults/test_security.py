@@ -1,4 +1,4 @@
-"""Another user of the machine can neither read nor write what ranks share, nor make them run anything."""
+"""Other users of the node can neither read nor write memory that ranks share, nor run code in them."""
 
 import ctypes
 import json

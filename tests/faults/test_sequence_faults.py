@@ -1,4 +1,4 @@
-"""What goes wrong in a sequence: which part failed, what is complete, what is not begun, and what works afterwards."""
+"""Failures in a sequence: which part failed, which are complete, which did not begin, and that calls still work."""
 
 import functools
 import os

@@ -1,4 +1,4 @@
-"""Signals that programs handle themselves, and signals that reach the whole process group."""
+"""Signals that programs handle themselves, and signals to the whole UNIX process group."""
 
 import functools
 import os

@@ -1,4 +1,4 @@
-"""What surrounds a program is not always as it should be: closed streams, refused system calls, low limits."""
+"""Unusual surroundings: closed streams, refused system calls, low limits."""
 
 import functools
 import itertools

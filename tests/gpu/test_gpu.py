@@ -1,4 +1,4 @@
-"""GPUs: the tests of `on_gpu.py`, failures inside collectives, and the demos, each in a process of its own.
+"""GPUs: the tests of `on_gpu.py`, failures inside collectives, and the demos, each in its own process.
 
 `make test-opencl` brings what they need where there is no GPU: PoCL, an OpenCL device on the CPU.
 """

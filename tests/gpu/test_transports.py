@@ -88,7 +88,7 @@ class TestContract:
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_reductions(self, outcomes, transport, op, dtype):
         if not has(op, dtype):
-            pytest.skip("truth values are not added")
+            pytest.skip("booleans are not added")
         found, n_ranks = outcomes(*transport), transport[2]
         for shape in SHAPES:
             kept = expected(op, dtype, shape, n_ranks, returned=False)

@@ -1,4 +1,4 @@
-"""The benchmarks' contestants on hosts: which processes are told what to do, limited lines, figures in small."""
+"""The benchmarks' contestants on hosts: commands to processes, limited links, and small figures."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Machines whose clocks differ: traces are on the master's, who failed first is named, and `memory` knows all ranks."""
+"""Nodes whose clocks differ: traces use the controller's clock, the first failure is named, `memory` has all ranks."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Containers on two hosts, each with its host's network and a daemon of ssh; their image is this machine."""
+"""Containers on two hosts, each with its host's network and an ssh daemon; their image is this file system."""
 
 import shutil
 import subprocess

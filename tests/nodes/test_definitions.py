@@ -1,4 +1,4 @@
-"""Functions, classes and state of the program that change between sessions, and within one, reach all ranks.
+"""Functions, classes and state of the program that change between sessions, or within one, reach all ranks.
 
 Each program runs on one node and on two. Leaders of other nodes have executed it up to their first `fork` only.
 """

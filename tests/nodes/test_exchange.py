@@ -1,4 +1,4 @@
-"""Large arrays between machines, in pieces: every op and dtype beside NumPy, halves of precision, and interrupts.
+"""Large arrays between nodes, in pieces: every op and dtype against NumPy, 16-bit wire dtypes, and interrupts.
 
 Each process that mpiexec starts stands for a machine; pieces are small, so that there are many of them.
 """

@@ -19,7 +19,7 @@ from synkhronos._nodes.heartbeat import Door, Heartbeat
 from synkhronos._nodes.silence import NOBODY, WARNING_SECONDS, Loss, Message, Reason, Silence
 
 pytestmark = [
-    theano_only("heartbeats, which do not meet the engine"),
+    theano_only("heartbeats, which do not depend on the backend"),
     pytest.mark.timeout(320),  # for programs that wait for each other on a machine that is busy
 ]
 

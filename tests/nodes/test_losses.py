@@ -1,4 +1,4 @@
-"""Losses on several machines: what the script is told, by whom and when, and that nothing is left on any machine.
+"""Losses on several nodes: the errors that the script gets, and when; nothing is left on any node.
 
 Each test prints how long it took until the script was told, and until nothing was left.
 """

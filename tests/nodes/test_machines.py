@@ -1,4 +1,4 @@
-"""Sessions on several machines, which are hosts in network namespaces: values are those of plain Theano."""
+"""Sessions on several nodes, which are hosts in network namespaces: results equal those of plain Theano."""
 
 import sys
 import textwrap

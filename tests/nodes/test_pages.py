@@ -1,4 +1,4 @@
-"""The programs of pages on several machines, as MPI starts them: they print what the pages show."""
+"""The programs of pages on several nodes, started by MPI: they print what the pages show."""
 
 import re
 import subprocess

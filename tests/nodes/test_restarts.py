@@ -1,4 +1,4 @@
-"""`fork(restart_workers=True)` on several machines: a worker that dies is replaced, on whatever machine it was."""
+"""`fork(restart_workers=True)` on several nodes: a dead worker is replaced, on any node."""
 
 import time
 

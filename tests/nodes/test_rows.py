@@ -1,4 +1,4 @@
-"""What travels to another machine, counted in bytes: rows once, and again what was written to."""
+"""Bytes sent to another node: rows once, and again what was written to."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Sessions on two machines that end early, or in odd surroundings: the next one can be had, and all ends."""
+"""Sessions on two nodes that end early, or in unusual surroundings: the next one works, and all processes end."""
 
 import os
 import subprocess

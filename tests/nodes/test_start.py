@@ -1,4 +1,4 @@
-"""The start of a job of which one process never comes to `fork`: it ends by itself, and the message names the node."""
+"""The start of a job in which one process never calls `fork`: it ends by itself, and the message names the node."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ from synkhronos._rendezvous import ENDED, WAITS, Report
 
 pytestmark = [
     needs_mpi,
-    theano_only("the start of a job, which does not meet the engine"),
+    theano_only("the start of a job, which does not depend on the backend"),
     pytest.mark.timeout(320),  # for programs that wait for each other on a machine that is busy
 ]
 

@@ -1,4 +1,4 @@
-"""The harness of the benchmarks: turns, medians and ratios, gaps, the page; and one figure, taken in small."""
+"""The harness of the benchmarks: turns, medians and ratios, gaps, the page; and one small figure."""
 
 import json
 import os

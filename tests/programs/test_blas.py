@@ -1,4 +1,4 @@
-"""The BLAS that Theano is linked to: which one is found, what is refused, and what the user is told.
+"""The BLAS that Theano is linked to: which one is found, which are refused, and the messages.
 
 Libraries are made by the C compiler, with integers of 32 or 64 bits and with faults that the tests order.
 """

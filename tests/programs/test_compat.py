@@ -1,4 +1,4 @@
-"""Theano and Lasagne work on this Python, whatever is imported first; each case is a process of its own."""
+"""Theano and Lasagne work on this Python, in any import order; each case has its own process."""
 
 import logging
 import os
@@ -12,7 +12,7 @@ from support import ROOT, python
 
 from synkhronos._compat import complaints
 
-pytestmark = theano_only("Theano mended for today's Python")
+pytestmark = theano_only("Theano patched for current Python")
 
 ORDERS = [
     "theano, lasagne, synkhronos",

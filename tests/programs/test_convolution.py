@@ -1,4 +1,4 @@
-"""Convolutions by vector code: Theano's results but for rounding, and Theano's own code where it does not suit."""
+"""Convolutions by vector code: Theano's results up to rounding, and Theano's own code where it does not apply."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Every demo runs, checks its numbers and leaves nothing; and where the digits come from."""
+"""Every demo runs, checks its numbers and leaves nothing behind; and where the digits come from."""
 
 import gzip
 import hashlib

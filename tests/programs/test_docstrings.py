@@ -1,4 +1,4 @@
-"""The examples in docstrings run, on either engine, and print what they show; each public object has one.
+"""The examples in docstrings run, on either backend, and print what they show; each public object has one.
 
 They share this process: starting one for each would take longer than all of them together.
 """

@@ -1,4 +1,4 @@
-"""Elementwise operations by vector code: what Theano's own loop gives, but for products and sums that gcc fuses."""
+"""Elementwise operations by vector code: results of Theano's own loop, up to fused products and sums."""
 
 import numpy as np
 import pytest

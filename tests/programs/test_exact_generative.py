@@ -1,4 +1,4 @@
-"""Generative models: each runs on all ranks as it runs alone."""
+"""Generative models: results on all ranks equal those on one process."""
 
 import lasagne
 import numpy as np

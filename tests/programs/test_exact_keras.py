@@ -1,4 +1,4 @@
-"""Programs with the structure of Keras on Theano, its versions 1 and 2: each runs on all ranks as it runs alone.
+"""Programs with the structure of Keras 1 and 2 on Theano: results on all ranks equal those on one process.
 
 There is a small library here of that structure: a backend with functions that take updates, a scalar that tells
 training from testing, moving averages as updates of layers, a model that compiles its functions late, an optimizer with

@@ -1,4 +1,4 @@
-"""Programs with the structure of Lasagne's examples and recipes: each runs on all ranks as it runs alone."""
+"""Programs like Lasagne's examples and recipes: results on all ranks equal those on one process."""
 
 import lasagne
 import numpy as np

@@ -1,4 +1,4 @@
-"""A program with the structure of nolearn on Lasagne: it runs on all ranks as it runs alone."""
+"""A program with the structure of nolearn on Lasagne: results on all ranks equal those on one process."""
 
 import lasagne
 import numpy as np

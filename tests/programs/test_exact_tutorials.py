@@ -1,4 +1,4 @@
-"""Programs with the structure of Theano's tutorials: each runs on all ranks as it runs alone."""
+"""Programs with the structure of Theano's tutorials: results on all ranks equal those on one process."""
 
 import numpy as np
 import pytest

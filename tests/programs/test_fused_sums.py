@@ -1,4 +1,4 @@
-"""Sums of the results of elementwise operations as one op: what NumPy gives, wherever Theano fuses."""
+"""Sums of the results of elementwise operations as one op: NumPy's results, wherever Theano fuses."""
 
 import itertools
 import pickle

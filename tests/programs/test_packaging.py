@@ -1,4 +1,4 @@
-"""The wheel and the sdist hold what they should, and the wheel works in an environment that holds nothing else."""
+"""The wheel and the sdist have the right contents, and the wheel works in an otherwise empty environment."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Pooling by vector code: the same bits as Theano's own code, and Theano's own code wherever it does not suit."""
+"""Pooling by vector code: bitwise equal to Theano's own code, which is used where it does not apply."""
 
 import itertools
 import re

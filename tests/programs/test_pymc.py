@@ -1,4 +1,4 @@
-"""PyMC's models, divided by the rows of their data, beside PyMC alone."""
+"""PyMC's models, divided by the rows of their data, compared with PyMC alone."""
 
 import contextlib
 import functools

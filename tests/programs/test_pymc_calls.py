@@ -1,4 +1,4 @@
-"""What PyMC computes with a model in `parallel(model)`, compared with the same call outside of it."""
+"""Calls of PyMC with a model in `parallel(model)`, compared with the same calls outside of it."""
 
 import contextlib
 import functools

@@ -1,4 +1,4 @@
-"""A training demo killed at any moment and started again with ``--resume`` ends as one that was never killed."""
+"""A training demo that is killed and started again with ``--resume`` ends like an uninterrupted one."""
 
 import os
 import re

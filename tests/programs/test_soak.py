@@ -12,5 +12,5 @@ def test_half_a_minute_of_random_programs_with_random_faults():
     command = [sys.executable, str(ROOT / "tests" / "soak"), "25"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=140, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "| wrong results, wrong errors, things left behind | 0 |" in done.stdout
+    assert "| wrong results, wrong errors, resources left behind | 0 |" in done.stdout
     assert "| faults injected | 0 |" not in done.stdout

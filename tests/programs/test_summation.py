@@ -1,4 +1,4 @@
-"""Sums by vector code: Theano's bits over rows, and over runs the same but for the accumulator's rounding."""
+"""Sums by vector code: over rows bitwise equal to Theano's, over runs up to the accumulator's rounding."""
 
 import itertools
 

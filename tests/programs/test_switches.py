@@ -1,4 +1,4 @@
-"""The flags of Theano's that turn the vector code off."""
+"""Theano flags that turn the vector code off."""
 
 import pytest
 from engine import theano_only
@@ -6,7 +6,7 @@ from support import run_script
 
 from synkhronos._compat.switches import SWITCHES
 
-pytestmark = theano_only("switches of Theano's configuration")
+pytestmark = theano_only("flags of Theano's configuration")
 
 SOURCE = "import theano.tensor.signal.pool, theano.tensor.nnet.corr as c; print(c.theano.config.synkhronos.{})"
 

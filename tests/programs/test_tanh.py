@@ -1,4 +1,4 @@
-"""The hyperbolic tangent without branches: how far from the true values, and at the ends of the number line."""
+"""The hyperbolic tangent without branches: its error, and its values at the ends of the number line."""
 
 import pickle
 import subprocess

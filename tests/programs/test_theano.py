@@ -1,4 +1,4 @@
-"""Features of Theano that `_compat` must keep whole, alone and on ranks: as NumPy has them, and as Theano alone."""
+"""Features of Theano that `_compat` must preserve, alone and on ranks, compared with NumPy and plain Theano."""
 
 import functools
 import shutil

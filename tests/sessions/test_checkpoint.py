@@ -1,4 +1,4 @@
-"""`extensions.checkpoint`: every rank's values come back, and a kill while saving leaves the previous file whole."""
+"""`extensions.checkpoint`: every rank's values are restored, and a kill while saving keeps the previous file."""
 
 import contextlib
 import errno

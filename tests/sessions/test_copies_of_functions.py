@@ -1,4 +1,4 @@
-"""`copy` of exact functions, compared with that of the engine's own functions."""
+"""`copy` of exact functions, compared with that of the backend's own functions."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""`synk.data`: arrays in shared memory that grow, shrink, are files, and go away with the last who holds them."""
+"""`synk.data`: arrays in shared memory that grow, shrink, map files, and are freed with their last holder."""
 
 import copy
 import gc

@@ -1,4 +1,4 @@
-"""Replicating functions: in rounds, when first needed, however deep the graph, and with random streams of their own."""
+"""Replicating functions: in rounds, when first needed, with deep graphs, and with separate random streams."""
 
 import functools
 import gc

@@ -1,4 +1,4 @@
-"""What an engine must give to functions: on either engine, against its own functions; some by numba, too."""
+"""Features that a backend must give to functions, compared with its own functions; some with numba, too."""
 
 import functools
 import subprocess
@@ -17,7 +17,7 @@ from synkhronos._graphs import VariableTable, dump, load
 V = np.random.RandomState(0).rand(7, 3)
 DEPTH = 4000
 
-pytensor_only = pytest.mark.skipif(on_theano, reason="Theano has one compiler, and keywords of its own")
+pytensor_only = pytest.mark.skipif(on_theano, reason="Theano has one compiler, and its own keywords")
 
 
 def test_the_engine_has_a_name():

@@ -1,4 +1,4 @@
-"""Exact functions on real ranks, beside the serial program."""
+"""Exact functions on real ranks, compared with the serial program."""
 
 import functools
 import shutil

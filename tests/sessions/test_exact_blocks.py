@@ -1,4 +1,4 @@
-"""Exact functions that go through their rows in blocks: values as of the serial program, and what is refused."""
+"""Exact functions that compute in blocks of rows: values of the serial program, and refused programs."""
 
 import functools
 

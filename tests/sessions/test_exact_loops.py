@@ -1,4 +1,4 @@
-"""Recurrent nets as exact functions on real ranks, trained beside the serial program."""
+"""Recurrent networks as exact functions on real ranks, compared with serial training."""
 
 import functools
 from collections import OrderedDict

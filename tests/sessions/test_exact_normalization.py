@@ -1,4 +1,4 @@
-"""Batch normalisation in exact functions: the serial numbers, few meetings, and no less precise than Theano's."""
+"""Batch normalisation in exact functions: serial values, few collectives, and Theano's precision or better."""
 
 import functools
 

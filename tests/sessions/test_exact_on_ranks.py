@@ -1,4 +1,4 @@
-"""Small programs as exact functions on real ranks, after Theano has optimised what was divided."""
+"""Small programs as exact functions on real ranks, after Theano has optimised the divided graph."""
 
 import numpy as np
 import pytest

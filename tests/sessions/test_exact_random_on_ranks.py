@@ -1,4 +1,4 @@
-"""Random programs as exact functions on real ranks, after Theano has optimised what was divided."""
+"""Random programs as exact functions on real ranks, after Theano has optimised the divided graph."""
 
 import warnings
 
@@ -38,7 +38,7 @@ def compare(seed, mode):
         try:
             expected = theano.function([*sharded, *others], outputs, **options)(*given)
         except (*WRONG, theano.gof.utils.MethodNotDefined):
-            pytest.skip("the serial program makes no sense, or has an operation that Theano must compile")
+            pytest.skip("the serial program is invalid, or has an operation that Theano must compile")
         function = synk.function(list(sharded), outputs, bcast_inputs=others, shard=sharded, exact=True, **options)
         for got, right in zip(function(*given), expected):
             assert np.shape(got) == np.shape(right)

@@ -1,4 +1,4 @@
-"""What else exact functions divide: other axes, scattered variables, variables of the graph; slices; own streams."""
+"""Exact functions divided by other axes, scattered variables and graph variables; slices; own streams."""
 
 import contextlib
 import functools

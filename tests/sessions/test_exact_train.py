@@ -1,4 +1,4 @@
-"""Training steps that are one exact function, beside the same steps in plain Theano."""
+"""Training steps that are one exact function, compared with the same steps in plain Theano."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""The lines of docs/exactness.md, one test each: what differs from the serial program, and the remedy that mends it."""
+"""The lines of docs/exactness.md, one test each: how results differ from the serial program, and the remedy."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""`synk.function`: on any split, batch, slices and number of ranks a call gives what one serial Theano call gives."""
+"""`synk.function`: any split, batch, slices and number of ranks give the results of one serial Theano call."""
 
 import concurrent.futures
 import copy as copying

@@ -1,4 +1,4 @@
-"""Malformed calls of every public function: only the documented errors, and a session that works on.
+"""Malformed calls of every public function: only documented errors, and the session stays usable.
 
 Hypothesis draws a function and one argument for each of its parameters, good ones and bad ones mixed. A call may
 succeed (some of what is drawn is right), or raise one of Python's own errors for bad arguments; whatever it does, no

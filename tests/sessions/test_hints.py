@@ -1,4 +1,4 @@
-"""What users are told where a program is not what they meant: work not scattered, shares of other sizes, wrong axes."""
+"""Warnings for programs that do not do what was meant: unscattered work, uneven shards, wrong axes."""
 
 import warnings
 

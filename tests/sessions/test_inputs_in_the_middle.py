@@ -1,4 +1,4 @@
-"""Inputs and givens that are results in the middle of a graph, as Keras' ``K.function([layer.output], …)`` has them."""
+"""Inputs and givens that are intermediate results of a graph, as in Keras' ``K.function([layer.output], …)``."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Collectives inside a function: what comes of them, and their gradients, beside the serial program."""
+"""Collectives inside a function: their values and gradients, compared with the serial program."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Collectives inside a function: what the optimizer, calls, checks and instruments make of them."""
+"""Collectives inside a function: with the optimizer, calls, checks and instruments."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""`fork` and `close`: calls in any order, and every way in which a master can end."""
+"""`fork` and `close`: calls in any order, and every way in which a controller can end."""
 
 import inspect
 import multiprocessing

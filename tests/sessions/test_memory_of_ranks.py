@@ -1,4 +1,4 @@
-"""Where the values of variables and results lie, what `memory` tells, and what the user's own processes see of it."""
+"""Where values of variables and results are stored, what `memory` reports, and the user's own processes."""
 
 import contextvars
 import gc

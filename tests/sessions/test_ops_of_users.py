@@ -1,4 +1,4 @@
-"""Operations that programs define: their signatures, and what they draw from the global generators."""
+"""Operations that programs define: their signatures, and their draws from the global generators."""
 
 import importlib
 import os

@@ -1,4 +1,4 @@
-"""`theano.function` under `parallelize`, beside what it is without."""
+"""`theano.function` under `parallelize`, compared with `theano.function` alone."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Profiles and traces: times that add up, waiting for the slowest rank, and files that tell the same."""
+"""Profiles and traces: times that sum up, waiting for the slowest rank, and files with the same times."""
 
 import json
 import os

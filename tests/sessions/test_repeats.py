@@ -1,4 +1,4 @@
-"""Calls that repeat the last one but for which rows they take, and what they hold."""
+"""Calls that repeat the last one with other rows, and the objects that they keep alive."""
 
 import functools
 

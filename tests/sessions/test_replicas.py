@@ -1,4 +1,4 @@
-"""`check_replicas`: which variables differ between ranks, by how much; and the warnings of `fork(check_replicas=N)`."""
+"""`check_replicas`: which variables differ between ranks, and by how much; warnings of `fork(check_replicas=N)`."""
 
 import functools
 import warnings

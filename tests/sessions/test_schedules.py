@@ -1,4 +1,4 @@
-"""Learning rates that change: the same numbers as the serial formula gives, on every rank."""
+"""Learning rates that change: the values of the serial formula, on every rank."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""`sequence`: what its block records goes out as one message, and gives what the same calls give one by one."""
+"""`sequence`: its block is sent as one message, and gives the results of separate calls."""
 
 import contextlib
 import functools

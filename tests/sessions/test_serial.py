@@ -1,4 +1,4 @@
-"""Results beside what Theano gives in one piece: rows that would be averaged, ops that do not suit their outputs."""
+"""Results compared with one Theano call: averages that would mix rows, ops that do not fit their outputs."""
 
 import warnings
 

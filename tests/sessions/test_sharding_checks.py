@@ -1,4 +1,4 @@
-"""Generated graphs on ranks that are processes, and checks of shapes there: ``SYNKHRONOS_CHECK_SHARDING=1``."""
+"""Generated graphs on ranks that are processes, with checks of shapes: ``SYNKHRONOS_CHECK_SHARDING=1``."""
 
 import functools
 

@@ -1,11 +1,11 @@
-"""A long run of random programs with random faults: what goes wrong is counted, with the seed that repeats it.
+"""Soak test: a long run of random programs with random faults, and counts of failures with the seed that repeats each.
 
     python tests/soak [SECONDS] [--seed N] [--episode SEED] [--calls] [--output docs/soak.md]
 
 Sessions of 1, 2, 3 and 5 ranks, with and without ``restart_workers``, work while workers are killed and stopped, ranks
-raise, handlers of signals raise, and the kernel refuses memory and files. What is lost (a wrong result, an error that
-should not be, a process, a segment or a descriptor that stays) makes the exit code 1. Other processes on the machine
-make it slower, and never wrong.
+raise, signal handlers raise, and the kernel refuses memory and files. The exit code is 1 after a wrong result, a wrong
+error, or a process, segment or descriptor that is left behind. Other load on the node makes the test slower, but does
+not make it fail.
 """
 
 import argparse
@@ -54,18 +54,21 @@ def table(tally, seconds, growth):
     """The results, in Markdown."""
     counted = (("operations, each checked", tally.operations), ("faults injected", tally.faults))
     rows = []
-    for name, counter in (*counted, ("what the user saw", tally.outcomes)):
+    for name, counter in (*counted, ("outcomes for the user", tally.outcomes)):
         rows.append((name, f"{sum(counter.values()):,}"))
         rows += [(f"&nbsp;&nbsp;{one}", f"{count:,}") for one, count in sorted(counter.items())]
     rows.append(("longest recovery", f"{tally.recovery:.2f} s"))
     if growth is not None:
         rows.append(("growth of a process in 100,000 calls", f"{growth / 1e3:,.0f} kB"))
-    rows.append(("wrong results, wrong errors, things left behind", f"{len(tally.lost)}"))
+    rows.append(("wrong results, wrong errors, resources left behind", f"{len(tally.lost)}"))
     lines = [
-        "# Soak",
+        "# Soak test",
         "",
-        "Written by `make soak` (`tests/soak/`): random programs with random faults, each result compared with NumPy.",
-        f"{seconds:.0f} seconds on {os.cpu_count()} cores, Python {platform.python_version()}, NumPy {np.__version__}.",
+        "`make soak` (`tests/soak/`) runs random programs with random faults, compares each result with NumPy, and",
+        "writes this page. `Raised` is the exception of a signal handler that raises.",
+        "",
+        f"The last run took {seconds:.0f} seconds on {os.cpu_count()} cores, with Python {platform.python_version()} "
+        f"and NumPy {np.__version__}.",
         "",
         "| | |",
         "| --- | ---: |",

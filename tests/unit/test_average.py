@@ -1,4 +1,4 @@
-"""Averages are right wherever the true one can be held: compared with exact fractions."""
+"""Averages are correct wherever the result can be represented: compared with exact fractions."""
 
 from fractions import Fraction
 

@@ -1,4 +1,4 @@
-"""`_background`: work in a thread, whose starter may be interrupted at any instant."""
+"""`_background`: work in a thread whose starter may be interrupted at any instant."""
 
 import gc
 import signal

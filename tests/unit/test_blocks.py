@@ -1,4 +1,4 @@
-"""Blocks of memory: taken, put, and known by their digests."""
+"""Blocks of memory on another node: taken, put, and identified by their digests."""
 
 import numpy as np
 import pytest

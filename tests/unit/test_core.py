@@ -1,4 +1,4 @@
-"""The C code of the core without Python: threads in the place of ranks, so that sanitizers see what they share."""
+"""The C code of the core without Python: threads instead of ranks, so that sanitizers see shared memory."""
 
 import os
 import random
@@ -9,7 +9,7 @@ import pytest
 from engine import theano_only
 from support import ROOT
 
-pytestmark = theano_only("C code alone, which meets neither Python nor an engine")
+pytestmark = theano_only("C code without Python or a backend")
 
 CORE = ROOT / "synkhronos" / "_core"
 COMPILER = sysconfig.get_config_var("CC").split()[0]

@@ -1,4 +1,4 @@
-"""`_endings`: what has ended is noted once, whatever interrupts that."""
+"""`_endings`: finalizers are recorded once, whatever interrupts them."""
 
 import gc
 import signal

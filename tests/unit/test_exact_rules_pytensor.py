@@ -1,4 +1,4 @@
-"""Rules for what PyTensor alone has, and for lengths that its types tell: values on ranks are the serial ones."""
+"""Sharding rules for operations and static lengths of PyTensor: values on ranks are the serial ones."""
 
 import numpy as np
 import pytest

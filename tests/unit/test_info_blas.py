@@ -1,4 +1,4 @@
-"""What `info` tells of the compiler and the BLAS: what works, what does not, and the remedy that fits the case."""
+"""What `info` reports of the compiler and the BLAS: what works, what does not, and the remedy for each case."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Finding CUDA's libraries, the environment that `run` prepares, and what `info` tells.
+"""Finding CUDA's libraries, the environment that `run` prepares, and the report of `info`.
 
 The libraries are built by the C compiler, export what NVIDIA's export, and lie where drivers, wheels, toolkits and
 conda put them. In the tests of whole commands they are of CUDA 9, so that none of a machine with a real GPU suits.

@@ -1,4 +1,4 @@
-"""Which arrays of a collective on several machines travel with the votes, which alone, and which together."""
+"""Which arrays of a collective on several nodes are sent with the votes, which alone, and which together."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""The bar that tells of long work: on a terminal alone, taken back at the end."""
+"""The progress bar: shown on a terminal only, and removed at the end."""
 
 import io
 import re

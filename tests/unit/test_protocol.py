@@ -1,4 +1,4 @@
-"""How messages are pickled and handed over: what one side writes the other reads; what repeats is not done again."""
+"""How messages are pickled and sent: the receiver reads what was written; repeated work is not done again."""
 
 import copy
 import pickle

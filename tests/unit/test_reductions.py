@@ -1,4 +1,4 @@
-"""The compiled reductions: against plain models of them, to the bit; on every instruction set; and what they refuse."""
+"""The compiled reductions: bitwise equal to plain models, on every instruction set; and refused arguments."""
 
 import functools
 import sys

@@ -1,4 +1,4 @@
-"""Regions by themselves: blocks against a model, their pages against what the file holds, limits, forks, sanitizers."""
+"""The shared heap alone: blocks against a model, pages against the file's contents, limits, forks, sanitizers."""
 
 import contextvars
 import gc

@@ -1,4 +1,4 @@
-"""What those who carry on the work rely on: the same commands by hand, in hooks and in workflows; names that exist."""
+"""The repository: the same commands by hand, in hooks and in workflows; names on pages exist."""
 
 import re
 

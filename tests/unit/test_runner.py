@@ -1,4 +1,4 @@
-"""`native.Runner`: takes arrays that are what a function takes, and no others."""
+"""`native.Runner`: takes arrays that a function takes, and no others."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Collectives between bare processes: through lanes and where arrays lie, against NumPy, to the bit."""
+"""Collectives between bare processes: through lanes and in place, bitwise equal to NumPy."""
 
 import functools
 import os

@@ -1,4 +1,4 @@
-"""What travels to another machine with a command: all rows that its ranks will read, and hardly more."""
+"""Rows sent to another node with a command: all that its ranks read, and few others."""
 
 import numpy as np
 import pytest

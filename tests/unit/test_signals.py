@@ -1,4 +1,4 @@
-"""Signals between processes: nobody is left waiting, nobody goes on too early, and there is a way out of each wait."""
+"""Synchronisation of processes: no rank waits forever or continues too early, and every wait can be left."""
 
 import time
 

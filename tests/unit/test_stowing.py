@@ -1,4 +1,4 @@
-"""What has come to another machine: the room that it takes, and files that are there already."""
+"""Data cached on another node: its size, and files that exist there already."""
 
 import os
 

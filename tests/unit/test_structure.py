@@ -1,4 +1,4 @@
-"""The floors of the architecture, the public names, and the size and documentation of the modules."""
+"""The layers of the architecture, the public names, and the size and documentation of the modules."""
 
 import ast
 import graphlib

@@ -1,4 +1,4 @@
-"""``python -m synkhronos top``: what it finds, and that it needs nobody's help."""
+"""``python -m synkhronos top``: its contents, and that no rank takes part."""
 
 import contextlib
 import fcntl

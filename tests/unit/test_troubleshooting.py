@@ -1,4 +1,4 @@
-"""Whoever searches docs/troubleshooting.md for an error finds it: each class, and each message, warnings too.
+"""docs/troubleshooting.md has each error class, and each message and warning.
 
 A message is its words, with `…` for what differs. What the page has in backticks tells of it if it begins as the
 message does, and goes on to its end, or as far as one would type.

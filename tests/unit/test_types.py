@@ -1,4 +1,4 @@
-"""What mypy says of programs that use the library: nothing of good ones, and every slip of bad ones."""
+"""mypy on programs that use the library: no errors in good ones, and an error for every mistake in bad ones."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""The update rules against Lasagne's numbers, in plain Theano: no ranks are needed here."""
+"""The update rules against Lasagne's numbers, in plain Theano, without ranks."""
 
 from collections import OrderedDict
 

@@ -1,4 +1,4 @@
-"""What is told of machines on which not everything is the same."""
+"""Messages about nodes with different versions."""
 
 import numpy as np
 from engine import theano
