@@ -27,9 +27,11 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from synkhronos import _rendezvous  # noqa: F401 - a process of several reports if it ends without `fork`
 from synkhronos._compat import prepare as _install
-from synkhronos._showing import list_public_modules as _list_public_modules
+from synkhronos._utils import (
+    rendezvous as _rendezvous,
+)  # noqa: F401 - a process of several reports if it ends without `fork`
+from synkhronos._utils.display import list_public_modules as _list_public_modules
 
 if TYPE_CHECKING:
     from synkhronos import errors, extensions

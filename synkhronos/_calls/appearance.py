@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from synkhronos._calls.arguments import describe_inputs
-from synkhronos._showing import html_table, public_names
+from synkhronos._utils.display import html_table, public_names
 
 __all__ = ["Appearance"]
 

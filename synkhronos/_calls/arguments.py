@@ -9,7 +9,7 @@ import numpy as np
 
 from synkhronos._engine import known_lengths
 from synkhronos._graphs import Graph
-from synkhronos._keywords import unknown_keyword
+from synkhronos._utils.display import unknown_keyword
 
 __all__ = ["Input", "arrange", "check_num_slices", "check_subset", "describe_inputs", "inputs_of"]
 

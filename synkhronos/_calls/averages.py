@@ -12,9 +12,9 @@ from synkhronos._calls.results import Results
 from synkhronos._calls.selecting import Selector
 from synkhronos._calls.serial import Serial, rows_of
 from synkhronos._engine import to_host
-from synkhronos._partition import pieces
 from synkhronos._rank import Call
 from synkhronos._session import Session, warn
+from synkhronos._utils.rows import pieces
 
 __all__ = ["Averages"]
 

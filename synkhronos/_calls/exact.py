@@ -17,9 +17,9 @@ from synkhronos._calls.selecting import Selector
 from synkhronos._calls.serial import Serial
 from synkhronos._exact import DividedGraph
 from synkhronos._memory import ArrayRef
-from synkhronos._partition import Rows, Selection
 from synkhronos._rank import Call, Put, Source
 from synkhronos._session import Session, current
+from synkhronos._utils.rows import Rows, Selection
 from synkhronos.errors import SessionError
 
 __all__ = ["ExactFunction"]

@@ -8,7 +8,7 @@ from typing import Any, Callable, TypeVar
 import numpy as np
 
 from synkhronos._calls.serial import Serial
-from synkhronos._interrupts import let_interrupts_pass
+from synkhronos._utils.interrupts import let_interrupts_pass
 
 __all__ = ["Growth", "Sample"]
 

@@ -10,8 +10,8 @@ from synkhronos import _engine, _graphs
 from synkhronos._calls.arguments import arrange
 from synkhronos._calls.building import function
 from synkhronos._calls.functions import Function
-from synkhronos._keywords import checks_keywords
 from synkhronos._session import Future, current, held
+from synkhronos._utils.display import checks_keywords
 from synkhronos.errors import SessionError
 from synkhronos.typing import Input, Variable
 

@@ -12,9 +12,9 @@ from synkhronos._calls.selecting import Selector
 from synkhronos._graphs import Graph, Variant
 from synkhronos._inside import Cut
 from synkhronos._memory import ArrayRef
-from synkhronos._partition import Rows, Selection
 from synkhronos._rank import Call, Follow
 from synkhronos._session import Session
+from synkhronos._utils.rows import Rows, Selection
 
 __all__ = ["Planner"]
 

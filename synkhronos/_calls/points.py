@@ -8,8 +8,8 @@ import numpy as np
 
 from synkhronos._calls.selecting import Selector
 from synkhronos._graphs import Graph
-from synkhronos._partition import Rows, Selection, select_per_rank
 from synkhronos._session import Session
+from synkhronos._utils.rows import Rows, Selection, select_per_rank
 
 __all__ = ["count_points", "lend_rows", "rows_on_ranks", "sliceable_rows"]
 

@@ -15,11 +15,11 @@ import numpy as np
 from synkhronos._calls.arguments import Input
 from synkhronos._calls.selecting import choose
 from synkhronos._data import Data
-from synkhronos._interrupts import let_interrupts_pass
 from synkhronos._memory import ArrayRef
-from synkhronos._partition import Rows, Selection
 from synkhronos._rank import Call
 from synkhronos._session import Session
+from synkhronos._utils.interrupts import let_interrupts_pass
+from synkhronos._utils.rows import Rows, Selection
 
 __all__ = ["LastCall", "Sight", "look_at"]
 

@@ -11,11 +11,11 @@ import numpy as np
 from synkhronos._calls.arguments import Input
 from synkhronos._data import Data
 from synkhronos._graphs import Graph
-from synkhronos._interrupts import let_interrupts_pass
 from synkhronos._memory import ArrayRef
-from synkhronos._partition import Rows, Selection, select, shares, shift
 from synkhronos._rank import RowsRef, Source
 from synkhronos._session import Session
+from synkhronos._utils.interrupts import let_interrupts_pass
+from synkhronos._utils.rows import Rows, Selection, select, shares, shift
 
 __all__ = ["Selector", "Staging", "choose"]
 

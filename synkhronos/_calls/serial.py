@@ -11,10 +11,10 @@ import numpy as np
 from synkhronos import _graphs
 from synkhronos._calls.results import Results
 from synkhronos._engine import TITLE, to_host
-from synkhronos._interrupts import let_interrupts_pass
-from synkhronos._partition import Selection
 from synkhronos._rank import Get
 from synkhronos._session import Session, distances
+from synkhronos._utils.interrupts import let_interrupts_pass
+from synkhronos._utils.rows import Selection
 
 __all__ = ["Serial", "environment_asks", "is_asked", "rows_of"]
 

@@ -25,9 +25,9 @@ import numpy as np
 
 from synkhronos._collectives.ways import Way, reduced
 from synkhronos._core import native
-from synkhronos._interrupts import deferred_interrupts
-from synkhronos._partition import shares
 from synkhronos._team import Patience
+from synkhronos._utils.interrupts import deferred_interrupts
+from synkhronos._utils.rows import shares
 
 __all__ = ["Pieces", "Plan"]
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
-from synkhronos._background import Background
 from synkhronos._collectives import communicator
 from synkhronos._collectives.arithmetic import result_dtype
 from synkhronos._collectives.on_device import scale
@@ -23,6 +22,7 @@ from synkhronos._collectives.ops import OPS
 from synkhronos._collectives.shared_memory import ShapesDiffer
 from synkhronos._collectives.workspace import Workspace
 from synkhronos._core import native
+from synkhronos._utils.background import Background
 
 if TYPE_CHECKING:
     from synkhronos._team import Barrier

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from synkhronos._partition import shares
+from synkhronos._utils.rows import shares
 
 __all__ = ["Part", "Piece", "apart", "divide", "length_of"]
 

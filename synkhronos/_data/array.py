@@ -11,7 +11,7 @@ from synkhronos._data.conversion import check_oversize, check_shape, condition, 
 from synkhronos._data.holding import Holding
 from synkhronos._memory import ArrayRef, dtype_spec, segment_of_file
 from synkhronos._session import settle
-from synkhronos._showing import html_table, public_names
+from synkhronos._utils.display import html_table, public_names
 
 __all__ = ["Data"]
 

@@ -11,8 +11,8 @@ from synkhronos import _graphs
 from synkhronos._data.array import Data
 from synkhronos._data.conversion import check_shape
 from synkhronos._engine import TITLE
-from synkhronos._keywords import checks_keywords
 from synkhronos._session import current
+from synkhronos._utils.display import checks_keywords
 from synkhronos.typing import Input
 
 __all__ = ["data"]

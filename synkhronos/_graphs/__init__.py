@@ -7,7 +7,8 @@ from synkhronos._graphs.definitions import Definitions
 from synkhronos._graphs.diversion import variables_used
 from synkhronos._graphs.functions import Graph
 from synkhronos._graphs.inputs import pairs_of
-from synkhronos._graphs.packing import Unpacked, bytes_variable, pack
+from synkhronos._graphs.packing import Unpacked, bytes_variable
+from synkhronos._graphs.packing import pack_values as pack
 from synkhronos._graphs.picking import minibatches
 from synkhronos._graphs.pickling import Bundle, dump, load
 from synkhronos._graphs.random import claim_stream

@@ -15,9 +15,8 @@ from typing import Any
 
 import cloudpickle
 
-from synkhronos._endings import Endings
 from synkhronos._engine import MADE_AT_RUN_TIME
-from synkhronos._interrupts import let_interrupts_pass
+from synkhronos._utils.interrupts import Endings, let_interrupts_pass
 
 __all__ = ["note_ops", "reduced_op"]
 

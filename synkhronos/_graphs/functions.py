@@ -27,12 +27,12 @@ from synkhronos._engine import (
     stay_on_device,
 )
 from synkhronos._graphs.inputs import as_in, check_arguments, check_givens, copy_of, pairs_of, with_leaves
-from synkhronos._graphs.packing import pack
+from synkhronos._graphs.packing import pack_values as pack
 from synkhronos._graphs.picking import picks_rows_of_shared
 from synkhronos._graphs.shared import describe, shared_variables_of
 from synkhronos._graphs.stack import with_deep_stack
 from synkhronos._graphs.variants import PLAIN, Variant
-from synkhronos._progress import progress
+from synkhronos._utils.progress import progress
 
 __all__ = ["Graph"]
 

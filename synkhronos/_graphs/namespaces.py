@@ -26,7 +26,7 @@ import numpy as np
 
 from synkhronos._core import native
 from synkhronos._engine import FromFunctionOp
-from synkhronos._interrupts import let_interrupts_pass
+from synkhronos._utils.interrupts import let_interrupts_pass
 
 __all__ = [
     "MAIN",

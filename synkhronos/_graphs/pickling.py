@@ -38,7 +38,7 @@ from synkhronos._graphs.namespaces import Slot, assign
 from synkhronos._graphs.random import has_common_stream
 from synkhronos._graphs.shared import VariableTable, get_array, shared_variables_of
 from synkhronos._graphs.stack import with_deep_stack
-from synkhronos._interrupts import let_interrupts_pass
+from synkhronos._utils.interrupts import let_interrupts_pass
 
 __all__ = ["Bundle", "dump", "load"]
 

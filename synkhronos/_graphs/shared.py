@@ -11,7 +11,6 @@ from typing import Any, Callable
 
 import numpy as np
 
-from synkhronos._endings import Endings
 from synkhronos._engine import (
     DenseType,
     SharedVariable,
@@ -23,6 +22,7 @@ from synkhronos._engine import (
     write,
 )
 from synkhronos._graphs.changes import follow, watch
+from synkhronos._utils.interrupts import Endings
 
 __all__ = [
     "VariableTable",

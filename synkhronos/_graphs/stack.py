@@ -6,8 +6,8 @@ import sys
 import threading
 from typing import Callable, TypeVar
 
-from synkhronos._background import Background
-from synkhronos._interrupts import deferred_interrupts, handle_interrupts
+from synkhronos._utils.background import Background
+from synkhronos._utils.interrupts import deferred_interrupts, handle_interrupts
 
 __all__ = ["with_deep_stack"]
 

@@ -10,7 +10,7 @@ import numpy as np
 from synkhronos._engine import Apply, T
 from synkhronos._inside.known import Known
 from synkhronos._inside.standing import current
-from synkhronos._partition import Rows, shares
+from synkhronos._utils.rows import Rows, shares
 
 __all__ = ["Counted"]
 

@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 
-from synkhronos._limits import count_cores, free_memory
 from synkhronos._machine import remedies
 from synkhronos._machine.blas import blas_parts
 from synkhronos._machine.choices import chosen_in
@@ -26,6 +25,7 @@ from synkhronos._machine.libraries import survey
 from synkhronos._machine.places import Finder
 from synkhronos._machine.probing import Answer, ask, python
 from synkhronos._machine.report import MISSING, OK, OPTIONAL, UNUSABLE, Device, Part, Report
+from synkhronos._utils.resources import count_cores, free_memory
 
 __all__ = ["examine"]
 

@@ -21,7 +21,7 @@ from synkhronos._machine.choices import chosen_in
 from synkhronos._machine.folder import private_folder
 from synkhronos._machine.libraries import Survey, survey
 from synkhronos._machine.places import COMPANIONS, NAMES, Finder
-from synkhronos._rendezvous import rendezvous
+from synkhronos._utils.rendezvous import rendezvous
 
 __all__ = ["package_path", "run", "system_pygpu", "variables"]
 

@@ -2,7 +2,7 @@
 
 Each process connects before it executes the program, and holds the connection until it ends: the kernel closes it,
 whatever the process ends of, a missing script or package too. Processes report through it, and look at what others
-report (`synkhronos._rendezvous`).
+report (`synkhronos._utils.rendezvous`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import select
 import socket
 import threading
 
-from synkhronos._rendezvous import ENDED, JOINED, STARTED, SUPERVISOR, Report
+from synkhronos._utils.rendezvous import ENDED, JOINED, STARTED, SUPERVISOR, Report
 
 __all__ = ["Supervisor"]
 

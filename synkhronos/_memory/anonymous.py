@@ -17,9 +17,9 @@ import time
 
 import posix_ipc
 
-from synkhronos._interrupts import deferred_interrupts
-from synkhronos._limits import free_memory
 from synkhronos._memory.descriptors import Descriptor, clear_of_streams
+from synkhronos._utils.interrupts import deferred_interrupts
+from synkhronos._utils.resources import free_memory
 
 __all__ = ["anonymous_file", "new_descriptor", "remove_stale", "reserve", "sparse_file"]
 

@@ -6,8 +6,8 @@ from typing import Callable
 
 import numpy as np
 
-from synkhronos._interrupts import deferred_interrupts
 from synkhronos._memory.segments import ArrayRef, Segment, SegmentRef, SegmentTable, aligned, dtype_spec
+from synkhronos._utils.interrupts import deferred_interrupts
 
 __all__ = ["Arena"]
 

@@ -7,9 +7,9 @@ from typing import Callable
 
 import numpy as np
 
-from synkhronos._interrupts import deferred_interrupts
 from synkhronos._memory.passage import Passage
 from synkhronos._memory.segments import Segment, SegmentRef
+from synkhronos._utils.interrupts import deferred_interrupts
 
 __all__ = ["Box"]
 

@@ -13,7 +13,7 @@ import resource
 
 import numpy as np
 
-from synkhronos._interrupts import let_interrupts_pass
+from synkhronos._utils.interrupts import let_interrupts_pass
 
 __all__ = ["map_shared"]
 

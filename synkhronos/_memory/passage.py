@@ -13,10 +13,10 @@ import socket
 
 import numpy as np
 
-from synkhronos._interrupts import deferred_interrupts
 from synkhronos._memory.descriptors import Descriptor, OwnedSocket
 from synkhronos._memory.mapping import map_shared
 from synkhronos._memory.segments import Segment, SegmentRef
+from synkhronos._utils.interrupts import deferred_interrupts
 
 __all__ = ["Passage"]
 

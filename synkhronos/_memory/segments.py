@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from synkhronos._endings import Endings
 from synkhronos._memory.anonymous import anonymous_file, check_room, reserve, sparse_file
 from synkhronos._memory.descriptors import Descriptor
 from synkhronos._memory.mapping import map_shared
+from synkhronos._utils.interrupts import Endings
 
 __all__ = ["ALIGNMENT", "ArrayRef", "Segment", "SegmentRef", "SegmentTable", "aligned", "dtype_spec"]
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from synkhronos._core import native
 from synkhronos._memory import ArrayRef
-from synkhronos._partition import Rows
+from synkhronos._utils.rows import Rows
 
 __all__ = ["BLOCK", "Digests", "blocks_of", "put", "runs", "take"]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import monotonic_ns
 
-from synkhronos._interrupts import deferred_interrupts
 from synkhronos._memory import Segment, SegmentTable
 from synkhronos._nodes.line import ORDER, Line
 from synkhronos._nodes.messages import Answer, Bring, Do, Look, Lost, Stop, Tell
@@ -17,6 +16,7 @@ from synkhronos._nodes.shipping import Cargo, Shipping
 from synkhronos._nodes.signals import FleetSignals
 from synkhronos._rank import Decoder, Envelope
 from synkhronos._team import STRAGGLING, Patience, Team, check_machines
+from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos.errors import CLOSED_WITHIN, SessionError, WorkerDied, WorkerTimeout
 
 __all__ = ["Fleet"]

@@ -32,10 +32,10 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from synkhronos._interrupts import deferred_interrupts
 from synkhronos._memory import Descriptor, OwnedSocket
 from synkhronos._nodes.silence import WARNING_SECONDS, Loss, Message, Reason, Silence
 from synkhronos._team import end_with, start_apart
+from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos.errors import SessionError
 
 __all__ = ["DEFAULT_LIMIT", "LEAVE", "Door", "Heartbeat"]

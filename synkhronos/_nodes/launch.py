@@ -10,13 +10,13 @@ import atexit
 import os
 from typing import Any
 
-from synkhronos._interrupts import deferred_interrupts
 from synkhronos._nodes.limit import StartLimit
 from synkhronos._nodes.line import Line
 from synkhronos._nodes.litter import sweep
 from synkhronos._nodes.neighbours import share_cores
-from synkhronos._partition import shares
-from synkhronos._rendezvous import rendezvous
+from synkhronos._utils.interrupts import deferred_interrupts
+from synkhronos._utils.rendezvous import rendezvous
+from synkhronos._utils.rows import shares
 from synkhronos.errors import DeviceError
 
 __all__ = ["find_line", "own_part"]

@@ -13,7 +13,6 @@ from typing import Any, Callable, NoReturn
 
 from synkhronos import _engine
 from synkhronos._core import native
-from synkhronos._interrupts import collect_garbage, let_interrupts_pass
 from synkhronos._memory import SegmentTable
 from synkhronos._nodes.heartbeat import LEAVE
 from synkhronos._nodes.line import ANSWER, Line
@@ -21,6 +20,7 @@ from synkhronos._nodes.messages import Answer, Ask, Bring, Do, Leave, Look, Lost
 from synkhronos._nodes.stowing import Stowage
 from synkhronos._rank import Decoder, Encoder, Envelope, Failure, Replica, set_apart, start_ranks, summarize
 from synkhronos._team import OUTSIDE, TRANSFERS, Team, World
+from synkhronos._utils.interrupts import collect_garbage, let_interrupts_pass
 from synkhronos.errors import WorkerDied, WorkerTimeout
 
 __all__ = ["lead"]

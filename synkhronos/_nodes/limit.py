@@ -12,8 +12,8 @@ import signal
 import time
 from typing import Any
 
-from synkhronos._rendezvous import rendezvous
 from synkhronos._team import Patience, start_apart
+from synkhronos._utils.rendezvous import rendezvous
 
 __all__ = ["StartLimit"]
 

@@ -16,13 +16,13 @@ import time
 from collections import deque
 from typing import Any, Callable
 
-from synkhronos._interrupts import handle_interrupts
 from synkhronos._nodes.heartbeat import Heartbeat
 from synkhronos._nodes.meetings import VOTE, Meetings
 from synkhronos._nodes.messages import Stop
 from synkhronos._nodes.silence import Reason
 from synkhronos._nodes.versions import describe, tell_differences
-from synkhronos._rendezvous import RESTART, drain_output
+from synkhronos._utils.interrupts import handle_interrupts
+from synkhronos._utils.rendezvous import RESTART, drain_output
 from synkhronos.errors import NodeLost
 
 __all__ = ["Line"]

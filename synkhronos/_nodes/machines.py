@@ -7,14 +7,14 @@ import functools
 from typing import Any, Callable
 
 from synkhronos._graphs import Definitions
-from synkhronos._interrupts import deferred_interrupts
 from synkhronos._nodes.launch import find_line
 from synkhronos._nodes.leader import lead
 from synkhronos._nodes.limit import StartLimit
 from synkhronos._nodes.line import ORDER, Line
 from synkhronos._nodes.messages import Ask, Leave, Start, Stop
-from synkhronos._rendezvous import RESTART, rendezvous
 from synkhronos._team import Patience, World, kind_of
+from synkhronos._utils.interrupts import deferred_interrupts
+from synkhronos._utils.rendezvous import RESTART, rendezvous
 from synkhronos.errors import DeviceError, NodeLost, SessionError
 
 __all__ = ["Machines", "find_machines"]

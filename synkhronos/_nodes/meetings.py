@@ -14,8 +14,8 @@ from typing import Any, Callable
 
 import numpy as np
 
-from synkhronos._interrupts import deferred_interrupts
 from synkhronos._nodes.wire import Wire
+from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos.errors import CLOSED_WITHIN, CollectiveAborted, SessionError
 
 __all__ = ["ABORT", "VOTE", "Meetings"]

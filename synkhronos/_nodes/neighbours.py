@@ -7,7 +7,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-from synkhronos._partition import shares
+from synkhronos._utils.rows import shares
 
 __all__ = ["part_of", "share_cores"]
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from synkhronos._interrupts import deferred_interrupts
 from synkhronos._memory import ArrayRef, Descriptor, FilePart, Segment, SegmentTable, open_part
 from synkhronos._nodes.blocks import BLOCK, put, runs
 from synkhronos._nodes.shipping import Cargo
+from synkhronos._utils.interrupts import deferred_interrupts
 
 __all__ = ["Stowage"]
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from synkhronos._interrupts import deferred_interrupts
+from synkhronos._utils.interrupts import deferred_interrupts
 
 __all__ = ["Transfer", "Wire"]
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from synkhronos import _graphs
-from synkhronos._partition import Rows
 from synkhronos._rank.commands import Call
+from synkhronos._utils.rows import Rows
 
 __all__ = ["borrowed", "kept"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from synkhronos._memory import SegmentTable
-from synkhronos._partition import Rows, Selection
 from synkhronos._rank.commands import RowsRef, Source
+from synkhronos._utils.rows import Rows, Selection
 
 __all__ = ["Excerpts"]
 

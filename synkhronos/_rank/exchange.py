@@ -21,10 +21,10 @@ from synkhronos._collectives import (
 )
 from synkhronos._core import native
 from synkhronos._engine import is_device_array, to_host
-from synkhronos._partition import Rows
 from synkhronos._rank.commands import AllGather, AllReduce, Digest, Get, Nccl, Put, Reduce, Shapes
 from synkhronos._rank.excerpts import Excerpts
 from synkhronos._team import SHUFFLE, TRANSFERS, Team
+from synkhronos._utils.rows import Rows
 
 __all__ = ["Exchange", "digest_of"]
 

@@ -10,8 +10,8 @@ import numpy as np
 from synkhronos import _graphs
 from synkhronos._collectives import Accumulator, DeviceAccumulator, accumulates
 from synkhronos._engine import is_device_array, to_host
-from synkhronos._partition import Rows, Selection, pieces, take
 from synkhronos._rank.commands import Call
+from synkhronos._utils.rows import Rows, Selection, pieces, take
 
 __all__ = ["call_in_slices"]
 

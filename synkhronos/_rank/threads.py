@@ -8,8 +8,8 @@ from typing import Any, Callable
 from threadpoolctl import ThreadpoolController
 
 from synkhronos._engine import limit_threads
-from synkhronos._interrupts import deferred_interrupts
-from synkhronos._limits import count_cores
+from synkhronos._utils.interrupts import deferred_interrupts
+from synkhronos._utils.resources import count_cores
 
 __all__ = ["ThreadLimits"]
 

@@ -7,10 +7,9 @@ import inspect
 import logging
 from typing import TYPE_CHECKING, Any, Callable, TypeVar, cast
 
-from synkhronos._interrupts import let_interrupts_pass
-from synkhronos._keywords import checks_keywords
 from synkhronos._session.lifecycle import close, fork, held
-from synkhronos._showing import html_table
+from synkhronos._utils.display import checks_keywords, html_table
+from synkhronos._utils.interrupts import let_interrupts_pass
 
 if TYPE_CHECKING:
     from typing_extensions import ParamSpec

@@ -7,7 +7,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 
-from synkhronos._limits import count_cores
+from synkhronos._utils.resources import count_cores
 
 __all__ = ["check_cores", "check_threads", "warn"]
 

@@ -16,9 +16,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from synkhronos._limits import count_cores
 from synkhronos._nodes import own_part
 from synkhronos._team import kind_of
+from synkhronos._utils.resources import count_cores
 from synkhronos.errors import DeviceError
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from synkhronos._session.lifecycle import current
-from synkhronos._showing import html_table
+from synkhronos._utils.display import html_table
 
 __all__ = ["Memory", "memory"]
 

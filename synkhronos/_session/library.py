@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from typing import Any, Callable
 
 from synkhronos import _graphs
-from synkhronos._endings import Endings
 from synkhronos._engine import precompile
-from synkhronos._interrupts import deferred_interrupts, let_interrupts_pass
-from synkhronos._progress import progress
 from synkhronos._rank import Replica, summarize
 from synkhronos._session.ledger import Ledger
+from synkhronos._utils.interrupts import Endings, deferred_interrupts, let_interrupts_pass
+from synkhronos._utils.progress import progress
 from synkhronos.errors import WorkerError
 
 __all__ = ["Library"]

@@ -15,8 +15,6 @@ from collections.abc import Sequence
 from typing import Any, Callable, Literal, TypeVar, cast
 
 from synkhronos._core import native
-from synkhronos._interrupts import collect_garbage
-from synkhronos._keywords import checks_keywords
 from synkhronos._memory import remove_stale
 from synkhronos._nodes import StartLimit, find_machines
 from synkhronos._session.cautions import check_cores, check_threads
@@ -27,6 +25,8 @@ from synkhronos._session.options import make_options
 from synkhronos._session.profiles import Profile, Serial, begin, finish
 from synkhronos._session.session import Session
 from synkhronos._team import kind_of
+from synkhronos._utils.display import checks_keywords
+from synkhronos._utils.interrupts import collect_garbage
 from synkhronos.errors import SessionError
 
 __all__ = ["close", "current", "distribute", "fork", "functions", "get_n_gpu", "held", "settle"]

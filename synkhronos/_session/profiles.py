@@ -8,8 +8,8 @@ from typing import Any, Union
 from synkhronos._engine import TITLE
 from synkhronos._rank import Record
 from synkhronos._session.session import Session
-from synkhronos._showing import html_table, public_names
 from synkhronos._team import CATEGORIES, Notes, by_other_clock, spans
+from synkhronos._utils.display import html_table, public_names
 from synkhronos.errors import SessionError, SynkhronosError
 
 __all__ = ["Profile", "Serial", "begin", "check_serial", "events", "finish"]

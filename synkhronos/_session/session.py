@@ -16,7 +16,6 @@ from typing import Any, Callable
 import numpy as np
 
 from synkhronos import _engine, _graphs
-from synkhronos._interrupts import collect_garbage, deferred_interrupts
 from synkhronos._memory import ArrayRef, Segment, SegmentTable
 from synkhronos._nodes import Fleet, Machines
 from synkhronos._rank import Command, Encoder, Envelope, Load, Release, Settle, start_ranks
@@ -30,6 +29,7 @@ from synkhronos._session.parts import Sequencer
 from synkhronos._session.replicas import Replicas
 from synkhronos._session.shards import Shards
 from synkhronos._team import TRANSFERS, Team, kind_of
+from synkhronos._utils.interrupts import collect_garbage, deferred_interrupts
 
 __all__ = ["Session", "segments"]
 

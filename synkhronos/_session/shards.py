@@ -15,7 +15,6 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 
 from synkhronos import _graphs
-from synkhronos._partition import Rows, Selection
 from synkhronos._rank import (
     AllGather,
     AllReduce,
@@ -31,6 +30,7 @@ from synkhronos._rank import (
     Source,
     digest_of,
 )
+from synkhronos._utils.rows import Rows, Selection
 from synkhronos.errors import SessionError
 
 __all__ = ["Origin", "Shards", "origin_of"]

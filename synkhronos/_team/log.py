@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 
-from synkhronos._interrupts import deferred_interrupts
+from synkhronos._utils.interrupts import deferred_interrupts
 
 __all__ = ["log"]
 

@@ -23,10 +23,7 @@ from typing import Callable
 
 import numpy as np
 
-from synkhronos._interrupts import deferred_interrupts
-from synkhronos._limits import count_cores
 from synkhronos._memory import Box, Passage, Segment
-from synkhronos._progress import counted
 from synkhronos._team.board import Board
 from synkhronos._team.log import log
 from synkhronos._team.member import Member
@@ -36,6 +33,9 @@ from synkhronos._team.process import describe_exit
 from synkhronos._team.signals import ANSWERED, SENT, Barrier, Signals
 from synkhronos._team.timeline import CONTROL, OUTSIDE, Timeline
 from synkhronos._team.world import World
+from synkhronos._utils.interrupts import deferred_interrupts
+from synkhronos._utils.progress import counted
+from synkhronos._utils.resources import count_cores
 from synkhronos.errors import CLOSED_WITHIN, CollectiveAborted, SessionError, WorkerDied, WorkerTimeout
 
 __all__ = ["MasterDied", "Team"]

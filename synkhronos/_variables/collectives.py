@@ -13,10 +13,10 @@ import numpy as np
 
 from synkhronos import _graphs
 from synkhronos._collectives import nccl_moves
-from synkhronos._keywords import checks_keywords
-from synkhronos._progress import progress
 from synkhronos._rank import AllGather, Get, Nccl
 from synkhronos._team import COLLECTIVES
+from synkhronos._utils.display import checks_keywords
+from synkhronos._utils.progress import progress
 from synkhronos._variables.replicated import (
     as_list,
     check_shapes,

@@ -9,9 +9,9 @@ from typing import Any
 from synkhronos import _graphs
 from synkhronos._collectives import check_op, lists_ops, nccl_reduces
 from synkhronos._engine import to_host
-from synkhronos._keywords import checks_keywords
 from synkhronos._rank import AllReduce, Command, Nccl, Reduce
 from synkhronos._session import Session
+from synkhronos._utils.display import checks_keywords
 from synkhronos._variables.replicated import check_shapes, check_weights, like, no_value, over_nccl, start, without
 from synkhronos.errors import WorkerError
 from synkhronos.typing import Reduction, Variables

@@ -12,9 +12,9 @@ from synkhronos import _graphs
 from synkhronos._collectives import OPS
 from synkhronos._data import Data, condition
 from synkhronos._engine import TITLE, is_device_array
-from synkhronos._partition import Rows, Selection, select, shares, take
 from synkhronos._rank import Put, Source
 from synkhronos._session import Origin, Session, current, origin_of
+from synkhronos._utils.rows import Rows, Selection, select, shares, take
 
 __all__ = [
     "as_list",

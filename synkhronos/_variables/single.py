@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from synkhronos._keywords import checks_keywords
 from synkhronos._rank import Get
 from synkhronos._team import TRANSFERS
+from synkhronos._utils.display import checks_keywords
 from synkhronos._variables.replicated import as_list, check_rank, like, match, put, start
 from synkhronos.typing import Variables
 

@@ -15,7 +15,7 @@ from hosts import MPIEXEC
 from jobs import needs_mpi
 
 from synkhronos._machine.supervisor import Supervisor
-from synkhronos._rendezvous import ENDED, WAITS, Report
+from synkhronos._utils.rendezvous import ENDED, WAITS, Report
 
 pytestmark = [
     needs_mpi,

@@ -10,9 +10,9 @@ from synkhronos._memory import ArrayRef, SegmentTable, anonymous, find_part, ope
 from synkhronos._nodes.blocks import BLOCK
 from synkhronos._nodes.shipping import Cargo, Shipping
 from synkhronos._nodes.stowing import Stowage
-from synkhronos._partition import Rows, shares
 from synkhronos._rank import Put, Source
 from synkhronos._team import World
+from synkhronos._utils.rows import Rows, shares
 
 NOTHING = Cargo([], [], [])
 OURS = np.random.RandomState(0).rand(20, 3)

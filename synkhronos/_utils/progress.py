@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, TypeVar
 from weakref import WeakSet
 
-from synkhronos._background import Background
+from synkhronos._utils.background import Background
 
 __all__ = ["Progress", "counted", "progress"]
 

@@ -146,7 +146,7 @@ class _Lines:
 
     def ask(self, line: str) -> str:
         """Send a line, and return the answer; empty if there is none in time."""
-        from synkhronos._interrupts import deferred_interrupts  # not before it is needed: it loads the C core
+        from synkhronos._utils.interrupts import deferred_interrupts  # not before it is needed: it loads the C core
 
         with deferred_interrupts():  # an answer that nobody takes would be taken for that to the next question
             self.send(line)

@@ -6,7 +6,7 @@ import ctypes
 import threading
 from typing import Any, Callable
 
-from synkhronos._interrupts import deferred_interrupts
+from synkhronos._utils.interrupts import deferred_interrupts
 
 __all__ = ["Background"]
 
