@@ -27,7 +27,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from synkhronos._compat import prepare as _install
+from synkhronos._theano_compat import prepare as _install
 from synkhronos._utils import (
     rendezvous as _rendezvous,
 )  # noqa: F401 - a process of several reports if it ends without `fork`

@@ -23,9 +23,9 @@ logger.setLevel(logging.INFO)
 
 #: What comes of linking to the BLAS. The folder, in which the linked module lies, is left for whoever asks.
 _LINK = """
-from synkhronos._compat.linking import link
-from synkhronos._compat.routines import load_table
-from synkhronos._compat.trial import try_routines
+from synkhronos._theano_compat.blas_probe import link
+from synkhronos._theano_compat.blas_probe import load_table
+from synkhronos._theano_compat.blas_probe import try_routines
 tell(cxx=cxx, ldflags=flags, said=Listener.said)
 if cxx:
     tell(arguments=cmodule.GCC_compiler.compile_args())
@@ -79,7 +79,7 @@ n = 1024
 a, b = numpy.random.RandomState(0).rand(2, n, n).astype("float32")
 c = numpy.empty_like(a)
 if sys.argv[1]:
-    from synkhronos._compat.routines import file_of, load_table
+    from synkhronos._theano_compat.blas_probe import file_of, load_table
     address = load_table(sys.argv[1])["sgemm_"]
     file = os.path.realpath(file_of(address))
     sgemm = ctypes.CFUNCTYPE(None)(address)

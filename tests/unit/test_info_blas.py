@@ -11,11 +11,11 @@ import pytest
 from support import ROOT
 
 from synkhronos import _engine
-from synkhronos._compat.blas import candidates
 from synkhronos._machine import arithmetic, blas, remedies
 from synkhronos._machine.choices import chosen_in
 from synkhronos._machine.engines import ENGINES
 from synkhronos._machine.probing import Answer, ask, python
+from synkhronos._theano_compat.blas import candidates
 
 ENGINE = ENGINES["theano"]  # of which the tables below tell
 HERE = ENGINES[_engine.name]

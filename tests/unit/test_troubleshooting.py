@@ -21,10 +21,10 @@ TREES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for p
 EXPLAINS_ITSELF = re.compile(r".*\b(must|cannot|expected)\b.*[;,] got |.* must be a list of …, one for each variable$")
 #: Modules whose messages nobody is to see: they are caught, or told of by others.
 FOR_THE_LIBRARY = {
-    "_compat/linking.py": "`python -m synkhronos info` tells it, as the cause of an unusable BLAS",
-    "_compat/routines.py": "likewise",
-    "_compat/scan.py": "Theano's own loop in Python takes the place",
-    "_compat/topk.py": "Theano's own messages, of an operation that is mended",
+    "_theano_compat/blas_probe.py": "`python -m synkhronos info` tells it, as the cause of an unusable BLAS",
+    "_theano_compat/blas_probe.py": "likewise",
+    "_theano_compat/scan.py": "Theano's own loop in Python takes the place",
+    "_theano_compat/numpy_fixes.py": "Theano's own messages, of an operation that is mended",
     "_memory/segments.py:the memory": "a rank asks for memory that the master has given back: no rank does",
     "_nodes/litter.py:a container": "what nobody may remove stays there, and nothing is said",
     "_team/overdue.py:the first machine": "what a leader tells one that does not listen any more",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pytensor import config
 
-from synkhronos._compat import find_blas
+from synkhronos._theano_compat import find_blas
 
 __all__ = ["offer_blas"]
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from .flags import switch
 from .summation import kept_axes
-from .switches import switch
 
 __all__ = ["fuse_sums"]
 
@@ -29,7 +29,7 @@ def fuse_sums() -> None:
 
     if hasattr(elemwise, "SumOfElementwise"):
         return
-    from .fused import SumOfElementwise
+    from .fused_sum import SumOfElementwise
 
     # one class, whichever copy of this package is at work; pickles find it there
     SumOfElementwise.__module__ = elemwise.__name__

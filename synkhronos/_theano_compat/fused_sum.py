@@ -7,9 +7,9 @@ from typing import Any
 from theano.gof import Apply, Op
 from theano.tensor import elemwise_cgen
 
-from .runs import Operand, elements, first_axis, given, length, loops
+from .elementwise import Operand, elements, first_axis, given, length, loops
+from .flags import read_support_code
 from .summation import kept_axes
-from .switches import read_support_code
 
 __all__ = ["SumOfElementwise"]
 

@@ -23,22 +23,16 @@ from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-from .blas import find_blas
-from .cache import mend_cache_keys
-from .complaints import explain_missing_headers, shorten_complaints
-from .correlations import vectorize_convolution
-from .elementwise import vectorize_elementwise
+from .blas import find_blas, offer_blas, refuse_unfit_blas
+from .compile_cache import mend_cache_keys, precompile_headers
+from .elementwise import vectorize_elementwise, vectorize_tanh
+from .flags import offer_switches
 from .fusion import fuse_sums
-from .headers import precompile_headers
-from .offer import offer_blas, refuse_unfit_blas
-from .pooling import mend_pooling
+from .log_filter import explain_missing_headers, shorten_complaints
+from .numpy_fixes import mend_strides, mend_topk
 from .scan import loop_in_c
-from .strides import mend_strides
 from .summation import vectorize_sums
-from .switches import offer_switches
-from .tangent import vectorize_tanh
-from .topk import mend_topk
-from .windows import vectorize_pooling
+from .windows import mend_pooling, vectorize_convolution, vectorize_pooling
 
 __all__ = ["find_blas", "prepare"]
 

@@ -1,21 +1,116 @@
-"""Pooling over windows that do not overlap, as vector code: forward, gradient, and gradient of the gradient.
+"""Convolutions as vector code: forward, and the gradients with respect to weights and images.
 
-Theano's C code asks for the address of each element anew, which takes longer than all convolutions of a small network.
-Here its ops have code of their own where windows lie side by side without padding and their sizes are constants of the
-graph. Anything else takes Theano's, as does all of it with ``THEANO_FLAGS=synkhronos.vector_pooling=False``. The
-results are the same to the bit.
+Theano writes the windows of each image side by side, element by element, and multiplies the small matrix that this
+gives by the weights; on a core that takes two to four times as long as the arithmetic. Here its ops sum up products
+where the image lies, in registers. Grouped and unshared convolutions and those of several OpenMP threads take Theano's
+way, as does all of it with ``THEANO_FLAGS=synkhronos.vector_convolution=False``. Sums are formed in another order, so
+that results differ by rounding.
 """
 
 from __future__ import annotations
 
+import inspect
+import textwrap
 from typing import Any
 
-from .marks import is_mend, mend
-from .switches import read_support_code, switch
+from .flags import is_mend, mend, read_support_code, switch
 
-__all__ = ["vectorize_pooling"]
+__all__ = ["vectorize_convolution", "vectorize_pooling"]
 
-_SUPPORT, _VERSION = read_support_code("pooling.h")
+
+_CONVOLUTION_SUPPORT, _CONVOLUTION_VERSION = read_support_code("sums.h", "convolution.h")
+
+_THEANOS = "PyArrayObject* corrMM("
+_CONVOLUTION_CODE = """
+static PyArrayObject *corrMM(PyArrayObject *bottom, PyArrayObject *weights, PyArrayObject *top, int direction, int dH,
+                             int dW, int dilH, int dilW, int padH_l, int padH_r, int padW_l, int padW_r, int numgroups,
+                             int unshared) {{
+    int done = 0;
+    if (numgroups == 1 && !unshared && dH > 0 && dW > 0 && dilH > 0 && dilW > 0) {{
+        synkhronos::Axis y = {{0, padH_l, padH_r, 0, 0, dH, dilH}}, x = {{0, padW_l, padW_r, 0, 0, dW, dilW}};
+        done = synkhronos::correlate_arrays<npy_{type}>(bottom, weights, top, NPY_{TYPE}, direction, y, x);
+    }}
+    if (done < 0) return NULL;
+    if (done) return direction == 0 ? top : direction == 1 ? weights : bottom;
+    return theanos_corrMM(bottom, weights, top, direction, dH, dW, dilH, dilW, padH_l, padH_r, padW_l, padW_r,
+                          numgroups, unshared);
+}}
+"""
+
+
+def vectorize_convolution(module: Any) -> None:
+    """Give the ops their code. Calling it again does nothing.
+
+    Parameters
+    ----------
+    module : module
+        ``theano.tensor.nnet.corr``, executed.
+    """
+    op_class, is_on = module.BaseCorrMM, switch("vector_convolution")
+    if is_mend(op_class.c_headers):
+        return
+    support, version = op_class.c_support_code_apply, op_class.c_code_cache_version
+    headers = op_class.c_headers
+
+    def replaces(op: Any) -> bool:
+        return is_on() and not op.openmp  # the others are told apart at run time: a module may have several
+
+    def c_support_code_apply(self: Any, node: Any, name: str) -> str:
+        """Give Theano's routine another name, and the routines beside it."""
+        theanos_own: str = support(self, node, name)
+        if not replaces(self) or theanos_own.count(_THEANOS) != 1:
+            return theanos_own
+        renamed = theanos_own.replace(_THEANOS, "static PyArrayObject* theanos_corrMM(")
+        kind = {"float32": "float", "float64": "double"}[node.inputs[0].dtype]
+        return renamed + _CONVOLUTION_SUPPORT + _CONVOLUTION_CODE.format(type=kind, TYPE=kind.upper())
+
+    @mend
+    def c_headers(self: Any) -> list[str]:
+        """Name what Theano's code and the routines include."""
+        return ["<algorithm>", "<cstdlib>", "<cstring>", *headers(self)]
+
+    def c_code_cache_version(self: Any) -> tuple[Any, ...]:
+        """Give the version of the code."""
+        return (_CONVOLUTION_VERSION, *version(self)) if replaces(self) else version(self)
+
+    op_class.c_support_code_apply, op_class.c_headers = c_support_code_apply, c_headers
+    op_class.c_code_cache_version = c_code_cache_version
+
+
+# DOC '"""Pooling in Python, which Theano uses without a compiler and in FAST_COMPILE: since NumPy 1.23 a list is no index."""'
+
+
+_CLASSES = ("Pool", "AveragePoolGrad", "MaxPoolRop")
+_AS_TUPLES = {
+    "k[[region_slices[i][r[i]] for i in xrange(nd)]]": "k[tuple([region_slices[i][r[i]] for i in xrange(nd)])]",
+    "gxk[region_slice]": "gxk[tuple(region_slice)]",
+}
+
+
+def mend_pooling(module: Any) -> None:
+    """Make tuples of the lists of slices in the ops' `perform`. Calling it again does nothing.
+
+    Parameters
+    ----------
+    module : module
+        ``theano.tensor.signal.pool``, executed.
+    """
+    for name in _CLASSES:
+        op = getattr(module, name)
+        lines, first = inspect.getsourcelines(op.perform)
+        source = textwrap.dedent("".join(lines))
+        for old, new in _AS_TUPLES.items():
+            source = source.replace(old, new)
+        made: dict[str, Any] = {}
+        # the empty lines give tracebacks the numbers that the lines have in the file
+        exec(compile("\n" * (first - 1) + source, module.__file__, "exec"), vars(module), made)
+        op.perform = made["perform"]
+
+
+# DOC '"""Pooling over windows that do not overlap, as vector code: forward, gradient, and gradient of the gradient.\n\nTheano\'s C code asks for the address of each element anew, which takes longer than all convolutions of a small network.\nHere its ops have code of their own where windows lie side by side without padding and their sizes are constants of the\ngraph. Anything else takes Theano\'s, as does all of it with ``THEANO_FLAGS=synkhronos.vector_pooling=False``. The\nresults are the same to the bit.\n"""'
+
+
+_POOLING_SUPPORT, _POOLING_VERSION = read_support_code("pooling.h")
 
 #: By op: its array inputs, the axes of its result, and by mode the routine.
 _OPS: dict[str, tuple[tuple[str, ...], str, dict[str, str]]] = {
@@ -35,7 +130,7 @@ _OPS: dict[str, tuple[tuple[str, ...], str, dict[str, str]]] = {
 _DTYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")
 _MOST = 256  # elements of a window, for whose rows the compiler makes code
 
-_CODE = """
+_POOLING_CODE = """
 int synkhronos_done = 0;
 if ({side_by_side}) {{
     const int window[3] = {{{d}, {h}, {w}}};
@@ -97,7 +192,7 @@ def _mend(op_class: Any, is_on: Any) -> None:
         checks = [f" && synkhronos::is_pooled({one}, {inputs[0]}, {self.ndim}, images)" for one in pooled]
         x = inputs[0]
         checks += [f" && PyArray_TYPE({one}) == PyArray_TYPE({x}) && PyArray_SAMESHAPE({one}, {x})" for one in same]
-        return _CODE.format(
+        return _POOLING_CODE.format(
             side_by_side=" && ".join([f"PyArray_NDIM({inputs[0]}) == {node.inputs[0].ndim}", *conditions]),
             d=d,
             h=h,
@@ -120,7 +215,7 @@ def _mend(op_class: Any, is_on: Any) -> None:
 
     def c_support_code(self: Any) -> str:
         """Give the routines."""
-        return _SUPPORT if is_on() else ""
+        return _POOLING_SUPPORT if is_on() else ""
 
     def c_headers(self: Any) -> list[str]:
         """Name what Theano's code and the routines include."""
@@ -128,7 +223,7 @@ def _mend(op_class: Any, is_on: Any) -> None:
 
     def c_code_cache_version(self: Any) -> tuple[Any, ...]:
         """Give the version of the code."""
-        return (_VERSION, *version(self)) if is_on() else version(self)
+        return (_POOLING_VERSION, *version(self)) if is_on() else version(self)
 
     op_class.c_code, op_class.c_code_cache_version = c_code, c_code_cache_version
     op_class.c_support_code, op_class.c_headers = c_support_code, c_headers

@@ -1,12 +1,33 @@
-"""Flags of Theano's that turn the replacements of its C code off: ``THEANO_FLAGS=synkhronos.NAME=False``."""
+"""Marks on the functions that take the places of Theano's, so that none is replaced twice.
+
+They hold between two copies of this package, too, of which one was loaded while ``theano`` was being imported.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from typing import Callable
+from typing import Any, Callable, TypeVar
 
-__all__ = ["offer_switches", "read_support_code", "switch"]
+__all__ = ["is_mend", "mend", "offer_switches", "read_support_code", "switch"]
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def mend(function: _Function) -> _Function:
+    """Mark a function as one of ours."""
+    function.synkhronos_role = "mend"  # type: ignore[attr-defined]
+    return function
+
+
+def is_mend(function: Any) -> bool:
+    """Whether a function is one of ours."""
+    return getattr(function, "synkhronos_role", None) == "mend"
+
+
+# DOC '"""Flags of Theano\'s that turn the replacements of its C code off: ``THEANO_FLAGS=synkhronos.NAME=False``."""'
+
 
 SWITCHES = {
     "fused_sum": "Sum the results of elementwise operations without an array of them.",

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .marks import is_mend, mend
-from .switches import read_support_code, switch
+from .flags import is_mend, mend, read_support_code, switch
 
 __all__ = ["vectorize_sums"]
 
