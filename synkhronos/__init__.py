@@ -35,9 +35,9 @@ from synkhronos._utils.display import list_public_modules as _list_public_module
 
 if TYPE_CHECKING:
     from synkhronos import errors, extensions
+    from synkhronos._backends import name as engine
     from synkhronos._calls import Function, function, parallelize
     from synkhronos._data import Data, data
-    from synkhronos._engine import name as engine
     from synkhronos._inside import averaged, gathered, reduced, summed
     from synkhronos._session import (
         Future,

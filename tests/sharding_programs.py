@@ -23,7 +23,7 @@ import numpy as np
 from divided import Divided, evaluate, shares
 from engine import T, on_theano
 
-from synkhronos._engine import TensorType
+from synkhronos._backends import TensorType
 from synkhronos._exact.placements import Replicate, Shard
 from synkhronos._exact.rules import MAKERS, RULES
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from synkhronos._engine import known_lengths
+from synkhronos._backends import known_lengths
 from synkhronos._graphs import Graph
 from synkhronos._utils.display import unknown_keyword
 

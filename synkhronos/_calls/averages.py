@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Callable, NamedTuple
 
 from synkhronos import _graphs
+from synkhronos._backends import to_host
 from synkhronos._calls.growth import Growth, Sample
 from synkhronos._calls.meetings import Meetings
 from synkhronos._calls.results import Results
 from synkhronos._calls.selecting import Selector
 from synkhronos._calls.serial import Serial, rows_of
-from synkhronos._engine import to_host
 from synkhronos._rank import Call
 from synkhronos._session import Session, warn
 from synkhronos._utils.rows import pieces

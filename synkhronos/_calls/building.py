@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from synkhronos import _engine, _graphs
+from synkhronos import _backends, _graphs
 from synkhronos._calls.exact import ExactFunction
 from synkhronos._calls.functions import Function
 from synkhronos._calls.results import Results
@@ -26,7 +26,7 @@ _logger = logging.getLogger("synkhronos")
 
 _FOR_EXACT = ("exact", "shard", "random", "blocked")
 _OWN_KEYWORDS = ("inputs", "outputs", "bcast_inputs", "updates", "givens", "sliceable_shareds", *_FOR_EXACT)
-_KEYWORDS_FOR_THEANO = [name for name in _engine.KEYWORDS if name not in _OWN_KEYWORDS]
+_KEYWORDS_FOR_THEANO = [name for name in _backends.KEYWORDS if name not in _OWN_KEYWORDS]
 
 
 @lists_ops
@@ -100,13 +100,13 @@ def function(
     ...     print(mean, largest, doubled, f.counts)
     3.0 6.0 [ 2.  4. 12.] (2, 1)
     """
-    if sys._getframe(1).f_globals.get("__name__", "").startswith(f"{_engine.name}."):
+    if sys._getframe(1).f_globals.get("__name__", "").startswith(f"{_backends.name}."):
         # the program has set the engine's function to this one; Variable.eval and the like mean the engine's own
         own = {"outputs": outputs, "updates": updates, "givens": givens, **kwargs}
-        return _engine.compile_function(inputs, **{name: value for name, value in own.items() if value is not None})
+        return _backends.compile_function(inputs, **{name: value for name, value in own.items() if value is not None})
     session = current("function")
     for name in kwargs:
-        if name not in _engine.KEYWORDS:
+        if name not in _backends.KEYWORDS:
             raise unknown_keyword("synkhronos.function", name, [*_OWN_KEYWORDS, *_KEYWORDS_FOR_THEANO])
     for name, value in (("inputs", inputs), ("bcast_inputs", bcast_inputs), ("sliceable_shareds", sliceable_shareds)):
         if value is not None and not isinstance(value, (list, tuple)):
@@ -122,7 +122,7 @@ def function(
         output_modes.append(check_op(f"output {position}", op, "gather", None))
         if not exact and output_modes[-1] is not None and not _graphs.is_tensor_variable(getattr(var, "variable", var)):
             raise TypeError(
-                f"output {position} must be a {_engine.TITLE} tensor variable, or have the op None; got {var!r}"
+                f"output {position} must be a {_backends.TITLE} tensor variable, or have the op None; got {var!r}"
             )
     graph = _graphs.Graph(
         inputs,
@@ -155,7 +155,7 @@ def function(
             pairs_given = _graphs.pairs_of(givens)
             if swap:  # the engine refuses givens that depend on variables which others replace
                 pairs_given = [
-                    (old, _engine.clone(value, replace=swap) if isinstance(value, _engine.Variable) else value)
+                    (old, _backends.clone(value, replace=swap) if isinstance(value, _backends.Variable) else value)
                     for old, value in pairs_given
                 ]
             replaced = [(old, value) for old, value in (*swap.items(), *pairs_given) if old is not value]
@@ -198,7 +198,7 @@ def function(
 
 def _with_streams(function: Function, own: Sequence[Any] | None = None) -> Function:
     """A function that draws of a rank's own streams, all or some, and of others that are common to all ranks."""
-    for var in filter(_engine.is_random_state, function.get_shared()):
+    for var in filter(_backends.is_random_state, function.get_shared()):
         _graphs.claim_stream(var, common=own is not None and var not in own)
     return function
 

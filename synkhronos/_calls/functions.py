@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from synkhronos import _graphs
+from synkhronos._backends import as_asked, machine
 from synkhronos._calls.appearance import Appearance
 from synkhronos._calls.arguments import arrange, check_num_slices, check_subset, inputs_of
 from synkhronos._calls.averages import Averages
@@ -20,7 +21,6 @@ from synkhronos._calls.results import Results
 from synkhronos._calls.selecting import Selector
 from synkhronos._calls.serial import Serial, environment_asks, is_asked
 from synkhronos._data import Data, data
-from synkhronos._engine import as_asked, machine
 from synkhronos._graphs import Variant
 from synkhronos._rank import Call
 from synkhronos._session import Session, current, functions

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from synkhronos import _graphs
-from synkhronos._engine import is_random_state
+from synkhronos._backends import is_random_state
 from synkhronos._inside import Cut, cut, depends_on, meets, meets_in_a_loop
 
 if TYPE_CHECKING:

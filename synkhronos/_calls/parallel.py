@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from synkhronos import _engine, _graphs
+from synkhronos import _backends, _graphs
 from synkhronos._calls.arguments import arrange
 from synkhronos._calls.building import function
 from synkhronos._calls.functions import Function
@@ -66,7 +66,7 @@ def parallelize(
         raise ValueError(f'random must be "serial" or "own"; got {random!r}')
     ending = contextlib.ExitStack()
     axes = shard if isinstance(shard, dict) else dict.fromkeys(shard, 0)
-    ending.callback(_engine.divert(_Builder(list(bcast_inputs), axes, random)))
+    ending.callback(_backends.divert(_Builder(list(bcast_inputs), axes, random)))
     return ending
 
 
@@ -79,12 +79,12 @@ class _Builder:
     def __call__(self, plain: Callable[..., Any], asked: dict[str, Any]) -> Any:
         if held() is None:
             raise SessionError(
-                f"{_engine.name}.function: synkhronos.parallelize is on, and this process has no session: "
+                f"{_backends.name}.function: synkhronos.parallelize is on, and this process has no session: "
                 "call synkhronos.fork() first, or build the function outside of the block"
             )
         if asked["accept_inplace"]:
             raise ValueError(
-                f"{_engine.name}.function: accept_inplace=True is not possible under synkhronos.parallelize"
+                f"{_backends.name}.function: accept_inplace=True is not possible under synkhronos.parallelize"
             )
         inputs = asked["inputs"]
         order = sorted(range(len(inputs)), key=lambda position: not self._has_rows(inputs[position]))
@@ -206,7 +206,7 @@ class ParallelFunction:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"{name}: what {_engine.name}.function builds under synkhronos.parallelize has copy, exact, fn, "
+            f"{name}: what {_backends.name}.function builds under synkhronos.parallelize has copy, exact, fn, "
             "get_shared, maker, name, output_keys, partition, profile, trust_input, vm; for more, build the function "
             "outside of the block"
         )
@@ -223,4 +223,4 @@ class ParallelFunction:
         return self.exact.__reduce_ex__(protocol)
 
 
-_engine.make_printable(Function, ParallelFunction)
+_backends.make_printable(Function, ParallelFunction)

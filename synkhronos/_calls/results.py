@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
+from synkhronos._backends import as_asked
 from synkhronos._collectives import OPS, combine, nccl_reduces
-from synkhronos._engine import as_asked
 
 if TYPE_CHECKING:
     from synkhronos._calls.meetings import Meetings

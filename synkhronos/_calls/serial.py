@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from synkhronos import _graphs
+from synkhronos._backends import TITLE, to_host
 from synkhronos._calls.results import Results
-from synkhronos._engine import TITLE, to_host
 from synkhronos._rank import Get
 from synkhronos._session import Session, distances
 from synkhronos._utils.interrupts import let_interrupts_pass

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from synkhronos import _graphs
+from synkhronos._backends import TITLE
 from synkhronos._data.array import Data
 from synkhronos._data.conversion import check_shape
-from synkhronos._engine import TITLE
 from synkhronos._session import current
 from synkhronos._utils.display import checks_keywords
 from synkhronos.typing import Input

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from synkhronos._engine import Constant, T, TensorType, accumulated, clone, io_toposort, leaves_of, substituted
+from synkhronos._backends import Constant, T, TensorType, accumulated, clone, io_toposort, leaves_of, substituted
 from synkhronos._exact.lengths import Rows
 from synkhronos._exact.nodes import typed
 from synkhronos._inside import Collective, meets_in_a_loop

@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, Callable
 
-from synkhronos._engine import Apply, Op, T, TensorType, ops
+from synkhronos._backends import Apply, Op, T, TensorType, ops
 from synkhronos._exact.lengths import Lengths, Rows
 from synkhronos._exact.lines import line_of
 from synkhronos._exact.nodes import copied, typed

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any, Callable
 
-from synkhronos._engine import TensorType, known_lengths, ops, scalar
+from synkhronos._backends import TensorType, known_lengths, ops, scalar
 from synkhronos._exact.lengths import Lengths, constant_of, reduced_axes
 from synkhronos._exact.placements import ONE, Length
 

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from synkhronos._engine import Out, UnusedInputError, config, is_random_state, leaves_of
+from synkhronos._backends import Out, UnusedInputError, config, is_random_state, leaves_of
 from synkhronos._exact.blocks import in_blocks
 from synkhronos._exact.checking import environment_asks
 from synkhronos._exact.failures import tolerated

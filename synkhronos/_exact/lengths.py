@@ -13,7 +13,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from synkhronos._engine import (
+from synkhronos._backends import (
     NotScalarConstantError,
     T,
     TensorConstant,

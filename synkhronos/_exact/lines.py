@@ -6,7 +6,7 @@ import os
 import sysconfig
 from typing import Any
 
-from synkhronos._engine import FOLDER
+from synkhronos._backends import FOLDER
 
 __all__ = ["described", "line_of"]
 

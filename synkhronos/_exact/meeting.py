@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
 from synkhronos import _inside
-from synkhronos._engine import T, ops
+from synkhronos._backends import T, ops
 from synkhronos._inside import gathered, reduced
 
 __all__ = ["ON_RANKS", "Collective", "Collectives", "label"]

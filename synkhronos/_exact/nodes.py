@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from synkhronos._engine import TensorType, ancestors, known_lengths, ops, with_broadcastable
-from synkhronos._engine import copied as node_with
+from synkhronos._backends import TensorType, ancestors, known_lengths, ops, with_broadcastable
+from synkhronos._backends import copied as node_with
 from synkhronos._exact.placements import Placed, Placement, Replicate, Shard
 
 __all__ = ["copied", "is_broadcast", "is_of_one_sum", "is_of_the_user", "kind_of", "typed"]

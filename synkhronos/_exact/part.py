@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from synkhronos._engine import Apply, Op, T, length_along, retyped
+from synkhronos._backends import Apply, Op, T, length_along, retyped
 from synkhronos._exact.lines import described
 
 __all__ = ["Part"]

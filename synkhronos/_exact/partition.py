@@ -8,7 +8,7 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
-from synkhronos._engine import TensorType
+from synkhronos._backends import TensorType
 from synkhronos._exact.lines import line_of
 from synkhronos._exact.meeting import Collective
 from synkhronos._inside import UNNUMBERED, collectives_of

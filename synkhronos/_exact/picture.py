@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from synkhronos._engine import Constant, io_toposort
+from synkhronos._backends import Constant, io_toposort
 from synkhronos._exact.placements import Partial, Shard
 from synkhronos._exact.walk import Walk
 

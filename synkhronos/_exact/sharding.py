@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from synkhronos._engine import T, ancestors, known_lengths, length_along
+from synkhronos._backends import T, ancestors, known_lengths, length_along
 from synkhronos._exact.lengths import Rows
 from synkhronos._exact.lines import described
 from synkhronos._exact.part import Part

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from synkhronos._engine import ancestors, io_toposort, ops
+from synkhronos._backends import ancestors, io_toposort, ops
 from synkhronos._exact.lines import described
 from synkhronos._exact.placements import Replicate
 from synkhronos._exact.walk import Walk

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from typing import Any, Callable, Union
 
-from synkhronos._engine import T, ancestors, io_toposort, leaves_of, ops
+from synkhronos._backends import T, ancestors, io_toposort, leaves_of, ops
 from synkhronos._exact.checking import ShapeChecks
 from synkhronos._exact.failures import tolerated
 from synkhronos._exact.following import follow

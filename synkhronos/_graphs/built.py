@@ -15,7 +15,7 @@ from typing import Any
 
 import cloudpickle
 
-from synkhronos._engine import MADE_AT_RUN_TIME
+from synkhronos._backends import MADE_AT_RUN_TIME
 from synkhronos._utils.interrupts import Endings, let_interrupts_pass
 
 __all__ = ["note_ops", "reduced_op"]

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-from synkhronos._engine import Container, Function, updated_storage
+from synkhronos._backends import Container, Function, updated_storage
 
 __all__ = ["Sync", "call_on_rank", "follow", "note_sent", "sync_of", "syncs_of", "watch"]
 

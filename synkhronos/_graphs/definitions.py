@@ -17,7 +17,7 @@ from typing import Any, Callable, NamedTuple
 
 import cloudpickle
 
-from synkhronos._engine import FromFunctionOp, PureOp, PureType
+from synkhronos._backends import FromFunctionOp, PureOp, PureType
 from synkhronos._graphs.namespaces import (
     MAIN,
     WRAPPERS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from synkhronos._engine import ancestors
+from synkhronos._backends import ancestors
 
 __all__ = ["variables_used"]
 
@@ -15,7 +15,7 @@ def variables_used(arguments: dict[str, Any]) -> list[Any]:
     Parameters
     ----------
     arguments : dict
-        As `synkhronos._engine.divert` hands them on.
+        As `synkhronos._backends.divert` hands them on.
     """
     asked = (arguments[name] for name in ("outputs", "givens", "updates"))
     outputs, givens, updates = ([] if one is None else one for one in asked)  # an expression has no truth

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from synkhronos._engine import (
+from synkhronos._backends import (
     SHAPES_ONLY,
     T,
     as_type_of,

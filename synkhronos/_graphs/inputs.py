@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from synkhronos._engine import TITLE, In, Variable, is_device_type, name
+from synkhronos._backends import TITLE, In, Variable, is_device_type, name
 from synkhronos._graphs.packing import Unpacked, bytes_variable
 from synkhronos._graphs.shared import is_host_variable, is_shared_variable, is_tensor_variable
 

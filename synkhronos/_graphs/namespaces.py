@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from synkhronos._backends import FromFunctionOp
 from synkhronos._core import native
-from synkhronos._engine import FromFunctionOp
 from synkhronos._utils.interrupts import let_interrupts_pass
 
 __all__ = [

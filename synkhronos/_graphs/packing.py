@@ -12,7 +12,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from synkhronos._engine import Apply, Op, T
+from synkhronos._backends import Apply, Op, T
 
 __all__ = ["Unpacked", "bytes_variable", "pack"]
 

@@ -19,7 +19,7 @@ from typing import Any, Callable, NamedTuple
 import cloudpickle
 import numpy as np
 
-from synkhronos._engine import (
+from synkhronos._backends import (
     FromFunctionOp,
     PureOp,
     find_compiled,

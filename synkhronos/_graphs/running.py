@@ -12,8 +12,8 @@ from typing import Any, Callable
 
 import numpy as np
 
+from synkhronos._backends import running_parts
 from synkhronos._core import native
-from synkhronos._engine import running_parts
 from synkhronos._graphs.changes import call_on_rank, syncs_of
 
 __all__ = ["run_function"]

@@ -11,7 +11,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from synkhronos._engine import (
+from synkhronos._backends import (
     DenseType,
     SharedVariable,
     is_device_type,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from synkhronos._engine import TAKES_SUBSETS
+from synkhronos._backends import TAKES_SUBSETS
 
 __all__ = ["PLAIN", "Variant"]
 

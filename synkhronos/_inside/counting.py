@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from synkhronos._engine import Apply, T
+from synkhronos._backends import Apply, T
 from synkhronos._inside.known import Known
 from synkhronos._inside.standing import current
 from synkhronos._utils.rows import Rows, shares

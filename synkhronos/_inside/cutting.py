@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from synkhronos._backends import ancestors, clone, retyped
 from synkhronos._collectives import result_dtype
-from synkhronos._engine import ancestors, clone, retyped
 from synkhronos._inside.looking import depends_on, meets_within
 from synkhronos._inside.ops import Collective
 from synkhronos._inside.standing import GATHER

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from synkhronos._backends import T
 from synkhronos._collectives import check_op, lists_ops
-from synkhronos._engine import T
 from synkhronos._inside import joining  # noqa: F401  (what the optimizer makes of them)
 from synkhronos._inside.ops import Collective
 from synkhronos._inside.standing import GATHER

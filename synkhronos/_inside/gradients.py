@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-from synkhronos._engine import (
+from synkhronos._backends import (
     CONTINUOUS,
     DisconnectedType,
     NotScalarConstantError,

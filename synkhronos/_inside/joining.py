@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from synkhronos._engine import (
+from synkhronos._backends import (
     AFTER_MERGES,
     BEFORE_ELEMENTWISE,
     InconsistencyError,

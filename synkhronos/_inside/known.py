@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from synkhronos._engine import Apply, Op, T
+from synkhronos._backends import Apply, Op, T
 from synkhronos._inside.standing import current
 
 __all__ = ["Known"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from synkhronos._engine import ancestors, io_toposort, ops
+from synkhronos._backends import ancestors, io_toposort, ops
 from synkhronos._inside.known import Known
 from synkhronos._inside.ops import Collective
 

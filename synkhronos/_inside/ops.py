@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from synkhronos._backends import Apply, Op, T, length_along, retyped
 from synkhronos._collectives import OPS, result_dtype
-from synkhronos._engine import Apply, Op, T, length_along, retyped
 from synkhronos._inside.gradients import gradient
 from synkhronos._inside.standing import BROADCAST, GATHER, current
 

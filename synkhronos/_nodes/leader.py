@@ -11,7 +11,7 @@ import traceback
 from time import monotonic_ns
 from typing import Any, Callable, NoReturn
 
-from synkhronos import _engine
+from synkhronos import _backends
 from synkhronos._core import native
 from synkhronos._memory import SegmentTable
 from synkhronos._nodes.heartbeat import LEAVE
@@ -251,7 +251,7 @@ class Crew:
         self._replica.regions.close()
         self._stowage.close()
         if self._replica.context is not None:  # of a GPU
-            _engine.unbind()
+            _backends.unbind()
         self._replica = None
 
 

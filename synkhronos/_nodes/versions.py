@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import numpy as np
 
-from synkhronos import _engine
+from synkhronos import _backends
 
 __all__ = ["describe", "tell_differences"]
 
@@ -18,9 +18,9 @@ def describe() -> dict[str, str]:
     return {
         "Python": platform.python_version(),
         "Synkhronos": _version_of("synkhronos"),
-        _engine.TITLE: _version_of(_engine.name),
+        _backends.TITLE: _version_of(_backends.name),
         "NumPy": np.__version__,
-        "floatX": _engine.T.scalar().dtype,
+        "floatX": _backends.T.scalar().dtype,
     }
 
 

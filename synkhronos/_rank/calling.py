@@ -7,8 +7,8 @@ from typing import Any, Callable
 import numpy as np
 
 from synkhronos import _graphs
+from synkhronos._backends import is_device_array, to_device
 from synkhronos._collectives import ShapesDiffer
-from synkhronos._engine import is_device_array, to_device
 from synkhronos._inside import Standing
 from synkhronos._memory import SegmentTable
 from synkhronos._rank.absence import borrowed, kept

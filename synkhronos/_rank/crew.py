@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from typing import Any, Callable
 
-from synkhronos import _engine, _graphs
+from synkhronos import _backends, _graphs
 from synkhronos._collectives import Workspace
 from synkhronos._memory import SegmentTable, make_regions
 from synkhronos._rank.replica import Replica
@@ -57,7 +57,7 @@ def start_ranks(
         finish()
 
     try:
-        _engine.prepare_fork()
+        _backends.prepare_fork()
         inherited = segments.lent()  # in this frame, which workers keep
         regions.share(team.start, work)
         del inherited

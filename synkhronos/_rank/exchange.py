@@ -11,6 +11,7 @@ from typing import Any, Callable
 import numpy as np
 
 from synkhronos import _graphs
+from synkhronos._backends import is_device_array, to_host
 from synkhronos._collectives import (
     NcclTransport,
     ShapesDiffer,
@@ -20,7 +21,6 @@ from synkhronos._collectives import (
     result_dtype,
 )
 from synkhronos._core import native
-from synkhronos._engine import is_device_array, to_host
 from synkhronos._rank.commands import AllGather, AllReduce, Digest, Get, Nccl, Put, Reduce, Shapes
 from synkhronos._rank.excerpts import Excerpts
 from synkhronos._team import SHUFFLE, TRANSFERS, Team

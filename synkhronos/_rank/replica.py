@@ -10,7 +10,7 @@ import gc
 from collections.abc import Sequence
 from typing import Any, Callable
 
-from synkhronos import _engine, _graphs
+from synkhronos import _backends, _graphs
 from synkhronos._collectives import Workspace, connect
 from synkhronos._core import native
 from synkhronos._memory import Passage, SegmentRef, SegmentTable, look_at_free_memory
@@ -167,7 +167,7 @@ class Replica:
     # -- the device
 
     def _bind(self, command: Bind) -> None:
-        self.context = _engine.bind(command.devices[self.rank], self.rank, quiet=not self.is_master)
+        self.context = _backends.bind(command.devices[self.rank], self.rank, quiet=not self.is_master)
 
     def _connect(self, command: Connect) -> None:
         self._exchange.meet_in_nccl(connect(self.context, command.clique, self.n_ranks, self.rank))

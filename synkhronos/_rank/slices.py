@@ -8,8 +8,8 @@ from typing import Any, Callable
 import numpy as np
 
 from synkhronos import _graphs
+from synkhronos._backends import is_device_array, to_host
 from synkhronos._collectives import Accumulator, DeviceAccumulator, accumulates
-from synkhronos._engine import is_device_array, to_host
 from synkhronos._rank.commands import Call
 from synkhronos._utils.rows import Rows, Selection, pieces, take
 

@@ -7,7 +7,7 @@ from typing import Any, Callable
 
 from threadpoolctl import ThreadpoolController
 
-from synkhronos._engine import limit_threads
+from synkhronos._backends import limit_threads
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos._utils.resources import count_cores
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any, Callable
 
-from synkhronos import _engine
+from synkhronos import _backends
 from synkhronos._collectives import make_clique
 from synkhronos._rank import Bind, Command, Connect
 from synkhronos._session.devices import check_unused, find_devices, may_use_nccl
@@ -34,7 +34,7 @@ def find_free_devices(n_parallel: int | None, use_gpu: bool | None, devices: str
 
 
 def _check_no_gpu_is_held() -> None:
-    device = _engine.bound()
+    device = _backends.bound()
     if device is not None:
         raise DeviceError(
             f"this process has used {device} already, and its context does not survive a fork. Leave device= and "

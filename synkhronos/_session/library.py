@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Callable
 
 from synkhronos import _graphs
-from synkhronos._engine import precompile
+from synkhronos._backends import precompile
 from synkhronos._rank import Replica, summarize
 from synkhronos._session.ledger import Ledger
 from synkhronos._utils.interrupts import Endings, deferred_interrupts, let_interrupts_pass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Union
 
-from synkhronos._engine import TITLE
+from synkhronos._backends import TITLE
 from synkhronos._rank import Record
 from synkhronos._session.session import Session
 from synkhronos._team import CATEGORIES, Notes, by_other_clock, spans

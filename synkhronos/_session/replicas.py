@@ -10,7 +10,7 @@ from typing import Any, Callable
 import numpy as np
 
 from synkhronos import _graphs
-from synkhronos._engine import is_random_state
+from synkhronos._backends import is_random_state
 from synkhronos._rank import Command, Digest, Get
 from synkhronos._session.cautions import warn
 

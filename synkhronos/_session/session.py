@@ -15,7 +15,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from synkhronos import _engine, _graphs
+from synkhronos import _backends, _graphs
 from synkhronos._memory import ArrayRef, Segment, SegmentTable
 from synkhronos._nodes import Fleet, Machines
 from synkhronos._rank import Command, Encoder, Envelope, Load, Release, Settle, start_ranks
@@ -100,7 +100,7 @@ class Session:
                 self.nccl = machines is None and connect_gpus(names, self.replica.context, self.run)
         except BaseException:
             if self.on_gpu:
-                _engine.unbind()
+                _backends.unbind()
             with deferred_interrupts():
                 self._team.stop(grace=0.0)
                 if hasattr(self, "replica"):
@@ -273,4 +273,4 @@ class Session:
             self.replica.regions.close()
         self._ledger.close()
         if self.on_gpu:
-            _engine.unbind()
+            _backends.unbind()

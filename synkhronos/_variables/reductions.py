@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from synkhronos import _graphs
+from synkhronos._backends import to_host
 from synkhronos._collectives import check_op, lists_ops, nccl_reduces
-from synkhronos._engine import to_host
 from synkhronos._rank import AllReduce, Command, Nccl, Reduce
 from synkhronos._session import Session
 from synkhronos._utils.display import checks_keywords

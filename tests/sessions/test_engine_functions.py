@@ -11,7 +11,7 @@ from engine import RandomStreams, T, on_theano, theano
 from support import ROOT
 
 import synkhronos as synk
-from synkhronos._engine import pack
+from synkhronos._backends import pack
 from synkhronos._graphs import VariableTable, dump, load
 
 V = np.random.RandomState(0).rand(7, 3)
@@ -268,7 +268,7 @@ def test_functions_live_from_session_to_session():
 
 CHOICES = """
 import os, sys, types, pytest
-from synkhronos._engine.choice import choose
+from synkhronos._backends import choose
 here = choose()
 os.environ["SYNKHRONOS_ENGINE"] = "jax"
 with pytest.raises(RuntimeError, match="SYNKHRONOS_ENGINE='jax': expected 'theano' or 'pytensor'"):

@@ -11,7 +11,7 @@ from on_machines import one_machine
 from support import KILL, NOTHING, RAISE, SLEEP, Fault
 
 import synkhronos as synk
-from synkhronos._engine import TITLE
+from synkhronos._backends import TITLE
 from synkhronos._session.profiles import check_serial
 from synkhronos._team import timeline as _timeline
 from synkhronos._team.timeline import (

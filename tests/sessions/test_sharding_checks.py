@@ -9,7 +9,7 @@ from sharding_cases import FAMILIES
 from sharding_programs import SENSELESS, programs
 
 import synkhronos as synk
-from synkhronos._engine import ops
+from synkhronos._backends import ops
 from synkhronos._exact.placements import Placed, Shard
 from synkhronos._exact.rules import RULES
 

@@ -5,7 +5,7 @@ import pytest
 from divided import COLLECTIVES, check, rows
 from engine import T, on_theano, theano
 
-from synkhronos._engine import TITLE
+from synkhronos._backends import TITLE
 from synkhronos._exact.rules import MAKERS, RULES, OwnDraws
 from synkhronos._exact.walk import Walk
 

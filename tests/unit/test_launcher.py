@@ -24,7 +24,7 @@ from engine import theano_only
 from support import ROOT, is_running, wait_until
 
 import synkhronos
-from synkhronos import _engine
+from synkhronos import _backends
 from synkhronos._machine import launcher, libraries, probing, remedies
 from synkhronos._machine.engines import ENGINES
 from synkhronos._machine.examination import examine
@@ -33,7 +33,7 @@ from synkhronos._machine.launcher import interpreter_options, package_links, var
 from synkhronos._machine.libraries import Gpu, ask_gpus, survey
 from synkhronos._machine.places import Finder
 
-ENGINE = ENGINES[_engine.name]
+ENGINE = ENGINES[_backends.name]
 CC = shutil.which("gcc") or shutil.which("cc")
 
 needs_compiler = pytest.mark.skipif(CC is None, reason="the libraries are built by a C compiler, and there is none")

@@ -29,7 +29,7 @@ FOR_THE_LIBRARY = {
     "_nodes/litter.py:a container": "what nobody may remove stays there, and nothing is said",
     "_team/overdue.py:the first machine": "what a leader tells one that does not listen any more",
     "_partition.py:rows cannot": "the author of a function of this library has mistaken what it takes",
-    "_engine/on_pytensor/gpu.py:PyTensor computes": "of functions that nothing calls where there are no GPUs",
+    "_backends/pytensor/gpu.py:PyTensor computes": "of functions that nothing calls where there are no GPUs",
     "_session/lifecycle.py:synkhronos.…: …": "one of two messages of the same page follows",
 }
 

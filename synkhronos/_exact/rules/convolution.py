@@ -6,7 +6,7 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-from synkhronos._engine import ops
+from synkhronos._backends import ops
 from synkhronos._exact.placements import Partial, Placed, Shard
 from synkhronos._exact.rules.reductions import is_summed
 from synkhronos._exact.walk import Rule, Walk

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from synkhronos._engine import NO_TENSORS, SharedVariable, T, io_toposort, ops
+from synkhronos._backends import NO_TENSORS, SharedVariable, T, io_toposort, ops
 from synkhronos._exact.lines import described
 from synkhronos._exact.placements import ONE, Length, Placed, Replicate, Shard
 from synkhronos._exact.walk import Rule, Walk

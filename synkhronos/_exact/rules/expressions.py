@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Callable
 
-from synkhronos._engine import ops
+from synkhronos._backends import ops
 from synkhronos._exact.placements import Placed
 from synkhronos._exact.walk import Rule, Walk
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from synkhronos._engine import INTEGERS, T, TensorType, ops
+from synkhronos._backends import INTEGERS, T, TensorType, ops
 from synkhronos._exact.nodes import copied
 from synkhronos._exact.placements import ONE, Partial, Placed, Replicate, Shard
 from synkhronos._exact.rules.reductions import is_summed, is_zero

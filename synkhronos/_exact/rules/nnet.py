@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from synkhronos._engine import ops
+from synkhronos._backends import ops
 from synkhronos._exact.nodes import copied
 from synkhronos._exact.placements import Placed, Replicate
 from synkhronos._exact.rules.expressions import inner_graph

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from synkhronos._engine import NotScalarConstantError, get_scalar_constant_value, ops, scalar
+from synkhronos._backends import NotScalarConstantError, get_scalar_constant_value, ops, scalar
 from synkhronos._exact.lengths import reduced_axes
 from synkhronos._exact.nodes import copied
 from synkhronos._exact.placements import Partial, Placed, Replicate, Shard

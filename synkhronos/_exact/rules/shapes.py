@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from synkhronos._engine import NO_TENSORS, T, ops
+from synkhronos._backends import NO_TENSORS, T, ops
 from synkhronos._exact.nodes import copied
 from synkhronos._exact.placements import ONE, UNKNOWN, Length, Partial, Placed, Replicate, Shard
 from synkhronos._exact.walk import Rule, Walk

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from synkhronos._engine import ops
+from synkhronos._backends import ops
 from synkhronos._exact.nodes import copied
 from synkhronos._exact.placements import Partial, Placed, Replicate, Shard
 from synkhronos._exact.rules.reductions import is_summed

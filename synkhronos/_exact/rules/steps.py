@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from synkhronos._engine import NO_TENSORS, Apply, Constant, T, ancestors, io_toposort, ops, retyped, substituted
+from synkhronos._backends import NO_TENSORS, Apply, Constant, T, ancestors, io_toposort, ops, retyped, substituted
 from synkhronos._exact.placements import Length, Partial, Placed, Placement, Replicate, Shard
 from synkhronos._exact.rules.reductions import is_zero
 from synkhronos._exact.walk import Walk

@@ -25,23 +25,25 @@ from pytensor.scan.basic import scan
 from pytensor.tensor.basic import get_underlying_scalar_constant_value as get_scalar_constant_value
 from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.shape import Shape_i, specify_broadcastable
+from pytensor.tensor.type import DenseTensorType as DenseType
 from pytensor.tensor.type import TensorType, continuous_dtypes, integer_dtypes
 from pytensor.tensor.type_other import NoneTypeT, SliceType
 from pytensor.tensor.variable import TensorConstant
 
-from synkhronos._engine.on_pytensor.operations import Op
+from synkhronos._backends.pytensor.custom_op import Op
 
 __all__ = [
     "AFTER_MERGES",
+    "Apply",
     "BEFORE_ELEMENTWISE",
     "CONTINUOUS",
+    "Constant",
+    "DenseType",
+    "DisconnectedType",
     "FOLDER",
     "INTEGERS",
-    "NO_TENSORS",
-    "Apply",
-    "Constant",
-    "DisconnectedType",
     "InconsistencyError",
+    "NO_TENSORS",
     "NotScalarConstantError",
     "Op",
     "ReplaceValidate",
@@ -54,23 +56,28 @@ __all__ = [
     "Variable",
     "accumulated",
     "ancestors",
+    "as_type_of",
     "clone",
     "config",
     "copied",
     "copy_stack_trace",
     "get_scalar_constant_value",
     "grad",
+    "input_like",
     "io_toposort",
     "known_lengths",
     "leaves_of",
     "length_along",
     "register",
+    "reshaped_like",
     "retyped",
     "scalar",
     "shared",
+    "shared_like",
     "substituted",
     "with_broadcastable",
 ]
+
 
 #: Where the engine itself lies.
 FOLDER = os.path.dirname(pytensor.__file__)
@@ -174,3 +181,42 @@ def accumulated(
 def register(name: str, rewriter: Any, position: float, *tags: str) -> None:
     """Have functions rewritten as they are compiled, in modes with one of the tags."""
     optdb.register(name, rewriter, *tags, position=position)
+
+
+# DOC '"""Variables and expressions that are like another variable of PyTensor\'s."""'
+
+
+def input_like(var: Any) -> Any:
+    """A new input for values of a shared variable."""
+    return T.TensorType(var.dtype, shape=tuple(1 if length == 1 else None for length in var.type.shape))()
+
+
+def as_type_of(var: Any, value: Any) -> Any:
+    """An expression that may stand in the place of a variable, some of whose rows it has.
+
+    Raises
+    ------
+    TypeError
+        If the variable's type has a length, so that it has either all rows or none.
+    """
+    if var.type.ndim and var.type.shape[0] not in (None, 1):
+        raise TypeError(
+            f"{var} has the static length {var.type.shape[0]}, and cannot be used by rows: make it by "
+            "pytensor.shared(value) without shape="
+        )
+    return var.type.filter_variable(T.specify_shape(value, var.type.shape))
+
+
+def shared_like(value: Any, name: str, var: Any) -> Any:
+    """A new shared variable of a variable's dtype and static shape."""
+    return shared(value, name=name, shape=var.type.shape)
+
+
+def reshaped_like(value: Any, shape: Sequence[int], var: Any) -> Any:
+    """The elements of an expression in a shape, which is that of a variable's value, with its static shape.
+
+    An axis of which the variable does not say that its length is 1 may not be known to have it here: such an
+    expression would not be taken for its new value.
+    """
+    loose = any(length == 1 and static is None for length, static in zip(shape, var.type.shape))
+    return T.specify_shape(value.reshape(var.shape if loose else shape), var.type.shape)

@@ -62,10 +62,9 @@ from theano.tensor.subtensor import (
     get_idx_list,
 )
 
-from synkhronos._engine.absent import absent
-from synkhronos._engine.loop import Loop
-from synkhronos._engine.on_theano import normalization
-from synkhronos._engine.on_theano.graph import substituted
+from synkhronos._backends.common import Loop, absent
+from synkhronos._backends.theano import batchnorm as normalization
+from synkhronos._backends.theano.graph import substituted
 
 __all__ = [
     "DRAWS",

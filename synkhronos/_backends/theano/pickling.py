@@ -10,16 +10,30 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import numpy as np
 from theano import Apply, Variable
 from theano.compile.nanguardmode import NanGuardMode
 from theano.compile.ops import FromFunctionOp
 from theano.gof.op import PureOp
 from theano.gof.type import PureType
 from theano.gof.utils import scratchpad
+from theano.sandbox import rng_mrg
+from theano.tensor.raw_random import RandomStateType
 
-from synkhronos._engine.travelling import GUARDS, errors_of, new, once
+from synkhronos._backends.common import GUARDS, errors_of, new, once
 
-__all__ = ["MADE_AT_RUN_TIME", "FromFunctionOp", "PureOp", "PureType", "pack", "reduced", "unpack"]
+__all__ = [
+    "FromFunctionOp",
+    "MADE_AT_RUN_TIME",
+    "PureOp",
+    "PureType",
+    "is_random_state",
+    "other_stream",
+    "pack",
+    "reduced",
+    "unpack",
+]
+
 
 #: What Theano puts on the variables, the nodes and the tags of a compiled graph, as far as other processes need it.
 _OF_VARIABLES = frozenset(
@@ -82,3 +96,53 @@ def unpack(packed: Any) -> Any:
     function = maker.create(cells, trustme=True)
     function.trust_input = trust_input
     return function
+
+
+# DOC '"""States of Theano\'s random streams.\n\nMRG31k3p (L\'Ecuyer and Touzin, "Fast combined multiple recursive generators with multipliers of the form a = ±2^q ±\n2^r", 2000) has a period of about 2^185. `MRG_RandomStreams` spaces its variables 2^134 and its substreams 2^72 steps\napart; rank ``k`` jumps ahead by k · 2^160 steps, so that no variable of one rank meets another of any rank.\n`RandomStreams` holds Mersenne twisters, which jump by k · 2^128 steps of a period of 2^19937 - 1.\n"""'
+
+
+_EXTRA_DOUBLINGS = 160 - 134
+
+
+def is_random_state(var: Any) -> bool:
+    """Whether a shared variable is the state of a random stream (`RandomStreams` or `MRG_RandomStreams`)."""
+    return isinstance(var.type, RandomStateType) or _is_mrg_state(var)
+
+
+def _is_mrg_state(var: Any) -> bool:
+    """Whether a shared variable holds states of the MRG31k3p generator: int32, shape ``(n_streams, 6)``."""
+    update = getattr(var, "default_update", None)
+    return update is not None and update.owner is not None and isinstance(update.owner.op, rng_mrg.mrg_uniform_base)
+
+
+def other_stream(state: Any, stream: int) -> Any:
+    """The random state ``stream`` (> 0) streams further on.
+
+    Parameters
+    ----------
+    state : numpy.random.RandomState, or int32 array of shape (n, 6)
+    stream : int
+    """
+    if isinstance(state, np.random.RandomState):
+        twister: Any = np.random.MT19937()
+        twister.state = state.get_state(legacy=False)
+        return np.random.RandomState(twister.jumped(stream))
+    moved = np.array(state)
+    for columns, jump, modulus in (
+        (slice(0, 3), rng_mrg.A1p134, int(rng_mrg.M1)),
+        (slice(3, 6), rng_mrg.A2p134, int(rng_mrg.M2)),
+    ):
+        matrix = _power(np.asarray(jump).astype(object), stream << _EXTRA_DOUBLINGS, modulus)
+        moved[:, columns] = (state[:, columns].astype(object) @ matrix.T % modulus).astype(state.dtype)
+    return moved
+
+
+def _power(matrix: np.ndarray, exponent: int, modulus: int) -> np.ndarray:
+    """A 3×3 integer matrix to a power modulo ``modulus``, by repeated squaring in Python's exact integers."""
+    result = np.eye(3, dtype=object)
+    while exponent:
+        if exponent & 1:
+            result = result @ matrix % modulus
+        matrix = matrix @ matrix % modulus
+        exponent >>= 1
+    return result

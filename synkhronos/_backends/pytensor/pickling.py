@@ -30,11 +30,23 @@ from pytensor.graph.utils import Scratchpad
 from pytensor.link.numba.linker import NumbaLinker
 from pytensor.tensor.elemwise import CAReduce
 from pytensor.tensor.optimize import ScipyWrapperOp
+from pytensor.tensor.random.type import RandomType
 
-from synkhronos._engine.on_pytensor.operations import tell_numba
-from synkhronos._engine.travelling import GUARDS, errors_of, new, once
+from synkhronos._backends.common import GUARDS, errors_of, new, once
+from synkhronos._backends.pytensor.custom_op import tell_numba
 
-__all__ = ["MADE_AT_RUN_TIME", "FromFunctionOp", "PureOp", "PureType", "pack", "reduced", "unpack"]
+__all__ = [
+    "FromFunctionOp",
+    "MADE_AT_RUN_TIME",
+    "PureOp",
+    "PureType",
+    "is_random_state",
+    "other_stream",
+    "pack",
+    "reduced",
+    "unpack",
+]
+
 
 #: What PyTensor puts on the variables, the nodes and the tags of a compiled graph, as far as other processes need it.
 _OF_VARIABLES = frozenset(["auto_name", "container", "data", "index", "name", "owner", "tag", "type"])
@@ -130,3 +142,36 @@ def unpack(packed: Any) -> Any:
     function = maker.create(cells)
     function.trust_input = trust_input
     return function
+
+
+# DOC '"""States of PyTensor\'s random streams: NumPy\'s generators.\n\nA generator jumps as many of its period\'s parts ahead as NumPy says: PCG64, the default, 2^127 steps of 2^128 times the\ngolden ratio\'s fraction, so that no two ranks meet; MT19937 2^128 of 2^19937 - 1; Philox 2^128 of 2^256.\n"""'
+
+
+def is_random_state(var: Any) -> bool:
+    """Whether a shared variable is the state of a random stream."""
+    return isinstance(var.type, RandomType)
+
+
+def other_stream(state: Any, stream: int) -> Any:
+    """The random state ``stream`` (> 0) streams further on.
+
+    Parameters
+    ----------
+    state : numpy.random.Generator
+    stream : int
+
+    Raises
+    ------
+    TypeError
+        If its bit generator can neither jump nor be seeded anew.
+    """
+    bits = state.bit_generator
+    if hasattr(bits, "jumped"):
+        return np.random.Generator(bits.jumped(stream))
+    seeds = getattr(bits, "seed_seq", None)
+    if not isinstance(seeds, np.random.SeedSequence):
+        raise TypeError(
+            f"{type(bits).__name__} cannot give each rank a stream of its own: use PCG64, the default, or fork with "
+            "replicate_rng=True"
+        )
+    return np.random.Generator(type(bits)(np.random.SeedSequence(seeds.entropy, spawn_key=(*seeds.spawn_key, stream))))

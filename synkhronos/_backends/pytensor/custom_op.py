@@ -12,7 +12,7 @@ from pytensor.gradient import DisconnectedType, disconnected_type
 from pytensor.graph import op as _op
 from pytensor.graph.rewriting.basic import GraphRewriter
 
-from synkhronos._engine.on_pytensor.linkage import bind_locally
+from synkhronos._backends.pytensor.linkage import bind_locally
 
 __all__ = ["Op", "tell_numba", "within"]
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
-__all__ = ["ENGINES", "choose"]
+__all__ = ["ENGINES", "TITLE", "choose", "name"]
+
 
 ENGINES = {"theano": "Theano", "pytensor": "PyTensor"}
 _VARIABLE = "SYNKHRONOS_ENGINE"
@@ -44,3 +47,18 @@ def _is_there(name: str) -> bool:
     except ValueError:  # a module in its place that has no spec
         return False
     return spec is not None and spec.origin is not None
+
+
+# DOC '"""The graph engine: all that differs between Theano and PyTensor.\n\nOne package for each engine offers the same names: `T` (functions that make expressions), variables, nodes and walks\nover graphs, compiled functions, and `ops`, what kinds of operations there are and how they are read. Above, nobody\nimports an engine or asks which one it is.\n"""'
+
+
+#: ``"theano"`` or ``"pytensor"``.
+name = choose()
+#: Its name in messages.
+TITLE = ENGINES[name]
+
+_engine = import_module(f"synkhronos._backends.on_{name}")
+
+
+def __getattr__(attribute: str) -> Any:
+    return getattr(_engine, attribute)

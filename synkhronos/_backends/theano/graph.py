@@ -19,19 +19,21 @@ from theano.gof.opt import copy_stack_trace
 from theano.gof.toolbox import ReplaceValidate
 from theano.gradient import DisconnectedType
 from theano.tensor import NotScalarConstantError, SliceType, TensorConstant, TensorType, get_scalar_constant_value
+from theano.tensor import TensorType as DenseType
 from theano.tensor import patternbroadcast as with_broadcastable
 
 __all__ = [
     "AFTER_MERGES",
+    "Apply",
     "BEFORE_ELEMENTWISE",
     "CONTINUOUS",
+    "Constant",
+    "DenseType",
+    "DisconnectedType",
     "FOLDER",
     "INTEGERS",
-    "NO_TENSORS",
-    "Apply",
-    "Constant",
-    "DisconnectedType",
     "InconsistencyError",
+    "NO_TENSORS",
     "NotScalarConstantError",
     "Op",
     "ReplaceValidate",
@@ -44,23 +46,28 @@ __all__ = [
     "Variable",
     "accumulated",
     "ancestors",
+    "as_type_of",
     "clone",
     "config",
     "copied",
     "copy_stack_trace",
     "get_scalar_constant_value",
     "grad",
+    "input_like",
     "io_toposort",
     "known_lengths",
     "leaves_of",
     "length_along",
     "register",
+    "reshaped_like",
     "retyped",
     "scalar",
     "shared",
+    "shared_like",
     "substituted",
     "with_broadcastable",
 ]
+
 
 #: Where the engine itself lies.
 FOLDER = os.path.dirname(theano.__file__)
@@ -131,3 +138,28 @@ def accumulated(
 def register(name: str, rewriter: Any, position: float, *tags: str) -> None:
     """Have functions rewritten as they are compiled, in modes with one of the tags."""
     optdb.register(name, rewriter, position, *tags)
+
+
+# DOC '"""Variables and expressions that are like another variable of Theano\'s."""'
+
+
+def input_like(var: Any) -> Any:
+    """A new input for values of a shared variable."""
+    return T.TensorType(var.dtype, var.broadcastable)()
+
+
+def as_type_of(var: Any, value: Any) -> Any:
+    """An expression that may stand in the place of a variable, some of whose rows it has."""
+    if value.broadcastable != var.broadcastable:
+        value = T.patternbroadcast(value, var.broadcastable)
+    return var.type.filter_variable(value)  # to the GPU, where the variable is
+
+
+def shared_like(value: Any, name: str, var: Any) -> Any:
+    """A new shared variable of a variable's dtype and broadcast pattern."""
+    return shared(value, name=name, broadcastable=var.broadcastable)
+
+
+def reshaped_like(value: Any, shape: Sequence[int], var: Any) -> Any:
+    """The elements of an expression in a shape, which is that of a variable's value, with its broadcast pattern."""
+    return T.patternbroadcast(value.reshape(shape), var.broadcastable)

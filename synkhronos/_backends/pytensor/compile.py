@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import sys
+import types
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable
 
 import pytensor
 from pytensor import In, Out
@@ -17,25 +19,27 @@ from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.link.basic import Container
 from pytensor.link.utils import raise_with_op
 
-from synkhronos._engine.on_pytensor.operations import within
-from synkhronos._engine.running import Running
+from synkhronos._backends.common import Running
+from synkhronos._backends.pytensor.custom_op import within
 
 __all__ = [
-    "KEYWORDS",
-    "SHAPES_ONLY",
-    "TAKES_SUBSETS",
     "Container",
     "Function",
     "In",
+    "KEYWORDS",
     "Out",
     "Running",
+    "SHAPES_ONLY",
+    "TAKES_SUBSETS",
     "compile_function",
+    "divert",
     "machine",
     "make_printable",
     "rebuilt",
     "running_parts",
     "updated_storage",
 ]
+
 
 #: The arguments of `pytensor.function`.
 KEYWORDS = tuple(inspect.signature(function).parameters)
@@ -145,3 +149,62 @@ def machine(function: Any) -> Any:
 def make_printable(*classes: type) -> None:
     """Have the engine's printing functions take objects of classes, which have a function's ``maker``, as functions."""
     pytensor.printing.Function = (Function, *classes)
+
+
+# DOC '"""`pytensor.function` on another way: what a program asks of it is built by somebody else.\n\nNothing in it hands all arguments on, so its code is replaced: programs that hold it by a name of their own are served,\ntoo. What PyTensor itself and this package compile stays as it is.\n"""'
+
+
+_plain: Any = types.FunctionType(
+    function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+)
+_code = function.__code__
+_builders: list[Callable[..., Any]] = []
+
+
+def divert(build: Callable[..., Any]) -> Callable[[], None]:
+    """Have what programs ask of the engine's ``function`` built by ``build``; returns what ends that.
+
+    Parameters
+    ----------
+    build : callable
+        ``build(plain, arguments)``, with what builds as ever, and with the keyword arguments for that: those of
+        ``function``.
+    """
+    _builders.append(build)
+    function.__code__ = _diverted.__code__
+
+    def end() -> None:
+        _builders.remove(build)
+        if not _builders:
+            function.__code__ = _code
+
+    return end
+
+
+def _diverted(
+    inputs: Any,
+    outputs: Any = None,
+    mode: Any = None,
+    updates: Any = None,
+    givens: Any = None,
+    no_default_updates: Any = None,
+    accept_inplace: bool = False,
+    name: Any = None,
+    rebuild_strict: bool = True,
+    allow_input_downcast: Any = None,
+    profile: Any = None,
+    on_unused_input: Any = None,
+    trust_input: bool = False,
+) -> Any:
+    # it has the globals of PyTensor's module
+    asked = dict(locals())
+    from synkhronos._backends.pytensor.compile import built
+
+    return built(asked)
+
+
+def built(asked: dict[str, Any]) -> Any:
+    """What a program, which called two frames further out, has asked for."""
+    caller = sys._getframe(2).f_globals.get("__name__", "")
+    is_ours = caller.startswith(("pytensor.", "synkhronos."))
+    return _plain(**asked) if is_ours else _builders[-1](_plain, asked)

@@ -9,13 +9,24 @@ import sys
 from typing import Any, Callable
 
 import pytensor
+from pytensor import config
 from pytensor.compile.debug import profiling
 from pytensor.compile.mode import get_default_mode
 from pytensor.link.c.basic import get_module_cache
 from pytensor.link.c.cmodule import GCC_compiler
 from pytensor.link.numba.linker import NumbaLinker
 
-__all__ = ["find_compiled", "label_prints", "limit_threads", "precompile", "prepare_fork", "print_profiles"]
+from synkhronos._theano_compat import find_blas
+
+__all__ = [
+    "find_compiled",
+    "label_prints",
+    "limit_threads",
+    "offer_blas",
+    "precompile",
+    "prepare_fork",
+    "print_profiles",
+]
 
 
 def prepare_fork() -> None:
@@ -96,3 +107,15 @@ def label_prints(rank: int) -> None:
         sys.stdout.flush()
 
     pytensor.printing._print_fn = print_labelled  # which functions that arrive refer to by this name
+
+
+# DOC '"""The BLAS that PyTensor\'s C code is linked to: the one that is found for Theano, where the user names none.\n\nPyTensor knows the libraries of conda, and warns where there are none; installed by pip it would multiply by NumPy.\n"""'
+
+
+def offer_blas() -> None:
+    """Make `find_blas` the default of ``pytensor.config.blas__ldflags``, PyTensor's own its fallback."""
+    parameter = config._config_var_dict["blas__ldflags"]
+    pytensors_own = parameter.default
+    parameter._default = lambda: find_blas(config.cxx) or pytensors_own()
+    if parameter.is_default and getattr(parameter, "val", None) == "":  # PyTensor has looked already, and found none
+        config.blas__ldflags = find_blas(config.cxx)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable
 
 import theano
 from theano import In, Out
@@ -14,24 +16,26 @@ from theano.compile.pfunc import rebuild_collect_shared
 from theano.gof import Query
 from theano.gof.link import Container, raise_with_op
 
-from synkhronos._engine.running import Running
+from synkhronos._backends.common import Running
 
 __all__ = [
-    "KEYWORDS",
-    "SHAPES_ONLY",
-    "TAKES_SUBSETS",
     "Container",
     "Function",
     "In",
+    "KEYWORDS",
     "Out",
     "Running",
+    "SHAPES_ONLY",
+    "TAKES_SUBSETS",
     "compile_function",
+    "divert",
     "machine",
     "make_printable",
     "rebuilt",
     "running_parts",
     "updated_storage",
 ]
+
 
 #: The arguments of `theano.function`.
 KEYWORDS = tuple(inspect.signature(compile_function).parameters)
@@ -105,3 +109,42 @@ def machine(function: Any) -> Any:
 def make_printable(*classes: type) -> None:
     """Have the engine's printing functions take objects of classes, which have a function's ``maker``, as functions."""
     theano.printing.Function = (theano.compile.Function, *classes)
+
+
+# DOC '"""`theano.function` on another way: what a program asks of it is built by somebody else.\n\nIt is taken where it hands its arguments on, so that programs that hold it by a name of their own are served, too. What\nTheano itself and this package compile stays as it is.\n"""'
+
+
+_module: Any = importlib.import_module("theano.compile.function")
+_pfunc = _module.pfunc
+_builders: list[Callable[..., Any]] = []
+
+
+def divert(build: Callable[..., Any]) -> Callable[[], None]:
+    """Have what programs ask of the engine's ``function`` built by ``build``; returns what ends that.
+
+    Parameters
+    ----------
+    build : callable
+        ``build(plain, arguments)``, with what builds as ever, and with the keyword arguments for that: those of
+        ``function``.
+    """
+    _builders.append(build)
+    _module.pfunc = _built
+
+    def end() -> None:
+        _builders.remove(build)
+        if not _builders:
+            _module.pfunc = _pfunc
+
+    return end
+
+
+def _plain(inputs: Any, **arguments: Any) -> Any:
+    return _pfunc(params=inputs, **arguments)
+
+
+def _built(params: Any, **arguments: Any) -> Any:
+    caller = sys._getframe(2).f_globals.get("__name__", "")
+    is_ours = caller.startswith(("theano.", "synkhronos."))
+    asked = {"inputs": params, **arguments}
+    return _plain(**asked) if is_ours else _builders[-1](_plain, asked)
