@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from synkhronos._team import Sight
+from synkhronos._processes import Sight
 
 __all__ = ["top"]
 

@@ -22,9 +22,9 @@ from synkhronos._calls.selecting import Selector
 from synkhronos._calls.serial import Serial, environment_asks, is_asked
 from synkhronos._data import Data, data
 from synkhronos._graphs import Variant
+from synkhronos._processes import COLLECTIVES
 from synkhronos._rank import Call
 from synkhronos._session import Session, current, functions
-from synkhronos._team import COLLECTIVES
 from synkhronos.errors import SessionError
 
 __all__ = ["Function"]

@@ -25,7 +25,7 @@ import numpy as np
 
 from synkhronos._collectives.ways import Way, reduced
 from synkhronos._core import native
-from synkhronos._team import Patience
+from synkhronos._processes import Patience
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos._utils.rows import shares
 

@@ -25,7 +25,7 @@ from synkhronos._core import native
 from synkhronos._utils.background import Background
 
 if TYPE_CHECKING:
-    from synkhronos._team import Barrier
+    from synkhronos._processes import Barrier
 
 __all__ = ["NcclTransport", "nccl_moves", "nccl_reduces"]
 

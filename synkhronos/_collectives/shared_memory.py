@@ -13,7 +13,7 @@ from synkhronos._core import native
 
 if TYPE_CHECKING:
     from synkhronos._collectives.workspace import Workspace
-    from synkhronos._team import Barrier, Timeline
+    from synkhronos._processes import Barrier, Timeline
 
 __all__ = ["ShapesDiffer", "SharedMemoryTransport"]
 

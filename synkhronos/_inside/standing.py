@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Callable
 import numpy as np
 
 from synkhronos._collectives import SharedMemoryTransport, result_dtype
-from synkhronos._team import COLLECTIVES
+from synkhronos._processes import COLLECTIVES
 from synkhronos.errors import CollectiveAborted, WorkerDied, WorkerTimeout
 
 if TYPE_CHECKING:
-    from synkhronos._team import Timeline
+    from synkhronos._processes import Timeline
 
 __all__ = ["BROADCAST", "GATHER", "Standing", "current"]
 

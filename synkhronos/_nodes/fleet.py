@@ -14,8 +14,8 @@ from synkhronos._nodes.line import ORDER, Line
 from synkhronos._nodes.messages import Answer, Bring, Do, Look, Lost, Stop, Tell
 from synkhronos._nodes.shipping import Cargo, Shipping
 from synkhronos._nodes.signals import FleetSignals
+from synkhronos._processes import STRAGGLING, Patience, Team, check_machines
 from synkhronos._rank import Decoder, Envelope
-from synkhronos._team import STRAGGLING, Patience, Team, check_machines
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos.errors import CLOSED_WITHIN, SessionError, WorkerDied, WorkerTimeout
 

@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 from synkhronos._memory import Descriptor, OwnedSocket
 from synkhronos._nodes.silence import WARNING_SECONDS, Loss, Message, Reason, Silence
-from synkhronos._team import end_with, start_apart
+from synkhronos._processes import end_with, start_apart
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos.errors import SessionError
 

@@ -18,8 +18,8 @@ from synkhronos._nodes.heartbeat import LEAVE
 from synkhronos._nodes.line import ANSWER, Line
 from synkhronos._nodes.messages import Answer, Ask, Bring, Do, Leave, Look, Lost, Start, Stop, Tell
 from synkhronos._nodes.stowing import Stowage
+from synkhronos._processes import OUTSIDE, TRANSFERS, Team, World
 from synkhronos._rank import Decoder, Encoder, Envelope, Failure, Replica, set_apart, start_ranks, summarize
-from synkhronos._team import OUTSIDE, TRANSFERS, Team, World
 from synkhronos._utils.interrupts import collect_garbage, let_interrupts_pass
 from synkhronos.errors import WorkerDied, WorkerTimeout
 

@@ -12,7 +12,7 @@ import signal
 import time
 from typing import Any
 
-from synkhronos._team import Patience, start_apart
+from synkhronos._processes import Patience, start_apart
 from synkhronos._utils.rendezvous import rendezvous
 
 __all__ = ["StartLimit"]

@@ -12,7 +12,7 @@ from synkhronos._nodes.leader import lead
 from synkhronos._nodes.limit import StartLimit
 from synkhronos._nodes.line import ORDER, Line
 from synkhronos._nodes.messages import Ask, Leave, Start, Stop
-from synkhronos._team import Patience, World, kind_of
+from synkhronos._processes import Patience, World, kind_of
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos._utils.rendezvous import RESTART, rendezvous
 from synkhronos.errors import DeviceError, NodeLost, SessionError

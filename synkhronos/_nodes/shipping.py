@@ -18,8 +18,8 @@ import numpy as np
 
 from synkhronos._memory import ArrayRef, FilePart, SegmentTable, find_part
 from synkhronos._nodes.blocks import BLOCK, Digests, blocks_of, take
+from synkhronos._processes import World
 from synkhronos._rank import Call, Command, InOrder, Load, Put, Source, borrowed
-from synkhronos._team import World
 from synkhronos._utils.rows import Rows
 
 __all__ = ["Cargo", "Shipping"]

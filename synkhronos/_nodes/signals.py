@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from synkhronos._nodes.line import Line
-from synkhronos._team import Team
+from synkhronos._processes import Team
 
 __all__ = ["FleetSignals"]
 

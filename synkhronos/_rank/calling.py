@@ -11,12 +11,12 @@ from synkhronos._backends import is_device_array, to_device
 from synkhronos._collectives import ShapesDiffer
 from synkhronos._inside import Standing
 from synkhronos._memory import SegmentTable
+from synkhronos._processes import COLLECTIVES, FUNCTION, SHUFFLE, Team
 from synkhronos._rank.absence import borrowed, kept
 from synkhronos._rank.commands import Call
 from synkhronos._rank.excerpts import Excerpts
 from synkhronos._rank.exchange import Exchange
 from synkhronos._rank.slices import call_in_slices
-from synkhronos._team import COLLECTIVES, FUNCTION, SHUFFLE, Team
 from synkhronos._utils.rows import Rows, Selection
 
 __all__ = ["Caller"]

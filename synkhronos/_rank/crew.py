@@ -8,10 +8,10 @@ from typing import Any, Callable
 from synkhronos import _backends, _graphs
 from synkhronos._collectives import Workspace
 from synkhronos._memory import SegmentTable, make_regions
+from synkhronos._processes import Team
 from synkhronos._rank.replica import Replica
 from synkhronos._rank.seeding import set_apart
 from synkhronos._rank.worker import serve
-from synkhronos._team import Team
 from synkhronos._utils.interrupts import deferred_interrupts
 
 __all__ = ["start_ranks"]

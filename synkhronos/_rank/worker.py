@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from synkhronos._processes import Team
 from synkhronos._rank.messages import Decoder, Encoder, Envelope, Failure
 from synkhronos._rank.replica import Replica
-from synkhronos._team import Team
 
 __all__ = ["serve"]
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from synkhronos._nodes import own_part
-from synkhronos._team import kind_of
+from synkhronos._processes import kind_of
 from synkhronos._utils.resources import count_cores
 from synkhronos.errors import DeviceError
 

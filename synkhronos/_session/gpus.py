@@ -8,9 +8,9 @@ from typing import Any, Callable
 
 from synkhronos import _backends
 from synkhronos._collectives import make_clique
+from synkhronos._processes import kind_of
 from synkhronos._rank import Bind, Command, Connect
 from synkhronos._session.devices import check_unused, find_devices, may_use_nccl
-from synkhronos._team import kind_of
 from synkhronos._utils.interrupts import let_interrupts_pass
 from synkhronos._utils.progress import progress
 from synkhronos.errors import DeviceError, WorkerDied, WorkerError, WorkerTimeout

@@ -18,6 +18,7 @@ import numpy as np
 from synkhronos import _backends, _graphs
 from synkhronos._memory import ArrayRef, Segment, SegmentTable
 from synkhronos._nodes import Fleet, Machines
+from synkhronos._processes import TRANSFERS, Team, kind_of
 from synkhronos._rank import Command, Encoder, Envelope, Load, Release, Settle, start_ranks
 from synkhronos._session.dispatch import CLOSED, Dispatcher
 from synkhronos._session.extents import Extents
@@ -28,7 +29,6 @@ from synkhronos._session.options import Options
 from synkhronos._session.parts import Sequencer
 from synkhronos._session.replicas import Replicas
 from synkhronos._session.shards import Shards
-from synkhronos._team import TRANSFERS, Team, kind_of
 from synkhronos._utils.interrupts import collect_garbage, deferred_interrupts
 
 __all__ = ["Session", "segments"]

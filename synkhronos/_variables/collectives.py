@@ -13,8 +13,8 @@ import numpy as np
 
 from synkhronos import _graphs
 from synkhronos._collectives import nccl_moves
+from synkhronos._processes import COLLECTIVES
 from synkhronos._rank import AllGather, Get, Nccl
-from synkhronos._team import COLLECTIVES
 from synkhronos._utils.display import checks_keywords
 from synkhronos._utils.progress import progress
 from synkhronos._variables.replicated import (

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from synkhronos._processes import TRANSFERS
 from synkhronos._rank import Get
-from synkhronos._team import TRANSFERS
 from synkhronos._utils.display import checks_keywords
 from synkhronos._variables.replicated import as_list, check_rank, like, match, put, start
 from synkhronos.typing import Variables

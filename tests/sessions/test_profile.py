@@ -12,9 +12,8 @@ from support import KILL, NOTHING, RAISE, SLEEP, Fault
 
 import synkhronos as synk
 from synkhronos._backends import TITLE
-from synkhronos._session.profiles import check_serial
-from synkhronos._team import timeline as _timeline
-from synkhronos._team.timeline import (
+from synkhronos._processes import timeline as _timeline
+from synkhronos._processes.timeline import (
     CATEGORIES,
     COLLECTIVES,
     CONTROL,
@@ -24,6 +23,7 @@ from synkhronos._team.timeline import (
     Timeline,
     spans,
 )
+from synkhronos._session.profiles import check_serial
 
 _built = {}
 

@@ -6,9 +6,9 @@ import pytest
 from synkhronos._memory import ArrayRef, SegmentTable
 from synkhronos._nodes.blocks import BLOCK, put
 from synkhronos._nodes.shipping import PIECE, Cargo, Shipping
+from synkhronos._processes import World
 from synkhronos._rank import Call, InOrder, Put, Settle, Source
 from synkhronos._rank.excerpts import Excerpts
-from synkhronos._team import World
 from synkhronos._utils.rendezvous import count_launched
 from synkhronos._utils.rows import Rows, shares
 

@@ -10,8 +10,8 @@ from synkhronos._memory import ArrayRef, SegmentTable, anonymous, find_part, ope
 from synkhronos._nodes.blocks import BLOCK
 from synkhronos._nodes.shipping import Cargo, Shipping
 from synkhronos._nodes.stowing import Stowage
+from synkhronos._processes import World
 from synkhronos._rank import Put, Source
-from synkhronos._team import World
 from synkhronos._utils.rows import Rows, shares
 
 NOTHING = Cargo([], [], [])

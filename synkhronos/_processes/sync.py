@@ -1,13 +1,51 @@
-"""How the ranks of a session tell each other how far they are, and wait for each other: see ``_core/words.h``."""
+"""How long the master waits for its workers."""
 
 from __future__ import annotations
 
+import time
 from typing import Any, Callable
 
 from synkhronos._core import native
-from synkhronos._team.timeline import STRAGGLING, Timeline
+from synkhronos._processes.timeline import STRAGGLING, Timeline
 
-__all__ = ["ANSWERED", "POLL", "SENT", "Barrier", "Signals"]
+__all__ = ["ANSWERED", "Barrier", "POLL", "Patience", "SENT", "Signals"]
+
+
+#: Seconds without a look at the clock that are no waiting.
+_PAUSE = 1.0
+
+
+class Patience:
+    """The time that the master has waited for the answers to one message.
+
+    It looks at the clock at least twenty times a second while it waits. So no second counts in which it did not: it
+    computed itself, or the whole job was stopped, as batch systems do.
+
+    Parameters
+    ----------
+    seconds : float or None
+        That it waits at most; ``None``: no limit.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        self.seconds = seconds
+        self.begin()
+
+    def begin(self) -> None:
+        """A message is sent."""
+        self._waited, self._looked = 0.0, time.monotonic()
+
+    def is_over(self, margin: float = 0.0) -> bool:
+        """Look at the clock; returns whether it has waited for longer than it may, and a margin."""
+        now = time.monotonic()
+        if now - self._looked < _PAUSE:
+            self._waited += now - self._looked
+        self._looked = now
+        return self.seconds is not None and self._waited > self.seconds + margin
+
+
+# DOC '"""How the ranks of a session tell each other how far they are, and wait for each other: see ``_core/words.h``."""'
+
 
 #: Longest time between two looks at whether the peers are alive, in seconds.
 POLL = native.POLL

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from synkhronos._team.board import Sight
-from synkhronos._team.lifeline import end_with, start_apart
-from synkhronos._team.log import log
-from synkhronos._team.overdue import check_exchange, check_machines
-from synkhronos._team.patience import Patience
-from synkhronos._team.signals import Barrier
-from synkhronos._team.team import Team
-from synkhronos._team.timeline import (
+from synkhronos._processes.monitor import Sight
+from synkhronos._processes.process_group import Team, World, check_exchange, check_machines, kind_of
+from synkhronos._processes.rank_process import end_with, log, start_apart
+from synkhronos._processes.sync import Barrier, Patience
+from synkhronos._processes.timeline import (
     CATEGORIES,
     COLLECTIVES,
     CONTROL,
@@ -23,7 +20,6 @@ from synkhronos._team.timeline import (
     by_other_clock,
     spans,
 )
-from synkhronos._team.world import World, kind_of
 
 __all__ = [
     "CATEGORIES",

@@ -1,17 +1,4 @@
-"""The processes of a session: starting, signalling, watching and stopping them. Knows nothing of Theano or of commands.
-
-                     mailbox (one, shared memory)
-      master ────post `sent`─────> worker  : read the mailbox, work, fill the own answer box
-      master <──post `answered`─── worker  : a word for each worker; the last one wakes the master
-      master and workers meet at `Team.barrier` inside collectives
-
-Invariants
-----------
-* One message is outstanding at a time; messages are numbered, and a worker's answer carries its number.
-* In every wait a process looks every `POLL` seconds, at the latest, whether its peers live: the master whether a worker
-  has died, a worker whether the master has. A worker is also killed by the kernel when the master ends.
-* Signals are the master's to handle: workers ignore Ctrl-C, SIGTERM and their like.
-"""
+"""The ranks of a session, on one machine or on several."""
 
 from __future__ import annotations
 
@@ -19,26 +6,116 @@ import contextlib
 import logging
 import os
 from collections.abc import Sequence
-from typing import Callable
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
 from synkhronos._memory import Box, Passage, Segment
-from synkhronos._team.board import Board
-from synkhronos._team.log import log
-from synkhronos._team.member import Member
-from synkhronos._team.overdue import check_order
-from synkhronos._team.patience import Patience
-from synkhronos._team.process import describe_exit
-from synkhronos._team.signals import ANSWERED, SENT, Barrier, Signals
-from synkhronos._team.timeline import CONTROL, OUTSIDE, Timeline
-from synkhronos._team.world import World
+from synkhronos._processes.monitor import Board
+from synkhronos._processes.rank_process import Member, describe_exit, log
+from synkhronos._processes.sync import ANSWERED, SENT, Barrier, Patience, Signals
+from synkhronos._processes.timeline import CONTROL, OUTSIDE, Timeline
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos._utils.progress import counted
 from synkhronos._utils.resources import count_cores
 from synkhronos.errors import CLOSED_WITHIN, CollectiveAborted, SessionError, WorkerDied, WorkerTimeout
 
-__all__ = ["MasterDied", "Team"]
+__all__ = ["MasterDied", "Team", "World", "check_exchange", "check_machines", "check_order", "kind_of"]
+
+
+def kind_of(device: str) -> str:
+    """``"cpu"``, ``"cuda"`` or ``"opencl"``: what a device is, by its name."""
+    return device.rstrip("0123456789:")
+
+
+class World(NamedTuple):
+    """How the ranks are numbered: machine by machine.
+
+    Attributes
+    ----------
+    sizes : tuple of int
+        The number of ranks on each machine.
+    machine : int
+        The number of this one.
+    master_rank : int
+        Among all ranks.
+    line : Line, or None
+        In the leader of a machine: the way to the other leaders.
+    exchange : str, or None
+        The type that float32 numbers have between machines; ``None``: their own.
+    """
+
+    sizes: tuple[int, ...]
+    machine: int
+    master_rank: int
+    line: Any = None
+    exchange: str | None = None
+
+    @property
+    def n_ranks(self) -> int:
+        """The number of all ranks."""
+        return sum(self.sizes)
+
+    @property
+    def first(self) -> int:
+        """The number, among all ranks, of the first one of this machine."""
+        return sum(self.sizes[: self.machine])
+
+    def ranks_of(self, machine: int) -> range:
+        """The ranks of a machine."""
+        first = sum(self.sizes[:machine])
+        return range(first, first + self.sizes[machine])
+
+
+# DOC '"""Whom a leader names when other machines keep it waiting."""'
+
+
+#: Each leader names a rank of its own machine first; after so many seconds more it is the leader itself that is silent.
+_MARGIN = 1.0
+
+
+def check_order(team: Team) -> None:
+    """Raise, in the leader of another machine, if the master has said meanwhile that the ranks are to end."""
+    world = team.world
+    if world.machine and not team.stopped and world.line.is_told_to_stop():
+        raise WorkerTimeout("the first machine has said that the ranks are to end", team.rank, 0)
+
+
+def check_machines(team: Team, silent: Sequence[int]) -> None:
+    """Raise if the ranks of this machine cannot go on, or, in the master, if another one does not answer in time.
+
+    Parameters
+    ----------
+    team : Team
+        Of this machine, whose ranks keep nobody waiting.
+    silent : sequence of int
+        The machines that are waited for.
+    """
+    patience, world = team.patience, team.world
+    check_order(team)
+    is_over = patience.is_over(_MARGIN)
+    if team.dead() or team.stopped:
+        team.check_workers()  # which raises
+    elif silent and is_over and not world.machine:
+        rank = world.ranks_of(silent[0])[0]
+        name = f"rank {rank}, which leads machine {silent[0]} ({world.line.hosts[silent[0]]})"
+        raise WorkerTimeout(f"{name}, did not answer within {patience.seconds} seconds", rank, 0)
+
+
+def check_exchange(team: Team) -> None:
+    """Raise, in the master, if other leaders do not go on with an exchange of arrays in time."""
+    patience, world = team.patience, team.world
+    if world.machine or not patience.is_over(_MARGIN):
+        return
+    others = range(1, len(world.sizes))
+    names = ", ".join(f"machine {machine} ({world.line.hosts[machine]})" for machine in others)
+    who = f"the leader of {names}" if len(others) == 1 else f"a leader of {names}"
+    text = f"{who}, did not go on with an exchange of arrays within {patience.seconds} seconds"
+    raise WorkerTimeout(text, world.ranks_of(1)[0], 0)
+
+
+# DOC '"""The processes of a session: starting, signalling, watching and stopping them. Knows nothing of Theano or of commands.\n\n                     mailbox (one, shared memory)\n      master ────post `sent`─────> worker  : read the mailbox, work, fill the own answer box\n      master <──post `answered`─── worker  : a word for each worker; the last one wakes the master\n      master and workers meet at `Team.barrier` inside collectives\n\nInvariants\n----------\n* One message is outstanding at a time; messages are numbered, and a worker\'s answer carries its number.\n* In every wait a process looks every `POLL` seconds, at the latest, whether its peers live: the master whether a worker\n  has died, a worker whether the master has. A worker is also killed by the kernel when the master ends.\n* Signals are the master\'s to handle: workers ignore Ctrl-C, SIGTERM and their like.\n"""'
+
 
 _SPIN_SECONDS = 1e-3  # how long a wait looks at the words before it parks
 
