@@ -9,7 +9,7 @@ import numpy as np
 
 from synkhronos._collectives import SharedMemoryTransport, Workspace
 from synkhronos._core import native
-from synkhronos._memory.regions import make_regions
+from synkhronos._memory.heap import make_regions
 from synkhronos._memory.segments import Segment
 from synkhronos._processes.sync import Barrier, Signals
 from synkhronos._processes.timeline import Timeline

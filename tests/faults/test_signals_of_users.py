@@ -486,7 +486,7 @@ def test_a_rank_that_still_writes_when_another_has_given_up_harms_nobody():
     out, _ = run_script(
         """
         import random
-        from synkhronos._memory import regions
+        from synkhronos._memory import heap as regions
         map_regions = regions._map
         regions._map = lambda shared, n_ranks, rank, size, keep: map_regions(shared, n_ranks, rank, size, keep=0)
         class Raised(Exception): pass

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from test_shipping import call, master
 
-from synkhronos._memory import ArrayRef, SegmentTable, anonymous, find_part, open_part, segment_of_file
+from synkhronos._memory import ArrayRef, SegmentTable, find_part, open_part, segment_of_file
+from synkhronos._memory import memfd as anonymous
 from synkhronos._nodes.blocks import BLOCK
 from synkhronos._nodes.shipping import Cargo, Shipping
 from synkhronos._nodes.stowing import Stowage

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from synkhronos._memory.descriptors import Descriptor
-from synkhronos._memory.mapping import map_shared
-from synkhronos._memory.segments import Segment, SegmentRef, new_key
+from synkhronos._memory.segments import Segment, SegmentRef, map_shared, new_key
 from synkhronos._utils.interrupts import deferred_interrupts
 
 __all__ = ["FilePart", "find_part", "open_part", "segment_of_file"]
