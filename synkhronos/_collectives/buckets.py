@@ -1,18 +1,80 @@
-"""What a collective of ranks on several machines consists of, and what of it moves between the machines at a time.
-
-Invariant: all ranks, of all machines, divide a collective the same way.
-"""
+"""How arrays of the ranks of several machines are reduced: within each machine, and between them."""
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from synkhronos._collectives.reductions import OPS, reduction_of
+from synkhronos._core import native
 from synkhronos._utils.rows import shares
 
-__all__ = ["Part", "Piece", "apart", "divide", "length_of"]
+__all__ = ["Part", "Piece", "Way", "apart", "divide", "length_of", "reduced", "way_of"]
+
+
+class Way(NamedTuple):
+    """How arrays of all ranks are reduced.
+
+    Attributes
+    ----------
+    within : Reduction or None
+        Of the ranks of this machine; ``None``: their leader brings what each of them has.
+    between : Reduction
+        Of what the leaders bring.
+    dtype : dtype
+        Of what they bring.
+    rows : tuple of int
+        How many arrays each leader brings.
+    returned : dtype
+    name : str
+        The same for what is reduced the same way, on all machines.
+    """
+
+    within: native.Reduction | None
+    between: native.Reduction
+    dtype: np.dtype
+    rows: tuple[int, ...]
+    returned: np.dtype
+    name: str
+
+
+@functools.lru_cache(maxsize=256)
+def way_of(
+    op: str, dtype: np.dtype, returned: np.dtype, weights: tuple[float, ...], sizes: tuple[int, ...]
+) -> list[Way]:
+    """On each machine, the way of a reduction of all ranks; ``sizes`` are the numbers of ranks.
+
+    Averages of integers are exact, and half precision is rounded once, so leaders bring all operands of those.
+    """
+    name = repr((op, dtype, returned, weights))
+    if not any(weights):
+        weights = (1,) * len(weights)
+    whole = (OPS[op].weighted and dtype.kind in "iub") or dtype == np.float16
+    if whole or max(sizes) == 1:
+        return [Way(None, reduction_of(op, dtype, returned, weights), dtype, sizes, returned, name)] * len(sizes)
+    if not math.isfinite(sum(weights)):
+        weights = tuple(native.normalized(weights))
+    starts = [sum(sizes[:machine]) for machine in range(len(sizes))]
+    own = [weights[start : start + size] for start, size in zip(starts, sizes)]
+    between = reduction_of(op, returned, returned, tuple(map(sum, own)))
+    return [
+        Way(reduction_of(op, dtype, returned, one), between, returned, (1,) * len(sizes), returned, name) for one in own
+    ]
+
+
+def reduced(way: Way, brought: Sequence[np.ndarray], result: np.ndarray) -> None:
+    """Reduce what all leaders bring, in the order of the machines: of each, its arrays one after the other."""
+    rows = [row for arrays, n in zip(brought, way.rows) for row in arrays.reshape(n, -1)]
+    way.between(rows, [result])
+
+
+# DOC '"""What a collective of ranks on several machines consists of, and what of it moves between the machines at a time.\n\nInvariant: all ranks, of all machines, divide a collective the same way.\n"""'
+
 
 _SMALL_BYTES = 8 * 1024  # of one leader; they travel with its vote
 _SHARED_BYTES = 256 * 1024  # so much is copied rather than sent by itself

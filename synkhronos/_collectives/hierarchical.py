@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
-from synkhronos._collectives.between_machines import Pieces, Plan
-from synkhronos._collectives.parts import Part, Piece, apart, divide, length_of
+from synkhronos._collectives.buckets import Part, Piece, apart, divide, length_of, reduced, way_of
+from synkhronos._collectives.pipeline import Pieces, Plan
 from synkhronos._collectives.shared_memory import SharedMemoryTransport
-from synkhronos._collectives.ways import reduced, way_of
 from synkhronos._processes import STRAGGLING, check_exchange, check_machines
 from synkhronos.errors import CollectiveAborted
 
 if TYPE_CHECKING:
-    from synkhronos._collectives.workspace import Workspace
+    from synkhronos._collectives.shared_memory import Workspace
     from synkhronos._core import native
     from synkhronos._processes import Team
 

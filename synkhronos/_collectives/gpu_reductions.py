@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from synkhronos._collectives.arithmetic import check_equal_shapes, result_dtype
-from synkhronos._collectives.ops import OPS
+from synkhronos._collectives.reductions import OPS, check_equal_shapes, result_dtype
 
 __all__ = ["DeviceAccumulator", "accumulates", "scale"]
 

@@ -1,33 +1,87 @@
-"""Reductions of NumPy arrays over ranks and over slices, which the compiled core computes.
-
-``avg`` is the weighted mean ``sum(w_k x_k) / sum(w_k)``, where ``w_k`` is the number of data points behind ``x_k``;
-with a mean over the data points as ``x_k`` it is the mean over all of them. An operand of weight 0 is left out
-altogether, NaNs in it too. If all weights are 0 they count as equal.
-
-It is right wherever the mean can be held: where the sum overflows, the elements concerned are computed again, by
-weights that sum to one. Integers are averaged exactly. Sums, products and averages of half precision are computed in
-single precision and rounded once.
-"""
+"""The ops that reduce. All code that must tell one from another asks its entry in `OPS`, but for the compiled core."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable, NamedTuple, TypeVar
 
 import numpy as np
 
-from synkhronos._collectives.ops import OPS
 from synkhronos._core import native
 
 __all__ = [
     "Accumulator",
+    "OPS",
+    "Op",
     "as_stored",
     "check_equal_shapes",
+    "check_op",
     "combine",
+    "lists_ops",
     "reduction_of",
     "result_dtype",
 ]
+
+
+_Documented = TypeVar("_Documented", bound=Callable[..., Any])
+
+
+class Op(NamedTuple):
+    """How values of several ranks, or slices, become one; element by element, in the order of the ranks.
+
+    Attributes
+    ----------
+    on_device : str
+        In C for a GPU: what becomes of an element ``a`` when ``b`` joins it (``s`` is the weight of ``b``).
+    nccl : str or None
+        What NCCL calls it; ``None`` if it cannot do it.
+    weighted : bool
+        Whether values are first multiplied by weights, which sum to one.
+    widens : bool
+        Whether results that are returned have NumPy's dtype for a sum, lest small integers overflow.
+    """
+
+    on_device: str
+    nccl: str | None
+    weighted: bool = False
+    widens: bool = False
+
+
+#: By name. Comparisons keep NaN, as NumPy's do.
+OPS: dict[str, Op] = {
+    "avg": Op("a = a + b * s", "sum", weighted=True),
+    "sum": Op("a = a + b", "sum", widens=True),
+    "prod": Op("a = a * b", "prod", widens=True),
+    "max": Op("a = (a > b || a != a) ? a : b", "max"),
+    "min": Op("a = (a < b || a != a) ? a : b", "min"),
+}
+
+
+def check_op(what: str, op: Any, *others: Any) -> Any:
+    """The name of an op, or one of ``others``, as the user gave it for ``what``, without the prefix ``c_`` of 2017.
+
+    Raises
+    ------
+    ValueError
+        If there is no such op.
+    """
+    plain = op[2:] if isinstance(op, str) and op.startswith("c_") else op
+    known = (*OPS, *others)
+    if not (plain is None or isinstance(plain, str)) or plain not in known:
+        raise ValueError(f"{what}: unknown op {op!r}; expected one of {', '.join(map(repr, known))}")
+    return plain
+
+
+def lists_ops(function: _Documented) -> _Documented:
+    """Put the names of all ops in the place of ``{ops}`` in a docstring."""
+    if function.__doc__:
+        names = [f'``"{name}"``' for name in OPS]
+        function.__doc__ = function.__doc__.replace("{ops}", f"{', '.join(names[:-1])} or {names[-1]}")
+    return function
+
+
+# DOC '"""Reductions of NumPy arrays over ranks and over slices, which the compiled core computes.\n\n``avg`` is the weighted mean ``sum(w_k x_k) / sum(w_k)``, where ``w_k`` is the number of data points behind ``x_k``;\nwith a mean over the data points as ``x_k`` it is the mean over all of them. An operand of weight 0 is left out\naltogether, NaNs in it too. If all weights are 0 they count as equal.\n\nIt is right wherever the mean can be held: where the sum overflows, the elements concerned are computed again, by\nweights that sum to one. Integers are averaged exactly. Sums, products and averages of half precision are computed in\nsingle precision and rounded once.\n"""'
 
 
 def result_dtype(dtype: np.dtype, op: str) -> np.dtype:
