@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from synkhronos._backends import known_lengths
-from synkhronos._graphs import Graph
+from synkhronos._graph import Graph
 from synkhronos._utils.display import unknown_keyword
 
 __all__ = ["Input", "arrange", "check_num_slices", "check_subset", "describe_inputs", "inputs_of"]

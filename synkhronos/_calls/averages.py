@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable, NamedTuple
 
-from synkhronos import _graphs
+from synkhronos import _graph
 from synkhronos._backends import to_host
 from synkhronos._calls.growth import Growth, Sample
 from synkhronos._calls.meetings import Meetings
@@ -45,7 +45,7 @@ class Averages:
 
     def __init__(
         self,
-        graph: _graphs.Graph,
+        graph: _graph.Graph,
         serial: Serial,
         results: Results,
         meetings: Meetings,
@@ -67,7 +67,7 @@ class Averages:
 
     def _may_have_rows(self, i: int) -> bool:
         variable = getattr(self._graph.outputs[i], "variable", self._graph.outputs[i])
-        return _graphs.is_tensor_variable(variable) and not all(variable.broadcastable)
+        return _graph.is_tensor_variable(variable) and not all(variable.broadcastable)
 
     def see_parts(self, session: Session, scattered: Sequence[Any]) -> None:
         """Take notice of variables that were scattered, and that the function reads as a whole on each rank.
@@ -132,12 +132,12 @@ class Averages:
 
         def sample() -> Sample:
             n, n_rows = self._graph.n_scattered, self._part(call)
-            variables = [to_host(_graphs.get_array(var)) for var in self._graph.sliceable_shareds]
+            variables = [to_host(_graph.get_array(var)) for var in self._graph.sliceable_shareds]
             if rows is not None:
                 variables = [rows_of(value, rows[call.master]) for value in variables]
             if call.num_slices > 1:
                 variables = [value[:n_rows] for value in variables]
-            variables += [to_host(_graphs.get_array(var)) for var in self._undeclared]
+            variables += [to_host(_graph.get_array(var)) for var in self._undeclared]
             inputs = select().chosen()
             return Sample([*(value[:n_rows] for value in inputs[:n]), *inputs[n:]], n, variables)
 
@@ -187,6 +187,6 @@ class Averages:
         remedy = 'No op was named. Do not slice, or name the op "avg" if the average over slices is meant'
         for position, var in enumerate(self._graph.accumulated if call.updated else ()):
             named = any(var is one for one in self._named_updates)
-            if _graphs.is_tensor_variable(var) and var.ndim and not named and self._meetings.is_averaged(var):
+            if _graph.is_tensor_variable(var) and var.ndim and not named and self._meetings.is_averaged(var):
                 i = len(self._graph.outputs) + position
-                yield _Suspect(i, _graphs.get_array(var).shape, f"the update of {var}", remedy)
+                yield _Suspect(i, _graph.get_array(var).shape, f"the update of {var}", remedy)

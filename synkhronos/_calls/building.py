@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from synkhronos import _backends, _graphs
+from synkhronos import _backends, _graph
 from synkhronos._calls.exact import ExactFunction
 from synkhronos._calls.functions import Function
 from synkhronos._calls.results import Results
@@ -120,11 +120,11 @@ def function(
         var, op = item if _is_pair(item) else (item, "avg")
         variables.append(var)
         output_modes.append(check_op(f"output {position}", op, "gather", None))
-        if not exact and output_modes[-1] is not None and not _graphs.is_tensor_variable(getattr(var, "variable", var)):
+        if not exact and output_modes[-1] is not None and not _graph.is_tensor_variable(getattr(var, "variable", var)):
             raise TypeError(
                 f"output {position} must be a {_backends.TITLE} tensor variable, or have the op None; got {var!r}"
             )
-    graph = _graphs.Graph(
+    graph = _graph.Graph(
         inputs,
         variables,
         bcast_inputs=bcast_inputs or (),
@@ -152,7 +152,7 @@ def function(
             """Build the function with other shared variables, or without updates."""
             updated = [] if delete_updates else [var for var, _ in graph.expressions[1]]
             new = {**{var: var.default_update for var in updated if var not in dict(pairs)}, **dict(pairs)}
-            pairs_given = _graphs.pairs_of(givens)
+            pairs_given = _graph.pairs_of(givens)
             if swap:  # the engine refuses givens that depend on variables which others replace
                 pairs_given = [
                     (old, _backends.clone(value, replace=swap) if isinstance(value, _backends.Variable) else value)
@@ -199,7 +199,7 @@ def function(
 def _with_streams(function: Function, own: Sequence[Any] | None = None) -> Function:
     """A function that draws of a rank's own streams, all or some, and of others that are common to all ranks."""
     for var in filter(_backends.is_random_state, function.get_shared()):
-        _graphs.claim_stream(var, common=own is not None and var not in own)
+        _graph.claim_stream(var, common=own is not None and var not in own)
     return function
 
 

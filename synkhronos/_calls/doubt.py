@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from synkhronos._collectives import OPS
-from synkhronos._graphs import Graph
+from synkhronos._graph import Graph
 from synkhronos._session import warn
 
 __all__ = ["Doubt"]

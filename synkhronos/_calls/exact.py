@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
-from synkhronos import _graphs
+from synkhronos import _graph
 from synkhronos._calls.averages import Averages
 from synkhronos._calls.functions import Function
 from synkhronos._calls.meetings import Meetings
@@ -48,7 +48,7 @@ class ExactFunction(Function):
     def __init__(
         self,
         session: Session,
-        user: _graphs.Graph,
+        user: _graph.Graph,
         divided: DividedGraph,
         *,
         single: bool,
@@ -66,7 +66,7 @@ class ExactFunction(Function):
         alike = dict.fromkeys((var for var, _ in divided.updates), "max")  # new values that all slices give, to the bit
         self._planner = _ExactPlanner(divided, results, self._meetings, alike, session.on_gpu)
         self._common = [var for var in self.get_shared() if var not in divided.own_states]
-        self._syncs = [_graphs.sync_of(var.container) for var in self._common]
+        self._syncs = [_graph.sync_of(var.container) for var in self._common]
 
     @property
     def partition(self) -> Any:
@@ -120,7 +120,7 @@ class ExactFunction(Function):
         for old, new in swap.items():
             if not any(old is var for var in own):
                 raise ValueError(f"copy: the function does not use {old}, which swap names; it uses {own}")
-            if not _graphs.is_shared_variable(new) or new.type != old.type:
+            if not _graph.is_shared_variable(new) or new.type != old.type:
                 raise TypeError(f"copy: {old} can be replaced by a shared variable of {old.type}; got {new!r}")
         name = name or (f"{self.name} copy" if self.name else None)
         if swap or delete_updates or profile is not None:
@@ -132,10 +132,10 @@ class ExactFunction(Function):
             there = self._not_told(session)
             if there:
                 session.sequencer.check_first(f"a new value of {there[0]}")
-                refs = session.stage([_graphs.host_array(var) for var in there])
+                refs = session.stage([_graph.host_array(var) for var in there])
                 workers = tuple(rank for rank in range(session.n_ranks) if rank != session.master_rank)
                 session.run(Put(session.keys(there), tuple([Source(ref, None) for ref in refs]), None, workers))
-            _graphs.note_sent(self._common)
+            _graph.note_sent(self._common)
 
     def _not_told(self, session: Session) -> list[Any]:
         """The variables of which other ranks have an older value; what they do not have comes with the function."""
@@ -184,7 +184,7 @@ class _ExactPlanner(Planner):
     def plan(
         self,
         session: Session,
-        distributed: Callable[[Any, _graphs.Graph], int],
+        distributed: Callable[[Any, _graph.Graph], int],
         selector: Selector,
         rows: list[Selection] | None,
         num_slices: int,

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from synkhronos import _graphs
+from synkhronos import _graph
 from synkhronos._backends import as_asked, machine
 from synkhronos._calls.appearance import Appearance
 from synkhronos._calls.arguments import arrange, check_num_slices, check_subset, inputs_of
@@ -21,7 +21,7 @@ from synkhronos._calls.results import Results
 from synkhronos._calls.selecting import Selector
 from synkhronos._calls.serial import Serial, environment_asks, is_asked
 from synkhronos._data import Data, data
-from synkhronos._graphs import Variant
+from synkhronos._graph import Variant
 from synkhronos._processes import COLLECTIVES
 from synkhronos._rank import Call
 from synkhronos._session import Session, current, functions
@@ -48,7 +48,7 @@ class Function(Appearance):
     def __init__(
         self,
         session: Session,
-        graph: _graphs.Graph,
+        graph: _graph.Graph,
         results: Results,
         update_modes: dict[Any, str],
         *,
@@ -73,7 +73,7 @@ class Function(Appearance):
         self._meetings = Meetings(graph, self._theano, results)
         self._planner = Planner(graph, results, self._meetings, update_modes, session.on_gpu)
         self._averages = Averages(graph, self._serial, results, self._meetings, named, named_updates=named_updates)
-        self._keys: dict[tuple[_graphs.Graph, Variant], int] = {}
+        self._keys: dict[tuple[_graph.Graph, Variant], int] = {}
         self._session: weakref.ref[Session] | None = None
         self._last, self._n_changes = LastCall(), 0
         self._doubt = Doubt(graph, results.modes)
@@ -87,7 +87,7 @@ class Function(Appearance):
 
     def get_shared(self) -> list[Any]:
         """The shared variables that the function reads or updates, as of the engine's own."""
-        return _graphs.shared_variables_of(self._theano)
+        return _graph.shared_variables_of(self._theano)
 
     def as_theano(self, *args: Any, **kwargs: Any) -> Any:
         """Call the plain function of Theano or PyTensor, in the master only, on the whole arguments."""
@@ -229,7 +229,7 @@ class Function(Appearance):
         self._averages.judge(results, call, wanted, select, rows)
         return self._results.combine(results, call, wanted, weights, meetings=self._meetings, private=session.private)
 
-    def _distributed(self, session: Session, variant: Variant, graph: _graphs.Graph) -> int:
+    def _distributed(self, session: Session, variant: Variant, graph: _graph.Graph) -> int:
         """The key of a variant, which every rank has, and the plain function too."""
         key = self._key(session, variant, graph)
         session.distribute((self._keys[self._graph, self._plain], key))
@@ -246,7 +246,7 @@ class Function(Appearance):
             session.replicas.note_data(self._graph.sliceable_shareds)
         return True
 
-    def _key(self, session: Session, variant: Variant, graph: _graphs.Graph) -> int:
+    def _key(self, session: Session, variant: Variant, graph: _graph.Graph) -> int:
         """The key of a variant in the session; compiles it and hands it in where it is new."""
         if (graph, variant) not in self._keys:
             self._keys[graph, variant] = session.add_function(graph.compile(variant), self)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from synkhronos import _graphs
+from synkhronos import _graph
 from synkhronos._backends import is_random_state
 from synkhronos._inside import Cut, cut, depends_on, meets, meets_in_a_loop
 
@@ -36,11 +36,11 @@ class Meetings:
         For an output that is the same on all ranks, and that an op would count as often as there are ranks.
     """
 
-    def __init__(self, graph: _graphs.Graph, compiled: Any, results: Results) -> None:
+    def __init__(self, graph: _graph.Graph, compiled: Any, results: Results) -> None:
         self.any = meets(compiled)
         self._graph, self._names = graph, results.names
         self._known: dict[tuple[int, tuple[Any, ...]], bool] = {}
-        self._parts: tuple[Cut, _graphs.Graph, _graphs.Graph] | None = None
+        self._parts: tuple[Cut, _graph.Graph, _graph.Graph] | None = None
         self._is_cut = False
         self._outputs, self._updates = graph.expressions if self.any else ([], [])
         self._in_a_loop = meets_in_a_loop([*self._outputs, *(new for _, new in self._updates)])
@@ -85,7 +85,7 @@ class Meetings:
         n = len(self._outputs)
         return not self.any or any(self._depends(n + i) for i, (one, _) in enumerate(self._updates) if one is var)
 
-    def cut(self) -> tuple[Cut, _graphs.Graph, _graphs.Graph] | None:
+    def cut(self) -> tuple[Cut, _graph.Graph, _graph.Graph] | None:
         """How a call in slices is computed: what before the collectives, and what with them, as graphs.
 
         ``None`` if there are none, but numbers that a rank knows of itself in a gradient.

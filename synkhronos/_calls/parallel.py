@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from synkhronos import _backends, _graphs
+from synkhronos import _backends, _graph
 from synkhronos._calls.arguments import arrange
 from synkhronos._calls.building import function
 from synkhronos._calls.functions import Function
@@ -90,9 +90,9 @@ class _Builder:
         order = sorted(range(len(inputs)), key=lambda position: not self._has_rows(inputs[position]))
         n_scattered = sum(map(self._has_rows, inputs))
         shard = self._sharded(asked) if self._axes else {}
-        if not (n_scattered or shard or asked["updates"] or any(_graphs.minibatches(_graphs.variables_used(asked)))):
+        if not (n_scattered or shard or asked["updates"] or any(_graph.minibatches(_graph.variables_used(asked)))):
             made = plain(**asked)
-            if not _graphs.updated_variables(made):  # it may draw random numbers
+            if not _graph.updated_variables(made):  # it may draw random numbers
                 return made
         divided = [inputs[position] for position in order]
         own = ("inputs", "output_keys", "accept_inplace")
@@ -108,7 +108,7 @@ class _Builder:
 
     def _has_rows(self, item: Any) -> bool:
         variable = getattr(item, "variable", item)
-        if not _graphs.is_tensor_variable(variable) or any(_is_meant(one, item) for one in self._whole):
+        if not _graph.is_tensor_variable(variable) or any(_is_meant(one, item) for one in self._whole):
             return False
         axis = next(iter(self._axes_of(item)), 0)
         # an axis that there is not is refused later, with what else may be wrong in shard
@@ -116,7 +116,7 @@ class _Builder:
 
     def _sharded(self, asked: dict[str, Any]) -> dict[Any, int]:
         """What of ``shard`` a function uses."""
-        used = _graphs.variables_used(asked)
+        used = _graph.variables_used(asked)
         names = {item.variable: item for item in asked["inputs"] if hasattr(item, "variable")}
         return {variable: axis for variable in used for axis in self._axes_of(names.get(variable, variable))}
 

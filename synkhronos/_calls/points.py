@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from synkhronos._calls.selecting import Selector
-from synkhronos._graphs import Graph
+from synkhronos._graph import Graph
 from synkhronos._session import Session
 from synkhronos._utils.rows import Rows, Selection, select_per_rank
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from synkhronos._calls.arguments import Input
 from synkhronos._data import Data
-from synkhronos._graphs import Graph
+from synkhronos._graph import Graph
 from synkhronos._memory import ArrayRef
 from synkhronos._rank import RowsRef, Source
 from synkhronos._session import Session

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from synkhronos import _graphs
+from synkhronos import _graph
 from synkhronos._backends import TITLE, to_host
 from synkhronos._calls.results import Results
 from synkhronos._rank import Get
@@ -49,7 +49,7 @@ class Serial:
     results : Results
     """
 
-    def __init__(self, graph: _graphs.Graph, results: Results) -> None:
+    def __init__(self, graph: _graph.Graph, results: Results) -> None:
         self._graph = graph
         self._results = results
         self._functions: dict[Any, Any] = {}

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from synkhronos import _graphs
+from synkhronos import _graph
 from synkhronos._backends import TITLE
 from synkhronos._data.array import Data
 from synkhronos._data.conversion import check_shape
@@ -76,7 +76,7 @@ def data(
     current("data")
     if var is not None:
         wanted: Any = getattr(var, "variable", var)
-        if not _graphs.is_tensor_variable(wanted):
+        if not _graph.is_tensor_variable(wanted):
             raise TypeError(f"var must be a {TITLE} tensor variable; got {wanted!r}")
         if dtype is not None and np.dtype(dtype) != np.dtype(wanted.dtype):
             raise TypeError(f"dtype={dtype!r} contradicts var, whose dtype is {wanted.dtype}")

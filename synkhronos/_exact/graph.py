@@ -21,7 +21,7 @@ from synkhronos._exact.rules import MAKERS, RULES, OwnDraws
 from synkhronos._exact.sharding import Sharding
 from synkhronos._exact.slicing import why_not_sliced
 from synkhronos._exact.walk import Walk
-from synkhronos._graphs import Graph
+from synkhronos._graph import Graph
 from synkhronos._inside import expresses_meetings
 
 __all__ = ["DividedGraph"]

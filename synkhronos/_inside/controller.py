@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from synkhronos._backends import Apply, Op
-from synkhronos._graphs import Unpacked, bytes_variable, pack
+from synkhronos._graph import Unpacked, bytes_variable, pack
 from synkhronos._inside.ops import Collective
 from synkhronos._inside.standing import BROADCAST, current
 

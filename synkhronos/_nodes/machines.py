@@ -6,7 +6,7 @@ import atexit
 import functools
 from typing import Any, Callable
 
-from synkhronos._graphs import Definitions
+from synkhronos._graph import Definitions
 from synkhronos._nodes.launch import find_line
 from synkhronos._nodes.leader import lead
 from synkhronos._nodes.limit import StartLimit

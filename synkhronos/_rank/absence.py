@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from synkhronos import _graphs
+from synkhronos import _graph
 from synkhronos._rank.commands import Call
 from synkhronos._utils.rows import Rows
 
@@ -28,9 +28,9 @@ def borrowed(call: Call) -> Rows:
 @contextlib.contextmanager
 def kept(variables: Sequence[Any]) -> Iterator[None]:
     """Leave shared variables as they are, whatever is computed meanwhile."""
-    values = [_graphs.get_array(var).copy() for var in variables]
+    values = [_graph.get_array(var).copy() for var in variables]
     try:
         yield
     finally:
         for var, value in zip(variables, values):
-            _graphs.set_array(var, value)
+            _graph.set_array(var, value)

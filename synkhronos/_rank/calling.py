@@ -6,7 +6,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from synkhronos import _graphs
+from synkhronos import _graph
 from synkhronos._backends import is_device_array, to_device
 from synkhronos._collectives import ShapesDiffer
 from synkhronos._inside import Standing
@@ -71,7 +71,7 @@ class Caller:
         """What calls a function for some of its outputs."""
         key = function, subset
         if key not in self._runners:
-            self._runners[key] = _graphs.run_function(self._functions[function], subset)
+            self._runners[key] = _graph.run_function(self._functions[function], subset)
         return self._runners[key]
 
     def _prepare(self, command: Call) -> Callable[[], list[Any] | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from typing import Any, Callable
 
-from synkhronos import _backends, _graphs
+from synkhronos import _backends, _graph
 from synkhronos._collectives import Workspace
 from synkhronos._memory import SegmentTable, make_regions
 from synkhronos._processes import Team
@@ -50,8 +50,8 @@ def start_ranks(
         gc.freeze()  # what was inherited is not this process's to collect: quicker, and its pages stay shared
         team.timeline.reset(rank)
         regions.take(rank)
-        finish = _graphs.start_worker(profile_workers, team.world.first + rank)
-        replica = Replica(team, workspace, segments, _graphs.VariableTable(None), regions)
+        finish = _graph.start_worker(profile_workers, team.world.first + rank)
+        replica = Replica(team, workspace, segments, _graph.VariableTable(None), regions)
         replica.thread_limits.apply()
         serve(team, replica)
         finish()
@@ -61,7 +61,7 @@ def start_ranks(
         inherited = segments.lent()  # in this frame, which workers keep
         regions.share(team.start, work)
         del inherited
-        replica = Replica(team, workspace, segments, _graphs.VariableTable(ended), regions)
+        replica = Replica(team, workspace, segments, _graph.VariableTable(ended), regions)
         replica.thread_limits.apply()
     except BaseException:
         with deferred_interrupts():

@@ -10,7 +10,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from synkhronos import _graphs
+from synkhronos import _graph
 from synkhronos._backends import is_device_array, to_host
 from synkhronos._collectives import (
     NcclTransport,
@@ -54,7 +54,7 @@ class Exchange:
         self,
         team: Team,
         workspace: Workspace,
-        variables: _graphs.VariableTable,
+        variables: _graph.VariableTable,
         excerpts: Excerpts,
         *,
         regions: native.Regions,
@@ -96,7 +96,7 @@ class Exchange:
     def _tell(self, what: str, variables: Sequence[Any], way: str) -> None:
         """Log, on the master, which way variables took; the bytes are those of the master's values."""
         if self._is_master and _logger.isEnabledFor(logging.DEBUG):
-            values = [one for one in map(_graphs.get_array, variables) if hasattr(one, "dtype")]  # no random states
+            values = [one for one in map(_graph.get_array, variables) if hasattr(one, "dtype")]  # no random states
             n_bytes = sum(int(one.size) * one.dtype.itemsize for one in values)
             _logger.debug("%s of %s (%d bytes): %s", what, ", ".join(map(str, variables)), n_bytes, way)
 
@@ -104,7 +104,7 @@ class Exchange:
         self._tell("get", [self.variables[key] for key in command.variables], "through shared memory")
         if command.ranks is not None and self.rank not in command.ranks:
             return None
-        values = [_graphs.get_array(self.variables[key]) for key in command.variables]
+        values = [_graph.get_array(self.variables[key]) for key in command.variables]
         return [to_host(value) for value in values] if self._is_master else values
 
     def _put(self, command: Put) -> list[bytes] | None:
@@ -120,9 +120,9 @@ class Exchange:
             self._timeline.switch(TRANSFERS)
             var = self.variables[key]
             if self._is_outside(var):
-                _graphs.set_array(var, np.array(value, order="C"))
+                _graph.set_array(var, np.array(value, order="C"))
             else:
-                _graphs.copy_array(var, value)
+                _graph.copy_array(var, value)
             self._timeline.switch(before)
         return self._digest(Digest(command.digests)) if command.digests else None
 
@@ -130,12 +130,12 @@ class Exchange:
         """Move values of shared variables into this rank's region."""
         for var in variables:
             if self._is_outside(var):
-                _graphs.set_array(var, np.array(_graphs.get_array(var), order="C"))
+                _graph.set_array(var, np.array(_graph.get_array(var), order="C"))
 
     def _is_outside(self, var: Any) -> bool:
         """Whether a value is not in the region where it might be."""
-        value = _graphs.get_array(var)
-        if self._regions.base is None or not isinstance(value, np.ndarray) or not _graphs.is_tensor_variable(var):
+        value = _graph.get_array(var)
+        if self._regions.base is None or not isinstance(value, np.ndarray) or not _graph.is_tensor_variable(var):
             return False
         return value.nbytes >= native.SMALLEST_BLOCK and self._regions.offset(value) is None
 
@@ -143,11 +143,11 @@ class Exchange:
         """Over NCCL what can go that way, the rest over shared memory."""
         hosts = [self.variables[key] for key in command.variables]
         if self.nccl is not None and command.nccl:
-            on_gpu = [var for var in hosts if is_device_array(_graphs.get_array(var))]
+            on_gpu = [var for var in hosts if is_device_array(_graph.get_array(var))]
             direct = [var for var in on_gpu if nccl_reduces(np.dtype(var.dtype), command.op, False)]
             if direct:
-                self.nccl.agree([_graphs.get_array(var) for var in hosts])  # on all shapes, before anything changes
-                self.nccl.all_reduce([_graphs.get_array(var) for var in direct], command.op, command.weights)
+                self.nccl.agree([_graph.get_array(var) for var in hosts])  # on all shapes, before anything changes
+                self.nccl.all_reduce([_graph.get_array(var) for var in direct], command.op, command.weights)
                 self._tell("all-reduce", direct, "over NCCL")
             hosts = [var for var in hosts if not any(var is other for other in direct)]
         if not hosts:
@@ -162,7 +162,7 @@ class Exchange:
         arrays = self._host_arrays(variables, any_order)
         laid_out, orders = arrays, []
         if not all(array.flags.c_contiguous for array in arrays):
-            orders = [_graphs.memory_order(array) for array in arrays]
+            orders = [_graph.memory_order(array) for array in arrays]
             laid_out = [array.transpose(order) if order else array for array, order in zip(arrays, orders)]
         directly = self.transport.all_reduce(laid_out, command.op, command.weights, tuple(orders))
         self._write_back(variables, arrays)
@@ -189,7 +189,7 @@ class Exchange:
         They live until the next command: a rank that was interrupted may be left behind by one that still writes.
         """
         before = self._timeline.switch(TRANSFERS)
-        arrays = _apart([_graphs.host_array(var, any_order) for var in variables])
+        arrays = _apart([_graph.host_array(var, any_order) for var in variables])
         self._at_work += arrays
         self._timeline.switch(before)
         return arrays
@@ -198,8 +198,8 @@ class Exchange:
         """Set variables to what their `_host_arrays` hold now."""
         before = self._timeline.switch(TRANSFERS)
         for var, array in zip(variables, arrays):
-            if array is not _graphs.get_array(var):
-                _graphs.copy_array(var, array)
+            if array is not _graph.get_array(var):
+                _graph.copy_array(var, array)
         self._timeline.switch(before)
 
     def _nccl(self, command: Nccl) -> list[Any] | None:
@@ -208,17 +208,17 @@ class Exchange:
         self._tell(command.kind, variables, "over NCCL")
         if command.kind == "broadcast":
             for var, shape in zip(variables, command.shapes):
-                old = _graphs.get_array(var)
+                old = _graph.get_array(var)
                 if old.shape != shape or not old.flags["C_CONTIGUOUS"]:
                     value = old.copy("C") if old.shape == shape else np.empty(shape, var.dtype)
-                    _graphs.set_array(var, value)
-            self.nccl.broadcast([_graphs.get_array(var) for var in variables], command.root)
+                    _graph.set_array(var, value)
+            self.nccl.broadcast([_graph.get_array(var) for var in variables], command.root)
             return None
-        arrays = [_graphs.get_array(var) for var in variables]
+        arrays = [_graph.get_array(var) for var in variables]
         if command.kind == "reduce":
             return self.nccl.reduce(arrays, command.op, None, command.root) or None
         for var, gathered in zip(variables, self.nccl.all_gather(arrays)):
-            _graphs.set_array(var, gathered)
+            _graph.set_array(var, gathered)
         return None
 
     def _all_gather(self, command: AllGather) -> None:
@@ -227,14 +227,14 @@ class Exchange:
         gathered, directly = self.transport.all_gather(arrays, sizes)
         for key, value, shapes in zip(command.variables, gathered, command.shapes):
             length = sum(shape[0] for shape in shapes)
-            _graphs.set_array(self.variables[key], value.reshape(length, *shapes[0][1:]))
+            _graph.set_array(self.variables[key], value.reshape(length, *shapes[0][1:]))
         self._tell("all-gather", [self.variables[key] for key in command.variables], _way(directly))
 
     def _digest(self, command: Digest) -> list[bytes]:
         return [digest_of(array) for array in self._host_arrays([self.variables[key] for key in command.variables])]
 
     def _shapes(self, command: Shapes) -> list[tuple[int, ...]]:
-        return [tuple(_graphs.get_array(self.variables[key]).shape) for key in command.variables]
+        return [tuple(_graph.get_array(self.variables[key]).shape) for key in command.variables]
 
 
 def digest_of(array: np.ndarray) -> bytes:

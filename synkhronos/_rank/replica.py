@@ -10,7 +10,7 @@ import gc
 from collections.abc import Sequence
 from typing import Any, Callable
 
-from synkhronos import _backends, _graphs
+from synkhronos import _backends, _graph
 from synkhronos._collectives import Workspace, connect
 from synkhronos._core import native
 from synkhronos._memory import Passage, SegmentRef, SegmentTable, look_at_free_memory
@@ -50,7 +50,7 @@ class Replica:
         team: Team,
         workspace: Workspace,
         segments: SegmentTable,
-        variables: _graphs.VariableTable,
+        variables: _graph.VariableTable,
         regions: native.Regions,
     ) -> None:
         world = team.world
@@ -180,7 +180,7 @@ class Replica:
 
     def _load(self, command: Load) -> None:
         if not self.is_master and (command.ranks is None or self.rank in command.ranks):
-            bundle = _graphs.Bundle(
+            bundle = _graph.Bundle(
                 self.segments.view(command.pickled).tobytes(),
                 [self.segments.view(ref) for ref in command.buffers],
                 {},
@@ -188,5 +188,5 @@ class Replica:
             )
             # 0 is the master's stream, as the user made it
             stream = 0 if command.replicate_rng else (self.rank - self._team.world.master_rank) % self.n_ranks
-            self.functions.update(_graphs.load(bundle, self.variables, stream))
+            self.functions.update(_graph.load(bundle, self.variables, stream))
         self.thread_limits.apply()  # compiled functions may have brought a BLAS library with them

@@ -7,7 +7,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from synkhronos import _graphs
+from synkhronos import _graph
 from synkhronos._backends import is_device_array, to_host
 from synkhronos._collectives import Accumulator, DeviceAccumulator, accumulates
 from synkhronos._rank.commands import Call
@@ -65,7 +65,7 @@ def call_in_slices(
         results[n_local:] = follow(*map(to_host, results[n_local:]))
         results = [results[i] for i in call.follow.order]
     for var, value in zip(updated, values):
-        _graphs.set_array(var, value)
+        _graph.set_array(var, value)
     return results
 
 

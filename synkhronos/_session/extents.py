@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from synkhronos import _graphs
+from synkhronos import _graph
 from synkhronos._rank import AllReduce, Call, Command, Digest, Get, InOrder, Record, Reduce, Replica, Settle, Shapes
 from synkhronos._session.parts import Sequencer
 
@@ -37,7 +37,7 @@ class Extents:
         self._sequencer.check_first(Shapes.__name__)
         keys = self._replica.variables.keys_of(variables)
         known = self._known.get(keys)
-        if known is None or known[self._master_rank] != [_graphs.get_array(var).shape for var in variables]:
+        if known is None or known[self._master_rank] != [_graph.get_array(var).shape for var in variables]:
             known = self._known[keys] = self._sequencer.run(Shapes(keys))
         return known
 
@@ -55,5 +55,5 @@ class Extents:
     def _updated(self, call: Call) -> set[Any]:
         keys = (call.function, *(() if call.follow is None else (call.follow.function,)))
         functions = [self._replica.functions[key] for key in keys]
-        updated = [var for function in functions for var in _graphs.updated_variables(function)]
+        updated = [var for function in functions for var in _graph.updated_variables(function)]
         return {*call.updated, *map(self._replica.variables.key, updated)}

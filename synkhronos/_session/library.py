@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Callable
 
-from synkhronos import _graphs
+from synkhronos import _graph
 from synkhronos._backends import precompile
 from synkhronos._rank import Replica, summarize
 from synkhronos._session.ledger import Ledger
@@ -39,8 +39,8 @@ class Library:
         self,
         replica: Replica,
         ledger: Ledger,
-        load: Callable[[_graphs.Bundle, tuple[int, ...] | None], None],
-        definitions: _graphs.Definitions,
+        load: Callable[[_graph.Bundle, tuple[int, ...] | None], None],
+        definitions: _graph.Definitions,
     ) -> None:
         self._replica = replica
         self._ledger = ledger
@@ -94,7 +94,7 @@ class Library:
             return
         self.forget_what_ended()
         if variable is not None:
-            keys = [key for key, one in self._pending.items() if _graphs.uses(one, variable)]
+            keys = [key for key, one in self._pending.items() if _graph.uses(one, variable)]
         elif keys is None:
             keys = [key for key in self._pending if key not in self._failed]
         failed: Exception | None = None
@@ -118,7 +118,7 @@ class Library:
     def _refresh(self) -> None:
         """Send what functions of all ranks read, where it was changed."""
         try:
-            bundle = _graphs.dump({}, self._replica.variables, definitions=self._definitions, refresh=True)
+            bundle = _graph.dump({}, self._replica.variables, definitions=self._definitions, refresh=True)
         except pickle.PicklingError as error:
             raise TypeError(str(error)) from error
         if bundle.slots:
@@ -136,14 +136,14 @@ class Library:
             self._failed.add(key)
             return error
         try:
-            bundle = _graphs.dump({key: function}, self._replica.variables, definitions=self._definitions)
+            bundle = _graph.dump({key: function}, self._replica.variables, definitions=self._definitions)
         except RecursionError:
             raise
         except Exception as error:
             let_interrupts_pass(error)
             self._failed.add(key)
             failed = TypeError(
-                f"{_graphs.describe(function)} cannot be pickled, so not replicated: {summarize(error)}. What its "
+                f"{_graph.describe(function)} cannot be pickled, so not replicated: {summarize(error)}. What its "
                 "graph holds must be such that cloudpickle can pickle it"
             )
             failed.__cause__ = error
@@ -153,11 +153,11 @@ class Library:
             self._send(bundle)
         except WorkerError as error:
             self._failed.add(key)
-            error.args = (f"{_graphs.describe(function)} cannot be loaded: {error}",)
+            error.args = (f"{_graph.describe(function)} cannot be loaded: {error}",)
             return error
         _logger.debug(
             "distributed %s in %.2f s: a graph of %d bytes, and %d bytes of values; new shared variables: %s",
-            _graphs.describe(function),
+            _graph.describe(function),
             time.perf_counter() - start,
             len(bundle.pickled),
             sum(buffer.nbytes for buffer in bundle.buffers),
@@ -168,9 +168,9 @@ class Library:
 
     def distribute_variables(self, variables: Sequence[Any]) -> None:
         """Give the ranks shared variables that no function of theirs uses yet."""
-        self._send(_graphs.dump({}, self._replica.variables, also=variables, definitions=self._definitions))
+        self._send(_graph.dump({}, self._replica.variables, also=variables, definitions=self._definitions))
 
-    def _send(self, bundle: _graphs.Bundle) -> None:
+    def _send(self, bundle: _graph.Bundle) -> None:
         self._definitions.doubt(bundle.slots)
         try:
             self._load(bundle, None)
@@ -192,4 +192,4 @@ class Library:
         """Give new workers the functions that the others have, and the master's values of all variables."""
         functions = {key: one for key, one in self._replica.functions.items() if key not in self._pending}
         known = self._definitions  # on other machines new workers inherit no more
-        self._load(_graphs.dump(functions, self._replica.variables, everything=True, definitions=known), ranks)
+        self._load(_graph.dump(functions, self._replica.variables, everything=True, definitions=known), ranks)

@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from synkhronos import _graphs
+from synkhronos import _graph
 from synkhronos._backends import is_random_state
 from synkhronos._rank import Command, Digest, Get
 from synkhronos._session.cautions import warn
@@ -40,7 +40,7 @@ class Replicas:
     """
 
     def __init__(
-        self, table: _graphs.VariableTable, run: Callable[[Command], list[Any]], master_rank: int, every: int
+        self, table: _graph.VariableTable, run: Callable[[Command], list[Any]], master_rank: int, every: int
     ) -> None:
         self.every = every
         self.n_changes = 0
@@ -82,7 +82,7 @@ class Replicas:
             var
             for var in variables
             if self._table.key(var) is not None
-            and _graphs.is_tensor_variable(var)
+            and _graph.is_tensor_variable(var)
             and not is_random_state(var)
             and var.container not in self._parts
             and var.container not in self._data

@@ -15,7 +15,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from synkhronos import _backends, _graphs
+from synkhronos import _backends, _graph
 from synkhronos._memory import ArrayRef, Segment, SegmentTable
 from synkhronos._nodes import Fleet, Machines
 from synkhronos._processes import TRANSFERS, Team, kind_of
@@ -75,7 +75,7 @@ class Session:
             if hasattr(self, "_dispatcher"):  # in a worker in the place of one that died
                 self._ledger.abandon()
 
-        definitions = _graphs.Definitions() if machines is None else machines.definitions
+        definitions = _graph.Definitions() if machines is None else machines.definitions
         try:
             ended = self._ledger.ended_variables
             self.replica = start_ranks(team, segments, ended, options.profile_workers, begin, options.seed)
@@ -226,7 +226,7 @@ class Session:
         with self.lock:
             self._library.distribute_variables(variables)
 
-    def _load(self, bundle: _graphs.Bundle, ranks: tuple[int, ...] | None) -> None:
+    def _load(self, bundle: _graph.Bundle, ranks: tuple[int, ...] | None) -> None:
         refs = self._stage([np.frombuffer(bundle.pickled, dtype=np.uint8), *bundle.buffers], 0)
         self.issue(Load(refs[0], tuple(refs[1:]), self._replicate_rng, ranks))
         self._ledger.trim()

@@ -14,7 +14,7 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
-from synkhronos import _graphs
+from synkhronos import _graph
 from synkhronos._rank import (
     AllGather,
     AllReduce,
@@ -176,9 +176,9 @@ class Shards:
         """Check what a command uses, and forget the origins of what it changes; it may fail, so for all ranks."""
         if isinstance(command, Call):
             if lost:
-                self._check(self._used(command, _graphs.shared_variables_of), self._all, lost)
+                self._check(self._used(command, _graph.shared_variables_of), self._all, lost)
             if command.function not in self._harmless:
-                for var in self._used(command, _graphs.updated_variables):
+                for var in self._used(command, _graph.updated_variables):
                     self._change(var, self._all)
                 self._harmless.add(command.function)
         elif isinstance(command, Put):

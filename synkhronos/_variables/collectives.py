@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from synkhronos import _graphs
+from synkhronos import _graph
 from synkhronos._collectives import nccl_moves
 from synkhronos._processes import COLLECTIVES
 from synkhronos._rank import AllGather, Get, Nccl
@@ -61,13 +61,13 @@ def broadcast(shared_vars: Variables, values: Any = None, nccl: bool = True) -> 
         session.sequencer.check_first("broadcast of the master's values")
         direct = over_nccl(session, variables, nccl, nccl_moves)
         if direct:
-            shapes = tuple(tuple(_graphs.get_array(var).shape) for var in direct)
+            shapes = tuple(tuple(_graph.get_array(var).shape) for var in direct)
             session.run(Nccl("broadcast", session.keys(direct), session.master_rank, shapes=shapes))
         rest = without(variables, direct)
         if rest:
             workers = tuple(rank for rank in range(session.n_ranks) if rank != session.master_rank)
-            put(session, rest, [_graphs.host_array(var) for var in rest], ranks=workers)
-        _graphs.note_sent(variables)
+            put(session, rest, [_graph.host_array(var) for var in rest], ranks=workers)
+        _graph.note_sent(variables)
         session.replicas.note_parts(variables, are_parts=False)
 
 

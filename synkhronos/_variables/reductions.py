@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from synkhronos import _graphs
+from synkhronos import _graph
 from synkhronos._backends import to_host
 from synkhronos._collectives import check_op, lists_ops, nccl_reduces
 from synkhronos._rank import AllReduce, Command, Nccl, Reduce
@@ -60,7 +60,7 @@ def reduce(shared_vars: Variables, op: Reduction = "avg", in_place: bool = True,
         if not in_place:
             return like(shared_vars, [to_host(reduced[var]) for var in variables])
         for var in direct:
-            _graphs.set_array(var, reduced[var])
+            _graph.set_array(var, reduced[var])
     return None
 
 

@@ -8,7 +8,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from synkhronos import _graphs
+from synkhronos import _graph
 from synkhronos._backends import TITLE, is_device_array
 from synkhronos._collectives import OPS
 from synkhronos._data import Data, condition
@@ -42,7 +42,7 @@ def start(function: str, shared_vars: Any, to_set: bool = False) -> tuple[Sessio
         raise ValueError(f"{function}: shared_vars is empty")
     key_of = session.replica.variables.key
     for var in variables:
-        if not _graphs.is_shared_variable(var) or not _graphs.is_tensor_variable(var):
+        if not _graph.is_shared_variable(var) or not _graph.is_tensor_variable(var):
             raise TypeError(f"{function}: expected {TITLE} shared variables that hold arrays; got {var!r}")
         if key_of(var) is None:
             session.distribute(variable=var)
@@ -63,7 +63,7 @@ def over_nccl(session: Session, variables: Sequence[Any], nccl: bool, allowed: C
     """The variables for which NCCL is wanted and can be used: those on GPUs, with a dtype that is allowed."""
     if not (nccl and session.nccl):
         return []
-    return [var for var in variables if is_device_array(_graphs.get_array(var)) and allowed(np.dtype(var.dtype))]
+    return [var for var in variables if is_device_array(_graph.get_array(var)) and allowed(np.dtype(var.dtype))]
 
 
 def like(shared_vars: Any, results: list[Any]) -> Any:

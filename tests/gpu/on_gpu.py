@@ -13,7 +13,7 @@ from support import NOTHING, RAISE, Fault
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 import synkhronos as synk
-from synkhronos._graphs import Variant
+from synkhronos._graph import Variant
 from synkhronos._rank import slices as _slices
 from synkhronos.extensions import train, updates
 

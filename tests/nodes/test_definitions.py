@@ -444,7 +444,7 @@ def test_large_arrays_are_sent_once(nodes, each):
         nodes,
         each,
         """
-        from synkhronos._graphs import dump
+        from synkhronos._graph import dump
         from synkhronos._session import library
 
         sent = []

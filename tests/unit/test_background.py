@@ -10,7 +10,7 @@ import weakref
 import numpy as np
 import pytest
 
-from synkhronos._graphs.stack import with_deep_stack
+from synkhronos._graph.fast_call import with_deep_stack
 from synkhronos._utils import background as _background
 from synkhronos._utils.background import Background
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from synkhronos._backends import Constant, ancestors, known_lengths, ops, scalar
-from synkhronos._graphs.shared import get_array, is_shared_variable, is_tensor_variable
+from synkhronos._graph.shared_variables import get_array, is_shared_variable, is_tensor_variable
 
 __all__ = ["minibatches", "picks_rows_of_shared"]
 

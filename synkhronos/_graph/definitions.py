@@ -18,7 +18,7 @@ from typing import Any, Callable, NamedTuple
 import cloudpickle
 
 from synkhronos._backends import FromFunctionOp, PureOp, PureType
-from synkhronos._graphs.namespaces import (
+from synkhronos._graph.namespaces import (
     MAIN,
     WRAPPERS,
     Digester,

@@ -1,27 +1,24 @@
-"""Compiled functions as bytes, so that every rank gets a replica.
-
-What travels of a function is the engine's to say. A shared variable lives in three objects: the variable, its
-container, and the container's storage list; each is replaced by a persistent id, so that functions that arrive one
-after the other share what they shared in the master. A variable new to the ranks travels as type, name and value;
-values go out of band, beside the pickle, uncopied. Graphs are deep, and pickling recurses: it runs in a thread with a
-stack of its own. Classes and functions travel by name, or by value where the ranks do not have them under it. What they
-read (globals, class attributes, defaults, closures) travels with them where it has changed: see `Definitions`.
-"""
+"""Which random states are the ranks' own, so that replicated dropout draws different masks, and which are common."""
 
 from __future__ import annotations
 
 import io
 import pickle
 import sys
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Callable, NamedTuple
 
 import cloudpickle
 import numpy as np
 
 from synkhronos._backends import (
+    MADE_AT_RUN_TIME,
+    Apply,
     FromFunctionOp,
+    Op,
     PureOp,
+    T,
     find_compiled,
     is_device_array,
     is_random_state,
@@ -32,15 +29,165 @@ from synkhronos._backends import (
     to_host,
     unpack,
 )
-from synkhronos._graphs.built import note_ops, reduced_op
-from synkhronos._graphs.definitions import Definitions, pickled_by_value
-from synkhronos._graphs.namespaces import Slot, assign
-from synkhronos._graphs.random import has_common_stream
-from synkhronos._graphs.shared import VariableTable, get_array, shared_variables_of
-from synkhronos._graphs.stack import with_deep_stack
-from synkhronos._utils.interrupts import let_interrupts_pass
+from synkhronos._graph.definitions import Definitions, pickled_by_value
+from synkhronos._graph.fast_call import with_deep_stack
+from synkhronos._graph.namespaces import Slot, assign
+from synkhronos._graph.shared_variables import VariableTable, get_array, shared_variables_of
+from synkhronos._utils.interrupts import Endings, let_interrupts_pass
 
-__all__ = ["Bundle", "dump", "load"]
+__all__ = [
+    "Bundle",
+    "Unpacked",
+    "bytes_variable",
+    "claim_stream",
+    "dump",
+    "has_common_stream",
+    "load",
+    "note_ops",
+    "pack_values",
+    "reduced_op",
+]
+
+
+#: For containers of states whether all ranks draw the same of them.
+_is_common: Any = weakref.WeakKeyDictionary()
+
+
+def claim_stream(var: Any, common: bool) -> None:
+    """A function draws of this random state: of a common stream, or of streams that differ between ranks.
+
+    Raises
+    ------
+    ValueError
+        If another function was built that does otherwise.
+    """
+    if _is_common.setdefault(var.container, common) != common:
+        raise ValueError(
+            f"the random state {var} is used by exact functions, which draw the same on all ranks, and by others (or "
+            'with random="own"), for which each rank has a stream of its own: make a RandomStreams for each kind'
+        )
+
+
+def has_common_stream(var: Any) -> bool:
+    """Whether all ranks are to draw the same of a random state."""
+    return bool(_is_common.get(var.container))
+
+
+# DOC '"""Ops as they were built: what they gather at run time and cannot be pickled does not travel.\n\nOps keep things that they make when they first run: ufuncs, compiled inner functions, handles of libraries. What the\nengine itself is known to make never travels. If a function cannot be pickled, it is pickled once more, and each\nattribute of its Ops that cannot be pickled travels as it was when the Op was first pickled, provided that it was\nmissing, ``None`` or an empty container then. For an Op that ran before it was first pickled, another Op is built from\nits ``__props__``, and the attribute is taken from that.\n"""'
+
+
+_BLANK = (type(None), dict, list, set)
+_MISSING, _OTHER = object(), object()
+
+#: By the id of an Op: a reference to it, and for each attribute the class of its value, if that was blank, or `_OTHER`.
+_first: dict[int, tuple[weakref.ref[Any], dict[str, Any]]] = {}
+_ended: Endings[int] = Endings()
+
+
+def note_ops(ops: Iterable[Any]) -> None:
+    """Note the attributes of Ops that were pickled as they are, the first time."""
+    for key in _ended.take():
+        _first.pop(key, None)
+    for op in ops:
+        if id(op) not in _first:
+            kinds = {name: type(one) if type(one) in _BLANK and not one else _OTHER for name, one in vars(op).items()}
+            _first[id(op)] = weakref.ref(op), kinds
+            _ended.watch(op, id(op))
+
+
+def reduced_op(op: Any, as_built: bool) -> Any:
+    """How to make an Op, for pickle.
+
+    Parameters
+    ----------
+    op : Op
+    as_built : bool
+        Replace attributes that cannot be pickled by what they were when the Op was built, as far as that is known.
+    """
+    how = op.__reduce_ex__(5)
+    if not (isinstance(how, tuple) and len(how) > 2 and isinstance(how[2], dict)):
+        return how
+    state = dict(how[2])
+    for kind, name, is_none in MADE_AT_RUN_TIME:
+        if isinstance(op, kind) and name in state:
+            del state[name]
+            state.update({name: None} if is_none else {})
+    if as_built:
+        for name in [name for name, value in state.items() if not _can_be_pickled(value)]:
+            value = _value_when_built(op, name)
+            if value is _MISSING:
+                del state[name]
+            elif value is not _OTHER:
+                state[name] = value
+    return (*how[:2], state, *how[3:])
+
+
+def _value_when_built(op: Any, name: str) -> Any:
+    """What an attribute of an Op was; `_MISSING` if it was not there, `_OTHER` if that is not known."""
+    reference, kinds = _first.get(id(op), (None, {}))
+    if reference is not None and reference() is op:
+        kind = kinds.get(name, _MISSING)
+        return kind() if isinstance(kind, type) else kind
+    try:
+        again = type(op)(**{prop: getattr(op, prop) for prop in op.__props__})
+        if again != op:
+            return _OTHER
+    except Exception as error:  # its constructor takes something else
+        let_interrupts_pass(error)
+        return _OTHER
+    return vars(again).get(name, _MISSING)
+
+
+def _can_be_pickled(value: Any) -> bool:
+    try:
+        cloudpickle.dumps(value, 5, buffer_callback=lambda buffer: None)
+    except Exception as error:
+        let_interrupts_pass(error)
+        return False
+    return True
+
+
+# DOC '"""Values that are no dense arrays, as bytes: how they reach other ranks, which get arrays alone.\n\nA sparse matrix that is an input, say, enters a function as bytes, of which `Unpacked` makes it on each rank.\n"""'
+
+
+def pack_values(values: Sequence[Any]) -> np.ndarray:
+    """Pickle values: a vector of uint8."""
+    return np.frombuffer(cloudpickle.dumps(list(values), protocol=5), np.uint8)
+
+
+def bytes_variable(name: str | None = None) -> Any:
+    """Return a variable for what `pack_values` makes."""
+    return T.vector(name, dtype="uint8")
+
+
+class Unpacked(Op):
+    """The values that `pack_values` has packed.
+
+    Parameters
+    ----------
+    types : tuple of Type
+        Of the values.
+    """
+
+    __props__ = ("types",)
+
+    def __init__(self, types: tuple[Any, ...]) -> None:
+        self.types = types
+
+    def __str__(self) -> str:
+        return "Unpacked"
+
+    def make_node(self, packed: Any) -> Any:
+        """Apply it to bytes."""
+        return Apply(self, [packed], [type_() for type_ in self.types])
+
+    def perform(self, node: Any, inputs: Sequence[Any], output_storage: Sequence[list[Any]]) -> None:
+        """Unpickle the values."""
+        for storage, value in zip(output_storage, pickle.loads(inputs[0].tobytes())):
+            storage[0] = value
+
+
+# DOC '"""Compiled functions as bytes, so that every rank gets a replica.\n\nWhat travels of a function is the engine\'s to say. A shared variable lives in three objects: the variable, its\ncontainer, and the container\'s storage list; each is replaced by a persistent id, so that functions that arrive one\nafter the other share what they shared in the master. A variable new to the ranks travels as type, name and value;\nvalues go out of band, beside the pickle, uncopied. Graphs are deep, and pickling recurses: it runs in a thread with a\nstack of its own. Classes and functions travel by name, or by value where the ranks do not have them under it. What they\nread (globals, class attributes, defaults, closures) travels with them where it has changed: see `Definitions`.\n"""'
 
 
 class Bundle(NamedTuple):

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from synkhronos._graphs.changes import note_sent, sync_of
-from synkhronos._graphs.definitions import Definitions
-from synkhronos._graphs.diversion import variables_used
-from synkhronos._graphs.functions import Graph
-from synkhronos._graphs.inputs import pairs_of
-from synkhronos._graphs.packing import Unpacked, bytes_variable
-from synkhronos._graphs.packing import pack_values as pack
-from synkhronos._graphs.picking import minibatches
-from synkhronos._graphs.pickling import Bundle, dump, load
-from synkhronos._graphs.random import claim_stream
-from synkhronos._graphs.running import run_function
-from synkhronos._graphs.shared import (
+from synkhronos._graph.definitions import Definitions
+from synkhronos._graph.fast_call import run_function, variables_used
+from synkhronos._graph.graph import Graph, Variant, pairs_of
+from synkhronos._graph.minibatches import minibatches
+from synkhronos._graph.pickling import Bundle, Unpacked, bytes_variable, claim_stream, dump, load
+from synkhronos._graph.pickling import pack_values as pack
+from synkhronos._graph.shared_variables import (
     VariableTable,
     copy_array,
     describe,
@@ -22,13 +17,14 @@ from synkhronos._graphs.shared import (
     is_shared_variable,
     is_tensor_variable,
     memory_order,
+    note_sent,
     set_array,
     shared_variables_of,
     start_worker,
+    sync_of,
     updated_variables,
     uses,
 )
-from synkhronos._graphs.variants import Variant
 
 __all__ = [
     "Bundle",
