@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from synkhronos._backends import name as engine
     from synkhronos._calls import Function, function, parallelize
     from synkhronos._data import Data, data
-    from synkhronos._inside import averaged, gathered, reduced, summed
+    from synkhronos._graph.ops import averaged, gathered, reduced, summed
     from synkhronos._session import (
         Future,
         Profile,

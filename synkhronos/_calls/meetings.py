@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from synkhronos import _graph
 from synkhronos._backends import is_random_state
-from synkhronos._inside import Cut, cut, depends_on, meets, meets_in_a_loop
+from synkhronos._graph.ops import Cut, cut, depends_on, meets, meets_in_a_loop
 
 if TYPE_CHECKING:
     from synkhronos._calls.results import Results

@@ -10,7 +10,7 @@ from synkhronos._calls.points import count_points, lend_rows
 from synkhronos._calls.results import Results
 from synkhronos._calls.selecting import Selector
 from synkhronos._graph import Graph, Variant
-from synkhronos._inside import Cut
+from synkhronos._graph.ops import Cut
 from synkhronos._memory import ArrayRef
 from synkhronos._rank import Call, Follow
 from synkhronos._session import Session

@@ -22,7 +22,7 @@ from synkhronos._exact.sharding import Sharding
 from synkhronos._exact.slicing import why_not_sliced
 from synkhronos._exact.walk import Walk
 from synkhronos._graph import Graph
-from synkhronos._inside import expresses_meetings
+from synkhronos._graph.ops import expresses_meetings
 
 __all__ = ["DividedGraph"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
-from synkhronos import _inside
 from synkhronos._backends import T, ops
-from synkhronos._inside import gathered, reduced
+from synkhronos._graph import ops as graph_ops
+from synkhronos._graph.ops import gathered, reduced
 
 __all__ = ["ON_RANKS", "Collective", "Collectives", "label"]
 
@@ -39,9 +39,9 @@ def label(collectives: Sequence[Collective]) -> None:
     """Have a compiled function tell where each of some collectives is, by its place among them; but not in loops."""
     for place, one in enumerate(collectives):
         node = one.result.owner
-        while node is not None and not isinstance(node.op, (_inside.Collective, ops.Scan)):
+        while node is not None and not isinstance(node.op, (graph_ops.Collective, ops.Scan)):
             node = node.inputs[0].owner
-        if node is not None and isinstance(node.op, _inside.Collective):
+        if node is not None and isinstance(node.op, graph_ops.Collective):
             node.op.labels = (place,)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from synkhronos._backends import TensorType
 from synkhronos._exact.lines import line_of
 from synkhronos._exact.meeting import Collective
-from synkhronos._inside import UNNUMBERED, collectives_of
+from synkhronos._graph.ops import UNNUMBERED, collectives_of
 
 __all__ = ["Entry", "Partition"]
 

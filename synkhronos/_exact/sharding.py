@@ -11,7 +11,7 @@ from synkhronos._exact.part import Part
 from synkhronos._exact.placements import Placed, Shard
 from synkhronos._exact.walk import Walk
 from synkhronos._graph import Graph, is_tensor_variable, minibatches
-from synkhronos._inside import Counted
+from synkhronos._graph.ops import Counted
 
 __all__ = ["Sharding", "check_open"]
 

@@ -9,7 +9,7 @@ from synkhronos._backends import ancestors, io_toposort, ops
 from synkhronos._exact.lines import described
 from synkhronos._exact.placements import Replicate
 from synkhronos._exact.walk import Walk
-from synkhronos._inside import after_meetings
+from synkhronos._graph.ops import after_meetings
 
 __all__ = ["why_not_sliced"]
 

@@ -22,7 +22,7 @@ from synkhronos._exact.meeting import Collective, Collectives
 from synkhronos._exact.nodes import copied, is_broadcast, is_of_one_sum, is_of_the_user, kind_of, typed
 from synkhronos._exact.part import Part
 from synkhronos._exact.placements import ONE, Partial, Placed, Placement, Replicate, Shard
-from synkhronos._inside import broadcast_outputs
+from synkhronos._graph.ops import broadcast_outputs
 
 __all__ = ["Rule", "Walk"]
 

@@ -9,7 +9,7 @@ import numpy as np
 from synkhronos import _graph
 from synkhronos._backends import is_device_array, to_device
 from synkhronos._collectives import ShapesDiffer
-from synkhronos._inside import Standing
+from synkhronos._graph.ops import Standing
 from synkhronos._memory import SegmentTable
 from synkhronos._processes import COLLECTIVES, FUNCTION, SHUFFLE, Team
 from synkhronos._rank.absence import borrowed, kept

@@ -26,8 +26,8 @@ from synkhronos._backends import (
     config,
     get_scalar_constant_value,
 )
-from synkhronos._inside.known import Known
-from synkhronos._inside.standing import GATHER
+from synkhronos._graph.ops.rank_context import GATHER
+from synkhronos._graph.ops.row_counts import Known
 
 __all__ = ["gradient"]
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from synkhronos._backends import Apply, Op, T, length_along, retyped
 from synkhronos._collectives import OPS, result_dtype
-from synkhronos._inside.gradients import gradient
-from synkhronos._inside.standing import BROADCAST, GATHER, current
+from synkhronos._graph.ops.gradients import gradient
+from synkhronos._graph.ops.rank_context import BROADCAST, GATHER, current
 
 __all__ = ["UNNUMBERED", "Collective"]
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from synkhronos._backends import Apply, Op
 from synkhronos._graph import Unpacked, bytes_variable, pack
-from synkhronos._inside.ops import Collective
-from synkhronos._inside.standing import BROADCAST, current
+from synkhronos._graph.ops.collective_op import Collective
+from synkhronos._graph.ops.rank_context import BROADCAST, current
 
 __all__ = ["broadcast_outputs"]
 

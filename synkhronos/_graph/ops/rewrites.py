@@ -21,8 +21,8 @@ from synkhronos._backends import (
     ops,
     register,
 )
-from synkhronos._inside.ops import UNNUMBERED, Collective
-from synkhronos._inside.standing import BROADCAST, GATHER
+from synkhronos._graph.ops.collective_op import UNNUMBERED, Collective
+from synkhronos._graph.ops.rank_context import BROADCAST, GATHER
 
 __all__: list[str] = []
 

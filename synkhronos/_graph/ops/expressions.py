@@ -6,9 +6,9 @@ from typing import Any
 
 from synkhronos._backends import T
 from synkhronos._collectives import check_op, lists_ops
-from synkhronos._inside import joining  # noqa: F401  (what the optimizer makes of them)
-from synkhronos._inside.ops import Collective
-from synkhronos._inside.standing import GATHER
+from synkhronos._graph.ops import rewrites as joining  # noqa: F401  (what the optimizer makes of them)
+from synkhronos._graph.ops.collective_op import Collective
+from synkhronos._graph.ops.rank_context import GATHER
 from synkhronos.typing import Reduction
 
 __all__ = ["averaged", "gathered", "reduced", "summed"]

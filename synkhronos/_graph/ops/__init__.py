@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from synkhronos._inside.controller import broadcast_outputs
-from synkhronos._inside.counting import Counted
-from synkhronos._inside.cutting import Cut, cut
-from synkhronos._inside.expressions import averaged, gathered, reduced, summed
-from synkhronos._inside.looking import (
+from synkhronos._graph.ops.analysis import (
+    Cut,
     after_meetings,
     collectives_of,
+    cut,
     depends_on,
     expresses_meetings,
     meets,
     meets_in_a_loop,
 )
-from synkhronos._inside.ops import UNNUMBERED, Collective
-from synkhronos._inside.standing import Standing
+from synkhronos._graph.ops.collective_op import UNNUMBERED, Collective
+from synkhronos._graph.ops.controller import broadcast_outputs
+from synkhronos._graph.ops.expressions import averaged, gathered, reduced, summed
+from synkhronos._graph.ops.rank_context import Standing
+from synkhronos._graph.ops.row_counts import Counted
 
 __all__ = [
     "UNNUMBERED",
