@@ -13,12 +13,12 @@ from lockstep import scan
 
 from synkhronos import _backends
 from synkhronos._backends import io_toposort, ops
-from synkhronos._exact.checking import environment_asks
-from synkhronos._exact.lengths import Rows
-from synkhronos._exact.meeting import Collectives
-from synkhronos._exact.placements import Partial, Replicate
-from synkhronos._exact.rules import MAKERS, RULES
-from synkhronos._exact.walk import Walk
+from synkhronos._sharding.checking import environment_asks
+from synkhronos._sharding.lengths import Rows
+from synkhronos._sharding.placements import Partial, Replicate
+from synkhronos._sharding.propagate import Walk
+from synkhronos._sharding.rank_ops import Collectives
+from synkhronos._sharding.rules import MAKERS, RULES
 
 if on_theano:  # which looks for some functions where an earlier SciPy had them
     from scipy.signal import _signaltools, _sigtools

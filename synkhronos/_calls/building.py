@@ -12,8 +12,8 @@ from synkhronos._calls.exact import ExactFunction
 from synkhronos._calls.functions import Function
 from synkhronos._calls.results import Results
 from synkhronos._collectives import check_op, lists_ops
-from synkhronos._exact import DividedGraph, check_open
 from synkhronos._session import current, warn
+from synkhronos._sharding import DividedGraph, check_open
 from synkhronos._utils.display import unknown_keyword
 from synkhronos.typing import Input, Keywords, Outputs, Update, Variable
 

@@ -15,10 +15,10 @@ from synkhronos._calls.points import rows_on_ranks
 from synkhronos._calls.results import Results
 from synkhronos._calls.selecting import Selector
 from synkhronos._calls.serial import Serial
-from synkhronos._exact import DividedGraph
 from synkhronos._memory import ArrayRef
 from synkhronos._rank import Call, Put, Source
 from synkhronos._session import Session, current
+from synkhronos._sharding import DividedGraph
 from synkhronos._utils.rows import Rows, Selection
 from synkhronos.errors import SessionError
 

@@ -10,9 +10,10 @@ from sharding_cases import FAMILIES
 from sharding_programs import run
 
 from synkhronos._backends import ops
-from synkhronos._exact import failures, following
-from synkhronos._exact.placements import Placed, Shard
-from synkhronos._exact.rules import MAKERS, RULES
+from synkhronos._sharding import checking as failures
+from synkhronos._sharding import lengths as following
+from synkhronos._sharding.placements import Placed, Shard
+from synkhronos._sharding.rules import MAKERS, RULES
 
 SHARE = 0.05
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from synkhronos._backends import Constant, T, TensorType, accumulated, clone, io_toposort, leaves_of, substituted
-from synkhronos._exact.lengths import Rows
-from synkhronos._exact.nodes import typed
 from synkhronos._graph.ops import Collective, meets_in_a_loop
+from synkhronos._sharding.lengths import Rows
+from synkhronos._sharding.placements import typed
 
 __all__ = ["in_blocks"]
 

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from synkhronos._backends import INTEGERS, T, TensorType, ops
-from synkhronos._exact.nodes import copied
-from synkhronos._exact.placements import ONE, Partial, Placed, Replicate, Shard
-from synkhronos._exact.rules.reductions import is_summed, is_zero
-from synkhronos._exact.walk import Rule, Walk
+from synkhronos._sharding.placements import ONE, Partial, Placed, Replicate, Shard, copied
+from synkhronos._sharding.propagate import Rule, Walk
+from synkhronos._sharding.rules.reductions import is_summed, is_zero
 
 __all__ = ["RULES"]
 

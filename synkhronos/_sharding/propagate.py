@@ -13,16 +13,25 @@ from collections.abc import Container, Iterable, Sequence
 from typing import Any, Callable, Union
 
 from synkhronos._backends import T, ancestors, io_toposort, leaves_of, ops
-from synkhronos._exact.checking import ShapeChecks
-from synkhronos._exact.failures import tolerated
-from synkhronos._exact.following import follow
-from synkhronos._exact.lengths import Lengths, Rows
-from synkhronos._exact.lines import described
-from synkhronos._exact.meeting import Collective, Collectives
-from synkhronos._exact.nodes import copied, is_broadcast, is_of_one_sum, is_of_the_user, kind_of, typed
-from synkhronos._exact.part import Part
-from synkhronos._exact.placements import ONE, Partial, Placed, Placement, Replicate, Shard
 from synkhronos._graph.ops import broadcast_outputs
+from synkhronos._sharding.checking import ShapeChecks, tolerated
+from synkhronos._sharding.lengths import Lengths, Rows, follow
+from synkhronos._sharding.placements import (
+    ONE,
+    Partial,
+    Placed,
+    Placement,
+    Replicate,
+    Shard,
+    copied,
+    described,
+    is_broadcast,
+    is_of_one_sum,
+    is_of_the_user,
+    kind_of,
+    typed,
+)
+from synkhronos._sharding.rank_ops import Collective, Collectives, Part
 
 __all__ = ["Rule", "Walk"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from synkhronos._exact.graph import DividedGraph
-from synkhronos._exact.sharding import check_open
+from synkhronos._sharding.sharded_graph import DividedGraph
+from synkhronos._sharding.user_shards import check_open
 
 __all__ = ["DividedGraph", "check_open"]

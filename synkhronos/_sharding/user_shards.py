@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from synkhronos._backends import T, ancestors, known_lengths, length_along
-from synkhronos._exact.lengths import Rows
-from synkhronos._exact.lines import described
-from synkhronos._exact.part import Part
-from synkhronos._exact.placements import Placed, Shard
-from synkhronos._exact.walk import Walk
 from synkhronos._graph import Graph, is_tensor_variable, minibatches
 from synkhronos._graph.ops import Counted
+from synkhronos._sharding.lengths import Rows
+from synkhronos._sharding.placements import Placed, Shard, described
+from synkhronos._sharding.propagate import Walk
+from synkhronos._sharding.rank_ops import Part
 
 __all__ = ["Sharding", "check_open"]
 

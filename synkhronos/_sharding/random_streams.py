@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from synkhronos._backends import NO_TENSORS, SharedVariable, T, io_toposort, ops
-from synkhronos._exact.lines import described
-from synkhronos._exact.placements import ONE, Length, Placed, Replicate, Shard
-from synkhronos._exact.walk import Rule, Walk
+from synkhronos._sharding.placements import ONE, Length, Placed, Replicate, Shard, described
+from synkhronos._sharding.propagate import Rule, Walk
 
 __all__ = ["OwnDraws"]
 

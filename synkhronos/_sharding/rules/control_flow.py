@@ -9,12 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from synkhronos._backends import NO_TENSORS, Apply, Constant, T, ancestors, io_toposort, ops, retyped, substituted
-from synkhronos._exact.placements import Length, Partial, Placed, Placement, Replicate, Shard
-from synkhronos._exact.rules.reductions import is_zero
-from synkhronos._exact.walk import Walk
+from synkhronos._backends import (
+    NO_TENSORS,
+    Apply,
+    Constant,
+    T,
+    TensorType,
+    ancestors,
+    io_toposort,
+    ops,
+    retyped,
+    substituted,
+)
+from synkhronos._sharding.placements import Length, Partial, Placed, Placement, Replicate, Shard, copied
+from synkhronos._sharding.propagate import Rule, Walk
+from synkhronos._sharding.rules.reductions import is_summed, is_zero
 
-__all__ = ["Steps"]
+__all__ = ["IFELSE_RULES", "RULES", "Steps"]
+
 
 _WHOLE = "a state that is whole"
 
@@ -221,3 +233,108 @@ def _begins_with_zero(outer: Any) -> bool:
     if node is not None and isinstance(node.op, ops.IncSubtensor) and isinstance(node.inputs[0].owner, Apply):
         return isinstance(node.inputs[0].owner.op, ops.AllocEmpty) and is_zero(node.inputs[1])
     return is_zero(outer)
+
+
+# DOC '"""Scan: its steps are divided by the same rules, once it is known where the rows of its states are.\n\nThe placements of the states are found by trying: what begins in rows, or becomes that in a step, stays in rows, if each\nstep leaves it so; a sum over rows that steps only add to waits for the end of the loop; all other states are whole.\nEach try walks over a step anew. A state gets rows once and loses them once, so that tries come to an end.\n"""'
+
+
+def _scan(walk: Walk, node: Any) -> str | Sequence[Placed]:
+    loop = ops.read_loop(node)
+    mapped = _mapped(walk, node, loop)
+    return mapped if mapped is not None else _settled(walk, node, loop).scan()
+
+
+def _settled(walk: Walk, node: Any, loop: Any) -> Steps:
+    """The steps, walked over with placements of the states that they keep."""
+    n_gathered = len(walk.gathered)
+    states = [outer for _, outer in loop.states]
+    placements: list[Placement] = [_inside(walk.placement(outer)) for outer in states]
+    fixed: set[int] = set()  # states that turned out to be whole
+    may_wait = True
+    while True:
+        del walk.gathered[n_gathered:]
+        steps = Steps(walk, node, loop, placements)
+        rows = {i: steps.rows_of(i) for i in range(len(states)) if i not in fixed}
+        changes: dict[int, Placement] = {
+            i: shard for i, shard in rows.items() if shard is not None and not isinstance(placements[i], Shard)
+        }
+        if not changes:
+            wrong = [i for i in range(len(states)) if not steps.keeps(i)]
+            fixed.update(wrong)
+            changes = dict.fromkeys(wrong, Replicate())
+        if not changes and may_wait:
+            may_wait = False
+            changes = {
+                i: Partial()
+                for i, outer in enumerate(states)
+                if i not in fixed and is_summed(outer) and not isinstance(placements[i], Shard) and steps.meets_for(i)
+            }
+        if not changes:
+            return steps
+        placements = [changes.get(i, placement) for i, placement in enumerate(placements)]
+
+
+def _inside(placement: Placement) -> Placement:
+    """Where the rows of one entry of a state are, or of a sequence, at first: sums are whole."""
+    is_inside = isinstance(placement, Shard) and placement.axis > 0
+    return placement.moved(placement.axis - 1) if is_inside else Replicate()  # type: ignore[union-attr]
+
+
+def _mapped(walk: Walk, node: Any, loop: Any) -> Sequence[Placed] | None:
+    """A map over the rows, whose steps are independent of each other: each rank maps its own."""
+    lengths, sequences = walk.lengths, [outer for _, outer in loop.sequences]
+    placements = [walk.placement(one) for one in sequences]
+    shard = next((one for one in placements if isinstance(one, Shard) and one.axis == 0), None)
+    if shard is None or loop.shared or loop.is_while or loop.states:
+        return None
+    if any(lengths.scalar(one) != shard.length for one in [loop.n_steps, *loop.lengths]):
+        return None
+    if any(lengths.dims(one)[0] != shard.length for one in sequences):
+        return None
+    here = lengths.here(shard.outer.times(shard.inner))
+    inputs = [
+        here,
+        *(walk.part(one, shard) for one in sequences),
+        *[here] * len(loop.lengths),
+        *(walk.whole(outer, "what all steps of a map over rows need") for _, outer in loop.others),
+    ]
+    return [Placed(output, shard) for output in copied(node, inputs)]
+
+
+RULES: dict[type, Rule] = {ops.Scan: _scan}
+
+
+# DOC '"""IfElse: ranks must take the same branch, so that the condition is whole; what both branches give is placed alike."""'
+
+
+def _if_else(walk: Walk, node: Any) -> str | Sequence[Placed]:
+    n = node.op.n_outs
+    condition, pairs = node.inputs[0], list(zip(node.inputs[1 : 1 + n], node.inputs[1 + n :]))
+    placements = [_of_both(walk, pair) for pair in pairs]
+    branches = [[_placed(walk, pair[i], placement) for pair, placement in zip(pairs, placements)] for i in (0, 1)]
+    outputs = copied(node, [walk.whole(condition, "a condition"), *branches[0], *branches[1]])
+    for output, pair in zip(node.outputs, pairs):
+        if isinstance(output.type, TensorType):
+            for axis, (one, other) in enumerate(zip(*map(walk.lengths.dims, pair))):
+                if one == other and not output.broadcastable[axis]:
+                    walk.lengths.set_length(output, axis, one)
+    return [Placed(output, placement) for output, placement in zip(outputs, placements)]
+
+
+def _of_both(walk: Walk, pair: Sequence[Any]) -> Placement:
+    """A placement that both can have: rows, where both are known to have as many places for them."""
+    found = [walk.placement(one) for one in pair]
+    shard = walk.shard_of(pair)
+    if shard is not None:
+        lengths = {walk.lengths.dims(one)[shard.axis] for one in pair}
+        return shard if lengths == {shard.length} else Replicate()
+    return Partial() if found == [Partial(), Partial()] else Replicate()
+
+
+def _placed(walk: Walk, variable: Any, placement: Placement) -> Any:
+    if isinstance(placement, Shard):
+        return walk.part(variable, placement)
+    return walk.new(variable) if isinstance(placement, Partial) else walk.whole(variable, "another branch is whole")
+
+
+IFELSE_RULES: dict[type, Rule] = {ops.IfElse: _if_else}

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from synkhronos._backends import NotScalarConstantError, get_scalar_constant_value, ops, scalar
-from synkhronos._exact.lengths import reduced_axes
-from synkhronos._exact.nodes import copied
-from synkhronos._exact.placements import Partial, Placed, Replicate, Shard
-from synkhronos._exact.walk import Rule, Walk
+from synkhronos._sharding.lengths import reduced_axes
+from synkhronos._sharding.placements import Partial, Placed, Replicate, Shard, copied
+from synkhronos._sharding.propagate import Rule, Walk
 
 __all__ = ["RULES", "is_summed", "is_zero"]
 

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from synkhronos._backends import ops
-from synkhronos._exact.lengths import constant_of
-from synkhronos._exact.nodes import copied
-from synkhronos._exact.placements import Partial, Placed
-from synkhronos._exact.walk import Rule, Walk
+from synkhronos._sharding.lengths import constant_of
+from synkhronos._sharding.placements import Partial, Placed, Shard, copied
+from synkhronos._sharding.propagate import Rule, Walk
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "SORT_RULES"]
 
 
 def _join(walk: Walk, node: Any) -> str | Sequence[Placed]:
@@ -48,3 +47,22 @@ def _repeat(walk: Walk, node: Any) -> str | Sequence[Placed]:
 
 
 RULES: dict[type, Rule] = {ops.Join: _join, ops.Split: _split, ops.RepeatOp: _repeat}
+
+
+# DOC '"""Sorting and accumulating along axes other than that of the rows."""'
+
+
+def _along(walk: Walk, node: Any) -> str | Sequence[Placed]:
+    variable, *others = node.inputs
+    shard = walk.placement(variable)
+    if not isinstance(shard, Shard):
+        return walk.computed_whole(node)
+    axis = ops.axis_of(node)
+    axis = None if axis is None else constant_of(axis)
+    if axis is None or axis % variable.ndim == shard.axis or walk.shard_of(others):
+        return "it works along the rows"
+    inputs = [walk.new(variable), *(walk.whole(one) for one in others)]
+    return [Placed(output, shard) for output in copied(node, inputs)]
+
+
+SORT_RULES: dict[type, Rule] = dict.fromkeys((ops.SortOp, ops.ArgSortOp, ops.CumOp), _along)

@@ -1,22 +1,60 @@
-"""Check the shape of each variable of a divided graph against the serial program's, for debugging.
-
-Where a sharding rule has been applied, each rank also computes the node as the serial program does, of whole inputs,
-and compares what it holds with the shape of that. What a rule gets wrong is found at its own node, and raised there.
-"""
+"""Failed analyses of a graph: they only serve speed, so the slower path is taken and the failure is logged."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
 from synkhronos._backends import Apply, Op, T, TensorType, ops
-from synkhronos._exact.lengths import Lengths, Rows
-from synkhronos._exact.lines import line_of
-from synkhronos._exact.nodes import copied, typed
-from synkhronos._exact.placements import Placed, Replicate, Shard
+from synkhronos._sharding.lengths import Lengths, Rows
+from synkhronos._sharding.placements import Placed, Replicate, Shard, copied, line_of, typed
 
-__all__ = ["ShapeChecks", "environment_asks"]
+__all__ = ["ShapeChecks", "environment_asks", "tolerated"]
+
+
+_logger = logging.getLogger("synkhronos")
+_RAISE_VARIABLE = "SYNKHRONOS_RAISE_ANALYSIS_ERRORS"
+_logged: set[tuple[str, str]] = set()
+
+
+@contextlib.contextmanager
+def tolerated(analysis: str, subject: object) -> Iterator[None]:
+    """Log what a block raises, once for each analysis and subject, instead of raising it.
+
+    The block must leave its caller with a result that is right, if slow, wherever it ends. In a test run the
+    environment variable ``SYNKHRONOS_RAISE_ANALYSIS_ERRORS=1`` has the error raised.
+
+    Parameters
+    ----------
+    analysis : str
+        What failed, for the log.
+    subject : object
+        The operation or graph that was analysed.
+    """
+    try:
+        yield
+    except (RecursionError, MemoryError):  # the slower path would not do with less
+        raise
+    except Exception as error:
+        if os.environ.get(_RAISE_VARIABLE, "0") not in ("", "0"):
+            raise
+        key = analysis, str(subject)
+        if key not in _logged:
+            _logged.add(key)
+            _logger.warning(
+                "%s of %s failed (%s: %s): the function computes the same, perhaps more slowly. Please report it",
+                *key,
+                type(error).__name__,
+                error,
+            )
+            _logger.debug("%s of %s failed", *key, exc_info=True)
+
+
+# DOC '"""Check the shape of each variable of a divided graph against the serial program\'s, for debugging.\n\nWhere a sharding rule has been applied, each rank also computes the node as the serial program does, of whole inputs,\nand compares what it holds with the shape of that. What a rule gets wrong is found at its own node, and raised there.\n"""'
+
 
 _ENVIRONMENT = "SYNKHRONOS_CHECK_SHARDING"
 

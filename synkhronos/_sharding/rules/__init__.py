@@ -7,24 +7,38 @@ neither are types derived from those that are, but for those of OpFromGraph that
 
 from __future__ import annotations
 
-from synkhronos._exact.rules import (
-    branches,
+from synkhronos._sharding.propagate import Rule
+from synkhronos._sharding.random_streams import OwnDraws
+from synkhronos._sharding.rules import (
+    control_flow as branches,
+)
+from synkhronos._sharding.rules import (
+    control_flow as loops,
+)
+from synkhronos._sharding.rules import (
     convolution,
     elementwise,
-    expressions,
     indexing,
     joins,
-    loops,
-    nnet,
-    passing,
     products,
     reductions,
     shapes,
-    sorting,
-    sparse,
 )
-from synkhronos._exact.rules.draws import OwnDraws
-from synkhronos._exact.walk import Rule
+from synkhronos._sharding.rules import (
+    convolution as nnet,
+)
+from synkhronos._sharding.rules import (
+    identity as expressions,
+)
+from synkhronos._sharding.rules import (
+    identity as passing,
+)
+from synkhronos._sharding.rules import (
+    joins as sorting,
+)
+from synkhronos._sharding.rules import (
+    products as sparse,
+)
 
 __all__ = ["MAKERS", "RULES", "OwnDraws"]
 

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from synkhronos._backends import NotScalarConstantError, get_scalar_constant_value, ops, scalar
-from synkhronos._exact.lengths import constant_of
-from synkhronos._exact.nodes import copied
-from synkhronos._exact.placements import Partial, Placed, Replicate
-from synkhronos._exact.rules.reductions import is_zero
-from synkhronos._exact.walk import Rule, Walk
+from synkhronos._sharding.lengths import constant_of
+from synkhronos._sharding.placements import Partial, Placed, Replicate, copied
+from synkhronos._sharding.propagate import Rule, Walk
+from synkhronos._sharding.rules.reductions import is_zero
 
 __all__ = ["MAKERS", "RULES"]
 

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from synkhronos._backends import NO_TENSORS, T, ops
-from synkhronos._exact.nodes import copied
-from synkhronos._exact.placements import ONE, UNKNOWN, Length, Partial, Placed, Replicate, Shard
-from synkhronos._exact.walk import Rule, Walk
+from synkhronos._sharding.placements import ONE, UNKNOWN, Length, Partial, Placed, Replicate, Shard, copied
+from synkhronos._sharding.propagate import Rule, Walk
 
 __all__ = ["MAKERS", "RULES"]
 
