@@ -15,12 +15,11 @@ from synkhronos._collectives import Workspace, connect
 from synkhronos._core import native
 from synkhronos._memory import Passage, SegmentRef, SegmentTable, look_at_free_memory
 from synkhronos._processes import COLLECTIVES, CONTROL, TRANSFERS, Notes, Team
-from synkhronos._rank.calling import Caller
+from synkhronos._rank.call import Caller
+from synkhronos._rank.collective_handlers import Exchange
 from synkhronos._rank.commands import Bind, Call, Command, Connect, Get, InOrder, Load, Record, Settle, Shapes, meets
-from synkhronos._rank.excerpts import Excerpts
-from synkhronos._rank.exchange import Exchange
-from synkhronos._rank.publishing import Publisher
-from synkhronos._rank.threads import ThreadLimits
+from synkhronos._rank.environment import ThreadLimits
+from synkhronos._rank.results import Excerpts, Publisher
 
 __all__ = ["Replica"]
 

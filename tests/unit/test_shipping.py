@@ -8,7 +8,7 @@ from synkhronos._nodes.blocks import BLOCK, put
 from synkhronos._nodes.shipping import PIECE, Cargo, Shipping
 from synkhronos._processes import World
 from synkhronos._rank import Call, InOrder, Put, Settle, Source
-from synkhronos._rank.excerpts import Excerpts
+from synkhronos._rank.results import Excerpts
 from synkhronos._utils.rendezvous import count_launched
 from synkhronos._utils.rows import Rows, shares
 

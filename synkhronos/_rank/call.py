@@ -1,25 +1,114 @@
-"""How one rank calls a function: on its share of the data, in slices, and with the other ranks."""
+"""A rank without data points in a function that has collectives: it takes part, for the others would wait.
+
+It computes on a row of another rank's (of sliceable shared variables, on its own first one), is left out of every
+collective, and stores only what comes of these: what is the same on all ranks.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
 import numpy as np
 
 from synkhronos import _graph
-from synkhronos._backends import is_device_array, to_device
-from synkhronos._collectives import ShapesDiffer
+from synkhronos._backends import is_device_array, to_device, to_host
+from synkhronos._collectives import Accumulator, DeviceAccumulator, ShapesDiffer, accumulates
 from synkhronos._graph.ops import Standing
 from synkhronos._memory import SegmentTable
 from synkhronos._processes import COLLECTIVES, FUNCTION, SHUFFLE, Team
-from synkhronos._rank.absence import borrowed, kept
+from synkhronos._rank.collective_handlers import Exchange
 from synkhronos._rank.commands import Call
-from synkhronos._rank.excerpts import Excerpts
-from synkhronos._rank.exchange import Exchange
-from synkhronos._rank.slices import call_in_slices
-from synkhronos._utils.rows import Rows, Selection
+from synkhronos._rank.results import Excerpts
+from synkhronos._utils.rows import Rows, Selection, pieces, take
 
-__all__ = ["Caller"]
+__all__ = ["Caller", "borrowed", "call_in_slices", "kept"]
+
+
+def borrowed(call: Call) -> Rows:
+    """A row of the first rank that has any, of the scattered inputs; none if there are none."""
+    for share in call.shares or ():
+        if len(share):
+            return Rows(share.start, share.start + 1)
+    return Rows(0, 0)
+
+
+@contextlib.contextmanager
+def kept(variables: Sequence[Any]) -> Iterator[None]:
+    """Leave shared variables as they are, whatever is computed meanwhile."""
+    values = [_graph.get_array(var).copy() for var in variables]
+    try:
+        yield
+    finally:
+        for var, value in zip(variables, values):
+            _graph.set_array(var, value)
+
+
+# DOC '"""A call in slices: each rank computes its share piece by piece, from the values before the call."""'
+
+
+def call_in_slices(
+    call: Call,
+    n_points: int,
+    run: Callable[[Rows, Any], list[Any]],
+    rows: tuple[Rows, Selection | None],
+    updated: Sequence[Any],
+    follow: Callable[..., list[Any]],
+) -> list[Any]:
+    """Compute in pieces, accumulate, apply the updates once, and do what follows; returns the outputs.
+
+    Parameters
+    ----------
+    call : Call
+    n_points : int
+        How many data points there are.
+    run : callable
+        ``run(part, some)`` computes on rows of the scattered inputs, and of the sliceable shared variables.
+    rows : tuple
+        This rank's rows of both.
+    updated : list of shared variables
+        Those whose new values the function returns after its outputs.
+    follow : callable
+        ``follow(*entering)`` gives the outputs of the function in `Call.follow`.
+    """
+    share, sliceable = rows
+    parts = pieces(n_points, call.num_slices)
+    sliced: list[Any] = [None] * len(parts)
+    if sliceable is not None:
+        sliced = [take(sliceable, part) for part in pieces(len(sliceable), len(parts))]
+    modes = [mode or "avg" for mode in call.output_modes] if call.follow is None else list(call.follow.modes)
+    names = [*(f"output {i}" for i in range(len(modes))), *(f"the update of {var}" for var in updated)]
+    dtypes = [None] * len(modes) + [np.dtype(var.dtype) for var in updated]
+    accumulators: list[Any] = []
+    for part, some in zip(parts, sliced):
+        results = run(Rows(share.start + part.start, share.start + part.stop), some)
+        if not accumulators:
+            accumulators = [
+                _accumulator(result, mode, n_points, name, dtype)
+                for result, mode, name, dtype in zip(results, [*modes, *call.update_modes], names, dtypes)
+            ]
+        for accumulator, result in zip(accumulators, results):
+            accumulator.add(result, len(part))
+    results = [accumulator.result() for accumulator in accumulators]
+    results, values = results[: len(modes)], results[len(modes) :]
+    if call.follow is not None:  # from the values before the call, too
+        n_local = len(modes) - call.follow.n_entering
+        results[n_local:] = follow(*map(to_host, results[n_local:]))
+        results = [results[i] for i in call.follow.order]
+    for var, value in zip(updated, values):
+        _graph.set_array(var, value)
+    return results
+
+
+def _accumulator(result: Any, mode: str, total: int, name: str, dtype: np.dtype | None) -> Any:
+    """What accumulates results like this one: on the device where they are there and it can."""
+    if is_device_array(result) and accumulates(result.dtype, mode, dtype):
+        return DeviceAccumulator(mode, total, name)
+    return Accumulator(mode, total, name, dtype)
+
+
+# DOC '"""How one rank calls a function: on its share of the data, in slices, and with the other ranks."""'
 
 
 class Caller:

@@ -1,4 +1,4 @@
-"""The ranks of one machine: forked, and each with its replica."""
+"""A worker's life."""
 
 from __future__ import annotations
 
@@ -9,12 +9,53 @@ from synkhronos import _backends, _graph
 from synkhronos._collectives import Workspace
 from synkhronos._memory import SegmentTable, make_regions
 from synkhronos._processes import Team
+from synkhronos._rank.environment import set_apart
+from synkhronos._rank.messages import Decoder, Encoder, Envelope, Failure
 from synkhronos._rank.replica import Replica
-from synkhronos._rank.seeding import set_apart
-from synkhronos._rank.worker import serve
 from synkhronos._utils.interrupts import deferred_interrupts
 
-__all__ = ["start_ranks"]
+__all__ = ["serve", "start_ranks"]
+
+
+def serve(team: Team, replica: Replica) -> None:
+    """A worker's life: execute what the master says until it says stop."""
+    decoder, encoder = Decoder(), Encoder()
+    while True:
+        envelope: Envelope = decoder.loads(team.receive())
+        if envelope.command is None:
+            return
+        reply: Any = None
+        if envelope.attach or any(envelope.release):
+            try:
+                replica.forget(*envelope.release)
+                replica.attach(envelope.attach, team.passage)
+                if envelope.attach or envelope.release.segments:
+                    team.passage.clear()
+            except Exception as error:
+                reply = Failure.of(error, unprepared=True)
+        if reply is None:
+            try:
+                reply = replica.execute(envelope.command)
+            except Exception as error:
+                reply = Failure.of(error, completed=replica.completed)
+        try:
+            _answer(team, encoder, reply)
+        except MemoryError:  # there is no room for all that this rank has to tell
+            replica.regions.trim()
+            try:
+                _answer(team, encoder, reply)
+            except MemoryError as error:
+                _answer(team, encoder, Failure.of(error))
+
+
+def _answer(team: Team, encoder: Encoder, reply: Any) -> None:
+    """Tell the master, and, of a failure, the ranks that wait."""
+    if isinstance(reply, Failure) and not reply.aborted:
+        team.signals.abort()
+    team.answer(encoder.dumps(reply))
+
+
+# DOC '"""The ranks of one machine: forked, and each with its replica."""'
 
 
 def start_ranks(

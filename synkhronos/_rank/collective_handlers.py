@@ -23,7 +23,7 @@ from synkhronos._collectives import (
 from synkhronos._core import native
 from synkhronos._processes import SHUFFLE, TRANSFERS, Team
 from synkhronos._rank.commands import AllGather, AllReduce, Digest, Get, Nccl, Put, Reduce, Shapes
-from synkhronos._rank.excerpts import Excerpts
+from synkhronos._rank.results import Excerpts
 from synkhronos._utils.rows import Rows
 
 __all__ = ["Exchange", "digest_of"]
