@@ -51,7 +51,7 @@ if TYPE_CHECKING:
         sequence,
         trace,
     )
-    from synkhronos._session.block import session
+    from synkhronos._session.context_manager import session
     from synkhronos._variables import (
         all_gather,
         all_reduce,

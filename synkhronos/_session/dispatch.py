@@ -13,7 +13,7 @@ from synkhronos._nodes import Fleet
 from synkhronos._processes import Team
 from synkhronos._processes import rank_process as log
 from synkhronos._rank import Arrays, Command, Decoder, Encoder, Failure, InOrder, Replica, summarize
-from synkhronos._session.failures import BROKEN, LOST, first_failure, worker_error
+from synkhronos._session.diagnostics import BROKEN, LOST, first_failure, worker_error
 from synkhronos._session.ledger import Ledger
 from synkhronos._utils.interrupts import deferred_interrupts, interrupt_behind, let_interrupts_pass
 from synkhronos.errors import CLOSED_WITHIN, NodeLost, SessionError, WorkerDied, WorkerRestarted, WorkerTimeout

@@ -20,15 +20,14 @@ from synkhronos._memory import ArrayRef, Segment, SegmentTable
 from synkhronos._nodes import Fleet, Machines
 from synkhronos._processes import TRANSFERS, Team, kind_of
 from synkhronos._rank import Command, Encoder, Envelope, Load, Release, Settle, start_ranks
+from synkhronos._session.devices import connect_gpus, take_gpus
 from synkhronos._session.dispatch import CLOSED, Dispatcher
-from synkhronos._session.extents import Extents
-from synkhronos._session.gpus import connect_gpus, take_gpus
+from synkhronos._session.function_registry import Library
 from synkhronos._session.ledger import Ledger, Staged
-from synkhronos._session.library import Library
 from synkhronos._session.options import Options
-from synkhronos._session.parts import Sequencer
-from synkhronos._session.replicas import Replicas
-from synkhronos._session.shards import Shards
+from synkhronos._session.replica_check import Replicas
+from synkhronos._session.shards import Extents, Shards
+from synkhronos._session.submission import Sequencer
 from synkhronos._utils.interrupts import collect_garbage, deferred_interrupts
 
 __all__ = ["Session", "segments"]

@@ -133,7 +133,7 @@ def install():
 
     from synkhronos._collectives import nccl
     from synkhronos._collectives import nccl as communicator
-    from synkhronos._session import gpus
+    from synkhronos._session import devices as gpus
 
     pygpu.collectives.GpuComm, pygpu.collectives.GpuCommCliqueId = GpuComm, GpuCommCliqueId
     gpus.may_use_nccl = lambda devices: True

@@ -445,7 +445,7 @@ def test_large_arrays_are_sent_once(nodes, each):
         each,
         """
         from synkhronos._graph import dump
-        from synkhronos._session import library
+        from synkhronos._session import function_registry as library
 
         sent = []
 

@@ -12,7 +12,7 @@ import numpy as np
 from synkhronos import _graph
 from synkhronos._backends import is_random_state
 from synkhronos._rank import Command, Digest, Get
-from synkhronos._session.cautions import warn
+from synkhronos._session.diagnostics import warn
 
 __all__ = ["Replicas", "distances"]
 

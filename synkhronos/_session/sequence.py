@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from synkhronos._session.lifecycle import current
-from synkhronos._session.parts import Recorder
+from synkhronos._session.submission import Recorder
 from synkhronos.errors import SessionError
 
 __all__ = ["sequence"]
