@@ -18,7 +18,7 @@ from typing import Any, Callable
 
 from synkhronos import _backends
 from synkhronos._collectives import make_clique
-from synkhronos._nodes import own_part
+from synkhronos._multinode import own_part
 from synkhronos._processes import kind_of
 from synkhronos._rank import Bind, Command, Connect
 from synkhronos._utils.interrupts import let_interrupts_pass

@@ -9,7 +9,7 @@ import threading
 from typing import Any, Callable
 
 from synkhronos._core import native
-from synkhronos._nodes import Fleet
+from synkhronos._multinode import Fleet
 from synkhronos._processes import Team
 from synkhronos._processes import rank_process as log
 from synkhronos._rank import Arrays, Command, Decoder, Encoder, Failure, InOrder, Replica, summarize

@@ -16,7 +16,7 @@ from typing import Any, Callable, Literal, TypeVar, cast
 
 from synkhronos._core import native
 from synkhronos._memory import remove_stale
-from synkhronos._nodes import StartLimit, find_machines
+from synkhronos._multinode import StartLimit, find_machines
 from synkhronos._processes import kind_of
 from synkhronos._session.devices import count_gpus, find_free_devices
 from synkhronos._session.diagnostics import check_cores, check_threads

@@ -17,7 +17,7 @@ import numpy as np
 
 from synkhronos import _backends, _graph
 from synkhronos._memory import ArrayRef, Segment, SegmentTable
-from synkhronos._nodes import Fleet, Machines
+from synkhronos._multinode import Fleet, Machines
 from synkhronos._processes import TRANSFERS, Team, kind_of
 from synkhronos._rank import Command, Encoder, Envelope, Load, Release, Settle, start_ranks
 from synkhronos._session.devices import connect_gpus, take_gpus

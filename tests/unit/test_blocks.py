@@ -5,7 +5,7 @@ import pytest
 
 from synkhronos._core import native
 from synkhronos._memory import ArrayRef
-from synkhronos._nodes.blocks import BLOCK, blocks_of, put, runs, take
+from synkhronos._multinode.shipping import BLOCK, blocks_of, put, runs, take
 from synkhronos._utils.rows import Rows
 
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from synkhronos._memory import ArrayRef, SegmentTable
-from synkhronos._nodes.blocks import BLOCK, put
-from synkhronos._nodes.shipping import PIECE, Cargo, Shipping
+from synkhronos._multinode.shipping import BLOCK, PIECE, Cargo, Shipping, put
 from synkhronos._processes import World
 from synkhronos._rank import Call, InOrder, Put, Settle, Source
 from synkhronos._rank.results import Excerpts

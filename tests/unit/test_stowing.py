@@ -8,9 +8,7 @@ from test_shipping import call, master
 
 from synkhronos._memory import ArrayRef, SegmentTable, find_part, open_part, segment_of_file
 from synkhronos._memory import memfd as anonymous
-from synkhronos._nodes.blocks import BLOCK
-from synkhronos._nodes.shipping import Cargo, Shipping
-from synkhronos._nodes.stowing import Stowage
+from synkhronos._multinode.shipping import BLOCK, Cargo, Shipping, Stowage
 from synkhronos._processes import World
 from synkhronos._rank import Put, Source
 from synkhronos._utils.rows import Rows, shares

@@ -26,7 +26,7 @@ FOR_THE_LIBRARY = {
     "_theano_compat/scan.py": "Theano's own loop in Python takes the place",
     "_theano_compat/numpy_fixes.py": "Theano's own messages, of an operation that is mended",
     "_memory/segments.py:the memory": "a rank asks for memory that the master has given back: no rank does",
-    "_nodes/litter.py:a container": "what nobody may remove stays there, and nothing is said",
+    "_multinode/launch.py:a container": "what nobody may remove stays there, and nothing is said",
     "_processes/process_group.py:the first machine": "what a leader tells one that does not listen any more",
     "_partition.py:rows cannot": "the author of a function of this library has mistaken what it takes",
     "_backends/pytensor/gpu.py:PyTensor computes": "of functions that nothing calls where there are no GPUs",

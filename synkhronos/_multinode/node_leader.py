@@ -14,10 +14,10 @@ from typing import Any, Callable, NoReturn
 from synkhronos import _backends
 from synkhronos._core import native
 from synkhronos._memory import SegmentTable
-from synkhronos._nodes.heartbeat import LEAVE
-from synkhronos._nodes.line import ANSWER, Line
-from synkhronos._nodes.messages import Answer, Ask, Bring, Do, Leave, Look, Lost, Start, Stop, Tell
-from synkhronos._nodes.stowing import Stowage
+from synkhronos._multinode.heartbeat import LEAVE
+from synkhronos._multinode.leader_comm import ANSWER, Line
+from synkhronos._multinode.node_messages import Answer, Ask, Bring, Do, Leave, Look, Lost, Start, Stop, Tell
+from synkhronos._multinode.shipping import Stowage
 from synkhronos._processes import OUTSIDE, TRANSFERS, Team, World
 from synkhronos._rank import Decoder, Encoder, Envelope, Failure, Replica, set_apart, start_ranks, summarize
 from synkhronos._utils.interrupts import collect_garbage, let_interrupts_pass

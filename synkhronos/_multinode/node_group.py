@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from time import monotonic_ns
 
 from synkhronos._memory import Segment, SegmentTable
-from synkhronos._nodes.line import ORDER, Line
-from synkhronos._nodes.messages import Answer, Bring, Do, Look, Lost, Stop, Tell
-from synkhronos._nodes.shipping import Cargo, Shipping
-from synkhronos._nodes.signals import FleetSignals
+from synkhronos._multinode.leader_comm import ORDER, FleetSignals, Line
+from synkhronos._multinode.node_messages import Answer, Bring, Do, Look, Lost, Stop, Tell
+from synkhronos._multinode.shipping import Cargo, Shipping
 from synkhronos._processes import STRAGGLING, Patience, Team, check_machines
 from synkhronos._rank import Decoder, Envelope
 from synkhronos._utils.interrupts import deferred_interrupts

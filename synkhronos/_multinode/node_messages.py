@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from synkhronos._memory import FilePart
-from synkhronos._nodes.shipping import Cargo
+from synkhronos._multinode.shipping import Cargo
 
 __all__ = ["Answer", "Ask", "Bring", "Do", "Leave", "Look", "Lost", "Start", "Stop", "Tell"]
 

@@ -7,11 +7,10 @@ import functools
 from typing import Any, Callable
 
 from synkhronos._graph import Definitions
-from synkhronos._nodes.launch import find_line
-from synkhronos._nodes.leader import lead
-from synkhronos._nodes.limit import StartLimit
-from synkhronos._nodes.line import ORDER, Line
-from synkhronos._nodes.messages import Ask, Leave, Start, Stop
+from synkhronos._multinode.launch import StartLimit, find_line
+from synkhronos._multinode.leader_comm import ORDER, Line
+from synkhronos._multinode.node_leader import lead
+from synkhronos._multinode.node_messages import Ask, Leave, Start, Stop
 from synkhronos._processes import Patience, World, kind_of
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos._utils.rendezvous import RESTART, rendezvous
