@@ -35,9 +35,25 @@ from synkhronos._utils.display import list_public_modules as _list_public_module
 
 if TYPE_CHECKING:
     from synkhronos import errors, extensions
+    from synkhronos._api import (
+        Data,
+        Function,
+        all_gather,
+        all_reduce,
+        broadcast,
+        check_replicas,
+        data,
+        function,
+        gather,
+        get_lengths,
+        get_shapes,
+        get_value,
+        parallelize,
+        reduce,
+        scatter,
+        set_value,
+    )
     from synkhronos._backends import name as engine
-    from synkhronos._calls import Function, function, parallelize
-    from synkhronos._data import Data, data
     from synkhronos._graph.ops import averaged, gathered, reduced, summed
     from synkhronos._session import (
         Future,
@@ -52,19 +68,6 @@ if TYPE_CHECKING:
         trace,
     )
     from synkhronos._session.context_manager import session
-    from synkhronos._variables import (
-        all_gather,
-        all_reduce,
-        broadcast,
-        check_replicas,
-        gather,
-        get_lengths,
-        get_shapes,
-        get_value,
-        reduce,
-        scatter,
-        set_value,
-    )
     from synkhronos.errors import (
         DeviceError,
         NodeLost,

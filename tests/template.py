@@ -222,9 +222,8 @@ if __name__ == "__main__":
     import support  # noqa: F401  (and with it all that scripts import)
 
     import synkhronos
+    import synkhronos._api
     import synkhronos._backends
-    import synkhronos._calls
-    import synkhronos._variables
 
     synkhronos._backends.prepare_fork()
     gc.collect()

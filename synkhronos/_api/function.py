@@ -1,4 +1,4 @@
-"""`Function`: a compiled function that every rank computes on its share of the data."""
+"""What a `Function` shows of itself: in text, in notebooks, and to `dir`."""
 
 from __future__ import annotations
 
@@ -8,26 +8,55 @@ from collections.abc import Sequence
 from typing import Any
 
 from synkhronos import _graph
+from synkhronos._api.arguments import arrange, check_num_slices, check_subset, describe_inputs, inputs_of
+from synkhronos._api.call_plan import LastCall, Planner, look_at
+from synkhronos._api.checks import Averages, Doubt, Serial, environment_asks, is_asked
+from synkhronos._api.combine import Meetings, Results
+from synkhronos._api.data import Data
+from synkhronos._api.make_data import data
+from synkhronos._api.rows import Selector, rows_on_ranks, sliceable_rows
 from synkhronos._backends import as_asked, machine
-from synkhronos._calls.appearance import Appearance
-from synkhronos._calls.arguments import arrange, check_num_slices, check_subset, inputs_of
-from synkhronos._calls.averages import Averages
-from synkhronos._calls.doubt import Doubt
-from synkhronos._calls.meetings import Meetings
-from synkhronos._calls.planning import Planner
-from synkhronos._calls.points import rows_on_ranks, sliceable_rows
-from synkhronos._calls.repeats import LastCall, look_at
-from synkhronos._calls.results import Results
-from synkhronos._calls.selecting import Selector
-from synkhronos._calls.serial import Serial, environment_asks, is_asked
-from synkhronos._data import Data, data
 from synkhronos._graph import Variant
 from synkhronos._processes import COLLECTIVES
 from synkhronos._rank import Call
 from synkhronos._session import Session, current, functions
+from synkhronos._utils.display import html_table, public_names
 from synkhronos.errors import SessionError
 
-__all__ = ["Function"]
+__all__ = ["Appearance", "Function"]
+
+
+class Appearance:
+    """The part of a `Function` that people look at."""
+
+    name: str | None
+    _graph: Any
+    _results: Any
+    _session: Any
+
+    def __repr__(self) -> str:
+        session = None if self._session is None else self._session()
+        ranks = "no session" if session is None or session.broken else f"{session.n_ranks} ranks"
+        return f"<synkhronos.Function {self.name or ''}({describe_inputs(self._graph)}) -> {self._results}; {ranks}>"
+
+    def _repr_html_(self) -> str:
+        """Inputs and outputs as a table, as notebooks show it."""
+        return html_table(
+            [("Function", self.name or ""), ("inputs", describe_inputs(self._graph)), ("outputs", self._results)]
+        )
+
+    def __dir__(self) -> list[str]:
+        return public_names(self, "join")
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            f"{self!r} belongs to its session and can be neither copied nor pickled: build it anew, by "
+            "synkhronos.function, where it is wanted; the values of its shared variables can be saved by "
+            "synkhronos.extensions.checkpoint"
+        )
+
+
+# DOC '"""`Function`: a compiled function that every rank computes on its share of the data."""'
 
 
 class Function(Appearance):

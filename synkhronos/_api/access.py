@@ -1,4 +1,4 @@
-"""One rank at a time: reading, writing and measuring the replicas of shared variables."""
+"""`check_replicas`: the same variable on all ranks, compared."""
 
 from __future__ import annotations
 
@@ -6,13 +6,53 @@ from typing import Any
 
 import numpy as np
 
+from synkhronos._api.variables import as_list, check_rank, like, match, put, start
 from synkhronos._processes import TRANSFERS
 from synkhronos._rank import Get
+from synkhronos._session import current
 from synkhronos._utils.display import checks_keywords
-from synkhronos._variables.replicated import as_list, check_rank, like, match, put, start
 from synkhronos.typing import Variables
 
-__all__ = ["get_lengths", "get_shapes", "get_value", "set_value"]
+__all__ = ["check_replicas", "get_lengths", "get_shapes", "get_value", "set_value"]
+
+
+def check_replicas(shared_vars: Variables | None = None) -> dict[Any, float]:
+    """Which shared variables differ between ranks, and by how much; nothing changes.
+
+    Each rank computes a digest of each value; the values themselves travel only where digests differ.
+
+    Parameters
+    ----------
+    shared_vars : shared variable or list, optional
+        Default: all that ought to be equal, which are those that functions use but for the states of random streams,
+        ``sliceable_shareds``, and what was scattered and not broadcast since.
+
+    Returns
+    -------
+    dict
+        By variable, the largest absolute difference of any element from the master's value: infinite where shapes
+        differ, or one of the two is NaN. Empty if all replicas are equal.
+
+    Examples
+    --------
+    >>> s = theano.shared(np.zeros(2), "s")
+    >>> with synk.session(2):
+    ...     synk.broadcast(s, [1, 2])
+    ...     synk.set_value(1, s, [1, 5])
+    ...     print(synk.check_replicas(s)[s])
+    3.0
+    """
+    if shared_vars is None:
+        session = current("check_replicas")
+        session.distribute()
+        variables = None
+    else:
+        session, variables = start("check_replicas", shared_vars)
+    with session.lock, session.timeline.call("check_replicas"):
+        return session.replicas.compare(session.replicas.all() if variables is None else variables)
+
+
+# DOC '"""One rank at a time: reading, writing and measuring the replicas of shared variables."""'
 
 
 @checks_keywords

@@ -9,9 +9,9 @@ from typing import Any, Callable
 import numpy as np
 
 from synkhronos import _graph
+from synkhronos._api.data import Data, condition
 from synkhronos._backends import TITLE, is_device_array
 from synkhronos._collectives import OPS
-from synkhronos._data import Data, condition
 from synkhronos._rank import Put, Source
 from synkhronos._session import Origin, Session, current, origin_of
 from synkhronos._utils.rows import Rows, Selection, select, shares, take

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from synkhronos import _graph
+from synkhronos._api.variables import check_shapes, check_weights, like, no_value, over_nccl, start, without
 from synkhronos._backends import to_host
 from synkhronos._collectives import check_op, lists_ops, nccl_reduces
 from synkhronos._rank import AllReduce, Command, Nccl, Reduce
 from synkhronos._session import Session
 from synkhronos._utils.display import checks_keywords
-from synkhronos._variables.replicated import check_shapes, check_weights, like, no_value, over_nccl, start, without
 from synkhronos.errors import WorkerError
 from synkhronos.typing import Reduction, Variables
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from synkhronos import _backends, _graph
-from synkhronos._calls.exact import ExactFunction
-from synkhronos._calls.functions import Function
-from synkhronos._calls.results import Results
+from synkhronos._api.combine import Results
+from synkhronos._api.exact import ExactFunction
+from synkhronos._api.function import Function
 from synkhronos._collectives import check_op, lists_ops
 from synkhronos._session import current, warn
 from synkhronos._sharding import DividedGraph, check_open

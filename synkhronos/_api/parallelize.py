@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from synkhronos import _backends, _graph
-from synkhronos._calls.arguments import arrange
-from synkhronos._calls.building import function
-from synkhronos._calls.functions import Function
+from synkhronos._api.arguments import arrange
+from synkhronos._api.build import function
+from synkhronos._api.function import Function
 from synkhronos._session import Future, current, held
 from synkhronos._utils.display import checks_keywords
 from synkhronos.errors import SessionError

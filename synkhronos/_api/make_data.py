@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from synkhronos import _graph
+from synkhronos._api.data import Data, check_shape
 from synkhronos._backends import TITLE
-from synkhronos._data.array import Data
-from synkhronos._data.conversion import check_shape
 from synkhronos._session import current
 from synkhronos._utils.display import checks_keywords
 from synkhronos.typing import Input

@@ -12,21 +12,12 @@ from typing import Any
 import numpy as np
 
 from synkhronos import _graph
+from synkhronos._api.variables import as_list, check_shapes, like, match, over_nccl, put, start, without
 from synkhronos._collectives import nccl_moves
 from synkhronos._processes import COLLECTIVES
 from synkhronos._rank import AllGather, Get, Nccl
 from synkhronos._utils.display import checks_keywords
 from synkhronos._utils.progress import progress
-from synkhronos._variables.replicated import (
-    as_list,
-    check_shapes,
-    like,
-    match,
-    over_nccl,
-    put,
-    start,
-    without,
-)
 from synkhronos.typing import Variables
 
 __all__ = ["all_gather", "broadcast", "gather", "scatter"]

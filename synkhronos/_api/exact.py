@@ -7,14 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
 from synkhronos import _graph
-from synkhronos._calls.averages import Averages
-from synkhronos._calls.functions import Function
-from synkhronos._calls.meetings import Meetings
-from synkhronos._calls.planning import Planner
-from synkhronos._calls.points import rows_on_ranks
-from synkhronos._calls.results import Results
-from synkhronos._calls.selecting import Selector
-from synkhronos._calls.serial import Serial
+from synkhronos._api.call_plan import Planner
+from synkhronos._api.checks import Averages, Serial
+from synkhronos._api.combine import Meetings, Results
+from synkhronos._api.function import Function
+from synkhronos._api.rows import Selector, rows_on_ranks
 from synkhronos._memory import ArrayRef
 from synkhronos._rank import Call, Put, Source
 from synkhronos._session import Session, current
