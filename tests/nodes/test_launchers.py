@@ -19,7 +19,7 @@ from slurm import Slurm, has_pmix, what_is_missing
 from sshd import SSHD, ssh
 from support import ROOT
 
-from synkhronos._machine import mpiexec
+from synkhronos._cli import mpirun as mpiexec
 from synkhronos._multinode import launch
 from synkhronos._multinode import launch as litter
 from synkhronos._multinode import launch as neighbours

@@ -14,7 +14,7 @@ from engine import theano_only
 from hosts import MPIEXEC
 from jobs import needs_mpi
 
-from synkhronos._machine.supervisor import Supervisor
+from synkhronos._cli.supervisor import Supervisor
 from synkhronos._utils.rendezvous import ENDED, WAITS, Report
 
 pytestmark = [

@@ -11,10 +11,12 @@ import pytest
 from support import ROOT
 
 from synkhronos import _backends
-from synkhronos._machine import arithmetic, blas, remedies
-from synkhronos._machine.choices import chosen_in
-from synkhronos._machine.engines import ENGINES
-from synkhronos._machine.probing import Answer, ask, python
+from synkhronos._cli import cpu_benchmark as arithmetic
+from synkhronos._cli import cpu_benchmark as blas
+from synkhronos._cli import report as remedies
+from synkhronos._cli.backends import ENGINES
+from synkhronos._cli.probes import Answer, ask, python
+from synkhronos._cli.run import chosen_in
 from synkhronos._theano_compat.blas import candidates
 
 ENGINE = ENGINES["theano"]  # of which the tables below tell

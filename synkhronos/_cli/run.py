@@ -1,29 +1,62 @@
-"""The environment in which GPUs work, and executing a program in it.
-
-libgpuarray opens CUDA's libraries by names without a version, which neither wheels nor drivers install, and the loader
-reads ``LD_LIBRARY_PATH`` when a process starts. So links under these names go into a private folder, and the same
-Python is executed again with an environment that names it. The environment is changed only as far as is needed; on a
-machine without CUDA and pygpu it stays as it is.
-
-Invariant: this process imports neither Theano nor pygpu and loads no library of CUDA's.
-"""
+"""What the user has chosen in an engine's flags and configuration files, read as the engine does, but without it."""
 
 from __future__ import annotations
 
+import configparser
+import contextlib
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
 from typing import NoReturn
 
-from synkhronos._machine.choices import chosen_in
-from synkhronos._machine.folder import private_folder
-from synkhronos._machine.libraries import Survey, survey
-from synkhronos._machine.places import COMPANIONS, NAMES, Finder
+from synkhronos._cli.gpu_libraries import COMPANIONS, NAMES, Finder, Survey, private_folder, survey
 from synkhronos._utils.rendezvous import rendezvous
 
-__all__ = ["package_path", "run", "system_pygpu", "variables"]
+__all__ = ["chosen_in", "package_path", "run", "system_pygpu", "variables"]
+
+
+def chosen_in(name: str, environment: Mapping[str, str], engine: str = "theano") -> str:
+    """Say where a flag of the engine's is set.
+
+    Parameters
+    ----------
+    name : str
+        Such as ``"cxx"``, or ``"blas.ldflags"``, which is ``"blas__ldflags"`` of PyTensor.
+    environment : mapping
+        The environment variables.
+    engine : str
+        ``"theano"`` or ``"pytensor"``.
+
+    Returns
+    -------
+    str
+        ``"THEANO_FLAGS"`` or ``"PYTENSOR_FLAGS"``, the path of a configuration file, or nothing.
+    """
+    flags = f"{engine.upper()}_FLAGS"
+    splitter = shlex.shlex(environment.get(flags, ""), posix=True)
+    splitter.whitespace, splitter.whitespace_split = ",", True
+    with contextlib.suppress(ValueError):  # a quote without an end, of which the engine will tell
+        if any("=" in flag and flag.split("=")[0].strip() == name for flag in splitter):
+            return flags
+    section, _, option = name.replace("__", ".").rpartition(".")
+    home = environment.get("HOME", "")
+    for file in reversed(
+        environment.get(f"{engine.upper()}RC", f"~/.{engine}rc").split(os.pathsep)
+    ):  # the last one wins
+        path = home + file[1:] if file.startswith("~/") else file
+        files = configparser.RawConfigParser()
+        with contextlib.suppress(configparser.Error, UnicodeDecodeError):
+            files.read(path)
+        if files.has_option(section or "global", option):
+            return path
+    return ""
+
+
+# DOC '"""The environment in which GPUs work, and executing a program in it.\n\nlibgpuarray opens CUDA\'s libraries by names without a version, which neither wheels nor drivers install, and the loader\nreads ``LD_LIBRARY_PATH`` when a process starts. So links under these names go into a private folder, and the same\nPython is executed again with an environment that names it. The environment is changed only as far as is needed; on a\nmachine without CUDA and pygpu it stays as it is.\n\nInvariant: this process imports neither Theano nor pygpu and loads no library of CUDA\'s.\n"""'
+
 
 _logger = logging.getLogger("synkhronos")
 

@@ -14,17 +14,14 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 
-from synkhronos._machine import remedies
-from synkhronos._machine.blas import blas_parts
-from synkhronos._machine.choices import chosen_in
-from synkhronos._machine.engines import Engine, engine_of
-from synkhronos._machine.gpus import cuda_gpus, cuda_parts, opencl_parts, pygpu_parts, try_devices
-from synkhronos._machine.inquiries import OPENCL, PYGPU
-from synkhronos._machine.launcher import package_path, variables
-from synkhronos._machine.libraries import survey
-from synkhronos._machine.places import Finder
-from synkhronos._machine.probing import Answer, ask, python
-from synkhronos._machine.report import MISSING, OK, OPTIONAL, UNUSABLE, Device, Part, Report
+from synkhronos._cli import report as remedies
+from synkhronos._cli.backends import Engine, engine_of
+from synkhronos._cli.cpu_benchmark import blas_parts
+from synkhronos._cli.gpu_libraries import Finder, survey
+from synkhronos._cli.gpus import cuda_gpus, cuda_parts, opencl_parts, pygpu_parts, try_devices
+from synkhronos._cli.probes import OPENCL, PYGPU, Answer, ask, python
+from synkhronos._cli.report import MISSING, OK, OPTIONAL, UNUSABLE, Device, Part, Report
+from synkhronos._cli.run import chosen_in, package_path, variables
 from synkhronos._utils.resources import count_cores, free_memory
 
 __all__ = ["examine"]

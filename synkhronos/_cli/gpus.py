@@ -6,13 +6,11 @@ import glob
 import re
 from collections.abc import Mapping, Sequence
 
-from synkhronos._machine import remedies
-from synkhronos._machine.inquiries import TRIAL
-from synkhronos._machine.launcher import package_path, system_pygpu
-from synkhronos._machine.libraries import Gpu, Survey, ask_gpus, dotted
-from synkhronos._machine.places import NAMES, Finder
-from synkhronos._machine.probing import Answer, ask, python
-from synkhronos._machine.report import MISSING, OK, OPTIONAL, UNUSABLE, Device, Part
+from synkhronos._cli import report as remedies
+from synkhronos._cli.gpu_libraries import NAMES, Finder, Gpu, Survey, ask_gpus, dotted
+from synkhronos._cli.probes import TRIAL, Answer, ask, python
+from synkhronos._cli.report import MISSING, OK, OPTIONAL, UNUSABLE, Device, Part
+from synkhronos._cli.run import package_path, system_pygpu
 
 __all__ = ["cuda_gpus", "cuda_parts", "opencl_parts", "pygpu_parts", "try_devices"]
 
@@ -35,7 +33,7 @@ def pygpu_parts(pygpu: Answer, headers: Answer, search_path: Sequence[str]) -> l
     Parameters
     ----------
     pygpu : Answer
-        What `synkhronos._machine.inquiries.PYGPU` answered.
+        What `synkhronos._cli.probes.PYGPU` answered.
     headers : Answer
         What the compiler said to a program that needs the headers.
     search_path : sequence of str
