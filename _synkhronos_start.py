@@ -24,7 +24,7 @@ class Watcher:
         from importlib.util import module_from_spec, spec_from_file_location
 
         # Under a name of its own: as synkhronos._theano_compat it would bring the package along.
-        file = os.path.join(os.path.dirname(os.path.abspath(__file__)), "synkhronos", "_compat", "__init__.py")
+        file = os.path.join(os.path.dirname(os.path.abspath(__file__)), "synkhronos", "_theano_compat", "__init__.py")
         spec = spec_from_file_location("_synkhronos_compat", file)
         compat = sys.modules[spec.name] = module_from_spec(spec)
         spec.loader.exec_module(compat)

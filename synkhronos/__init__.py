@@ -28,9 +28,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from synkhronos._theano_compat import prepare as _install
-from synkhronos._utils import (
-    rendezvous as _rendezvous,
-)  # noqa: F401 - a process of several reports if it ends without `fork`
 from synkhronos._utils.display import list_public_modules as _list_public_modules
 
 if TYPE_CHECKING:
@@ -127,7 +124,7 @@ __all__ = [
 ]
 
 #: The modules in which the public names are looked for, in this order.
-_HOMES = ("errors", "_session", "_data", "_calls", "_variables", "_inside")
+_HOMES = ("errors", "_session", "_api", "_graph.ops")
 
 _install()
 _list_public_modules(__path__)
@@ -142,7 +139,7 @@ if not TYPE_CHECKING:  # who checks types reads the names above
         if name in ("errors", "extensions"):
             return import_module(f"{__name__}.{name}")
         if name == "engine":
-            return import_module(f"{__name__}._engine").name
+            return import_module(f"{__name__}._backends").name
         if name == "close" and sys.meta_path is None:  # Python shuts down, and no session has ever begun
             return lambda: None
         is_error = name in import_module(f"{__name__}.errors").__all__

@@ -1,11 +1,16 @@
-"""Building functions, and calling them on all ranks."""
+"""Building functions, and calling them on all ranks.
+
+What users hand over: arrays in shared memory, and values cast as Theano would cast them.
+
+The collectives on shared variables.
+"""
 
 from __future__ import annotations
 
 from synkhronos._api.access import check_replicas, get_lengths, get_shapes, get_value, set_value
 from synkhronos._api.build import function
 from synkhronos._api.collectives import all_gather, broadcast, gather, scatter
-from synkhronos._api.data import Data, condition
+from synkhronos._api.data import Data
 from synkhronos._api.function import Function
 from synkhronos._api.make_data import data
 from synkhronos._api.parallelize import parallelize
@@ -18,7 +23,6 @@ __all__ = [
     "all_reduce",
     "broadcast",
     "check_replicas",
-    "condition",
     "data",
     "function",
     "gather",
@@ -30,9 +34,3 @@ __all__ = [
     "scatter",
     "set_value",
 ]
-
-
-# DOC '"""What users hand over: arrays in shared memory, and values cast as Theano would cast them."""'
-
-
-# DOC '"""The collectives on shared variables."""'

@@ -1,4 +1,7 @@
-"""`check_replicas`: the same variable on all ranks, compared."""
+"""`check_replicas`: the same variable on all ranks, compared.
+
+One rank at a time: reading, writing and measuring the replicas of shared variables.
+"""
 
 from __future__ import annotations
 
@@ -50,9 +53,6 @@ def check_replicas(shared_vars: Variables | None = None) -> dict[Any, float]:
         session, variables = start("check_replicas", shared_vars)
     with session.lock, session.timeline.call("check_replicas"):
         return session.replicas.compare(session.replicas.all() if variables is None else variables)
-
-
-# DOC '"""One rank at a time: reading, writing and measuring the replicas of shared variables."""'
 
 
 @checks_keywords

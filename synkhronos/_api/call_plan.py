@@ -3,6 +3,8 @@
 The contents are those of `Data`, which each rank reads for itself, and those of what is staged: NumPy inputs, index
 lists, and where slices begin. What is staged is overwritten by whatever any thread stages next, so it is staged anew
 for each call, in the same places.
+
+What every rank is to do in a call: rows, shares, variants, and where in shared memory the inputs lie.
 """
 
 from __future__ import annotations
@@ -104,9 +106,6 @@ class LastCall:
         if sight.signature == self._signature and (not sight.contents or session.restage(self._refs, sight.contents)):
             return self._call, self._rows
         return None, None
-
-
-# DOC '"""What every rank is to do in a call: rows, shares, variants, and where in shared memory the inputs lie."""'
 
 
 class Planner:

@@ -1,4 +1,15 @@
-"""Whether values of a function have rows for its data points: shapes tell, and values where the graph fixes sizes."""
+"""Whether values of a function have rows for its data points: shapes tell, and values where the graph fixes sizes.
+
+What Theano gives in one piece, and the results of a call beside it: an op that does not suit its output shows.
+
+A word to users whose function gives every rank the whole of the work.
+
+A tutorial's ``theano.function([index], cost, givens={x: data[index * n : (index + 1) * n]})``, ported with ``index``
+among the `bcast_inputs`, is right on all ranks, and no quicker than on one. The same call is meant where ``data`` was
+scattered before; so the graph alone cannot tell. What tells is that all ranks come to the same values.
+
+Averages that would mix rows: of a value with rows for its data points, over parts of the data; they are refused.
+"""
 
 from __future__ import annotations
 
@@ -147,9 +158,6 @@ def _some(array: Any, times: int) -> Any:
     return _repeated(array, times * n)
 
 
-# DOC '"""What Theano gives in one piece, and the results of a call beside it: an op that does not suit its output shows."""'
-
-
 _ENVIRONMENT = "SYNKHRONOS_CHECK"
 
 
@@ -294,9 +302,6 @@ def _largest_difference(got: np.ndarray, right: np.ndarray) -> tuple[float, floa
     return float(differences.max()), eps**0.5 * float(finite.max(initial=0)) + eps
 
 
-# DOC '"""A word to users whose function gives every rank the whole of the work.\n\nA tutorial\'s ``theano.function([index], cost, givens={x: data[index * n : (index + 1) * n]})``, ported with ``index``\namong the `bcast_inputs`, is right on all ranks, and no quicker than on one. The same call is meant where ``data`` was\nscattered before; so the graph alone cannot tell. What tells is that all ranks come to the same values.\n"""'
-
-
 class Doubt:
     """Whether a function gives every rank the whole, to be settled by the values of its first call.
 
@@ -346,9 +351,6 @@ class Doubt:
 def _same(one: Any, other: Any) -> bool:
     one, other = np.asarray(one), np.asarray(other)
     return one.shape == other.shape and one.tobytes() == other.tobytes()
-
-
-# DOC '"""Averages that would mix rows: of a value with rows for its data points, over parts of the data; they are refused."""'
 
 
 class _Suspect(NamedTuple):

@@ -1,4 +1,7 @@
-"""What follows for a call if its function has collectives in it."""
+"""What follows for a call if its function has collectives in it.
+
+Making one value of the ranks' values, for each output of a function.
+"""
 
 from __future__ import annotations
 
@@ -115,9 +118,6 @@ class Meetings:
                 ),
             )
         return self._parts
-
-
-# DOC '"""Making one value of the ranks\' values, for each output of a function."""'
 
 
 class Results:

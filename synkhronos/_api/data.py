@@ -1,4 +1,9 @@
-"""Values, shapes and sizes that users give, brought into form or refused."""
+"""Values, shapes and sizes that users give, brought into form or refused.
+
+The shared memory that `Data` hold: one of them, or several in which it was unpickled.
+
+`Data`: function inputs in shared memory, written once and read by every rank where they lie.
+"""
 
 from __future__ import annotations
 
@@ -79,9 +84,6 @@ def check_oversize(oversize: Any) -> None:
         raise ValueError(f"oversize must be from 1 to 2; got {oversize}")
 
 
-# DOC '"""The shared memory that `Data` hold: one of them, or several in which it was unpickled."""'
-
-
 #: By key: the memory of this process, and what it inherited.
 _known: Any = weakref.WeakValueDictionary()
 
@@ -122,9 +124,6 @@ class Holding:
         """The memory of this key, if this process has it."""
         found: Holding | None = _known.get(key)
         return found
-
-
-# DOC '"""`Data`: function inputs in shared memory, written once and read by every rank where they lie."""'
 
 
 #: Of an array; NumPy 2 does not tell.

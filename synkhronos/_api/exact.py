@@ -15,7 +15,7 @@ from synkhronos._api.rows import Selector, rows_on_ranks
 from synkhronos._memory import ArrayRef
 from synkhronos._rank import Call, Put, Source
 from synkhronos._session import Session, current
-from synkhronos._sharding import DividedGraph
+from synkhronos._sharding import DividedGraph, rules  # noqa: F401 - the rules register themselves
 from synkhronos._utils.rows import Rows, Selection
 from synkhronos.errors import SessionError
 

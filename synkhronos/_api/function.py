@@ -1,4 +1,7 @@
-"""What a `Function` shows of itself: in text, in notebooks, and to `dir`."""
+"""What a `Function` shows of itself: in text, in notebooks, and to `dir`.
+
+`Function`: a compiled function that every rank computes on its share of the data.
+"""
 
 from __future__ import annotations
 
@@ -54,9 +57,6 @@ class Appearance:
             "synkhronos.function, where it is wanted; the values of its shared variables can be saved by "
             "synkhronos.extensions.checkpoint"
         )
-
-
-# DOC '"""`Function`: a compiled function that every rank computes on its share of the data."""'
 
 
 class Function(Appearance):

@@ -1,4 +1,7 @@
-"""How many data points each rank computes on, and which rows of the sliceable shared variables these are."""
+"""How many data points each rank computes on, and which rows of the sliceable shared variables these are.
+
+Which rows of the inputs of a call are meant, and which of them each rank takes.
+"""
 
 from __future__ import annotations
 
@@ -74,9 +77,6 @@ def lend_rows(session: Session, graph: Graph, rows: list[Selection], counts: tup
     if not isinstance(rows[0], Rows):
         lent = [np.arange(len(one), dtype=np.int64) for one in lent]
     return [one if count or len(one) else own for one, own, count in zip(rows, lent, counts)]
-
-
-# DOC '"""Which rows of the inputs of a call are meant, and which of them each rank takes."""'
 
 
 @functools.lru_cache(maxsize=256)

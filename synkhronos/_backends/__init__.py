@@ -1,4 +1,11 @@
-"""Which graph engine this process uses: Theano 1.0.5, or PyTensor, its successor."""
+"""Which graph engine this process uses: Theano 1.0.5, or PyTensor, its successor.
+
+The graph engine: all that differs between Theano and PyTensor.
+
+One package for each engine offers the same names: `T` (functions that make expressions), variables, nodes and walks
+over graphs, compiled functions, and `ops`, what kinds of operations there are and how they are read. Above, nobody
+imports an engine or asks which one it is.
+"""
 
 from __future__ import annotations
 
@@ -49,16 +56,13 @@ def _is_there(name: str) -> bool:
     return spec is not None and spec.origin is not None
 
 
-# DOC '"""The graph engine: all that differs between Theano and PyTensor.\n\nOne package for each engine offers the same names: `T` (functions that make expressions), variables, nodes and walks\nover graphs, compiled functions, and `ops`, what kinds of operations there are and how they are read. Above, nobody\nimports an engine or asks which one it is.\n"""'
-
-
 #: ``"theano"`` or ``"pytensor"``.
 name = choose()
 #: Its name in messages.
 TITLE = ENGINES[name]
 
-_engine = import_module(f"synkhronos._backends.on_{name}")
+_backend = import_module(f"synkhronos._backends.{name}")
 
 
 def __getattr__(attribute: str) -> Any:
-    return getattr(_engine, attribute)
+    return getattr(_backend, attribute)

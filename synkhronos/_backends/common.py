@@ -1,11 +1,18 @@
-"""A Scan as it is read: its steps, and what goes in and comes out."""
+"""A Scan as it is read: its steps, and what goes in and comes out.
+
+What it takes to call a compiled function without its own `__call__`.
+
+What stands for a kind of operation that an engine has not.
+
+How what both engines have travels: objects with attributes, traces, and the parts of NanGuardMode.
+"""
 
 from __future__ import annotations
 
 import copyreg
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
 __all__ = ["GUARDS", "Loop", "Running", "absent", "errors_of", "new", "once"]
 
@@ -39,9 +46,6 @@ class Loop(NamedTuple):
         return list(outputs)[sum(self.n_new) :][: len(self.lengths)]
 
 
-# DOC '"""What it takes to call a compiled function without its own `__call__`."""'
-
-
 class Running(NamedTuple):
     """What calls a compiled function without its own `__call__`."""
 
@@ -52,15 +56,9 @@ class Running(NamedTuple):
     explain: Callable[[], None]  # raises what is being raised, with the engine's own words
 
 
-# DOC '"""What stands for a kind of operation that an engine has not."""'
-
-
 def absent(name: str) -> type:
     """A class that no operation is of, so that tables of rules are the same for all engines."""
     return type(name, (), {"__doc__": "Not in this engine."})
-
-
-# DOC '"""How what both engines have travels: objects with attributes, traces, and the parts of NanGuardMode."""'
 
 
 #: The functions that are the parts of NanGuardMode, closures that do not pickle, by the attributes of its linker.

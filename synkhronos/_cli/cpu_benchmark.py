@@ -1,4 +1,7 @@
-"""What the vector units of the processor can do, and the kernels of BLAS libraries that use them."""
+"""What the vector units of the processor can do, and the kernels of BLAS libraries that use them.
+
+The BLAS that the engine is linked to, and NumPy's: whether they work, and how fast they multiply on one core.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any
 
-from synkhronos._cli import cpu_benchmark as arithmetic
 from synkhronos._cli import report as remedies
 from synkhronos._cli.backends import Engine
 from synkhronos._cli.probes import PRODUCT, Answer, ask, python
@@ -88,9 +90,6 @@ def width_of_processor(cpuinfo: str = "/proc/cpuinfo") -> int:
     return next((width for width, names in needed.items() if names <= set(flags)), 0)
 
 
-# DOC '"""The BLAS that the engine is linked to, and NumPy\'s: whether they work, and how fast they multiply on one core."""'
-
-
 _SLOWER = "NumPy's is called, which is slower"
 
 
@@ -114,7 +113,7 @@ def blas_parts(
     try:
         if answer.error:
             return []
-        peak = arithmetic.peak_of_core(compiler, environment) if compiler else 0.0
+        peak = peak_of_core(compiler, environment) if compiler else 0.0
         return [_engines(record, bool(compiler), environment, installed, peak, engine), _numpys(environment, peak)]
     finally:
         if record.get("folder"):
@@ -176,7 +175,7 @@ def _part(
     if peak:
         speed += f", {product['gflops'] / peak:.0%} of what its vector units can do ({peak:.0f})"
     notes = [f"{kernels} kernels: {speed}" if kernels else speed, *notes]
-    width, widest = arithmetic.width_of_kernels(kernels), arithmetic.width_of_processor()
+    width, widest = width_of_kernels(kernels), width_of_processor()
     state = OK
     if kernels and width < widest:
         notes.insert(0, f"its kernels are of {width} bits, the processor's vectors of {widest}")

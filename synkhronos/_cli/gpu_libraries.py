@@ -1,6 +1,16 @@
 """Where CUDA's libraries lie on a machine: wheels, conda, toolkits, drivers, and what the loader knows.
 
 Nothing is loaded or executed here but ``ldconfig``, to read the loader's cache.
+
+The versions of the CUDA libraries that were found, and which of them go together.
+
+Invariants: no library is loaded into this process, and no CUDA context is made anywhere. Libraries are asked for their
+versions in processes of their own, so that a broken one, or one that needs another driver, is an answer like any other.
+
+A private folder of links, named by what it holds, so that no run can disturb another.
+
+Invariants: a folder that another user owns, or could write to, is never used; a folder appears complete or not at all;
+its contents never change, as other contents have another name. It may be deleted whenever no program runs.
 """
 
 from __future__ import annotations
@@ -23,10 +33,10 @@ from synkhronos._cli.probes import ask, python
 
 __all__ = [
     "COMPANIONS",
+    "NAMES",
     "Finder",
     "Gpu",
     "Library",
-    "NAMES",
     "Survey",
     "ask_gpus",
     "dotted",
@@ -141,9 +151,6 @@ def _processor(path: str) -> bytes:
     except OSError:
         return b""
     return head[4:6] + head[18:20] if head.startswith(b"\x7fELF") else b""
-
-
-# DOC '"""The versions of the CUDA libraries that were found, and which of them go together.\n\nInvariants: no library is loaded into this process, and no CUDA context is made anywhere. Libraries are asked for their\nversions in processes of their own, so that a broken one, or one that needs another driver, is an answer like any other.\n"""'
 
 
 #: Asks one library, given as name and path, for its version, and NVRTC also for what it compiles for.
@@ -337,9 +344,6 @@ def _misfit(library: Library, limit: tuple[int, ...] | None, gpus: Sequence[Gpu]
     elif library.name == "cudnn" and not 5 <= version[0] <= 7:
         return f"is version {dotted(version)}"
     return ""
-
-
-# DOC '"""A private folder of links, named by what it holds, so that no run can disturb another.\n\nInvariants: a folder that another user owns, or could write to, is never used; a folder appears complete or not at all;\nits contents never change, as other contents have another name. It may be deleted whenever no program runs.\n"""'
 
 
 def private_folder(links: Mapping[str, str], environment: Mapping[str, str]) -> str:

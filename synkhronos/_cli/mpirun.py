@@ -1,4 +1,9 @@
-"""A program on several nodes, from its start to its end, and the node that ended it."""
+"""A program on several nodes, from its start to its end, and the node that ended it.
+
+Starting a program on several machines: the launcher of the MPI that mpi4py uses, and the arguments that it takes.
+
+Invariant: this process loads no library of MPI's.
+"""
 
 from __future__ import annotations
 
@@ -88,9 +93,6 @@ def _execute(words: Sequence[str], supervisor: Supervisor) -> tuple[int, str]:
         supervisor.close()
     code = process.returncode if process.returncode >= 0 else 128 - process.returncode
     return code, "" if was_told or not code else supervisor.loss()
-
-
-# DOC '"""Starting a program on several machines: the launcher of the MPI that mpi4py uses, and the arguments that it takes.\n\nInvariant: this process loads no library of MPI\'s.\n"""'
 
 
 _INSTALL = "pip install mpi4py mpich"

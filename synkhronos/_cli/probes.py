@@ -1,6 +1,10 @@
 """Programs that find out what a machine can do; each is executed in a process of its own.
 
 They print one JSON object or list a line as soon as they know it, so that what is known survives a crash.
+
+Asking questions in processes of their own: what crashes, hangs or opens a device there does no harm here.
+
+`ask` starts all commands at once and waits for each. None outlives it, nor do its children.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-__all__ = ["Answer", "OPENCL", "PRODUCT", "PYGPU", "PYTENSOR", "THEANO", "TRIAL", "ask", "python"]
+__all__ = ["OPENCL", "PRODUCT", "PYGPU", "PYTENSOR", "THEANO", "TRIAL", "Answer", "ask", "python"]
 
 
 #: What is said when the flags of an engine's BLAS are chosen.
@@ -191,9 +195,6 @@ for step in (opening, kernel, gemm, nccl) if device.startswith("cuda") else (ope
     if error and step in (opening, kernel):
         break
 """
-
-
-# DOC '"""Asking questions in processes of their own: what crashes, hangs or opens a device there does no harm here.\n\n`ask` starts all commands at once and waits for each. None outlives it, nor do its children.\n"""'
 
 
 class Answer(NamedTuple):

@@ -1,4 +1,7 @@
-"""What `python -m synkhronos info` tells: the parts that computing needs, the devices, and the table of both."""
+"""What `python -m synkhronos info` tells: the parts that computing needs, the devices, and the table of both.
+
+The commands that mend what is missing, by the system and the driver that there are.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 __all__ = [
-    "Device",
     "MISSING",
     "OK",
     "OPTIONAL",
+    "UNUSABLE",
+    "Device",
     "Part",
     "Report",
-    "UNUSABLE",
     "apt",
     "blas",
     "cuda_wheel",
@@ -175,9 +178,6 @@ def _lines(rows: Sequence[Row], widths: Sequence[int]) -> Iterator[str]:
         for text in texts or [""]:
             yield (start + text).rstrip()
             start = " " * len(start)
-
-
-# DOC '"""The commands that mend what is missing, by the system and the driver that there are."""'
 
 
 def pip(*requirements: str) -> str:

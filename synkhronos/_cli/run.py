@@ -1,4 +1,14 @@
-"""What the user has chosen in an engine's flags and configuration files, read as the engine does, but without it."""
+"""What the user has chosen in an engine's flags and configuration files, read as the engine does, but without it.
+
+The environment in which GPUs work, and executing a program in it.
+
+libgpuarray opens CUDA's libraries by names without a version, which neither wheels nor drivers install, and the loader
+reads ``LD_LIBRARY_PATH`` when a process starts. So links under these names go into a private folder, and the same
+Python is executed again with an environment that names it. The environment is changed only as far as is needed; on a
+machine without CUDA and pygpu it stays as it is.
+
+Invariant: this process imports neither Theano nor pygpu and loads no library of CUDA's.
+"""
 
 from __future__ import annotations
 
@@ -53,9 +63,6 @@ def chosen_in(name: str, environment: Mapping[str, str], engine: str = "theano")
         if files.has_option(section or "global", option):
             return path
     return ""
-
-
-# DOC '"""The environment in which GPUs work, and executing a program in it.\n\nlibgpuarray opens CUDA\'s libraries by names without a version, which neither wheels nor drivers install, and the loader\nreads ``LD_LIBRARY_PATH`` when a process starts. So links under these names go into a private folder, and the same\nPython is executed again with an environment that names it. The environment is changed only as far as is needed; on a\nmachine without CUDA and pygpu it stays as it is.\n\nInvariant: this process imports neither Theano nor pygpu and loads no library of CUDA\'s.\n"""'
 
 
 _logger = logging.getLogger("synkhronos")

@@ -1,4 +1,9 @@
-"""How arrays of the ranks of several machines are reduced: within each machine, and between them."""
+"""How arrays of the ranks of several machines are reduced: within each machine, and between them.
+
+What a collective of ranks on several machines consists of, and what of it moves between the machines at a time.
+
+Invariant: all ranks, of all machines, divide a collective the same way.
+"""
 
 from __future__ import annotations
 
@@ -71,9 +76,6 @@ def reduced(way: Way, brought: Sequence[np.ndarray], result: np.ndarray) -> None
     """Reduce what all leaders bring, in the order of the machines: of each, its arrays one after the other."""
     rows = [row for arrays, n in zip(brought, way.rows) for row in arrays.reshape(n, -1)]
     way.between(rows, [result])
-
-
-# DOC '"""What a collective of ranks on several machines consists of, and what of it moves between the machines at a time.\n\nInvariant: all ranks, of all machines, divide a collective the same way.\n"""'
 
 
 _SMALL_BYTES = 8 * 1024  # of one leader; they travel with its vote

@@ -1,4 +1,11 @@
-"""NCCL communicators, as pygpu makes them: meeting, and giving up."""
+"""NCCL communicators, as pygpu makes them: meeting, and giving up.
+
+Collectives over NCCL, through `pygpu.collectives`: device arrays, from GPU to GPU.
+
+NCCL checks little and cannot be interrupted, so the ranks agree on shapes first, at a barrier that also shows that all
+are alive; and each collective runs in a thread of its own, while this one watches the other ranks. If one dies, NCCL is
+told to give up (`ncclCommAbort`), and the error of the watch is raised.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
-from synkhronos._collectives import nccl as communicator
 from synkhronos._collectives.gpu_reductions import scale
 from synkhronos._collectives.reductions import OPS, result_dtype
 from synkhronos._collectives.shared_memory import ShapesDiffer, Workspace
@@ -54,9 +60,6 @@ def abort(comm: Any) -> None:
     handle = pointer.from_address(inner + ctypes.sizeof(pointer)).value
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(comm))  # its destructor would free the communicator once more
     library.ncclCommAbort(pointer(handle))
-
-
-# DOC '"""Collectives over NCCL, through `pygpu.collectives`: device arrays, from GPU to GPU.\n\nNCCL checks little and cannot be interrupted, so the ranks agree on shapes first, at a barrier that also shows that all\nare alive; and each collective runs in a thread of its own, while this one watches the other ranks. If one dies, NCCL is\ntold to give up (`ncclCommAbort`), and the error of the watch is raised.\n"""'
 
 
 _logger = logging.getLogger("synkhronos")
@@ -218,7 +221,7 @@ class NcclTransport:
     def _abort(self, collective: Background) -> None:
         """Have NCCL give up, so that the device can be used again; else see to it that this process can end."""
         try:
-            communicator.abort(self._comm)
+            abort(self._comm)
         except (OSError, AttributeError) as error:
             _logger.warning("NCCL could not be told to give up: %s", error)
         if not collective.wait(_ABORT_SECONDS):

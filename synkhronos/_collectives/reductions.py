@@ -1,4 +1,15 @@
-"""The ops that reduce. All code that must tell one from another asks its entry in `OPS`, but for the compiled core."""
+"""The ops that reduce. All code that must tell one from another asks its entry in `OPS`, but for the compiled core.
+
+Reductions of NumPy arrays over ranks and over slices, which the compiled core computes.
+
+``avg`` is the weighted mean ``sum(w_k x_k) / sum(w_k)``, where ``w_k`` is the number of data points behind ``x_k``;
+with a mean over the data points as ``x_k`` it is the mean over all of them. An operand of weight 0 is left out
+altogether, NaNs in it too. If all weights are 0 they count as equal.
+
+It is right wherever the mean can be held: where the sum overflows, the elements concerned are computed again, by
+weights that sum to one. Integers are averaged exactly. Sums, products and averages of half precision are computed in
+single precision and rounded once.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +22,8 @@ import numpy as np
 from synkhronos._core import native
 
 __all__ = [
-    "Accumulator",
     "OPS",
+    "Accumulator",
     "Op",
     "as_stored",
     "check_equal_shapes",
@@ -79,9 +90,6 @@ def lists_ops(function: _Documented) -> _Documented:
         names = [f'``"{name}"``' for name in OPS]
         function.__doc__ = function.__doc__.replace("{ops}", f"{', '.join(names[:-1])} or {names[-1]}")
     return function
-
-
-# DOC '"""Reductions of NumPy arrays over ranks and over slices, which the compiled core computes.\n\n``avg`` is the weighted mean ``sum(w_k x_k) / sum(w_k)``, where ``w_k`` is the number of data points behind ``x_k``;\nwith a mean over the data points as ``x_k`` it is the mean over all of them. An operand of weight 0 is left out\naltogether, NaNs in it too. If all weights are 0 they count as equal.\n\nIt is right wherever the mean can be held: where the sum overflows, the elements concerned are computed again, by\nweights that sum to one. Integers are averaged exactly. Sums, products and averages of half precision are computed in\nsingle precision and rounded once.\n"""'
 
 
 def result_dtype(dtype: np.dtype, op: str) -> np.dtype:

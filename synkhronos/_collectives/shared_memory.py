@@ -1,4 +1,7 @@
-"""The memory that collectives between processes work in."""
+"""The memory that collectives between processes work in.
+
+Collectives of arrays in the ranks' own memory, which the compiled core carries out; see ``_core/collectives.h``.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +47,6 @@ class Workspace:
         self.memory = segment.bytes[:n_bytes]
         self.outboxes = segment.array((n_ranks, OUTBOX_BYTES), np.uint8, n_bytes)
         self.nccl_signatures = segment.array((2, n_ranks), np.int64, n_bytes + self.outboxes.nbytes)
-
-
-# DOC '"""Collectives of arrays in the ranks\' own memory, which the compiled core carries out; see ``_core/collectives.h``."""'
 
 
 class ShapesDiffer(Exception):

@@ -1,4 +1,13 @@
-"""Room for recursion: graphs are deep, and Theano and pickle walk them recursively."""
+"""Room for recursion: graphs are deep, and Theano and pickle walk them recursively.
+
+What a program asks of the engine's ``function``, where that is diverted.
+
+Calling a compiled function again and again: what the engine's own ``Function.__call__`` does, in the compiled core.
+
+That takes 4 to 12 µs in Python, more than a small function itself. What an argument must be is looked at here, too; all
+that is not plain (arguments to be cast, or that the function may write to; inputs with default values; a profile) is
+left to the engine.
+"""
 
 from __future__ import annotations
 
@@ -59,9 +68,6 @@ def with_deep_stack(work: Callable[[], _Result]) -> _Result:
     return result
 
 
-# DOC '"""What a program asks of the engine\'s ``function``, where that is diverted."""'
-
-
 def variables_used(arguments: dict[str, Any]) -> list[Any]:
     """The variables that a function will use, in some order that depends on the program alone.
 
@@ -77,9 +83,6 @@ def variables_used(arguments: dict[str, Any]) -> list[Any]:
     found = [*(getattr(output, "variable", output) for output in outputs), *(new for _, new in pairs)]
     replaced = {*(getattr(item, "variable", item) for item in arguments["inputs"]), *(old for old, _ in pairs)}
     return [*(old for old, _ in pairs), *ancestors([one for one in found if hasattr(one, "owner")], replaced)]
-
-
-# DOC '"""Calling a compiled function again and again: what the engine\'s own ``Function.__call__`` does, in the compiled core.\n\nThat takes 4 to 12 µs in Python, more than a small function itself. What an argument must be is looked at here, too; all\nthat is not plain (arguments to be cast, or that the function may write to; inputs with default values; a profile) is\nleft to the engine.\n"""'
 
 
 def run_function(function: Any, subset: Sequence[int] | None = None) -> Callable[[list[Any]], list[Any]]:

@@ -1,4 +1,16 @@
-"""What a user gives as inputs and as sliceable shared variables of a function, checked."""
+"""What a user gives as inputs and as sliceable shared variables of a function, checked.
+
+Which functions are compiled from what a user asked for.
+
+What a user asked `synk.function` for, and the functions compiled from it, each when first needed.
+
+Invariants
+----------
+* The plain function is compiled by the engine from the user's own arguments, untouched (but its outputs stay on a GPU).
+* A variant computes the same expressions. "Accumulating" ones return the new values of the updated variables instead of
+  storing them (random states excepted: they advance at every call); "range" and "index" ones use only the given rows
+  of the sliceable shared variables, wherever these appear in the graph, in givens and in default updates too.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +50,8 @@ from synkhronos._graph.shared_variables import (
 from synkhronos._utils.progress import progress
 
 __all__ = [
-    "Graph",
     "PLAIN",
+    "Graph",
     "Variant",
     "as_in",
     "check_arguments",
@@ -143,9 +155,6 @@ def check_arguments(ins: Sequence[Any], n_scattered: int, sliceable_shareds: Seq
             raise TypeError(f"sliceable_shareds must hold shared variables of at least 1 dimension; got {var!r}")
 
 
-# DOC '"""Which functions are compiled from what a user asked for."""'
-
-
 class Variant(NamedTuple):
     """Which of the functions compiled from one graph."""
 
@@ -161,9 +170,6 @@ class Variant(NamedTuple):
 
 #: The function as the user asked for it.
 PLAIN = Variant()
-
-
-# DOC '"""What a user asked `synk.function` for, and the functions compiled from it, each when first needed.\n\nInvariants\n----------\n* The plain function is compiled by the engine from the user\'s own arguments, untouched (but its outputs stay on a GPU).\n* A variant computes the same expressions. "Accumulating" ones return the new values of the updated variables instead of\n  storing them (random states excepted: they advance at every call); "range" and "index" ones use only the given rows\n  of the sliceable shared variables, wherever these appear in the graph, in givens and in default updates too.\n"""'
 
 
 _logger = logging.getLogger("synkhronos")

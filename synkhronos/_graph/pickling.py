@@ -1,4 +1,26 @@
-"""Which random states are the ranks' own, so that replicated dropout draws different masks, and which are common."""
+"""Which random states are the ranks' own, so that replicated dropout draws different masks, and which are common.
+
+Ops as they were built: what they gather at run time and cannot be pickled does not travel.
+
+Ops keep things that they make when they first run: ufuncs, compiled inner functions, handles of libraries. What the
+engine itself is known to make never travels. If a function cannot be pickled, it is pickled once more, and each
+attribute of its Ops that cannot be pickled travels as it was when the Op was first pickled, provided that it was
+missing, ``None`` or an empty container then. For an Op that ran before it was first pickled, another Op is built from
+its ``__props__``, and the attribute is taken from that.
+
+Values that are no dense arrays, as bytes: how they reach other ranks, which get arrays alone.
+
+A sparse matrix that is an input, say, enters a function as bytes, of which `Unpacked` makes it on each rank.
+
+Compiled functions as bytes, so that every rank gets a replica.
+
+What travels of a function is the engine's to say. A shared variable lives in three objects: the variable, its
+container, and the container's storage list; each is replaced by a persistent id, so that functions that arrive one
+after the other share what they shared in the master. A variable new to the ranks travels as type, name and value;
+values go out of band, beside the pickle, uncopied. Graphs are deep, and pickling recurses: it runs in a thread with a
+stack of its own. Classes and functions travel by name, or by value where the ranks do not have them under it. What they
+read (globals, class attributes, defaults, closures) travels with them where it has changed: see `Definitions`.
+"""
 
 from __future__ import annotations
 
@@ -73,9 +95,6 @@ def has_common_stream(var: Any) -> bool:
     return bool(_is_common.get(var.container))
 
 
-# DOC '"""Ops as they were built: what they gather at run time and cannot be pickled does not travel.\n\nOps keep things that they make when they first run: ufuncs, compiled inner functions, handles of libraries. What the\nengine itself is known to make never travels. If a function cannot be pickled, it is pickled once more, and each\nattribute of its Ops that cannot be pickled travels as it was when the Op was first pickled, provided that it was\nmissing, ``None`` or an empty container then. For an Op that ran before it was first pickled, another Op is built from\nits ``__props__``, and the attribute is taken from that.\n"""'
-
-
 _BLANK = (type(None), dict, list, set)
 _MISSING, _OTHER = object(), object()
 
@@ -147,9 +166,6 @@ def _can_be_pickled(value: Any) -> bool:
     return True
 
 
-# DOC '"""Values that are no dense arrays, as bytes: how they reach other ranks, which get arrays alone.\n\nA sparse matrix that is an input, say, enters a function as bytes, of which `Unpacked` makes it on each rank.\n"""'
-
-
 def pack_values(values: Sequence[Any]) -> np.ndarray:
     """Pickle values: a vector of uint8."""
     return np.frombuffer(cloudpickle.dumps(list(values), protocol=5), np.uint8)
@@ -185,9 +201,6 @@ class Unpacked(Op):
         """Unpickle the values."""
         for storage, value in zip(output_storage, pickle.loads(inputs[0].tobytes())):
             storage[0] = value
-
-
-# DOC '"""Compiled functions as bytes, so that every rank gets a replica.\n\nWhat travels of a function is the engine\'s to say. A shared variable lives in three objects: the variable, its\ncontainer, and the container\'s storage list; each is replaced by a persistent id, so that functions that arrive one\nafter the other share what they shared in the master. A variable new to the ranks travels as type, name and value;\nvalues go out of band, beside the pickle, uncopied. Graphs are deep, and pickling recurses: it runs in a thread with a\nstack of its own. Classes and functions travel by name, or by value where the ranks do not have them under it. What they\nread (globals, class attributes, defaults, closures) travels with them where it has changed: see `Definitions`.\n"""'
 
 
 class Bundle(NamedTuple):

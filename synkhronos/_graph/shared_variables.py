@@ -1,4 +1,13 @@
-"""Shared variables: telling them apart, reading and writing their device arrays, naming them across ranks."""
+"""Shared variables: telling them apart, reading and writing their device arrays, naming them across ranks.
+
+Track which values of shared variables the other ranks have.
+
+A program changes the controller's value of a variable by `set_value` or another setter of its container, by
+``f[var] = value``, by writing to the container's storage, or by a plain function of the engine that updates it, also in
+place. The ranks change it together, by functions and collectives: `follow` records these values.
+An array that is changed in place (``get_value(borrow=True)``) and the call of a function's machine (``f.fn()``,
+``f.vm()``) that updates in place are not detected.
+"""
 
 from __future__ import annotations
 
@@ -212,9 +221,6 @@ class VariableTable:
 
     def items(self) -> dict[int, Any]:
         return {key: self[key] for key in list(self._containers)}
-
-
-# DOC '"""Track which values of shared variables the other ranks have.\n\nA program changes the controller\'s value of a variable by `set_value` or another setter of its container, by\n``f[var] = value``, by writing to the container\'s storage, or by a plain function of the engine that updates it, also in\nplace. The ranks change it together, by functions and collectives: `follow` records these values.\nAn array that is changed in place (``get_value(borrow=True)``) and the call of a function\'s machine (``f.fn()``,\n``f.vm()``) that updates in place are not detected.\n"""'
 
 
 class Sync:

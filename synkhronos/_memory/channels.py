@@ -1,4 +1,10 @@
-"""A place for one message in shared memory."""
+"""A place for one message in shared memory.
+
+The way by which memory that one process has made comes to another: its descriptor, over a pair of sockets.
+
+The kernel passes the file itself (``SCM_RIGHTS``). So it needs no name, no ``/proc``, and no permission to look
+into a process, which the kernel refuses after ``setuid``, or if a process was made undumpable.
+"""
 
 from __future__ import annotations
 
@@ -78,9 +84,6 @@ class Box:
                 self._long = ref.key, passage.map(ref)
         self.is_long = True
         return self._long[1][:length].tobytes()
-
-
-# DOC '"""The way by which memory that one process has made comes to another: its descriptor, over a pair of sockets.\n\nThe kernel passes the file itself (``SCM_RIGHTS``). So it needs no name, no ``/proc``, and no permission to look\ninto a process, which the kernel refuses after ``setuid``, or if a process was made undumpable.\n"""'
 
 
 _MOST_BYTES_OF_A_KEY = 128

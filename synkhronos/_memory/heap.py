@@ -2,6 +2,8 @@
 
 While a rank executes a command, NumPy allocates in the rank's region (`Regions.call`). With one rank alone, there is
 nobody to share with: its region is private memory, which is used again all the same.
+
+Scratch memory that the ranks share: filled anew for each command, growing when it has to.
 """
 
 from __future__ import annotations
@@ -89,9 +91,6 @@ def _size(n_ranks: int, shared: bool, free: int) -> tuple[int, str]:
         )
     size = min(sizes)
     return size // _UNIT * _UNIT, sizes[size]
-
-
-# DOC '"""Scratch memory that the ranks share: filled anew for each command, growing when it has to."""'
 
 
 class Arena:

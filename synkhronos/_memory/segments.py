@@ -1,6 +1,16 @@
 """Memory mappings without a file descriptor each: `mmap.mmap` keeps a duplicate open for as long as it lives.
 
 They are unmapped by C code alone. A ``__del__`` in Python can be torn apart by Ctrl-C, and its memory would be lost.
+
+Memory that the processes of a session share.
+
+Invariants
+----------
+* A segment has no name, and mode 0600: whatever ends a process, at whatever moment, leaves nothing. Others get it by a
+  `Passage`, or inherit it.
+* Pages are reserved before they are used, mostly when the segment is made: too little memory is a `MemoryError`, never
+  a SIGBUS later.
+* A mapping lives as long as any array that views it.
 """
 
 from __future__ import annotations
@@ -82,9 +92,6 @@ def map_shared(fd: int, size: int, offset: int = 0, writable: bool = True) -> np
     """
     lead = offset % mmap.ALLOCATIONGRANULARITY
     return np.asarray(_Mapping(fd, lead + size, offset - lead, writable))[lead:]
-
-
-# DOC '"""Memory that the processes of a session share.\n\nInvariants\n----------\n* A segment has no name, and mode 0600: whatever ends a process, at whatever moment, leaves nothing. Others get it by a\n  `Passage`, or inherit it.\n* Pages are reserved before they are used, mostly when the segment is made: too little memory is a `MemoryError`, never\n  a SIGBUS later.\n* A mapping lives as long as any array that views it.\n"""'
 
 
 #: Arrays in a segment start at multiples of this many bytes: a cache line, and enough for every vector instruction.

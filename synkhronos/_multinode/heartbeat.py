@@ -6,6 +6,22 @@ Invariants
 * Time counts only while this process runs. A process that was frozen, or a machine that was suspended, therefore does
   not take its own absence for the silence of others.
 * A node that hears nobody, of two or more, or cannot send, is cut off itself: it blames no other node.
+
+Heartbeats between nodes: detect a node that is frozen or out of reach, which TCP reports after minutes only.
+
+Next to each leader run two small processes, forked before the ranks are. The *heartbeat process* sends datagrams to
+those of the other nodes, prints a warning about a node that is silent, and writes into shared memory which node is
+lost. The *guardian* is its parent, and starts it again if it is killed; if the guardian is killed, the heartbeat
+process becomes the guardian of a new one. They share no lock with the leader, so that nothing there delays them.
+
+Invariants
+----------
+* Both are killed when their leader ends (`end_with`). A leader whose node has lost node 0 is ended by its heartbeat
+  process, and its ranks end with it.
+* Neither is a child of the leader: a program that waits for its children, or kills them, does not meet them.
+* The socket is open in the leader and in these two processes, and nowhere else. When the kernel of another node refuses
+  a datagram, all three have ended there.
+* A datagram that does not contain this node's token is ignored. What cannot be sent or received now is left out.
 """
 
 from __future__ import annotations
@@ -33,15 +49,15 @@ from synkhronos.errors import SessionError
 
 __all__ = [
     "DEFAULT_LIMIT",
+    "LEAVE",
+    "NOBODY",
+    "WARNING_SECONDS",
     "Door",
     "Heartbeat",
-    "LEAVE",
     "Loss",
     "Message",
-    "NOBODY",
     "Reason",
     "Silence",
-    "WARNING_SECONDS",
 ]
 
 
@@ -210,9 +226,6 @@ class Silence:
         """Whether it is this node that is cut off, rather than others that are silent."""
         is_alone = len(self._seconds) > 1 or not self._can_send
         return is_alone and bool(self._quiet()) and min(self._seconds.values()) > _RECENT_SECONDS
-
-
-# DOC '"""Heartbeats between nodes: detect a node that is frozen or out of reach, which TCP reports after minutes only.\n\nNext to each leader run two small processes, forked before the ranks are. The *heartbeat process* sends datagrams to\nthose of the other nodes, prints a warning about a node that is silent, and writes into shared memory which node is\nlost. The *guardian* is its parent, and starts it again if it is killed; if the guardian is killed, the heartbeat\nprocess becomes the guardian of a new one. They share no lock with the leader, so that nothing there delays them.\n\nInvariants\n----------\n* Both are killed when their leader ends (`end_with`). A leader whose node has lost node 0 is ended by its heartbeat\n  process, and its ranks end with it.\n* Neither is a child of the leader: a program that waits for its children, or kills them, does not meet them.\n* The socket is open in the leader and in these two processes, and nowhere else. When the kernel of another node refuses\n  a datagram, all three have ended there.\n* A datagram that does not contain this node\'s token is ignored. What cannot be sent or received now is left out.\n"""'
 
 
 #: The signal that ends a leader with exit code 0, so that the exit code of the job is that of the script, and not 9.

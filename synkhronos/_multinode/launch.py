@@ -1,6 +1,18 @@
 """Files that a library of MPI has left in ``/dev/shm``, because its program was killed.
 
 Invariant: only files of this user are removed, and only those that no process holds open or maps.
+
+Time limit of a session's start on several nodes.
+
+Most of the start can be left by an exception. What cannot, such as ``MPI_Init`` where a firewall is between the nodes,
+ends with this process: a small process next to it kills it some seconds after the limit, and the launcher ends the job.
+
+Processes of a job that are on one machine share its cores, and its GPUs.
+
+Detect whether this process was started with others by MPI, and connect it with them.
+
+What launchers set in the environment is compared with what MPI knows: where they do not fit together, MPI takes each
+process for one that is alone, and each of them would execute the script.
 """
 
 from __future__ import annotations
@@ -91,9 +103,6 @@ def _used_by(process: str) -> Iterator[tuple[int, int]]:
             yield status.st_dev, status.st_ino
 
 
-# DOC '"""Time limit of a session\'s start on several nodes.\n\nMost of the start can be left by an exception. What cannot, such as ``MPI_Init`` where a firewall is between the nodes,\nends with this process: a small process next to it kills it some seconds after the limit, and the launcher ends the job.\n"""'
-
-
 _GRACE_SECONDS = 5.0  # in which an exception should have come
 _LOOK_SECONDS = 0.2
 _ABORT_SECONDS = 1.0  # that the launcher has to end the job, before this process's end does so where it can
@@ -163,9 +172,6 @@ def _end_late(leader: int, seconds: float, message: bytes, disarmed: mmap.mmap) 
     os.kill(leader, signal.SIGKILL)
 
 
-# DOC '"""Processes of a job that are on one machine share its cores, and its GPUs."""'
-
-
 def share_cores(communicator: Any) -> tuple[int, int]:
     """Let this process, and what it forks, run on a part of its machine's cores; all processes of the job call it.
 
@@ -218,9 +224,6 @@ def _machine() -> tuple[str, str]:
             return socket.gethostname(), file.read()
     except OSError:
         return socket.gethostname(), ""
-
-
-# DOC '"""Detect whether this process was started with others by MPI, and connect it with them.\n\nWhat launchers set in the environment is compared with what MPI knows: where they do not fit together, MPI takes each\nprocess for one that is alone, and each of them would execute the script.\n"""'
 
 
 #: What the names of variables begin with by which launchers tell a process about its job.

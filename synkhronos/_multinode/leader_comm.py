@@ -1,4 +1,26 @@
-"""What is sent from leader to leader: messages, and parts of arrays, by MPI."""
+"""What is sent from leader to leader: messages, and parts of arrays, by MPI.
+
+What must be the same on all machines of a session, and what of it is not.
+
+The flag by which ranks are told that one of them has failed, on all machines.
+
+Meetings of the leaders: each tells all others whether its ranks are there, and all go on to an exchange, or none.
+
+Invariants
+----------
+* Commands are numbered, and votes by command and meeting; what a message says of an earlier command is forgotten.
+* All leaders enter a collective of MPI, or none: each has heard from all others before that they will. One that has
+  voted and has to leave before it has heard all of them takes part when it has, with anything; nobody uses that.
+
+The way between the leaders: messages by MPI, from one to another, and the exchange of arrays.
+
+Invariants
+----------
+* Only the leader's main thread, or whoever holds the session's lock in the master, speaks MPI.
+* Messages with rows and those without go ways of their own, and may overtake each other. Orders are numbered: one that
+  comes after a later one is forgotten, for the master has given it up.
+* A leader never waits in a call of MPI: it looks for messages, and at its own team, with naps in between that grow.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +43,7 @@ from synkhronos._utils.interrupts import deferred_interrupts, handle_interrupts
 from synkhronos._utils.rendezvous import RESTART, drain_output
 from synkhronos.errors import CLOSED_WITHIN, CollectiveAborted, NodeLost, SessionError
 
-__all__ = ["ABORT", "FleetSignals", "Line", "Meetings", "Transfer", "VOTE", "Wire", "describe", "tell_differences"]
+__all__ = ["ABORT", "VOTE", "FleetSignals", "Line", "Meetings", "Transfer", "Wire", "describe", "tell_differences"]
 
 
 class Transfer(NamedTuple):
@@ -129,9 +151,6 @@ def _layout(lengths: Sequence[int], itemsize: int, starts: Sequence[int] | None 
     return counts, [start * itemsize for start in starts]
 
 
-# DOC '"""What must be the same on all machines of a session, and what of it is not."""'
-
-
 def describe() -> dict[str, str]:
     """The versions on this machine, and the type that numbers have by default."""
     return {
@@ -169,9 +188,6 @@ def tell_differences(machines: Sequence[dict[str, str]], hosts: Sequence[str]) -
     return "; ".join(told)
 
 
-# DOC '"""The flag by which ranks are told that one of them has failed, on all machines."""'
-
-
 class FleetSignals:
     """What the dispatcher asks of `Signals`, for all machines."""
 
@@ -186,9 +202,6 @@ class FleetSignals:
     def abort(self) -> None:
         self._line.abort()
         self._signals.abort()
-
-
-# DOC '"""Meetings of the leaders: each tells all others whether its ranks are there, and all go on to an exchange, or none.\n\nInvariants\n----------\n* Commands are numbered, and votes by command and meeting; what a message says of an earlier command is forgotten.\n* All leaders enter a collective of MPI, or none: each has heard from all others before that they will. One that has\n  voted and has to leave before it has heard all of them takes part when it has, with anything; nobody uses that.\n"""'
 
 
 #: Kinds of messages: their tags.
@@ -338,9 +351,6 @@ def _agree(votes: dict[int, Any]) -> bool:
     """Whether all leaders go on: their words are the same, and a word."""
     words = {word for word, _ in votes.values()}
     return len(words) == 1 and None not in words
-
-
-# DOC '"""The way between the leaders: messages by MPI, from one to another, and the exchange of arrays.\n\nInvariants\n----------\n* Only the leader\'s main thread, or whoever holds the session\'s lock in the master, speaks MPI.\n* Messages with rows and those without go ways of their own, and may overtake each other. Orders are numbered: one that\n  comes after a later one is forgotten, for the master has given it up.\n* A leader never waits in a call of MPI: it looks for messages, and at its own team, with naps in between that grow.\n"""'
 
 
 #: Kinds of messages: their tags.

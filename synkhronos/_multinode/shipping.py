@@ -1,4 +1,18 @@
-"""Blocks of memory: in which ones arrays lie, their digests, and their contents, taken and put."""
+"""Blocks of memory: in which ones arrays lie, their digests, and their contents, taken and put.
+
+What of the master's shared memory a command needs on another machine.
+
+Invariant: before a command runs on a machine, the rows of every array that its ranks will read are there as they are
+here. Other rows of that memory hold anything there.
+
+Memory travels by blocks, each when it is first needed, and again when it is needed and its digest is another than when
+it was sent: so whoever writes to it need not tell. What is part of a file that is on the other machine, too, does not
+travel, nor is it read here; both machines look before each command whether the file was changed.
+
+What the master has sent, on another machine: memory of the same keys and sizes, of which ranks read what has come.
+
+Of memory that is large no more is taken of the machine than what has come.
+"""
 
 from __future__ import annotations
 
@@ -107,9 +121,6 @@ def runs(numbers: np.ndarray) -> Iterator[tuple[int, int]]:
         cuts = np.flatnonzero(np.diff(numbers) != 1) + 1
         firsts, lasts = numbers[np.concatenate([[0], cuts])], numbers[np.concatenate([cuts - 1, [-1]])]
         yield from zip(firsts.tolist(), (lasts + 1).tolist())
-
-
-# DOC '"""What of the master\'s shared memory a command needs on another machine.\n\nInvariant: before a command runs on a machine, the rows of every array that its ranks will read are there as they are\nhere. Other rows of that memory hold anything there.\n\nMemory travels by blocks, each when it is first needed, and again when it is needed and its digest is another than when\nit was sent: so whoever writes to it need not tell. What is part of a file that is on the other machine, too, does not\ntravel, nor is it read here; both machines look before each command whether the file was changed.\n"""'
 
 
 #: So many blocks travel together, or less than twice as many: of more no copy is made at a time.
@@ -288,9 +299,6 @@ def _blocks_of(ref: ArrayRef, axis: int, chosen: Rows | np.ndarray | None) -> np
 
 
 _remembered = functools.lru_cache(maxsize=64)(blocks_of)
-
-
-# DOC '"""What the master has sent, on another machine: memory of the same keys and sizes, of which ranks read what has come.\n\nOf memory that is large no more is taken of the machine than what has come.\n"""'
 
 
 _LARGE = 4 * 1024 * 1024  # bytes; each such memory keeps a descriptor

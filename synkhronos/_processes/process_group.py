@@ -1,4 +1,21 @@
-"""The ranks of a session, on one machine or on several."""
+"""The ranks of a session, on one machine or on several.
+
+Whom a leader names when other machines keep it waiting.
+
+The processes of a session: starting, signalling, watching and stopping them. Knows nothing of Theano or of commands.
+
+                     mailbox (one, shared memory)
+      master ────post `sent`─────> worker  : read the mailbox, work, fill the own answer box
+      master <──post `answered`─── worker  : a word for each worker; the last one wakes the master
+      master and workers meet at `Team.barrier` inside collectives
+
+Invariants
+----------
+* One message is outstanding at a time; messages are numbered, and a worker's answer carries its number.
+* In every wait a process looks every `POLL` seconds, at the latest, whether its peers live: the master whether a worker
+  has died, a worker whether the master has. A worker is also killed by the kernel when the master ends.
+* Signals are the master's to handle: workers ignore Ctrl-C, SIGTERM and their like.
+"""
 
 from __future__ import annotations
 
@@ -67,9 +84,6 @@ class World(NamedTuple):
         return range(first, first + self.sizes[machine])
 
 
-# DOC '"""Whom a leader names when other machines keep it waiting."""'
-
-
 #: Each leader names a rank of its own machine first; after so many seconds more it is the leader itself that is silent.
 _MARGIN = 1.0
 
@@ -112,9 +126,6 @@ def check_exchange(team: Team) -> None:
     who = f"the leader of {names}" if len(others) == 1 else f"a leader of {names}"
     text = f"{who}, did not go on with an exchange of arrays within {patience.seconds} seconds"
     raise WorkerTimeout(text, world.ranks_of(1)[0], 0)
-
-
-# DOC '"""The processes of a session: starting, signalling, watching and stopping them. Knows nothing of Theano or of commands.\n\n                     mailbox (one, shared memory)\n      master ────post `sent`─────> worker  : read the mailbox, work, fill the own answer box\n      master <──post `answered`─── worker  : a word for each worker; the last one wakes the master\n      master and workers meet at `Team.barrier` inside collectives\n\nInvariants\n----------\n* One message is outstanding at a time; messages are numbered, and a worker\'s answer carries its number.\n* In every wait a process looks every `POLL` seconds, at the latest, whether its peers live: the master whether a worker\n  has died, a worker whether the master has. A worker is also killed by the kernel when the master ends.\n* Signals are the master\'s to handle: workers ignore Ctrl-C, SIGTERM and their like.\n"""'
 
 
 _SPIN_SECONDS = 1e-3  # how long a wait looks at the words before it parks

@@ -1,4 +1,25 @@
-"""Telling the user's program what happened, without making anything worse."""
+"""Telling the user's program what happened, without making anything worse.
+
+A forked child process: `os.fork`, and knowing how it ended.
+
+`multiprocessing` is not used, because a process that the user forks from the master would end the master's children
+at its own exit, and because it forbids children in the workers of its pools.
+
+Processes that end with another one.
+
+A worker ends with its controller, even if it computes and cannot look, and however the controller ended. A thread of
+the worker, in C, waits for that (``pidfd_open``; where the kernel or a sandbox does not offer it, the thread looks
+every tenth of a second). The controller holds no descriptor for this, so nothing that a program closes ends its
+workers. A worker that the main thread has forked is killed with that thread, too (``PR_SET_PDEATHSIG``), which works
+for a stopped process; other threads may end before the controller does.
+
+What a worker does when a signal comes: next to nothing, since signals are the master's to handle.
+
+A terminal, ``timeout``, Slurm or a machine that shuts down send their signals to all processes of a program. The master
+may have a handler that saves what it has, and needs its workers for that; if it has none it ends, and they with it.
+
+A worker, seen from the master.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +53,6 @@ def log(level: int, message: str, *args: object) -> None:
     """
     with deferred_interrupts(), contextlib.suppress(AttributeError, OSError, ValueError):
         logging.getLogger("synkhronos").log(level, message, *args, stacklevel=2)
-
-
-# DOC '"""A forked child process: `os.fork`, and knowing how it ended.\n\n`multiprocessing` is not used, because a process that the user forks from the master would end the master\'s children\nat its own exit, and because it forbids children in the workers of its pools.\n"""'
 
 
 _UNKNOWN = 255  # the exit code of a child that somebody else has waited for
@@ -139,9 +157,6 @@ def describe_exit(exitcode: int | None) -> str:
     return f"was killed by {name}{hint.get(name, '')}"
 
 
-# DOC '"""Processes that end with another one.\n\nA worker ends with its controller, even if it computes and cannot look, and however the controller ended. A thread of\nthe worker, in C, waits for that (``pidfd_open``; where the kernel or a sandbox does not offer it, the thread looks\nevery tenth of a second). The controller holds no descriptor for this, so nothing that a program closes ends its\nworkers. A worker that the main thread has forked is killed with that thread, too (``PR_SET_PDEATHSIG``), which works\nfor a stopped process; other threads may end before the controller does.\n"""'
-
-
 _STDERR = 2
 _MOST_DESCRIPTORS = 65536
 _F_SETSIG = 10  # that of Linux; Python has no name for it before 3.12
@@ -210,9 +225,6 @@ def _kill_group_at_end_of(reader: int) -> None:
         fcntl.fcntl(reader, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
 
 
-# DOC '"""What a worker does when a signal comes: next to nothing, since signals are the master\'s to handle.\n\nA terminal, ``timeout``, Slurm or a machine that shuts down send their signals to all processes of a program. The master\nmay have a handler that saves what it has, and needs its workers for that; if it has none it ends, and they with it.\n"""'
-
-
 #: By default these end a process, and are sent to ask it for something.
 _REQUESTS = {
     signal.SIGHUP,
@@ -260,9 +272,6 @@ def leave_signals_to_master() -> None:
             signal.signal(number, signal.SIG_DFL)
         elif number in _REQUESTS or callable(handler):
             signal.signal(number, signal.SIG_IGN)
-
-
-# DOC '"""A worker, seen from the master."""'
 
 
 class Member:

@@ -1,4 +1,7 @@
-"""How long the master waits for its workers."""
+"""How long the master waits for its workers.
+
+How the ranks of a session tell each other how far they are, and wait for each other: see ``_core/words.h``.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Any, Callable
 from synkhronos._core import native
 from synkhronos._processes.timeline import STRAGGLING, Timeline
 
-__all__ = ["ANSWERED", "Barrier", "POLL", "Patience", "SENT", "Signals"]
+__all__ = ["ANSWERED", "POLL", "SENT", "Barrier", "Patience", "Signals"]
 
 
 #: Seconds without a look at the clock that are no waiting.
@@ -42,9 +45,6 @@ class Patience:
             self._waited += now - self._looked
         self._looked = now
         return self.seconds is not None and self._waited > self.seconds + margin
-
-
-# DOC '"""How the ranks of a session tell each other how far they are, and wait for each other: see ``_core/words.h``."""'
 
 
 #: Longest time between two looks at whether the peers are alive, in seconds.

@@ -2,6 +2,10 @@
 
 It computes on a row of another rank's (of sliceable shared variables, on its own first one), is left out of every
 collective, and stores only what comes of these: what is the same on all ranks.
+
+A call in slices: each rank computes its share piece by piece, from the values before the call.
+
+How one rank calls a function: on its share of the data, in slices, and with the other ranks.
 """
 
 from __future__ import annotations
@@ -43,9 +47,6 @@ def kept(variables: Sequence[Any]) -> Iterator[None]:
     finally:
         for var, value in zip(variables, values):
             _graph.set_array(var, value)
-
-
-# DOC '"""A call in slices: each rank computes its share piece by piece, from the values before the call."""'
 
 
 def call_in_slices(
@@ -106,9 +107,6 @@ def _accumulator(result: Any, mode: str, total: int, name: str, dtype: np.dtype 
     if is_device_array(result) and accumulates(result.dtype, mode, dtype):
         return DeviceAccumulator(mode, total, name)
     return Accumulator(mode, total, name, dtype)
-
-
-# DOC '"""How one rank calls a function: on its share of the data, in slices, and with the other ranks."""'
 
 
 class Caller:

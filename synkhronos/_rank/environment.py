@@ -24,7 +24,10 @@ __all__ = ["ThreadLimits", "digest_of_states", "set_apart"]
 
 
 def digest_of_states() -> bytes:
-    """Return a hash of the states of this process's global generators, from which nothing is drawn."""
+    """Return a hash of the states of this process's global generators, from which nothing is drawn.
+
+    Each rank's fair part of the cores.
+    """
     states = np.random.get_state(legacy=False), random.getstate()  # noqa: NPY002
     return hashlib.sha256(pickle.dumps(states, protocol=4)).digest()
 
@@ -50,9 +53,6 @@ def set_apart(digest: bytes, rank: int, start: int) -> None:
         numpy_random: Any = np.random
         kind = type(numpy_random.get_bit_generator())
         numpy_random.set_bit_generator(kind(np.random.SeedSequence(numbers)))
-
-
-# DOC '"""Each rank\'s fair part of the cores."""'
 
 
 _logger = logging.getLogger("synkhronos")

@@ -1,4 +1,7 @@
-"""Rows of arrays in shared memory, excerpted by each rank for itself."""
+"""Rows of arrays in shared memory, excerpted by each rank for itself.
+
+How a worker hands results to the master: where they lie, if the master sees that, else copied to where it does.
+"""
 
 from __future__ import annotations
 
@@ -67,9 +70,6 @@ class Excerpts:
     def forget(self, function: int) -> None:
         """Give back the buffers of a function."""
         self._buffers = {key: buffer for key, buffer in self._buffers.items() if key[0] != function}
-
-
-# DOC '"""How a worker hands results to the master: where they lie, if the master sees that, else copied to where it does."""'
 
 
 _MOST_PLACES = 256

@@ -1,4 +1,7 @@
-"""A worker's life."""
+"""A worker's life.
+
+The ranks of one machine: forked, and each with its replica.
+"""
 
 from __future__ import annotations
 
@@ -53,9 +56,6 @@ def _answer(team: Team, encoder: Encoder, reply: Any) -> None:
     if isinstance(reply, Failure) and not reply.aborted:
         team.signals.abort()
     team.answer(encoder.dumps(reply))
-
-
-# DOC '"""The ranks of one machine: forked, and each with its replica."""'
 
 
 def start_ranks(

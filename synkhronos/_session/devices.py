@@ -1,6 +1,8 @@
 """What there is to compute on: CPU cores, CUDA GPUs, OpenCL devices, and their names.
 
 GPUs are listed in a subprocess, so that asking leaves this process without a GPU context and thereby fit to fork.
+
+Giving each rank of a new session its GPU, and connecting the GPUs by NCCL.
 """
 
 from __future__ import annotations
@@ -199,9 +201,6 @@ def check_unused() -> None:
                     "this process has used CUDA already, and a CUDA context does not survive a fork: call "
                     "synkhronos.fork() before anything else uses a GPU"
                 )
-
-
-# DOC '"""Giving each rank of a new session its GPU, and connecting the GPUs by NCCL."""'
 
 
 def find_free_devices(n_parallel: int | None, use_gpu: bool | None, devices: str | Sequence[str] | None) -> list[str]:

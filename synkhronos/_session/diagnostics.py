@@ -1,4 +1,7 @@
-"""Warnings about what the user's program does, at the line of that program which does it."""
+"""Warnings about what the user's program does, at the line of that program which does it.
+
+What a user is told when a command failed.
+"""
 
 from __future__ import annotations
 
@@ -57,9 +60,6 @@ def warn(message: str) -> None:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _OWN:
         level, frame = level + 1, frame.f_back
     warnings.warn(message, RuntimeWarning, stacklevel=level)
-
-
-# DOC '"""What a user is told when a command failed."""'
 
 
 #: What to do when a session cannot go on.

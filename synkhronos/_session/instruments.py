@@ -1,4 +1,7 @@
-"""What the ranks hold of the memory in which they compute."""
+"""What the ranks hold of the memory in which they compute.
+
+The instruments: `profile` and `trace`.
+"""
 
 from __future__ import annotations
 
@@ -81,9 +84,6 @@ def memory() -> Memory:
     session = current("memory")
     counts = session.tell()[1]
     return Memory(*(dict(enumerate(column)) for column in zip(*counts)))
-
-
-# DOC '"""The instruments: `profile` and `trace`."""'
 
 
 @contextlib.contextmanager

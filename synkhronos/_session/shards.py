@@ -1,4 +1,12 @@
-"""The shapes of shared variables on the ranks, as far as the master knows them without asking."""
+"""The shapes of shared variables on the ranks, as far as the master knows them without asking.
+
+Track where each rank's rows of scattered variables came from, to give them to a new worker or to report their loss.
+
+Only sessions with ``restart_workers`` do this. The array that was scattered is held weakly, with a digest of each
+rank's rows: they are restored if the array still exists and its rows are the same to the bit. What a rank alone had
+(rows of an array that is gone or was changed, or that an update has changed since) is lost with its worker; each use of
+the variable is then an error until the rows are set again.
+"""
 
 from __future__ import annotations
 
@@ -79,9 +87,6 @@ class Extents:
         functions = [self._replica.functions[key] for key in keys]
         updated = [var for function in functions for var in _graph.updated_variables(function)]
         return {*call.updated, *map(self._replica.variables.key, updated)}
-
-
-# DOC '"""Track where each rank\'s rows of scattered variables came from, to give them to a new worker or to report their loss.\n\nOnly sessions with ``restart_workers`` do this. The array that was scattered is held weakly, with a digest of each\nrank\'s rows: they are restored if the array still exists and its rows are the same to the bit. What a rank alone had\n(rows of an array that is gone or was changed, or that an update has changed since) is lost with its worker; each use of\nthe variable is then an error until the rows are set again.\n"""'
 
 
 class Origin(NamedTuple):

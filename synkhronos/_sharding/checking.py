@@ -1,4 +1,10 @@
-"""Failed analyses of a graph: they only serve speed, so the slower path is taken and the failure is logged."""
+"""Failed analyses of a graph: they only serve speed, so the slower path is taken and the failure is logged.
+
+Check the shape of each variable of a divided graph against the serial program's, for debugging.
+
+Where a sharding rule has been applied, each rank also computes the node as the serial program does, of whole inputs,
+and compares what it holds with the shape of that. What a rule gets wrong is found at its own node, and raised there.
+"""
 
 from __future__ import annotations
 
@@ -51,9 +57,6 @@ def tolerated(analysis: str, subject: object) -> Iterator[None]:
                 error,
             )
             _logger.debug("%s of %s failed", *key, exc_info=True)
-
-
-# DOC '"""Check the shape of each variable of a divided graph against the serial program\'s, for debugging.\n\nWhere a sharding rule has been applied, each rank also computes the node as the serial program does, of whole inputs,\nand compares what it holds with the shape of that. What a rule gets wrong is found at its own node, and raised there.\n"""'
 
 
 _ENVIRONMENT = "SYNKHRONOS_CHECK_SHARDING"

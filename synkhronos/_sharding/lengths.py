@@ -3,6 +3,8 @@
 All that is not known is a symbol of its own, whose value is the serial program's. So a number is rows × k only where
 that is proven, by the kinds of nodes in `following` alone; whatever else is computed from shapes (N + 1, N // 2, a cast
 to floats) is a plain number, the same on every rank.
+
+What nodes make of lengths that are known: the only ways in which a number of the program is known to be rows × k.
 """
 
 from __future__ import annotations
@@ -188,9 +190,6 @@ class Lengths:
         others = functools.reduce(Length.times, [one for one in entries if one != UNKNOWN], ONE)
         size = functools.reduce(Length.times, self.dims(variable), ONE).over(others)
         return tuple(size if one == UNKNOWN and size is not None else one for one in entries)
-
-
-# DOC '"""What nodes make of lengths that are known: the only ways in which a number of the program is known to be rows × k."""'
 
 
 def follow(known: Lengths, node: Any) -> None:

@@ -1,6 +1,10 @@
 """Where the rows of a variable are: every variable of a divided graph has one of three placements.
 
 The terms are those of GSPMD and of PyTorch's DTensor. A length is a product of whole numbers of the serial program.
+
+What a user knows a variable by: its name, and the line of the program that made it.
+
+Nodes of the user's graph and of the divided one, side by side.
 """
 
 from __future__ import annotations
@@ -16,15 +20,15 @@ from synkhronos._backends import FOLDER, TensorType, ancestors, known_lengths, o
 from synkhronos._backends import copied as node_with
 
 __all__ = [
-    "Length",
     "ONE",
+    "ROWS",
+    "UNKNOWN",
+    "Length",
     "Partial",
     "Placed",
     "Placement",
-    "ROWS",
     "Replicate",
     "Shard",
-    "UNKNOWN",
     "copied",
     "described",
     "is_broadcast",
@@ -104,9 +108,6 @@ class Placed(NamedTuple):
     placement: Placement
 
 
-# DOC '"""What a user knows a variable by: its name, and the line of the program that made it."""'
-
-
 _OWN = os.path.dirname(os.path.dirname(__file__))
 _LIBRARIES = (*map(sysconfig.get_path, ("purelib", "platlib", "stdlib", "platstdlib")), "<frozen ")
 
@@ -141,9 +142,6 @@ def _own_line(variable: Any) -> str:
     frames = [frame for trace in traces for frame in reversed(trace) if not frame[0].startswith((FOLDER, _OWN))]
     frames.sort(key=lambda frame: frame[0].startswith(_LIBRARIES))
     return f"{os.path.basename(frames[0][0])}:{frames[0][1]} {frames[0][3] or ''}".strip() if frames else ""
-
-
-# DOC '"""Nodes of the user\'s graph and of the divided one, side by side."""'
 
 
 #: By what an operation computes.

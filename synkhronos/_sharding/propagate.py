@@ -33,10 +33,16 @@ from synkhronos._sharding.placements import (
 )
 from synkhronos._sharding.rank_ops import Collective, Collectives, Part
 
-__all__ = ["Rule", "Walk"]
+__all__ = ["MAKERS", "RULES", "Rule", "Walk"]
 
 
 Rule = Callable[["Walk", Any], Union[str, Sequence[Placed]]]
+
+#: For types of Ops: rules for Apply nodes of which some input is not replicated. `synkhronos._sharding.rules` fills it.
+RULES: dict[type, Rule] = {}
+
+#: Rules for Apply nodes of replicated inputs: what they make has rows, or another way makes it cheaper.
+MAKERS: dict[type, Rule] = {}
 
 
 class Walk:

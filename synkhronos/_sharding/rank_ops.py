@@ -1,4 +1,7 @@
-"""The collectives of divided graphs on real ranks: those of `_inside`, of any axis, with dtypes kept."""
+"""The collectives of divided graphs on real ranks: those of `_inside`, of any axis, with dtypes kept.
+
+The Op that takes a rank's rows of what every rank holds whole.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from synkhronos._graph import ops as graph_ops
 from synkhronos._graph.ops import gathered, reduced
 from synkhronos._sharding.placements import described
 
-__all__ = ["Collective", "Collectives", "ON_RANKS", "Part", "label"]
+__all__ = ["ON_RANKS", "Collective", "Collectives", "Part", "label"]
 
 
 class Collectives(NamedTuple):
@@ -58,9 +61,6 @@ def _all_gather(variable: Any, axis: int) -> Any:
 
 
 ON_RANKS = Collectives(_all_reduce, _all_gather)
-
-
-# DOC '"""The Op that takes a rank\'s rows of what every rank holds whole."""'
 
 
 class Part(Op):

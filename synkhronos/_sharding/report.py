@@ -1,4 +1,7 @@
-"""What a user sees of a division: where ranks meet, for the sake of what, and what was computed whole."""
+"""What a user sees of a division: where ranks meet, for the sake of what, and what was computed whole.
+
+A picture of the user's graph: where the rows of each value are, by colours, and where ranks meet.
+"""
 
 from __future__ import annotations
 
@@ -135,9 +138,6 @@ def _n_bytes(variable: Any) -> int | None:
     """The size of a variable whose shape its type tells."""
     is_known = isinstance(variable.type, TensorType) and all(variable.broadcastable)
     return int(np.dtype(variable.dtype).itemsize) if is_known else None
-
-
-# DOC '"""A picture of the user\'s graph: where the rows of each value are, by colours, and where ranks meet."""'
 
 
 _COLOURS = {"replicated": "#e0e0e0", "sharded": "#9ecae1", "a part of a sum": "#fdd0a2"}

@@ -1,4 +1,7 @@
-"""Whether a divided graph can be computed in slices: where all collectives come last."""
+"""Whether a divided graph can be computed in slices: where all collectives come last.
+
+A user's graph, divided: a graph to be compiled, and the table of the collectives in it.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ from synkhronos._graph.ops import after_meetings, expresses_meetings
 from synkhronos._sharding.blocking import in_blocks
 from synkhronos._sharding.checking import environment_asks, tolerated
 from synkhronos._sharding.placements import ONE, Replicate, Shard, described, line_of
-from synkhronos._sharding.propagate import Walk
+from synkhronos._sharding.propagate import MAKERS, RULES, Walk
+from synkhronos._sharding.random_streams import OwnDraws
 from synkhronos._sharding.rank_ops import ON_RANKS, label
 from synkhronos._sharding.report import Partition, draw
-from synkhronos._sharding.rules import MAKERS, RULES, OwnDraws
 from synkhronos._sharding.user_shards import Sharding
 
 __all__ = ["DividedGraph", "why_not_sliced"]
@@ -62,9 +65,6 @@ def _draw_of(state: Any, needed: Sequence[Any]) -> str:
         if state in node.inputs:
             return described(node.outputs[-1 if type(node.op) in ops.DRAWS else 0])
     return described(state)
-
-
-# DOC '"""A user\'s graph, divided: a graph to be compiled, and the table of the collectives in it."""'
 
 
 _logger = logging.getLogger("synkhronos")

@@ -2,6 +2,8 @@
 
 That of scipy-openblas32 comes first: the OpenBLAS that NumPy's and SciPy's maintainers build, one wheel for all Pythons
 and kept current, so that it has kernels for processors that came after the wheels of NumPy and SciPy that Theano needs.
+
+The BLAS in ``theano.config.blas.ldflags``: where the user names none, one that is found; and none that is unfit.
 """
 
 from __future__ import annotations
@@ -173,12 +175,6 @@ def link_flags(library: str, prefix: str = "") -> str:
     if prefix:
         flags.append(f"-include{_HEADER}")
     return " ".join(flags) if len(" ".join(flags).split()) == len(flags) else ""
-
-
-# DOC '"""The BLAS in ``theano.config.blas.ldflags``: where the user names none, one that is found; and none that is unfit."""'
-
-
-logger = logging.getLogger("synkhronos")
 
 
 def offer_blas(configdefaults: Any) -> None:

@@ -1,4 +1,15 @@
-"""The routines of a BLAS that Theano's C code calls, tried as it calls them."""
+"""The routines of a BLAS that Theano's C code calls, tried as it calls them.
+
+Trying a BLAS in a fork: one that crashes, or ends the process as MKL does where a part is missing, does so there.
+
+And there are the libraries that are loaded in this process already, by which others may be found.
+
+Linking a module to a BLAS by the command that Theano would use.
+
+Theano splits ``blas.ldflags`` at white space, within quotes too; takes quotes off a flag that begins and ends with
+them; refuses ``-I`` and flags of less than three characters; lists the folders of ``-L``; puts libraries behind all
+other flags. So its own functions make the command here.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +29,9 @@ from importlib import import_module
 from typing import Any, NamedTuple, NoReturn
 
 __all__ = [
-    "Linked",
     "SYMBOLS",
     "TABLE",
+    "Linked",
     "file_of",
     "link",
     "load",
@@ -146,9 +157,6 @@ def file_of(address: int) -> str:
     return symbol.file.decode(errors="replace") if found else ""
 
 
-# DOC '"""Trying a BLAS in a fork: one that crashes, or ends the process as MKL does where a part is missing, does so there.\n\nAnd there are the libraries that are loaded in this process already, by which others may be found.\n"""'
-
-
 _PROBE_SECONDS = 60  # for a BLAS to be loaded and called, on a machine that is busy
 
 
@@ -186,7 +194,7 @@ def try_blas(flags: str) -> Linked:
         # Where Theano's own modules lie: elsewhere, executing files may be forbidden.
         with tempfile.TemporaryDirectory(prefix="synkhronos_", dir=config.base_compiledir) as folder:
             module = link(flags, folder)
-            return try_routines(lambda: routines.load_table(module))
+            return try_routines(lambda: load_table(module))
     except OSError as error:
         return Linked(trouble=str(error))
 
@@ -197,7 +205,7 @@ def try_routines(load: Callable[[], dict[str, int]]) -> Linked:
     Parameters
     ----------
     load : callable
-        Loads it, and returns the addresses of `routines.SYMBOLS` or raises an `OSError`.
+        Loads it, and returns the addresses of `SYMBOLS` or raises an `OSError`.
     """
     reading, writing = os.pipe()
     child = 0
@@ -237,8 +245,8 @@ def _answer(load: Callable[[], dict[str, int]], writing: int) -> NoReturn:
         os.dup2(writing, 1)
         os.dup2(writing, 2)
         addresses = load()
-        tell(file=routines.file_of(addresses["dgemm_"]))
-        tell(objection=routines.objection(addresses))
+        tell(file=file_of(addresses["dgemm_"]))
+        tell(objection=objection(addresses))
     except OSError as error:
         words = re.sub(r".*: undefined symbol: (\w+)", r"none of the libraries has the routine \1", str(error))
         tell(trouble=words, objection="")
@@ -268,9 +276,6 @@ def _end(child: int) -> int:
     with contextlib.suppress(OSError):
         os.unlink(f"/dev/shm/__KMP_REGISTERED_LIB_{child}_{os.getuid()}")
     return status
-
-
-# DOC '"""Linking a module to a BLAS by the command that Theano would use.\n\nTheano splits ``blas.ldflags`` at white space, within quotes too; takes quotes off a flag that begins and ends with\nthem; refuses ``-I`` and flags of less than three characters; lists the folders of ``-L``; puts libraries behind all\nother flags. So its own functions make the command here.\n"""'
 
 
 #: The modules that make the command: of Theano, and of PyTensor.

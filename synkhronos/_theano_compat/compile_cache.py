@@ -6,6 +6,13 @@ Theano compiles some ops anew in every process, workers included:
   because the empty tuple is appended to the versions, of which none may be empty.
 * The version of a `COp` (DimShuffle, ScalarFromTensor, the random generator's DotModulo, …) is Python's hash of its
   source code, and the hash of a string is another one in each process.
+
+The headers of Theano's C++ modules, compiled once: two thirds of a module's compilation are their parsing.
+
+Each module begins with those of Python, NumPy and the C++ library. They are compiled to a folder of Theano's own
+compile cache, by the very flags of the module, when the first module asks for such flags; later ones include the
+result. The compiler refuses what does not suit, and then parses as ever. A module and its key in the cache stay the
+same.
 """
 
 from __future__ import annotations
@@ -56,9 +63,6 @@ def mend_cache_keys() -> None:
 
     CLinker.cmodule_key_ = cmodule_key_
     COp.c_code_cache_version = c_code_cache_version
-
-
-# DOC '"""The headers of Theano\'s C++ modules, compiled once: two thirds of a module\'s compilation are their parsing.\n\nEach module begins with those of Python, NumPy and the C++ library. They are compiled to a folder of Theano\'s own\ncompile cache, by the very flags of the module, when the first module asks for such flags; later ones include the\nresult. The compiler refuses what does not suit, and then parses as ever. A module and its key in the cache stay the\nsame.\n"""'
 
 
 _HEADERS = ("Python.h", "iostream", "math.h", "numpy/arrayobject.h", "numpy/arrayscalars.h", "vector", "algorithm")

@@ -1,6 +1,8 @@
 """Marks on the functions that take the places of Theano's, so that none is replaced twice.
 
 They hold between two copies of this package, too, of which one was loaded while ``theano`` was being imported.
+
+Flags of Theano's that turn the replacements of its C code off: ``THEANO_FLAGS=synkhronos.NAME=False``.
 """
 
 from __future__ import annotations
@@ -24,9 +26,6 @@ def mend(function: _Function) -> _Function:
 def is_mend(function: Any) -> bool:
     """Whether a function is one of ours."""
     return getattr(function, "synkhronos_role", None) == "mend"
-
-
-# DOC '"""Flags of Theano\'s that turn the replacements of its C code off: ``THEANO_FLAGS=synkhronos.NAME=False``."""'
 
 
 SWITCHES = {

@@ -14,7 +14,7 @@ from .summation import kept_axes
 __all__ = ["SumOfElementwise"]
 
 _SUPPORT, _ = read_support_code("runs.h", "summation.h")
-_, _VERSION = read_support_code("runs.h", "summation.h", "runs.py", "fused.py")
+_, _VERSION = read_support_code("runs.h", "summation.h", "elementwise.py", "fused_sum.py")
 
 _CODE = """
 {declarations}

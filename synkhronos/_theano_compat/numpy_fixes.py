@@ -3,6 +3,8 @@
 Arrays without elements have strides of 0 since NumPy 1.23. Theano's C code around BLAS takes the strides as they are:
 it finds that "some matrix has no unit stride", or hands BLAS a leading dimension of 0, which BLAS refuses. Here such
 arrays get the strides of contiguous ones, which nothing is ever read by.
+
+``theano.tensor.topk`` and its kin on NumPy 1.23 and later, where a list is no index any more.
 """
 
 from __future__ import annotations
@@ -55,9 +57,6 @@ def mend_strides() -> None:
     GemmRelated.build_gemm_version = build_gemm_version
     BatchedDot.c_support_code = c_support_code
     BatchedDot.c_code_cache_version = c_code_cache_version
-
-
-# DOC '"""``theano.tensor.topk`` and its kin on NumPy 1.23 and later, where a list is no index any more."""'
 
 
 def mend_topk() -> None:

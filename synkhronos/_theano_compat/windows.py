@@ -5,6 +5,15 @@ gives by the weights; on a core that takes two to four times as long as the arit
 where the image lies, in registers. Grouped and unshared convolutions and those of several OpenMP threads take Theano's
 way, as does all of it with ``THEANO_FLAGS=synkhronos.vector_convolution=False``. Sums are formed in another order, so
 that results differ by rounding.
+
+Pooling in Python, which Theano uses without a compiler and in FAST_COMPILE: since NumPy 1.23 a list is no index.
+
+Pooling over windows that do not overlap, as vector code: forward, gradient, and gradient of the gradient.
+
+Theano's C code asks for the address of each element anew, which takes longer than all convolutions of a small network.
+Here its ops have code of their own where windows lie side by side without padding and their sizes are constants of the
+graph. Anything else takes Theano's, as does all of it with ``THEANO_FLAGS=synkhronos.vector_pooling=False``. The
+results are the same to the bit.
 """
 
 from __future__ import annotations
@@ -77,9 +86,6 @@ def vectorize_convolution(module: Any) -> None:
     op_class.c_code_cache_version = c_code_cache_version
 
 
-# DOC '"""Pooling in Python, which Theano uses without a compiler and in FAST_COMPILE: since NumPy 1.23 a list is no index."""'
-
-
 _CLASSES = ("Pool", "AveragePoolGrad", "MaxPoolRop")
 _AS_TUPLES = {
     "k[[region_slices[i][r[i]] for i in xrange(nd)]]": "k[tuple([region_slices[i][r[i]] for i in xrange(nd)])]",
@@ -105,9 +111,6 @@ def mend_pooling(module: Any) -> None:
         # the empty lines give tracebacks the numbers that the lines have in the file
         exec(compile("\n" * (first - 1) + source, module.__file__, "exec"), vars(module), made)
         op.perform = made["perform"]
-
-
-# DOC '"""Pooling over windows that do not overlap, as vector code: forward, gradient, and gradient of the gradient.\n\nTheano\'s C code asks for the address of each element anew, which takes longer than all convolutions of a small network.\nHere its ops have code of their own where windows lie side by side without padding and their sizes are constants of the\ngraph. Anything else takes Theano\'s, as does all of it with ``THEANO_FLAGS=synkhronos.vector_pooling=False``. The\nresults are the same to the bit.\n"""'
 
 
 _POOLING_SUPPORT, _POOLING_VERSION = read_support_code("pooling.h")

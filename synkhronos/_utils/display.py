@@ -1,4 +1,7 @@
-"""Keyword arguments that a function does not have: the error says what was meant, and what there is."""
+"""Keyword arguments that a function does not have: the error says what was meant, and what there is.
+
+How objects show themselves: tables for notebooks, the names that `dir` lists, the modules that `help` does.
+"""
 
 from __future__ import annotations
 
@@ -46,9 +49,6 @@ def checks_keywords(function: _Callable) -> _Callable:
         return function(*args, **kwargs)
 
     return cast("_Callable", check_and_call)
-
-
-# DOC '"""How objects show themselves: tables for notebooks, the names that `dir` lists, the modules that `help` does."""'
 
 
 def html_table(lines: Iterable[Sequence[object]], title: str = "") -> str:

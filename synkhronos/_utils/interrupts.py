@@ -3,6 +3,12 @@
 Python runs the handlers of signals in its main thread, between any two instructions, and what they raise appears there:
 `KeyboardInterrupt` for Ctrl-C, and whatever a program's own handlers of SIGALRM, SIGTERM, … raise. Nearly everything
 here is written such that it may be left at any point. Where that cannot be had, a block of `deferred_interrupts` helps.
+
+Noting which objects have ended, in a way that no signal's handler can tear apart.
+
+Objects may end at any moment, and at any moment a handler may raise. A finalizer in Python that this hits is printed
+and lost, and with it the memory that it was to give back. So nothing of Python runs when an object ends: C code puts a
+weak reference, which bears a key, into a queue, and whoever is to act on it looks there when it has time.
 """
 
 from __future__ import annotations
@@ -169,9 +175,6 @@ def collect_garbage() -> None:
     """Run the garbage collector so that no interrupt is lost: Python drops exceptions that finalizers raise."""
     with deferred_interrupts():
         gc.collect()
-
-
-# DOC '"""Noting which objects have ended, in a way that no signal\'s handler can tear apart.\n\nObjects may end at any moment, and at any moment a handler may raise. A finalizer in Python that this hits is printed\nand lost, and with it the memory that it was to give back. So nothing of Python runs when an object ends: C code puts a\nweak reference, which bears a key, into a queue, and whoever is to act on it looks there when it has time.\n"""'
 
 
 _Key = TypeVar("_Key")

@@ -1,4 +1,10 @@
-"""Compiled functions of PyTensor's: making them, calling them, and what they are made of."""
+"""Compiled functions of PyTensor's: making them, calling them, and what they are made of.
+
+`pytensor.function` on another way: what a program asks of it is built by somebody else.
+
+Nothing in it hands all arguments on, so its code is replaced: programs that hold it by a name of their own are served,
+too. What PyTensor itself and this package compile stays as it is.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +29,14 @@ from synkhronos._backends.common import Running
 from synkhronos._backends.pytensor.custom_op import within
 
 __all__ = [
+    "KEYWORDS",
+    "SHAPES_ONLY",
+    "TAKES_SUBSETS",
     "Container",
     "Function",
     "In",
-    "KEYWORDS",
     "Out",
     "Running",
-    "SHAPES_ONLY",
-    "TAKES_SUBSETS",
     "compile_function",
     "divert",
     "machine",
@@ -149,9 +155,6 @@ def machine(function: Any) -> Any:
 def make_printable(*classes: type) -> None:
     """Have the engine's printing functions take objects of classes, which have a function's ``maker``, as functions."""
     pytensor.printing.Function = (Function, *classes)
-
-
-# DOC '"""`pytensor.function` on another way: what a program asks of it is built by somebody else.\n\nNothing in it hands all arguments on, so its code is replaced: programs that hold it by a name of their own are served,\ntoo. What PyTensor itself and this package compile stays as it is.\n"""'
 
 
 _plain: Any = types.FunctionType(

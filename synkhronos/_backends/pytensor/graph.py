@@ -1,4 +1,7 @@
-"""Variables, nodes, and walks over graphs of PyTensor's."""
+"""Variables, nodes, and walks over graphs of PyTensor's.
+
+Variables and expressions that are like another variable of PyTensor's.
+"""
 
 from __future__ import annotations
 
@@ -34,16 +37,16 @@ from synkhronos._backends.pytensor.custom_op import Op
 
 __all__ = [
     "AFTER_MERGES",
-    "Apply",
     "BEFORE_ELEMENTWISE",
     "CONTINUOUS",
+    "FOLDER",
+    "INTEGERS",
+    "NO_TENSORS",
+    "Apply",
     "Constant",
     "DenseType",
     "DisconnectedType",
-    "FOLDER",
-    "INTEGERS",
     "InconsistencyError",
-    "NO_TENSORS",
     "NotScalarConstantError",
     "Op",
     "ReplaceValidate",
@@ -181,9 +184,6 @@ def accumulated(
 def register(name: str, rewriter: Any, position: float, *tags: str) -> None:
     """Have functions rewritten as they are compiled, in modes with one of the tags."""
     optdb.register(name, rewriter, *tags, position=position)
-
-
-# DOC '"""Variables and expressions that are like another variable of PyTensor\'s."""'
 
 
 def input_like(var: Any) -> Any:

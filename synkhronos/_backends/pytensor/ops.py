@@ -1,4 +1,7 @@
-"""How the operations of PyTensor's graphs are read."""
+"""How the operations of PyTensor's graphs are read.
+
+The operations of PyTensor's graphs, and how they are read.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +44,8 @@ from pytensor.tensor.subtensor import (
 from synkhronos._backends.common import Loop, absent
 
 __all__ = [
+    "DRAWS",
+    "EXPRESSED",
     "ARange",
     "AbstractConv2d",
     "AbstractConv2d_gradInputs",
@@ -72,13 +77,11 @@ __all__ = [
     "CrossentropySoftmax1HotWithBiasDx",
     "CrossentropySoftmaxArgmax1HotWithBias",
     "CumOp",
-    "DRAWS",
     "DeepCopyOp",
     "DimShuffle",
     "DisconnectedGrad",
     "Dot",
     "DownsampleFactorMaxGradGrad",
-    "EXPRESSED",
     "Elemwise",
     "FromFunctionOp",
     "GradClip",
@@ -226,9 +229,6 @@ def split_axis(node: Any) -> list[Any]:
     shape = [variable.shape[i] for i in range(variable.ndim)]
     parts = [parts[i] for i in range(node.outputs[0].ndim - variable.ndim + 1)]
     return [variable.reshape([*shape[:axis], *parts, *shape[axis + 1 :]])]
-
-
-# DOC '"""The operations of PyTensor\'s graphs, and how they are read."""'
 
 
 AbstractConv2d = absent("AbstractConv2d")

@@ -7,6 +7,11 @@ everywhere, and constants keep their strides, for by these numba finds the code 
 Of what rewrites have noted about a graph, only that it works in place travels. Of the variables of a graph, and of
 their tags, only what PyTensor itself puts there does: other libraries hang models on them, which the ranks may be
 unable to load.
+
+States of PyTensor's random streams: NumPy's generators.
+
+A generator jumps as many of its period's parts ahead as NumPy says: PCG64, the default, 2^127 steps of 2^128 times the
+golden ratio's fraction, so that no two ranks meet; MT19937 2^128 of 2^19937 - 1; Philox 2^128 of 2^256.
 """
 
 from __future__ import annotations
@@ -36,8 +41,8 @@ from synkhronos._backends.common import GUARDS, errors_of, new, once
 from synkhronos._backends.pytensor.custom_op import tell_numba
 
 __all__ = [
-    "FromFunctionOp",
     "MADE_AT_RUN_TIME",
+    "FromFunctionOp",
     "PureOp",
     "PureType",
     "is_random_state",
@@ -142,9 +147,6 @@ def unpack(packed: Any) -> Any:
     function = maker.create(cells)
     function.trust_input = trust_input
     return function
-
-
-# DOC '"""States of PyTensor\'s random streams: NumPy\'s generators.\n\nA generator jumps as many of its period\'s parts ahead as NumPy says: PCG64, the default, 2^127 steps of 2^128 times the\ngolden ratio\'s fraction, so that no two ranks meet; MT19937 2^128 of 2^19937 - 1; Philox 2^128 of 2^256.\n"""'
 
 
 def is_random_state(var: Any) -> bool:

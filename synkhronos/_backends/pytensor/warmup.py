@@ -1,4 +1,9 @@
-"""What PyTensor finds out, and compiles, in one process for all."""
+"""What PyTensor finds out, and compiles, in one process for all.
+
+The BLAS that PyTensor's C code is linked to: the one that is found for Theano, where the user names none.
+
+PyTensor knows the libraries of conda, and warns where there are none; installed by pip it would multiply by NumPy.
+"""
 
 from __future__ import annotations
 
@@ -107,9 +112,6 @@ def label_prints(rank: int) -> None:
         sys.stdout.flush()
 
     pytensor.printing._print_fn = print_labelled  # which functions that arrive refer to by this name
-
-
-# DOC '"""The BLAS that PyTensor\'s C code is linked to: the one that is found for Theano, where the user names none.\n\nPyTensor knows the libraries of conda, and warns where there are none; installed by pip it would multiply by NumPy.\n"""'
 
 
 def offer_blas() -> None:

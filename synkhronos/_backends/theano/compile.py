@@ -1,4 +1,10 @@
-"""Compiled functions of Theano's: making them, calling them, and what they are made of."""
+"""Compiled functions of Theano's: making them, calling them, and what they are made of.
+
+`theano.function` on another way: what a program asks of it is built by somebody else.
+
+It is taken where it hands its arguments on, so that programs that hold it by a name of their own are served, too. What
+Theano itself and this package compile stays as it is.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +25,14 @@ from theano.gof.link import Container, raise_with_op
 from synkhronos._backends.common import Running
 
 __all__ = [
+    "KEYWORDS",
+    "SHAPES_ONLY",
+    "TAKES_SUBSETS",
     "Container",
     "Function",
     "In",
-    "KEYWORDS",
     "Out",
     "Running",
-    "SHAPES_ONLY",
-    "TAKES_SUBSETS",
     "compile_function",
     "divert",
     "machine",
@@ -109,9 +115,6 @@ def machine(function: Any) -> Any:
 def make_printable(*classes: type) -> None:
     """Have the engine's printing functions take objects of classes, which have a function's ``maker``, as functions."""
     theano.printing.Function = (theano.compile.Function, *classes)
-
-
-# DOC '"""`theano.function` on another way: what a program asks of it is built by somebody else.\n\nIt is taken where it hands its arguments on, so that programs that hold it by a name of their own are served, too. What\nTheano itself and this package compile stays as it is.\n"""'
 
 
 _module: Any = importlib.import_module("theano.compile.function")

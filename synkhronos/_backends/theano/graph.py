@@ -1,4 +1,7 @@
-"""Variables, nodes, and walks over graphs of Theano's."""
+"""Variables, nodes, and walks over graphs of Theano's.
+
+Variables and expressions that are like another variable of Theano's.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +27,16 @@ from theano.tensor import patternbroadcast as with_broadcastable
 
 __all__ = [
     "AFTER_MERGES",
-    "Apply",
     "BEFORE_ELEMENTWISE",
     "CONTINUOUS",
+    "FOLDER",
+    "INTEGERS",
+    "NO_TENSORS",
+    "Apply",
     "Constant",
     "DenseType",
     "DisconnectedType",
-    "FOLDER",
-    "INTEGERS",
     "InconsistencyError",
-    "NO_TENSORS",
     "NotScalarConstantError",
     "Op",
     "ReplaceValidate",
@@ -138,9 +141,6 @@ def accumulated(
 def register(name: str, rewriter: Any, position: float, *tags: str) -> None:
     """Have functions rewritten as they are compiled, in modes with one of the tags."""
     optdb.register(name, rewriter, position, *tags)
-
-
-# DOC '"""Variables and expressions that are like another variable of Theano\'s."""'
 
 
 def input_like(var: Any) -> Any:

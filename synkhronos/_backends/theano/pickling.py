@@ -3,6 +3,13 @@
 What travels of a function is its maker (the optimised graph; nothing is optimised again) and which storage cell feeds
 which input. Of the variables of a graph, and of their tags, only what Theano itself puts there travels: other libraries
 hang whole layers on them (Keras its ``_keras_history``, Blocks its annotations), which the ranks may be unable to load.
+
+States of Theano's random streams.
+
+MRG31k3p (L'Ecuyer and Touzin, "Fast combined multiple recursive generators with multipliers of the form a = ±2^q ±
+2^r", 2000) has a period of about 2^185. `MRG_RandomStreams` spaces its variables 2^134 and its substreams 2^72 steps
+apart; rank ``k`` jumps ahead by k · 2^160 steps, so that no variable of one rank meets another of any rank.
+`RandomStreams` holds Mersenne twisters, which jump by k · 2^128 steps of a period of 2^19937 - 1.
 """
 
 from __future__ import annotations
@@ -23,8 +30,8 @@ from theano.tensor.raw_random import RandomStateType
 from synkhronos._backends.common import GUARDS, errors_of, new, once
 
 __all__ = [
-    "FromFunctionOp",
     "MADE_AT_RUN_TIME",
+    "FromFunctionOp",
     "PureOp",
     "PureType",
     "is_random_state",
@@ -96,9 +103,6 @@ def unpack(packed: Any) -> Any:
     function = maker.create(cells, trustme=True)
     function.trust_input = trust_input
     return function
-
-
-# DOC '"""States of Theano\'s random streams.\n\nMRG31k3p (L\'Ecuyer and Touzin, "Fast combined multiple recursive generators with multipliers of the form a = ±2^q ±\n2^r", 2000) has a period of about 2^185. `MRG_RandomStreams` spaces its variables 2^134 and its substreams 2^72 steps\napart; rank ``k`` jumps ahead by k · 2^160 steps, so that no variable of one rank meets another of any rank.\n`RandomStreams` holds Mersenne twisters, which jump by k · 2^128 steps of a period of 2^19937 - 1.\n"""'
 
 
 _EXTRA_DOUBLINGS = 160 - 134

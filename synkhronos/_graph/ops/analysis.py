@@ -1,4 +1,12 @@
-"""What a graph tells of its collectives."""
+"""What a graph tells of its collectives.
+
+A graph in two, for calls in slices: what each rank computes on its data points, and what all make of that together.
+
+Where collectives come last, the first part can be computed slice by slice, and what enters the collectives accumulated
+by their own ops: averages of averages, weighted, are averages of the whole. The second part, with the collectives and
+all that follows, is then computed once; so it is no matter how many slices a rank has. What enters a collective and
+needs no data point is computed there, too: a slice would be no part of it.
+"""
 
 from __future__ import annotations
 
@@ -97,9 +105,6 @@ def expresses_meetings(expressions: Iterable[Any]) -> bool:
         seen.add(var)
         waiting += var.owner.inputs
     return False
-
-
-# DOC '"""A graph in two, for calls in slices: what each rank computes on its data points, and what all make of that together.\n\nWhere collectives come last, the first part can be computed slice by slice, and what enters the collectives accumulated\nby their own ops: averages of averages, weighted, are averages of the whole. The second part, with the collectives and\nall that follows, is then computed once; so it is no matter how many slices a rank has. What enters a collective and\nneeds no data point is computed there, too: a slice would be no part of it.\n"""'
 
 
 class Cut(NamedTuple):

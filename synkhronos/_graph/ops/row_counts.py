@@ -1,4 +1,7 @@
-"""Numbers that a rank knows of itself, in a graph."""
+"""Numbers that a rank knows of itself, in a graph.
+
+How many rows a call has, and which of them are this rank's: counted in the graph, and compared.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +55,6 @@ class Known(Op):
     def infer_shape(self, node: Any, shapes: Sequence[Any]) -> list[Any]:
         """No dimensions."""
         return [()]
-
-
-# DOC '"""How many rows a call has, and which of them are this rank\'s: counted in the graph, and compared."""'
 
 
 class Counted(Known):

@@ -7,58 +7,17 @@ neither are types derived from those that are, but for those of OpFromGraph that
 
 from __future__ import annotations
 
-from synkhronos._sharding.propagate import Rule
-from synkhronos._sharding.random_streams import OwnDraws
-from synkhronos._sharding.rules import (
-    control_flow as branches,
-)
-from synkhronos._sharding.rules import (
-    control_flow as loops,
-)
-from synkhronos._sharding.rules import (
+from synkhronos._sharding.propagate import MAKERS, RULES
+from synkhronos._sharding.rules import (  # noqa: F401  (each registers its rules)
+    control_flow,
     convolution,
     elementwise,
+    identity,
     indexing,
     joins,
     products,
     reductions,
     shapes,
 )
-from synkhronos._sharding.rules import (
-    convolution as nnet,
-)
-from synkhronos._sharding.rules import (
-    identity as expressions,
-)
-from synkhronos._sharding.rules import (
-    identity as passing,
-)
-from synkhronos._sharding.rules import (
-    joins as sorting,
-)
-from synkhronos._sharding.rules import (
-    products as sparse,
-)
 
-__all__ = ["MAKERS", "RULES", "OwnDraws"]
-
-#: For nodes of which some input is not whole.
-RULES: dict[type, Rule] = {
-    **branches.RULES,
-    **elementwise.RULES,
-    **passing.RULES,
-    **shapes.RULES,
-    **reductions.RULES,
-    **products.RULES,
-    **indexing.RULES,
-    **convolution.RULES,
-    **nnet.RULES,
-    **expressions.RULES,
-    **joins.RULES,
-    **loops.RULES,
-    **sorting.RULES,
-    **sparse.RULES,
-}
-
-#: For nodes of whole inputs, where they make something of rows × k places, or what another way makes cheaper.
-MAKERS: dict[type, Rule] = {**elementwise.MAKERS, **shapes.MAKERS}
+__all__ = ["MAKERS", "RULES"]

@@ -2,6 +2,14 @@
 
 What the steps have of the graph outside, the user's variables, stands in for the inner ones: so the walk knows it all
 by now, and what is gathered, reduced or cut of it is so once, before the loop.
+
+Scan: its steps are divided by the same rules, once it is known where the rows of its states are.
+
+The placements of the states are found by trying: what begins in rows, or becomes that in a step, stays in rows, if each
+step leaves it so; a sum over rows that steps only add to waits for the end of the loop; all other states are whole.
+Each try walks over a step anew. A state gets rows once and loses them once, so that tries come to an end.
+
+IfElse: ranks must take the same branch, so that the condition is whole; what both branches give is placed alike.
 """
 
 from __future__ import annotations
@@ -22,10 +30,10 @@ from synkhronos._backends import (
     substituted,
 )
 from synkhronos._sharding.placements import Length, Partial, Placed, Placement, Replicate, Shard, copied
-from synkhronos._sharding.propagate import Rule, Walk
+from synkhronos._sharding.propagate import RULES, Walk
 from synkhronos._sharding.rules.reductions import is_summed, is_zero
 
-__all__ = ["IFELSE_RULES", "RULES", "Steps"]
+__all__ = ["Steps"]
 
 
 _WHOLE = "a state that is whole"
@@ -235,9 +243,6 @@ def _begins_with_zero(outer: Any) -> bool:
     return is_zero(outer)
 
 
-# DOC '"""Scan: its steps are divided by the same rules, once it is known where the rows of its states are.\n\nThe placements of the states are found by trying: what begins in rows, or becomes that in a step, stays in rows, if each\nstep leaves it so; a sum over rows that steps only add to waits for the end of the loop; all other states are whole.\nEach try walks over a step anew. A state gets rows once and loses them once, so that tries come to an end.\n"""'
-
-
 def _scan(walk: Walk, node: Any) -> str | Sequence[Placed]:
     loop = ops.read_loop(node)
     mapped = _mapped(walk, node, loop)
@@ -301,10 +306,7 @@ def _mapped(walk: Walk, node: Any, loop: Any) -> Sequence[Placed] | None:
     return [Placed(output, shard) for output in copied(node, inputs)]
 
 
-RULES: dict[type, Rule] = {ops.Scan: _scan}
-
-
-# DOC '"""IfElse: ranks must take the same branch, so that the condition is whole; what both branches give is placed alike."""'
+RULES.update({ops.Scan: _scan})
 
 
 def _if_else(walk: Walk, node: Any) -> str | Sequence[Placed]:
@@ -337,4 +339,4 @@ def _placed(walk: Walk, variable: Any, placement: Placement) -> Any:
     return walk.new(variable) if isinstance(placement, Partial) else walk.whole(variable, "another branch is whole")
 
 
-IFELSE_RULES: dict[type, Rule] = {ops.IfElse: _if_else}
+RULES.update({ops.IfElse: _if_else})

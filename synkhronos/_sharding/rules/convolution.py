@@ -1,4 +1,7 @@
-"""Softmax, cross-entropy and their gradients, which compute each row of a matrix by itself."""
+"""Softmax, cross-entropy and their gradients, which compute each row of a matrix by itself.
+
+Convolutions, pooling and their gradients: images are the rows, filters are whole.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,11 @@ from typing import Any
 
 from synkhronos._backends import ops
 from synkhronos._sharding.placements import Partial, Placed, Replicate, Shard, copied
-from synkhronos._sharding.propagate import Rule, Walk
+from synkhronos._sharding.propagate import RULES, Rule, Walk
 from synkhronos._sharding.rules.identity import inner_graph
 from synkhronos._sharding.rules.reductions import is_summed
 
-__all__ = ["RULES", "SOFTMAX_RULES"]
+__all__: list[str] = []
 
 
 def _row_by_row(*whole: int, broadcasts: Collection[int] = ()) -> Rule:
@@ -53,19 +56,18 @@ def _softmax(walk: Walk, node: Any) -> str | Sequence[Placed]:
     return inner_graph(walk, node) if ops.inner_outputs(node.op) else "its rows do not lie along axis 0"
 
 
-SOFTMAX_RULES: dict[type, Rule] = {
-    ops.Softmax: _softmax,
-    ops.LogSoftmax: _softmax,
-    ops.SoftmaxGrad: _row_by_row(),
-    ops.SoftmaxWithBias: _row_by_row(1),
-    ops.CrossentropyCategorical1Hot: _row_by_row(),
-    ops.CrossentropyCategorical1HotGrad: _row_by_row(),
-    ops.CrossentropySoftmaxArgmax1HotWithBias: _row_by_row(1),
-    ops.CrossentropySoftmax1HotWithBiasDx: _row_by_row(broadcasts=(0,)),
-}
-
-
-# DOC '"""Convolutions, pooling and their gradients: images are the rows, filters are whole."""'
+RULES.update(
+    {
+        ops.Softmax: _softmax,
+        ops.LogSoftmax: _softmax,
+        ops.SoftmaxGrad: _row_by_row(),
+        ops.SoftmaxWithBias: _row_by_row(1),
+        ops.CrossentropyCategorical1Hot: _row_by_row(),
+        ops.CrossentropyCategorical1HotGrad: _row_by_row(),
+        ops.CrossentropySoftmaxArgmax1HotWithBias: _row_by_row(1),
+        ops.CrossentropySoftmax1HotWithBiasDx: _row_by_row(broadcasts=(0,)),
+    }
+)
 
 
 def _of_any_batch(node: Any, inputs: Sequence[Any]) -> Any:
@@ -117,13 +119,15 @@ def _pool(n_images: int) -> Rule:
     return rule
 
 
-RULES: dict[type, Rule] = {
-    **dict.fromkeys((ops.AbstractConv2d, ops.AbstractConv3d), _convolve(0, 1)),
-    **dict.fromkeys((ops.AbstractConv2d_gradInputs, ops.AbstractConv3d_gradInputs), _convolve(1, 0)),
-    **dict.fromkeys((ops.AbstractConv2d_gradWeights, ops.AbstractConv3d_gradWeights), _weights),
-    ops.Pool: _pool(1),
-    ops.AveragePoolGrad: _pool(2),
-    ops.MaxPoolGrad: _pool(3),
-    ops.DownsampleFactorMaxGradGrad: _pool(3),
-    ops.MaxPoolRop: _pool(2),
-}
+RULES.update(
+    {
+        **dict.fromkeys((ops.AbstractConv2d, ops.AbstractConv3d), _convolve(0, 1)),
+        **dict.fromkeys((ops.AbstractConv2d_gradInputs, ops.AbstractConv3d_gradInputs), _convolve(1, 0)),
+        **dict.fromkeys((ops.AbstractConv2d_gradWeights, ops.AbstractConv3d_gradWeights), _weights),
+        ops.Pool: _pool(1),
+        ops.AveragePoolGrad: _pool(2),
+        ops.MaxPoolGrad: _pool(3),
+        ops.DownsampleFactorMaxGradGrad: _pool(3),
+        ops.MaxPoolRop: _pool(2),
+    }
+)

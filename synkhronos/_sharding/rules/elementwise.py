@@ -8,10 +8,10 @@ from typing import Any
 from synkhronos._backends import NotScalarConstantError, get_scalar_constant_value, ops, scalar
 from synkhronos._sharding.lengths import constant_of
 from synkhronos._sharding.placements import Partial, Placed, Replicate, copied
-from synkhronos._sharding.propagate import Rule, Walk
+from synkhronos._sharding.propagate import MAKERS, RULES, Walk
 from synkhronos._sharding.rules.reductions import is_zero
 
-__all__ = ["MAKERS", "RULES"]
+__all__: list[str] = []
 
 
 def _elementwise(walk: Walk, node: Any) -> str | Sequence[Placed]:
@@ -88,7 +88,7 @@ def _fill(walk: Walk, node: Any) -> Sequence[Placed]:
     return walk.computed_whole(node)
 
 
-RULES: dict[type, Rule] = {ops.Elemwise: _elementwise}
+RULES.update({ops.Elemwise: _elementwise})
 
 #: For nodes of whole inputs.
-MAKERS: dict[type, Rule] = {ops.Elemwise: _fill}
+MAKERS.update({ops.Elemwise: _fill})

@@ -1,4 +1,7 @@
-"""Operations that hand their first input on: views, checks, and what only gradients see."""
+"""Operations that hand their first input on: views, checks, and what only gradients see.
+
+Operations that are computed as expressions, which are divided in their place: inner graphs, and some of Theano's.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ from typing import Any, Callable
 
 from synkhronos._backends import ops
 from synkhronos._sharding.placements import Placed, Shard, copied
-from synkhronos._sharding.propagate import Rule, Walk
+from synkhronos._sharding.propagate import RULES, Rule, Walk
 
-__all__ = ["EXPRESSION_RULES", "RULES", "inner_graph"]
+__all__ = ["inner_graph"]
 
 
 def _pass(walk: Walk, node: Any) -> str | Sequence[Placed]:
@@ -43,10 +46,7 @@ _PASSING = (
     ops.CheckAndRaise,
 )
 
-RULES: dict[type, Rule] = {**dict.fromkeys(_PASSING, _pass), ops.DimShuffle: _shuffle}
-
-
-# DOC '"""Operations that are computed as expressions, which are divided in their place: inner graphs, and some of Theano\'s."""'
+RULES.update({**dict.fromkeys(_PASSING, _pass), ops.DimShuffle: _shuffle})
 
 
 def _expressed(rewrite: Callable[[Any], Any]) -> Rule:
@@ -73,7 +73,9 @@ def inner_graph(walk: Walk, node: Any) -> Sequence[Placed]:
     return [Placed(walk.new(one), walk.placement(one)) for one in expressions]
 
 
-EXPRESSION_RULES: dict[type, Rule] = {
-    ops.OpFromGraph: inner_graph,
-    **{kind: _expressed(rewrite) for kind, rewrite in ops.EXPRESSED.items()},
-}
+RULES.update(
+    {
+        ops.OpFromGraph: inner_graph,
+        **{kind: _expressed(rewrite) for kind, rewrite in ops.EXPRESSED.items()},
+    }
+)

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from synkhronos._backends import INTEGERS, T, TensorType, ops
 from synkhronos._sharding.placements import ONE, Partial, Placed, Replicate, Shard, copied
-from synkhronos._sharding.propagate import Rule, Walk
+from synkhronos._sharding.propagate import RULES, Walk
 from synkhronos._sharding.rules.reductions import is_summed, is_zero
 
-__all__ = ["RULES"]
+__all__: list[str] = []
 
 _PICKED = "rows are picked"
 
@@ -228,9 +228,11 @@ def _added_to_table(walk: Walk, node: Any, places: _Places, shard: Shard | None)
     return [Placed(whole + walk.reduced(node.outputs[0], added, "sum"), Replicate())]
 
 
-RULES: dict[type, Rule] = {
-    ops.Subtensor: _subtensor,
-    ops.IncSubtensor: _inc_subtensor,
-    **dict.fromkeys((ops.AdvancedSubtensor1, ops.AdvancedSubtensor), _advanced),
-    **dict.fromkeys((ops.AdvancedIncSubtensor1, ops.AdvancedIncSubtensor), _advanced_inc),
-}
+RULES.update(
+    {
+        ops.Subtensor: _subtensor,
+        ops.IncSubtensor: _inc_subtensor,
+        **dict.fromkeys((ops.AdvancedSubtensor1, ops.AdvancedSubtensor), _advanced),
+        **dict.fromkeys((ops.AdvancedIncSubtensor1, ops.AdvancedIncSubtensor), _advanced_inc),
+    }
+)

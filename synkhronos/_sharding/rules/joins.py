@@ -1,4 +1,7 @@
-"""Joining, splitting and repeating along axes other than that of the rows."""
+"""Joining, splitting and repeating along axes other than that of the rows.
+
+Sorting and accumulating along axes other than that of the rows.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,9 @@ from typing import Any
 from synkhronos._backends import ops
 from synkhronos._sharding.lengths import constant_of
 from synkhronos._sharding.placements import Partial, Placed, Shard, copied
-from synkhronos._sharding.propagate import Rule, Walk
+from synkhronos._sharding.propagate import RULES, Walk
 
-__all__ = ["RULES", "SORT_RULES"]
+__all__: list[str] = []
 
 
 def _join(walk: Walk, node: Any) -> str | Sequence[Placed]:
@@ -46,10 +49,7 @@ def _repeat(walk: Walk, node: Any) -> str | Sequence[Placed]:
     return [Placed(copied(node, [walk.new(variable), walk.whole(repeats)])[0], shard)]
 
 
-RULES: dict[type, Rule] = {ops.Join: _join, ops.Split: _split, ops.RepeatOp: _repeat}
-
-
-# DOC '"""Sorting and accumulating along axes other than that of the rows."""'
+RULES.update({ops.Join: _join, ops.Split: _split, ops.RepeatOp: _repeat})
 
 
 def _along(walk: Walk, node: Any) -> str | Sequence[Placed]:
@@ -65,4 +65,4 @@ def _along(walk: Walk, node: Any) -> str | Sequence[Placed]:
     return [Placed(output, shard) for output in copied(node, inputs)]
 
 
-SORT_RULES: dict[type, Rule] = dict.fromkeys((ops.SortOp, ops.ArgSortOp, ops.CumOp), _along)
+RULES.update(dict.fromkeys((ops.SortOp, ops.ArgSortOp, ops.CumOp), _along))

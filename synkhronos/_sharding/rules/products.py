@@ -1,4 +1,7 @@
-"""Products of matrices and of stacks of matrices: where rows are contracted, each rank has its part of a sum."""
+"""Products of matrices and of stacks of matrices: where rows are contracted, each rank has its part of a sum.
+
+Products with sparse matrices, which are whole on every rank: the rows are those of the dense factor.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,10 @@ from typing import Any, NamedTuple
 
 from synkhronos._backends import ops
 from synkhronos._sharding.placements import Partial, Placed, Replicate, Shard, copied
-from synkhronos._sharding.propagate import Rule, Walk
+from synkhronos._sharding.propagate import RULES, Walk
 from synkhronos._sharding.rules.reductions import is_summed
 
-__all__ = ["RULES", "SPARSE_RULES"]
+__all__: list[str] = []
 
 
 class _Axes(NamedTuple):
@@ -87,10 +90,7 @@ def _blockwise(walk: Walk, node: Any) -> str | Sequence[Placed]:
     return _multiply(walk, node, _Axes(inputs, outputs))
 
 
-RULES: dict[type, Rule] = {ops.Dot: _dot, ops.BatchedDot: _batched_dot, ops.Blockwise: _blockwise}
-
-
-# DOC '"""Products with sparse matrices, which are whole on every rank: the rows are those of the dense factor."""'
+RULES.update({ops.Dot: _dot, ops.BatchedDot: _batched_dot, ops.Blockwise: _blockwise})
 
 
 def _sparse_dot(walk: Walk, node: Any) -> str | Sequence[Placed]:
@@ -114,7 +114,9 @@ def _values(walk: Walk, node: Any) -> str | Sequence[Placed]:
     return [Placed(copied(node, inputs)[0], Partial())]
 
 
-SPARSE_RULES: dict[type, Rule] = {
-    **dict.fromkeys((ops.SparseDot, ops.StructuredDot), _sparse_dot),
-    **dict.fromkeys((ops.StructuredDotGradCSC, ops.StructuredDotGradCSR), _values),
-}
+RULES.update(
+    {
+        **dict.fromkeys((ops.SparseDot, ops.StructuredDot), _sparse_dot),
+        **dict.fromkeys((ops.StructuredDotGradCSC, ops.StructuredDotGradCSR), _values),
+    }
+)

@@ -8,9 +8,9 @@ from typing import Any
 from synkhronos._backends import NotScalarConstantError, get_scalar_constant_value, ops, scalar
 from synkhronos._sharding.lengths import reduced_axes
 from synkhronos._sharding.placements import Partial, Placed, Replicate, Shard, copied
-from synkhronos._sharding.propagate import Rule, Walk
+from synkhronos._sharding.propagate import RULES, Walk
 
-__all__ = ["RULES", "is_summed", "is_zero"]
+__all__ = ["is_summed", "is_zero"]
 
 _DTYPES = ("float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
@@ -90,8 +90,10 @@ _REDUCTIONS = (
     *(ops.Max, ops.Min),
 )
 
-RULES: dict[type, Rule] = {
-    **dict.fromkeys(_REDUCTIONS, _reduce),
-    ops.Argmax: _argmax,
-    ops.MaxAndArgmax: _max_and_argmax,
-}
+RULES.update(
+    {
+        **dict.fromkeys(_REDUCTIONS, _reduce),
+        ops.Argmax: _argmax,
+        ops.MaxAndArgmax: _max_and_argmax,
+    }
+)

@@ -8,9 +8,9 @@ from typing import Any
 
 from synkhronos._backends import NO_TENSORS, T, ops
 from synkhronos._sharding.placements import ONE, UNKNOWN, Length, Partial, Placed, Replicate, Shard, copied
-from synkhronos._sharding.propagate import Rule, Walk
+from synkhronos._sharding.propagate import MAKERS, RULES, Walk
 
-__all__ = ["MAKERS", "RULES"]
+__all__: list[str] = []
 
 
 def _shape(walk: Walk, node: Any) -> str | Sequence[Placed]:
@@ -109,13 +109,15 @@ def _axis_of_rows(walk: Walk, variable: Any, placement: Shard, entries: Sequence
 
 
 #: For nodes of which some input is not whole.
-RULES: dict[type, Rule] = {
-    ops.Shape: _shape,
-    ops.Shape_i: _shape_i,
-    ops.Alloc: _alloc,
-    ops.Reshape: _reshape,
-    ops.SpecifyShape: _specified,
-}
+RULES.update(
+    {
+        ops.Shape: _shape,
+        ops.Shape_i: _shape_i,
+        ops.Alloc: _alloc,
+        ops.Reshape: _reshape,
+        ops.SpecifyShape: _specified,
+    }
+)
 
 #: For nodes of whole inputs.
-MAKERS: dict[type, Rule] = {ops.Alloc: _made, ops.AllocEmpty: _made_empty}
+MAKERS.update({ops.Alloc: _made, ops.AllocEmpty: _made_empty})
