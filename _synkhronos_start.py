@@ -1,4 +1,4 @@
-"""Waits for the first import of Theano or Lasagne, then has ``synkhronos._compat`` mend them.
+"""Waits for the first import of Theano or Lasagne, then has ``synkhronos._theano_compat`` mend them.
 
 A ``.pth`` line imports this module when Python starts, in every program of the environment: it must stay tiny, and must
 not import the package, which would import Theano.
@@ -8,7 +8,7 @@ import sys
 
 
 class Watcher:
-    """A ``sys.meta_path`` finder that ``synkhronos._compat.install`` replaces by a `Mender`."""
+    """A ``sys.meta_path`` finder that ``synkhronos._theano_compat.install`` replaces by a `Mender`."""
 
     synkhronos_role = "watch"
 
@@ -23,8 +23,8 @@ class Watcher:
         import os
         from importlib.util import module_from_spec, spec_from_file_location
 
-        # Under a name of its own: as synkhronos._compat it would bring the package along.
-        file = os.path.join(os.path.dirname(os.path.abspath(__file__)), "synkhronos", "_compat", "__init__.py")
+        # Under a name of its own: as synkhronos._theano_compat it would bring the package along.
+        file = os.path.join(os.path.dirname(os.path.abspath(__file__)), "synkhronos", "_theano_compat", "__init__.py")
         spec = spec_from_file_location("_synkhronos_compat", file)
         compat = sys.modules[spec.name] = module_from_spec(spec)
         spec.loader.exec_module(compat)

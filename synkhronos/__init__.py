@@ -27,16 +27,31 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from synkhronos import _rendezvous  # noqa: F401 - a process of several reports if it ends without `fork`
-from synkhronos._compat import prepare as _install
-from synkhronos._showing import list_public_modules as _list_public_modules
+from synkhronos._theano_compat import prepare as _install
+from synkhronos._utils.display import list_public_modules as _list_public_modules
 
 if TYPE_CHECKING:
     from synkhronos import errors, extensions
-    from synkhronos._calls import Function, function, parallelize
-    from synkhronos._data import Data, data
-    from synkhronos._engine import name as engine
-    from synkhronos._inside import averaged, gathered, reduced, summed
+    from synkhronos._api import (
+        Data,
+        Function,
+        all_gather,
+        all_reduce,
+        broadcast,
+        check_replicas,
+        data,
+        function,
+        gather,
+        get_lengths,
+        get_shapes,
+        get_value,
+        parallelize,
+        reduce,
+        scatter,
+        set_value,
+    )
+    from synkhronos._backends import name as engine
+    from synkhronos._graph.ops import averaged, gathered, reduced, summed
     from synkhronos._session import (
         Future,
         Profile,
@@ -49,20 +64,7 @@ if TYPE_CHECKING:
         sequence,
         trace,
     )
-    from synkhronos._session.block import session
-    from synkhronos._variables import (
-        all_gather,
-        all_reduce,
-        broadcast,
-        check_replicas,
-        gather,
-        get_lengths,
-        get_shapes,
-        get_value,
-        reduce,
-        scatter,
-        set_value,
-    )
+    from synkhronos._session.context_manager import session
     from synkhronos.errors import (
         DeviceError,
         NodeLost,
@@ -122,7 +124,7 @@ __all__ = [
 ]
 
 #: The modules in which the public names are looked for, in this order.
-_HOMES = ("errors", "_session", "_data", "_calls", "_variables", "_inside")
+_HOMES = ("errors", "_session", "_api", "_graph.ops")
 
 _install()
 _list_public_modules(__path__)
@@ -137,7 +139,7 @@ if not TYPE_CHECKING:  # who checks types reads the names above
         if name in ("errors", "extensions"):
             return import_module(f"{__name__}.{name}")
         if name == "engine":
-            return import_module(f"{__name__}._engine").name
+            return import_module(f"{__name__}._backends").name
         if name == "close" and sys.meta_path is None:  # Python shuts down, and no session has ever begun
             return lambda: None
         is_error = name in import_module(f"{__name__}.errors").__all__

@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "run":
         make_parser().error(f"run: name a program: {program_name()} run SCRIPT [ARGUMENT ...]")
     if options.command == "top":
-        from synkhronos._top import top
+        from synkhronos._cli.top import top
 
         return top(options.once)
     return info(options.json)
@@ -104,8 +104,8 @@ def check_option(word: str) -> None:
 
 def run(program: list[str], hosts: str | None, verbose: bool) -> int:
     """Become a Python process that executes ``program`` ready for GPUs; or have others do that on hosts."""
-    from synkhronos._machine import run as launch
-    from synkhronos._machine import run_on
+    from synkhronos._cli import run as launch
+    from synkhronos._cli import run_on
 
     with open("/proc/self/cmdline", "rb") as file:
         command_line = [os.fsdecode(part) for part in file.read().split(b"\0")[:-1]]
@@ -126,7 +126,7 @@ def info(as_json: bool) -> int:
     import json
 
     from synkhronos import __version__
-    from synkhronos._machine import examine
+    from synkhronos._cli import examine
 
     report = examine(__version__, os.environ, search_path())
     print(json.dumps(report.as_dict(), indent=2) if as_json else report.as_text())

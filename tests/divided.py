@@ -11,14 +11,14 @@ import numpy as np
 from engine import T, on_theano, theano
 from lockstep import scan
 
-from synkhronos import _engine
-from synkhronos._engine import io_toposort, ops
-from synkhronos._exact.checking import environment_asks
-from synkhronos._exact.lengths import Rows
-from synkhronos._exact.meeting import Collectives
-from synkhronos._exact.placements import Partial, Replicate
-from synkhronos._exact.rules import MAKERS, RULES
-from synkhronos._exact.walk import Walk
+from synkhronos import _backends
+from synkhronos._backends import io_toposort, ops
+from synkhronos._sharding.checking import environment_asks
+from synkhronos._sharding.lengths import Rows
+from synkhronos._sharding.placements import Partial, Replicate
+from synkhronos._sharding.propagate import Walk
+from synkhronos._sharding.rank_ops import Collectives
+from synkhronos._sharding.rules import MAKERS, RULES
 
 if on_theano:  # which looks for some functions where an earlier SciPy had them
     from scipy.signal import _signaltools, _sigtools
@@ -67,7 +67,7 @@ def evaluate(outputs, given, n_ranks=1, alone=False, in_step=False):
 
     def value(variable, rank):
         if variable not in values:
-            if isinstance(variable, _engine.Constant):
+            if isinstance(variable, _backends.Constant):
                 values[variable] = [variable.data] * n_ranks
             else:
                 values[variable] = [variable.get_value() for _ in range(n_ranks)]
@@ -171,7 +171,7 @@ class Divided:
         for variable, (value,) in serial.items():
             placement = self.walk.placement(variable)
             here = found[twins[variable]]
-            if not isinstance(variable.type, (_engine.TensorType, _engine.NO_TENSORS[0])):
+            if not isinstance(variable.type, (_backends.TensorType, _backends.NO_TENSORS[0])):
                 continue
             if hasattr(value, "toarray"):  # a sparse matrix
                 continue

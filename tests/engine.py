@@ -5,11 +5,11 @@ import parallel  # the engine's flags, before all
 import pytest
 
 import synkhronos  # it mends Theano, which therefore comes after it
-from synkhronos import _engine
+from synkhronos import _backends
 
 assert parallel and synkhronos
 
-on_theano = _engine.name == "theano"
+on_theano = _backends.name == "theano"
 
 if on_theano:
     import lasagne

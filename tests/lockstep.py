@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from synkhronos._engine import ops
+from synkhronos._backends import ops
 
 
 def scan(node, given, evaluate):

@@ -11,8 +11,7 @@ import parallel  # the engine's flags, before all
 import pytest
 
 import synkhronos._session.lifecycle as lifecycle
-from synkhronos._nodes.launch import find_line
-from synkhronos._nodes.limit import StartLimit
+from synkhronos._multinode.launch import StartLimit, find_line
 
 assert parallel
 

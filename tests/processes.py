@@ -9,10 +9,10 @@ import numpy as np
 
 from synkhronos._collectives import SharedMemoryTransport, Workspace
 from synkhronos._core import native
-from synkhronos._memory.regions import make_regions
+from synkhronos._memory.heap import make_regions
 from synkhronos._memory.segments import Segment
-from synkhronos._team.signals import Barrier, Signals
-from synkhronos._team.timeline import Timeline
+from synkhronos._processes.sync import Barrier, Signals
+from synkhronos._processes.timeline import Timeline
 from synkhronos.errors import CollectiveAborted
 
 

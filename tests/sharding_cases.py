@@ -8,13 +8,13 @@ import scipy.sparse
 from engine import T, ifelse, on_theano, pool_2d, theano
 from sharding_programs import Case
 
-from synkhronos._engine import ops, scalar
+from synkhronos._backends import ops, scalar
 
 FAMILIES = {}
 
 
 def _exists(kind):
-    return kind.__module__ != "synkhronos._engine.absent"
+    return kind.__module__ != "synkhronos._backends.common"
 
 
 class Family:

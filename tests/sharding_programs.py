@@ -23,9 +23,9 @@ import numpy as np
 from divided import Divided, evaluate, shares
 from engine import T, on_theano
 
-from synkhronos._engine import TensorType
-from synkhronos._exact.placements import Replicate, Shard
-from synkhronos._exact.rules import MAKERS, RULES
+from synkhronos._backends import TensorType
+from synkhronos._sharding.placements import Replicate, Shard
+from synkhronos._sharding.rules import MAKERS, RULES
 
 N_ROWS = 5
 #: Lengths of axes by their labels: upper-case ones are those of operations that need a certain length.

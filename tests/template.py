@@ -222,11 +222,10 @@ if __name__ == "__main__":
     import support  # noqa: F401  (and with it all that scripts import)
 
     import synkhronos
-    import synkhronos._calls
-    import synkhronos._engine
-    import synkhronos._variables
+    import synkhronos._api
+    import synkhronos._backends
 
-    synkhronos._engine.prepare_fork()
+    synkhronos._backends.prepare_fork()
     gc.collect()
     gc.freeze()  # scripts that collect garbage do not copy what is here
     run(*serve(socket.socket(fileno=int(sys.argv[1]))))

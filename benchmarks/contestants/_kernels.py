@@ -9,7 +9,7 @@ def of_theano():
     import theano
     import threadpoolctl
 
-    from synkhronos._compat.trial import try_blas
+    from synkhronos._theano_compat.blas_probe import try_blas
 
     path = os.path.realpath(try_blas(theano.config.blas.ldflags).file or os.sep)
     for info in threadpoolctl.threadpool_info():

@@ -9,7 +9,7 @@ import theano.tensor as T
 import synkhronos as synk
 from benchmarks.contestants._batches import Batches
 from benchmarks.contestants._serve import compete
-from synkhronos._nodes.shipping import Shipping
+from synkhronos._multinode.shipping import Shipping
 
 
 def make(ranks, n):

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from synkhronos._collectives.across_machines import make_transport
-from synkhronos._collectives.arithmetic import Accumulator, combine, result_dtype
-from synkhronos._collectives.communicator import connect, make_clique
-from synkhronos._collectives.nccl import NcclTransport, nccl_moves, nccl_reduces
-from synkhronos._collectives.on_device import DeviceAccumulator, accumulates
-from synkhronos._collectives.ops import OPS, check_op, lists_ops
-from synkhronos._collectives.shared_memory import ShapesDiffer, SharedMemoryTransport
-from synkhronos._collectives.workspace import Workspace
+from synkhronos._collectives.gpu_reductions import DeviceAccumulator, accumulates
+from synkhronos._collectives.hierarchical import make_transport
+from synkhronos._collectives.nccl import NcclTransport, connect, make_clique, nccl_moves, nccl_reduces
+from synkhronos._collectives.reductions import OPS, Accumulator, check_op, combine, lists_ops, result_dtype
+from synkhronos._collectives.shared_memory import ShapesDiffer, SharedMemoryTransport, Workspace
 
 __all__ = [
     "OPS",

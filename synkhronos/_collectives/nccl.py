@@ -1,4 +1,6 @@
-"""Collectives over NCCL, through `pygpu.collectives`: device arrays, from GPU to GPU.
+"""NCCL communicators, as pygpu makes them: meeting, and giving up.
+
+Collectives over NCCL, through `pygpu.collectives`: device arrays, from GPU to GPU.
 
 NCCL checks little and cannot be interrupted, so the ranks agree on shapes first, at a barrier that also shows that all
 are alive; and each collective runs in a thread of its own, while this one watches the other ranks. If one dies, NCCL is
@@ -8,6 +10,7 @@ told to give up (`ncclCommAbort`), and the error of the watch is raised.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import logging
 import os
 from collections.abc import Sequence
@@ -15,19 +18,49 @@ from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
-from synkhronos._background import Background
-from synkhronos._collectives import communicator
-from synkhronos._collectives.arithmetic import result_dtype
-from synkhronos._collectives.on_device import scale
-from synkhronos._collectives.ops import OPS
-from synkhronos._collectives.shared_memory import ShapesDiffer
-from synkhronos._collectives.workspace import Workspace
+from synkhronos._collectives.gpu_reductions import scale
+from synkhronos._collectives.reductions import OPS, result_dtype
+from synkhronos._collectives.shared_memory import ShapesDiffer, Workspace
 from synkhronos._core import native
+from synkhronos._utils.background import Background
 
 if TYPE_CHECKING:
-    from synkhronos._team import Barrier
+    from synkhronos._processes import Barrier
 
-__all__ = ["NcclTransport", "nccl_moves", "nccl_reduces"]
+__all__ = ["NcclTransport", "abort", "connect", "make_clique", "nccl_moves", "nccl_reduces"]
+
+
+def make_clique(context: Any) -> bytes:
+    """A new identifier, by which ranks find each other; made by one of them for all."""
+    from pygpu import collectives
+
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # all ranks are on this machine: listen nowhere else
+    return bytes(collectives.GpuCommCliqueId(context=context).comm_id)
+
+
+def connect(context: Any, clique: bytes, n_ranks: int, rank: int) -> Any:
+    """Join the ranks; every rank calls this at the same time. Returns a `pygpu.collectives.GpuComm`."""
+    from pygpu import collectives
+
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    if "NCCL_HOSTID" in os.environ:  # set by the user to have several ranks on one GPU
+        os.environ["NCCL_HOSTID"] += f"-{rank}"
+    return collectives.GpuComm(collectives.GpuCommCliqueId(context=context, comm_id=bytearray(clique)), n_ranks, rank)
+
+
+def abort(comm: Any) -> None:
+    """``ncclCommAbort`` for a communicator of pygpu 0.7.6, which has no way to do it.
+
+    Its layout: ``GpuComm {PyObject_HEAD; gpucomm *c}``, ``gpucomm {context; ncclComm_t}``.
+    """
+    pointer = ctypes.c_void_p
+    library = ctypes.CDLL("libnccl.so")
+    inner = pointer.from_address(id(comm) + object.__basicsize__).value
+    assert inner is not None
+    handle = pointer.from_address(inner + ctypes.sizeof(pointer)).value
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(comm))  # its destructor would free the communicator once more
+    library.ncclCommAbort(pointer(handle))
+
 
 _logger = logging.getLogger("synkhronos")
 
@@ -188,7 +221,7 @@ class NcclTransport:
     def _abort(self, collective: Background) -> None:
         """Have NCCL give up, so that the device can be used again; else see to it that this process can end."""
         try:
-            communicator.abort(self._comm)
+            abort(self._comm)
         except (OSError, AttributeError) as error:
             _logger.warning("NCCL could not be told to give up: %s", error)
         if not collective.wait(_ABORT_SECONDS):

@@ -1,4 +1,7 @@
-"""Collectives of arrays in the ranks' own memory, which the compiled core carries out; see ``_core/collectives.h``."""
+"""The memory that collectives between processes work in.
+
+Collectives of arrays in the ranks' own memory, which the compiled core carries out; see ``_core/collectives.h``.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,43 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from synkhronos._collectives.arithmetic import reduction_of
-from synkhronos._collectives.ops import OPS
+from synkhronos._collectives.reductions import OPS, reduction_of
 from synkhronos._core import native
+from synkhronos._memory import Segment, aligned
 
 if TYPE_CHECKING:
-    from synkhronos._collectives.workspace import Workspace
-    from synkhronos._team import Barrier, Timeline
+    from synkhronos._processes import Barrier, Timeline
 
-__all__ = ["ShapesDiffer", "SharedMemoryTransport"]
+__all__ = ["ShapesDiffer", "SharedMemoryTransport", "Workspace"]
+
+
+OUTBOX_BYTES = 64 * 1024
+
+
+class Workspace:
+    """Shared memory for the collectives of one session; made by the master before it forks.
+
+    Parameters
+    ----------
+    n_ranks : int
+
+    Attributes
+    ----------
+    memory : uint8 array
+        Where `SharedMemoryTransport` publishes notes and lanes.
+    outboxes : uint8 array of shape (n_ranks, OUTBOX_BYTES)
+        Where workers put small results for the master.
+    nccl_signatures : int64 array of shape (2, n_ranks)
+        Where ranks note what shapes they bring to `NcclTransport`.
+    """
+
+    def __init__(self, n_ranks: int) -> None:
+        n_bytes = aligned(native.Collectives.bytes_for(n_ranks))
+        segment = Segment.create(n_bytes + n_ranks * (OUTBOX_BYTES + 2 * 8))
+        segment.close_fd()
+        self.memory = segment.bytes[:n_bytes]
+        self.outboxes = segment.array((n_ranks, OUTBOX_BYTES), np.uint8, n_bytes)
+        self.nccl_signatures = segment.array((2, n_ranks), np.int64, n_bytes + self.outboxes.nbytes)
 
 
 class ShapesDiffer(Exception):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from synkhronos._memory.anonymous import remove_stale
-from synkhronos._memory.arena import Arena
-from synkhronos._memory.box import Box
+from synkhronos._memory.channels import Box, Passage
 from synkhronos._memory.descriptors import Descriptor, OwnedSocket
-from synkhronos._memory.files import FilePart, find_part, open_part, segment_of_file
-from synkhronos._memory.passage import Passage
-from synkhronos._memory.regions import look_at_free_memory, make_regions
+from synkhronos._memory.heap import Arena, look_at_free_memory, make_regions
+from synkhronos._memory.mapped_files import FilePart, find_part, open_part, segment_of_file
+from synkhronos._memory.memfd import remove_stale
 from synkhronos._memory.segments import ArrayRef, Segment, SegmentRef, SegmentTable, aligned, dtype_spec
 
 __all__ = [

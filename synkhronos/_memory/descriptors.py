@@ -15,7 +15,7 @@ import socket
 from collections.abc import Iterator
 
 from synkhronos._core import native
-from synkhronos._interrupts import deferred_interrupts
+from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos.errors import SessionError
 
 __all__ = ["Descriptor", "OwnedSocket", "clear_of_streams"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from synkhronos._rank.absence import borrowed
+from synkhronos._rank.call import borrowed
+from synkhronos._rank.collective_handlers import digest_of
 from synkhronos._rank.commands import (
     AllGather,
     AllReduce,
@@ -24,11 +25,10 @@ from synkhronos._rank.commands import (
     Shapes,
     Source,
 )
-from synkhronos._rank.crew import start_ranks
-from synkhronos._rank.exchange import digest_of
+from synkhronos._rank.environment import digest_of_states, set_apart
 from synkhronos._rank.messages import Arrays, Decoder, Encoder, Envelope, Failure, Release, summarize
 from synkhronos._rank.replica import Replica
-from synkhronos._rank.seeding import digest_of_states, set_apart
+from synkhronos._rank.start import start_ranks
 
 __all__ = [
     "AllGather",

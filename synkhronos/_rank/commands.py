@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Union
 
 from synkhronos._memory import ArrayRef
-from synkhronos._partition import Rows
+from synkhronos._utils.rows import Rows
 
 __all__ = [
     "AllGather",

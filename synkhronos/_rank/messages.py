@@ -9,8 +9,8 @@ import traceback
 from typing import Any, NamedTuple
 
 from synkhronos._memory import ArrayRef, SegmentRef
-from synkhronos._partition import Rows
 from synkhronos._rank.commands import AllReduce, Call, Command, Follow, Source
+from synkhronos._utils.rows import Rows
 from synkhronos.errors import CollectiveAborted
 
 __all__ = ["Arrays", "Decoder", "Encoder", "Envelope", "Failure", "Release", "summarize"]

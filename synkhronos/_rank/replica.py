@@ -10,17 +10,16 @@ import gc
 from collections.abc import Sequence
 from typing import Any, Callable
 
-from synkhronos import _engine, _graphs
+from synkhronos import _backends, _graph
 from synkhronos._collectives import Workspace, connect
 from synkhronos._core import native
 from synkhronos._memory import Passage, SegmentRef, SegmentTable, look_at_free_memory
-from synkhronos._rank.calling import Caller
+from synkhronos._processes import COLLECTIVES, CONTROL, TRANSFERS, Notes, Team
+from synkhronos._rank.call import Caller
+from synkhronos._rank.collective_handlers import Exchange
 from synkhronos._rank.commands import Bind, Call, Command, Connect, Get, InOrder, Load, Record, Settle, Shapes, meets
-from synkhronos._rank.excerpts import Excerpts
-from synkhronos._rank.exchange import Exchange
-from synkhronos._rank.publishing import Publisher
-from synkhronos._rank.threads import ThreadLimits
-from synkhronos._team import COLLECTIVES, CONTROL, TRANSFERS, Notes, Team
+from synkhronos._rank.environment import ThreadLimits
+from synkhronos._rank.results import Excerpts, Publisher
 
 __all__ = ["Replica"]
 
@@ -50,7 +49,7 @@ class Replica:
         team: Team,
         workspace: Workspace,
         segments: SegmentTable,
-        variables: _graphs.VariableTable,
+        variables: _graph.VariableTable,
         regions: native.Regions,
     ) -> None:
         world = team.world
@@ -167,7 +166,7 @@ class Replica:
     # -- the device
 
     def _bind(self, command: Bind) -> None:
-        self.context = _engine.bind(command.devices[self.rank], self.rank, quiet=not self.is_master)
+        self.context = _backends.bind(command.devices[self.rank], self.rank, quiet=not self.is_master)
 
     def _connect(self, command: Connect) -> None:
         self._exchange.meet_in_nccl(connect(self.context, command.clique, self.n_ranks, self.rank))
@@ -180,7 +179,7 @@ class Replica:
 
     def _load(self, command: Load) -> None:
         if not self.is_master and (command.ranks is None or self.rank in command.ranks):
-            bundle = _graphs.Bundle(
+            bundle = _graph.Bundle(
                 self.segments.view(command.pickled).tobytes(),
                 [self.segments.view(ref) for ref in command.buffers],
                 {},
@@ -188,5 +187,5 @@ class Replica:
             )
             # 0 is the master's stream, as the user made it
             stream = 0 if command.replicate_rng else (self.rank - self._team.world.master_rank) % self.n_ranks
-            self.functions.update(_graphs.load(bundle, self.variables, stream))
+            self.functions.update(_graph.load(bundle, self.variables, stream))
         self.thread_limits.apply()  # compiled functions may have brought a BLAS library with them

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from synkhronos._session.block import session
-from synkhronos._session.cautions import warn
-from synkhronos._session.footprint import memory
-from synkhronos._session.instruments import Profile, profile, trace
+from synkhronos._session.context_manager import session
+from synkhronos._session.diagnostics import warn
+from synkhronos._session.instruments import Profile, memory, profile, trace
 from synkhronos._session.lifecycle import close, current, distribute, fork, functions, get_n_gpu, held, settle
-from synkhronos._session.parts import Future
-from synkhronos._session.recording import sequence
-from synkhronos._session.replicas import distances
+from synkhronos._session.replica_check import distances
+from synkhronos._session.sequence import sequence
 from synkhronos._session.session import Session
 from synkhronos._session.shards import Origin, origin_of
+from synkhronos._session.submission import Future
 
 __all__ = [
     "Future",

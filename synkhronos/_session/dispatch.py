@@ -9,12 +9,13 @@ import threading
 from typing import Any, Callable
 
 from synkhronos._core import native
-from synkhronos._interrupts import deferred_interrupts, interrupt_behind, let_interrupts_pass
-from synkhronos._nodes import Fleet
+from synkhronos._multinode import Fleet
+from synkhronos._processes import Team
+from synkhronos._processes import rank_process as log
 from synkhronos._rank import Arrays, Command, Decoder, Encoder, Failure, InOrder, Replica, summarize
-from synkhronos._session.failures import BROKEN, LOST, first_failure, worker_error
+from synkhronos._session.diagnostics import BROKEN, LOST, first_failure, worker_error
 from synkhronos._session.ledger import Ledger
-from synkhronos._team import Team, log
+from synkhronos._utils.interrupts import deferred_interrupts, interrupt_behind, let_interrupts_pass
 from synkhronos.errors import CLOSED_WITHIN, NodeLost, SessionError, WorkerDied, WorkerRestarted, WorkerTimeout
 
 __all__ = ["BUSY", "CLOSED", "Dispatcher"]

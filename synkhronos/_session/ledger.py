@@ -9,10 +9,9 @@ from typing import Any, Callable, TypeVar, Union
 
 import numpy as np
 
-from synkhronos._endings import Endings
-from synkhronos._interrupts import deferred_interrupts
 from synkhronos._memory import Arena, ArrayRef, Segment, SegmentTable, aligned
 from synkhronos._rank import Command, Envelope, Release
+from synkhronos._utils.interrupts import Endings, deferred_interrupts
 
 __all__ = ["Ledger", "Staged"]
 

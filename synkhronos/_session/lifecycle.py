@@ -15,18 +15,17 @@ from collections.abc import Sequence
 from typing import Any, Callable, Literal, TypeVar, cast
 
 from synkhronos._core import native
-from synkhronos._interrupts import collect_garbage
-from synkhronos._keywords import checks_keywords
 from synkhronos._memory import remove_stale
-from synkhronos._nodes import StartLimit, find_machines
-from synkhronos._session.cautions import check_cores, check_threads
-from synkhronos._session.devices import count_gpus
+from synkhronos._multinode import StartLimit, find_machines
+from synkhronos._processes import kind_of
+from synkhronos._session.devices import count_gpus, find_free_devices
+from synkhronos._session.diagnostics import check_cores, check_threads
 from synkhronos._session.dispatch import BUSY
-from synkhronos._session.gpus import find_free_devices
 from synkhronos._session.options import make_options
-from synkhronos._session.profiles import Profile, Serial, begin, finish
+from synkhronos._session.profile import Profile, Serial, begin, finish
 from synkhronos._session.session import Session
-from synkhronos._team import kind_of
+from synkhronos._utils.display import checks_keywords
+from synkhronos._utils.interrupts import collect_garbage
 from synkhronos.errors import SessionError
 
 __all__ = ["close", "current", "distribute", "fork", "functions", "get_n_gpu", "held", "settle"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from synkhronos._nodes import WARNING_SECONDS
+from synkhronos._multinode import WARNING_SECONDS
 from synkhronos._rank import digest_of_states
 
 __all__ = ["Options", "make_options"]

@@ -15,21 +15,20 @@ from typing import Any, Callable
 
 import numpy as np
 
-from synkhronos import _engine, _graphs
-from synkhronos._interrupts import collect_garbage, deferred_interrupts
+from synkhronos import _backends, _graph
 from synkhronos._memory import ArrayRef, Segment, SegmentTable
-from synkhronos._nodes import Fleet, Machines
+from synkhronos._multinode import Fleet, Machines
+from synkhronos._processes import TRANSFERS, Team, kind_of
 from synkhronos._rank import Command, Encoder, Envelope, Load, Release, Settle, start_ranks
+from synkhronos._session.devices import connect_gpus, take_gpus
 from synkhronos._session.dispatch import CLOSED, Dispatcher
-from synkhronos._session.extents import Extents
-from synkhronos._session.gpus import connect_gpus, take_gpus
+from synkhronos._session.function_registry import Library
 from synkhronos._session.ledger import Ledger, Staged
-from synkhronos._session.library import Library
 from synkhronos._session.options import Options
-from synkhronos._session.parts import Sequencer
-from synkhronos._session.replicas import Replicas
-from synkhronos._session.shards import Shards
-from synkhronos._team import TRANSFERS, Team, kind_of
+from synkhronos._session.replica_check import Replicas
+from synkhronos._session.shards import Extents, Shards
+from synkhronos._session.submission import Sequencer
+from synkhronos._utils.interrupts import collect_garbage, deferred_interrupts
 
 __all__ = ["Session", "segments"]
 
@@ -75,7 +74,7 @@ class Session:
             if hasattr(self, "_dispatcher"):  # in a worker in the place of one that died
                 self._ledger.abandon()
 
-        definitions = _graphs.Definitions() if machines is None else machines.definitions
+        definitions = _graph.Definitions() if machines is None else machines.definitions
         try:
             ended = self._ledger.ended_variables
             self.replica = start_ranks(team, segments, ended, options.profile_workers, begin, options.seed)
@@ -100,7 +99,7 @@ class Session:
                 self.nccl = machines is None and connect_gpus(names, self.replica.context, self.run)
         except BaseException:
             if self.on_gpu:
-                _engine.unbind()
+                _backends.unbind()
             with deferred_interrupts():
                 self._team.stop(grace=0.0)
                 if hasattr(self, "replica"):
@@ -226,7 +225,7 @@ class Session:
         with self.lock:
             self._library.distribute_variables(variables)
 
-    def _load(self, bundle: _graphs.Bundle, ranks: tuple[int, ...] | None) -> None:
+    def _load(self, bundle: _graph.Bundle, ranks: tuple[int, ...] | None) -> None:
         refs = self._stage([np.frombuffer(bundle.pickled, dtype=np.uint8), *bundle.buffers], 0)
         self.issue(Load(refs[0], tuple(refs[1:]), self._replicate_rng, ranks))
         self._ledger.trim()
@@ -273,4 +272,4 @@ class Session:
             self.replica.regions.close()
         self._ledger.close()
         if self.on_gpu:
-            _engine.unbind()
+            _backends.unbind()

@@ -1,4 +1,6 @@
-"""Track where each rank's rows of scattered variables came from, to give them to a new worker or to report their loss.
+"""The shapes of shared variables on the ranks, as far as the master knows them without asking.
+
+Track where each rank's rows of scattered variables came from, to give them to a new worker or to report their loss.
 
 Only sessions with ``restart_workers`` do this. The array that was scattered is held weakly, with a digest of each
 rank's rows: they are restored if the array still exists and its rows are the same to the bit. What a rank alone had
@@ -14,8 +16,7 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
-from synkhronos import _graphs
-from synkhronos._partition import Rows, Selection
+from synkhronos import _graph
 from synkhronos._rank import (
     AllGather,
     AllReduce,
@@ -25,15 +26,67 @@ from synkhronos._rank import (
     Get,
     InOrder,
     Put,
+    Record,
     Reduce,
     Replica,
+    Settle,
     Shapes,
     Source,
     digest_of,
 )
+from synkhronos._session.submission import Sequencer
+from synkhronos._utils.rows import Rows, Selection
 from synkhronos.errors import SessionError
 
-__all__ = ["Origin", "Shards", "origin_of"]
+__all__ = ["Extents", "Origin", "Shards", "origin_of"]
+
+
+#: What changes no shapes; a `Call` changes those of the variables that it updates.
+_KEEPING = (AllReduce, Digest, Get, Record, Reduce, Settle, Shapes)
+
+
+class Extents:
+    """Shapes are asked for once, and known until a command may have changed them, or the master's own differ.
+
+    Workers that take the place of dead ones are given functions, and that is such a command.
+
+    Parameters
+    ----------
+    sequencer : Sequencer
+    replica : Replica
+        The master's.
+    master_rank : int
+    """
+
+    def __init__(self, sequencer: Sequencer, replica: Replica, master_rank: int) -> None:
+        self._sequencer, self._replica, self._master_rank = sequencer, replica, master_rank
+        self._known: dict[tuple[int, ...], list[list[tuple[int, ...]]]] = {}
+
+    def of(self, variables: Sequence[Any]) -> list[list[tuple[int, ...]]]:
+        """For each rank, the shapes of shared variables there."""
+        self._sequencer.check_first(Shapes.__name__)
+        keys = self._replica.variables.keys_of(variables)
+        known = self._known.get(keys)
+        if known is None or known[self._master_rank] != [_graph.get_array(var).shape for var in variables]:
+            known = self._known[keys] = self._sequencer.run(Shapes(keys))
+        return known
+
+    def see(self, command: Command) -> None:
+        """Forget what a command may change."""
+        for part in command.parts if isinstance(command, InOrder) else (command,):
+            if not self._known:
+                return
+            if isinstance(part, Call):
+                changed = self._updated(part)
+                self._known = {keys: shapes for keys, shapes in self._known.items() if changed.isdisjoint(keys)}
+            elif not isinstance(part, _KEEPING):
+                self._known = {}
+
+    def _updated(self, call: Call) -> set[Any]:
+        keys = (call.function, *(() if call.follow is None else (call.follow.function,)))
+        functions = [self._replica.functions[key] for key in keys]
+        updated = [var for function in functions for var in _graph.updated_variables(function)]
+        return {*call.updated, *map(self._replica.variables.key, updated)}
 
 
 class Origin(NamedTuple):
@@ -176,9 +229,9 @@ class Shards:
         """Check what a command uses, and forget the origins of what it changes; it may fail, so for all ranks."""
         if isinstance(command, Call):
             if lost:
-                self._check(self._used(command, _graphs.shared_variables_of), self._all, lost)
+                self._check(self._used(command, _graph.shared_variables_of), self._all, lost)
             if command.function not in self._harmless:
-                for var in self._used(command, _graphs.updated_variables):
+                for var in self._used(command, _graph.updated_variables):
                     self._change(var, self._all)
                 self._harmless.add(command.function)
         elif isinstance(command, Put):

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 import synkhronos as synk
-from synkhronos._interrupts import deferred_interrupts, let_interrupts_pass
+from synkhronos._utils.interrupts import deferred_interrupts, let_interrupts_pass
 
 __all__ = ["load", "save"]
 

@@ -9,7 +9,7 @@ from typing import Any, Callable
 import numpy as np
 
 import synkhronos as synk
-from synkhronos._engine import shared
+from synkhronos._backends import shared
 
 __all__ = ["Schedule", "linear_scaling", "warm_up"]
 

@@ -6,7 +6,7 @@ from numbers import Integral
 from typing import Any
 
 import synkhronos as synk
-from synkhronos._engine import Constant, SharedVariable, T, leaves_of
+from synkhronos._backends import Constant, SharedVariable, T, leaves_of
 from synkhronos.extensions.weighting import weighted
 
 __all__ = ["ExactTrainFunction", "TrainFunction", "check_names", "flatten", "free", "listed", "rows"]

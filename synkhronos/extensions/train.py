@@ -13,7 +13,7 @@ from typing import Any, Callable, Optional, Union
 import numpy as np
 
 import synkhronos as synk
-from synkhronos._engine import clone, compile_function, shared
+from synkhronos._backends import clone, compile_function, shared
 from synkhronos.extensions.steps import ExactTrainFunction, TrainFunction, check_names, flatten, free, listed, rows
 from synkhronos.extensions.updates.divide import divide
 from synkhronos.extensions.weighting import not_negative, per_point, times, where_valid

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from synkhronos._engine import T
+from synkhronos._backends import T
 
 
 def per_point(weights: Any, data: Any) -> Any:

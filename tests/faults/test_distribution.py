@@ -11,7 +11,7 @@ from engine import MonitorMode, NanGuardMode, T, theano
 from support import run_script
 
 import synkhronos as synk
-from synkhronos._graphs import VariableTable, dump, load
+from synkhronos._graph import VariableTable, dump, load
 
 
 class Copy(theano.Op):

@@ -188,13 +188,13 @@ def test_a_worker_dies_during_fork():
     """Killed as soon as it is born, gone by itself, or failing before its first command."""
     out, _ = run_script(
         """
-        from synkhronos import _graphs
+        from synkhronos import _graph
         born, ending = [], None
         def die():
             if len(born) == nth and ending is not None:
                 ending()
         os.register_at_fork(before=lambda: born.append(1), after_in_child=die)
-        start_worker = _graphs.start_worker
+        start_worker = _graph.start_worker
         def fail(*some):
             if len(born) == nth:
                 1 / 0
@@ -204,7 +204,7 @@ def test_a_worker_dies_during_fork():
                 ending = {
                     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL), "gone": lambda: os._exit(3), "failing": None
                 }[kind]
-                _graphs.start_worker = fail if kind == "failing" else start_worker
+                _graph.start_worker = fail if kind == "failing" else start_worker
                 born.clear()
                 before = time.monotonic()
                 try:
@@ -212,7 +212,7 @@ def test_a_worker_dies_during_fork():
                 except synk.WorkerDied as error:
                     print(error.rank == nth, error.exitcode, time.monotonic() - before < 3, error.__class__.__name__)
                 assert not worker_pids() and not shared_memory_names()
-        ending, _graphs.start_worker = None, start_worker
+        ending, _graph.start_worker = None, start_worker
         print(synk.fork(2))
         synk.close()
         """

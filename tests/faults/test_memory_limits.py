@@ -90,7 +90,7 @@ def test_memory_that_is_not_free_is_not_taken():
     """More than that is malloc's, which may give it in the hope that it is never touched."""
     run(
         """
-        import synkhronos._memory.regions as regions
+        import synkhronos._memory.heap as regions
         regions.free_memory = lambda: iter([(64 * 2**20, "by this test")])
         synk.fork(2)
         memory = work(2)

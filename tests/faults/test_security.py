@@ -316,7 +316,7 @@ def test_messages_are_read_only_from_inherited_memory(family, monkeypatch):
     """Whatever the master unpickles in a call lay in memory that it made before it forked, or that a worker made."""
     import pickle
 
-    from synkhronos._memory import box
+    from synkhronos._memory import channels as box
     from synkhronos._rank import messages
 
     sources = []

@@ -12,7 +12,7 @@ from engine import T, theano
 from support import NOTHING, ROOT, SLEEP, Fault, is_running, run_script, start_script, wait_until, worker_pids
 
 import synkhronos as synk
-from synkhronos._interrupts import deferred_interrupts, interrupt_behind, let_interrupts_pass
+from synkhronos._utils.interrupts import deferred_interrupts, interrupt_behind, let_interrupts_pass
 
 _built = {}
 
@@ -486,7 +486,7 @@ def test_a_rank_that_still_writes_when_another_has_given_up_harms_nobody():
     out, _ = run_script(
         """
         import random
-        from synkhronos._memory import regions
+        from synkhronos._memory import heap as regions
         map_regions = regions._map
         regions._map = lambda shared, n_ranks, rank, size, keep: map_regions(shared, n_ranks, rank, size, keep=0)
         class Raised(Exception): pass
@@ -542,7 +542,7 @@ def test_stack_dumps_that_go_on_to_a_handler_outlive_a_session():
     out, err = run_script(
         """
         import faulthandler
-        from synkhronos._interrupts import deferred_interrupts
+        from synkhronos._utils.interrupts import deferred_interrupts
         came = []
         signal.signal(signal.SIGUSR1, lambda *some: came.append(1))
         faulthandler.register(signal.SIGUSR1, chain=True, all_threads=False)

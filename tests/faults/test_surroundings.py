@@ -18,7 +18,7 @@ from sandbox import needs_seccomp
 from support import is_running, run_script, start_script, wait_until, worker_pids
 
 import synkhronos as synk
-from synkhronos._limits import free_memory
+from synkhronos._utils.resources import free_memory
 
 # ---------------------------------------------------------------- exceptions that cannot be shown
 

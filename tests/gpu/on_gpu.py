@@ -13,8 +13,8 @@ from support import NOTHING, RAISE, Fault
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 import synkhronos as synk
-from synkhronos._graphs import Variant
-from synkhronos._rank import slices as _slices
+from synkhronos._graph import Variant
+from synkhronos._rank import call as _slices
 from synkhronos.extensions import train, updates
 
 DEVICES = os.environ["SYNKHRONOS_DEVICES"].split(",")

@@ -131,8 +131,9 @@ def install():
     """Have synkhronos, in this process and those forked from it, take this for NCCL."""
     import pygpu.collectives
 
-    from synkhronos._collectives import communicator, nccl
-    from synkhronos._session import gpus
+    from synkhronos._collectives import nccl
+    from synkhronos._collectives import nccl as communicator
+    from synkhronos._session import devices as gpus
 
     pygpu.collectives.GpuComm, pygpu.collectives.GpuCommCliqueId = GpuComm, GpuCommCliqueId
     gpus.may_use_nccl = lambda devices: True

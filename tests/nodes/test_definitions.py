@@ -444,8 +444,8 @@ def test_large_arrays_are_sent_once(nodes, each):
         nodes,
         each,
         """
-        from synkhronos._graphs import dump
-        from synkhronos._session import library
+        from synkhronos._graph import dump
+        from synkhronos._session import function_registry as library
 
         sent = []
 

@@ -28,7 +28,7 @@ PRELUDE = f"""
     sys.path.insert(0, TESTS)
     from engine import T, theano
     import synkhronos as synk
-    import synkhronos._collectives.parts as parts_of_collectives
+    import synkhronos._collectives.buckets as parts_of_collectives
     import synkhronos._session.lifecycle as lifecycle
     piece = int(os.environ["PIECE"])
     parts_of_collectives._PIECE_BYTES, parts_of_collectives._SHARED_BYTES = piece, piece // 2

@@ -15,8 +15,7 @@ from hosts import Hosts, reason_to_skip
 from jobs import hear, start, until_nothing_is_left
 
 import synkhronos as synk
-from synkhronos._nodes.heartbeat import Door, Heartbeat
-from synkhronos._nodes.silence import NOBODY, WARNING_SECONDS, Loss, Message, Reason, Silence
+from synkhronos._multinode.heartbeat import NOBODY, WARNING_SECONDS, Door, Heartbeat, Loss, Message, Reason, Silence
 
 pytestmark = [
     theano_only("heartbeats, which do not depend on the backend"),
@@ -232,7 +231,7 @@ def test_a_controller_that_is_frozen_for_too_long_is_named(hosts):
 
 #: Until the heartbeat process reports a node that is lost while no call is under way.
 IDLE = """
-    from synkhronos._nodes import launch
+    from synkhronos._multinode import launch
     {before}
     say("ready")
     while launch._line._heartbeat.loss() is None:

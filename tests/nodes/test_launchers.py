@@ -19,8 +19,10 @@ from slurm import Slurm, has_pmix, what_is_missing
 from sshd import SSHD, ssh
 from support import ROOT
 
-from synkhronos._machine import mpiexec
-from synkhronos._nodes import launch, litter, neighbours
+from synkhronos._cli import mpirun as mpiexec
+from synkhronos._multinode import launch
+from synkhronos._multinode import launch as litter
+from synkhronos._multinode import launch as neighbours
 
 pytestmark = pytest.mark.timeout(320)  # for programs that wait for each other on a machine that is busy
 

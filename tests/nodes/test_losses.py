@@ -16,7 +16,7 @@ import pytest
 from hosts import Hosts, reason_to_skip
 from jobs import PRELUDE, ends_well, hear, start, until_nothing_is_left
 
-from synkhronos._nodes.litter import sweep
+from synkhronos._multinode.launch import sweep
 
 pytestmark = pytest.mark.timeout(320)  # for programs that wait for each other on a machine that is busy
 

@@ -16,7 +16,7 @@ PRELUDE = """
     sys.path.insert(0, os.environ["TESTS"])
     from engine import T, theano
     import synkhronos as synk
-    from synkhronos._memory import anonymous
+    from synkhronos._memory import memfd as anonymous
 
     if os.environ.get("SMALL") == socket.gethostname():  # its memory lies in /dev/shm, whose size the test has set
         anonymous._libc = object()

@@ -69,7 +69,7 @@ def test_a_leader_that_is_slow_while_sessions_begin_and_end():
     """The first one looks meanwhile whether its own workers are well, which are not there yet, or not any more."""
     out = run(
         """
-        from synkhronos._nodes import line
+        from synkhronos._multinode import leader_comm as line
 
         line._LOOK_SECONDS = 0.0  # as if every answer took long
         for each in (2, 1, 2):

@@ -14,8 +14,8 @@ from engine import theano_only
 from hosts import MPIEXEC
 from jobs import needs_mpi
 
-from synkhronos._machine.supervisor import Supervisor
-from synkhronos._rendezvous import ENDED, WAITS, Report
+from synkhronos._cli.supervisor import Supervisor
+from synkhronos._utils.rendezvous import ENDED, WAITS, Report
 
 pytestmark = [
     needs_mpi,
@@ -157,7 +157,7 @@ def test_a_launcher_that_is_frozen_for_three_seconds_goes_on(tmp_path):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_start_that_hangs_within_mpi_is_ended(rank):
-    action = "import synkhronos._nodes.launch as launch; launch._initialize = lambda *_: time.sleep(1000)"
+    action = "import synkhronos._multinode.launch as launch; launch._initialize = lambda *_: time.sleep(1000)"
     code, out, err = run(write(action, ranks=(rank,), limit=1))
     host = socket.gethostname()
     assert f"start_timeout=1 seconds: MPI has not connected node 0 ({host}) with node 1 ({host}); see" in err
@@ -165,7 +165,7 @@ def test_a_start_that_hangs_within_mpi_is_ended(rank):
 
 
 def test_a_node_that_does_not_start_its_ranks_is_named():
-    action = "import synkhronos._nodes.leader as leader; leader.start_ranks = lambda *_: time.sleep(1000)"
+    action = "import synkhronos._multinode.node_leader as leader; leader.start_ranks = lambda *_: time.sleep(1000)"
     code, out, err = run(write(action, limit=2, caught="synk.fork(1)"))
     assert f"node 1 ({socket.gethostname()}) did not start ranks within start_timeout=2 seconds{RESTART}" in out
     assert (

@@ -17,13 +17,16 @@ import pytest
 from engine import theano_only
 from support import python
 
-from synkhronos._compat import blas, linking, routines, trial
+from synkhronos._theano_compat import blas
+from synkhronos._theano_compat import blas_probe as linking
+from synkhronos._theano_compat import blas_probe as routines
+from synkhronos._theano_compat import blas_probe as trial
 
 import theano  # isort: skip
 
 pytestmark = theano_only("the BLAS that Theano is linked to")
 
-SCIPY_OPENBLAS = r"-L\S+/scipy_openblas32/lib -lscipy_openblas -include\S+/_compat/scipy_openblas.h"
+SCIPY_OPENBLAS = r"-L\S+/scipy_openblas32/lib -lscipy_openblas -include\S+/_theano_compat/scipy_openblas.h"
 WIDE = "its integers have 64 bits, and those that are passed have 32"
 
 SOURCE = r"""
@@ -373,7 +376,7 @@ class TestFlags:
     def test_a_refused_blas_without_another(self, tmp_path):
         build(tmp_path / "libmine.so", INT="long")
         program = f"""
-            import synkhronos._compat.offer as offer
+            import synkhronos._theano_compat.blas as offer
             offer.find_blas = lambda cxx: ""
             import theano
             theano.config.blas.ldflags = "-L{tmp_path} -lmine"

@@ -10,7 +10,7 @@ import pytest
 from engine import theano_only
 from support import ROOT, python
 
-from synkhronos._compat import complaints
+from synkhronos._theano_compat import log_filter as complaints
 
 pytestmark = theano_only("Theano patched for current Python")
 
@@ -29,11 +29,11 @@ def test_any_order_of_imports_works_in_silence(order, tmp_path):
         import {order}
         import sys, theano, lasagne
         from theano.tensor.signal.downsample import max_pool_2d
-        import synkhronos._compat
+        import synkhronos._theano_compat
         roles = [finder.synkhronos_role for finder in sys.meta_path if hasattr(finder, "synkhronos_role")]
         assert roles == ["mend"], roles
-        first = synkhronos._compat.install()
-        assert synkhronos._compat.install() is first
+        first = synkhronos._theano_compat.install()
+        assert synkhronos._theano_compat.install() is first
         print(theano.config.blas.ldflags)
         """,
         "-W",

@@ -333,7 +333,7 @@ NUTPIE = """
     import pymc as pm
     import nutpie
     from pathlib import Path
-    from synkhronos._inside import Collective
+    from synkhronos._graph.ops import Collective
     from synkhronos.extensions.pymc import building, parallel
 
     master, failing = os.getpid(), Path(sys.argv[1], "failing")

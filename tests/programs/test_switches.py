@@ -4,7 +4,7 @@ import pytest
 from engine import theano_only
 from support import run_script
 
-from synkhronos._compat.switches import SWITCHES
+from synkhronos._theano_compat.flags import SWITCHES
 
 pytestmark = theano_only("flags of Theano's configuration")
 

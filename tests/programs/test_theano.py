@@ -1,4 +1,4 @@
-"""Features of Theano that `_compat` must preserve, alone and on ranks, compared with NumPy and plain Theano."""
+"""Features of Theano that `_theano_compat` must preserve, alone and on ranks, compared with NumPy and plain Theano."""
 
 import functools
 import shutil

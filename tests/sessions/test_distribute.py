@@ -11,7 +11,7 @@ from on_machines import one_machine
 from support import assert_close, wait_until, worker_pids
 
 import synkhronos as synk
-from synkhronos._graphs import functions
+from synkhronos._graph import graph as functions
 
 # ---------------------------------------------------------------- rounds
 

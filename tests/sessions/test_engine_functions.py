@@ -11,8 +11,8 @@ from engine import RandomStreams, T, on_theano, theano
 from support import ROOT
 
 import synkhronos as synk
-from synkhronos._engine import pack
-from synkhronos._graphs import VariableTable, dump, load
+from synkhronos._backends import pack
+from synkhronos._graph import VariableTable, dump, load
 
 V = np.random.RandomState(0).rand(7, 3)
 DEPTH = 4000
@@ -186,7 +186,7 @@ def test_functions_that_numba_compiles(synchronize):
 def test_what_numba_has_kept_is_found_by_other_processes(monkeypatch):
     from pytensor.link.numba.cache import CACHED_SRC_FUNCTIONS
 
-    monkeypatch.setattr("synkhronos._graphs.pickling.precompile", lambda function: None)
+    monkeypatch.setattr("synkhronos._graph.pickling.precompile", lambda function: None)
     x, y, w = T.dmatrix("x"), T.ivector("y"), theano.shared(np.ones((3, 3)), "w")
     out = T.nnet.softmax(T.tanh(x.dot(w)).dot(w))
     loss = -T.log(out[T.arange(y.shape[0]), y]).mean()
@@ -268,7 +268,7 @@ def test_functions_live_from_session_to_session():
 
 CHOICES = """
 import os, sys, types, pytest
-from synkhronos._engine.choice import choose
+from synkhronos._backends import choose
 here = choose()
 os.environ["SYNKHRONOS_ENGINE"] = "jax"
 with pytest.raises(RuntimeError, match="SYNKHRONOS_ENGINE='jax': expected 'theano' or 'pytensor'"):

@@ -8,7 +8,7 @@ from engine import RandomStreams, T, theano
 from support import assert_close
 
 import synkhronos as synk
-from synkhronos._exact import blocks
+from synkhronos._sharding import blocking as blocks
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from engine import theano_only
 from theano.tensor.nnet import bn
 
 import synkhronos as synk
-from synkhronos._engine.on_theano import normalization
+from synkhronos._backends.theano import batchnorm as normalization
 
 pytestmark = theano_only("batch normalisation as one operation")
 

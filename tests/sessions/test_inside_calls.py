@@ -12,7 +12,7 @@ from on_machines import one_machine
 from support import shares
 
 import synkhronos as synk
-from synkhronos._inside.ops import Collective
+from synkhronos._graph.ops.collective_op import Collective
 
 N = 11
 

@@ -27,7 +27,8 @@ from support import (
 from threadpoolctl import threadpool_info
 
 import synkhronos as synk
-from synkhronos._session import cautions, lifecycle
+from synkhronos._session import diagnostics as cautions
+from synkhronos._session import lifecycle
 
 _built = {}
 

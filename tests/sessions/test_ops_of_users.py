@@ -312,7 +312,7 @@ def test_a_worker_that_is_replaced_draws_other_numbers(no_session):
 # -- modules that are imported late, and what ranks print
 
 LATE = """
-from synkhronos._engine import Apply, Op
+from synkhronos._backends import Apply, Op
 
 class Twice(Op):
     __props__ = ()

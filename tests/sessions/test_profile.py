@@ -11,10 +11,9 @@ from on_machines import one_machine
 from support import KILL, NOTHING, RAISE, SLEEP, Fault
 
 import synkhronos as synk
-from synkhronos._engine import TITLE
-from synkhronos._session.profiles import check_serial
-from synkhronos._team import timeline as _timeline
-from synkhronos._team.timeline import (
+from synkhronos._backends import TITLE
+from synkhronos._processes import timeline as _timeline
+from synkhronos._processes.timeline import (
     CATEGORIES,
     COLLECTIVES,
     CONTROL,
@@ -24,6 +23,7 @@ from synkhronos._team.timeline import (
     Timeline,
     spans,
 )
+from synkhronos._session.profile import check_serial
 
 _built = {}
 

@@ -9,9 +9,9 @@ from sharding_cases import FAMILIES
 from sharding_programs import SENSELESS, programs
 
 import synkhronos as synk
-from synkhronos._engine import ops
-from synkhronos._exact.placements import Placed, Shard
-from synkhronos._exact.rules import RULES
+from synkhronos._backends import ops
+from synkhronos._sharding.placements import Placed, Shard
+from synkhronos._sharding.rules import RULES
 
 N_PROGRAMS = 3  # of each family
 RANKS = sorted((1 + place % 3, name) for place, name in enumerate(FAMILIES))

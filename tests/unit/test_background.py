@@ -10,9 +10,9 @@ import weakref
 import numpy as np
 import pytest
 
-from synkhronos import _background
-from synkhronos._background import Background
-from synkhronos._graphs.stack import with_deep_stack
+from synkhronos._graph.fast_call import with_deep_stack
+from synkhronos._utils import background as _background
+from synkhronos._utils.background import Background
 
 
 class Interrupt(Exception):

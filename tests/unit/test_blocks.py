@@ -5,8 +5,8 @@ import pytest
 
 from synkhronos._core import native
 from synkhronos._memory import ArrayRef
-from synkhronos._nodes.blocks import BLOCK, blocks_of, put, runs, take
-from synkhronos._partition import Rows
+from synkhronos._multinode.shipping import BLOCK, blocks_of, put, runs, take
+from synkhronos._utils.rows import Rows
 
 
 @pytest.mark.parametrize("n_bytes", [1, 15, 4095, 4096, 4097, 5 * 4096, 5 * 4096 + 100])

@@ -5,7 +5,7 @@ import signal
 
 import numpy as np
 
-from synkhronos._endings import Endings
+from synkhronos._utils.interrupts import Endings
 
 
 class Thing:

@@ -6,8 +6,8 @@ from divided import COLLECTIVES, check, rows
 from engine import T
 from small_programs import PROGRAMS, ROWS, WHOLE, evaluated, inputs_of, marked, outputs_of
 
-from synkhronos._exact.rules import MAKERS, RULES
-from synkhronos._exact.walk import Walk
+from synkhronos._sharding.propagate import Walk
+from synkhronos._sharding.rules import MAKERS, RULES
 
 
 @pytest.mark.parametrize("program", marked(PROGRAMS))

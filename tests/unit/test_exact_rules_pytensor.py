@@ -5,9 +5,9 @@ import pytest
 from divided import COLLECTIVES, check, rows
 from engine import T, on_theano, theano
 
-from synkhronos._engine import TITLE
-from synkhronos._exact.rules import MAKERS, RULES, OwnDraws
-from synkhronos._exact.walk import Walk
+from synkhronos._backends import TITLE
+from synkhronos._sharding.propagate import Walk
+from synkhronos._sharding.rules import MAKERS, RULES, OwnDraws
 
 pytestmark = pytest.mark.skipif(on_theano, reason=f"{TITLE} has none of these operations")
 

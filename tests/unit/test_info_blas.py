@@ -10,18 +10,20 @@ from pathlib import Path
 import pytest
 from support import ROOT
 
-from synkhronos import _engine
-from synkhronos._compat.blas import candidates
-from synkhronos._machine import arithmetic, blas, remedies
-from synkhronos._machine.choices import chosen_in
-from synkhronos._machine.engines import ENGINES
-from synkhronos._machine.probing import Answer, ask, python
+from synkhronos import _backends
+from synkhronos._cli import cpu_benchmark as arithmetic
+from synkhronos._cli import cpu_benchmark as blas
+from synkhronos._cli import report as remedies
+from synkhronos._cli.backends import ENGINES
+from synkhronos._cli.probes import Answer, ask, python
+from synkhronos._cli.run import chosen_in
+from synkhronos._theano_compat.blas import candidates
 
 ENGINE = ENGINES["theano"]  # of which the tables below tell
-HERE = ENGINES[_engine.name]
-FLAGS, FILES = f"{_engine.name.upper()}_FLAGS", f"{_engine.name.upper()}RC"
+HERE = ENGINES[_backends.name]
+FLAGS, FILES = f"{_backends.name.upper()}_FLAGS", f"{_backends.name.upper()}RC"
 #: The exit code of `info`, and the state of the compiler: PyTensor has numba, too.
-WITHOUT_COMPILER = (1, "unusable") if _engine.name == "theano" else (0, "optional")
+WITHOUT_COMPILER = (1, "unusable") if _backends.name == "theano" else (0, "optional")
 LDFLAGS = HERE.flag("blas.ldflags")
 
 WHEEL = "python -m pip install scipy-openblas32"
@@ -83,7 +85,7 @@ class TestOneModule:
         subprocess.run(command, input=source, text=True, check=True, timeout=60)
         part = ldflags(f"-L{tmp_path} -lmine")
         assert "its integers have 64 bits, and those that are passed have 32" in part.note
-        if _engine.name == "theano":  # which Synkhronos links to another one
+        if _backends.name == "theano":  # which Synkhronos links to another one
             assert part.state == "optional" and part.path.endswith("libscipy_openblas.so")
             assert f"{LDFLAGS}=-L{tmp_path} -lmine: its integers" in part.note
         else:

@@ -24,16 +24,17 @@ from engine import theano_only
 from support import ROOT, is_running, wait_until
 
 import synkhronos
-from synkhronos import _engine
-from synkhronos._machine import launcher, libraries, probing, remedies
-from synkhronos._machine.engines import ENGINES
-from synkhronos._machine.examination import examine
-from synkhronos._machine.folder import private_folder
-from synkhronos._machine.launcher import interpreter_options, package_links, variables
-from synkhronos._machine.libraries import Gpu, ask_gpus, survey
-from synkhronos._machine.places import Finder
+from synkhronos import _backends
+from synkhronos._cli import gpu_libraries as libraries
+from synkhronos._cli import probes as probing
+from synkhronos._cli import report as remedies
+from synkhronos._cli import run as launcher
+from synkhronos._cli.backends import ENGINES
+from synkhronos._cli.gpu_libraries import Finder, Gpu, ask_gpus, private_folder, survey
+from synkhronos._cli.info import examine
+from synkhronos._cli.run import interpreter_options, package_links, variables
 
-ENGINE = ENGINES[_engine.name]
+ENGINE = ENGINES[_backends.name]
 CC = shutil.which("gcc") or shutil.which("cc")
 
 needs_compiler = pytest.mark.skipif(CC is None, reason="the libraries are built by a C compiler, and there is none")
@@ -377,7 +378,7 @@ class TestPrivateFolder:
     def test_many_at_once(self, tmp_path):
         program = """
             import sys
-            from synkhronos._machine.folder import private_folder
+            from synkhronos._cli.gpu_libraries import private_folder
             sys.stdin.read()  # until all are there
             print(private_folder({f"lib/{i}": f"/{i}" for i in range(200)}, {"XDG_CACHE_HOME": sys.argv[1]}))
         """
@@ -408,7 +409,7 @@ def without_the_package(program, *arguments):
 def test_the_launcher_imports_nothing_heavy():
     program = """
         import sys
-        import synkhronos._machine.launcher, synkhronos.__main__
+        import synkhronos._cli.run, synkhronos.__main__
         print(sorted({"theano", "numpy", "pygpu", "scipy", "threadpoolctl", "ctypes", "json.tool"} & set(sys.modules)))
     """
     done = subprocess.run(without_the_package(program), capture_output=True, text=True, timeout=60, check=True)
@@ -418,7 +419,7 @@ def test_the_launcher_imports_nothing_heavy():
 def test_run_does_not_import_theano(tmp_path):
     done = launch("run", "-c", "pass", cache=tmp_path, options=["-X", "importtime"], check=True)
     imported = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
-    assert "synkhronos._machine.launcher" in imported
+    assert "synkhronos._cli.run" in imported
     assert not {"theano", "numpy"} & imported
 
 

@@ -8,8 +8,7 @@ import pytest
 from support import run_script
 
 from synkhronos._memory import Arena, SegmentTable
-from synkhronos._memory.mapping import map_shared
-from synkhronos._memory.segments import Segment
+from synkhronos._memory.segments import Segment, map_shared
 
 
 def n_mappings():
@@ -85,7 +84,7 @@ def test_a_limit_of_address_space_is_named():
         synk.fork(2)
         resource.setrlimit(resource.RLIMIT_AS, (2**33, resource.RLIM_INFINITY))
         try:
-            from synkhronos._memory.mapping import map_shared
+            from synkhronos._memory.segments import map_shared
             map_shared(0, 2**34)
         except MemoryError as error:
             print(error)

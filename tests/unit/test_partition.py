@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import batches
 
-from synkhronos._partition import Rows, pieces, select, select_per_rank, shares, shift, take
+from synkhronos._utils.rows import Rows, pieces, select, select_per_rank, shares, shift, take
 
 LENGTHS = st.integers(0, 60)
 

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from synkhronos._collectives.parts import apart, divide, length_of
-from synkhronos._collectives.ways import way_of
+from synkhronos._collectives.buckets import apart, divide, length_of, way_of
 
 F4, F8, F2 = np.dtype("float32"), np.dtype("float64"), np.dtype("float16")
 

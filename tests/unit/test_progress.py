@@ -10,8 +10,8 @@ import types
 import pytest
 
 import synkhronos as synk
-from synkhronos import _progress
-from synkhronos._progress import counted, progress
+from synkhronos._utils import progress as _progress
+from synkhronos._utils.progress import counted, progress
 
 
 class Terminal(io.StringIO):

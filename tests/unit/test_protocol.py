@@ -5,12 +5,11 @@ import pickle
 
 import pytest
 
-from synkhronos._memory.box import Box
-from synkhronos._memory.passage import Passage
+from synkhronos._memory.channels import Box, Passage
 from synkhronos._memory.segments import ArrayRef, SegmentRef
-from synkhronos._partition import Rows
 from synkhronos._rank.commands import Bind, Call, Connect, Get, Shapes, Source
 from synkhronos._rank.messages import Arrays, Decoder, Encoder, Envelope, Placed, Release, Sent
+from synkhronos._utils.rows import Rows
 
 
 def call(stop=4, everybody=False):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support import run_script
 
 from synkhronos._core import native
-from synkhronos._memory.anonymous import new_descriptor
+from synkhronos._memory.memfd import new_descriptor
 
 MEGABYTE = 1 << 20
 SIZE = 256 * MEGABYTE
@@ -273,7 +273,7 @@ def test_freeing_at_exit_and_at_any_time_after_closing():
     run_script(
         """
         from synkhronos._core import native
-        from synkhronos._memory.anonymous import new_descriptor
+        from synkhronos._memory.memfd import new_descriptor
         kept = []
         for _ in range(3):
             regions = native.Regions(new_descriptor(), 2, 0, 1 << 28, 1 << 28)
@@ -323,7 +323,7 @@ def test_a_descriptor_that_the_program_has_closed_is_not_touched():
     run_script(
         """
         from synkhronos._core import native
-        from synkhronos._memory.anonymous import new_descriptor
+        from synkhronos._memory.memfd import new_descriptor
         fd = new_descriptor()
         regions = native.Regions(fd, 2, 0, 1 << 28, 1 << 28)
         regions.allow(1 << 28)

@@ -9,10 +9,11 @@ from engine import T
 from sharding_cases import FAMILIES
 from sharding_programs import run
 
-from synkhronos._engine import ops
-from synkhronos._exact import failures, following
-from synkhronos._exact.placements import Placed, Shard
-from synkhronos._exact.rules import MAKERS, RULES
+from synkhronos._backends import ops
+from synkhronos._sharding import checking as failures
+from synkhronos._sharding import lengths as following
+from synkhronos._sharding.placements import Placed, Shard
+from synkhronos._sharding.rules import MAKERS, RULES
 
 SHARE = 0.05
 
@@ -26,7 +27,7 @@ def test_values_and_shapes_on_ranks(name):
 
 
 def test_each_rule_has_cases():
-    kinds = {kind for kind in (*RULES, *MAKERS) if kind.__module__ != "synkhronos._engine.absent"}
+    kinds = {kind for kind in (*RULES, *MAKERS) if kind.__module__ != "synkhronos._backends.common"}
     assert kinds == set().union(*(family.ops for family in FAMILIES.values()))
 
 

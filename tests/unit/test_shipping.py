@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 
 from synkhronos._memory import ArrayRef, SegmentTable
-from synkhronos._nodes.blocks import BLOCK, put
-from synkhronos._nodes.shipping import PIECE, Cargo, Shipping
-from synkhronos._partition import Rows, shares
+from synkhronos._multinode.shipping import BLOCK, PIECE, Cargo, Shipping, put
+from synkhronos._processes import World
 from synkhronos._rank import Call, InOrder, Put, Settle, Source
-from synkhronos._rank.excerpts import Excerpts
-from synkhronos._rendezvous import count_launched
-from synkhronos._team import World
+from synkhronos._rank.results import Excerpts
+from synkhronos._utils.rendezvous import count_launched
+from synkhronos._utils.rows import Rows, shares
 
 WORLD = World((2, 1, 2), 0, 0)
 NOTHING = Cargo([], [], [])

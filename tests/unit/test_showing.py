@@ -35,7 +35,7 @@ def test_help_names_public_modules_alone_and_imports_find_all_the_same():
         importlib.invalidate_caches()
         importlib.reload(synkhronos)
         help(synkhronos)
-        import synkhronos._top
+        import synkhronos._cli.top
         """
     )
     contents = re.findall(r"^PACKAGE CONTENTS\n((?:    .*\n)+)", out, re.M)

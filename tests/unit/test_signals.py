@@ -5,8 +5,8 @@ import time
 import pytest
 from processes import Ranks
 
-from synkhronos._team.signals import ANSWERED, POLL, SENT
-from synkhronos._team.timeline import STRAGGLING
+from synkhronos._processes.sync import ANSWERED, POLL, SENT
+from synkhronos._processes.timeline import STRAGGLING
 from synkhronos.errors import CollectiveAborted
 
 each_spin = pytest.mark.parametrize("spin", [0.0, 100e-6], ids=["parks", "spins"])

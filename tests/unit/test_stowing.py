@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 from test_shipping import call, master
 
-from synkhronos._memory import ArrayRef, SegmentTable, anonymous, find_part, open_part, segment_of_file
-from synkhronos._nodes.blocks import BLOCK
-from synkhronos._nodes.shipping import Cargo, Shipping
-from synkhronos._nodes.stowing import Stowage
-from synkhronos._partition import Rows, shares
+from synkhronos._memory import ArrayRef, SegmentTable, find_part, open_part, segment_of_file
+from synkhronos._memory import memfd as anonymous
+from synkhronos._multinode.shipping import BLOCK, Cargo, Shipping, Stowage
+from synkhronos._processes import World
 from synkhronos._rank import Put, Source
-from synkhronos._team import World
+from synkhronos._utils.rows import Rows, shares
 
 NOTHING = Cargo([], [], [])
 OURS = np.random.RandomState(0).rand(20, 3)

@@ -17,38 +17,6 @@ import synkhronos as synk
 
 PACKAGE = Path(synk.__file__).parent
 
-#: A folder, or a module beside them, imports from floors below its own; the listing of a floor is in no order.
-FLOORS = (
-    {"_core"},
-    {
-        "errors",
-        "typing",
-        "_compat",
-        "_endings",
-        "_interrupts",
-        "_keywords",
-        "_limits",
-        "_partition",
-        "_showing",
-    },
-    {"_rendezvous"},
-    {"_background", "_machine", "_memory"},
-    {"_engine", "_progress"},
-    {"_graphs", "_team"},
-    {"_collectives"},
-    {"_inside"},
-    {"_exact"},
-    {"_rank"},
-    {"_nodes"},
-    {"_session"},
-    {"_data"},
-    {"_calls", "_variables"},
-    {"__init__"},
-    {"_top", "extensions"},
-    {"__main__"},
-)
-FLOOR_OF = {name: number for number, floor in enumerate(FLOORS) for name in floor}
-
 PUBLIC = {
     # the life cycle, functions and data
     "fork", "close", "session", "function", "parallelize", "distribute", "get_n_gpu", "Function", "data", "Data",
@@ -67,45 +35,49 @@ PUBLIC = {
     "NodeLost",
 }  # fmt: skip
 
-#: The folder of the engine that is not installed.
-OTHER_ENGINE = "on_pytensor" if on_theano else "on_theano"
+#: The folder of the backend that is not installed.
+OTHER_BACKEND = "pytensor" if on_theano else "theano"
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
+SOURCES = [*MODULES, *PACKAGE.rglob("*.[ch]"), *PACKAGE.rglob("*.pyi")]
 
 
 def name_of(path):
-    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+    """The dotted name of a module within the package; that of a folder for its ``__init__``."""
+    name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+    return name.removesuffix(".__init__")
 
 
-def imported_names(path):
-    """What a module imports of this package, as "folder.module.name"; what is for type checkers alone is left out."""
+PATHS = {name_of(path): path for path in MODULES}
+
+
+def home_of(path):
+    """The folder of a module; a module at the top level is its own."""
+    return name_of(path) if path.parent == PACKAGE else ".".join(path.parent.relative_to(PACKAGE).parts)
+
+
+def imported_modules(path):
+    """The modules of this package that a module imports; imports for type checkers alone are left out."""
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             node.body = [ast.Pass()]
-    found = set()
+    names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            if node.level:  # what the start-up hook loads by itself
-                assert node.level == 1 and home_of(path) == "_compat", f"{path}: a relative import"
-                continue
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return {name.partition(".")[2] for name in found if name.startswith("synkhronos.")}
+            module = node.module or ""
+            if node.level:  # by files that the start-up hook loads without the package
+                assert node.level == 1 and home_of(path) == "_theano_compat", f"{path}: a relative import"
+                module = f"synkhronos._theano_compat.{module}".rstrip(".")
+            full = {alias.name: f"{module}.{alias.name}" for alias in node.names}
+            names |= {one if one.partition(".")[2] in PATHS else module for one in full.values()}
+    found = {name.partition(".")[2] or "__init__" for name in names if name.partition(".")[0] == "synkhronos"}
+    return found & set(PATHS)
 
 
-def home_of(path):
-    """The folder of a module, or its own name where it is in none."""
-    return name_of(path).split(".")[0]
-
-
-def imports_of(path):
-    """The folders, and modules beside them, that a module imports from."""
-    return {name.split(".")[0] for name in imported_names(path)} & set(FLOOR_OF)
-
-
-def engine_imports_of(path):
+def backend_imports_of(path):
     tree = ast.parse(path.read_text())
     found = set()
     for node in ast.walk(tree):
@@ -116,65 +88,71 @@ def engine_imports_of(path):
     return found & {"theano", "lasagne", "pytensor"}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_floors(path):
-    own = home_of(path)
-    for imported in imports_of(path) - {own}:
-        assert FLOOR_OF[imported] < FLOOR_OF[own], f"{own} imports {imported}, which is not on a floor below"
+def test_folders_form_few_layers_without_cycles():
+    needs = {home_of(path): set() for path in MODULES}
+    for path in MODULES:
+        needs[home_of(path)] |= {home_of(PATHS[name]) for name in imported_modules(path)} - {home_of(path)}
+    assert sum(map(len, needs.values())) <= 100
+    layers = {}
+    for folder in graphlib.TopologicalSorter(needs).static_order():  # raises CycleError
+        layers[folder] = 1 + max((layers[one] for one in needs[folder]), default=0)
+    assert max(layers.values()) <= 12
 
 
-def test_every_folder_has_a_floor():
-    assert {home_of(path) for path in MODULES} == set(FLOOR_OF)
+def test_modules_import_each_other_without_cycles():
+    faces = {name for name, path in PATHS.items() if path.name == "__init__.py"}
+    needs = {name: imported_modules(path) - faces - {name} for name, path in PATHS.items() if name not in faces}
+    list(graphlib.TopologicalSorter(needs).static_order())  # raises CycleError
+
+
+#: Their modules have nothing in common but their layer, and are imported one by one.
+WITHOUT_FACE = {"_utils", "_theano_compat", "extensions", "extensions.pymc"}
+
+
+def face_of(name):
+    """The folder that exports what another folder takes of a module; ``None`` for a folder without a face."""
+    folder = home_of(PATHS[name])
+    return None if folder in WITHOUT_FACE or PATHS[name].parent == PACKAGE else folder
 
 
 def test_folders_are_imported_by_their_faces():
     for path in MODULES:
-        for name in imported_names(path):
-            folder, *inside = name.split(".")
-            if folder != home_of(path) and (PACKAGE / folder).is_dir() and folder.startswith("_"):
-                assert len(inside) < 2, f"{path} imports {name} past the face of {folder}"
+        for name in imported_modules(path):
+            face = face_of(name)
+            if face not in (None, home_of(path)) and path.parent != PACKAGE:
+                assert name == face, f"{path} imports {name} past the face of {face}"
 
 
-@pytest.mark.parametrize("folder", sorted(name for name in FLOOR_OF if (PACKAGE / name).is_dir() and name[0] == "_"))
+FACES = sorted({face_of(name) for name in PATHS} - {None, "_backends", "_backends.theano", "_backends.pytensor"})
+
+
+@pytest.mark.parametrize("folder", [face for face in FACES if face[0] == "_"])
 def test_faces_export_what_other_folders_use_and_nothing_else(folder):
     face = importlib.import_module(f"synkhronos.{folder}")
     assert ast.get_docstring(ast.parse(Path(face.__file__).read_text())).split("\n")[0].endswith(".")
-    used = set(face.__all__) & set(synk.__all__)
-    for path in MODULES:
-        if home_of(path) != folder:
-            aliases = "|".join({folder, *re.findall(rf"import {folder} as (\w+)", path.read_text())})
-            used |= set(re.findall(rf"\b(?:{aliases})\.(\w+)", path.read_text()))
-            tree = ast.parse(path.read_text())
-            imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    used, leaf = set(face.__all__) & set(synk.__all__), folder.rpartition(".")[2]
+    for path in [*MODULES, *(ROOT / "tests").rglob("*.py")]:
+        if path not in MODULES or home_of(path) != folder:
+            text = path.read_text()
+            aliases = "|".join({leaf, *re.findall(rf"import {leaf} as (\w+)", text)})
+            used |= set(re.findall(rf"\b(?:{aliases})\.(\w+)", text))
+            imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
             used |= {alias.name for node in imports if node.module == f"synkhronos.{folder}" for alias in node.names}
     assert set(face.__all__) <= used, f"nobody uses {set(face.__all__) - used}"
 
 
-def test_no_circles_among_modules():
-    needs = {}
-    for path in MODULES:
-        if path.name == "__init__.py":
-            continue
-        names = {name for name in imported_names(path) if name.split(".")[0] == home_of(path)}
-        parts = {".".join(name.split(".")[:2]) for name in names}
-        needs[name_of(path)] = {part for part in parts if (PACKAGE / f"{part.replace('.', '/')}.py").exists()}
-    list(graphlib.TopologicalSorter(needs).static_order())  # raises CycleError
-
-
-def test_only_the_seam_knows_the_engines():
-    users = {home_of(path) for path in MODULES if engine_imports_of(path)}
-    assert users <= {"_engine", "_compat"}
-    for path in MODULES:
-        if home_of(path) == "_engine" and path.parent.name.startswith("on_"):
-            assert engine_imports_of(path) <= {path.parent.name.removeprefix("on_")}, path
+def test_only_the_backends_import_theano_and_pytensor():
+    users = {home_of(path) for path in MODULES if backend_imports_of(path)}
+    assert users <= {"_backends.theano", "_backends.pytensor", "_theano_compat"}
+    for backend in ("theano", "pytensor"):
+        for path in (PACKAGE / "_backends" / backend).rglob("*.py"):
+            assert backend_imports_of(path) <= {backend}, path
 
 
 def test_the_extensions_use_the_public_interface_alone():
     for path in (PACKAGE / "extensions").rglob("*.py"):
-        private = {
-            name for name in imports_of(path) - {"_engine", "_interrupts"} if name.startswith("_")
-        }  # as any program might
-        assert not private, f"{path.name} imports {private}"
+        private = {name for name in imported_modules(path) if name.startswith("_")}
+        assert private <= {"__init__", "_backends", "_utils.interrupts"}, path  # as any program might
 
 
 def test_heavy_and_optional_packages_are_imported_where_they_are_needed():
@@ -189,9 +167,9 @@ def test_heavy_and_optional_packages_are_imported_where_they_are_needed():
             assert not set(names) & {"lasagne", "pygpu", "mpi4py", "matplotlib", "rich", "tqdm", "sklearn"}, path
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_modules_are_short(path):
-    assert len(path.read_text().splitlines()) <= 600
+def test_sources_are_neither_many_nor_long():
+    lines = {path: len(path.read_text().splitlines()) for path in SOURCES}
+    assert max(lines.values()) <= 600, max(lines, key=lines.get)
 
 
 def test_public_names():
@@ -268,7 +246,11 @@ def public_objects():
     for path in MODULES:
         parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
         module = ".".join(part for part in parts if part != "__init__")
-        if "__main__" in parts or OTHER_ENGINE in parts or ("_compat" in parts and not on_theano):
+        if (
+            "__main__" in parts
+            or ("_backends" in parts and OTHER_BACKEND in parts)
+            or ("_theano_compat" in parts and not on_theano)
+        ):
             continue
         __import__(module)
         for name, obj in vars(sys.modules[module]).items():

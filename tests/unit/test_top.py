@@ -15,8 +15,8 @@ import pytest
 from support import ROOT, start_script, wait_until, worker_pids
 
 import synkhronos as synk
-from synkhronos import _top
-from synkhronos._top import find_sessions, measure
+from synkhronos._cli import top as _top
+from synkhronos._cli.top import find_sessions, measure
 
 
 def own_session():

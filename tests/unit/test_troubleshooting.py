@@ -21,23 +21,22 @@ TREES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for p
 EXPLAINS_ITSELF = re.compile(r".*\b(must|cannot|expected)\b.*[;,] got |.* must be a list of …, one for each variable$")
 #: Modules whose messages nobody is to see: they are caught, or told of by others.
 FOR_THE_LIBRARY = {
-    "_compat/linking.py": "`python -m synkhronos info` tells it, as the cause of an unusable BLAS",
-    "_compat/routines.py": "likewise",
-    "_compat/scan.py": "Theano's own loop in Python takes the place",
-    "_compat/topk.py": "Theano's own messages, of an operation that is mended",
+    "_theano_compat/blas_probe.py": "`python -m synkhronos info` tells it, as the cause of an unusable BLAS",
+    "_theano_compat/scan.py": "Theano's own loop in Python takes the place",
+    "_theano_compat/numpy_fixes.py": "Theano's own messages, of an operation that is mended",
     "_memory/segments.py:the memory": "a rank asks for memory that the master has given back: no rank does",
-    "_nodes/litter.py:a container": "what nobody may remove stays there, and nothing is said",
-    "_team/overdue.py:the first machine": "what a leader tells one that does not listen any more",
-    "_partition.py:rows cannot": "the author of a function of this library has mistaken what it takes",
-    "_engine/on_pytensor/gpu.py:PyTensor computes": "of functions that nothing calls where there are no GPUs",
+    "_multinode/launch.py:a container": "what nobody may remove stays there, and nothing is said",
+    "_processes/process_group.py:the first machine": "what a leader tells one that does not listen any more",
+    "_utils/rows.py:rows cannot": "the author of a function of this library has mistaken what it takes",
+    "_backends/pytensor/gpu.py:PyTensor computes": "of functions that nothing calls where there are no GPUs",
     "_session/lifecycle.py:synkhronos.…: …": "one of two messages of the same page follows",
 }
 
 
-def constants():
-    """Texts that stand under a name in a module."""
+def constants(trees):
+    """Texts that stand under a name in modules."""
     found = {}
-    for tree in TREES.values():
+    for tree in trees:
         for node in tree.body:
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 text = ast.unparse(node.value)
@@ -74,9 +73,9 @@ def is_told(node):
 
 def messages():
     """Each message of the library, by where it is made."""
-    names = constants()
-    found = {}
+    everywhere, found = constants(TREES.values()), {}
     for path, tree in TREES.items():
+        names = {**everywhere, **constants([tree])}
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and node.args and is_told(node):
                 message = plain(words_of(node.args[0], names))

@@ -10,8 +10,8 @@ import pytest
 from engine import on_theano
 from support import ROOT
 
+from synkhronos._backends import KEYWORDS
 from synkhronos._collectives import OPS
-from synkhronos._engine import KEYWORDS
 from synkhronos.typing import Keywords, Reduction
 
 pytest.importorskip("mypy")

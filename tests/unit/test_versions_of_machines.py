@@ -3,7 +3,7 @@
 import numpy as np
 from engine import theano
 
-from synkhronos._nodes.versions import describe, tell_differences
+from synkhronos._multinode.leader_comm import describe, tell_differences
 
 
 def test_versions_of_this_machine():

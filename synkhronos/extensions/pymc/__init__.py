@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import synkhronos
-from synkhronos import _engine
+from synkhronos import _backends
 from synkhronos.extensions.pymc.building import Builder
 from synkhronos.extensions.pymc.rows import ModelData
 
@@ -66,7 +66,7 @@ def parallel(model: Any, rows: int | None = None) -> Iterator[Any]:
     synkhronos.distribute()  # raises where there is no session
     builder = Builder(ModelData(model, rows))
     with contextlib.ExitStack() as ending:
-        ending.callback(_engine.divert(builder))
+        ending.callback(_backends.divert(builder))
         if importlib.util.find_spec("nutpie") is not None:
             from synkhronos.extensions.pymc.nutpie import diverted
 

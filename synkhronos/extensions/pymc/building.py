@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import synkhronos
-from synkhronos._engine import TensorType, is_random_state
+from synkhronos._backends import TensorType, is_random_state
 from synkhronos.extensions.pymc.rows import ModelData, Scattered
 
 __all__ = ["ONE_CORE", "Builder", "ModelFunction"]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import synkhronos
-from synkhronos._engine import (
+from synkhronos._backends import (
     SharedVariable,
     TensorConstant,
     TensorType,

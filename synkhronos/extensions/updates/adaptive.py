@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from synkhronos._engine import T, config, shared
+from synkhronos._backends import T, config, shared
 from synkhronos.extensions.updates.flat import Divided, FlatGradient, Updates, number
 
 __all__ = ["adadelta", "adagrad", "adam", "adamax", "rmsprop"]

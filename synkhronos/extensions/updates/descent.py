@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from typing import Any
 
-from synkhronos._engine import reshaped_like
+from synkhronos._backends import reshaped_like
 from synkhronos.extensions.updates.flat import Divided, FlatGradient, gradients, number, shared_list, zeros_like
 
 __all__ = ["momentum", "nesterov_momentum", "sgd", "sgd_nonflat"]

@@ -13,8 +13,8 @@ from typing import Any, Callable, Union
 
 import numpy as np
 
-from synkhronos._engine import SharedVariable, T, Variable, clone, ops, scalar
-from synkhronos._interrupts import let_interrupts_pass
+from synkhronos._backends import SharedVariable, T, Variable, clone, ops, scalar
+from synkhronos._utils.interrupts import let_interrupts_pass
 from synkhronos.extensions.updates.flat import Divided, FlatGradient, gradients, shared_list, zeros_like
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from synkhronos._engine import TITLE, SharedVariable, T, Variable, reshaped_like, shared, shared_like
-from synkhronos._engine import grad as differentiate
+from synkhronos._backends import TITLE, SharedVariable, T, Variable, reshaped_like, shared, shared_like
+from synkhronos._backends import grad as differentiate
 
 Updates = dict[Any, Any]
 Divided = tuple[Updates, Updates, Any]

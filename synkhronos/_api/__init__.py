@@ -1,0 +1,36 @@
+"""Building functions, and calling them on all ranks.
+
+What users hand over: arrays in shared memory, and values cast as Theano would cast them.
+
+The collectives on shared variables.
+"""
+
+from __future__ import annotations
+
+from synkhronos._api.access import check_replicas, get_lengths, get_shapes, get_value, set_value
+from synkhronos._api.build import function
+from synkhronos._api.collectives import all_gather, broadcast, gather, scatter
+from synkhronos._api.data import Data
+from synkhronos._api.function import Function
+from synkhronos._api.make_data import data
+from synkhronos._api.parallelize import parallelize
+from synkhronos._api.reductions import all_reduce, reduce
+
+__all__ = [
+    "Data",
+    "Function",
+    "all_gather",
+    "all_reduce",
+    "broadcast",
+    "check_replicas",
+    "data",
+    "function",
+    "gather",
+    "get_lengths",
+    "get_shapes",
+    "get_value",
+    "parallelize",
+    "reduce",
+    "scatter",
+    "set_value",
+]

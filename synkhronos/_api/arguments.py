@@ -1,0 +1,101 @@
+"""The arguments of a function call: matching them to inputs, and checking them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from synkhronos._backends import known_lengths
+from synkhronos._graph import Graph
+from synkhronos._utils.display import unknown_keyword
+
+__all__ = ["Input", "arrange", "check_num_slices", "check_subset", "describe_inputs", "inputs_of"]
+
+
+#: What a call takes beside the inputs.
+CALL_OPTIONS = ("output_subset", "batch", "batch_s", "num_slices")
+
+
+def arrange(
+    graph: Any, args: Sequence[Any], kwargs: dict[str, Any], options: Sequence[str] = CALL_OPTIONS
+) -> list[Any]:
+    """The value given for each input, in the order of the inputs; `TypeError` for missing and surplus ones.
+
+    ``graph`` has ``input_names`` and ``input_defaults``. ``options`` are the arguments beside the inputs, one of which
+    the user may have misspelled.
+    """
+    names, defaults = graph.input_names, graph.input_defaults
+    if len(args) == len(names) and not kwargs and all(value is not None for value in args):
+        return list(args)
+    if len(args) > len(names):
+        raise TypeError(f"the function takes {len(names)} inputs {names}; got {len(args)}")
+    values = list(args) + [None] * (len(names) - len(args))
+    for name, value in kwargs.items():
+        if name not in names:
+            raise unknown_keyword("the function", name, [one for one in (*names, *options) if one])
+        position = names.index(name)
+        if values[position] is not None:
+            raise TypeError(f"input {name!r} was given twice")
+        values[position] = value
+    for i, value in enumerate(values):
+        if value is None:
+            values[i] = defaults[i]
+    missing = [names[i] or f"number {i}" for i, value in enumerate(values) if value is None]
+    if missing:
+        raise TypeError(f"the function takes {len(names)} inputs {names}; missing: {', '.join(missing)}")
+    return values
+
+
+def check_subset(subset: Any, n_outputs: int) -> tuple[int, ...] | None:
+    """``output_subset`` as a tuple of ints, or ``None``."""
+    if subset is None:
+        return None
+    if not isinstance(subset, (list, tuple)) or not all(isinstance(i, (int, np.integer)) for i in subset):
+        raise TypeError(f"output_subset must be a list of ints; got {subset!r}")
+    for i in subset:
+        if not 0 <= i < n_outputs:
+            raise IndexError(f"output_subset: there is no output {i}; the function has {n_outputs}")
+    return tuple(int(i) for i in subset)
+
+
+def check_num_slices(num_slices: Any) -> int:
+    """``num_slices`` as an int."""
+    if isinstance(num_slices, bool) or not isinstance(num_slices, (int, np.integer)):
+        raise TypeError(f"num_slices must be an int; got {num_slices!r}")
+    if num_slices < 1:
+        raise ValueError(f"num_slices must be at least 1; got {num_slices}")
+    return int(num_slices)
+
+
+class Input(NamedTuple):
+    """What `Data` must be like for an input of a function."""
+
+    name: str
+    dtype: np.dtype
+    ndim: int
+    lengths: dict[int, int]  # along axes where the type tells it
+    axis: int  # along which its rows lie, if it is scattered
+
+
+def inputs_of(graph: Graph) -> list[Input]:
+    """The inputs of a function."""
+    axes = [*graph.axes, *[0] * (len(graph.input_variables) - graph.n_scattered)]
+    return [
+        Input(
+            name or f"number {position}",
+            np.dtype(var.dtype),
+            var.ndim,
+            {at: length for at, length in enumerate(known_lengths(var)) if length is not None},
+            axis,
+        )
+        for position, (name, var, axis) in enumerate(zip(graph.input_names, graph.input_variables, axes))
+    ]
+
+
+def describe_inputs(graph: Graph) -> str:
+    """The names of the inputs: of the scattered ones, then of the broadcast ones."""
+    names = [name or str(var) for name, var in zip(graph.input_names, graph.input_variables)]
+    groups = names[: graph.n_scattered], names[graph.n_scattered :]
+    return "; ".join([", ".join(groups[0]), *([", ".join(groups[1])] if groups[1] else [])])

@@ -1,0 +1,231 @@
+"""`synk.function`: reading what the user wants computed, and how the ranks' values become one."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from synkhronos import _backends, _graph
+from synkhronos._api.combine import Results
+from synkhronos._api.exact import ExactFunction
+from synkhronos._api.function import Function
+from synkhronos._collectives import check_op, lists_ops
+from synkhronos._session import current, warn
+from synkhronos._sharding import DividedGraph, check_open
+from synkhronos._utils.display import unknown_keyword
+from synkhronos.typing import Input, Keywords, Outputs, Update, Variable
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["function"]
+
+_logger = logging.getLogger("synkhronos")
+
+_FOR_EXACT = ("exact", "shard", "random", "blocked")
+_OWN_KEYWORDS = ("inputs", "outputs", "bcast_inputs", "updates", "givens", "sliceable_shareds", *_FOR_EXACT)
+_KEYWORDS_FOR_THEANO = [name for name in _backends.KEYWORDS if name not in _OWN_KEYWORDS]
+
+
+@lists_ops
+def function(
+    inputs: Sequence[Input],
+    outputs: Outputs = None,
+    bcast_inputs: Sequence[Input] | None = None,
+    updates: Mapping[Any, Any] | Iterable[Update] | None = None,
+    givens: Mapping[Any, Any] | Iterable[tuple[Variable, Any]] | None = None,
+    sliceable_shareds: Sequence[Variable] | None = None,
+    *,
+    exact: bool = False,
+    shard: Mapping[Any, int] | Sequence[Variable] | None = None,
+    random: Literal["serial", "own"] = "serial",
+    blocked: bool = False,
+    **kwargs: Unpack[Keywords],
+) -> Function:
+    """Build a function that runs on every rank; replaces `theano.function` or `pytensor.function`.
+
+    Parameters
+    ----------
+    inputs : list of variables or ``In``
+        Scattered over the ranks along axis 0, as evenly as possible.
+    outputs : variable, (variable, op), or a list of these, optional
+        ``op`` says how the ranks' values become one: element by element by {ops} (``"avg"``, the default, is
+        weighted by data points); ``"gather"`` (concatenated on axis 0 in rank order); or ``None`` (the master's own
+        value). ``"c_avg"``, ``"c_sum"``, … ask for the CPU path.
+    bcast_inputs : list of variables, optional
+        Inputs that every rank uses whole.
+    updates : dict, or list of (shared, expression) or (shared, expression, op), optional
+        They act locally on each rank. ``op`` (default ``"avg"``) says how a call with ``num_slices`` accumulates.
+    givens : dict or list of pairs, optional
+        As in Theano.
+    sliceable_shareds : list of shared variables, optional
+        Those that hold data, subject to ``batch_s`` and ``num_slices``.
+    exact : bool
+        The function computes what the serial program computes, whatever that is: the graph is divided by the rows of
+        the scattered inputs, and ranks meet where rows meet (docs/exact.md). Then outputs and updates have no ops, and
+        sliceable shared variables are what was scattered, of which each rank has rows.
+    shard : dict or list of variables, optional
+        For exact functions: what else is divided by rows, with the axis of these (in a list: 0). Scattered inputs that
+        have their rows along another axis; and any variable of the graph, such as a minibatch that `givens` takes from
+        data that all ranks have.
+    random : str
+        For exact functions: ``"serial"`` (draws are the serial program's) or ``"own"`` (where there is a draw for each
+        row, each rank makes its own; equal in distribution, and cheaper).
+    blocked : bool
+        For exact functions whose rows meet only in sums, at the end, such as a loss of much data and its gradient: each
+        rank computes in a loop over blocks of its rows, of 1 MiB, which stay in its core's cache until all is done with
+        them. That is quicker where memory is what bounds the computation.
+    **kwargs
+        For `theano.function`.
+
+    Returns
+    -------
+    Function
+
+    Raises
+    ------
+    SessionError
+        A `RuntimeError`: before ``fork``.
+    TypeError, ValueError
+        For arguments that make no sense, and whatever the engine raises.
+
+    Examples
+    --------
+    >>> x = T.dvector("x")
+    >>> with synk.session(2):
+    ...     f = synk.function([x], [x.mean(), (x.max(), "max"), (2 * x, "gather")])
+    ...     mean, largest, doubled = f([1, 2, 6])
+    ...     print(mean, largest, doubled, f.counts)
+    3.0 6.0 [ 2.  4. 12.] (2, 1)
+    """
+    if sys._getframe(1).f_globals.get("__name__", "").startswith(f"{_backends.name}."):
+        # the program has set the engine's function to this one; Variable.eval and the like mean the engine's own
+        own = {"outputs": outputs, "updates": updates, "givens": givens, **kwargs}
+        return _backends.compile_function(inputs, **{name: value for name, value in own.items() if value is not None})
+    session = current("function")
+    for name in kwargs:
+        if name not in _backends.KEYWORDS:
+            raise unknown_keyword("synkhronos.function", name, [*_OWN_KEYWORDS, *_KEYWORDS_FOR_THEANO])
+    for name, value in (("inputs", inputs), ("bcast_inputs", bcast_inputs), ("sliceable_shareds", sliceable_shareds)):
+        if value is not None and not isinstance(value, (list, tuple)):
+            raise TypeError(f"{name} must be a list; got {value!r}")
+    pairs, update_modes, named_updates = _read_updates(updates)
+    many = isinstance(outputs, (list, tuple)) and not _is_pair(outputs)
+    asked: Any = outputs
+    items: list[Any] = [] if asked is None else list(asked) if many else [asked]
+    variables, output_modes = [], []
+    for position, item in enumerate(items):
+        var, op = item if _is_pair(item) else (item, "avg")
+        variables.append(var)
+        output_modes.append(check_op(f"output {position}", op, "gather", None))
+        if not exact and output_modes[-1] is not None and not _graph.is_tensor_variable(getattr(var, "variable", var)):
+            raise TypeError(
+                f"output {position} must be a {_backends.TITLE} tensor variable, or have the op None; got {var!r}"
+            )
+    graph = _graph.Graph(
+        inputs,
+        variables,
+        bcast_inputs=bcast_inputs or (),
+        updates=pairs,
+        givens=givens,
+        sliceable_shareds=sliceable_shareds or (),
+        kwargs=dict(kwargs),
+    )
+    if graph.packed_names:
+        _logger.info("%s: no dense arrays, so that every rank gets them in full", ", ".join(graph.packed_names))
+    title = kwargs.get("name")
+    if exact:
+        if named_updates or any(map(_is_pair, items)):
+            raise ValueError("exact=True: outputs and updates are the serial program's, and take no op")
+        if random not in ("serial", "own"):
+            raise ValueError(f'random must be "serial" or "own"; got {random!r}')
+        divided = DividedGraph(graph, dict(kwargs), shard=shard, random=random, blocked=blocked)
+        if divided.undivided:
+            warn(
+                f"{title or 'a function'}: nothing in it has rows, so that every rank computes all of it. If "
+                f"{divided.undivided[0]} is a minibatch, name it in shard={{variable: axis}}, with the axis of its rows"
+            )
+
+        def again(swap: Mapping[Any, Any], delete_updates: bool, **options: Any) -> Function:
+            """Build the function with other shared variables, or without updates."""
+            updated = [] if delete_updates else [var for var, _ in graph.expressions[1]]
+            new = {**{var: var.default_update for var in updated if var not in dict(pairs)}, **dict(pairs)}
+            pairs_given = _graph.pairs_of(givens)
+            if swap:  # the engine refuses givens that depend on variables which others replace
+                pairs_given = [
+                    (old, _backends.clone(value, replace=swap) if isinstance(value, _backends.Variable) else value)
+                    for old, value in pairs_given
+                ]
+            replaced = [(old, value) for old, value in (*swap.items(), *pairs_given) if old is not value]
+            return function(
+                inputs,
+                outputs,
+                bcast_inputs,
+                [(swap.get(var, var), new[var]) for var in updated],
+                replaced,
+                [swap.get(var, var) for var in sliceable_shareds or ()],
+                exact=True,
+                shard=shard,
+                random=random,
+                blocked=blocked,
+                **{**kwargs, **options, "no_default_updates": True},
+            )
+
+        exactly = ExactFunction(session, graph, divided, single=not many, name=title, again=again)
+        return _with_streams(exactly, own=divided.own_states)
+    if shard is not None or random != "serial" or blocked:
+        raise ValueError("shard, random and blocked are for exact functions: give exact=True, too")
+    for variable in graph.input_variables[: graph.n_scattered]:
+        if not variable.broadcastable[0]:  # which may have one row
+            check_open(variable, 0)
+    on_host = [_is_pair(item) and str(item[1]).startswith("c_") for item in items]
+    results = Results(variables, output_modes, on_host, session.on_gpu, title or "the function")
+    named = [_is_pair(item) for item in items]
+    made = Function(
+        session,
+        graph,
+        results,
+        update_modes,
+        named=named,
+        named_updates=named_updates,
+        single=not many,
+        name=title,
+    )
+    return _with_streams(made)
+
+
+def _with_streams(function: Function, own: Sequence[Any] | None = None) -> Function:
+    """A function that draws of a rank's own streams, all or some, and of others that are common to all ranks."""
+    for var in filter(_backends.is_random_state, function.get_shared()):
+        _graph.claim_stream(var, common=own is not None and var not in own)
+    return function
+
+
+def _is_pair(item: Any) -> bool:
+    """Whether ``item`` is ``(variable, op)`` rather than a list of outputs."""
+    return isinstance(item, tuple) and len(item) == 2 and (item[1] is None or isinstance(item[1], str))
+
+
+def _read_updates(updates: Any) -> tuple[list[tuple[Any, Any]], dict[Any, str], list[Any]]:
+    """Shared variables with their new values, the op of each, and those whose op was named."""
+    pairs: list[tuple[Any, Any]] = []
+    modes: dict[Any, str] = {}
+    named: list[Any] = []
+    if updates is None:
+        return pairs, modes, named
+    if isinstance(updates, tuple) and len(updates) == 3 and all(hasattr(part, "items") for part in updates[:2]):
+        raise TypeError(
+            "updates: got the three parts that a rule of synkhronos.extensions.updates gives, (grad_updates, "
+            "param_updates, grad_shared). Give grad_updates to the function that computes the loss and param_updates "
+            "to another, and call synkhronos.all_reduce(grad_shared, weights=f.counts) in between; or let "
+            "synkhronos.extensions.train.make_train_function do the three"
+        )
+    for item in updates.items() if hasattr(updates, "items") else updates:
+        if not isinstance(item, (tuple, list)) or len(item) not in (2, 3):
+            raise TypeError(f"updates must be (shared, expression) or (shared, expression, op); got {item!r}")
+        pairs.append((item[0], item[1]))
+        modes[item[0]] = check_op(f"the update of {item[0]}", item[2] if len(item) == 3 else "avg")
+        named += item[:1] if len(item) == 3 else []
+    return pairs, modes, named

@@ -1,0 +1,347 @@
+"""Values, shapes and sizes that users give, brought into form or refused.
+
+The shared memory that `Data` hold: one of them, or several in which it was unpickled.
+
+`Data`: function inputs in shared memory, written once and read by every rank where they lie.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from synkhronos._memory import ArrayRef, Segment, dtype_spec, segment_of_file
+from synkhronos._session import current, settle
+from synkhronos._utils.display import html_table, public_names
+
+__all__ = ["Data", "Holding", "check_oversize", "check_shape", "condition", "size_in_bytes"]
+
+
+def condition(value: Any, dtype: np.dtype, ndim: int, force_cast: bool) -> np.ndarray:
+    """``value`` as an array of the given dtype and ndim, by Theano's rules for what may be cast without being asked.
+
+    An array is cast if its dtype's values all fit into ``dtype``; other values (numbers, lists) if they come out
+    equal; a Python float always becomes any floating dtype.
+    """
+    array = np.asanyarray(value) if isinstance(value, np.memmap) else np.asarray(value)
+    if array.ndim != ndim:
+        raise TypeError(f"expected {ndim} dimensions; got {array.ndim} (shape {array.shape})")
+    if array.dtype == dtype:
+        return array
+    if not force_cast:
+        if isinstance(value, (np.ndarray, np.generic)):
+            fits = np.can_cast(array.dtype, dtype, "safe")
+        else:
+            is_float = type(value) is float and dtype.kind == "f"
+            fits = is_float or (array.dtype.kind in "biufc" and _same_values(array, dtype))
+        if not fits:
+            raise TypeError(
+                f"{array.dtype} values cannot be stored as {dtype} without loss; pass force_cast=True to do it"
+            )
+    try:
+        return array.astype(dtype)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{array.dtype} values cannot be stored as {dtype}: {error}") from None
+
+
+def _same_values(array: np.ndarray, dtype: np.dtype) -> bool:
+    if dtype.kind not in "biufc" or (array.dtype.kind == "c" and dtype.kind != "c"):
+        return False
+    with np.errstate(all="ignore"):
+        cast = array.astype(dtype)
+    return bool(np.array_equal(cast, array, equal_nan=array.dtype.kind in "fc"))
+
+
+def size_in_bytes(shape: tuple[int, ...], dtype: np.dtype) -> int:
+    n_bytes = dtype.itemsize
+    for length in shape:
+        n_bytes *= length
+    return n_bytes
+
+
+def check_shape(shape: Any, ndim: int | None) -> tuple[int, ...]:
+    """``shape`` (an int counts as one dimension) as a tuple, of ``ndim`` dimensions if that is not ``None``."""
+    if isinstance(shape, (int, np.integer)):
+        shape = (shape,)
+    try:
+        checked = tuple(int(length.__index__()) for length in shape)
+    except (AttributeError, TypeError):
+        raise TypeError(f"a shape must be a tuple of ints; got {shape!r}") from None
+    if ndim is not None and len(checked) != ndim:
+        raise TypeError(f"expected a shape of {ndim} dimensions; got {shape!r}")
+    if any(length < 0 for length in checked):
+        raise ValueError(f"a shape cannot be negative; got {shape!r}")
+    return checked
+
+
+def check_oversize(oversize: Any) -> None:
+    if isinstance(oversize, bool) or not isinstance(oversize, (int, float, np.number)):
+        raise TypeError(f"oversize must be a number from 1 to 2; got {oversize!r}")
+    if not 1 <= oversize <= 2:
+        raise ValueError(f"oversize must be from 1 to 2; got {oversize}")
+
+
+#: By key: the memory of this process, and what it inherited.
+_known: Any = weakref.WeakValueDictionary()
+
+
+class Holding:
+    """Memory that is given back when the last `Data` lets go of it.
+
+    Parameters
+    ----------
+    key : str
+    content : uint8 array
+        All of it.
+    is_file : bool
+        Whether it is a file of the user's.
+    """
+
+    def __init__(self, key: str, content: np.ndarray, is_file: bool) -> None:
+        self.key = key
+        self.bytes = content
+        self.is_file = is_file
+        _known[key] = self
+
+    @classmethod
+    def allocate(cls, n_bytes: int) -> Holding:
+        """New memory, filled with zeros."""
+        return cls.share(current("Data").allocate(n_bytes), n_bytes, is_file=False)
+
+    @classmethod
+    def share(cls, segment: Segment, n_bytes: int, is_file: bool) -> Holding:
+        """Memory that is mapped already, made known to all ranks."""
+        session = current("Data")
+        made = cls(segment.ref.key, segment.bytes[:n_bytes], is_file)
+        session.share(segment, made.bytes)
+        return made
+
+    @classmethod
+    def find(cls, key: str) -> Holding | None:
+        """The memory of this key, if this process has it."""
+        found: Holding | None = _known.get(key)
+        return found
+
+
+#: Of an array; NumPy 2 does not tell.
+_MAX_DIMENSIONS = getattr(np, "MAXDIMS", 64)
+
+
+class Data:
+    """An array in shared memory; made by `data`. Reads and writes like a NumPy array.
+
+    ``copy.copy`` and ``copy.deepcopy`` copy the memory. Pickled `Data` is the same memory again, in the process that
+    made it and in those forked from it later; in others unpickling it is a `TypeError`: pickle ``numpy.asarray(data)``.
+
+    Attributes
+    ----------
+    data : numpy.ndarray
+        A view of the memory. Processes forked later read and write the same memory through it.
+    dtype, ndim, shape, size
+        As NumPy's.
+    alloc_size : int
+        Number of elements that there is memory for.
+    minibatch : bool
+    name : str or None
+
+    Examples
+    --------
+    >>> with synk.session(2):
+    ...     d = synk.data(np.zeros((3, 2)))
+    ...     d[1] = 7
+    ...     print(d.shape, np.asarray(d).sum())
+    (3, 2) 14.0
+    """
+
+    def __init__(self, dtype: np.dtype, ndim: int, minibatch: bool, name: str | None) -> None:
+        if dtype.hasobject:
+            raise TypeError(f"dtype {dtype} holds Python objects, which cannot lie in shared memory")
+        if isinstance(ndim, bool) or not isinstance(ndim, (int, np.integer)) or ndim < 0:
+            raise TypeError(f"ndim must be an int of at least 0; got {ndim!r}")
+        if ndim > _MAX_DIMENSIONS:
+            raise ValueError(f"NumPy's arrays have at most {_MAX_DIMENSIONS} dimensions; got ndim={ndim}")
+        self.minibatch = minibatch
+        self.name = name
+        self._array = np.zeros((0,) * ndim, dtype)
+        self._held: Holding | None = None
+        self._ref: ArrayRef | None = None
+
+    dtype = property(lambda self: self._array.dtype)
+    ndim = property(lambda self: self._array.ndim)
+    shape = property(lambda self: self._array.shape)
+    size = property(lambda self: self._array.size)
+    data = property(lambda self: self._array)
+    alloc_size = property(lambda self: self._n_bytes // max(1, self.dtype.itemsize))
+
+    @property
+    def ref(self) -> ArrayRef:
+        """Where the array lies, for the other ranks."""
+        if self._held is None:
+            raise ValueError(f"{self!r} has no memory: set its value or shape first")
+        if self._ref is None or self._ref.key != self._held.key or self._ref.shape != self._array.shape:
+            self._ref = ArrayRef(self._held.key, 0, self._array.shape, dtype_spec(self._array.dtype))
+        return self._ref
+
+    @property
+    def memory(self) -> Any:
+        """What keeps the array's memory, whatever becomes of this object."""
+        return None if self._held is None else self._held.bytes
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._array[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._array[key] = value
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self._array.astype(dtype if dtype is not None else self.dtype, copy=bool(copy))
+
+    def __repr__(self) -> str:
+        name = f"{self.name!r}, " if self.name else ""
+        minibatch = ", minibatch" if self.minibatch else ""
+        return f"<synkhronos.Data {name}shape {self.shape}, {self.dtype}, {self.data.nbytes:,} bytes{minibatch}>"
+
+    def _repr_html_(self) -> str:
+        """The same as a table, as notebooks show it."""
+        head = ("Data", "shape", "dtype", "bytes", "minibatch")
+        line = (self.name or "", self.shape, self.dtype, f"{self.data.nbytes:,}", self.minibatch)
+        return html_table([head, line])
+
+    def __dir__(self) -> list[str]:
+        return public_names(self, "memory", "ref")
+
+    def condition_data(self, value: Any, force_cast: bool = False) -> np.ndarray:
+        """What `set_value` would store: ``value`` as an array of this dtype and ndim.
+
+        Raises
+        ------
+        TypeError
+            If the ndim differs, or the dtype cannot hold every value of ``value``'s dtype and ``force_cast`` is false.
+        """
+        return condition(value.data if isinstance(value, Data) else value, self.dtype, self.ndim, force_cast)
+
+    def set_value(self, value: Any, force_cast: bool = False, oversize: float = 1) -> None:
+        """Store a value of any shape; memory is allocated anew only if it does not fit.
+
+        Raises
+        ------
+        TypeError, ValueError
+        MemoryError
+            If shared memory is too small; the old contents stand.
+        """
+        check_oversize(oversize)
+        array = self.condition_data(value, force_cast)
+        file = segment_of_file(array)
+        if file is not None:
+            self._hold(Holding.share(file, array.nbytes, is_file=True))
+            self._array = array.view(np.ndarray)
+            return
+        fits = self._fits(array.shape) and not self._is_file
+        fresh = self._view(array.shape) if fits else self._allocate(array.shape, oversize)
+        np.copyto(fresh, array)
+        self._array = fresh
+
+    def set_shape(self, shape: Sequence[int], oversize: float = 1) -> None:
+        """Change the shape: what lies inside both the old and the new shape stays, the rest becomes zeros.
+
+        (Rows that were cut off data that is a file come back as they are in the file.)
+        """
+        check_oversize(oversize)
+        shape = check_shape(shape, self.ndim)
+        if shape == self.shape and self._held is not None:
+            return
+        old = self._array
+        if shape[1:] == old.shape[1:] and self._fits(shape):  # only the length changes, in place
+            self._array = self._view(shape)
+            if self.ndim and not self._is_file:
+                self._array[len(old) :] = np.zeros((), self.dtype)
+            return
+        common = tuple(slice(min(one, two)) for one, two in zip(old.shape, shape))
+        kept = old[common].copy()
+        in_place = self._fits(shape) and not self._is_file
+        fresh = self._view(shape) if in_place else self._allocate(shape, oversize)
+        if in_place:
+            fresh[...] = np.zeros((), self.dtype)
+        if old.size:
+            fresh[common] = kept
+        self._array = fresh
+
+    def set_length(self, length: int, oversize: float = 1) -> None:
+        """Change the length of axis 0; the rows that remain are kept. Shrinking never re-allocates."""
+        if self.ndim == 0:
+            raise TypeError("0-dimensional data has no length")
+        self.set_shape((length, *self.shape[1:]), oversize)
+
+    def free_memory(self) -> None:
+        """Give the memory back, on all ranks, now; the shape becomes all zeros.
+
+        Other `Data` over the same memory, which came of pickling, keep it.
+        """
+        held = self._held is not None
+        self._hold(None)
+        if held:
+            settle()
+
+    # -- memory
+
+    @property
+    def _n_bytes(self) -> int:
+        return 0 if self._held is None else self._held.bytes.nbytes
+
+    @property
+    def _is_file(self) -> bool:
+        return self._held is not None and self._held.is_file
+
+    def _view(self, shape: tuple[int, ...]) -> np.ndarray:
+        assert self._held is not None
+        return np.ndarray(shape, self.dtype, self._held.bytes)
+
+    def _fits(self, shape: tuple[int, ...]) -> bool:
+        return self._held is not None and size_in_bytes(shape, self.dtype) <= self._n_bytes
+
+    def _allocate(self, shape: tuple[int, ...], oversize: float) -> np.ndarray:
+        """A view of the given shape, in new memory."""
+        self._hold(Holding.allocate(max(1, int(size_in_bytes(shape, self.dtype) * oversize))))
+        return self._view(shape)
+
+    def _hold(self, memory: Holding | None) -> None:
+        """Have this memory rather than what there was."""
+        self._array = np.zeros((0,) * self.ndim, self.dtype)
+        self._held = memory
+
+    # -- copies
+
+    def __copy__(self) -> Data:
+        made = Data(self.dtype, self.ndim, self.minibatch, self.name)
+        if self._held is not None:
+            made.set_value(self._array)
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Data:
+        return self.__copy__()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        held = None if self._held is None else self._held.key
+        return _unpickled, (held, self.shape, dtype_spec(self.dtype), self.minibatch, self.name)
+
+
+def _unpickled(key: str | None, shape: tuple[int, ...], dtype: Any, minibatch: bool, name: str | None) -> Data:
+    """The `Data` that was pickled, over the same memory."""
+    made = Data(np.dtype(dtype), len(shape), minibatch, name)
+    if key is not None:
+        held = Holding.find(key)
+        if held is None:
+            raise TypeError(
+                f"Data of shape {shape} was pickled, and this process has no part in its memory: only the process that "
+                "made it has (while it holds it), and those that were forked from it later. Pickle a copy: "
+                "numpy.asarray(data)"
+            )
+        made._hold(held)
+        made._array = made._view(shape)
+    return made

@@ -1,0 +1,237 @@
+"""`ExactFunction`: all ranks together compute what the serial program computes, updates included."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable
+
+from synkhronos import _graph
+from synkhronos._api.call_plan import Planner
+from synkhronos._api.checks import Averages, Serial
+from synkhronos._api.combine import Meetings, Results
+from synkhronos._api.function import Function
+from synkhronos._api.rows import Selector, rows_on_ranks
+from synkhronos._memory import ArrayRef
+from synkhronos._rank import Call, Put, Source
+from synkhronos._session import Session, current
+from synkhronos._sharding import DividedGraph, rules  # noqa: F401 - the rules register themselves
+from synkhronos._utils.rows import Rows, Selection
+from synkhronos.errors import SessionError
+
+__all__ = ["ExactFunction"]
+
+
+class ExactFunction(Function):
+    """A function whose graph is divided by the rows of its scattered inputs; made by `function(..., exact=True)`.
+
+    Parameters
+    ----------
+    session : Session
+    user : Graph
+        What the user asked for.
+    divided : DividedGraph
+        What each rank computes of it.
+    single : bool
+        Whether a call returns one array rather than a list.
+    name : str or None
+    again : callable
+        ``again(swap, delete_updates, **keywords)`` builds the function again, with other shared variables, without
+        updates, and with other keywords of the engine's ``function``.
+    """
+
+    _graph: DividedGraph
+
+    def __init__(
+        self,
+        session: Session,
+        user: _graph.Graph,
+        divided: DividedGraph,
+        *,
+        single: bool,
+        name: str | None,
+        again: Callable[..., Any],
+    ) -> None:
+        title, n_outputs = name or "the function", len(divided.outputs)
+        results = Results(divided.outputs, divided.modes, [False] * n_outputs, session.on_gpu, title)
+        named = [True] * n_outputs
+        super().__init__(session, divided, results, {}, named=named, named_updates=[], single=single, name=name)
+        self._user, self._again = user, again
+        self._serial = Serial(user, Results(user.outputs, ["exact"] * n_outputs, [False] * n_outputs, False, title))
+        self._meetings = _AlwaysThere(divided, self._theano, results)
+        self._averages = _NoParts(divided, self._serial, results, self._meetings, named, named_updates=[])
+        alike = dict.fromkeys((var for var, _ in divided.updates), "max")  # new values that all slices give, to the bit
+        self._planner = _ExactPlanner(divided, results, self._meetings, alike, session.on_gpu)
+        self._common = [var for var in self.get_shared() if var not in divided.own_states]
+        self._syncs = [_graph.sync_of(var.container) for var in self._common]
+
+    @property
+    def partition(self) -> Any:
+        """The collectives in it, as a table: a list, with a method ``picture(path)``."""
+        return self._graph.partition(self._theano)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute on all ranks, with the values that the program has set shared variables to; see `Function`."""
+        for sync in self._syncs:
+            if sync.sent is not sync.storage[0]:
+                self._send_what_was_set(current("Function"))
+                break
+        return super().__call__(*args, **kwargs)
+
+    def copy(
+        self,
+        share_memory: bool = False,
+        swap: Mapping[Any, Any] | None = None,
+        delete_updates: bool = False,
+        name: str | None = None,
+        profile: Any = None,
+    ) -> Any:
+        """Copy the function, as ``copy`` of the engine's functions does.
+
+        Parameters
+        ----------
+        share_memory : bool
+            Changes nothing: a copy without other arguments is the same compiled function, others are compiled again.
+        swap : dict, optional
+            Shared variables of the function, with the shared variables of the same type that replace them.
+        delete_updates : bool
+            Whether the copy has no updates.
+        name : str, optional
+            Default: that of this function, with ``" copy"``.
+        profile : optional
+            As of the engine's ``function``.
+
+        Returns
+        -------
+        Function
+
+        Raises
+        ------
+        ValueError
+            For a variable in ``swap`` that the function does not use.
+        TypeError
+            For what cannot replace it.
+        """
+        session, swap = current("copy"), dict(swap or {})
+        own = self.get_shared()
+        for old, new in swap.items():
+            if not any(old is var for var in own):
+                raise ValueError(f"copy: the function does not use {old}, which swap names; it uses {own}")
+            if not _graph.is_shared_variable(new) or new.type != old.type:
+                raise TypeError(f"copy: {old} can be replaced by a shared variable of {old.type}; got {new!r}")
+        name = name or (f"{self.name} copy" if self.name else None)
+        if swap or delete_updates or profile is not None:
+            return self._again(swap, delete_updates, name=name, profile=profile)
+        return ExactFunction(session, self._user, self._graph, single=self._single, name=name, again=self._again)
+
+    def _send_what_was_set(self, session: Session) -> None:
+        with session.lock:
+            there = self._not_told(session)
+            if there:
+                session.sequencer.check_first(f"a new value of {there[0]}")
+                refs = session.stage([_graph.host_array(var) for var in there])
+                workers = tuple(rank for rank in range(session.n_ranks) if rank != session.master_rank)
+                session.run(Put(session.keys(there), tuple([Source(ref, None) for ref in refs]), None, workers))
+            _graph.note_sent(self._common)
+
+    def _not_told(self, session: Session) -> list[Any]:
+        """The variables of which other ranks have an older value; what they do not have comes with the function."""
+        pairs = zip(self._common, self._syncs)
+        found = {var.container: var for var, sync in pairs if sync.sent is not sync.storage[0]}
+        parts, key = session.replicas.scattered(list(found.values())), session.replica.variables.key
+        return [var for var in found.values() if var not in parts and key(var) is not None]
+
+    def _check_values(self, session: Session) -> None:
+        """Refuse new values that would come before the call on the master alone."""
+        there = self._not_told(session)
+        if there:
+            raise SessionError(
+                f"{there[0]} was set after a call of an exact function that uses it, in the same sequence, and would "
+                "have the new value before that call: set it outside of the block. Nothing of the block was sent"
+            )
+
+
+class _AlwaysThere(Meetings):
+    """No rank is ever without data points."""
+
+    def kept(self, counts: Sequence[int]) -> list[Any]:
+        """Nothing."""
+        return []
+
+
+class _NoParts(Averages):
+    """Nothing is averaged, and no variable may be in parts but those that are to be."""
+
+    def see_parts(self, session: Session, scattered: Sequence[Any]) -> None:
+        """Refuse them."""
+        unknown = [var for var in scattered if var not in self._graph.sliceable_shareds]
+        if unknown:
+            raise ValueError(
+                f"exact functions use shared variables that are the same on all ranks; {unknown[0]} was scattered: "
+                "name it in sliceable_shareds, pass the data as inputs, or broadcast it"
+            )
+
+    def judge(self, *arguments: Any, **keywords: Any) -> None:
+        """Nothing to be judged."""
+
+
+class _ExactPlanner(Planner):
+    _graph: DividedGraph
+
+    def plan(
+        self,
+        session: Session,
+        distributed: Callable[[Any, _graph.Graph], int],
+        selector: Selector,
+        rows: list[Selection] | None,
+        num_slices: int,
+        subset: tuple[int, ...] | None,
+    ) -> tuple[Call, Sequence[ArrayRef]]:
+        """As of other functions, but that all ranks compute, and are told which rows they have."""
+        if num_slices > 1 and self._graph.checks_shapes:
+            num_slices = 1  # which computes the same; checks gather inputs first
+        if num_slices > 1:
+            self._graph.check_slices()
+        if self._graph.sliceable_shareds:
+            self._follow_rows(session, selector, rows)
+        call, refs = super().plan(session, distributed, selector, rows, num_slices, subset)
+        if not self._graph.takes_rows:
+            return call, refs
+        call = call._replace(exact=True, shares=selector.shares)
+        if all(call.counts):
+            return call, refs
+        # fewer rows than ranks, or none: each computes the whole, and where they meet the master's counts
+        n_rows = sum(call.counts)
+        counts = tuple(n_rows * (rank == call.master) for rank in range(session.n_ranks))
+        shares = (Rows(0, n_rows),) * session.n_ranks
+        return call._replace(shares=shares, counts=counts, everybody=n_rows == 0), refs
+
+    def _follow_rows(self, session: Session, selector: Selector, rows: list[Selection] | None) -> None:
+        """Have the inputs divided as the scattered variables are."""
+        variables = self._graph.sliceable_shareds
+        for var in variables:
+            if not session.replicas.scattered([var]):
+                raise ValueError(
+                    f"{var} is in sliceable_shareds, and all ranks have the whole of it: scatter it first "
+                    "(synkhronos.scatter), or build the function with shard=[...] in place of sliceable_shareds"
+                )
+        updated = [var for var, _ in self._graph.updates if var in variables]
+        if updated and rows is not None:
+            raise ValueError(
+                f"{updated[0]} is divided by its rows and updated: a call needs all of them, without batch_s and "
+                "num_slices"
+            )
+        counts = rows_on_ranks(session, self._graph) if rows is None else list(map(len, rows))
+        if not all(counts):
+            raise ValueError(
+                f"{', '.join(map(str, variables))}: the ranks have {counts} rows in this call; an exact function needs "
+                "at least one on each"
+            )
+        if selector.shares is not None and sum(selector.counts) != sum(counts):
+            raise ValueError(
+                f"scattered inputs and scattered variables must have as many rows; the inputs have "
+                f"{sum(selector.counts)}, {', '.join(map(str, variables))}: {sum(counts)}"
+            )
+        ends = list(itertools.accumulate(counts))
+        selector.shares = tuple(Rows(end - n, end) for end, n in zip(ends, counts))
+        selector.counts = tuple(counts)

@@ -1,0 +1,103 @@
+"""`synk.data`: reading what kind of array is wanted, and making it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from synkhronos import _graph
+from synkhronos._api.data import Data, check_shape
+from synkhronos._backends import TITLE
+from synkhronos._session import current
+from synkhronos._utils.display import checks_keywords
+from synkhronos.typing import Input
+
+__all__ = ["data"]
+
+
+@checks_keywords
+def data(
+    value: Any = None,
+    var: Input | None = None,
+    dtype: Any = None,
+    ndim: int | None = None,
+    shape: Sequence[int] | None = None,
+    minibatch: bool = False,
+    force_cast: bool = False,
+    oversize: float = 1,
+    name: str | None = None,
+) -> Data:
+    """Make an array in shared memory, to be given to functions as input.
+
+    Parameters
+    ----------
+    value : array_like, optional
+        Initial contents, copied; a `numpy.memmap` of a whole or part of a file (C-contiguous, not of mode ``"c"``) is
+        shared as the file that it is, and not copied.
+    var : variable, optional
+        The input that this is for: gives dtype and ndim.
+    dtype, ndim : optional
+        Given explicitly. dtype and ndim never change later.
+    shape : tuple of int, optional
+        Shape to allocate, filled with zeros, if there is no value.
+    minibatch : bool
+        Whether this will hold just the current batch, so that ``batch`` indexes count from the lowest one asked for.
+    force_cast : bool
+        Convert the value even if that loses precision.
+    oversize : float
+        From 1 to 2: allocate this many times the memory needed, so that it can grow in place.
+    name : str, optional
+
+    Returns
+    -------
+    Data
+
+    Raises
+    ------
+    SessionError
+        A `RuntimeError`: before ``fork``.
+    TypeError, ValueError
+        If dtype or ndim stay unknown, or the value does not fit them.
+    MemoryError
+        If shared memory is too small.
+
+    Examples
+    --------
+    >>> x = T.dvector("x")
+    >>> with synk.session(2):
+    ...     f = synk.function([x], x.mean())
+    ...     d = synk.data([1, 2, 6], var=x, force_cast=True)
+    ...     print(f(d), f(d, batch=[0, 2]))
+    3.0 3.5
+    """
+    current("data")
+    if var is not None:
+        wanted: Any = getattr(var, "variable", var)
+        if not _graph.is_tensor_variable(wanted):
+            raise TypeError(f"var must be a {TITLE} tensor variable; got {wanted!r}")
+        if dtype is not None and np.dtype(dtype) != np.dtype(wanted.dtype):
+            raise TypeError(f"dtype={dtype!r} contradicts var, whose dtype is {wanted.dtype}")
+        if ndim is not None and ndim != wanted.ndim:
+            raise TypeError(f"ndim={ndim!r} contradicts var, whose ndim is {wanted.ndim}")
+        dtype, ndim, name = wanted.dtype, wanted.ndim, name or wanted.name
+    if value is not None and (dtype is None or ndim is None):
+        array = np.asarray(value)
+        dtype = array.dtype if dtype is None else dtype
+        ndim = array.ndim if ndim is None else ndim
+    if shape is not None:
+        shape = check_shape(shape, ndim)
+        ndim = len(shape)
+    if dtype is None or ndim is None:
+        raise TypeError(
+            "data needs a dtype and a number of dimensions: give var, or value, or dtype with ndim or shape"
+        )
+    made = Data(np.dtype(dtype), ndim, bool(minibatch), name)
+    if value is not None:
+        made.set_value(value, force_cast=force_cast, oversize=oversize)
+        if shape is not None and made.shape != shape:
+            raise ValueError(f"shape={shape}, but the value has shape {made.shape}")
+    elif shape is not None:
+        made.set_shape(shape, oversize=oversize)
+    return made

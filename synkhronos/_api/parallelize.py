@@ -1,0 +1,226 @@
+"""`synk.parallelize`: `theano.function` builds exact functions, for programs that know nothing of ranks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from synkhronos import _backends, _graph
+from synkhronos._api.arguments import arrange
+from synkhronos._api.build import function
+from synkhronos._api.function import Function
+from synkhronos._session import Future, current, held
+from synkhronos._utils.display import checks_keywords
+from synkhronos.errors import SessionError
+from synkhronos.typing import Input, Variable
+
+__all__ = ["parallelize"]
+
+
+@checks_keywords
+def parallelize(
+    bcast_inputs: Sequence[Input | str] = (),
+    shard: Mapping[Any, int] | Sequence[Variable | str] = (),
+    random: Literal["serial", "own"] = "serial",
+) -> contextlib.ExitStack:
+    """From now on `theano.function` builds exact functions, which all ranks compute.
+
+    So programs become parallel that call `theano.function` themselves, or in which a library does. Inputs of one
+    dimension and more are scattered along axis 0, unless it is broadcastable; scalars are broadcast. What has no such
+    inputs is computed whole on every rank, or, if it changes nothing, by the master alone. Functions that were
+    compiled before remain serial, and so do those that the engine compiles itself (``Variable.eval``).
+
+    Parameters
+    ----------
+    bcast_inputs : list of variables or of str
+        Inputs, or names of inputs, that every rank uses whole though they have dimensions.
+    shard : dict or list of variables or of str
+        What else is divided by rows in the functions that use it, as in `function`: inputs whose rows lie along another
+        axis than 0, and variables in graphs, such as a minibatch that is given by its number.
+    random : str
+        As in `function`.
+
+    Returns
+    -------
+    contextlib.ExitStack
+        A context manager, at whose end `theano.function` is as before; its method ``close`` does that, too.
+
+    Raises
+    ------
+    SessionError
+        A `RuntimeError`: before ``fork``.
+
+    Examples
+    --------
+    >>> x = T.dvector("x")
+    >>> with synk.session(2), synk.parallelize():
+    ...     print(theano.function([x], (x - x.mean()).sum())([1, 2, 6]))
+    0.0
+    """
+    current("parallelize")
+    for name, value in (("bcast_inputs", bcast_inputs), ("shard", shard)):
+        if not isinstance(value, (list, tuple, dict)):
+            raise TypeError(f"{name} must be a list of variables or names; got {value!r}")
+    if random not in ("serial", "own"):
+        raise ValueError(f'random must be "serial" or "own"; got {random!r}')
+    ending = contextlib.ExitStack()
+    axes = shard if isinstance(shard, dict) else dict.fromkeys(shard, 0)
+    ending.callback(_backends.divert(_Builder(list(bcast_inputs), axes, random)))
+    return ending
+
+
+class _Builder:
+    """Builds what a program asks of `theano.function`."""
+
+    def __init__(self, bcast_inputs: list[Any], axes: dict[Any, int], random: Literal["serial", "own"]) -> None:
+        self._whole, self._axes, self._random = bcast_inputs, axes, random
+
+    def __call__(self, plain: Callable[..., Any], asked: dict[str, Any]) -> Any:
+        if held() is None:
+            raise SessionError(
+                f"{_backends.name}.function: synkhronos.parallelize is on, and this process has no session: "
+                "call synkhronos.fork() first, or build the function outside of the block"
+            )
+        if asked["accept_inplace"]:
+            raise ValueError(
+                f"{_backends.name}.function: accept_inplace=True is not possible under synkhronos.parallelize"
+            )
+        inputs = asked["inputs"]
+        order = sorted(range(len(inputs)), key=lambda position: not self._has_rows(inputs[position]))
+        n_scattered = sum(map(self._has_rows, inputs))
+        shard = self._sharded(asked) if self._axes else {}
+        if not (n_scattered or shard or asked["updates"] or any(_graph.minibatches(_graph.variables_used(asked)))):
+            made = plain(**asked)
+            if not _graph.updated_variables(made):  # it may draw random numbers
+                return made
+        divided = [inputs[position] for position in order]
+        own = ("inputs", "output_keys", "accept_inplace")
+        made = function(
+            divided[:n_scattered],
+            bcast_inputs=divided[n_scattered:],
+            exact=True,
+            shard=shard,
+            random=self._random,
+            **{name: value for name, value in asked.items() if name not in own},
+        )
+        return ParallelFunction(made, inputs, order, asked.get("output_keys"))
+
+    def _has_rows(self, item: Any) -> bool:
+        variable = getattr(item, "variable", item)
+        if not _graph.is_tensor_variable(variable) or any(_is_meant(one, item) for one in self._whole):
+            return False
+        axis = next(iter(self._axes_of(item)), 0)
+        # an axis that there is not is refused later, with what else may be wrong in shard
+        return variable.ndim > 0 and not (axis in range(-variable.ndim, variable.ndim) and variable.broadcastable[axis])
+
+    def _sharded(self, asked: dict[str, Any]) -> dict[Any, int]:
+        """What of ``shard`` a function uses."""
+        used = _graph.variables_used(asked)
+        names = {item.variable: item for item in asked["inputs"] if hasattr(item, "variable")}
+        return {variable: axis for variable in used for axis in self._axes_of(names.get(variable, variable))}
+
+    def _axes_of(self, item: Any) -> list[int]:
+        return [axis for one, axis in self._axes.items() if _is_meant(one, item)]
+
+
+def _is_meant(one: Any, item: Any) -> bool:
+    """Whether an input or a variable is the one that is meant, or has the name that is meant."""
+    variable = getattr(item, "variable", item)
+    return one is variable or one is item or (isinstance(one, str) and one in (item.name, variable.name))
+
+
+class _Inputs(NamedTuple):
+    """The inputs of a function in the order of the program."""
+
+    input_names: list[Any]
+    input_defaults: list[Any]
+
+
+class ParallelFunction:
+    """What `theano.function` builds under `parallelize`: an exact function that is called as Theano's are.
+
+    Of what Theano's functions have, it has what is listed here.
+
+    Attributes
+    ----------
+    exact : Function
+        The function that it calls, whose scattered inputs come first; it takes `Data`, ``batch`` and so on.
+    name, maker, fn, vm, profile, partition
+        Those of ``exact``.
+    output_keys : list of str, or None
+    trust_input : bool
+        May be set, and changes nothing: inputs are always checked.
+    """
+
+    def __init__(self, exact: Any, inputs: Sequence[Any], order: list[int], output_keys: Any) -> None:
+        self.exact = exact
+        self.output_keys = output_keys
+        self.trust_input = False
+        self._order = order
+        values = [getattr(item, "value", None) for item in inputs]
+        self._inputs = _Inputs([item.name for item in inputs], [getattr(value, "data", value) for value in values])
+
+    def __call__(self, *args: Any, output_subset: Any = None, **kwargs: Any) -> Any:
+        """Compute on all ranks.
+
+        Parameters
+        ----------
+        *args, **kwargs : Data or array_like
+            The inputs, in the program's order or by name.
+        output_subset : list, optional
+            Which outputs to compute: numbers, or keys where outputs have keys.
+
+        Returns
+        -------
+        array, list of array, or dict
+            As in Theano. In a `sequence`: a `Future` of that.
+        """
+        values = arrange(self._inputs, args, kwargs, ("output_subset",))
+        keys = self.output_keys
+        if keys is not None and output_subset is not None:
+            keys, output_subset = output_subset, [keys.index(key) for key in output_subset]
+        results = self.exact(*[values[position] for position in self._order], output_subset=output_subset)
+        if keys is None:
+            return results
+        if isinstance(results, Future):
+            return results.through(lambda values: dict(zip(keys, values)))
+        return dict(zip(keys, results))
+
+    name: Any = property(lambda self: self.exact.name)
+    maker: Any = property(lambda self: self.exact.maker)
+    fn: Any = property(lambda self: self.exact.fn)
+    vm: Any = property(lambda self: self.exact.fn)
+    profile: Any = property(lambda self: self.exact.profile)
+    partition: Any = property(lambda self: self.exact.partition)
+
+    def get_shared(self) -> list[Any]:
+        """The shared variables that the function reads or updates."""
+        return self.exact.get_shared()
+
+    def copy(self, *args: Any, **kwargs: Any) -> ParallelFunction:
+        """Copy the function, with the arguments of the engine's own ``copy``; see `ExactFunction.copy`."""
+        made = object.__new__(ParallelFunction)
+        made.__dict__.update(self.__dict__, exact=self.exact.copy(*args, **kwargs))
+        return made
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"{name}: what {_backends.name}.function builds under synkhronos.parallelize has copy, exact, fn, "
+            "get_shared, maker, name, output_keys, partition, profile, trust_input, vm; for more, build the function "
+            "outside of the block"
+        )
+
+    def __getitem__(self, name: Any) -> Any:
+        raise TypeError(
+            f"f[{name!r}] is not possible under synkhronos.parallelize; keep the state in a shared variable"
+        )
+
+    def __repr__(self) -> str:
+        return f"<synkhronos.ParallelFunction of {self.exact!r}>"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.exact.__reduce_ex__(protocol)
+
+
+_backends.make_printable(Function, ParallelFunction)

@@ -1,0 +1,186 @@
+"""What the collectives share: finding replicated variables, matching values to them, checking, and writing them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import numpy as np
+
+from synkhronos import _graph
+from synkhronos._api.data import Data, condition
+from synkhronos._backends import TITLE, is_device_array
+from synkhronos._collectives import OPS
+from synkhronos._rank import Put, Source
+from synkhronos._session import Origin, Session, current, origin_of
+from synkhronos._utils.rows import Rows, Selection, select, shares, take
+
+__all__ = [
+    "as_list",
+    "check_rank",
+    "check_shapes",
+    "check_weights",
+    "like",
+    "match",
+    "no_value",
+    "over_nccl",
+    "put",
+    "start",
+    "without",
+]
+
+
+def start(function: str, shared_vars: Any, to_set: bool = False) -> tuple[Session, list[Any]]:
+    """The session and the variables, checked to be replicated.
+
+    With ``to_set`` the ranks get variables that no function uses yet.
+    """
+    session = current(function)
+    variables = list(shared_vars) if isinstance(shared_vars, (list, tuple)) else [shared_vars]
+    if not variables:
+        raise ValueError(f"{function}: shared_vars is empty")
+    key_of = session.replica.variables.key
+    for var in variables:
+        if not _graph.is_shared_variable(var) or not _graph.is_tensor_variable(var):
+            raise TypeError(f"{function}: expected {TITLE} shared variables that hold arrays; got {var!r}")
+        if key_of(var) is None:
+            session.distribute(variable=var)
+            if key_of(var) is None and not to_set:
+                raise ValueError(
+                    f"{function}: no function of this session uses the shared variable {var}; build one with "
+                    "synkhronos.function first, so that the variable exists on every rank"
+                )
+    if len(set(variables)) < len(variables):
+        raise ValueError(f"{function}: a variable is named twice in {variables}")
+    unknown = [var for var in variables if key_of(var) is None] if to_set else []
+    if unknown:
+        session.distribute_variables(unknown)
+    return session, variables
+
+
+def over_nccl(session: Session, variables: Sequence[Any], nccl: bool, allowed: Callable[[Any], bool]) -> list[Any]:
+    """The variables for which NCCL is wanted and can be used: those on GPUs, with a dtype that is allowed."""
+    if not (nccl and session.nccl):
+        return []
+    return [var for var in variables if is_device_array(_graph.get_array(var)) and allowed(np.dtype(var.dtype))]
+
+
+def like(shared_vars: Any, results: list[Any]) -> Any:
+    return results if isinstance(shared_vars, (list, tuple)) else results[0]
+
+
+def as_list(shared_vars: Any, values: Any) -> list[Any]:
+    """Values as a list, as many as there are variables."""
+    return list(values) if isinstance(shared_vars, (list, tuple)) else [values]
+
+
+def match(shared_vars: Any, variables: Sequence[Any], values: Any) -> list[Any]:
+    """One value for each variable, as Data or as an array of the variable's dtype."""
+    if not isinstance(shared_vars, (list, tuple)):
+        values = [values]
+    elif not isinstance(values, (list, tuple)) or len(values) != len(variables):
+        got = f"{len(values)}" if isinstance(values, (list, tuple)) else repr(values)
+        raise ValueError(f"expected a list of {len(variables)} values, one for each variable; got {got}")
+    matched = []
+    for var, value in zip(variables, values):
+        if isinstance(value, Data) and (value.dtype != np.dtype(var.dtype) or value.ndim != var.ndim):
+            raise TypeError(f"{var} holds {var.dtype} arrays of {var.ndim} dimensions; got {value!r}")
+        try:
+            matched.append(value if isinstance(value, Data) else condition(value, np.dtype(var.dtype), var.ndim, False))
+        except TypeError as error:
+            raise TypeError(f"{var}: {error}") from None
+    return matched
+
+
+def put(
+    session: Session,
+    variables: Sequence[Any],
+    values: Sequence[Any],
+    ranks: tuple[int, ...] | None = None,
+    batch: Any = None,
+    split: bool = False,
+    given: Sequence[Any] | None = None,
+) -> None:
+    """Set variables on some ranks to (rows of) values; ``split`` gives each rank its share of the rows.
+
+    In a sequence it is recorded. ``given`` is what the program passed, where ranks get rows of their own; the default
+    means that all ranks get the same values.
+    """
+    if batch is not None and any(value.ndim == 0 for value in values):
+        raise ValueError("batch picks rows, but a value is 0-dimensional")
+    rows: list[Selection | None] = [
+        select(batch, len(value)) if split or batch is not None else None for value in values
+    ]
+    for var, value, chosen in zip(variables, values, rows):
+        for axis, fixed in enumerate(var.broadcastable):
+            if fixed and ((value.shape[axis] if axis or chosen is None else len(chosen)) != 1 or (split and not axis)):
+                raise ValueError(f"{var}: axis {axis} is broadcastable and must have length 1 on every rank")
+    arrays = [value for value in values if not isinstance(value, Data)]
+    indexes = [one for one in rows if isinstance(one, np.ndarray)]
+    refs = iter(session.stage([*arrays, *indexes]))
+    places = [value.ref if isinstance(value, Data) else next(refs) for value in values]
+    sources = [Source(place, next(refs) if isinstance(one, np.ndarray) else one) for place, one in zip(places, rows)]
+    split_rows: tuple[tuple[Rows, ...], ...] | None = None
+    if split:
+        split_rows = tuple(tuple(shares(len(chosen), session.n_ranks)) for chosen in rows if chosen is not None)
+    session.sequencer.keep([*variables, *(value.memory for value in values if isinstance(value, Data))])
+    command = Put(session.keys(variables), tuple(sources), split_rows, ranks)
+    shards = session.shards
+    if shards is None:
+        session.submit(command, no_value)
+    elif given is None:
+        session.submit(command, lambda results: shards.forget(variables))
+    else:
+        own = [i for i, var in enumerate(variables) if split or shards.tracks(var) or session.replicas.is_data(var)]
+        arrays_again = [origin_of(given[i], values[i]) for i in own]
+        digests = session.keys([variables[i] for i in own])
+
+        def note(results: Sequence[Any]) -> None:
+            for place, (i, array) in enumerate(zip(own, arrays_again)):
+                for rank in range(session.n_ranks) if ranks is None else ranks:
+                    chosen = rows[i]
+                    if split_rows is not None and chosen is not None:
+                        chosen = take(chosen, split_rows[i][rank])
+                    shards.note(variables[i], rank, Origin(array, chosen, results[rank][place]))
+
+        session.submit(dataclasses.replace(command, digests=digests), note)
+
+
+def no_value(results: Sequence[Any]) -> None:
+    """What the program gets of a command that returns nothing."""
+
+
+def check_rank(session: Session, rank: Any) -> int:
+    if isinstance(rank, bool) or not isinstance(rank, (int, np.integer)):
+        raise TypeError(f"rank must be an int; got {rank!r}")
+    if not 0 <= rank < session.n_ranks:
+        raise ValueError(f"rank {rank} does not exist; ranks are 0 to {session.n_ranks - 1}")
+    return int(rank)
+
+
+def check_weights(session: Session, op: str, weights: Any) -> tuple[float, ...] | None:
+    if weights is None:
+        return None
+    if not OPS[op].weighted:
+        weighted = " or ".join(f'"{name}"' for name in OPS if OPS[name].weighted)
+        raise ValueError(f"weights are for op {weighted}; got op {op!r}")
+    checked = np.asarray(weights, dtype=np.float64)
+    if checked.shape != (session.n_ranks,):
+        raise ValueError(f"weights: expected {session.n_ranks} numbers, one for each rank; got shape {checked.shape}")
+    if not np.isfinite(checked).all() or (checked < 0).any() or not checked.any():
+        raise ValueError(f"weights must be finite, not negative, and not all 0; got {weights!r}")
+    return tuple(checked.tolist())
+
+
+def check_shapes(function: str, var: Any, shapes: Sequence[tuple[int, ...]], concatenate: bool = False) -> None:
+    if concatenate and any(len(shape) == 0 for shape in shapes):
+        raise ValueError(f"{function}: {var} is 0-dimensional and cannot be concatenated")
+    if len({shape[1:] if concatenate else shape for shape in shapes}) > 1:
+        beyond = " beyond axis 0" if concatenate else ""
+        raise ValueError(f"{function}: the shapes of {var} differ between ranks{beyond}: {list(shapes)}")
+
+
+def without(variables: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+    """The variables that are not among the others."""
+    return [var for var in variables if not any(var is other for other in others)]

@@ -1,0 +1,213 @@
+"""Compiled functions of PyTensor's: making them, calling them, and what they are made of.
+
+`pytensor.function` on another way: what a program asks of it is built by somebody else.
+
+Nothing in it hands all arguments on, so its code is replaced: programs that hold it by a name of their own are served,
+too. What PyTensor itself and this package compile stays as it is.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+import warnings
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import pytensor
+from pytensor import In, Out
+from pytensor.compile.executor import Function
+from pytensor.compile.maker import function
+from pytensor.compile.mode import get_mode
+from pytensor.compile.rebuild import rebuild_collect_shared
+from pytensor.graph.rewriting.db import RewriteDatabaseQuery
+from pytensor.link.basic import Container
+from pytensor.link.utils import raise_with_op
+
+from synkhronos._backends.common import Running
+from synkhronos._backends.pytensor.custom_op import within
+
+__all__ = [
+    "KEYWORDS",
+    "SHAPES_ONLY",
+    "TAKES_SUBSETS",
+    "Container",
+    "Function",
+    "In",
+    "Out",
+    "Running",
+    "compile_function",
+    "divert",
+    "machine",
+    "make_printable",
+    "rebuilt",
+    "running_parts",
+    "updated_storage",
+]
+
+
+#: The arguments of `pytensor.function`.
+KEYWORDS = tuple(inspect.signature(function).parameters)
+#: Whether a compiled function can be told at each call which outputs to compute.
+TAKES_SUBSETS = False
+
+#: What computes shapes from shapes, where ops tell how, and compiles nothing.
+_LOOK = RewriteDatabaseQuery(
+    include=["merge", "ShapeOpt", "canonicalize"],
+    subquery={"canonicalize": RewriteDatabaseQuery(include=["local_shape_to_shape_i"])},
+)
+SHAPES_ONLY = pytensor.Mode("py", _LOOK)
+
+#: Why functions of some linkers cannot be those of ranks, by the linker's class.
+_REFUSED = {
+    "JAXLinker": "JAX does not survive a fork, draws the same numbers on all ranks, and reads past the end of arrays "
+    "without an error",
+    "PytorchLinker": "PyTorch's compiler does not survive a fork",
+    "MLXLinker": "MLX does not survive a fork",
+}
+
+
+def compile_function(inputs: Sequence[Any], outputs: Any = None, **kwargs: Any) -> Any:
+    """As `pytensor.function`, for the linkers whose functions can be replicated.
+
+    Raises
+    ------
+    ValueError
+        For the other linkers.
+    """
+    linker = type(get_mode(kwargs.get("mode")).linker).__name__
+    if linker in _REFUSED:
+        raise ValueError(f"mode: {linker} cannot be used by ranks ({_REFUSED[linker]}): use NUMBA, C or CVM")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The no_default_updates parameter is deprecated", DeprecationWarning)
+        return function(inputs, outputs, **kwargs)
+
+
+def rebuilt(
+    outputs: Sequence[Any], inputs: Sequence[Any], givens: Any, updates: Any, kwargs: dict[str, Any]
+) -> tuple[list[Any], list[tuple[Any, Any]], dict[Any, Any]]:
+    """Outputs and all updates (default ones too) as the engine itself sees them, with the givens worked in.
+
+    The third part tells what stands there for each variable of the user's.
+    """
+    _, cloned, (clones, update_of, _, _) = rebuild_collect_shared(
+        list(outputs),
+        list(inputs),
+        replace=givens,
+        updates=updates,
+        rebuild_strict=kwargs.get("rebuild_strict", True),
+        copy_inputs_over=True,
+        no_default_updates=kwargs.get("no_default_updates") or False,
+    )
+    return list(cloned), list(update_of.items()), clones
+
+
+def running_parts(function: Any) -> Running | None:
+    """How to call a compiled function; ``None`` if it must be done by its own `__call__`.
+
+    That is so for arguments that the function may write to, and for profiles.
+    """
+    vm = function.vm
+    execute = within(function.maker.fgraph, vm) if hasattr(vm, "jit_fn") else vm
+    if function.profile or function._potential_aliased_input_groups:
+        return None
+    pairs = zip(function.maker.inputs, function.input_storage)
+    taken = [(spec.variable.type, container.storage) for spec, container in pairs if container.required]
+    left = function._clear_output_storage_data if getattr(vm, "allow_gc", False) else ()
+    made = [container.storage for container in function.output_storage]
+    updates = [(i, container.storage) for i, container in function._update_input_storage]
+
+    def compute() -> list[Any]:
+        # what numba has compiled leaves its outputs in their cells, updates among them
+        outputs = execute()
+        if outputs is None:
+            outputs = [cell[0] for cell in made]
+        for i, cell in updates:
+            cell[0] = outputs[i]
+        return outputs
+
+    def explain() -> None:
+        if hasattr(vm, "position_of_error"):  # as in PyTensor, with its own words
+            where = vm.position_of_error
+            thunk = vm.thunks[where] if hasattr(vm, "thunks") else None
+            storage = getattr(vm, "storage_map", None)
+            raise_with_op(function.maker.fgraph, node=vm.nodes[where], thunk=thunk, storage_map=storage)
+
+    does_all = not getattr(vm, "need_update_inputs", True)
+    emptied = [*(cell for _, cell in taken), *left]
+    return Running(execute if does_all else compute, taken, function._n_returned_outputs, emptied, explain)
+
+
+def updated_storage(function: Any) -> Sequence[list[Any]]:
+    """The storage lists to which a call of a compiled function writes its updates."""
+    if not function._has_updates:
+        return ()
+    pairs = zip(function.maker.expanded_inputs, function.input_storage)
+    return [container.storage for spec, container in pairs if spec.update is not None]
+
+
+def machine(function: Any) -> Any:
+    """What a compiled function runs."""
+    return function.vm
+
+
+def make_printable(*classes: type) -> None:
+    """Have the engine's printing functions take objects of classes, which have a function's ``maker``, as functions."""
+    pytensor.printing.Function = (Function, *classes)
+
+
+_plain: Any = types.FunctionType(
+    function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+)
+_code = function.__code__
+_builders: list[Callable[..., Any]] = []
+
+
+def divert(build: Callable[..., Any]) -> Callable[[], None]:
+    """Have what programs ask of the engine's ``function`` built by ``build``; returns what ends that.
+
+    Parameters
+    ----------
+    build : callable
+        ``build(plain, arguments)``, with what builds as ever, and with the keyword arguments for that: those of
+        ``function``.
+    """
+    _builders.append(build)
+    function.__code__ = _diverted.__code__
+
+    def end() -> None:
+        _builders.remove(build)
+        if not _builders:
+            function.__code__ = _code
+
+    return end
+
+
+def _diverted(
+    inputs: Any,
+    outputs: Any = None,
+    mode: Any = None,
+    updates: Any = None,
+    givens: Any = None,
+    no_default_updates: Any = None,
+    accept_inplace: bool = False,
+    name: Any = None,
+    rebuild_strict: bool = True,
+    allow_input_downcast: Any = None,
+    profile: Any = None,
+    on_unused_input: Any = None,
+    trust_input: bool = False,
+) -> Any:
+    # it has the globals of PyTensor's module
+    asked = dict(locals())
+    from synkhronos._backends.pytensor.compile import built
+
+    return built(asked)
+
+
+def built(asked: dict[str, Any]) -> Any:
+    """What a program, which called two frames further out, has asked for."""
+    caller = sys._getframe(2).f_globals.get("__name__", "")
+    is_ours = caller.startswith(("pytensor.", "synkhronos."))
+    return _plain(**asked) if is_ours else _builders[-1](_plain, asked)

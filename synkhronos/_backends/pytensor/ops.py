@@ -1,0 +1,267 @@
+"""How the operations of PyTensor's graphs are read.
+
+The operations of PyTensor's graphs, and how they are read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pytensor.compile.builders import OpFromGraph
+from pytensor.compile.ops import DeepCopyOp, FromFunctionOp, ViewOp
+from pytensor.conditional.op import IfElse
+from pytensor.gradient import DisconnectedGrad, GradClip, GradScale, UndefinedGrad, ZeroGrad
+from pytensor.graph.op import HasMultipleInnerGraph
+from pytensor.raise_op import Assert, CheckAndRaise
+from pytensor.scan.op import Scan
+from pytensor.sparse.math import Dot as SparseDot
+from pytensor.sparse.math import StructuredDot, StructuredDotGradCSC, StructuredDotGradCSR
+from pytensor.tensor.basic import Alloc, AllocEmpty, ARange, Join, MakeVector, ScalarFromTensor, Split, TensorFromScalar
+from pytensor.tensor.blas.batched import BatchedDot
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.extra_ops import CpuContiguous, CumOp
+from pytensor.tensor.extra_ops import Repeat as RepeatOp
+from pytensor.tensor.math import All, Argmax, Dot, Max, Min, Prod, ProdWithoutZeros, Sum
+from pytensor.tensor.math import Any as AnyOp
+from pytensor.tensor.random import basic as random
+from pytensor.tensor.random.op import RandomVariable
+from pytensor.tensor.reshape import JoinDims, SplitDims
+from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
+from pytensor.tensor.sort import ArgSortOp, SortOp
+from pytensor.tensor.special import LogSoftmax, Softmax
+from pytensor.tensor.subtensor import (
+    AdvancedIncSubtensor,
+    AdvancedSubtensor,
+    IncSubtensor,
+    Subtensor,
+    indices_from_subtensor,
+)
+
+from synkhronos._backends.common import Loop, absent
+
+__all__ = [
+    "DRAWS",
+    "EXPRESSED",
+    "ARange",
+    "AbstractConv2d",
+    "AbstractConv2d_gradInputs",
+    "AbstractConv2d_gradWeights",
+    "AbstractConv3d",
+    "AbstractConv3d_gradInputs",
+    "AbstractConv3d_gradWeights",
+    "AdvancedIncSubtensor",
+    "AdvancedIncSubtensor1",
+    "AdvancedSubtensor",
+    "AdvancedSubtensor1",
+    "All",
+    "Alloc",
+    "AllocEmpty",
+    "AnyOp",
+    "ArgSortOp",
+    "Argmax",
+    "Assert",
+    "AveragePoolGrad",
+    "BatchedDot",
+    "Blockwise",
+    "CAReduce",
+    "CAReduceDtype",
+    "CheckAndRaise",
+    "ConsiderConstant",
+    "CpuContiguous",
+    "CrossentropyCategorical1Hot",
+    "CrossentropyCategorical1HotGrad",
+    "CrossentropySoftmax1HotWithBiasDx",
+    "CrossentropySoftmaxArgmax1HotWithBias",
+    "CumOp",
+    "DeepCopyOp",
+    "DimShuffle",
+    "DisconnectedGrad",
+    "Dot",
+    "DownsampleFactorMaxGradGrad",
+    "Elemwise",
+    "FromFunctionOp",
+    "GradClip",
+    "GradScale",
+    "IfElse",
+    "IncSubtensor",
+    "Join",
+    "LogSoftmax",
+    "MakeVector",
+    "Max",
+    "MaxAndArgmax",
+    "MaxPoolGrad",
+    "MaxPoolRop",
+    "Min",
+    "OpFromGraph",
+    "OutputGuard",
+    "Pool",
+    "Prod",
+    "ProdWithoutZeros",
+    "Rebroadcast",
+    "RepeatOp",
+    "Reshape",
+    "ScalarFromTensor",
+    "Scan",
+    "Shape",
+    "Shape_i",
+    "Softmax",
+    "SoftmaxGrad",
+    "SoftmaxWithBias",
+    "SortOp",
+    "SparseDot",
+    "SpecifyShape",
+    "Split",
+    "StructuredDot",
+    "StructuredDotGradCSC",
+    "StructuredDotGradCSR",
+    "Subtensor",
+    "Sum",
+    "TensorFromScalar",
+    "UndefinedGrad",
+    "ViewOp",
+    "ZeroGrad",
+    "adds",
+    "advanced_index",
+    "axis_of",
+    "basic_index",
+    "draws_each",
+    "inlined",
+    "inner_outputs",
+    "joined_axes",
+    "parts_of",
+    "read_loop",
+    "softmax_axes",
+    "split_axis",
+]
+
+
+def basic_index(inputs: Sequence[Any], op: Any) -> list[Any]:
+    """The slices and integers of basic indexing; ``inputs`` are what is indexed, and the numbers of the index."""
+    return list(indices_from_subtensor(inputs[1:], op.idx_list))
+
+
+def adds(op: Any) -> bool:
+    """Whether a node that changes what an index picks adds to it, as often as it is picked."""
+    return not (op.set_instead_of_inc or op.ignore_duplicates)
+
+
+def advanced_index(inputs: Sequence[Any], op: Any) -> list[Any]:
+    """As `basic_index`, of arrays and slices."""
+    return list(indices_from_subtensor(inputs[1:], op.idx_list))
+
+
+def axis_of(node: Any) -> Any:
+    """The axis along which a node joins, splits, sorts, accumulates or repeats: an integer."""
+    return node.op.axis
+
+
+def parts_of(node: Any) -> list[Any]:
+    """What a node joins."""
+    return list(node.inputs)
+
+
+def draws_each(op: Any) -> bool:
+    """Whether each number is drawn by itself, with the arguments at its place."""
+    return op.ndim_supp == 0 and not any(op.ndims_params)
+
+
+def inner_outputs(op: Any) -> list[Any]:
+    """The outputs of the inner graphs of an operation, if it has any."""
+    graphs = op.inner_graphs.values() if isinstance(op, HasMultipleInnerGraph) else ()
+    return [output for graph in graphs for output in graph.outputs]
+
+
+def inlined(node: Any) -> list[Any]:
+    """The outputs of a node with an inner graph, as expressions of its inputs."""
+    inner = node.op.fgraph
+    return inner.bind([one.type.filter_variable(given) for one, given in zip(inner.inputs, node.inputs)])
+
+
+def read_loop(node: Any) -> Loop:
+    """What a Scan is made of."""
+    op, outer, info = node.op, node.inputs, node.op.info
+    steps = op.fgraph.unfreeze()
+    inner = steps.inputs
+    entries = [*op.inner_mitmot(inner), *op.inner_mitsot(inner), *op.inner_sitsot(inner)]
+    states = [*op.outer_mitmot(outer), *op.outer_mitsot(outer), *op.outer_sitsot(outer)]
+
+    def like(inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
+        names = ("mode", "truncate_gradient", "name", "profile", "allow_gc", "strict")
+        own = dataclasses.replace(info, n_non_seqs=info.n_non_seqs + len(inputs) - info.n_inner_inputs)
+        return Scan(list(inputs), list(outputs), own, **{name: getattr(op, name) for name in names})
+
+    return Loop(
+        inputs=list(inner),
+        outputs=list(steps.outputs),
+        n_steps=outer[0],
+        sequences=list(zip(op.inner_seqs(inner), op.outer_seqs(outer))),
+        states=[([entries.pop(0) for _ in taps], state) for taps, state in zip(info.tap_array, states)],
+        n_new=[*map(len, info.mit_mot_out_slices), *[1] * (info.n_mit_sot + info.n_sit_sot)],
+        shared=list(zip(op.inner_untraced_sit_sot(inner), op.outer_untraced_sit_sot(outer))),
+        lengths=list(op.outer_nitsot(outer)),
+        others=list(zip(op.inner_non_seqs(inner), op.outer_non_seqs(outer))),
+        is_while=info.as_while,
+        like=like,
+    )
+
+
+def softmax_axes(node: Any) -> tuple[int, ...]:
+    """The axes along which a softmax, or its logarithm, adds."""
+    n_axes = node.inputs[0].ndim
+    return tuple(range(n_axes)) if node.op.axis is None else tuple(axis % n_axes for axis in node.op.axis)
+
+
+def joined_axes(node: Any) -> list[Any]:
+    """As a reshape, what joins some axes."""
+    (variable,), first, n_axes = node.inputs, node.op.start_axis, node.op.n_axes
+    shape = [variable.shape[axis] for axis in range(variable.ndim)]
+    joined = functools.reduce(lambda a, b: a * b, shape[first : first + n_axes], 1)
+    return [variable.reshape([*shape[:first], joined, *shape[first + n_axes :]])]
+
+
+def split_axis(node: Any) -> list[Any]:
+    """As a reshape, what splits an axis."""
+    (variable, parts), axis = node.inputs, node.op.axis
+    shape = [variable.shape[i] for i in range(variable.ndim)]
+    parts = [parts[i] for i in range(node.outputs[0].ndim - variable.ndim + 1)]
+    return [variable.reshape([*shape[:axis], *parts, *shape[axis + 1 :]])]
+
+
+AbstractConv2d = absent("AbstractConv2d")
+AbstractConv2d_gradInputs = absent("AbstractConv2d_gradInputs")
+AbstractConv2d_gradWeights = absent("AbstractConv2d_gradWeights")
+AbstractConv3d = absent("AbstractConv3d")
+AbstractConv3d_gradInputs = absent("AbstractConv3d_gradInputs")
+AbstractConv3d_gradWeights = absent("AbstractConv3d_gradWeights")
+AdvancedIncSubtensor1 = absent("AdvancedIncSubtensor1")
+AdvancedSubtensor1 = absent("AdvancedSubtensor1")
+AveragePoolGrad = absent("AveragePoolGrad")
+CAReduceDtype = absent("CAReduceDtype")
+ConsiderConstant = absent("ConsiderConstant")
+CrossentropyCategorical1Hot = absent("CrossentropyCategorical1Hot")
+CrossentropyCategorical1HotGrad = absent("CrossentropyCategorical1HotGrad")
+CrossentropySoftmax1HotWithBiasDx = absent("CrossentropySoftmax1HotWithBiasDx")
+CrossentropySoftmaxArgmax1HotWithBias = absent("CrossentropySoftmaxArgmax1HotWithBias")
+DownsampleFactorMaxGradGrad = absent("DownsampleFactorMaxGradGrad")
+MaxAndArgmax = absent("MaxAndArgmax")
+MaxPoolGrad = absent("MaxPoolGrad")
+MaxPoolRop = absent("MaxPoolRop")
+OutputGuard = absent("OutputGuard")
+Pool = absent("Pool")
+Rebroadcast = absent("Rebroadcast")
+SoftmaxGrad = absent("SoftmaxGrad")
+SoftmaxWithBias = absent("SoftmaxWithBias")
+
+#: By their types, operations that are made of others, and what makes of a node the expressions of its outputs.
+EXPRESSED: dict[type, Callable[[Any], Any]] = {JoinDims: joined_axes, SplitDims: split_axis}
+
+#: Random draws: of a state, a size and arguments they make a new state, and what is drawn.
+DRAWS: tuple[type, ...] = tuple(
+    kind
+    for kind in vars(random).values()
+    if isinstance(kind, type) and issubclass(kind, RandomVariable) and kind is not RandomVariable
+)

@@ -1,0 +1,123 @@
+"""What PyTensor finds out, and compiles, in one process for all.
+
+The BLAS that PyTensor's C code is linked to: the one that is found for Theano, where the user names none.
+
+PyTensor knows the libraries of conda, and warns where there are none; installed by pip it would multiply by NumPy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import sys
+from typing import Any, Callable
+
+import pytensor
+from pytensor import config
+from pytensor.compile.debug import profiling
+from pytensor.compile.mode import get_default_mode
+from pytensor.link.c.basic import get_module_cache
+from pytensor.link.c.cmodule import GCC_compiler
+from pytensor.link.numba.linker import NumbaLinker
+
+from synkhronos._theano_compat import find_blas
+
+__all__ = [
+    "find_compiled",
+    "label_prints",
+    "limit_threads",
+    "offer_blas",
+    "precompile",
+    "prepare_fork",
+    "print_profiles",
+]
+
+
+def prepare_fork() -> None:
+    """Have PyTensor find out now what every process would find out for itself on its first compilation.
+
+    That is: the compiler's flags for this processor, and what lies in the cache of compiled modules. Forked workers
+    inherit the answers.
+    """
+    if pytensor.config.cxx and not isinstance(get_default_mode().linker, NumbaLinker):
+        GCC_compiler.compile_args()
+        get_module_cache()
+
+
+def precompile(function: Any) -> None:
+    """Have numba compile a function now for arguments as ranks give them, and keep the code on disk.
+
+    Else it would do so at the first call, in all ranks at once.
+    """
+    code: Any = getattr(function.vm, "jit_fn", None)
+    if not hasattr(code, "signatures"):
+        return
+    import numba
+    from pytensor.link.numba.dispatch.basic import get_numba_type
+
+    types = [
+        get_numba_type(spec.variable.type, "C") if cell.storage[0] is None else numba.typeof(cell.storage[0])
+        for spec, cell in zip(function.maker.inputs, function.input_storage)
+    ]
+    if types and code.py_func.__code__.co_flags & inspect.CO_VARARGS:  # as what is kept on disk takes them
+        types = [numba.types.BaseTuple.from_types(types)]
+    code.compile(tuple(types))
+
+
+def find_compiled() -> None:
+    """Have PyTensor see the modules that the master has compiled since the last look.
+
+    PyTensor would find them one by one, each under the compile lock.
+    """
+    if pytensor.config.cxx and not isinstance(get_default_mode().linker, NumbaLinker):
+        get_module_cache().refresh(cleanup=False)
+
+
+def print_profiles() -> None:
+    """Print the profiles of all functions of this process."""
+    profiling._atexit_print_fn()
+
+
+def limit_threads(most: int) -> Callable[[], None] | None:
+    """Limit the threads of numba's own, which a program's ``prange`` starts; returns what ends that.
+
+    ``None`` while numba is not imported.
+    """
+    parallel: Any = sys.modules.get("numba.np.ufunc.parallel")
+    if parallel is None:
+        return None
+    if parallel._is_initialized:  # they run already
+        n_before = parallel.get_num_threads()
+        parallel.set_num_threads(min(n_before, most))
+        return lambda: parallel.set_num_threads(n_before)
+    n_started, parallel.NUM_THREADS = parallel.NUM_THREADS, min(parallel.NUM_THREADS, most)  # when it is first needed
+
+    def restore() -> None:
+        parallel.NUM_THREADS = n_started
+
+    return restore
+
+
+def label_prints(rank: int) -> None:
+    """Have the operation ``Print`` begin each line with the rank of this process, and write all of it at once."""
+    plain: Any = pytensor.printing._print_fn
+
+    def print_labelled(op: Any, value: Any) -> None:
+        written = io.StringIO()
+        with contextlib.redirect_stdout(written):
+            plain(op, value)
+        lines = written.getvalue().splitlines()
+        sys.stdout.write("".join([f"rank {rank}: {line}\n" for line in lines]))
+        sys.stdout.flush()
+
+    pytensor.printing._print_fn = print_labelled  # which functions that arrive refer to by this name
+
+
+def offer_blas() -> None:
+    """Make `find_blas` the default of ``pytensor.config.blas__ldflags``, PyTensor's own its fallback."""
+    parameter = config._config_var_dict["blas__ldflags"]
+    pytensors_own = parameter.default
+    parameter._default = lambda: find_blas(config.cxx) or pytensors_own()
+    if parameter.is_default and getattr(parameter, "val", None) == "":  # PyTensor has looked already, and found none
+        config.blas__ldflags = find_blas(config.cxx)

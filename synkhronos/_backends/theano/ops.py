@@ -1,0 +1,245 @@
+"""The operations of Theano's graphs, and how they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from theano.compile.builders import OpFromGraph
+from theano.compile.ops import DeepCopyOp, FromFunctionOp, OutputGuard, Rebroadcast, Shape, Shape_i, ViewOp
+from theano.gradient import ConsiderConstant, DisconnectedGrad, GradClip, GradScale, UndefinedGrad, ZeroGrad
+from theano.ifelse import IfElse
+from theano.sandbox.rng_mrg import mrg_uniform as MrgUniform
+from theano.scan_module.scan_op import Scan
+from theano.sparse.basic import Dot as SparseDot
+from theano.sparse.basic import StructuredDot, StructuredDotGradCSC, StructuredDotGradCSR
+from theano.tensor.basic import (
+    Alloc,
+    AllocEmpty,
+    ARange,
+    Dot,
+    Join,
+    MaxAndArgmax,
+    Reshape,
+    ScalarFromTensor,
+    Split,
+    TensorFromScalar,
+)
+from theano.tensor.blas import BatchedDot
+from theano.tensor.elemwise import All, CAReduce, CAReduceDtype, DimShuffle, Elemwise, Prod, ProdWithoutZeros, Sum
+from theano.tensor.elemwise import Any as AnyOp
+from theano.tensor.extra_ops import CpuContiguous, CumOp, RepeatOp
+from theano.tensor.nnet import bn
+from theano.tensor.nnet.abstract_conv import (
+    AbstractConv2d,
+    AbstractConv2d_gradInputs,
+    AbstractConv2d_gradWeights,
+    AbstractConv3d,
+    AbstractConv3d_gradInputs,
+    AbstractConv3d_gradWeights,
+)
+from theano.tensor.nnet.nnet import (
+    CrossentropyCategorical1Hot,
+    CrossentropyCategorical1HotGrad,
+    CrossentropySoftmax1HotWithBiasDx,
+    CrossentropySoftmaxArgmax1HotWithBias,
+    LogSoftmax,
+    Softmax,
+    SoftmaxGrad,
+    SoftmaxWithBias,
+)
+from theano.tensor.opt import Assert, MakeVector
+from theano.tensor.raw_random import RandomFunction
+from theano.tensor.signal.pool import AveragePoolGrad, DownsampleFactorMaxGradGrad, MaxPoolGrad, MaxPoolRop, Pool
+from theano.tensor.sort import ArgSortOp, SortOp
+from theano.tensor.subtensor import (
+    AdvancedIncSubtensor,
+    AdvancedIncSubtensor1,
+    AdvancedSubtensor,
+    AdvancedSubtensor1,
+    IncSubtensor,
+    Subtensor,
+    get_idx_list,
+)
+
+from synkhronos._backends.common import Loop, absent
+from synkhronos._backends.theano import batchnorm as normalization
+from synkhronos._backends.theano.graph import substituted
+
+__all__ = [
+    "DRAWS",
+    "EXPRESSED",
+    "ARange",
+    "AbstractConv2d",
+    "AbstractConv2d_gradInputs",
+    "AbstractConv2d_gradWeights",
+    "AbstractConv3d",
+    "AbstractConv3d_gradInputs",
+    "AbstractConv3d_gradWeights",
+    "AdvancedIncSubtensor",
+    "AdvancedIncSubtensor1",
+    "AdvancedSubtensor",
+    "AdvancedSubtensor1",
+    "All",
+    "Alloc",
+    "AllocEmpty",
+    "AnyOp",
+    "ArgSortOp",
+    "Argmax",
+    "Assert",
+    "AveragePoolGrad",
+    "BatchedDot",
+    "Blockwise",
+    "CAReduce",
+    "CAReduceDtype",
+    "CheckAndRaise",
+    "ConsiderConstant",
+    "CpuContiguous",
+    "CrossentropyCategorical1Hot",
+    "CrossentropyCategorical1HotGrad",
+    "CrossentropySoftmax1HotWithBiasDx",
+    "CrossentropySoftmaxArgmax1HotWithBias",
+    "CumOp",
+    "DeepCopyOp",
+    "DimShuffle",
+    "DisconnectedGrad",
+    "Dot",
+    "DownsampleFactorMaxGradGrad",
+    "Elemwise",
+    "FromFunctionOp",
+    "GradClip",
+    "GradScale",
+    "IfElse",
+    "IncSubtensor",
+    "Join",
+    "LogSoftmax",
+    "MakeVector",
+    "Max",
+    "MaxAndArgmax",
+    "MaxPoolGrad",
+    "MaxPoolRop",
+    "Min",
+    "OpFromGraph",
+    "OutputGuard",
+    "Pool",
+    "Prod",
+    "ProdWithoutZeros",
+    "Rebroadcast",
+    "RepeatOp",
+    "Reshape",
+    "ScalarFromTensor",
+    "Scan",
+    "Shape",
+    "Shape_i",
+    "Softmax",
+    "SoftmaxGrad",
+    "SoftmaxWithBias",
+    "SortOp",
+    "SparseDot",
+    "SpecifyShape",
+    "Split",
+    "StructuredDot",
+    "StructuredDotGradCSC",
+    "StructuredDotGradCSR",
+    "Subtensor",
+    "Sum",
+    "TensorFromScalar",
+    "UndefinedGrad",
+    "ViewOp",
+    "ZeroGrad",
+    "adds",
+    "advanced_index",
+    "axis_of",
+    "basic_index",
+    "draws_each",
+    "inlined",
+    "inner_outputs",
+    "parts_of",
+    "read_loop",
+    "softmax_axes",
+]
+
+Argmax = absent("Argmax")
+Blockwise = absent("Blockwise")
+CheckAndRaise = absent("CheckAndRaise")
+Max = absent("Max")
+Min = absent("Min")
+SpecifyShape = absent("SpecifyShape")  # Theano's own is another one
+
+#: By their types, operations that are made of others, and what makes of a node the expressions of its outputs.
+EXPRESSED: dict[type, Callable[[Any], Any]] = {
+    bn.AbstractBatchNormTrain: normalization.outputs,
+    bn.AbstractBatchNormTrainGrad: normalization.gradients,
+    bn.AbstractBatchNormInference: bn.local_abstract_batch_norm_inference.transform,
+}
+
+#: Random draws: of a state, a size and arguments they make a new state, and what is drawn.
+DRAWS: tuple[type, ...] = (RandomFunction, MrgUniform)
+
+
+def basic_index(inputs: Sequence[Any], op: Any) -> list[Any]:
+    """The slices and integers of basic indexing; ``inputs`` are what is indexed, and the numbers of the index."""
+    return list(get_idx_list(inputs, op.idx_list))
+
+
+def adds(op: Any) -> bool:
+    """Whether a node that changes what an index picks adds to it, as often as it is picked."""
+    return not op.set_instead_of_inc
+
+
+def advanced_index(inputs: Sequence[Any], op: Any) -> list[Any]:
+    """As `basic_index`, of arrays; slices are variables, too."""
+    return list(inputs[1:])
+
+
+def axis_of(node: Any) -> Any:
+    """The axis along which a node joins, splits, sorts, accumulates or repeats: an integer, or a variable."""
+    place = {Join: 0, Split: 1, SortOp: 1, ArgSortOp: 1}.get(type(node.op))
+    return node.op.axis if place is None else node.inputs[place]
+
+
+def parts_of(node: Any) -> list[Any]:
+    """What a node joins."""
+    return list(node.inputs[1:])
+
+
+def draws_each(op: Any) -> bool:
+    """Whether each number is drawn by itself, with the arguments at its place."""
+    return True
+
+
+def inner_outputs(op: Any) -> list[Any]:
+    """The outputs of the inner graph of an operation, if it has one."""
+    return list(getattr(op, "outputs", None) or getattr(op, "local_outputs", None) or ())
+
+
+def inlined(node: Any) -> list[Any]:
+    """The outputs of a node with an inner graph, as expressions of its inputs."""
+    op = node.op
+    given = {inner: inner.type.filter_variable(outer) for inner, outer in zip(op.local_inputs, node.inputs)}
+    return substituted(op.local_inputs, op.local_outputs, given)
+
+
+def read_loop(node: Any) -> Loop:
+    """What a Scan is made of."""
+    op, inner, outer = node.op, node.op.inputs, node.inputs
+    entries = [*op.inner_mitmot(inner), *op.inner_mitsot(inner), *op.inner_sitsot(inner)]
+    states = [*op.outer_mitmot(outer), *op.outer_mitsot(outer), *op.outer_sitsot(outer)]
+    return Loop(
+        inputs=list(inner),
+        outputs=list(op.outputs),
+        n_steps=outer[0],
+        sequences=list(zip(op.inner_seqs(inner), op.outer_seqs(outer))),
+        states=[([entries.pop(0) for _ in taps], state) for taps, state in zip(op.tap_array, states)],
+        n_new=[*map(len, op.mitmot_out_taps()), *[1] * (op.n_mit_sot + op.n_sit_sot)],
+        shared=list(zip(op.inner_shared(inner), op.outer_shared(outer))),
+        lengths=list(op.outer_nitsot(outer)),
+        others=list(zip(op.inner_non_seqs(inner), op.outer_non_seqs(outer))),
+        is_while=op.as_while,
+        like=lambda inputs, outputs: Scan(list(inputs), list(outputs), op.info.copy()),
+    )
+
+
+def softmax_axes(node: Any) -> tuple[int, ...]:
+    """The axes along which a softmax, or its logarithm, adds."""
+    return (node.inputs[0].ndim - 1,)

@@ -1,0 +1,88 @@
+"""The graph engine of programs here, and what it needs: Theano on Python 3.9 to 3.11, PyTensor from 3.12 on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from synkhronos._cli.probes import PYTENSOR, THEANO
+from synkhronos._cli.run import package_path
+
+__all__ = ["ENGINES", "Engine", "engine_of"]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A graph engine.
+
+    Attributes
+    ----------
+    module : str
+        Which Python imports.
+    title : str
+        Its name in messages.
+    packages : tuple
+        What programs need: name, module, and what pip takes.
+    inquiry : str
+        The program that finds out what it compiles with.
+    separator : str
+        Between the parts of the names of its flags.
+    has_gpus : bool
+        Whether it computes on any.
+    """
+
+    module: str
+    title: str
+    packages: tuple[tuple[str, str, str], ...]
+    inquiry: str
+    separator: str
+    has_gpus: bool
+
+    def flag(self, name: str) -> str:
+        """Name a flag, given as Theano's, such as ``"blas.ldflags"``."""
+        return name.replace(".", self.separator)
+
+
+#: What Synkhronos itself imports.
+_COMMON = (("posix_ipc", "posix_ipc", "posix_ipc>=1.1"), ("threadpoolctl", "threadpoolctl", "threadpoolctl>=3.5"))
+
+ENGINES = {
+    "theano": Engine(
+        "theano",
+        "Theano",
+        (
+            ("NumPy", "numpy", "numpy>=1.22,<1.24"),
+            ("SciPy", "scipy", "scipy>=1.7,<1.11"),
+            ("Theano", "theano", "Theano==1.0.5"),
+            *_COMMON,
+            ("Lasagne", "lasagne", "Lasagne==0.1"),  # which is optional
+        ),
+        THEANO,
+        ".",
+        True,
+    ),
+    "pytensor": Engine(
+        "pytensor",
+        "PyTensor",
+        (
+            ("NumPy", "numpy", "numpy>=2"),
+            ("SciPy", "scipy", "scipy>=1"),
+            ("PyTensor", "pytensor", "pytensor>=3.3.6,<3.4"),
+            ("numba", "numba", "numba>=0.58"),
+            *_COMMON,
+        ),
+        PYTENSOR,
+        "__",
+        False,
+    ),
+}
+
+
+def engine_of(environment: Mapping[str, str], search_path: Sequence[str]) -> Engine:
+    """Tell which engine a program would use: what the environment names; what is installed; what pip would install."""
+    asked = environment.get("SYNKHRONOS_ENGINE", "")
+    if asked in ENGINES:
+        return ENGINES[asked]
+    installed = [name for name in ENGINES if package_path(name, search_path)]
+    return ENGINES[installed[0] if installed else "theano" if sys.version_info < (3, 12) else "pytensor"]

@@ -1,0 +1,190 @@
+"""What the vector units of the processor can do, and the kernels of BLAS libraries that use them.
+
+The BLAS that the engine is linked to, and NumPy's: whether they work, and how fast they multiply on one core.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+from synkhronos._cli import report as remedies
+from synkhronos._cli.backends import Engine
+from synkhronos._cli.probes import PRODUCT, Answer, ask, python
+from synkhronos._cli.report import OK, OPTIONAL, UNUSABLE, Part
+from synkhronos._cli.run import chosen_in
+
+__all__ = ["blas_parts", "peak_of_core", "width_of_kernels", "width_of_processor"]
+
+
+#: Multiplies and adds in registers alone, by the widest vectors that the compiler knows of this processor.
+_PEAK = r"""
+#include <chrono>
+#include <cstdio>
+#if defined(__AVX512F__)
+enum { LANES = 16 };
+#elif defined(__AVX__)
+enum { LANES = 8 };
+#else
+enum { LANES = 4 };
+#endif
+typedef float Vector __attribute__((vector_size(4 * LANES)));
+enum { CHAINS = 12, STEPS = 1 << 17 };
+int main() {
+    Vector sums[CHAINS] = {}, factor = {}, term = {};
+    factor += 0.999f;
+    term += 1e-3f;
+    double best = 0;
+    for (int turn = 0; turn < 60; turn++) {
+        auto begin = std::chrono::steady_clock::now();
+        for (int step = 0; step < STEPS; step++)
+#pragma GCC unroll 12
+            for (int i = 0; i < CHAINS; i++) sums[i] = sums[i] * factor + term;
+        std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+        double rate = 2.0 * LANES * CHAINS * STEPS / took.count() / 1e9;
+        if (rate > best) best = rate;
+    }
+    float used = 0;
+    for (int i = 0; i < CHAINS; i++) used += sums[i][0];
+    std::printf("{\"peak\": %.1f, \"used\": %d}\n", best, used > 0);
+}
+"""
+
+#: OpenBLAS's sets of kernels, by the width of their vectors in bits; those that are not listed use 128.
+_WIDTHS = {
+    512: ("SkylakeX", "Cooperlake", "SapphireRapids"),
+    256: ("Haswell", "Zen", "Excavator", "Sandybridge", "Bulldozer", "Piledriver", "Steamroller"),
+}
+
+
+def peak_of_core(compiler: str, environment: Mapping[str, str]) -> float:
+    """10⁹ floating-point operations a second, of float32, of one core's vector units; 0 where that cannot be tried."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, program = os.path.join(folder, "peak.cpp"), os.path.join(folder, "peak")
+        with open(source, "w") as file:
+            file.write(_PEAK)
+        command = [compiler, "-std=c++11", "-O3", "-march=native", "-ffp-contract=fast", source, "-o", program]
+        if ask({"compile": command}, environment, 60.0)["compile"].error:
+            return 0.0
+        return float(ask({"run": [program]}, environment, 60.0)["run"].record.get("peak", 0.0))
+
+
+def width_of_kernels(kernels: str) -> int:
+    """Bits of the vectors that a set of OpenBLAS's kernels uses, by its name."""
+    return next((width for width, names in _WIDTHS.items() if kernels in names), 128)
+
+
+def width_of_processor(cpuinfo: str = "/proc/cpuinfo") -> int:
+    """Bits of the widest vectors of this machine's processor that OpenBLAS has kernels for; 0 if it is no x86."""
+    try:
+        with open(cpuinfo) as file:
+            found = re.search(r"^flags\s*:(.*)$", file.read(), re.MULTILINE)
+    except OSError:
+        return 0
+    flags = found[1].split() if found else []
+    needed = {512: {"avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl"}, 256: {"avx2", "fma"}, 128: {"sse2"}}
+    return next((width for width, names in needed.items() if names <= set(flags)), 0)
+
+
+_SLOWER = "NumPy's is called, which is slower"
+
+
+def blas_parts(
+    answer: Answer, compiler: str, environment: Mapping[str, str], installed: bool, engine: Engine
+) -> list[Part]:
+    """Describe the BLAS that the engine is linked to, and NumPy's; nothing if the engine cannot be imported.
+
+    Parameters
+    ----------
+    answer : Answer
+        Of the engine's inquiry, whose folder is removed here.
+    compiler : str
+        The C++ compiler; empty if there is none that works.
+    environment : mapping
+    installed : bool
+        Whether scipy-openblas32 is.
+    engine : Engine
+    """
+    record = answer.record
+    try:
+        if answer.error:
+            return []
+        peak = peak_of_core(compiler, environment) if compiler else 0.0
+        return [_engines(record, bool(compiler), environment, installed, peak, engine), _numpys(environment, peak)]
+    finally:
+        if record.get("folder"):
+            shutil.rmtree(record["folder"], ignore_errors=True)
+
+
+def _engines(
+    told: Mapping[str, Any],
+    compiles: bool,
+    environment: Mapping[str, str],
+    installed: bool,
+    peak: float,
+    engine: Engine,
+) -> Part:
+    """Say to what the engine's modules are linked and what comes of that, as was found when one was.
+
+    What decided on it decides on the remedy, too.
+    """
+    name = engine.flag("blas.ldflags")
+    flags, place = told.get("ldflags", ""), chosen_in(name, environment, engine.module)
+    said = [text for _, text in told.get("said", [])]
+    warned = [text for warning, text in told.get("said", []) if warning]
+    trouble, file = told.get("trouble") or told.get("objection", ""), told.get("file", "")
+    remedy = remedies.blas(name, place, environment.get("SYNKHRONOS_BLAS", ""), installed)
+    if "ILP64" in environment.get("MKL_INTERFACE_LAYER", "").upper() and "mkl" in "".join([*warned, trouble]).lower():
+        remedy = "unset MKL_INTERFACE_LAYER"
+    if not compiles:
+        return Part("cpu", "BLAS", OPTIONAL, note=f"nothing is linked without a compiler that works: {_SLOWER}")
+    if not flags:
+        reason = f"{name} is empty in {place}" if place and not warned else "none is linked"
+        return Part("cpu", "BLAS", OPTIONAL, note="\n".join([f"{reason}: {_SLOWER}", *said]), remedy=remedy)
+    source = f", as {place} says" if place and (trouble or not warned) else ""  # what is refused is warned of
+    if not trouble:
+        answer = ask({"product": python(PRODUCT, told["module"])}, environment, 60.0)["product"]
+        if not answer.error:
+            part = _part("BLAS", answer.record, peak, [f"linked by {flags}{source}", *said], environment, remedy)
+            if warned and part.state == OK:
+                part.state, part.remedy = OPTIONAL, remedy
+            return part
+        trouble = answer.error
+    note = f"{trouble}\n{name} is {flags}{source}"
+    return Part("cpu", "BLAS", UNUSABLE, "", os.path.realpath(file) if file else "", note, remedy)
+
+
+def _numpys(environment: Mapping[str, str], peak: float) -> Part:
+    answer = ask({"product": python(PRODUCT, "")}, environment, 60.0)["product"]
+    if answer.error:
+        return Part("cpu", "NumPy's BLAS", UNUSABLE, note=answer.error)
+    return _part("NumPy's BLAS", answer.record, peak, [], environment, "")
+
+
+def _part(
+    name: str, product: Mapping[str, Any], peak: float, notes: list[str], environment: Mapping[str, str], remedy: str
+) -> Part:
+    """Judge a product that was measured; the remedy is for a library that another one can take the place of."""
+    kernels = product.get("kernels") or ""
+    version = " ".join(filter(None, (product.get("kind"), product.get("version"))))
+    speed = f"{product['gflops']:.0f} GFLOP/s on one core"
+    if peak:
+        speed += f", {product['gflops'] / peak:.0%} of what its vector units can do ({peak:.0f})"
+    notes = [f"{kernels} kernels: {speed}" if kernels else speed, *notes]
+    width, widest = width_of_kernels(kernels), width_of_processor()
+    state = OK
+    if kernels and width < widest:
+        notes.insert(0, f"its kernels are of {width} bits, the processor's vectors of {widest}")
+        state = OPTIONAL
+        if environment.get("OPENBLAS_CORETYPE"):
+            remedy = "unset OPENBLAS_CORETYPE"
+        elif not remedy or product["file"].endswith("libscipy_openblas.so"):
+            remedy = f"export OPENBLAS_CORETYPE={'SKYLAKEX' if widest == 512 else 'HASWELL'}"
+    if not product["right"]:
+        notes.insert(0, "its product is wrong")
+        state = UNUSABLE
+    return Part("cpu", name, state, version, product["file"], "\n".join(notes), remedy)

@@ -1,0 +1,432 @@
+"""Where CUDA's libraries lie on a machine: wheels, conda, toolkits, drivers, and what the loader knows.
+
+Nothing is loaded or executed here but ``ldconfig``, to read the loader's cache.
+
+The versions of the CUDA libraries that were found, and which of them go together.
+
+Invariants: no library is loaded into this process, and no CUDA context is made anywhere. Libraries are asked for their
+versions in processes of their own, so that a broken one, or one that needs another driver, is an answer like any other.
+
+A private folder of links, named by what it holds, so that no run can disturb another.
+
+Invariants: a folder that another user owns, or could write to, is never used; a folder appears complete or not at all;
+its contents never change, as other contents have another name. It may be deleted whenever no program runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import hashlib
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from synkhronos._cli.probes import ask, python
+
+__all__ = [
+    "COMPANIONS",
+    "NAMES",
+    "Finder",
+    "Gpu",
+    "Library",
+    "Survey",
+    "ask_gpus",
+    "dotted",
+    "private_folder",
+    "survey",
+]
+
+
+#: What libgpuarray and Theano open as ``lib<name>.so``, and what it is called.
+NAMES = {"cuda": "CUDA driver", "nvrtc": "NVRTC", "cublas": "cuBLAS", "nccl": "NCCL", "cudnn": "cuDNN"}
+
+#: Beginnings of the names of files that a library opens from its own folder.
+COMPANIONS = {
+    "cuda": ("libcuda.so", "libnvidia-"),
+    "nvrtc": ("libnvrtc",),
+    "cublas": ("libcublas",),
+    "nccl": ("libnccl",),
+    "cudnn": ("libcudnn",),
+}
+
+
+class Finder:
+    """Where libraries lie, in the order in which places are preferred.
+
+    Parameters
+    ----------
+    environment : mapping
+        Environment variables; ``LD_LIBRARY_PATH``, ``CONDA_PREFIX``, ``CUDA_HOME`` and ``CUDA_PATH`` name places.
+    search_path : sequence of str
+        The folders of Python packages, as in ``sys.path``; NVIDIA's wheels lie there. It is an attribute, too.
+    root : str
+        The root of the system.
+    cache : str
+        The loader's cache.
+    """
+
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        search_path: Sequence[str],
+        root: str = "/",
+        cache: str = "/etc/ld.so.cache",
+    ) -> None:
+        self.search_path = list(search_path)
+        multiarch = sysconfig.get_config_var("MULTIARCH") or ""
+        defaults = [os.path.join(root, folder) for folder in (f"usr/lib/{multiarch}", "usr/lib64", "usr/lib")]
+        by_loader = [*environment.get("LD_LIBRARY_PATH", "").split(":"), *_folders_of_cache(cache), *defaults]
+        self._by_loader = _existing(by_loader)
+        named = environment.get("LD_LIBRARY_PATH", "").split(":")
+        self._folders = _existing([*named, *_usual_places(environment, search_path, root), *by_loader])
+        self._names = {folder: os.listdir(folder) for folder in self._folders}
+
+    def candidates(self, name: str) -> list[str]:
+        """Return the files that may be library ``name`` (of `NAMES`), the preferred place first.
+
+        Links are resolved, nothing comes twice, and files for another kind of processor are left out.
+        """
+        pattern = re.compile(rf"lib{name}\.so(\.\d+)*")
+        found = []
+        for folder in self._folders:
+            if os.path.basename(folder) != "stubs":  # made for linking only
+                names = sorted(file for file in self._names[folder] if pattern.fullmatch(file))
+                found += [os.path.realpath(os.path.join(folder, file)) for file in names]
+        return [path for path in dict.fromkeys(found) if _processor(path) == _processor(sys.executable)]
+
+    def loaded_as(self, file: str) -> str | None:
+        """Return the file that the loader takes for this name by itself, links resolved; None if it finds none."""
+        for folder in self._by_loader:
+            if file in self._names[folder]:
+                path = os.path.realpath(os.path.join(folder, file))
+                if _processor(path) == _processor(sys.executable):
+                    return path
+        return None
+
+
+def _usual_places(environment: Mapping[str, str], search_path: Sequence[str], root: str) -> Iterator[str]:
+    """Yield where wheels, conda, NVIDIA's toolkit, and drivers in containers and under WSL put libraries."""
+    for folder in search_path:
+        yield from sorted(glob.glob(os.path.join(glob.escape(folder), "nvidia", "*", "lib")))
+    for prefix in (environment.get("CONDA_PREFIX", ""), sys.prefix, sys.base_prefix):
+        yield os.path.join(prefix, "lib")
+    toolkits = [environment.get("CUDA_HOME", ""), environment.get("CUDA_PATH", "")]
+    toolkits += sorted(glob.glob(os.path.join(glob.escape(root), "usr/local/cuda*")))
+    for toolkit in filter(None, [*toolkits, os.path.join(root, "usr/local/nvidia")]):
+        yield from (os.path.join(toolkit, "lib64"), os.path.join(toolkit, "lib"))
+    yield os.path.join(root, "usr/lib/wsl/lib")
+
+
+def _existing(folders: Sequence[str]) -> list[str]:
+    """Leave out what is no folder, what cannot be read, and what comes twice."""
+    return [
+        folder for folder in dict.fromkeys(folders) if os.path.isdir(folder) and os.access(folder, os.R_OK | os.X_OK)
+    ]
+
+
+def _folders_of_cache(cache: str) -> list[str]:
+    """Return the folders that the loader's cache knows, in its order."""
+    command = ["/sbin/ldconfig", "-p", "-C", cache]
+    try:
+        listing = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30).stdout
+    except (OSError, subprocess.SubprocessError):  # a system without glibc's loader
+        return []
+    paths = re.findall(r" => (/.*)$", os.fsdecode(listing), re.MULTILINE)
+    return list(dict.fromkeys(os.path.dirname(path) for path in paths))
+
+
+def _processor(path: str) -> bytes:
+    """Return what the head of an ELF file says of processor and word size; empty for other files."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(20)
+    except OSError:
+        return b""
+    return head[4:6] + head[18:20] if head.startswith(b"\x7fELF") else b""
+
+
+#: Asks one library, given as name and path, for its version, and NVRTC also for what it compiles for.
+_VERSION = """
+import ctypes, json, sys
+name, path = sys.argv[1:]
+library = ctypes.CDLL(path)
+numbers = [ctypes.c_int() for _ in range(3)]
+pointers = [ctypes.byref(number) for number in numbers]
+def check(status):
+    if status:
+        sys.exit(f"error code {status}")
+if name == "cuda":
+    check(library.cuDriverGetVersion(pointers[0]))
+    version = [numbers[0].value // 1000, numbers[0].value % 1000 // 10]
+elif name == "nvrtc":
+    check(library.nvrtcVersion(*pointers[:2]))
+    version = [number.value for number in numbers[:2]]
+elif name == "cublas":
+    for kind, pointer in enumerate(pointers):
+        check(library.cublasGetProperty(kind, pointer))
+    version = [number.value for number in numbers]
+else:  # one number, whose last four or three digits are minor and patch
+    if name == "nccl":
+        check(library.ncclGetVersion(pointers[0]))
+        code, newer = numbers[0].value, numbers[0].value >= 10000
+    else:
+        library.cudnnGetVersion.restype = ctypes.c_size_t
+        code = library.cudnnGetVersion()
+        newer = code >= 90000
+    version = [code // (10000 if newer else 1000), code % (10000 if newer else 1000) // 100, code % 100]
+print(json.dumps({"version": version}))
+if name == "nvrtc" and hasattr(library, "nvrtcGetSupportedArchs"):
+    check(library.nvrtcGetNumSupportedArchs(pointers[0]))
+    found = (ctypes.c_int * numbers[0].value)()
+    check(library.nvrtcGetSupportedArchs(found))
+    print(json.dumps({"architectures": list(found)}))
+"""
+
+#: Asks the driver, given as path, for its GPUs; the first index is the N of pygpu's cudaN.
+_GPUS = """
+import ctypes, json, sys
+cuda = ctypes.CDLL(sys.argv[1])
+def check(status):
+    if status:
+        text = ctypes.c_char_p()
+        cuda.cuGetErrorString(status, ctypes.byref(text))
+        sys.exit(f"CUDA error {status}: {(text.value or b'unknown').decode()}")
+def number(function, *arguments):
+    result = ctypes.c_int()
+    check(function(ctypes.byref(result), *arguments))
+    return result.value
+check(cuda.cuInit(0))
+for index in range(number(cuda.cuDeviceGetCount)):
+    device = number(cuda.cuDeviceGet, index)
+    name, memory = ctypes.create_string_buffer(256), ctypes.c_size_t()
+    check(cuda.cuDeviceGetName(name, 256, device))
+    check(cuda.cuDeviceTotalMem_v2(ctypes.byref(memory), device))
+    major, minor = (number(cuda.cuDeviceGetAttribute, attribute, device) for attribute in (75, 76))
+    print(json.dumps([name.value.decode(errors="replace"), memory.value, major * 10 + minor]))
+"""
+
+#: Seconds within which a library answers; the first question to a driver may wake GPUs.
+_LIBRARIES_SECONDS = 30.0
+
+
+class Library(NamedTuple):
+    """A library file that was found.
+
+    Attributes
+    ----------
+    name : str
+        One of `synkhronos._cli.gpu_libraries.NAMES`.
+    path : str
+        The file itself; links are resolved.
+    version : tuple of int
+        As the library tells it (for ``cuda`` the version of CUDA, not of the driver); empty if it did not answer.
+    error : str
+        Why it did not answer, else empty.
+    architectures : tuple of int
+        For NVRTC, the compute capabilities that it compiles for, times 10; empty if it cannot tell.
+    """
+
+    name: str
+    path: str
+    version: tuple[int, ...]
+    error: str = ""
+    architectures: tuple[int, ...] = ()
+
+
+class Gpu(NamedTuple):
+    """A CUDA GPU: its name, its memory in bytes, and its compute capability times 10."""
+
+    name: str
+    memory: int
+    capability: int
+
+
+class Survey(NamedTuple):
+    """What was found, and what of it serves.
+
+    Attributes
+    ----------
+    driver : Library or None
+        The driver's library.
+    chosen : dict
+        The library that serves, for each of the other names that has one.
+    refused : list of (Library, str)
+        The others, each with the reason.
+    """
+
+    driver: Library | None
+    chosen: dict[str, Library]
+    refused: list[tuple[Library, str]]
+
+
+def survey(finder: Finder, environment: Mapping[str, str], gpus: Sequence[Gpu] | None = None) -> Survey:
+    """Find the CUDA libraries, and choose the newest of each that goes with the driver.
+
+    NVRTC must not be newer than the driver's CUDA, or the driver cannot read what it compiles, and it must compile for
+    every GPU. cuBLAS must not be of a later major version than either. Theano speaks to cuDNN 5 to 7.
+
+    Parameters
+    ----------
+    finder : Finder
+    environment : mapping
+        The environment variables of the processes that are asked.
+    gpus : sequence of Gpu, optional
+        The GPUs; if not given, the driver is asked for them if the choice of NVRTC depends on them.
+    """
+    paths = {path: name for name in NAMES for path in finder.candidates(name)}
+    answers = ask(
+        {path: python(_VERSION, paths[path], path, isolated=True) for path in paths}, environment, _LIBRARIES_SECONDS
+    )
+    found: dict[str, list[Library]] = {name: [] for name in NAMES}
+    for path, name in paths.items():
+        record = answers[path].record
+        architectures = tuple(record.get("architectures", ()))
+        found[name].append(Library(name, path, tuple(record.get("version", ())), answers[path].error, architectures))
+    driver = next((library for library in found["cuda"] if library.version), None)
+    limit = driver.version if driver else None
+    chosen: dict[str, Library] = {}
+    refused = [(library, _misfit(library, None, ())) for library in found["cuda"] if not library.version]
+    for name in [name for name in NAMES if name != "cuda"]:
+        if name == "nvrtc" and driver and gpus is None:
+            rivals = [library for library in found[name] if not _misfit(library, limit, ())]
+            gpus = ask_gpus(driver.path, environment)[0] if len(rivals) > 1 else ()
+        for library in found[name]:
+            reason = _misfit(library, limit, gpus or ())
+            if reason:
+                refused.append((library, reason))
+            elif name not in chosen or library.version > chosen[name].version:
+                chosen[name] = library
+        if name == "nvrtc" and name in chosen:
+            limit = chosen[name].version
+    return Survey(driver, chosen, refused)
+
+
+def ask_gpus(driver: str, environment: Mapping[str, str]) -> tuple[list[Gpu], str]:
+    """Ask the driver, the library at this path, for its GPUs; in a process of its own, and without a CUDA context.
+
+    Returns
+    -------
+    list of Gpu
+        In the order of pygpu's ``cuda0``, ``cuda1``, …; ``CUDA_VISIBLE_DEVICES`` counts.
+    str
+        What went wrong, else empty.
+    """
+    answer = ask({0: python(_GPUS, driver, isolated=True)}, environment, _LIBRARIES_SECONDS)[0]
+    return [Gpu(*value) for value in answer.values], answer.error
+
+
+def dotted(version: Sequence[int]) -> str:
+    """Write a version with dots."""
+    return ".".join(map(str, version))
+
+
+def _misfit(library: Library, limit: tuple[int, ...] | None, gpus: Sequence[Gpu]) -> str:
+    """Say why a library cannot be used where CUDA is of version ``limit``; empty if it can."""
+    version = library.version
+    if not version:
+        return f"does not tell its version: {library.error or 'no answer'}"
+    if library.name == "nvrtc":
+        if limit and version[:2] > limit[:2]:
+            return f"is newer than the driver's CUDA {dotted(limit)}"
+        missing = {gpu.capability for gpu in gpus} - set(library.architectures or [gpu.capability for gpu in gpus])
+        if missing:
+            return f"does not compile for compute capability {min(missing) / 10}"
+    elif library.name == "cublas" and limit and version[0] > limit[0]:
+        return f"is newer than CUDA {limit[0]}"
+    elif library.name == "cudnn" and not 5 <= version[0] <= 7:
+        return f"is version {dotted(version)}"
+    return ""
+
+
+def private_folder(links: Mapping[str, str], environment: Mapping[str, str]) -> str:
+    """Make a folder of symbolic links, unless there is one.
+
+    Parameters
+    ----------
+    links : mapping
+        From the path of each link, relative to the folder, to its target.
+    environment : mapping
+        Environment variables; ``XDG_CACHE_HOME`` and ``HOME`` say where the user's caches are.
+
+    Returns
+    -------
+    str
+        The folder's path; mode 0700.
+
+    Raises
+    ------
+    PermissionError
+        If there is no place for it that only this user can write to.
+    """
+    contents = "\0".join(f"{link}\0{target}" for link, target in sorted(links.items()))
+    name = "links-" + hashlib.sha256(os.fsencode(contents)).hexdigest()[:20]
+    tried = []
+    for parent in _parents(environment):
+        tried.append(parent)
+        try:
+            os.makedirs(os.path.dirname(parent), mode=0o700, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(parent, 0o700)
+            if _is_safe(parent):
+                return _filled(os.path.join(parent, name), links)
+        except OSError:
+            continue
+    raise PermissionError(
+        f"no place for a folder that nobody else can write to; tried {' and '.join(tried)}; "
+        "set XDG_CACHE_HOME to a folder of your own"
+    )
+
+
+def _parents(environment: Mapping[str, str]) -> Iterator[str]:
+    """Yield the places for such folders: in the user's cache, or else where temporary files are."""
+    cache = environment.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(cache):  # relative ones are to be ignored, says the specification
+        cache = os.path.join(environment.get("HOME", ""), ".cache")
+    if os.path.isabs(cache):
+        yield os.path.join(cache, "synkhronos")
+    yield os.path.join(tempfile.gettempdir(), f"synkhronos-{os.geteuid()}")
+
+
+def _is_safe(folder: str) -> bool:
+    """Tell whether a folder is this user's alone, and nobody else can put another in its place."""
+    own, above = os.lstat(folder), os.stat(os.path.dirname(folder))
+    if not stat.S_ISDIR(own.st_mode) or own.st_uid != os.geteuid() or own.st_mode & 0o022:
+        return False
+    replaceable = above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX
+    return above.st_uid in (0, os.geteuid()) and not replaceable
+
+
+def _filled(folder: str, links: Mapping[str, str]) -> str:
+    """Make the folder, unless it is there, and mend the links of one that is damaged."""
+    if not os.path.lexists(folder):
+        fresh = tempfile.mkdtemp(prefix="new-", dir=os.path.dirname(folder))  # mode 0700
+        try:
+            _link(fresh, links)
+            with contextlib.suppress(OSError):  # another run was faster
+                os.rename(fresh, folder)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+    if not _is_safe(folder):
+        raise PermissionError(f"{folder} is not this user's alone")
+    _link(folder, links)
+    return folder
+
+
+def _link(folder: str, links: Mapping[str, str]) -> None:
+    """Make those links that are not there, each at one stroke."""
+    for link, target in links.items():
+        path = os.path.join(folder, link)
+        if os.path.islink(path) and os.readlink(path) == target:
+            continue
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        fresh = tempfile.mktemp(prefix="new-", dir=os.path.dirname(path))
+        os.symlink(target, fresh)
+        os.replace(fresh, path)

@@ -1,0 +1,175 @@
+"""Finds out what there is on this machine to compute with, in the environment that the launcher prepares.
+
+No broken part can take this down: all that could crash or hang is asked in processes of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+
+from synkhronos._cli import report as remedies
+from synkhronos._cli.backends import Engine, engine_of
+from synkhronos._cli.cpu_benchmark import blas_parts
+from synkhronos._cli.gpu_libraries import Finder, survey
+from synkhronos._cli.gpus import cuda_gpus, cuda_parts, opencl_parts, pygpu_parts, try_devices
+from synkhronos._cli.probes import OPENCL, PYGPU, Answer, ask, python
+from synkhronos._cli.report import MISSING, OK, OPTIONAL, UNUSABLE, Device, Part, Report
+from synkhronos._cli.run import chosen_in, package_path, variables
+from synkhronos._utils.resources import count_cores, free_memory
+
+__all__ = ["examine"]
+
+_OFF = "turned off by cxx in {}: {} compiles no C++"
+
+#: Seconds for importing the engine or trying a device, on a machine that is busy.
+_PATIENCE = 120.0
+
+#: Less free memory than this, in bytes, is worth a word.
+_LITTLE = 2**30
+
+
+def examine(version: str, environment: Mapping[str, str], search_path: Sequence[str]) -> Report:
+    """Look at everything.
+
+    Parameters
+    ----------
+    version : str
+        Of Synkhronos.
+    environment : mapping
+        The environment variables that there are.
+    search_path : sequence of str
+        The folders in which programs find packages.
+    """
+    finder = Finder(environment, search_path)
+    gpus, trouble = cuda_gpus(finder, environment)
+    found = survey(finder, environment, gpus)
+    changed, refusal = {}, ""
+    try:
+        changed = variables(environment, finder, found)
+    except OSError as error:
+        refusal = str(error)
+    prepared = {**environment, **changed}
+    engine = engine_of(environment, search_path)
+    programs = {"engine": engine.inquiry, "pygpu": PYGPU, "opencl": OPENCL}
+    answers = ask({name: python(program) for name, program in programs.items()}, prepared, _PATIENCE)
+    told = answers["engine"].record
+    compiler = told.get("cxx", shutil.which("g++") or "")
+    compiled = _compile(compiler, told.get("arguments", []), prepared)
+    compiling = _compiling(compiler, compiled, prepared, engine)
+    working = compiler if compiling[0].state == OK else ""
+    openblas = bool(package_path("scipy_openblas32", search_path))
+    room, where = min(free_memory())
+    cores = count_cores()
+    parts = [
+        *_packages(search_path, answers["engine"], engine),
+        *compiling,
+        *blas_parts(answers["engine"], working, prepared, openblas, engine),
+        Part("cpu", "cores", OK, f"{cores} of {os.cpu_count()}"),
+        _judged(room, where),
+    ]
+    devices: list[Device] = []
+    if engine.has_gpus:
+        parts += [
+            *pygpu_parts(answers["pygpu"], compiled["gpuarray"], search_path),
+            *([Part("gpu", "links", UNUSABLE, note=refusal)] if refusal else []),
+            *cuda_parts(found, gpus, trouble),
+            *opencl_parts(answers["opencl"], finder),
+        ]
+        devices = try_devices(gpus, answers["opencl"], not answers["pygpu"].error, prepared)
+    return Report(version, engine.title, parts, devices, changed, cores, room)
+
+
+def _packages(search_path: Sequence[str], answer: Answer, engine: Engine) -> list[Part]:
+    """Python and its packages; the engine is imported, the others need only be there."""
+    parts = [Part("cpu", "Python", OK, ".".join(map(str, sys.version_info[:3])), sys.executable)]
+    for name, module, requirement in engine.packages:
+        path = package_path(module, search_path)
+        try:
+            version = metadata.version(module)
+        except metadata.PackageNotFoundError:
+            version = ""
+        state, note, remedy = OK, "", remedies.pip(requirement)
+        if not path:
+            optional = module == "lasagne"
+            state, note = (OPTIONAL, "the MNIST demos build their networks with it") if optional else (MISSING, "")
+        elif version and not _satisfies(version, requirement):
+            state, note = UNUSABLE, f"{requirement} is needed"
+        elif module == engine.module and answer.error:
+            state, note, remedy = UNUSABLE, answer.error, ""
+        parts.append(Part("cpu", name, state, version, path, note, remedy))
+    return parts
+
+
+def _satisfies(version: str, requirement: str) -> bool:
+    """Tell whether a version lies within the bounds that a requirement gives."""
+    tests = {"==": lambda a, b: a == b, ">=": lambda a, b: a >= b, "<": lambda a, b: a < b}
+    return all(
+        tests[operator](_numbers(version), _numbers(bound))
+        for operator, bound in re.findall(r"(==|>=|<)([\d.]+)", requirement)
+    )
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)]
+
+
+def _compile(compiler: str, arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, Answer]:
+    """Let the compiler say its version, and compile and link what Theano's C code includes.
+
+    The arguments are those that Theano gives it with every module, the user's ``gcc.cxxflags`` among them.
+    """
+    if not compiler:
+        return {name: Answer("", "there is no C++ compiler") for name in ("version", "arguments", "python", "gpuarray")}
+    include, prefix = sysconfig.get_path("include"), sys.exec_prefix
+    places = [f"-I{include}", f"-I{prefix}/include", f"-L{prefix}/lib"]
+    with tempfile.TemporaryDirectory() as folder:
+        output = os.path.join(folder, "output")
+        commands = {
+            "version": [compiler, "-dumpfullversion"],
+            "arguments": [compiler, *arguments, "-fsyntax-only", "-x", "c++", "/dev/null"],
+            "python": [compiler, *places, "-fsyntax-only", "-include", "Python.h", "-x", "c++", "/dev/null"],
+            "gpuarray": [compiler, *places, "-shared", "-fPIC", "-o", output],
+        }
+        commands["gpuarray"] += ["-include", "gpuarray/array.h", "-x", "c++", "/dev/null", "-lgpuarray"]
+        return ask(commands, environment, _PATIENCE)
+
+
+def _compiling(
+    compiler: str, compiled: Mapping[str, Answer], environment: Mapping[str, str], engine: Engine
+) -> list[Part]:
+    """The C++ compiler, and Python's headers; numba, PyTensor's own choice, does without."""
+    version, place, remedy = compiled["version"], chosen_in("cxx", environment, engine.module), remedies.apt("g++")
+    state, note = (UNUSABLE, version.error) if compiler and version.error else (OK, "")
+    if place:
+        remedy = remedies.without("cxx", place)
+    if not compiler:
+        state, note = (UNUSABLE, _OFF.format(place, engine.title)) if place else (MISSING, "")
+    elif state == OK and compiled["arguments"].error:
+        state, note = UNUSABLE, compiled["arguments"].error
+        flag = engine.flag("gcc.cxxflags")
+        place = chosen_in(flag, environment, engine.module)
+        remedy = remedies.without(flag, place) if place else remedy
+    parts = [Part("cpu", "C++ compiler", state, version.output.strip(), compiler, note, remedy)]
+    headers = compiled["python"].error
+    if state == OK:
+        state, include = MISSING if headers else OK, sysconfig.get_path("include")
+        parts.append(Part("cpu", "Python.h", state, "", include, headers, remedies.python_headers()))
+    if engine.module == "pytensor":
+        for part in parts:
+            part.state = OK if part.state == OK else OPTIONAL
+    return parts
+
+
+def _judged(free: int, where: str) -> Part:
+    """Say whether there is room for data sets and results."""
+    size = f"{free / 2**30:.1f} GiB free {where}"
+    if free > _LITTLE:
+        return Part("cpu", "memory", OK, size)
+    return Part("cpu", "memory", OPTIONAL, size, "", "data sets and results lie there; use numpy.memmap of files")

@@ -1,0 +1,255 @@
+"""A program on several nodes, from its start to its end, and the node that ended it.
+
+Starting a program on several machines: the launcher of the MPI that mpi4py uses, and the arguments that it takes.
+
+Invariant: this process loads no library of MPI's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from synkhronos._cli.run import interpreter_options
+from synkhronos._cli.supervisor import Supervisor
+
+__all__ = ["Mpi", "check_names", "command", "find_mpi", "parse_hosts", "run_on"]
+
+
+_PR_SET_PDEATHSIG = 1
+_SI_USER = 0
+_LOOK_SECONDS = 0.05
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def run_on(hosts: str, arguments: Sequence[str], command_line: Sequence[str], verbose: bool) -> tuple[int, str]:
+    """Execute a program on several nodes, with the same Python on each; returns its exit code, and which node ended it.
+
+    Parameters
+    ----------
+    hosts : str
+        See `parse_hosts`.
+    arguments : sequence of str
+        What Python gets: a script, or ``-m`` and a module, and their arguments.
+    command_line : sequence of str
+        The command line of this process, without ``arguments`` and what else this package was given.
+    verbose : bool
+        Say on standard error what is executed.
+
+    Returns
+    -------
+    int
+        That of the launcher.
+    str
+        Which node was lost, and how; empty if none.
+
+    Raises
+    ------
+    ValueError
+        If ``hosts`` makes no sense, or a name in it does not resolve.
+    FileNotFoundError
+        If there is no MPI, or no launcher of it.
+    """
+    places = parse_hosts(hosts)
+    mpi = find_mpi(os.environ)
+    check_names([host for host, _ in places])
+    supervisor, python = Supervisor(), [sys.executable, *interpreter_options(command_line)]
+    program = supervisor.command(sys.executable, [*python, "-m", "synkhronos", "run", *arguments])
+    words = command(mpi, places, program, list(os.environ))
+    if verbose:
+        sys.stderr.write(f"{mpi.version}: {shlex.join(words)}\n")
+        sys.stderr.flush()
+    return _execute(words, supervisor)
+
+
+def _execute(words: Sequence[str], supervisor: Supervisor) -> tuple[int, str]:
+    """Execute a command, and hand on signals that are sent to this process; those of the terminal reach both."""
+    import ctypes  # where a program runs on this machine alone, it is not needed
+
+    library, before = ctypes.CDLL(None), signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+
+    def prepare() -> None:
+        library.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    was_told = False
+    with subprocess.Popen(words, preexec_fn=prepare) as process:
+        supervisor.start()
+        while process.poll() is None:
+            sent = signal.sigtimedwait(_SIGNALS, _LOOK_SECONDS)
+            was_told = was_told or sent is not None
+            if sent is not None and sent.si_code <= _SI_USER:
+                process.send_signal(sent.si_signo)
+        supervisor.close()
+    code = process.returncode if process.returncode >= 0 else 128 - process.returncode
+    return code, "" if was_told or not code else supervisor.loss()
+
+
+_INSTALL = "pip install mpi4py mpich"
+
+#: Prints whose MPI mpi4py has found, its version, and the file of the library.
+_ASK = """
+import json
+import mpi4py
+mpi4py.rc.initialize = mpi4py.rc.finalize = False
+from mpi4py import MPI
+files = [line.split(maxsplit=5)[5].strip() for line in open("/proc/self/maps") if "/libmpi" in line]
+print(json.dumps([MPI.get_vendor()[0], MPI.Get_library_version().splitlines()[0].strip("\\0 "), *files[:1]]))
+"""
+
+#: Names of launchers, the most telling first, and what theirs say of their version, by what mpi4py calls an MPI.
+_HYDRA = (("mpiexec.mpich", "mpiexec.hydra", "mpiexec", "mpirun"), "HYDRA")
+_LAUNCHERS = {
+    "MPICH": _HYDRA,
+    "MVAPICH": _HYDRA,
+    "MVAPICH2": _HYDRA,
+    "Intel MPI": (("mpiexec.hydra", "mpiexec", "mpirun"), "Intel(R) MPI"),
+    "Open MPI": (("mpiexec.openmpi", "mpiexec", "mpirun"), "Open"),
+}
+
+#: Open MPI takes along only variables that it is told of; those of these names change what programs compute, or find.
+_TAKEN_ALONG = re.compile(
+    "(CUDA|MKL|MPI4PY|NCCL|OMP|OPENBLAS|PYTENSOR|SYNKHRONOS|THEANO)_.*|PYTHON.*|PATH|LD_LIBRARY_PATH"
+)
+
+
+class Mpi(NamedTuple):
+    """An MPI that is installed.
+
+    Attributes
+    ----------
+    vendor : str
+        As mpi4py calls it.
+    version : str
+    launcher : str
+        The path of its mpiexec.
+    """
+
+    vendor: str
+    version: str
+    launcher: str
+
+
+def parse_hosts(text: str) -> list[tuple[str, int]]:
+    """Hosts, and how many processes are to be on each, of ``a,b:2``.
+
+    Raises
+    ------
+    ValueError
+        If the text makes no sense.
+
+    >>> parse_hosts("a,b:2")
+    [('a', 1), ('b', 2)]
+    """
+    hosts = []
+    for part in text.split(","):
+        host, colon, number = part.strip().partition(":")
+        if not host or host.startswith("-") or set(host) & set(" /;@") or (colon and not number.isdigit()):
+            raise ValueError(f"--hosts {text}: expected names with commas between them, as in a,b or a,b:2")
+        if colon and not int(number):
+            raise ValueError(f"--hosts {text}: expected at least one process on {host}")
+        hosts.append((host, int(number) if colon else 1))
+    names = [host for host, _ in hosts]
+    for host in names:
+        if names.count(host) > 1:
+            raise ValueError(f"--hosts {text}: {host} is named twice; {host}:2 is for two processes there")
+    return hosts
+
+
+def check_names(hosts: Sequence[str]) -> None:
+    """Raise an error for host names that do not resolve.
+
+    Raises
+    ------
+    ValueError
+        Naming all of them.
+    """
+
+    def resolves(host: str) -> bool:
+        try:
+            socket.getaddrinfo(host, None)
+        except OSError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(32) as pool:
+        unknown = [host for host, known in zip(hosts, pool.map(resolves, hosts)) if not known]
+    if unknown:
+        raise ValueError(
+            f"--hosts: no address is known for {', '.join(unknown)}: check the spelling, DNS and /etc/hosts"
+        )
+
+
+def find_mpi(environment: Mapping[str, str]) -> Mpi:
+    """The MPI that programs of this Python use.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is none, or its mpiexec is missing; the message says what to install.
+    """
+    done = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise FileNotFoundError(f"mpi4py cannot be imported ({reason}): {_INSTALL}")
+    vendor, version, *library = json.loads(done.stdout.splitlines()[-1])
+    names, said = _LAUNCHERS.get(vendor, (("mpiexec", "mpirun"), ""))
+    for path in _candidates(names, library, environment):
+        if said in _version(path):
+            return Mpi(vendor, version, path)
+    raise FileNotFoundError(
+        f"there is no mpiexec of {vendor}, whose library mpi4py uses ({', '.join(library) or version}): install the "
+        f"package that it is in (on Debian: mpich, or openmpi-bin), or another MPI: {_INSTALL}"
+    )
+
+
+def _candidates(names: Sequence[str], library: Sequence[str], environment: Mapping[str, str]) -> Iterator[str]:
+    """Paths of launchers: those above the library first, then those beside Python, then those on the path."""
+    folders = [folder / "bin" for file in library for folder in Path(file).parents[:4]]
+    folders += [Path(sys.executable).parent, *map(Path, environment.get("PATH", os.defpath).split(os.pathsep))]
+    for folder in folders:
+        for name in names:
+            if os.access(folder / name, os.X_OK) and (folder / name).is_file():
+                yield str(folder / name)
+
+
+def _version(path: str) -> str:
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout
+
+
+def command(mpi: Mpi, hosts: Sequence[tuple[str, int]], program: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The command line that starts processes on hosts.
+
+    Parameters
+    ----------
+    mpi : Mpi
+    hosts : sequence of (str, int)
+        See `parse_hosts`.
+    program : sequence of str
+        What each of them executes.
+    names : sequence of str
+        Those of the environment variables that there are.
+    """
+    total = str(sum(n for _, n in hosts))
+    listed = ",".join(f"{host}:{n}" for host, n in hosts)
+    if mpi.vendor == "Open MPI":
+        taken = [part for name in sorted(names) if _TAKEN_ALONG.fullmatch(name) for part in ("-x", name)]
+        return [mpi.launcher, "--host", listed, "-n", total, "--bind-to", "none", *taken, *program]
+    if mpi.vendor == "Intel MPI":  # it fills the first host, whatever is listed
+        parts = [["-n", str(n), "-host", host, *program] for host, n in hosts]
+        return [mpi.launcher, *parts[0], *(word for part in parts[1:] for word in (":", *part))]
+    return [mpi.launcher, "-hosts", listed, "-n", total, *program]

@@ -1,0 +1,314 @@
+"""Programs that find out what a machine can do; each is executed in a process of its own.
+
+They print one JSON object or list a line as soon as they know it, so that what is known survives a crash.
+
+Asking questions in processes of their own: what crashes, hangs or opens a device there does no harm here.
+
+`ask` starts all commands at once and waits for each. None outlives it, nor do its children.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+__all__ = ["OPENCL", "PRODUCT", "PYGPU", "PYTENSOR", "THEANO", "TRIAL", "Answer", "ask", "python"]
+
+
+#: What is said when the flags of an engine's BLAS are chosen.
+_LISTEN = """
+import json, logging, os, tempfile
+def tell(**facts):
+    print(json.dumps(facts), flush=True)
+class Listener(logging.Handler):
+    said = []
+    def emit(self, record):
+        self.said.append([record.levelno >= logging.WARNING, record.getMessage()])
+logger = logging.getLogger("synkhronos")
+logger.addHandler(Listener())
+logger.setLevel(logging.INFO)
+"""
+
+#: What comes of linking to the BLAS. The folder, in which the linked module lies, is left for whoever asks.
+_LINK = """
+from synkhronos._theano_compat.blas_probe import link
+from synkhronos._theano_compat.blas_probe import load_table
+from synkhronos._theano_compat.blas_probe import try_routines
+tell(cxx=cxx, ldflags=flags, said=Listener.said)
+if cxx:
+    tell(arguments=cmodule.GCC_compiler.compile_args())
+if cxx and flags:
+    os.makedirs(config.base_compiledir, exist_ok=True)  # which PyTensor has not made yet
+    folder = tempfile.mkdtemp(prefix="synkhronos_", dir=config.base_compiledir)
+    tell(folder=folder)
+    try:
+        module = link(flags, folder)
+        tell(module=module, **try_routines(lambda: load_table(module))._asdict())
+    except OSError as error:
+        tell(trouble=str(error))
+"""
+
+#: Theano's compiler, the flags of its BLAS, and what comes of linking to it: on the CPU, whatever the user's flags and
+#: files say, for a GPU is tried elsewhere.
+THEANO = (
+    _LISTEN
+    + """
+cpu = "device=cpu,init_gpu_device=,contexts=,force_device=False"
+os.environ["THEANO_FLAGS"] = ",".join(filter(None, [os.environ.get("THEANO_FLAGS"), cpu]))
+import synkhronos, theano
+from theano.gof import cmodule
+synkhronos.fork  # all of the package is imported by now
+config = theano.config
+cxx, flags = config.cxx, config.blas.ldflags
+"""
+    + _LINK
+)
+
+#: The same of PyTensor, and that numba, by which functions are compiled unless the user says otherwise, compiles.
+PYTENSOR = (
+    _LISTEN
+    + """
+import synkhronos, pytensor, numba
+from pytensor.link.c import cmodule
+synkhronos.fork  # all of the package is imported by now
+config = pytensor.config
+cxx, flags = config.cxx, config.blas__ldflags
+tell(linker=config.linker, three=numba.njit(lambda: 3)())
+"""
+    + _LINK
+)
+
+#: The speed of a product of float32 matrices on one core: by the BLAS that a module is linked to, of which the file is
+#: given, or by NumPy.
+PRODUCT = """
+import ctypes, json, os, sys, time
+import numpy, threadpoolctl
+n = 1024
+a, b = numpy.random.RandomState(0).rand(2, n, n).astype("float32")
+c = numpy.empty_like(a)
+if sys.argv[1]:
+    from synkhronos._theano_compat.blas_probe import file_of, load_table
+    address = load_table(sys.argv[1])["sgemm_"]
+    file = os.path.realpath(file_of(address))
+    sgemm = ctypes.CFUNCTYPE(None)(address)
+    size, one, zero = ctypes.c_int(n), ctypes.c_float(1), ctypes.c_float(0)
+    sizes, (of_a, of_b, of_c) = [ctypes.byref(size)] * 3, (ctypes.c_void_p(m.ctypes.data) for m in (a, b, c))
+    given = [b"N", b"N", *sizes, ctypes.byref(one), of_b, sizes[0], of_a, sizes[0], ctypes.byref(zero), of_c, sizes[0]]
+    def multiply():
+        sgemm(*given)
+else:
+    file = ""
+    def multiply():
+        numpy.dot(a, b, out=c)
+def serves(info):
+    path = os.path.realpath(info["filepath"])
+    return info["user_api"] == "blas" and (path == file if file else "numpy" in path.split(os.sep)[-2])
+with threadpoolctl.threadpool_limits(1):
+    best, begin = 1e9, time.perf_counter()
+    while time.perf_counter() - begin < 0.4:
+        start = time.perf_counter()
+        multiply()
+        best = min(best, time.perf_counter() - start)
+    info = next(filter(serves, threadpoolctl.threadpool_info()), {})
+print(json.dumps({
+    "gflops": 2e-9 * n**3 / best,
+    "right": bool(numpy.allclose(c[:8], a[:8].astype(float) @ b.astype(float), rtol=1e-3)),
+    "file": file or os.path.realpath(info.get("filepath") or numpy.__file__),
+    "kind": info.get("internal_api"), "version": info.get("version"), "kernels": info.get("architecture"),
+}))
+"""
+
+#: pygpu's version and folder, and libgpuarray's file and the version of its interface.
+PYGPU = """
+import json, os
+import pygpu.gpuarray
+maps = [line.split()[-1] for line in open("/proc/self/maps")]
+print(json.dumps({
+    "version": pygpu.__version__,
+    "path": os.path.dirname(os.path.realpath(pygpu.__file__)),
+    "library": next((path for path in maps if os.path.basename(path).startswith("libgpuarray.so")), ""),
+    "api": list(pygpu.gpuarray.api_version()),
+}))
+"""
+
+#: The OpenCL platforms, each with its devices; platform P and device D are pygpu's openclP:D.
+OPENCL = """
+import ctypes, json, sys
+cl = ctypes.CDLL("libOpenCL.so")
+ALL_DEVICES, NAME, MEMORY = 0xFFFFFFFF, 0x102B, 0x101F
+PLATFORM_NAME, PLATFORM_VERSION = 0x0902, 0x0901
+def listed(function, *arguments):
+    count = ctypes.c_uint()
+    if function(*arguments, 0, None, ctypes.byref(count)) or not count.value:
+        return []
+    found = (ctypes.c_void_p * count.value)()
+    if function(*arguments, count, found, None):
+        return []
+    return [ctypes.c_void_p(one) for one in found]
+def text(function, thing, what):
+    buffer = ctypes.create_string_buffer(1024)
+    function(thing, what, 1024, buffer, None)
+    return buffer.value.decode(errors="replace").strip()
+for platform in listed(cl.clGetPlatformIDs):
+    devices = []
+    for device in listed(cl.clGetDeviceIDs, platform, ctypes.c_uint64(ALL_DEVICES)):
+        memory = ctypes.c_uint64()
+        cl.clGetDeviceInfo(device, MEMORY, 8, ctypes.byref(memory), None)
+        devices.append([text(cl.clGetDeviceInfo, device, NAME), memory.value])
+    name, version = (text(cl.clGetPlatformInfo, platform, what) for what in (PLATFORM_NAME, PLATFORM_VERSION))
+    print(json.dumps([name, version, devices]))
+"""
+
+#: Tries a device of pygpu's, and tells for each step what went wrong: opening it, a kernel, and on CUDA a product of
+#: matrices and a communicator of NCCL's. (An OpenCL compiler may take half a minute for the product.)
+TRIAL = """
+import json, sys, numpy, pygpu
+from pygpu import blas, collectives
+device = sys.argv[1]
+host = numpy.arange(4, dtype="float32").reshape(2, 2)
+def opening():
+    global context, array
+    context = pygpu.init(device)
+    array = pygpu.array(host, context=context, cls=pygpu.ndgpuarray)
+def kernel():
+    assert numpy.array_equal(numpy.asarray(array + array), host + host), "a wrong sum"
+def gemm():
+    product = blas.gemm(1.0, array, array, 0.0)
+    assert numpy.allclose(numpy.asarray(product), host.dot(host)), "a wrong product"
+def nccl():
+    collectives.GpuComm(collectives.GpuCommCliqueId(context), 1, 0).all_reduce(array, "sum")
+for step in (opening, kernel, gemm, nccl) if device.startswith("cuda") else (opening, kernel):
+    try:
+        step()
+        error = ""
+    except Exception as failure:
+        text = failure.args[0] if failure.args else type(failure).__name__
+        error = text.decode(errors="replace") if isinstance(text, bytes) else str(text)
+    print(json.dumps({step.__name__: error}), flush=True)
+    if error and step in (opening, kernel):
+        break
+"""
+
+
+class Answer(NamedTuple):
+    """What a command answered.
+
+    Attributes
+    ----------
+    output : str
+        What it printed on standard output, also if it failed later.
+    error : str
+        One line that says how it failed; empty if it did not.
+    """
+
+    output: str
+    error: str
+
+    @property
+    def values(self) -> list[Any]:
+        """The lines of the output that are JSON, decoded."""
+        found = []
+        for line in self.output.splitlines():
+            with contextlib.suppress(ValueError):
+                found.append(json.loads(line))
+        return found
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """All objects of the output, joined into one."""
+        return {name: value for part in self.values if isinstance(part, dict) for name, value in part.items()}
+
+
+def python(program: str, *arguments: str, isolated: bool = False) -> list[str]:
+    """Return the command that executes a program, given as its source, by this interpreter.
+
+    Parameters
+    ----------
+    program : str
+    *arguments : str
+        Its ``sys.argv[1:]``.
+    isolated : bool
+        Leave out the site's packages and Python's environment variables, which halves the time to start.
+    """
+    options = ["-I", "-S"] if isolated else []
+    return [sys.executable, *options, "-c", program, *arguments]
+
+
+def ask(
+    commands: Mapping[Any, list[str]], environment: Mapping[str, str], timeout: float, given: str = ""
+) -> dict[Any, Answer]:
+    """Execute commands, all at once.
+
+    Parameters
+    ----------
+    commands : mapping
+        From whatever names a command to the command.
+    environment : mapping
+        The environment variables of each.
+    timeout : float
+        Seconds that they have together; what has not ended by then is killed.
+    given : str
+        The standard input of each; at most a few hundred characters.
+
+    Returns
+    -------
+    dict
+        An `Answer` for each command, under its name.
+    """
+    started: dict[Any, subprocess.Popen[str]] = {}
+    answers = {}
+    deadline = time.monotonic() + timeout
+    try:
+        for name, command in commands.items():
+            try:
+                started[name] = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    errors="replace",
+                    env=environment,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                answers[name] = Answer("", f"cannot be started: {error}")
+        for name, process in started.items():
+            answers[name] = _answer(process, given, deadline, timeout)
+    finally:
+        for process in started.values():
+            if process.poll() is None:
+                _kill(process)
+                process.communicate()
+    return {name: answers[name] for name in commands}
+
+
+def _answer(process: subprocess.Popen[str], given: str, deadline: float, timeout: float) -> Answer:
+    try:
+        output, errors = process.communicate(given, timeout=max(0.01, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        _kill(process)
+        output, _ = process.communicate()
+        return Answer(output, f"no answer within {timeout:g} seconds")
+    if process.returncode == 0:
+        return Answer(output, "")
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    telling = [line for line in lines if not line.startswith(("compilation terminated", "collect2:"))]
+    said = telling[-1] if telling else ""
+    if process.returncode > 0:
+        return Answer(output, said or f"exit code {process.returncode}")
+    number = -process.returncode
+    return Answer(output, f"ended by signal {number} ({signal.strsignal(number)})" + (f"; {said}" if said else ""))
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """Kill a process and all that it has started, which may be what still holds its standard output."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,215 @@
+"""What the user has chosen in an engine's flags and configuration files, read as the engine does, but without it.
+
+The environment in which GPUs work, and executing a program in it.
+
+libgpuarray opens CUDA's libraries by names without a version, which neither wheels nor drivers install, and the loader
+reads ``LD_LIBRARY_PATH`` when a process starts. So links under these names go into a private folder, and the same
+Python is executed again with an environment that names it. The environment is changed only as far as is needed; on a
+machine without CUDA and pygpu it stays as it is.
+
+Invariant: this process imports neither Theano nor pygpu and loads no library of CUDA's.
+"""
+
+from __future__ import annotations
+
+import configparser
+import contextlib
+import logging
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
+from typing import NoReturn
+
+from synkhronos._cli.gpu_libraries import COMPANIONS, NAMES, Finder, Survey, private_folder, survey
+from synkhronos._utils.rendezvous import rendezvous
+
+__all__ = ["chosen_in", "package_path", "run", "system_pygpu", "variables"]
+
+
+def chosen_in(name: str, environment: Mapping[str, str], engine: str = "theano") -> str:
+    """Say where a flag of the engine's is set.
+
+    Parameters
+    ----------
+    name : str
+        Such as ``"cxx"``, or ``"blas.ldflags"``, which is ``"blas__ldflags"`` of PyTensor.
+    environment : mapping
+        The environment variables.
+    engine : str
+        ``"theano"`` or ``"pytensor"``.
+
+    Returns
+    -------
+    str
+        ``"THEANO_FLAGS"`` or ``"PYTENSOR_FLAGS"``, the path of a configuration file, or nothing.
+    """
+    flags = f"{engine.upper()}_FLAGS"
+    splitter = shlex.shlex(environment.get(flags, ""), posix=True)
+    splitter.whitespace, splitter.whitespace_split = ",", True
+    with contextlib.suppress(ValueError):  # a quote without an end, of which the engine will tell
+        if any("=" in flag and flag.split("=")[0].strip() == name for flag in splitter):
+            return flags
+    section, _, option = name.replace("__", ".").rpartition(".")
+    home = environment.get("HOME", "")
+    for file in reversed(
+        environment.get(f"{engine.upper()}RC", f"~/.{engine}rc").split(os.pathsep)
+    ):  # the last one wins
+        path = home + file[1:] if file.startswith("~/") else file
+        files = configparser.RawConfigParser()
+        with contextlib.suppress(configparser.Error, UnicodeDecodeError):
+            files.read(path)
+        if files.has_option(section or "global", option):
+            return path
+    return ""
+
+
+_logger = logging.getLogger("synkhronos")
+
+#: Where Debian's packages for the system's Python lie.
+SYSTEM_PACKAGES = "/usr/lib/python3/dist-packages"
+
+#: pygpu, and what it imports beside NumPy.
+PYGPU = ("pygpu", "mako", "markupsafe", "six")
+
+
+def run(arguments: Sequence[str], command_line: Sequence[str], search_path: Sequence[str]) -> NoReturn:
+    """Replace this process by the same Python, with the same options, that executes something else ready for GPUs.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        What Python gets: a script, or ``-m`` and a module, and their arguments.
+    command_line : sequence of str
+        The command line of this process, without ``arguments`` and what else this package was given.
+    search_path : sequence of str
+        The folders in which programs find packages.
+
+    Raises
+    ------
+    PermissionError
+        If links are needed and there is no safe place for them.
+    """
+    environment = dict(os.environ)
+    finder = Finder(environment, search_path)
+    found = survey(finder, environment) if finder.candidates("cuda") else None
+    lacking = what_cuda_lacks(found) if found else ""
+    if lacking:
+        _logger.warning("CUDA cannot be used: %s; `python -m synkhronos info` says what mends it", lacking)
+    environment.update(variables(environment, finder, found))
+    # Importing the package may have imported Theano and opened a GPU; elsewhere this forbids to open one.
+    environment.pop("THEANO_GPU_IS_ALREADY_ACTIVE", None)
+    rendezvous.pass_on(environment)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, [sys.executable, *interpreter_options(command_line), *arguments], environment)
+
+
+def variables(environment: Mapping[str, str], finder: Finder, found: Survey | None) -> dict[str, str]:
+    """Return the environment variables to set so that a program can compute on GPUs, and make the links they name.
+
+    Parameters
+    ----------
+    environment : mapping
+        The environment variables that there are. What the user has set stays, and wins.
+    finder : Finder
+    found : Survey or None
+        The libraries; without a driver nothing is set for them.
+
+    Raises
+    ------
+    PermissionError
+        If links are needed and there is no safe place for them.
+    """
+    libraries = library_links(found, finder) if found and found.driver else {}
+    packages = package_links(finder.search_path)
+    links = {f"lib/{name}": path for name, path in libraries.items()}
+    links.update({f"python/{name}": path for name, path in packages.items()})
+    folder = private_folder(links, environment) if links else ""
+    changed = {}
+    if libraries:
+        changed["LD_LIBRARY_PATH"] = _joined(":", f"{folder}/lib", environment.get("LD_LIBRARY_PATH"))
+    if packages:
+        changed["PYTHONPATH"] = _joined(":", environment.get("PYTHONPATH"), f"{folder}/python")
+    if found and found.driver and "cudnn" not in found.chosen and not chosen_in("dnn.enabled", environment):
+        changed["THEANO_FLAGS"] = _joined(",", "dnn.enabled=False", environment.get("THEANO_FLAGS"))
+    return changed
+
+
+def what_cuda_lacks(found: Survey) -> str:
+    """Say in one line which libraries are not there, or are but do not serve; empty if all are."""
+    lacking = [] if found.driver else ["cuda"]
+    lacking += [name for name in ("nvrtc", "cublas") if name not in found.chosen]
+    reasons = {name: "no " + NAMES[name] for name in lacking}
+    reasons.update({library.name: f"{library.path} {reason}" for library, reason in found.refused})
+    return "; ".join(reasons[name] for name in lacking)
+
+
+def interpreter_options(command_line: Sequence[str]) -> list[str]:
+    """Return the options of Python, of a command line that ends with what Python was to execute.
+
+    >>> interpreter_options(["python", "-X", "dev", "-um", "synkhronos"])
+    ['-X', 'dev', '-u']
+    """
+    *options, program = command_line[1:]
+    module = program
+    if program.startswith("-") and "m" in program:  # -msynkhronos
+        options.append(program[: program.index("m") + 1])
+        module = program[program.index("m") + 1 :]
+    if (
+        module in ("synkhronos", "synkhronos.__main__")
+        and options
+        and options[-1].startswith("-")
+        and options[-1].endswith("m")
+    ):
+        flags = options.pop()[:-1]
+        options += [flags] if flags != "-" else []
+    return options
+
+
+def library_links(found: Survey, finder: Finder) -> dict[str, str]:
+    """Say which links the libraries need that were chosen: from the link's name to its target.
+
+    Each needs its name without a version, and the files beside it that it opens itself, unless the loader finds
+    the very same files without help.
+    """
+    links = {}
+    for library in filter(None, [found.driver, *found.chosen.values()]):
+        folder = os.path.dirname(library.path)
+        wanted = {f"lib{library.name}.so": library.path}
+        for file in os.listdir(folder):
+            if file.startswith(COMPANIONS[library.name]) and ".so" in file:
+                wanted.setdefault(file, os.path.realpath(os.path.join(folder, file)))
+        links.update({name: path for name, path in wanted.items() if finder.loaded_as(name) != path})
+    return links
+
+
+def package_links(search_path: Sequence[str]) -> dict[str, str]:
+    """Say which links make the system's pygpu importable, and of what it imports only what is not there anyway."""
+    if package_path("pygpu", search_path) or not system_pygpu():
+        return {}
+    links = {}
+    for name in PYGPU:
+        path = package_path(name, [SYSTEM_PACKAGES])
+        if path and not package_path(name, search_path):
+            links[os.path.basename(path)] = path
+    return links
+
+
+def system_pygpu() -> str:
+    """Return the folder of the system's pygpu, if it is made for this version of Python; else nothing."""
+    path = package_path("pygpu", [SYSTEM_PACKAGES])
+    return path if any(os.path.exists(os.path.join(path, f"gpuarray{suffix}")) for suffix in EXTENSION_SUFFIXES) else ""
+
+
+def package_path(name: str, search_path: Sequence[str]) -> str:
+    """Return the folder of a package, or the file of a module, without importing it; nothing if there is none."""
+    spec = PathFinder.find_spec(name, list(search_path))
+    if spec is None or not spec.origin:
+        return ""
+    return os.path.dirname(spec.origin) if spec.submodule_search_locations else spec.origin
+
+
+def _joined(separator: str, *parts: str | None) -> str:
+    return separator.join(part for part in parts if part)

@@ -1,0 +1,154 @@
+"""Supervisor of the processes that ``python -m synkhronos run --hosts`` starts.
+
+Each process connects before it executes the program, and holds the connection until it ends: the kernel closes it,
+whatever the process ends of, a missing script or package too. Processes report through it, and look at what others
+report (`synkhronos._utils.rendezvous`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import select
+import socket
+import threading
+
+from synkhronos._utils.rendezvous import ENDED, JOINED, STARTED, SUPERVISOR, Report
+
+__all__ = ["Supervisor"]
+
+#: What Python executes on each host: it connects to ``ADDRESS``, if it can, and becomes the program of its arguments.
+_CONNECT = f"""
+import os, socket, sys
+try:
+    host, port, secret = sys.argv[1].split(":")
+    connection = socket.create_connection((host, int(port)), 2)
+    rank = os.environ.get("PMI_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK")
+    connection.sendall(f"{{secret}} {{rank}} {{socket.gethostname()}}\\n".encode())
+    connection.setblocking(True)
+    connection.set_inheritable(True)
+    inode = os.fstat(connection.fileno()).st_ino
+    os.environ["{SUPERVISOR}"] = f"{{connection.fileno()}}:{{inode}}:{{os.getpid()}}"
+except (OSError, ValueError):
+    pass
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+_MOST_BYTES = 10_000  # of a line
+
+
+class _Process:
+    """What is known of one process of the job."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.rank: int | None = None  # until it has said who it is
+        self.unread = b""
+
+
+class Supervisor:
+    """Listens to the processes of a job, and answers them, in a thread."""
+
+    def __init__(self) -> None:
+        self._listening = socket.create_server(("", 0), backlog=1024)
+        self._secret = secrets.token_hex(8)
+        self._address = f"{socket.gethostname()}:{self._listening.getsockname()[1]}:{self._secret}"
+        self._reports: dict[int, Report] = {}
+        self._loss = ""
+        self._is_over = False
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+
+    def command(self, python: str, program: list[str]) -> list[str]:
+        """Return the command that executes a program, of an absolute path, under this supervisor."""
+        return [python, "-c", f"exec({_CONNECT!r})", self._address, *program]  # one line, as `--verbose` shows it
+
+    def start(self) -> None:
+        """Listen, in a thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Listen no longer."""
+        with contextlib.suppress(OSError):  # the thread has ended by itself: this process may open no more files
+            self._listening.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+
+    def loss(self) -> str:
+        """Say which node was the first to be lost, and how; empty if none was, or the program has ended first."""
+        return self._loss
+
+    def _listen(self) -> None:
+        processes: dict[int, _Process] = {}
+        with self._listening, select.epoll() as ready:  # which returns what happened in the order in which it did
+            ready.register(self._listening, select.EPOLLIN)
+            while self._serve(ready, processes):
+                pass
+        for process in processes.values():
+            process.connection.close()
+
+    def _serve(self, ready: select.epoll, processes: dict[int, _Process]) -> bool:
+        """Wait for what happens next; returns whether more may happen."""
+        for fd, _ in ready.poll():
+            if fd == self._listening.fileno():
+                try:
+                    connection, _ = self._listening.accept()
+                except OSError:  # `close`
+                    return False
+                processes[connection.fileno()] = _Process(connection)
+                ready.register(connection, select.EPOLLIN)
+            elif not self._hear(processes[fd]):
+                ready.unregister(fd)
+                processes.pop(fd).connection.close()
+        return True
+
+    def _hear(self, process: _Process) -> bool:
+        """Receive what a process says; returns whether it may say more."""
+        try:
+            part = process.connection.recv(4096)
+        except OSError:  # its host is gone
+            part = b""
+        *lines, process.unread = (process.unread + part).split(b"\n")
+        makes_sense = all(self._take(process, *line.decode(errors="replace").split(" ")) for line in lines)
+        goes_on = bool(part) and makes_sense and len(process.unread) < _MOST_BYTES
+        if not goes_on and process.rank is not None:
+            self._ended(process.rank)
+        return goes_on
+
+    def _take(self, process: _Process, what: str, *words: str) -> bool:
+        """Do what a line says; returns whether it makes sense."""
+        if process.rank is None:
+            if not secrets.compare_digest(what.encode(), self._secret.encode()) or len(words) != 2:
+                return False
+            process.rank = int(words[0]) if words[0].isdigit() else -1
+            self._reports[process.rank] = Report(STARTED, words[1])
+        elif what == "report" and len(words) == 1:
+            report = Report.decode(words[0])
+            if report is None:
+                return False
+            self._reports[process.rank] = report
+            if report.state == ENDED:
+                text = f"node {process.rank} ({report.host}) ended without calling fork()"
+                self._lose(f"{text}: {report.reason}" if report.reason else text)
+        elif what == "look" and len(words) == 1:
+            found = self._reports.get(int(words[0])) if words[0].isdigit() else None
+            try:
+                process.connection.sendall(f"{found.encode() if found is not None else ''}\n".encode())
+            except OSError:
+                return False
+        elif what == "farewell":
+            self._is_over = True
+        else:
+            return False
+        return True
+
+    def _ended(self, rank: int) -> None:
+        """A process has ended, whatever of."""
+        report = self._reports[rank]
+        if report.state == JOINED:
+            self._lose(f"the process on node {rank} ({report.host}) died, or was killed, and the job ended with it")
+        elif report.state != ENDED:
+            self._reports[rank] = Report(ENDED, report.host)
+            self._lose(f"node {rank} ({report.host}) ended without calling fork()")
+
+    def _lose(self, text: str) -> None:
+        if not self._is_over:  # what comes later is a result of it
+            self._loss, self._is_over = text, True

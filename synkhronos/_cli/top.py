@@ -1,0 +1,121 @@
+"""``python -m synkhronos top``: what the ranks of the sessions of this user are doing, looked at from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from synkhronos._processes import Sight
+
+__all__ = ["top"]
+
+_PAUSE = 0.01  # seconds between two looks, of which shares of time are made
+_HEAD = ("session", "rank", "pid", "doing", "waiting", "memory")
+_MEMORY = ("/memfd:synkhronos", "/dev/shm/synkhronos-")
+_OTHERS = "ranks of other machines are shown there, by the same command"
+_NONE = "no session of this user is running on this machine"
+
+
+class Found(NamedTuple):
+    """A session, by its master's process."""
+
+    pid: int
+    sight: Sight
+
+
+def find_sessions() -> list[Found]:
+    """The sessions of this user, in the order of their masters' processes."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # another user's, or gone
+            if os.stat(f"/proc/{name}").st_uid == os.getuid():
+                found += [Found(int(name), sight) for sight in _boards_of(int(name))]
+    return sorted(found, key=lambda one: one.pid)
+
+
+def _boards_of(pid: int) -> Iterator[Sight]:
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        path = f"/proc/{pid}/fd/{fd}"
+        with contextlib.suppress(OSError, ValueError):
+            if os.readlink(path).startswith(_MEMORY):  # to open another thing might do something
+                sight = Sight(path)
+                if sight.pids[sight.master_rank] == pid:  # others have inherited it
+                    yield sight
+                    return
+
+
+def measure(sessions: list[Found], seconds: float) -> list[tuple[str, ...]]:
+    """Look on for some time; returns the lines of the table, one for each rank."""
+    waits = [[0] * one.sight.n_ranks for one in sessions]
+    n_looks, end = 0, time.monotonic() + seconds
+    while not n_looks or time.monotonic() < end:
+        time.sleep(_PAUSE)
+        n_looks += 1
+        doing = [one.sight.look() for one in sessions]
+        for counts, now in zip(waits, doing):
+            for rank, what in enumerate(now):
+                counts[rank] += what.startswith("waits")
+    lines = []
+    for one, counts, now in zip(sessions, waits, doing):
+        for rank, pid in enumerate(one.sight.pids):
+            role = "" if rank != one.sight.master_rank else " (leader)" if one.sight.first else " (master)"
+            what, n_bytes = _process(pid)
+            share = f"{100 * counts[rank] / n_looks:.0f} %"
+            cells = [
+                str(one.pid),
+                f"{one.sight.first + rank}{role}",
+                str(pid),
+                what or now[rank],
+                "-" if what == "ended" else share,
+            ]
+            lines.append((*cells, f"{n_bytes / 1e6:,.0f} MB"))
+    return lines
+
+
+def has_others(sessions: list[Found]) -> bool:
+    """Whether any of these sessions has ranks on other machines."""
+    return any(one.sight.n_all > one.sight.n_ranks for one in sessions)
+
+
+def _process(pid: int) -> tuple[str, int]:
+    """What a process is at if that is nothing, and the bytes that it has in memory, shared ones, too."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            state = file.read().rpartition(")")[2].split()[0]
+        with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+            pages = int(file.read().split()[1])
+    except OSError:
+        return "ended", 0
+    return {"T": "stopped", "t": "stopped", "Z": "ended"}.get(state, ""), pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def top(once: bool, seconds: float = 1.0) -> int:
+    """Show the table, again and again until Ctrl-C, or once; returns the exit code: 1 if there is no session."""
+    sessions = find_sessions()
+    if not sessions:
+        sys.stderr.write(f"synkhronos top: {_NONE}\n")
+        return 1
+    if once:
+        lines = [_HEAD, *measure(sessions, seconds)]
+        widths = [max(map(len, column)) for column in zip(*lines)]
+        sys.stdout.writelines("  ".join(map(str.ljust, line, widths)).rstrip() + "\n" for line in lines)
+        sys.stdout.write(f"{_OTHERS}\n" if has_others(sessions) else "")
+        return 0
+    try:
+        from rich.live import Live
+        from rich.table import Table
+    except ImportError:
+        sys.stderr.write("synkhronos top: the live view needs rich (pip install rich); or give --once\n")
+        return 1
+    with contextlib.suppress(KeyboardInterrupt), Live(auto_refresh=False) as live:
+        while sessions:
+            table = Table(*_HEAD, caption=_OTHERS if has_others(sessions) else None)
+            for line in measure(sessions, seconds):
+                table.add_row(*line)
+            live.update(table, refresh=True)
+            sessions = find_sessions()
+    return 0

@@ -1,0 +1,219 @@
+"""Collectives of ranks on several machines: within each through shared memory, between their leaders by MPI.
+
+The ranks of a machine reduce, or gather, to their leader; leaders exchange; each leader gives its ranks the result.
+Small arrays travel with the leaders' votes, by which these tell each other whether all of their ranks are there, with
+arrays that belong together. Others move after that, in pieces: while one is between the machines, the ranks of each
+reduce the next one, and take the result of the one before.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Callable
+
+import numpy as np
+
+from synkhronos._collectives.buckets import Part, Piece, apart, divide, length_of, reduced, way_of
+from synkhronos._collectives.pipeline import Pieces, Plan
+from synkhronos._collectives.shared_memory import SharedMemoryTransport
+from synkhronos._processes import STRAGGLING, check_exchange, check_machines
+from synkhronos.errors import CollectiveAborted
+
+if TYPE_CHECKING:
+    from synkhronos._collectives.shared_memory import Workspace
+    from synkhronos._core import native
+    from synkhronos._processes import Team
+
+__all__ = ["make_transport"]
+
+_AGREED, _REFUSED = 0, 1
+_UNDER_WAY = 2  # pieces between the machines at a time
+
+
+def make_transport(team: Team, workspace: Workspace, regions: native.Regions) -> SharedMemoryTransport:
+    """What serves a rank: on one machine, or on several."""
+    local = workspace, team.signals, regions, team.barrier, team.timeline
+    return SharedMemoryTransport(*local) if len(team.world.sizes) == 1 else AcrossMachines(*local, team=team)
+
+
+class AcrossMachines(SharedMemoryTransport):
+    """What one rank does in the collectives of a session on several machines.
+
+    Parameters
+    ----------
+    *args
+        Those of `SharedMemoryTransport`, which serves the ranks of this machine.
+    team : Team
+    """
+
+    def __init__(self, *args: Any, team: Team) -> None:
+        super().__init__(*args)
+        world, leader = team.world, team.master_rank
+        self._n_local, self._n_ranks = self._n_ranks, world.n_ranks
+        self._world, self._leader = world, leader
+        self._leads = team.rank == leader
+        self._team, self._line, self._patience = team, world.line, team.patience
+        self._check_machines = functools.partial(check_machines, team)
+        self._left: list[Any] = []  # what other ranks may still read
+        self._lent: dict[tuple[str, int], np.ndarray] = {}
+        self._restart_local, self.restart = self.restart, self._restart
+
+    def _restart(self) -> None:
+        self._left.clear()
+        self._restart_local()
+
+    def meet(self) -> None:
+        """Wait for all ranks."""
+        self.run([], 0)
+
+    def reduction_of(self, op: str, dtype: np.dtype, returned: np.dtype, weights: tuple[float, ...]) -> Any:
+        """What `run` takes for a reduction of all ranks."""
+        return way_of(op, dtype, returned, weights, self._world.sizes)[self._world.machine]
+
+    def run(self, parts: list[tuple[Any, Any, Any]], signature: int) -> bool | None:
+        """Carry out a collective; arguments and result as of `SharedMemoryTransport.run`."""
+        small, large = divide(parts)
+        there = [(part.array, self._small_memory(part), self._within(part)) for part in small]
+        agreed = self._run_here(there, signature)
+        self._left.clear()  # all ranks are here, and have read what they got in the collective before
+        results: list[Any] | None = [None] * len(small)
+        between = None
+        try:
+            if self._leads:
+                between = self._between(large)
+                brought = [memory for _, memory, _ in there]
+                results = self._vote(small, brought, None if agreed is None else signature, between.fill_in)
+            if agreed is None:
+                return None
+            if results is None:  # the others see it by another signature than theirs
+                self._run_here([], _REFUSED)
+                return None
+            directly = self._move(large, between, [self._back(*both) for both in zip(small, results)])
+        except BaseException:
+            if self._leads:
+                self._line.pay()  # the other leaders wait for this
+            raise
+        return None if directly is None else directly or agreed
+
+    def _within(self, part: Part) -> Any:
+        """What this machine's ranks do, so that their leader has what it brings: as of `native.Collectives.run`."""
+        if isinstance(part.how, list):
+            return part.how[self._world.first : self._world.first + self._n_local]
+        return [part.array.size] * self._n_local if part.how.within is None else part.how.within
+
+    def _small_memory(self, part: Part) -> Any:
+        if not self._leads:
+            return None
+        if isinstance(part.how, list):
+            return np.empty(sum(self._within(part)), part.array.dtype)
+        return np.empty((self._n_local if part.how.within is None else 1) * part.array.size, part.how.dtype)
+
+    def _back(self, part: Part, result: Any) -> tuple[Any, Any, list[int]]:
+        """How the ranks of this machine get a result of their leader's."""
+        length = sum(part.how) if isinstance(part.how, list) else part.array.size
+        sizes = [length * (rank == self._leader) for rank in range(self._n_local)]
+        if result is None:
+            return np.empty(0, part.dtype_of_result), part.out, sizes
+        return result, None if result is part.out else part.out, sizes
+
+    def _vote(
+        self, small: list[Part], brought: list[Any], signature: int | None, fill_in: Callable[[], None]
+    ) -> list[Any] | None:
+        """Of a leader: the results of what all leaders bring; ``None`` if what ranks bring does not fit together."""
+        before = self._timeline.switch(STRAGGLING)
+        try:
+            words = self._line.vote(signature, [] if signature is None else brought, self._check_machines, fill_in)
+        except CollectiveAborted:
+            self._patience.begin()  # the ranks of this machine hear of it now
+            raise
+        self._timeline.switch(before)
+        if self._world.machine:
+            self._patience.begin()  # which is for the ranks of this machine
+        if signature is None or any(word != signature for word, _ in words):
+            return None
+        results = []
+        for i, part in enumerate(small):
+            arrays = [arrays[i] for _, arrays in words]
+            if isinstance(part.how, list):
+                result = np.concatenate(arrays)
+            else:
+                result = np.empty(part.array.size, part.how.returned)
+                reduced(part.how, arrays, result)
+            results.append(result)
+        self._left += results
+        return results
+
+    def _between(self, pieces: list[Piece]) -> Pieces:
+        """What is to be done with the other leaders, who have the same pieces."""
+        ranks = [self._world.ranks_of(machine) for machine in range(len(self._world.sizes))]
+        plans = []
+        for piece in pieces:
+            array, _, how = piece[0]
+            if isinstance(how, list):
+                sizes = [sum(how[rank] for rank in of_machine) for of_machine in ranks]
+                plans.append(Plan(sizes, sum(sizes), array.dtype))
+            else:
+                plans.append(Plan(how, length_of(piece), how.dtype))
+        check = functools.partial(check_exchange, self._team)
+        return Pieces(self._line, plans, self._patience, check, self._world.exchange or "")
+
+    def _move(self, pieces: list[Piece], between: Pieces | None, now: list[Any]) -> bool | None:
+        """Move pieces through all machines, and ``now`` to the ranks of this one; ``None`` if their leader refuses.
+
+        At each turn one piece is brought to the leader, and that of some turns before, which is complete, back. The
+        ranks meet when a turn begins: so what was done in the one before is complete, and goes to the other machines.
+        """
+        memories: list[tuple[Any, Any]] = []
+        directly = False
+        last = len(pieces) + _UNDER_WAY if pieces else 0
+        for turn in range(last + 1):
+            if turn < len(pieces):
+                memories.append(self._memory_for(pieces[turn], turn))
+                for part, memory in zip(pieces[turn], apart(pieces[turn], memories[turn][0])):
+                    if memory is not part.array:
+                        now.append((part.array, memory, self._within(part)))
+            done = turn - _UNDER_WAY - 1
+            if done >= 0:
+                if between is not None:
+                    between.finish(done + 1)
+                for part, memory in zip(pieces[done], apart(pieces[done], memories[done][1])):
+                    if self._n_local > 1 or memory is not part.out:
+                        now.append(self._back(part, memory))
+            if now or turn <= len(pieces):
+                moved = self._run_here(now, _AGREED, is_open=turn < last)
+                if moved is None:
+                    return None
+                directly = directly or moved
+            if between is not None and 0 < turn <= len(pieces):
+                between.begin(*memories[turn - 1], functools.partial(self._lend, turn - 1))
+            now = []
+        return directly
+
+    def _memory_for(self, piece: Piece, turn: int) -> tuple[Any, Any]:
+        """Where a leader has what its machine brings of a piece, and where the result is to be; others have neither."""
+        if not self._leads:
+            return None, None
+        array, out, how = piece[0]
+        lend = functools.partial(self._lend, turn)
+        if len(piece) > 1:
+            result = lend("result", length_of(piece), how.returned)
+            return result if how.within is not None else lend("rows", length_of(piece), how.dtype), result
+        if isinstance(how, list):
+            whole = out
+            if whole is None:
+                whole = np.empty(sum(how), array.dtype)
+                self._left.append(whole)
+            first = sum(how[: self._world.first])
+            return whole[first : first + sum(self._within(piece[0]))], whole
+        result = lend("result", array.size, how.returned) if out is None or out.dtype != how.returned else out
+        if how.within is not None:
+            return result, result
+        return (array if self._n_local == 1 else lend("rows", self._n_local * array.size, how.dtype)), result
+
+    def _lend(self, turn: int, what: str, size: int, dtype: Any) -> np.ndarray:
+        """Memory for one of the pieces that are under way at a time, brought, or taken back."""
+        key, n_bytes = (what, turn % (_UNDER_WAY + 2)), size * np.dtype(dtype).itemsize
+        memory = self._lent.get(key)
+        if memory is None or len(memory) < n_bytes:
+            memory = self._lent[key] = np.empty(n_bytes, np.uint8)
+        return memory[:n_bytes].view(dtype)

@@ -1,8 +1,0 @@
-"""Exact functions: a graph is divided by its rows, with a collective exactly where rows meet."""
-
-from __future__ import annotations
-
-from synkhronos._exact.graph import DividedGraph
-from synkhronos._exact.sharding import check_open
-
-__all__ = ["DividedGraph", "check_open"]

@@ -1,0 +1,59 @@
+"""Functions and shared variables as the floors above see them, whatever engine computes them."""
+
+from __future__ import annotations
+
+from synkhronos._graph.definitions import Definitions
+from synkhronos._graph.fast_call import run_function, variables_used
+from synkhronos._graph.graph import Graph, Variant, pairs_of
+from synkhronos._graph.minibatches import minibatches
+from synkhronos._graph.pickling import Bundle, Unpacked, bytes_variable, claim_stream, dump, load
+from synkhronos._graph.pickling import pack_values as pack
+from synkhronos._graph.shared_variables import (
+    VariableTable,
+    copy_array,
+    describe,
+    get_array,
+    host_array,
+    is_shared_variable,
+    is_tensor_variable,
+    memory_order,
+    note_sent,
+    set_array,
+    shared_variables_of,
+    start_worker,
+    sync_of,
+    updated_variables,
+    uses,
+)
+
+__all__ = [
+    "Bundle",
+    "Definitions",
+    "Graph",
+    "Unpacked",
+    "VariableTable",
+    "Variant",
+    "bytes_variable",
+    "claim_stream",
+    "copy_array",
+    "describe",
+    "dump",
+    "get_array",
+    "host_array",
+    "is_shared_variable",
+    "is_tensor_variable",
+    "load",
+    "memory_order",
+    "minibatches",
+    "note_sent",
+    "pack",
+    "pairs_of",
+    "run_function",
+    "set_array",
+    "shared_variables_of",
+    "start_worker",
+    "sync_of",
+    "updated_variables",
+    "uses",
+    "variables_used",
+]

@@ -1,0 +1,222 @@
+"""What other processes have of the program's own functions, classes and their state, and what must be sent to them.
+
+Workers inherit it when they are forked. Leaders of other nodes ran the program up to their first `fork`, so they have
+what the controller had then, in all sessions. What changed since is found by digests and sent with the next functions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import pickle
+import sys
+import types
+import weakref
+from collections.abc import Container, Iterable, Iterator
+from typing import Any, Callable, NamedTuple
+
+import cloudpickle
+
+from synkhronos._backends import FromFunctionOp, PureOp, PureType
+from synkhronos._graph.namespaces import (
+    MAIN,
+    WRAPPERS,
+    Digester,
+    Slot,
+    find,
+    function_of,
+    is_opaque,
+    is_programs,
+    module_of,
+    reduced_function,
+    walk,
+)
+
+__all__ = ["Change", "Definitions", "function_of", "pickled_by_value"]
+
+_FIXED = (type, types.FunctionType, *WRAPPERS, int, float, complex, str, bytes, type(None))
+
+
+class Change(NamedTuple):
+    """A slot of which other processes have another value, or of which it is unknown what they have.
+
+    Attributes
+    ----------
+    slot : Slot
+    value : Any
+    digest : bytes
+    reader : str
+        A function or a class that reads it.
+    is_same : bool
+        Whether the object is the one that they inherited, or unknown to them.
+    """
+
+    slot: Slot
+    value: Any
+    digest: bytes
+    reader: str
+    is_same: bool
+
+
+class Definitions:
+    """The functions and classes that exist now, and that processes forked now inherit, with what these read.
+
+    What the main program (a notebook, say) defines later, or defines again, does not reach them under its name: it
+    travels by value. An Op of a module that was reloaded cannot, because it belongs with the rest of that module. A
+    module that is imported later is imported by each process.
+
+    Parameters
+    ----------
+    lasting : bool
+        Whether the processes stay the same in all sessions, as leaders of other nodes do.
+    """
+
+    def __init__(self, lasting: bool = False) -> None:
+        self._advice = "start the program again" if lasting else "close the session, and fork again"
+        self._modules = set(sys.modules)
+        ops = [PureOp, PureType, *_subclasses(PureOp), *_subclasses(PureType)]
+        self._digester = Digester()
+        self._inherited: dict[Slot, int] = {}
+        inherited, roots = list(ops), [op for op in ops if is_programs(module_of(op))]
+        for module in filter(is_programs, self._modules):
+            for name, value in list(vars(sys.modules[module]).items()):
+                self._inherited[Slot(module, "", name)] = self._digester.number(value)
+                if isinstance(value, (type, types.FunctionType, PureOp, *WRAPPERS)):
+                    inherited.append(value)
+                if isinstance(value, PureOp):
+                    roots.append(function_of(value) if isinstance(value, FromFunctionOp) else type(value))
+        self._known = {id(obj): weakref.ref(obj) for obj in inherited}
+        self._used: weakref.WeakSet[Any] = weakref.WeakSet()  # by functions of all ranks
+        self._pickled: list[Any] = []  # since `begin`
+        self._held: dict[Slot, bytes] = {}
+        for slot, value, digest, _ in walk(roots, self._digest):
+            self._held[slot], self._inherited[slot] = digest, self._digester.number(value)
+
+    def begin(self, all_in_use: bool) -> None:
+        """Have `changes` include what functions and classes read that are pickled from now on, or all in use."""
+        self._pickled = list(self._used) if all_in_use else []
+
+    def reach(self, obj: Any) -> bool:
+        """Whether other processes find this object under its name; true, too, for one that is not pickled by name.
+
+        Parameters
+        ----------
+        obj : Any
+            Something to be pickled. If it is a function or a class, `changes` includes what it reads.
+
+        Raises
+        ------
+        pickle.PicklingError
+            For an Op of a module that was reloaded.
+        """
+        if isinstance(obj, WRAPPERS):  # pickled by the names of their functions
+            named = function_of(obj)
+        elif isinstance(obj, (type, types.FunctionType)):
+            named = obj
+        else:
+            return True
+        module = module_of(named)
+        if isinstance(named, (type, types.FunctionType)) and is_programs(module):
+            self._pickled.append(named)
+        is_op = isinstance(obj, type) and issubclass(obj, (PureOp, PureType))
+        if is_op and module != MAIN and module in self._modules and not self._is_inherited(obj):
+            raise pickle.PicklingError(
+                f"{module}.{named.__qualname__} was defined after synkhronos.fork(), so that the workers have none, or "
+                f"an older one: {self._advice}"
+            )
+        return self._is_found(obj, named)
+
+    def _is_found(self, obj: Any, named: Any) -> bool:
+        """Whether other processes find an object under the name of a function or a class."""
+        module = module_of(named)
+        if find(module, named.__qualname__) is not obj:
+            return False
+        is_old = module == MAIN or (module in self._modules and is_programs(module))
+        return not is_old or self._is_inherited(find(module, named.__qualname__.partition(".")[0]))
+
+    def _is_inherited(self, obj: Any) -> bool:
+        known = self._known.get(id(obj))
+        return known is not None and known() is obj
+
+    def _digest(self, value: Any) -> tuple[bytes, list[Any]]:
+        return self._digester.digest(value, lambda named: self._is_found(named, named))
+
+    def changes(self, already: Container[Slot] = ()) -> Iterator[Change]:
+        """The slots to be sent, so that other processes have what is read by what was pickled since `begin`.
+
+        Parameters
+        ----------
+        already : container of Slot
+            What to leave out.
+        """
+        used = list(self._pickled)
+        self._used.update(used)
+        for cls in used:
+            if isinstance(cls, type) and not self._is_found(cls, cls):
+                slot, digest = Slot.of_class(cls, self._digester.number(cls)), self._digest(cls)[0]
+                if slot not in already and self._held.get(slot) != digest:
+                    yield Change(slot, cls, digest, cls.__qualname__, False)
+        for slot, value, digest, reader in walk(used, self._digest):
+            if slot in already or self._held.get(slot) == digest:
+                continue
+            if slot.owner and not self._is_found(*[find(slot.module, slot.owner)] * 2):
+                continue  # it travels with its owner
+            inherited = self._inherited.get(slot)
+            is_same = inherited is None or inherited == self._digester.number(value)
+            if slot not in self._held and self._is_fixed(slot, value, inherited):
+                continue
+            yield Change(slot, value, digest, f"{reader.__qualname__}", is_same)
+
+    def _is_fixed(self, slot: Slot, value: Any, inherited: int | None) -> bool:
+        """Whether other processes have this value, though it was never compared."""
+        is_definition = isinstance(value, (type, types.FunctionType)) and self._is_found(value, value)
+        if is_definition and (value.__module__, value.__qualname__) == (slot.module, slot.name):
+            return True
+        is_same = inherited is not None and inherited == self._digester.number(value)
+        return is_same and (isinstance(value, _FIXED) or is_opaque(value))
+
+    def doubt(self, slots: Iterable[Slot]) -> None:
+        """These slots are about to be set in other processes, which may fail."""
+        for slot in slots:
+            self._held.pop(slot, None)
+
+    def note(self, digests: dict[Slot, bytes]) -> None:
+        """Other processes have set these slots."""
+        self._held.update(digests)
+
+
+def pickled_by_value(definition: Any, pickle_it: Callable[[], Any]) -> Any:
+    """How to pickle a function, a decorated one or a class by value; ``pickle_it`` is cloudpickle's way."""
+    if isinstance(definition, FromFunctionOp):
+        shapes = definition._FromFunctionOp__infer_shape
+        return FromFunctionOp, (function_of(definition), definition.itypes, definition.otypes, shapes)
+    if isinstance(definition, WRAPPERS):
+        return _cached, (function_of(definition), definition.cache_parameters())
+    how = reduced_function(definition) if isinstance(definition, types.FunctionType) else NotImplemented
+    if how is not NotImplemented:
+        return how
+    with _by_value(module_of(definition)):
+        return pickle_it()
+
+
+def _cached(function: Any, parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
+
+
+@contextlib.contextmanager
+def _by_value(module: str | None) -> Iterator[None]:
+    """Have cloudpickle pickle functions and classes of a module by value."""
+    if module in (None, MAIN) or module not in sys.modules or module in cloudpickle.list_registry_pickle_by_value():
+        yield
+        return
+    cloudpickle.register_pickle_by_value(sys.modules[module])
+    try:
+        yield
+    finally:
+        cloudpickle.unregister_pickle_by_value(sys.modules[module])
+
+
+def _subclasses(cls: Any) -> Iterator[Any]:
+    for one in cls.__subclasses__():
+        yield one
+        yield from _subclasses(one)

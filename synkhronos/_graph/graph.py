@@ -1,0 +1,381 @@
+"""What a user gives as inputs and as sliceable shared variables of a function, checked.
+
+Which functions are compiled from what a user asked for.
+
+What a user asked `synk.function` for, and the functions compiled from it, each when first needed.
+
+Invariants
+----------
+* The plain function is compiled by the engine from the user's own arguments, untouched (but its outputs stay on a GPU).
+* A variant computes the same expressions. "Accumulating" ones return the new values of the updated variables instead of
+  storing them (random states excepted: they advance at every call); "range" and "index" ones use only the given rows
+  of the sliceable shared variables, wherever these appear in the graph, in givens and in default updates too.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from synkhronos._backends import (
+    SHAPES_ONLY,
+    TAKES_SUBSETS,
+    TITLE,
+    In,
+    T,
+    Variable,
+    as_type_of,
+    clone,
+    compile_function,
+    input_like,
+    is_device_type,
+    is_random_state,
+    name,
+    rebuilt,
+    stay_on_device,
+)
+from synkhronos._graph.fast_call import with_deep_stack
+from synkhronos._graph.minibatches import picks_rows_of_shared
+from synkhronos._graph.pickling import Unpacked, bytes_variable
+from synkhronos._graph.pickling import pack_values as pack
+from synkhronos._graph.shared_variables import (
+    describe,
+    is_host_variable,
+    is_shared_variable,
+    is_tensor_variable,
+    shared_variables_of,
+)
+from synkhronos._utils.progress import progress
+
+__all__ = [
+    "PLAIN",
+    "Graph",
+    "Variant",
+    "as_in",
+    "check_arguments",
+    "check_givens",
+    "copy_of",
+    "pairs_of",
+    "with_leaves",
+]
+
+
+def as_in(item: Any, allow_downcast: bool | None) -> Any:
+    """An input as the engine's ``In``."""
+    if isinstance(item, In):
+        return item
+    if not isinstance(item, Variable):
+        raise TypeError(f"inputs must be {TITLE} variables or {name}.In; got {item!r}")
+    return In(item, allow_downcast=allow_downcast)
+
+
+def with_leaves(ins: Sequence[Any]) -> tuple[list[Any], list[tuple[Any, Any]], dict[int, Any]]:
+    """Replace inputs that a function cannot take as they are by new variables.
+
+    These are results in the middle of a graph, from whose new variables nothing leads upwards; and values that are no
+    dense arrays, which come as bytes.
+
+    Parameters
+    ----------
+    ins : list of In
+
+    Returns
+    -------
+    list of In
+        In the same order.
+    list of (variable, expression)
+        The inputs that were replaced, with what stands for them: givens of the function.
+    dict
+        The types of the inputs that come as bytes, by position.
+    """
+    found, replaced, packed = [], [], {}
+    for position, spec in enumerate(ins):
+        variable = spec.variable
+        if not is_host_variable(variable):
+            leaf = bytes_variable(variable.name)
+            packed[position] = variable.type
+            replaced.append((variable, Unpacked((variable.type,))(leaf)))
+            spec = In(leaf, name=spec.name)
+        elif variable.owner is not None:
+            leaf = variable.type(variable.name)
+            replaced.append((variable, leaf))
+            spec = copy_of(spec, leaf)
+        found.append(spec)
+    return found, replaced, packed
+
+
+def copy_of(spec: Any, variable: Any = None) -> Any:
+    """Copy an input, which may be of another variable. Functions write into the ``In`` that they are given.
+
+    The copy is not mutable: a function must never destroy a value that the program passed.
+    """
+    variable = spec.variable if variable is None else variable
+    return In(variable, name=spec.name, value=spec.value, strict=spec.strict, allow_downcast=spec.allow_downcast)
+
+
+def pairs_of(givens: Any) -> list[tuple[Any, Any]]:
+    """Givens, a dict or pairs, as a list of pairs."""
+    return list(givens.items() if hasattr(givens, "items") else givens or ())
+
+
+def check_givens(ins: Sequence[Any], givens: Sequence[tuple[Any, Any]]) -> None:
+    """Raise `RuntimeError` if inputs are to be replaced, as the engine does when it compiles a graph."""
+    inputs = {spec.variable for spec in ins}
+    for old, _ in givens:
+        if isinstance(old, Variable) and old in inputs:
+            raise RuntimeError(
+                f"givens: {old} is an input of the function, and cannot be replaced: make the new one an input in "
+                "its place, as in function([y], f(x), givens={x: g(y)})"
+            )
+
+
+def check_arguments(ins: Sequence[Any], n_scattered: int, sliceable_shareds: Sequence[Any]) -> None:
+    """Raise `TypeError` for inputs, the scattered ones first, and variables that cannot be that."""
+    for position, spec in enumerate(ins):
+        if is_device_type(spec.variable.type) or (position < n_scattered and not is_host_variable(spec.variable)):
+            raise TypeError(
+                f"input {position} ({spec.name or spec.variable}) must be a tensor variable in host memory to be "
+                f"scattered; got type {spec.variable.type}. Pass a sparse matrix or an object in bcast_inputs: every "
+                "rank gets it in full"
+            )
+        if spec.update is not None:
+            raise TypeError(
+                f"input {position} ({spec.variable}): {name}.In(update=…) is not supported; use a shared variable"
+            )
+    for position, spec in enumerate(ins[:n_scattered]):
+        if spec.variable.ndim == 0:
+            raise TypeError(
+                f"input {position} ({spec.variable}) is 0-dimensional and cannot be scattered along axis 0; "
+                "pass it in bcast_inputs"
+            )
+    for var in sliceable_shareds:
+        if not is_shared_variable(var) or not is_tensor_variable(var) or var.ndim == 0:
+            raise TypeError(f"sliceable_shareds must hold shared variables of at least 1 dimension; got {var!r}")
+
+
+class Variant(NamedTuple):
+    """Which of the functions compiled from one graph."""
+
+    accumulate: bool = False  # return the new values of updated variables instead of storing them
+    rows: str = "all"  # of the sliceable shared variables: "all", "range" (start, stop), or "index" (a vector)
+    device: bool = False  # leave the outputs on the GPU
+    outputs: tuple[int, ...] | None = None  # these only
+
+    def told(self, subset: tuple[int, ...] | None) -> tuple[Variant, tuple[int, ...] | None]:
+        """The variant that computes some outputs, and of these which a call of it must ask for."""
+        return (self, subset) if TAKES_SUBSETS else (self._replace(outputs=subset), None)
+
+
+#: The function as the user asked for it.
+PLAIN = Variant()
+
+
+_logger = logging.getLogger("synkhronos")
+
+
+class Graph:
+    """Inputs, outputs, updates and givens of one function, checked.
+
+    Parameters
+    ----------
+    inputs, bcast_inputs : list of the engine's variables or ``In``
+    outputs : list of the engine's variables or ``Out``
+    updates : list of (shared variable, expression)
+    givens : dict, list of pairs, or None
+    sliceable_shareds : list of shared variables
+    kwargs : dict
+        Further arguments of the engine's ``function``.
+
+    Attributes
+    ----------
+    input_variables, input_names, input_defaults : list
+        Of all inputs, the scattered ones first; ``None`` where there is no name or no default value. In place of an
+        input that is a result in the middle of the graph, or no dense array, stands a new variable.
+    packed : dict
+        The types of the inputs that are no dense arrays, such as sparse matrices, by position.
+    packed_names : list of str
+        Of these inputs, which every rank gets in full.
+    n_scattered : int
+    axes : list of int
+        Along which the scattered inputs are scattered.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        *,
+        bcast_inputs: Sequence[Any],
+        updates: list[tuple[Any, Any]],
+        givens: Any,
+        sliceable_shareds: Sequence[Any],
+        kwargs: dict[str, Any],
+    ) -> None:
+        ins = [as_in(item, kwargs.get("allow_input_downcast")) for item in (*inputs, *bcast_inputs)]
+        self.n_scattered = len(inputs)
+        self.axes = [0] * len(inputs)
+        self.outputs = list(outputs)
+        self.updates = updates
+        self.sliceable_shareds = list(sliceable_shareds)
+        self._kwargs = dict(kwargs)
+        self._plain: dict[Variant, Any] = {}
+        self._cloned: tuple[list[Any], list[tuple[Any, Any]]] | None = None
+        self._clones: dict[Any, Any] = {}
+        check_arguments(ins, self.n_scattered, self.sliceable_shareds)
+        given = pairs_of(givens)
+        check_givens(ins, given)
+        self._ins, replaced, self.packed = with_leaves(ins)
+        self._givens = [*replaced, *given]  # so what is given may itself depend on an input in the middle
+        self._leaves = dict(replaced)
+        self.input_variables = [spec.variable for spec in self._ins]
+        self.input_names = [spec.name or spec.variable.name for spec in self._ins]
+        self.packed_names = [self.input_names[i] or f"number {i}" for i in self.packed]
+        self.input_defaults = [getattr(spec.value, "data", spec.value) for spec in ins]
+
+    def compile(self, variant: Variant = PLAIN) -> Any:
+        """Compile one variant; its inputs are the graph's, then ``start, stop`` or ``index`` where it takes rows."""
+        if variant in self._plain:
+            return self._plain[variant]
+        start = time.perf_counter()
+        with progress("compiling a function"):
+            if variant._replace(device=False) == PLAIN:
+                function = self._plain[variant] = self._compile_plain(variant.device)
+            else:
+                function = with_deep_stack(lambda: self._compile_variant(variant))
+        if _logger.isEnabledFor(logging.DEBUG):
+            _logger.debug("compiled %s in %.2f s", describe(function), time.perf_counter() - start)
+        return function
+
+    def compute(self, variant: Variant, inputs: Sequence[Any], subset: Sequence[int] | None) -> Any:
+        """What the engine's own call of a variant gives: all outputs, or some."""
+        variant, asked = variant.told(None if subset is None else tuple(subset))
+        inputs = [self.filter_input(i, value) if i in self.packed else value for i, value in enumerate(inputs)]
+        return self.compile(variant)(*inputs, **({} if asked is None else {"output_subset": list(asked)}))
+
+    def _compile_variant(self, variant: Variant) -> Any:
+        outputs, updates = self._rebuilt()
+        if variant.outputs is not None:
+            outputs = [outputs[i] for i in variant.outputs]
+        extra: list[Any] = []
+        if variant.rows != "all":
+            extra = [T.lscalar("start"), T.lscalar("stop")] if variant.rows == "range" else [T.lvector("index")]
+            picked = slice(*extra) if variant.rows == "range" else extra[0]
+            replace = {var: as_type_of(var, var[picked]) for var in self.sliceable_shareds}
+            cloned = clone(outputs + [new for _, new in updates], replace=replace)
+            outputs, updates = cloned[: len(outputs)], list(zip([var for var, _ in updates], cloned[len(outputs) :]))
+        if variant.device:
+            outputs = [stay_on_device(output) for output in outputs]
+        if variant.accumulate:
+            outputs = outputs + [new for var, new in updates if not is_random_state(var)]
+            updates = [(var, new) for var, new in updates if is_random_state(var)]
+        kwargs = {**self._kwargs, "no_default_updates": True, "on_unused_input": "ignore"}
+        if kwargs.get("name"):
+            kwargs["name"] = f"{kwargs['name']} ({variant})"
+        return compile_function([*self._copied_ins(), *extra], outputs, updates=updates, **kwargs)
+
+    def compile_serial(self, wanted: Sequence[int], others: Sequence[Any] = (), shapes: bool = False) -> Any:
+        """Compile a function of all inputs, then of values for sliceable and other variables, which updates nothing.
+
+        Its outputs, or their shapes, are some of the graph's and, counted after these, of the `accumulated` new values.
+        """
+        return with_deep_stack(lambda: self._compile_serial(wanted, [*self.sliceable_shareds, *others], shapes))
+
+    def _compile_serial(self, wanted: Sequence[int], variables: Sequence[Any], shapes: bool) -> Any:
+        outputs, updates = self._rebuilt()
+        every = outputs + [new for var, new in updates if not is_random_state(var)]
+        outputs = [every[i].shape if shapes else every[i] for i in wanted]
+        values = [input_like(var) for var in variables]
+        replace = {var: as_type_of(var, value) for var, value in zip(variables, values)}
+        kwargs = {**self._kwargs, "no_default_updates": True, "on_unused_input": "ignore"}
+        kwargs.update({"mode": SHAPES_ONLY} if shapes else {})
+        return compile_function([*self._copied_ins(), *values], clone(outputs, replace=replace), **kwargs)
+
+    def part(self, outputs: Sequence[Any], updates: list[tuple[Any, Any]], inputs: Any = None) -> Graph:
+        """A graph of other `expressions`, of the same inputs; or of others in the place of the scattered ones."""
+        ins = self._copied_ins()
+        return Graph(
+            ins[: self.n_scattered] if inputs is None else (),
+            outputs,
+            bcast_inputs=[*(inputs or ()), *ins[self.n_scattered :]],
+            updates=updates,
+            givens=None,
+            sliceable_shareds=self.sliceable_shareds if inputs is None else (),
+            kwargs={**self._kwargs, "no_default_updates": True, "on_unused_input": "ignore"},
+        )
+
+    def _compile_plain(self, device: bool) -> Any:
+        outputs = [stay_on_device(output) for output in self.outputs] if device else self.outputs
+        function = compile_function(
+            self._copied_ins(), outputs, updates=self.updates, givens=self._givens, **self._kwargs
+        )
+        self._check_sliceable(shared_variables_of(function))
+        return function
+
+    def _check_sliceable(self, used: Sequence[Any]) -> None:
+        """Raise `ValueError` for a sliceable shared variable that is not among those that are used."""
+        for var in self.sliceable_shareds:
+            if not any(var is other for other in used):
+                raise ValueError(f"sliceable_shareds: the function does not use {var}")
+
+    def _copied_ins(self) -> list[Any]:
+        return list(map(copy_of, self._ins))
+
+    def _rebuilt(self) -> tuple[list[Any], list[tuple[Any, Any]]]:
+        """Outputs and all updates (default ones too) as the engine itself sees them, with the givens worked in."""
+        if self._cloned is None:
+            outputs, updates, self._clones = rebuilt(
+                [getattr(output, "variable", output) for output in self.outputs],
+                self.input_variables,
+                self._givens,
+                self.updates,
+                self._kwargs,
+            )
+            self._cloned = outputs, updates
+        return self._cloned
+
+    @property
+    def expressions(self) -> tuple[list[Any], list[tuple[Any, Any]]]:
+        """What is computed: the outputs, and all updates, with the givens worked in."""
+        return self._cloned or with_deep_stack(self._rebuilt)
+
+    def leaf_of(self, variable: Any) -> Any:
+        """The variable that takes the values of an input; any other variable stays as it is."""
+        return self._leaves.get(variable, variable)
+
+    def expression_of(self, variable: Any) -> Any:
+        """What stands for a variable of the user's in `expressions`; ``None`` if nothing does."""
+        return self._clones.get(variable) if self.expressions else None
+
+    @property
+    def apart(self) -> list[Any]:
+        """The inputs and variables that are not the same on all ranks, and not in all slices."""
+        return [*self.input_variables[: self.n_scattered], *self.sliceable_shareds]
+
+    @property
+    def common(self) -> list[Any]:
+        """What is the same on all ranks and in all slices, though it is computed of what is `apart`."""
+        return []
+
+    @property
+    def accumulated(self) -> list[Any]:
+        """The shared variables whose new values an accumulating variant returns, in its order."""
+        return [var for var, _ in self.expressions[1] if not is_random_state(var)]
+
+    @property
+    def is_random(self) -> bool:
+        """Whether a call draws random numbers."""
+        return any(is_random_state(var) for var, _ in self.expressions[1])
+
+    def picks_rows_of_shared(self) -> bool:
+        """Whether an input that is not scattered says which rows of a shared variable are used."""
+        outputs, updates = self.expressions
+        return picks_rows_of_shared([*outputs, *(new for _, new in updates)], self.input_variables[self.n_scattered :])
+
+    def filter_input(self, position: int, value: Any) -> Any:
+        """Cast a value as the engine would for this input, and pack what is no dense array; `TypeError` if refused."""
+        if position in self.packed:
+            return pack([self.packed[position].filter(value)])
+        spec = self._ins[position]
+        return spec.variable.type.filter(value, strict=spec.strict, allow_downcast=spec.allow_downcast)

@@ -1,0 +1,98 @@
+"""Whether a graph picks rows of what it holds, as tutorials do: ``data[index * n : (index + 1) * n]``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from synkhronos._backends import Constant, ancestors, known_lengths, ops, scalar
+from synkhronos._graph.shared_variables import get_array, is_shared_variable, is_tensor_variable
+
+__all__ = ["minibatches", "picks_rows_of_shared"]
+
+_PICK = (ops.Subtensor, ops.AdvancedSubtensor1, ops.AdvancedSubtensor)
+
+
+def picks_rows_of_shared(expressions: Sequence[Any], inputs: Sequence[Any]) -> bool:
+    """Whether some inputs say which rows of a shared variable are used."""
+    wanted = set(inputs)
+    for var in ancestors(list(expressions)):
+        node = var.owner
+        if node is not None and isinstance(node.op, _PICK):
+            picked_from, *by = node.inputs
+            shared = any(is_shared_variable(one) for one in ancestors([picked_from]))
+            if shared and not wanted.isdisjoint(ancestors(by)):
+                return True
+    return False
+
+
+def minibatches(variables: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Find slices of shared variables whose bounds are computed: ``data[index * n : (index + 1) * n]``.
+
+    Parameters
+    ----------
+    variables : list of variables
+        All that a function computes, inputs included.
+
+    Returns
+    -------
+    list of variables
+        Slices along axis 0, with the same bounds, of shared variables with as many rows now: those of most bytes, if
+        there are several such groups.
+    list of variables
+        All other slices with computed bounds: along other axes, or with a step.
+    """
+    groups: list[tuple[Any, int, list[Any], int]] = []  # bounds, number of rows, slices, bytes
+    others = []
+    for var in dict.fromkeys(variables):
+        shared = _sliced(var)
+        if shared is None:
+            continue
+        first, *rest = ops.basic_index(var.owner.inputs, var.owner.op)
+        is_minibatch = isinstance(first, slice) and first.step is None and _is_computed(first)
+        if not is_minibatch or known_lengths(var)[0] is not None:
+            others += [var] if any(map(_is_computed, (first, *rest))) else []
+            continue
+        array = get_array(shared)
+        for i, (bounds, n_rows, slices, n_bytes) in enumerate(groups):
+            if n_rows == array.shape[0] and _equal((first.start, first.stop), bounds):
+                groups[i] = bounds, n_rows, [*slices, var], n_bytes + array.nbytes
+                break
+        else:
+            groups.append(((first.start, first.stop), array.shape[0], [var], array.nbytes))
+    return max(groups, key=lambda group: group[3])[2] if groups else [], others
+
+
+def _sliced(var: Any) -> Any:
+    """The shared variable of which a variable is a slice, or of whose values in another dtype; else ``None``."""
+    node = var.owner
+    if node is None or not isinstance(node.op, ops.Subtensor):
+        return None
+    base = node.inputs[0]
+    while base.owner is not None and isinstance(base.owner.op, ops.Elemwise):
+        if not isinstance(base.owner.op.scalar_op, (scalar.Cast, scalar.Identity)):
+            break
+        base = base.owner.inputs[0]
+    return base if is_shared_variable(base) and is_tensor_variable(base) else None
+
+
+def _is_computed(entry: Any) -> bool:
+    """Whether an entry of an index is a slice with a bound that is no constant of the program."""
+    bounds = (entry.start, entry.stop) if isinstance(entry, slice) else ()
+    found = ancestors([one for one in bounds if hasattr(one, "owner")])
+    return any(one.owner is None and not isinstance(one, Constant) for one in found)
+
+
+def _equal(ones: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether expressions are the same operations on the same variables and constants."""
+    return len(ones) == len(others) and all(map(_equal_pair, ones, others))
+
+
+def _equal_pair(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if isinstance(one, Constant) and isinstance(other, Constant):
+        return bool(one.equals(other))
+    if getattr(one, "owner", None) is None or getattr(other, "owner", None) is None:
+        return not hasattr(one, "owner") and not hasattr(other, "owner") and one == other
+    return one.owner.op == other.owner.op and one.index == other.index and _equal(one.owner.inputs, other.owner.inputs)

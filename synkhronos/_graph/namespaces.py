@@ -1,0 +1,368 @@
+"""State that the program's own functions and classes read: globals, class attributes, defaults, closures.
+
+A pickle that names a function or a class says nothing of this state. It is divided into *slots*, each a name in a
+module, a class or a function, which can be compared by a digest, sent to another process, and set there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copyreg
+import functools
+import hashlib
+import importlib
+import os
+import pickle
+import site
+import sys
+import sysconfig
+import types
+import weakref
+from collections.abc import Iterable, Iterator
+from functools import reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from synkhronos._backends import FromFunctionOp
+from synkhronos._core import native
+from synkhronos._utils.interrupts import let_interrupts_pass
+
+__all__ = [
+    "MAIN",
+    "WRAPPERS",
+    "Digester",
+    "Slot",
+    "assign",
+    "find",
+    "function_of",
+    "is_opaque",
+    "is_programs",
+    "module_of",
+    "reduced_function",
+    "walk",
+]
+
+MAIN = "__main__"
+
+#: Their state is not the program's, even where they are installed from a working tree.
+_LIBRARIES = frozenset(["cloudpickle", "pygpu", "pymc", "pytensor", "synkhronos", "theano"])
+_LIBRARY_FOLDERS = frozenset(["dist-packages", "site-packages"])  # of any Python
+_HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8  # flags of classes (CPython's object.h); 3.9 lacks the second
+
+_BLOCK = 4096
+_key = os.urandom(_BLOCK + 16)
+
+#: Decorated functions, which pickles name as they name functions: those of `as_op`, and of `functools.lru_cache`.
+WRAPPERS = (FromFunctionOp, functools._lru_cache_wrapper)
+
+_Definition = (type, types.FunctionType)
+_Wrapper = (staticmethod, classmethod, property)
+
+
+_SCALARS = (bool, int, float, complex, str, bytes)
+
+
+class Slot(NamedTuple):
+    """A name whose value functions and classes of the program read.
+
+    Attributes
+    ----------
+    module : str
+        Its owner's.
+    owner : str
+        The qualified name of a class or a function; empty: the module itself.
+    name : str
+        Of an attribute; a number: the closure's cell; a number after "#": the class itself, which processes
+        have that have unpickled it before.
+    """
+
+    module: str
+    owner: str
+    name: str
+
+    @classmethod
+    def of_class(cls, definition: type, number: int) -> Slot:
+        """The slot of a class that travels by value. cloudpickle updates the one that has arrived before."""
+        return cls(definition.__module__, definition.__qualname__, f"#{number}")
+
+    def __str__(self) -> str:
+        """As it stands in the program."""
+        return ".".join(part for part in (self.module.replace(MAIN, ""), self.owner, self.name) if part)
+
+
+@functools.cache
+def _library_folders() -> tuple[str, ...]:
+    kinds = ("stdlib", "platstdlib", "purelib", "platlib")
+    found = {*map(sysconfig.get_path, kinds), *site.getsitepackages(), site.getusersitepackages()}
+    return tuple(os.path.join(os.path.realpath(path), "") for path in found if path)
+
+
+@functools.cache
+def _is_of_library(file: str) -> bool:
+    path = os.path.realpath(file)
+    return path.startswith(_library_folders()) or not _LIBRARY_FOLDERS.isdisjoint(path.split(os.sep))
+
+
+def is_programs(module: str | None) -> bool:
+    """Whether a module is the program's own: the main one, or one of a file that is not in a library's folder."""
+    if module == MAIN:
+        return True
+    if module is None or module.partition(".")[0] in _LIBRARIES:
+        return False
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return isinstance(file, str) and not _is_of_library(file)
+
+
+def is_opaque(value: Any) -> bool:
+    """Whether a value is compared by identity: modules, files that are mapped, and objects of the engine's."""
+    of_library = type(value).__module__.partition(".")[0] in _LIBRARIES
+    return of_library or isinstance(value, (types.ModuleType, types.BuiltinFunctionType, np.memmap))
+
+
+def module_of(obj: Any) -> str | None:
+    """The module that a class or a function says it is defined in."""
+    module = getattr(obj, "__module__", None)
+    return module if isinstance(module, str) else None
+
+
+def function_of(wrapper: Any) -> Any:
+    """The function that one of `WRAPPERS` decorates."""
+    return wrapper._FromFunctionOp__fn if isinstance(wrapper, FromFunctionOp) else wrapper.__wrapped__
+
+
+def find(module: str | None, qualname: str) -> Any:
+    """What this process has under a name; ``None`` if there is nothing."""
+    outermost, *inner = qualname.split(".")
+    found = vars(sys.modules[module]).get(outermost) if module in sys.modules else None
+    return reduce(lambda obj, name: getattr(obj, name, None), inner, found)
+
+
+def assign(slot: Slot, value: Any) -> None:
+    """Set a slot in this process; the module is imported if necessary."""
+    if slot.name.startswith("#"):
+        return
+    owner = importlib.import_module(slot.module)
+    for name in filter(None, slot.owner.split(".")):
+        owner = getattr(owner, name)
+    _set(owner, slot.name, value)
+
+
+def slots_of(definition: Any) -> Iterator[tuple[Slot, Any]]:
+    """The slots that a function or a class reads, with their values.
+
+    Slots of its own are among them if it is found under its name. Slots that functions in these slots read are not.
+    """
+    module, qualname = module_of(definition), definition.__qualname__
+    assert module is not None
+    if find(module, qualname) is definition:
+        for name, value in state_of(definition).items():
+            yield Slot(module, qualname, name), value
+    if isinstance(definition, types.FunctionType):
+        names = _names(definition.__code__)
+        home = sys.modules.get(definition.__globals__.get("__name__", ""))
+        if home is not None and vars(home) is definition.__globals__:
+            yield from _read(home, names, set())
+
+
+def _read(module: types.ModuleType, names: set[str], seen: set[str]) -> Iterator[tuple[Slot, Any]]:
+    """What code with these names may read of a module, and of the program's modules in it."""
+    seen.add(module.__name__)
+    for name in sorted(names & vars(module).keys()):
+        value = vars(module)[name]
+        yield Slot(module.__name__, "", name), value
+        if isinstance(value, types.ModuleType) and value.__name__ not in seen and is_programs(value.__name__):
+            yield from _read(value, names, seen)
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """The names of globals and attributes that code refers to."""
+    inner = (_names(one) for one in code.co_consts if isinstance(one, types.CodeType))
+    return set(code.co_names).union(*inner)
+
+
+def state_of(definition: Any) -> dict[str, Any]:
+    """What a program can change of a class or a function: attributes; of a function defaults and closure, too."""
+    if isinstance(definition, type):
+        if not definition.__flags__ & _HEAP_TYPE or definition.__flags__ & _IMMUTABLE_TYPE:  # in C or Cython
+            return {}
+        return {name: value for name, value in list(vars(definition).items()) if not _is_made_by_python(name, value)}
+    state = {"__defaults__": definition.__defaults__, "__kwdefaults__": definition.__kwdefaults__}
+    for i, cell in enumerate(definition.__closure__ or ()):
+        try:
+            state[str(i)] = cell.cell_contents
+        except ValueError:  # it is empty
+            continue
+    return {name: value for name, value in {**state, **vars(definition)}.items() if value is not None}
+
+
+def _is_made_by_python(name: str, value: Any) -> bool:
+    if isinstance(value, (types.MemberDescriptorType, types.GetSetDescriptorType)) or name == "_abc_impl":
+        return True
+    return name.startswith("__") and name.endswith("__") and not isinstance(value, types.FunctionType)
+
+
+def reduced_function(function: Any) -> Any:
+    """How to pickle a function by value; ``NotImplemented`` if its globals are no module's.
+
+    Its globals are those of the module in the process where it arrives: they travel as slots. cloudpickle would give
+    each function that is pickled by itself a copy of the globals that it reads.
+    """
+    module = function.__globals__.get("__name__", "")
+    if module not in sys.modules or vars(sys.modules[module]) is not function.__globals__:
+        return NotImplemented
+    state = {name: getattr(function, name) for name in ("__qualname__", "__module__", "__doc__")}
+    new = module, function.__code__, function.__name__, len(function.__closure__ or ())
+    return _new_function, new, {**state, **state_of(function)}, None, None, _set_state
+
+
+def _new_function(module: str, code: types.CodeType, name: str, n_cells: int) -> types.FunctionType:
+    cells = tuple(types.CellType() for _ in range(n_cells))
+    return types.FunctionType(code, vars(importlib.import_module(module)), name, None, cells)
+
+
+def _set_state(function: Any, state: dict[str, Any]) -> None:
+    for name, value in state.items():
+        _set(function, name, value)
+
+
+def _set(owner: Any, name: str, value: Any) -> None:
+    if name.isdigit():
+        owner.__closure__[int(name)].cell_contents = value
+    elif isinstance(owner, types.ModuleType):
+        vars(owner)[name] = value
+    elif isinstance(owner, type):
+        try:
+            type.__setattr__(owner, name, value)  # not the metaclass's: an enum's refuses
+        except TypeError:  # a metaclass in C, such as that of ctypes.Structure
+            with contextlib.suppress(AttributeError, TypeError):  # what it refuses, the program cannot have changed
+                setattr(owner, name, value)
+    else:
+        setattr(owner, name, value)
+
+
+class Digester:
+    """Digests of values, equal as long as a value is not changed. What cannot be pickled is compared by identity."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, tuple[Any, int]] = {}
+        self._last = 0
+
+    def number(self, obj: Any) -> int:
+        """A number that no other object has that lives at the same time."""
+        known, number = self._numbers.get(id(obj), (None, 0))
+        if not number or (known is not None and known() is not obj):
+            self._last = number = self._last + 1
+            reference: Any = None
+            if isinstance(obj, _SCALARS):
+                reference = functools.partial(_itself, obj)  # else another one may take its place in memory
+            else:
+                with contextlib.suppress(TypeError):
+                    reference = weakref.ref(obj)
+            self._numbers[id(obj)] = reference, number
+        return number
+
+    def digest(self, value: Any, is_known: Any) -> tuple[bytes, list[Any]]:
+        """The digest of a value, and the program's functions and classes in it.
+
+        Parameters
+        ----------
+        value : Any
+        is_known : callable
+            Whether other processes find a function or a class under its name. It counts by its identity, others with
+            their state.
+        """
+        pickler = _DigestPickler(self.number, is_known)
+        try:
+            pickler.dump(value)
+        except Exception as error:  # what objects of the program's raise as they are pickled
+            let_interrupts_pass(error)
+            return str(self.number(value)).encode(), pickler.found
+        return pickler.hash.digest(), pickler.found
+
+
+def _itself(obj: Any) -> Any:
+    return obj
+
+
+class _Hash:
+    """A file that keeps a hash of what is written to it."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=16)
+        self.digest = self._hash.digest
+
+    def write(self, content: Any) -> None:
+        array = np.frombuffer(content, np.uint8)
+        if len(array) > _BLOCK:  # quicker
+            numbers = np.arange(-(-len(array) // _BLOCK))
+            digests = np.empty((len(numbers), 4), np.uint64)
+            native.digest_blocks(array, numbers, _key, digests)
+            content = digests
+        self._hash.update(str(len(array)).encode())
+        self._hash.update(content)
+
+
+class _DigestPickler(pickle.Pickler):
+    def __init__(self, number: Any, is_known: Any) -> None:
+        self.hash = _Hash()
+        self.found: list[Any] = []
+        self._number, self._is_known = number, is_known
+        super().__init__(self.hash, 5, buffer_callback=lambda buffer: self.hash.write(buffer.raw()))
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, WRAPPERS):
+            self.found.append(function_of(obj))
+            return self._by_identity(obj)
+        if isinstance(obj, _Wrapper):
+            parts = [getattr(obj, name, None) for name in ("__func__", "fget", "fset", "fdel")]
+            return _Named, (type(obj).__name__,), parts
+        if isinstance(obj, _Definition):
+            if not is_programs(module_of(obj)):
+                return self._by_identity(obj) if isinstance(obj, types.FunctionType) else NotImplemented
+            self.found.append(obj)
+            bases = [base for base in getattr(obj, "__bases__", ()) if is_programs(module_of(base))]
+            state = bases if self._is_known(obj) else [bases, state_of(obj)]
+            return _Named, (self._number(obj),), state
+        if is_opaque(obj):
+            return self._by_identity(obj)
+        how = copyreg.dispatch_table.get(type(obj))
+        try:
+            reduced = obj.__reduce_ex__(5) if how is None else how(obj)
+        except Exception as error:  # it cannot be pickled
+            let_interrupts_pass(error)
+            return self._by_identity(obj)
+        return self._by_identity(obj) if isinstance(reduced, str) else reduced  # a name may be another object's now
+
+    def _by_identity(self, obj: Any) -> Any:
+        return _Named, (self._number(obj),)
+
+
+class _Named:
+    """Stands in digests for an object; nothing is unpickled from them."""
+
+
+def walk(roots: Iterable[Any], digest: Any) -> Iterator[tuple[Slot, Any, bytes, Any]]:
+    """All slots that functions and classes read, and those that functions and classes in these slots read.
+
+    Yields
+    ------
+    slot : Slot
+    value : Any
+    digest : bytes
+    reader : function or class
+    """
+    queue, seen, done = list(roots), set(), set()
+    while queue:
+        reader = queue.pop()
+        if id(reader) in seen or not is_programs(module_of(reader)):
+            continue
+        seen.add(id(reader))
+        for slot, value in slots_of(reader):
+            if slot not in done:
+                done.add(slot)
+                digested, found = digest(value)
+                queue += found
+                yield slot, value, digested, reader
+        if isinstance(reader, type):
+            queue += reader.__bases__

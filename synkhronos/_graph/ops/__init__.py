@@ -1,0 +1,39 @@
+"""Collectives inside a function: the ops, what they must know at run time, and what the optimizer makes of them."""
+
+from __future__ import annotations
+
+from synkhronos._graph.ops.analysis import (
+    Cut,
+    after_meetings,
+    collectives_of,
+    cut,
+    depends_on,
+    expresses_meetings,
+    meets,
+    meets_in_a_loop,
+)
+from synkhronos._graph.ops.collective_op import UNNUMBERED, Collective
+from synkhronos._graph.ops.controller import broadcast_outputs
+from synkhronos._graph.ops.expressions import averaged, gathered, reduced, summed
+from synkhronos._graph.ops.rank_context import Standing
+from synkhronos._graph.ops.row_counts import Counted
+
+__all__ = [
+    "UNNUMBERED",
+    "Collective",
+    "Counted",
+    "Cut",
+    "Standing",
+    "after_meetings",
+    "averaged",
+    "broadcast_outputs",
+    "collectives_of",
+    "cut",
+    "depends_on",
+    "expresses_meetings",
+    "gathered",
+    "meets",
+    "meets_in_a_loop",
+    "reduced",
+    "summed",
+]

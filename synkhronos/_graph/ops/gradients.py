@@ -1,0 +1,87 @@
+"""Gradients of the collectives.
+
+What is differentiated is the weighted mean of the ranks' costs, sum_k w_k C_k, where w_k is rank k's part of the data
+points; a cost that is the same on all ranks counts once, since the w_k sum to one. A gradient on rank k stands for its
+part of it: g_k such that sum_k w_k g_k (`averaged`) is the whole. So the gradient of a collective y = F(x_1, x_2, …) is
+its adjoint in the inner product <u, v> = sum_k w_k u_k · v_k:
+
+* averaged, y = sum_j w_j x_j:  <g, y> = (sum_k w_k g_k) · sum_j w_j x_j, so it is averaged(g).
+* summed, y = sum_j x_j:  <g, y> = sum_j w_j (averaged(g) / w_j) · x_j, so it is averaged(g) / w_j on rank j.
+* gathered:  the rows of rank j in averaged(g), over w_j, likewise.
+* max, min:  averaged(g) / w_j where x_j is the extreme, ties included, as in Theano's own; else 0.
+* prod:  averaged(g) / w_j times the product of the other ranks' values.
+
+On a rank that is left out it is 0, or anything.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+from synkhronos._backends import (
+    CONTINUOUS,
+    DisconnectedType,
+    NotScalarConstantError,
+    T,
+    config,
+    get_scalar_constant_value,
+)
+from synkhronos._graph.ops.rank_context import GATHER
+from synkhronos._graph.ops.row_counts import Known
+
+__all__ = ["gradient"]
+
+
+def gradient(op: str, x: Any, y: Any, g: Any, collective: Callable[[str, Any], Any]) -> Any:
+    """The gradient with respect to the input ``x`` of one collective, of output ``y``, whose gradient is ``g``.
+
+    ``collective(op, x)`` makes the collectives that it takes.
+    """
+    if isinstance(g.type, DisconnectedType):
+        return g
+    if x.dtype not in CONTINUOUS:
+        return x.zeros_like(dtype=config.floatX)
+    constant = _constant(g)
+    if constant and op in ("avg", "sum", GATHER):  # zeros may be PyTensor's, by which it then differentiates
+        mean = T.fill(x, T.cast(constant, x.dtype))
+        return mean if op == "avg" else mean * _whole(x)
+    mean = collective("avg", g)
+    if op == "avg":
+        return mean
+    if op == GATHER:
+        return _own_rows(x, mean, collective) * _whole(x)
+    if op in ("max", "min"):
+        return T.cast(T.eq(x, y), x.dtype) * mean * _whole(x)
+    if op == "prod":
+        return _product_of_others(x, collective) * mean * _whole(x)
+    return mean * _whole(x)
+
+
+def _constant(g: Any) -> Any:
+    """The number that all elements of a gradient are on all ranks, if it is known by now: no rank need be asked."""
+    try:
+        return get_scalar_constant_value(g)
+    except NotScalarConstantError:
+        return None
+
+
+def _whole(x: Any) -> Any:
+    """One over the weight of this rank."""
+    return T.cast(Known("whole")(), x.dtype)
+
+
+def _own_rows(x: Any, all_rows: Any, collective: Callable[[str, Any], Any]) -> Any:
+    """The rows of a gathered array that are this rank's."""
+    rank, n_ranks = Known("rank")(), Known("n_ranks")()
+    lengths = collective("sum", T.set_subtensor(T.zeros((n_ranks,), "int64")[rank], x.shape[0]))
+    rows = lengths[:rank].sum() + T.arange(x.shape[0])
+    return all_rows[T.minimum(rows, all_rows.shape[0] - 1)]  # a rank that is left out has none there
+
+
+def _product_of_others(x: Any, collective: Callable[[str, Any], Any]) -> Any:
+    """The product of the other ranks' values, some of which may be 0."""
+    is_zero = T.eq(x, 0)
+    n_zeros = collective("sum", is_zero)
+    of_others = collective("prod", T.switch(is_zero, 1, x))  # of those that are not 0
+    own = T.cast(T.switch(is_zero, 1, x), x.dtype)
+    return T.switch(T.eq(n_zeros, T.cast(is_zero, "int64")), T.cast(of_others, x.dtype) / own, 0).astype(x.dtype)

@@ -1,0 +1,110 @@
+"""What Theano's optimizer makes of collectives: few that have many arrays, numbers, and work in place.
+
+Collectives of which none depends on another become one. What lies on one depth does not: the depth of a collective is
+by one greater than the greatest of those that it depends on. Then each depends on one of the depth before, and there is
+but one order to execute them in. Numbers come with that, late: until then equal collectives are merged.
+
+What a branch of an `IfElse` alone needs stays by itself: with others, it would be computed whatever the condition says.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from synkhronos._backends import (
+    AFTER_MERGES,
+    BEFORE_ELEMENTWISE,
+    InconsistencyError,
+    ReplaceValidate,
+    Rewriter,
+    copy_stack_trace,
+    ops,
+    register,
+)
+from synkhronos._graph.ops.collective_op import UNNUMBERED, Collective
+from synkhronos._graph.ops.rank_context import BROADCAST, GATHER
+
+__all__: list[str] = []
+
+
+class _Join(Rewriter):
+    """One collective for each depth, numbered."""
+
+    def add_requirements(self, fgraph: Any) -> None:
+        fgraph.attach_feature(ReplaceValidate())
+
+    def apply(self, fgraph: Any) -> None:
+        """Rewrite a graph."""
+        depths: dict[Any, int] = {}
+        levels: dict[int, list[Any]] = {}
+        always = _always_computed(fgraph)
+        apart = []
+        for node in fgraph.toposort():
+            depth = max([depths[x.owner] for x in node.inputs if x.owner is not None], default=0)
+            if isinstance(node.op, Collective):
+                depth += 1
+                if node in always:
+                    levels.setdefault(depth, []).append(node)
+                else:
+                    apart.append(node)
+            depths[node] = depth
+        first = 1 + max(levels, default=0)
+        for depth, nodes in [*levels.items(), *enumerate([[node] for node in apart], first)]:
+            if len(nodes) == 1 and nodes[0].op.number != UNNUMBERED:
+                continue
+            ops = tuple([op for node in nodes for op in node.op.ops])
+            labels = tuple([label for node in nodes for label in node.op.labels])
+            joined = Collective(ops, number=depth, labels=labels)(
+                *[x for node in nodes for x in node.inputs], return_list=True
+            )
+            outputs = [y for node in nodes for y in node.outputs]
+            copy_stack_trace(outputs, joined)
+            fgraph.replace_all_validate(list(zip(outputs, joined)), reason="join collectives")
+
+
+def _always_computed(fgraph: Any) -> set[Any]:
+    """The nodes that are computed whichever branches are."""
+    waiting = [var.owner for var in fgraph.outputs]
+    found: set[Any] = set()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            needed = node.inputs[:1] if isinstance(node.op, ops.IfElse) else node.inputs
+            waiting += [x.owner for x in needed]
+    return found
+
+
+class _WorkInPlace(Rewriter):
+    """Reduce where nobody else needs what is reduced."""
+
+    def add_requirements(self, fgraph: Any) -> None:
+        fgraph.attach_feature(ReplaceValidate())
+
+    def apply(self, fgraph: Any) -> None:
+        """Rewrite a graph."""
+        for node in fgraph.toposort():
+            if isinstance(node.op, Collective) and not node.op.inplace:
+                places = [i for i, x in enumerate(node.inputs) if _may_change(node, i, x)]
+                if places and self._try(fgraph, node, places) is None:
+                    for place in places:
+                        node = self._try(fgraph, node, [*node.op.inplace, place]) or node
+
+    def _try(self, fgraph: Any, node: Any, places: list[int]) -> Any:
+        op = Collective(node.op.ops, tuple(places), node.op.number, node.op.labels)
+        outputs = op(*node.inputs, return_list=True)
+        copy_stack_trace(node.outputs, outputs)
+        try:
+            fgraph.replace_all_validate(list(zip(node.outputs, outputs)), reason="collectives in place")
+        except InconsistencyError:
+            return None
+        return outputs[0].owner
+
+
+def _may_change(node: Any, i: int, x: Any) -> bool:
+    is_own = x.owner is not None and sum(x is other for other in node.inputs) == 1
+    return is_own and node.op.ops[i] not in (GATHER, BROADCAST) and node.outputs[i].dtype == x.dtype
+
+
+register("synkhronos_join_collectives", _Join(), AFTER_MERGES, "fast_run", "fast_compile")
+register("synkhronos_collectives_in_place", _WorkInPlace(), BEFORE_ELEMENTWISE, "fast_run", "inplace")

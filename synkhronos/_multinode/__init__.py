@@ -1,0 +1,10 @@
+"""Several machines: one process of each, its leader, speaks MPI with the others; workers never do."""
+
+from __future__ import annotations
+
+from synkhronos._multinode.heartbeat import WARNING_SECONDS
+from synkhronos._multinode.launch import StartLimit, own_part
+from synkhronos._multinode.node_group import Fleet
+from synkhronos._multinode.nodes import Machines, find_machines
+
+__all__ = ["WARNING_SECONDS", "Fleet", "Machines", "StartLimit", "find_machines", "own_part"]

@@ -1,0 +1,257 @@
+"""The ranks of all machines, as the master's dispatcher sees them: with the methods of a `Team`, numbered over all.
+
+The master's own team gets each message as ever; the leaders of the other machines get the same message, and what their
+machines need for it, and answer with what their ranks have answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import monotonic_ns
+
+from synkhronos._memory import Segment, SegmentTable
+from synkhronos._multinode.leader_comm import ORDER, FleetSignals, Line
+from synkhronos._multinode.node_messages import Answer, Bring, Do, Look, Lost, Stop, Tell
+from synkhronos._multinode.shipping import Cargo, Shipping
+from synkhronos._processes import STRAGGLING, Patience, Team, check_machines
+from synkhronos._rank import Decoder, Envelope
+from synkhronos._utils.interrupts import deferred_interrupts
+from synkhronos.errors import CLOSED_WITHIN, SessionError, WorkerDied, WorkerTimeout
+
+__all__ = ["Fleet"]
+
+_QUESTIONS = 8
+_STOP_SECONDS = 5.0  # how long a leader may take to stop its ranks, and how much longer to say so
+
+
+class Fleet:
+    """All ranks.
+
+    Parameters
+    ----------
+    team : Team
+        Those of the master's machine.
+    devices : list of str
+        Of all ranks.
+    segments : SegmentTable
+        The master's.
+
+    Attributes
+    ----------
+    signals : Signals
+        Which reach all machines.
+    ahead : list of int
+        How far each rank's clock was ahead of the master's when this was made, in nanoseconds.
+    """
+
+    def __init__(self, team: Team, devices: list[str], segments: SegmentTable) -> None:
+        world = team.world
+        self.devices, self.n_ranks, self.master_rank = devices, world.n_ranks, world.master_rank
+        self.workers = [rank for rank in range(self.n_ranks) if rank != self.master_rank]
+        self.timeline, self.start = team.timeline, team.start
+        self.signals = FleetSignals(team, world.line)
+        self._team, self._world = team, world
+        self._line: Line = world.line
+        self._shipping = Shipping(segments, world)
+        self._decoder = Decoder()
+        self._own: list[bytes | None] | None = None  # what the master's machine has answered
+        self._waiting = False  # for other machines
+        self._sent = 0  # when
+        self._told: dict[int, int] = {}  # by machine, the number of the last message that it got
+        self._waited: dict[int, int] = {}  # how long each machine waited for others after the last message
+        self.ahead = self.tell()[0]
+
+    def send(self, message: bytes, memory: Sequence[Segment] = ()) -> None:
+        """As `Team.send`."""
+        envelope: Envelope = self._decoder.loads(message)
+        self._doubt()
+        self._told.clear()
+        self._look_for_files(envelope)
+        self._shipping.forget(envelope.release.segments)
+        loads = [self._bring(envelope, machine) for machine in self._line.others]
+        with deferred_interrupts():  # all machines get it, or none
+            self._own, self._waiting, self._sent = None, True, monotonic_ns()
+            self._line.begin(self._line.number + 1)
+            for machine, (cargo, refusal) in zip(self._line.others, loads):
+                order = Do(self._line.number, message, cargo, refusal, self._waited.get(machine, 0))
+                self._line.send(machine, ORDER, order, has_rows=bool(cargo.fill))
+            self._told = dict.fromkeys(self._line.others, self._line.number)
+            self._team.send(message, memory)
+
+    def _doubt(self) -> None:
+        """Of machines that have not said that they took in what the last command needed, take nothing for known."""
+        for machine in self._line.others:
+            answer = self._line.answers.get(machine)
+            if not isinstance(answer, Answer) or answer.number != self._told.get(machine) or answer.lacks:
+                self._shipping.doubt(machine)
+
+    def _bring(self, envelope: Envelope, machine: int) -> tuple[Cargo, Exception | None]:
+        """Send a machine what a command needs, but for the last piece: returns that, or why there is no room."""
+        pieces = self._shipping.load(envelope.command, machine)
+        last = next(pieces)
+        for piece in pieces:
+            with deferred_interrupts():
+                self._line.begin(self._line.number + 1)
+                self._line.send(machine, ORDER, Bring(self._line.number, last), has_rows=True)
+            self._wait_for([machine])
+            if self._line.answers[machine].lacks:
+                return Cargo([], [], []), self._line.answers[machine].replies
+            last = piece
+        return last, None
+
+    def _wait_for(self, machines: list[int]) -> None:
+        """Wait until machines have answered what was said last."""
+
+        def silent() -> list[int]:
+            return [machine for machine in self._silent() if machine in machines]
+
+        def check() -> None:
+            self._raise_losses()
+            check_machines(self._team, silent())
+
+        self._team.patience.begin()
+        self._line.wait(lambda: not silent(), check)
+        self._raise_losses()
+
+    def _look_for_files(self, envelope: Envelope) -> None:
+        """Have other machines look for files that a command needs and they have not looked for."""
+        wanted = self._shipping.files(envelope.command)
+        if not wanted:
+            return
+        with deferred_interrupts():
+            self._line.begin(self._line.number + 1)
+            for machine in self._line.others:
+                self._line.send(machine, ORDER, Look(self._line.number, wanted))
+        self._wait_for(self._line.others)
+        for machine in self._line.others:
+            self._shipping.found(machine, wanted, self._line.answers[machine].replies)
+
+    def tell(self) -> tuple[list[int], list[tuple[int, int, int]]]:
+        """How far each rank's clock is ahead of the master's, in nanoseconds, and what the regions of others hold.
+
+        Between two machines, clocks are compared by the quickest of some questions, to half the time that it took;
+        leaders answer, and their ranks are not disturbed.
+        """
+        self._doubt()
+        ahead, counts = [0] * self.n_ranks, [(0, 0, 0)] * self.n_ranks
+        for machine in self._line.others:
+            answers = [self._ask(machine) for _ in range(_QUESTIONS)]
+            ranks, held = self._world.ranks_of(machine), answers[-1][2]
+            for rank, one in zip(ranks, held or [(0, 0, 0)] * len(ranks)):
+                ahead[rank], counts[rank] = min(answers)[1], one
+        return ahead, counts
+
+    def _ask(self, machine: int) -> tuple[int, int, list[tuple[int, int, int]]]:
+        line, asked = self._line, monotonic_ns()
+        with deferred_interrupts():
+            line.begin(line.number + 1)
+            line.send(machine, ORDER, Tell(line.number))
+        self._wait_for([machine])
+        answered, self._told[machine] = monotonic_ns(), line.number
+        then, held = line.answers[machine].replies
+        return answered - asked, then - (asked + answered) // 2, held
+
+    @property
+    def n_shipped(self) -> int:
+        """Bytes of the master's memory that have been sent to other machines."""
+        return self._shipping.n_bytes
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a node does not answer, so that this program can have no other session."""
+        return self._line.is_lost
+
+    @property
+    def outstanding(self) -> bool:
+        """Whether a message has been sent whose answers were not collected."""
+        return self._waiting or self._team.outstanding
+
+    def collect(self) -> list[bytes | None]:
+        """As `Team.collect`; a rank that is lost on another machine raises what its leader has found."""
+        if self._own is None:
+            self._own = self._team.collect()
+        before = self.timeline.switch(STRAGGLING)
+        self._line.wait(lambda: not self._silent(), self._check)
+        self.timeline.switch(before)
+        if self._team.stopped:
+            raise SessionError(CLOSED_WITHIN)
+        self._raise_losses()
+        now = monotonic_ns()
+        self.timeline.put_off(self._team.signals.sent, now)
+        self._waited = {
+            machine: max(0, now - self._sent - self._line.answers[machine].took) for machine in self._line.others
+        }
+        answers: list[bytes | None] = []
+        for machine in range(len(self._world.sizes)):
+            answers += self._own if machine == self._world.machine else self._line.answers[machine].replies
+        self._waiting = False
+        return answers
+
+    def _silent(self) -> list[int]:
+        """The machines that have not answered the last message."""
+        return list(filter(self._is_silent, self._line.others))
+
+    def _is_silent(self, machine: int) -> bool:
+        answers = self._line.answers
+        return machine not in answers or answers[machine].number < self._line.number
+
+    def _raise_losses(self) -> None:
+        for machine, loss in self._losses().items():
+            if loss.rank is None:
+                raise SessionError(loss.text)
+            rank = self._world.ranks_of(machine)[loss.rank]
+            text = f"on machine {machine} ({self._line.hosts[machine]}), as rank {rank} of all: {loss.text}"
+            if loss.is_dead:
+                raise WorkerDied(text, rank=rank, pid=loss.pid, exitcode=loss.exitcode)
+            raise WorkerTimeout(text, rank, loss.pid)
+
+    def _check(self) -> None:
+        self._raise_losses()
+        check_machines(self._team, self._silent())
+
+    def check_workers(self) -> None:
+        """Raise if a worker of this machine is dead, or a rank of another one lost."""
+        self._team.check_workers()
+        self._raise_losses()
+
+    def dead(self) -> list[int]:
+        """The workers that have ended, also if they are replaced, and all ranks of a machine that has none more."""
+        ranks = [self._world.first + rank for rank in self._team.dead()]
+        for machine, loss in self._losses().items():
+            there = self._world.ranks_of(machine)
+            ranks += [there[rank] for rank in loss.replaced] or there
+        return sorted(ranks)
+
+    def _losses(self) -> dict[int, Lost]:
+        return {machine: one for machine, one in self._line.answers.items() if isinstance(one, Lost)}
+
+    def settle(self, seconds: float | None = None) -> bool:
+        """As `Team.settle`; a machine that has no ranks more never does."""
+        patience = Patience(seconds)
+        if not self._team.settle(seconds):
+            return False
+        self._line.wait(lambda: not self._silent() or patience.is_over())
+        return not self._silent() and all(loss.replaced for loss in self._losses().values())
+
+    def replace(self, ranks: Sequence[int]) -> None:
+        """Fork new workers in place of dead ones of this machine; other machines have done so with theirs."""
+        for machine in self._losses():
+            del self._line.answers[machine]
+        self._waiting = False
+        own = self._world.ranks_of(self._world.machine)
+        self._team.replace([own.index(rank) for rank in ranks if rank in own])
+
+    def stop(self, grace: float = _STOP_SECONDS) -> None:
+        """Wait for the ranks, which were told to stop; without grace have all machines end theirs."""
+        if not grace:
+            self._line.leave()
+            self._line.begin(self._line.number + 1)
+            for machine in self._line.others:
+                self._line.send(machine, ORDER, Stop(self._line.number))
+        patience = Patience(0.0 if self._line.is_lost else grace + _STOP_SECONDS)
+        try:
+            self._line.wait_outside_calls(lambda: not self._silent() or patience.is_over())
+        finally:
+            self._line.is_lost = self._line.is_lost or bool(self._silent())
+            self._waiting = False
+            self._team.stop(grace)

@@ -1,0 +1,431 @@
+"""Blocks of memory: in which ones arrays lie, their digests, and their contents, taken and put.
+
+What of the master's shared memory a command needs on another machine.
+
+Invariant: before a command runs on a machine, the rows of every array that its ranks will read are there as they are
+here. Other rows of that memory hold anything there.
+
+Memory travels by blocks, each when it is first needed, and again when it is needed and its digest is another than when
+it was sent: so whoever writes to it need not tell. What is part of a file that is on the other machine, too, does not
+travel, nor is it read here; both machines look before each command whether the file was changed.
+
+What the master has sent, on another machine: memory of the same keys and sizes, of which ranks read what has come.
+
+Of memory that is large no more is taken of the machine than what has come.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Union
+
+import numpy as np
+
+from synkhronos._core import native
+from synkhronos._memory import ArrayRef, Descriptor, FilePart, Segment, SegmentTable, find_part, open_part
+from synkhronos._processes import World
+from synkhronos._rank import Call, Command, InOrder, Load, Put, Source, borrowed
+from synkhronos._utils.interrupts import deferred_interrupts
+from synkhronos._utils.rows import Rows
+
+__all__ = ["BLOCK", "Cargo", "Digests", "Shipping", "Stowage", "blocks_of", "put", "runs", "take"]
+
+
+BLOCK = 4096  # bytes
+
+
+class Digests:
+    """What blocks held when they were last noted; in the beginning, nothing that any block may hold.
+
+    Two different blocks have the same digest with a probability of at most 2^-128, since the key is random and secret.
+
+    Parameters
+    ----------
+    n_bytes : int
+        Of the memory.
+    """
+
+    _key = os.urandom(BLOCK + 16)
+
+    def __init__(self, n_bytes: int) -> None:
+        self._noted = np.zeros((-(-n_bytes // BLOCK), 4), np.uint64)  # pages that are not written to take no memory
+
+    def changed(self, content: np.ndarray, blocks: np.ndarray) -> np.ndarray:
+        """Those of some blocks that are not as they were noted."""
+        fresh = self._of(content, blocks)
+        return np.asarray(blocks[(fresh != self._noted[blocks]).any(axis=1)])
+
+    def note(self, blocks: np.ndarray, values: np.ndarray) -> None:
+        """Note what blocks hold, as `take` has taken it."""
+        self._noted[blocks] = self._of(values, np.arange(len(blocks)))
+
+    def _of(self, content: np.ndarray, blocks: np.ndarray) -> np.ndarray:
+        digests = np.empty((len(blocks), 4), np.uint64)
+        native.digest_blocks(content, blocks, self._key, digests)
+        return digests
+
+
+def take(content: np.ndarray, blocks: np.ndarray) -> np.ndarray:
+    """A copy of blocks, which are in order, one after the other, as a uint8 array."""
+    first, last = int(blocks[0]), int(blocks[-1])
+    if last - first == len(blocks) - 1:
+        return content[BLOCK * first : BLOCK * (last + 1)].copy()
+    n_whole = len(content) // BLOCK
+    whole = content[: BLOCK * n_whole].reshape(n_whole, BLOCK)
+    if last < n_whole:
+        return whole[blocks].reshape(-1)
+    return np.concatenate([whole[blocks[:-1]].reshape(-1), content[BLOCK * n_whole :]])
+
+
+def put(content: np.ndarray, blocks: np.ndarray, values: np.ndarray) -> None:
+    """Write to memory what `take` has taken of other memory of its size."""
+    first, last = int(blocks[0]), int(blocks[-1])
+    if last - first == len(blocks) - 1:
+        content[BLOCK * first : BLOCK * (last + 1)] = values
+        return
+    n_whole = len(content) // BLOCK
+    if last == n_whole:
+        content[BLOCK * n_whole :] = values[BLOCK * (len(blocks) - 1) :]
+        blocks = blocks[:-1]
+    content[: BLOCK * n_whole].reshape(n_whole, BLOCK)[blocks] = values[: BLOCK * len(blocks)].reshape(-1, BLOCK)
+
+
+def blocks_of(ref: ArrayRef, axis: int = 0, chosen: Rows | np.ndarray | None = None) -> np.ndarray:
+    """The blocks, in order, in which chosen rows of an array along an axis lie; ``None``: all of it."""
+    if chosen is None:
+        axis, chosen, shape = 0, Rows(0, 1), (1, *ref.shape)
+    else:
+        shape = ref.shape
+    inner = np.dtype(ref.dtype).itemsize * math.prod(shape[axis + 1 :])
+    outer = np.arange(math.prod(shape[:axis]))
+    if isinstance(chosen, Rows):
+        begin, length = np.array([chosen.start]), inner * len(chosen)
+    else:
+        begin, length = chosen, inner
+    firsts = ref.offset + inner * (outer[:, None] * shape[axis] + begin).reshape(-1)
+    if not length or not len(firsts):
+        return np.empty(0, np.int64)
+    starts, stops = firsts // BLOCK, (firsts + length - 1) // BLOCK + 1
+    lengths = stops - starts
+    ends = np.cumsum(lengths)
+    blocks = np.arange(ends[-1]) + np.repeat(starts - ends + lengths, lengths)
+    return blocks[np.flatnonzero(np.diff(blocks, prepend=-1))]  # neighbours may begin where others end
+
+
+def runs(numbers: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Numbers, in order, as ranges: the first one of each, and the one after its last."""
+    if len(numbers):
+        cuts = np.flatnonzero(np.diff(numbers) != 1) + 1
+        firsts, lasts = numbers[np.concatenate([[0], cuts])], numbers[np.concatenate([cuts - 1, [-1]])]
+        yield from zip(firsts.tolist(), (lasts + 1).tolist())
+
+
+#: So many blocks travel together, or less than twice as many: of more no copy is made at a time.
+PIECE = 2048
+
+#: An array that is read, and which rows of it along an axis (``None``: all).
+_Part = tuple[ArrayRef, int, Union[Rows, np.ndarray, None]]
+
+
+class Cargo(NamedTuple):
+    """What a leader does before its ranks execute a command.
+
+    Attributes
+    ----------
+    make : list of (str, int)
+        Memory that there is to be: key, bytes.
+    fill : list of (str, int64 array, uint8 array)
+        What is to be written, and where: key, blocks, and what these hold, one after the other.
+    files : list of FilePart
+        What must not have been changed.
+    """
+
+    make: list[tuple[str, int]]
+    fill: list[tuple[str, np.ndarray, np.ndarray]]
+    files: list[FilePart]
+
+
+class Shipping:
+    """What each machine has been sent.
+
+    Parameters
+    ----------
+    segments : SegmentTable
+        The master's.
+    world : World
+
+    Attributes
+    ----------
+    n_bytes : int
+        How many of the memory have been sent, to all machines.
+    """
+
+    def __init__(self, segments: SegmentTable, world: World) -> None:
+        self._segments = segments
+        self._world = world
+        self._there: list[dict[str, Digests]] = [{} for _ in world.sizes]  # of what was sent, by key
+        self._parts: dict[str, FilePart] = {}  # of files that were looked for, by key
+        self._opened: list[set[str]] = [set() for _ in world.sizes]  # and found
+        self.n_bytes = 0
+
+    def forget(self, keys: Sequence[str]) -> None:
+        """The master has dropped memory."""
+        for key in keys:
+            self._parts.pop(key, None)
+            for there, opened in zip(self._there, self._opened):
+                there.pop(key, None)
+                opened.discard(key)
+
+    def doubt(self, machine: int) -> None:
+        """What was to be sent to a machine may not be there: take nothing for being there."""
+        self._there[machine].clear()
+        self._parts.clear()  # files are looked for anew
+
+    def files(self, command: Command | None) -> dict[str, FilePart]:
+        """The parts of files, by key, that a command needs, and that must be looked for on other machines first."""
+        if not self._segments.files:
+            return {}
+        wanted = {}
+        for key in {ref.key for ref, _, _ in self._needed(command, range(self._world.n_ranks))}:
+            if key not in self._segments.files or (key in self._parts and self._parts[key].is_as_it_was):
+                continue
+            path, offset = self._segments.files[key]
+            part = find_part(path, offset, self._content(key))
+            if part is not None:
+                wanted[key] = part
+            for there, opened in zip(self._there, self._opened):
+                there.pop(key, None)
+                opened.discard(key)
+        return wanted
+
+    def found(self, machine: int, wanted: dict[str, FilePart], found: Sequence[bool]) -> None:
+        """What a machine has answered that was to look for files."""
+        self._parts.update(wanted)
+        self._opened[machine].update(key for key, is_there in zip(wanted, found) if is_there)
+
+    def _content(self, key: str) -> np.ndarray:
+        return self._segments.view(ArrayRef(key, 0, (self._segments.n_bytes(key),), "|u1"))
+
+    def load(self, command: Command | None, machine: int) -> Iterator[Cargo]:
+        """What a machine needs for a command, in pieces; the last one may be empty.
+
+        Each is taken for sent as it is made.
+        """
+        cargo, there, n_bytes = Cargo([], [], []), self._there[machine], 0
+        for ref, axis, chosen in self._needed(command, self._world.ranks_of(machine)):
+            if ref.key in self._opened[machine]:
+                cargo.files.append(self._parts[ref.key])
+                continue
+            content = self._content(ref.key)
+            if ref.key not in there:
+                there[ref.key] = Digests(content.nbytes)
+                cargo.make.append((ref.key, content.nbytes))
+            blocks = _blocks_of(ref, axis, chosen)
+            for start in range(0, len(blocks), PIECE):
+                changed = there[ref.key].changed(content, blocks[start : start + PIECE])
+                if len(changed):
+                    values = take(content, changed)  # what is noted is what travels, whoever writes to it meanwhile
+                    there[ref.key].note(changed, values)
+                    cargo.fill.append((ref.key, changed, values))
+                    self.n_bytes += values.nbytes
+                    n_bytes += values.nbytes
+                if n_bytes >= PIECE * BLOCK:
+                    yield cargo
+                    cargo, n_bytes = Cargo([], [], []), 0
+        yield cargo
+
+    def _needed(self, command: Command | None, ranks: range) -> Iterator[_Part]:
+        """What ranks read: arrays, and which elements along an axis (``None``: all)."""
+        if isinstance(command, InOrder):
+            for part in command.parts:
+                yield from self._needed(part, ranks)
+        elif isinstance(command, Load):
+            for ref in (command.pickled, *command.buffers):
+                yield ref, 0, None
+        elif isinstance(command, Call):
+            yield from self._of_call(command, ranks)
+        elif isinstance(command, Put):
+            receiving = [rank for rank in ranks if command.ranks is None or rank in command.ranks]
+            for i, source in enumerate(command.sources if receiving else ()):
+                yield from self._rows(
+                    source, None if command.shares is None else _span(command.shares[i], receiving), 0
+                )
+
+    def _of_call(self, call: Call, ranks: range) -> Iterator[_Part]:
+        firsts = [0] * call.n_scattered
+        if call.starts is not None:
+            yield call.starts, 0, None
+            firsts = self._segments.view(call.starts).tolist()
+        for source, first in zip(call.inputs[: call.n_scattered], firsts):
+            shares = call.shares or ()
+            yield from self._rows(source, _span(shares, ranks), first)
+            if call.meets and not all(len(shares[rank]) for rank in ranks):
+                yield from self._rows(source, borrowed(call), first)
+        for source in call.inputs[call.n_scattered :]:
+            yield source.array, 0, None
+        for rows in [call.rows[rank] for rank in ranks] if call.rows else []:
+            if not isinstance(rows, Rows):
+                yield rows, 0, None
+
+    def _rows(self, source: Source, part: Rows | None, first: int) -> Iterator[_Part]:
+        """A part of the rows that a source selects, ``None``: all of these."""
+        array, rows, axis = source
+        if rows is None:
+            yield array, 0, None
+        elif isinstance(rows, Rows):
+            start, stop = (0, len(rows)) if part is None else part.bounds
+            first += rows.start
+            yield array, axis, Rows(first + start, first + stop)
+        else:
+            start, stop = (0, rows.shape[0]) if part is None else part.bounds
+            yield rows, 0, Rows(start, stop)
+            yield array, axis, np.unique(self._segments.view(rows)[start:stop])
+
+
+def _span(shares: Sequence[Rows], which: Sequence[int]) -> Rows:
+    """The rows from the first to the last one of some shares."""
+    some = [shares[i] for i in which if len(shares[i])]
+    return Rows(min(one.start for one in some), max(one.stop for one in some)) if some else Rows(0, 0)
+
+
+def _blocks_of(ref: ArrayRef, axis: int, chosen: Rows | np.ndarray | None) -> np.ndarray:
+    """As `blocks_of`; remembered for rows that are asked for again."""
+    if isinstance(chosen, np.ndarray) or not isinstance(ref.dtype, str):
+        return blocks_of(ref, axis, chosen)
+    return _remembered(ref._replace(key=""), axis, chosen)
+
+
+_remembered = functools.lru_cache(maxsize=64)(blocks_of)
+
+
+_LARGE = 4 * 1024 * 1024  # bytes; each such memory keeps a descriptor
+
+
+class Stowage:
+    """A machine's copy of the master's memory.
+
+    Parameters
+    ----------
+    segments : SegmentTable
+        The leader's.
+
+    Attributes
+    ----------
+    new : list of Segment
+        What not all workers have mapped.
+    replaced : set of str
+        What they must forget before: memory of these keys is another now.
+    lacks : bool
+        Whether some of what came last could not be taken in.
+    """
+
+    def __init__(self, segments: SegmentTable) -> None:
+        self.new: list[Segment] = []
+        self.replaced: set[str] = set()
+        self.lacks = False
+        self._segments = segments
+        self._sparse: dict[str, _Sparse] = {}
+        self._files: set[str] = set()
+
+    def open(self, key: str, part: FilePart) -> bool:
+        """Have part of a file as the memory of a key, if that file is here, too; returns whether it is."""
+        segment = open_part(part, key)
+        if segment is not None:
+            with deferred_interrupts():
+                self._put_in_place(segment, segment.bytes)
+                self._files.add(key)
+        return segment is not None
+
+    def take(self, cargo: Cargo, dropped: Sequence[str]) -> None:
+        """Take in what has come, without what the master has dropped; the cargo is empty then.
+
+        Memory that is to be made and is there is not made again: what could not be done can be tried again.
+
+        Raises
+        ------
+        MemoryError
+            If the machine has no room for it.
+        OSError
+            If this process has too many open files, or a file was changed.
+        """
+        self.lacks = True
+        self._drop(dropped)
+        for part in cargo.files:
+            if not part.is_as_it_was:
+                raise OSError(
+                    f"{part.path} was changed on this machine while it was used: a file that is a numpy.memmap of mode "
+                    '"r" must stay as it is. The next call takes its rows from the first machine'
+                )
+        for key, n_bytes in cargo.make:
+            if key not in self._segments or key in self._files:
+                self._make(key, n_bytes)
+        cargo.fill.reverse()
+        while cargo.fill:
+            key, blocks, values = cargo.fill.pop()  # what is in its place is not kept twice
+            if key in self._sparse:
+                self._sparse[key].reserve(blocks)
+            put(self._segments.view(ArrayRef(key, 0, (self._segments.n_bytes(key),), "|u1")), blocks, values)
+        self.lacks = False
+
+    def _make(self, key: str, n_bytes: int) -> None:
+        is_large = n_bytes >= _LARGE
+        segment = Segment.create(n_bytes, key, reserved=not is_large)
+        with deferred_interrupts():
+            self._put_in_place(segment, segment.bytes[:n_bytes])
+            if is_large:
+                self._sparse[key] = _Sparse(segment)
+
+    def _put_in_place(self, segment: Segment, content: np.ndarray) -> None:
+        """Have memory, rather than what there was of its key."""
+        key = segment.ref.key
+        if key in self._segments:
+            self._drop([key])
+            self.replaced.add(key)
+        self._segments.add(key, content)
+        self.new.append(segment)
+
+    def _drop(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self._files.discard(key)
+            if key in self._sparse:
+                self._sparse.pop(key).segment.close_fd()
+        for segment in self.new:
+            if segment.ref.key in keys:
+                segment.close_fd()
+        self.new = [segment for segment in self.new if segment.ref.key not in keys]
+
+    def delivered(self) -> None:
+        """All workers have mapped what is new."""
+        for segment in self.new:
+            segment.close_fd()
+        self.new = []
+        self.replaced.clear()
+
+    def abandon(self) -> None:
+        """In a worker that was forked late: let go of what it inherited and the leader alone needs."""
+        for segment in (*self.new, *(one.segment for one in self._sparse.values())):
+            segment.abandon()
+        self.new = []
+        self._sparse.clear()
+
+    def close(self) -> None:
+        """Give descriptors back."""
+        self._drop([*self._sparse, *(segment.ref.key for segment in self.new)])
+
+
+class _Sparse:
+    """Memory of which only the blocks are reserved that have come, with a descriptor of its own."""
+
+    def __init__(self, segment: Segment) -> None:
+        file = Descriptor(os.dup(segment.fileno()))
+        self.segment = Segment(segment.ref, segment.bytes, file)
+        self._reserved = np.zeros(-(-segment.ref.size // BLOCK), bool)
+
+    def reserve(self, blocks: np.ndarray) -> None:
+        missing = blocks[~self._reserved[blocks]]
+        size = self.segment.ref.size
+        self.segment.reserve([(BLOCK * first, min(BLOCK * end, size)) for first, end in runs(missing)])
+        self._reserved[missing] = True

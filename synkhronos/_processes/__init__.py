@@ -1,0 +1,47 @@
+"""The processes of a session: forked, signalled, watched and stopped; they know neither graphs nor commands."""
+
+from __future__ import annotations
+
+from synkhronos._processes.monitor import Sight
+from synkhronos._processes.process_group import Team, World, check_exchange, check_machines, kind_of
+from synkhronos._processes.rank_process import end_with, start_apart
+from synkhronos._processes.sync import Barrier, Patience
+from synkhronos._processes.timeline import (
+    CATEGORIES,
+    COLLECTIVES,
+    CONTROL,
+    FUNCTION,
+    OUTSIDE,
+    SHUFFLE,
+    STRAGGLING,
+    TRANSFERS,
+    Notes,
+    Timeline,
+    by_other_clock,
+    spans,
+)
+
+__all__ = [
+    "CATEGORIES",
+    "COLLECTIVES",
+    "CONTROL",
+    "FUNCTION",
+    "OUTSIDE",
+    "SHUFFLE",
+    "STRAGGLING",
+    "TRANSFERS",
+    "Barrier",
+    "Notes",
+    "Patience",
+    "Sight",
+    "Team",
+    "Timeline",
+    "World",
+    "by_other_clock",
+    "check_exchange",
+    "check_machines",
+    "end_with",
+    "kind_of",
+    "spans",
+    "start_apart",
+]

@@ -1,0 +1,262 @@
+"""What one rank does for the collectives: its shared variables in and out, combined with those of other ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import numpy as np
+
+from synkhronos import _graph
+from synkhronos._backends import is_device_array, to_host
+from synkhronos._collectives import (
+    NcclTransport,
+    ShapesDiffer,
+    Workspace,
+    make_transport,
+    nccl_reduces,
+    result_dtype,
+)
+from synkhronos._core import native
+from synkhronos._processes import SHUFFLE, TRANSFERS, Team
+from synkhronos._rank.commands import AllGather, AllReduce, Digest, Get, Nccl, Put, Reduce, Shapes
+from synkhronos._rank.results import Excerpts
+from synkhronos._utils.rows import Rows
+
+__all__ = ["Exchange", "digest_of"]
+
+_logger = logging.getLogger("synkhronos")
+
+
+class Exchange:
+    """One rank's part in the collectives.
+
+    Parameters
+    ----------
+    team : Team
+    workspace : Workspace
+    variables : VariableTable
+    excerpts : Excerpts
+    regions : Regions
+
+    Attributes
+    ----------
+    nccl : NcclTransport or None
+        There once the ranks have met in NCCL.
+    transport : SharedMemoryTransport
+    variables : VariableTable
+    """
+
+    def __init__(
+        self,
+        team: Team,
+        workspace: Workspace,
+        variables: _graph.VariableTable,
+        excerpts: Excerpts,
+        *,
+        regions: native.Regions,
+    ) -> None:
+        world = team.world
+        self.rank = world.first + team.rank
+        self.nccl: NcclTransport | None = None
+        self._is_master = self.rank == world.master_rank
+        self._team = team
+        self._workspace = workspace
+        self.variables = variables
+        self._excerpts = excerpts
+        self._regions = regions
+        self.transport = make_transport(team, workspace, regions)
+        self._timeline = team.timeline
+        self._at_work: list[np.ndarray] = []  # what the ranks read and write in this command
+        self.handlers: dict[type, Callable[[Any], Any]] = {
+            Get: self._get,
+            Put: self._put,
+            AllReduce: self._all_reduce,
+            Reduce: self._reduce,
+            Nccl: self._nccl,
+            AllGather: self._all_gather,
+            Digest: self._digest,
+            Shapes: self._shapes,
+        }
+
+    def meet_in_nccl(self, comm: Any) -> None:
+        """Use a communicator that the ranks have just joined."""
+        self.nccl = NcclTransport(comm, self._workspace, self.rank, self._team.barrier)
+
+    def restart(self) -> None:
+        """Every rank calls this at the start of a command, so that their transports are in step."""
+        self._at_work.clear()
+        self.transport.restart()
+        if self.nccl is not None:
+            self.nccl.restart()
+
+    def _tell(self, what: str, variables: Sequence[Any], way: str) -> None:
+        """Log, on the master, which way variables took; the bytes are those of the master's values."""
+        if self._is_master and _logger.isEnabledFor(logging.DEBUG):
+            values = [one for one in map(_graph.get_array, variables) if hasattr(one, "dtype")]  # no random states
+            n_bytes = sum(int(one.size) * one.dtype.itemsize for one in values)
+            _logger.debug("%s of %s (%d bytes): %s", what, ", ".join(map(str, variables)), n_bytes, way)
+
+    def _get(self, command: Get) -> Any | None:
+        self._tell("get", [self.variables[key] for key in command.variables], "through shared memory")
+        if command.ranks is not None and self.rank not in command.ranks:
+            return None
+        values = [_graph.get_array(self.variables[key]) for key in command.variables]
+        return [to_host(value) for value in values] if self._is_master else values
+
+    def _put(self, command: Put) -> list[bytes] | None:
+        self._tell("set", [self.variables[key] for key in command.variables], "through shared memory")
+        if command.ranks is not None and self.rank not in command.ranks:
+            return None
+        for i, (key, source) in enumerate(zip(command.variables, command.sources)):
+            part = command.shares[i][self.rank] if command.shares is not None else Rows(0, 0)
+            if command.shares is None and source.rows is not None:
+                part = Rows(0, len(self._excerpts.rows(source.rows)))
+            before = self._timeline.switch(SHUFFLE)
+            value = self._excerpts.take(source, part)
+            self._timeline.switch(TRANSFERS)
+            var = self.variables[key]
+            if self._is_outside(var):
+                _graph.set_array(var, np.array(value, order="C"))
+            else:
+                _graph.copy_array(var, value)
+            self._timeline.switch(before)
+        return self._digest(Digest(command.digests)) if command.digests else None
+
+    def house(self, variables: Sequence[Any]) -> None:
+        """Move values of shared variables into this rank's region."""
+        for var in variables:
+            if self._is_outside(var):
+                _graph.set_array(var, np.array(_graph.get_array(var), order="C"))
+
+    def _is_outside(self, var: Any) -> bool:
+        """Whether a value is not in the region where it might be."""
+        value = _graph.get_array(var)
+        if self._regions.base is None or not isinstance(value, np.ndarray) or not _graph.is_tensor_variable(var):
+            return False
+        return value.nbytes >= native.SMALLEST_BLOCK and self._regions.offset(value) is None
+
+    def _all_reduce(self, command: AllReduce) -> None:
+        """Over NCCL what can go that way, the rest over shared memory."""
+        hosts = [self.variables[key] for key in command.variables]
+        if self.nccl is not None and command.nccl:
+            on_gpu = [var for var in hosts if is_device_array(_graph.get_array(var))]
+            direct = [var for var in on_gpu if nccl_reduces(np.dtype(var.dtype), command.op, False)]
+            if direct:
+                self.nccl.agree([_graph.get_array(var) for var in hosts])  # on all shapes, before anything changes
+                self.nccl.all_reduce([_graph.get_array(var) for var in direct], command.op, command.weights)
+                self._tell("all-reduce", direct, "over NCCL")
+            hosts = [var for var in hosts if not any(var is other for other in direct)]
+        if not hosts:
+            return
+        try:
+            directly = self._all_reduce_hosts(command, hosts, any_order=True)
+        except ShapesDiffer:  # or the orders of axes in memory do, and C's is known to all
+            directly = self._all_reduce_hosts(command, hosts, any_order=False)
+        self._tell("all-reduce", hosts, _way(directly))
+
+    def _all_reduce_hosts(self, command: AllReduce, variables: Sequence[Any], any_order: bool) -> bool:
+        arrays = self._host_arrays(variables, any_order)
+        laid_out, orders = arrays, []
+        if not all(array.flags.c_contiguous for array in arrays):
+            orders = [_graph.memory_order(array) for array in arrays]
+            laid_out = [array.transpose(order) if order else array for array, order in zip(arrays, orders)]
+        directly = self.transport.all_reduce(laid_out, command.op, command.weights, tuple(orders))
+        self._write_back(variables, arrays)
+        return directly
+
+    def _reduce(self, command: Reduce) -> list[np.ndarray] | None:
+        variables = [self.variables[key] for key in command.variables]
+        arrays = self._host_arrays(variables)
+        dtypes = [array.dtype if command.in_place else result_dtype(array.dtype, command.op) for array in arrays]
+        outs: list[np.ndarray] | None = None
+        if self._is_master:
+            empty = [np.empty(array.shape, dtype) for array, dtype in zip(arrays, dtypes) if not command.in_place]
+            outs = arrays if command.in_place else empty
+            self._at_work += outs
+        directly = self.transport.reduce(arrays, command.op, outs, dtypes)
+        self._tell("reduce", variables, _way(directly))
+        if self._is_master and command.in_place:
+            self._write_back(variables, arrays)
+        return None if command.in_place else outs
+
+    def _host_arrays(self, variables: Sequence[Any], any_order: bool = False) -> list[np.ndarray]:
+        """Their values, writable and C-contiguous (or in any order); copies of others, and of what shares memory.
+
+        They live until the next command: a rank that was interrupted may be left behind by one that still writes.
+        """
+        before = self._timeline.switch(TRANSFERS)
+        arrays = _apart([_graph.host_array(var, any_order) for var in variables])
+        self._at_work += arrays
+        self._timeline.switch(before)
+        return arrays
+
+    def _write_back(self, variables: Sequence[Any], arrays: Sequence[np.ndarray]) -> None:
+        """Set variables to what their `_host_arrays` hold now."""
+        before = self._timeline.switch(TRANSFERS)
+        for var, array in zip(variables, arrays):
+            if array is not _graph.get_array(var):
+                _graph.copy_array(var, array)
+        self._timeline.switch(before)
+
+    def _nccl(self, command: Nccl) -> list[Any] | None:
+        assert self.nccl is not None
+        variables = [self.variables[key] for key in command.variables]
+        self._tell(command.kind, variables, "over NCCL")
+        if command.kind == "broadcast":
+            for var, shape in zip(variables, command.shapes):
+                old = _graph.get_array(var)
+                if old.shape != shape or not old.flags["C_CONTIGUOUS"]:
+                    value = old.copy("C") if old.shape == shape else np.empty(shape, var.dtype)
+                    _graph.set_array(var, value)
+            self.nccl.broadcast([_graph.get_array(var) for var in variables], command.root)
+            return None
+        arrays = [_graph.get_array(var) for var in variables]
+        if command.kind == "reduce":
+            return self.nccl.reduce(arrays, command.op, None, command.root) or None
+        for var, gathered in zip(variables, self.nccl.all_gather(arrays)):
+            _graph.set_array(var, gathered)
+        return None
+
+    def _all_gather(self, command: AllGather) -> None:
+        arrays = self._host_arrays([self.variables[key] for key in command.variables])
+        sizes = [[math.prod(shape) for shape in shapes] for shapes in command.shapes]
+        gathered, directly = self.transport.all_gather(arrays, sizes)
+        for key, value, shapes in zip(command.variables, gathered, command.shapes):
+            length = sum(shape[0] for shape in shapes)
+            _graph.set_array(self.variables[key], value.reshape(length, *shapes[0][1:]))
+        self._tell("all-gather", [self.variables[key] for key in command.variables], _way(directly))
+
+    def _digest(self, command: Digest) -> list[bytes]:
+        return [digest_of(array) for array in self._host_arrays([self.variables[key] for key in command.variables])]
+
+    def _shapes(self, command: Shapes) -> list[tuple[int, ...]]:
+        return [tuple(_graph.get_array(self.variables[key]).shape) for key in command.variables]
+
+
+def digest_of(array: np.ndarray) -> bytes:
+    """A digest of a C-contiguous array: of its shape, its dtype and its values."""
+    digest = hashlib.blake2b(repr((array.shape, array.dtype.str)).encode(), digest_size=16)
+    digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.digest()
+
+
+def _apart(arrays: list[np.ndarray]) -> list[np.ndarray]:
+    """The arrays, or copies of those that share memory with others."""
+    if len(arrays) < 2:
+        return arrays
+    starts = [array.__array_interface__["data"][0] for array in arrays]
+    end = 0
+    for i in sorted(range(len(arrays)), key=starts.__getitem__):
+        stop = starts[i] + arrays[i].nbytes
+        if starts[i] < end and arrays[i].size:
+            arrays[i] = arrays[i].copy()
+        end = max(end, stop)
+    return arrays
+
+
+def _way(directly: bool) -> str:
+    return "large ones where they lie" if directly else "through lanes"

@@ -1,0 +1,112 @@
+"""A worker's life.
+
+The ranks of one machine: forked, and each with its replica.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import Any, Callable
+
+from synkhronos import _backends, _graph
+from synkhronos._collectives import Workspace
+from synkhronos._memory import SegmentTable, make_regions
+from synkhronos._processes import Team
+from synkhronos._rank.environment import set_apart
+from synkhronos._rank.messages import Decoder, Encoder, Envelope, Failure
+from synkhronos._rank.replica import Replica
+from synkhronos._utils.interrupts import deferred_interrupts
+
+__all__ = ["serve", "start_ranks"]
+
+
+def serve(team: Team, replica: Replica) -> None:
+    """A worker's life: execute what the master says until it says stop."""
+    decoder, encoder = Decoder(), Encoder()
+    while True:
+        envelope: Envelope = decoder.loads(team.receive())
+        if envelope.command is None:
+            return
+        reply: Any = None
+        if envelope.attach or any(envelope.release):
+            try:
+                replica.forget(*envelope.release)
+                replica.attach(envelope.attach, team.passage)
+                if envelope.attach or envelope.release.segments:
+                    team.passage.clear()
+            except Exception as error:
+                reply = Failure.of(error, unprepared=True)
+        if reply is None:
+            try:
+                reply = replica.execute(envelope.command)
+            except Exception as error:
+                reply = Failure.of(error, completed=replica.completed)
+        try:
+            _answer(team, encoder, reply)
+        except MemoryError:  # there is no room for all that this rank has to tell
+            replica.regions.trim()
+            try:
+                _answer(team, encoder, reply)
+            except MemoryError as error:
+                _answer(team, encoder, Failure.of(error))
+
+
+def _answer(team: Team, encoder: Encoder, reply: Any) -> None:
+    """Tell the master, and, of a failure, the ranks that wait."""
+    if isinstance(reply, Failure) and not reply.aborted:
+        team.signals.abort()
+    team.answer(encoder.dumps(reply))
+
+
+def start_ranks(
+    team: Team,
+    segments: SegmentTable,
+    ended: Any,
+    profile_workers: bool,
+    begin: Callable[[], Any],
+    seed: bytes | None,
+) -> Replica:
+    """Fork the workers of a team, which serve until they are told to stop; returns the replica of this process.
+
+    Parameters
+    ----------
+    team : Team
+    segments : SegmentTable
+    ended : Endings, or None
+        Takes the keys of variables that the program has dropped.
+    profile_workers : bool
+        Print Theano's profiles of the workers when they stop.
+    begin : callable
+        Called in each worker as it begins.
+    seed : bytes, optional
+        Of which the global random states of each worker are made; see `seeding`.
+    """
+    workspace = Workspace(team.n_ranks)
+    regions = make_regions(team.n_ranks, team.master_rank)
+
+    def work(rank: int) -> None:
+        begin()
+        if seed is not None:
+            set_apart(seed, team.world.first + rank, team.signals.sent)
+        gc.freeze()  # what was inherited is not this process's to collect: quicker, and its pages stay shared
+        team.timeline.reset(rank)
+        regions.take(rank)
+        finish = _graph.start_worker(profile_workers, team.world.first + rank)
+        replica = Replica(team, workspace, segments, _graph.VariableTable(None), regions)
+        replica.thread_limits.apply()
+        serve(team, replica)
+        finish()
+
+    try:
+        _backends.prepare_fork()
+        inherited = segments.lent()  # in this frame, which workers keep
+        regions.share(team.start, work)
+        del inherited
+        replica = Replica(team, workspace, segments, _graph.VariableTable(ended), regions)
+        replica.thread_limits.apply()
+    except BaseException:
+        with deferred_interrupts():
+            team.stop(grace=0.0)
+            regions.close()
+        raise
+    return replica

@@ -1,0 +1,111 @@
+"""`session`: `fork` and `close` around a ``with`` block."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+from typing import TYPE_CHECKING, Any, Callable, TypeVar, cast
+
+from synkhronos._session.lifecycle import close, fork, held
+from synkhronos._utils.display import checks_keywords, html_table
+from synkhronos._utils.interrupts import let_interrupts_pass
+
+if TYPE_CHECKING:
+    from typing_extensions import ParamSpec
+
+    _Parameters = ParamSpec("_Parameters")
+
+__all__ = ["session"]
+
+_Made = TypeVar("_Made")
+_logger = logging.getLogger("synkhronos")
+
+
+class Block(contextlib.ContextDecorator, contextlib.AbstractContextManager[int]):
+    """What `session` makes: a session from the beginning of a ``with`` block to its end; may be entered again after."""
+
+    def __init__(self, args: Any, kwargs: Any) -> None:
+        self._args, self._kwargs = args, kwargs
+
+    def __enter__(self) -> int:
+        before = held()
+        try:
+            return fork(*self._args, **self._kwargs)
+        except BaseException:
+            if held() is not before:
+                _close_beside_an_error()
+            raise
+
+    def __repr__(self) -> str:
+        return f"<synkhronos.session{self._args!r}: {held() or 'not entered'}>"
+
+    def _repr_html_(self) -> str:
+        """The ranks of the session that there is, as notebooks show them."""
+        session = held()
+        if session is None:
+            return html_table([("Session", "ranks"), ("not entered", 0)])
+        own = {session.master_rank: "master"}
+        lines = [(rank, device, own.get(rank, "worker")) for rank, device in enumerate(session.devices)]
+        return html_table([("rank", "device", ""), *lines], "cannot be used any more" if session.broken else "")
+
+    def __exit__(self, kind: Any, error: Any, where: Any) -> None:
+        if held() is None:
+            return
+        if error is None:
+            close()
+        else:
+            _close_beside_an_error()
+
+
+def _close_beside_an_error() -> None:
+    try:
+        close()
+    except Exception as error:  # the one that is on its way says more
+        let_interrupts_pass(error)
+        _logger.error("closing the session failed, too: %s: %s", type(error).__name__, error)
+
+
+def _like_fork(
+    fork: Callable[_Parameters, int],
+) -> Callable[[Callable[..., _Made]], Callable[_Parameters, _Made]]:
+    """Give a function the signature of `fork`, but for what it returns."""
+
+    def decorate(function: Callable[..., _Made]) -> Callable[_Parameters, _Made]:
+        signature = inspect.signature(fork)
+        function.__signature__ = signature.replace(return_annotation="AbstractContextManager[int]")  # type: ignore[attr-defined]
+        return cast("Callable[_Parameters, _Made]", checks_keywords(function))
+
+    return decorate
+
+
+@_like_fork(fork)
+def session(*args: Any, **kwargs: Any) -> Block:
+    """Have a session in a ``with`` block: `fork` at its beginning, `close` at its end, however it is left.
+
+    An exception in the block goes on as it is, whatever becomes of closing. A session that is broken, or that was
+    closed in the block, is no error at its end. The function also makes a decorator.
+
+    Parameters
+    ----------
+    *args, **kwargs
+        Those of `fork`.
+
+    Returns
+    -------
+    context manager
+        Its value is the number of ranks.
+
+    Raises
+    ------
+    SessionError, DeviceError, TypeError, ValueError
+        As `fork`, when the block is entered.
+
+    Examples
+    --------
+    >>> x = T.dvector("x")
+    >>> with synk.session(2) as n_ranks:
+    ...     print(n_ranks, synk.function([x], x.mean())([1, 2, 6]))
+    2 3.0
+    """
+    return Block(args, kwargs)

@@ -1,0 +1,142 @@
+"""Warnings about what the user's program does, at the line of that program which does it.
+
+What a user is told when a command failed.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any, Callable
+
+from synkhronos._rank import Call, Command, Failure, InOrder, Load
+from synkhronos._utils.resources import count_cores
+from synkhronos.errors import WorkerError
+
+__all__ = ["BROKEN", "LOST", "check_cores", "check_threads", "first_failure", "warn", "worker_error"]
+
+
+#: Whose threads are there in every notebook and every debugger, and hold no lock that a worker needs.
+_HARMLESS = ("IPython", "ipykernel", "debugpy", "_pydevd_bundle", "pydevd")
+
+#: Modules between the user's program and a warning.
+_OWN = ("synkhronos", "contextlib")
+
+
+def check_cores(n_ranks: int) -> None:
+    """Warn if there are more ranks than CPU cores."""
+    n_cores = count_cores()
+    if n_ranks > n_cores:
+        warn(
+            f"synkhronos.fork: {n_ranks} ranks share {n_cores} CPU core{'s' * (n_cores > 1)} and take turns, which is "
+            "slower than one rank on each core; `python -m synkhronos info` tells what this machine has"
+        )
+
+
+def check_threads() -> None:
+    """Warn if threads run beside the one that forks."""
+    names = sorted(_names_of_other_threads())
+    if names:
+        warn(
+            f"synkhronos.fork: other threads are running ({', '.join(names)}). Locks that they hold now, in NumPy or "
+            "Theano for example, stay locked in the workers, which may then hang: fork before starting threads"
+        )
+
+
+def _names_of_other_threads() -> Iterator[str]:
+    for thread in threading.enumerate():
+        work = getattr(thread, "_target", None)
+        owners = [type(thread).__module__, getattr(work, "__module__", None) or ""]
+        if thread is not threading.current_thread() and not any(one.split(".")[0] in _HARMLESS for one in owners):
+            yield thread.name
+
+
+def warn(message: str) -> None:
+    """Warn, at the line of the program that called this package."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _OWN:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, RuntimeWarning, stacklevel=level)
+
+
+#: What to do when a session cannot go on.
+BROKEN = "the session is broken: call synkhronos.close(), then synkhronos.fork() again"
+#: The same if a node does not answer: there can be no other session in this process.
+LOST = "the session is broken: a node does not answer; start the program again"
+
+#: What Theano's messages about shapes that do not fit have in their first lines.
+_OF_SHAPES = re.compile("shape|dimension|size|align|broadcast|out of bounds|mis-?match", re.IGNORECASE)
+
+
+def first_failure(results: Sequence[Any], master_rank: int, ahead: Sequence[int]) -> int | None:
+    """The rank that failed first, by the clock; one that only gave up because another had failed comes last.
+
+    Ranks' clocks are so many nanoseconds ``ahead``. If all ranks failed alike it is the master, whose exception is at
+    hand.
+    """
+    failures = {rank: result for rank, result in enumerate(results) if isinstance(result, Failure)}
+    if not failures:
+        return None
+    if len(failures) == len(results) and len({failure.summary for failure in failures.values()}) == 1:
+        return master_rank
+    return min(failures, key=lambda rank: (failures[rank].aborted, failures[rank].when - ahead[rank] / 1e9))
+
+
+def worker_error(
+    command: Command,
+    describe: Callable[[Command], str],
+    rank: int,
+    device: str,
+    results: Sequence[Any],
+    own_error: Exception | None,
+) -> WorkerError:
+    """The error for the failure of ``rank`` in a command; ``own_error`` is the exception itself on the master."""
+    failure = results[rank]
+    parts: tuple[Command, ...] = ()
+    if isinstance(command, InOrder):
+        parts, command = command.parts, command.parts[failure.completed]
+    message = f"rank {rank} ({device}) failed in {describe(command)}: {failure.summary}"
+    if parts:
+        n_complete = min(result.completed for result in results if isinstance(result, Failure))
+        complete = ", ".join(map(describe, parts[:n_complete])) or "none"
+        message += (
+            f"\nThis was part {failure.completed + 1} of a sequence of {len(parts)}. Complete on all ranks: "
+            f"{complete}; no rank has begun with the parts after it."
+        )
+    if isinstance(command, Call):
+        message += _share(command, rank, failure.summary)
+    if not isinstance(command, Load) and not all(
+        isinstance(result, Failure) and result.summary == failure.summary for result in results
+    ):
+        message += (
+            "\nOther ranks may have gone on, so that replicas may differ now; "
+            "synkhronos.broadcast(shared_vars) gives all ranks the master's values."
+        )
+    return WorkerError(message, rank, device, failure.traceback, own_error, part=failure.completed)
+
+
+def _share(command: Call, rank: int, summary: str) -> str:
+    """Which of the data points a rank had: graphs with a batch size built in fail on shares of another size."""
+    n_points, n_all = command.counts[rank], sum(command.counts)
+    if command.everybody:
+        return (
+            "\nThere are no data points in this call: every rank computed on arrays without rows, "
+            "and what failed may only need rows. Call the function with one data point at least."
+        )
+    if not n_points or len(command.counts) == 1 == command.num_slices:
+        return ""
+    if command.shares is not None:
+        start, stop = command.shares[rank].bounds
+        had = f"rows {start} to {stop - 1} of {n_all}" if n_points > 1 else f"row {start} of {n_all}"
+    elif command.rows:
+        had = f"{n_points} rows of the sliceable shared variables"
+    else:
+        return ""
+    if command.num_slices > 1:
+        had += f", in {min(n_points, command.num_slices)} slices"
+    built_in = _OF_SHAPES.search(summary.split("\n")[0])
+    hint = "; a batch size that is built into the graph must be that of every such part" if built_in else ""
+    return f"\nThis rank had {had}{hint}."

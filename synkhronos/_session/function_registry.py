@@ -1,0 +1,195 @@
+"""The compiled functions of a session, and which of them are still to be replicated."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import time
+from collections.abc import Sequence
+from typing import Any, Callable
+
+from synkhronos import _graph
+from synkhronos._backends import precompile
+from synkhronos._rank import Replica, summarize
+from synkhronos._session.ledger import Ledger
+from synkhronos._utils.interrupts import Endings, deferred_interrupts, let_interrupts_pass
+from synkhronos._utils.progress import progress
+from synkhronos.errors import WorkerError
+
+__all__ = ["Library"]
+
+_logger = logging.getLogger("synkhronos")
+
+
+class Library:
+    """Functions by key, in the master.
+
+    Parameters
+    ----------
+    replica : Replica
+        The master's.
+    ledger : Ledger
+    load : callable
+        ``load(bundle, ranks)`` has ranks (``None``: all) load pickled functions.
+    definitions : Definitions
+        What the ranks have of the program.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        ledger: Ledger,
+        load: Callable[[_graph.Bundle, tuple[int, ...] | None], None],
+        definitions: _graph.Definitions,
+    ) -> None:
+        self._replica = replica
+        self._ledger = ledger
+        self._load = load
+        self._pending: dict[int, Any] = {}  # compiled, not yet distributed
+        self._failed: set[int] = set()  # of these, the ones that could not be distributed
+        self._definitions = definitions
+        self._ended: Endings[int] = Endings()
+        self._distributing = False
+        self._next = 0
+
+    def add(self, function: Any, owner: Any) -> int:
+        """Take in a compiled function, to be distributed, and forgotten when its owner ends; returns its key."""
+        key = self._next
+        self._next += 1
+        self._ended.watch(owner, key)
+        self._replica.functions[key] = function
+        self._pending[key] = function
+        return key
+
+    def forget_what_ended(self) -> None:
+        """Have every rank forget functions, with the next command."""
+        if self._distributing or not self._ended.waiting:  # what a function brings must not be sent after what drops it
+            return
+        for key in self._ended.take():
+            self._settled(key)
+            self._ledger.functions.append(key)
+
+    def distribute(self, keys: Sequence[int] | None = None, variable: Any = None) -> None:
+        """Replicate functions that are not yet on every rank.
+
+        One that fails does so alone: the others are replicated all the same. It is tried again when it is called, not
+        whenever others are replicated.
+
+        Parameters
+        ----------
+        keys : sequence of int, optional
+            These; default: all that have not failed yet.
+        variable : shared variable, optional
+            Those that use it; it does not matter which of them fail, if one brings it to the ranks.
+
+        Raises
+        ------
+        TypeError
+            If a function cannot be pickled.
+        WorkerError
+            If a rank cannot load one.
+        """
+        is_explicit = keys is None and variable is None  # a call of the program's
+        if not self._pending and not is_explicit:
+            return
+        self.forget_what_ended()
+        if variable is not None:
+            keys = [key for key, one in self._pending.items() if _graph.uses(one, variable)]
+        elif keys is None:
+            keys = [key for key in self._pending if key not in self._failed]
+        failed: Exception | None = None
+        self._distributing = True
+        try:
+            with progress("compiling and distributing functions", len(keys)) as work:
+                for key in keys:
+                    error = self._replicate(key) if key in self._pending else None
+                    failed = failed or error
+                    work.done += 1
+        finally:
+            self._distributing = False
+        if failed is not None and (variable is None or self._replica.variables.key(variable) is None):
+            try:
+                raise failed
+            finally:
+                del failed  # else it and this frame keep each other, and what the user drops, alive
+        if is_explicit:
+            self._refresh()
+
+    def _refresh(self) -> None:
+        """Send what functions of all ranks read, where it was changed."""
+        try:
+            bundle = _graph.dump({}, self._replica.variables, definitions=self._definitions, refresh=True)
+        except pickle.PicklingError as error:
+            raise TypeError(str(error)) from error
+        if bundle.slots:
+            self._send(bundle)
+
+    def _replicate(self, key: int) -> Exception | None:
+        """Replicate one function; returns why that cannot be done."""
+        function = self._pending[key]
+        try:
+            precompile(function)
+        except RecursionError:  # this call came near the limit of the program; another one may not
+            raise
+        except Exception as error:
+            let_interrupts_pass(error)
+            self._failed.add(key)
+            return error
+        try:
+            bundle = _graph.dump({key: function}, self._replica.variables, definitions=self._definitions)
+        except RecursionError:
+            raise
+        except Exception as error:
+            let_interrupts_pass(error)
+            self._failed.add(key)
+            failed = TypeError(
+                f"{_graph.describe(function)} cannot be pickled, so not replicated: {summarize(error)}. What its "
+                "graph holds must be such that cloudpickle can pickle it"
+            )
+            failed.__cause__ = error
+            return failed
+        start = time.perf_counter()
+        try:
+            self._send(bundle)
+        except WorkerError as error:
+            self._failed.add(key)
+            error.args = (f"{_graph.describe(function)} cannot be loaded: {error}",)
+            return error
+        _logger.debug(
+            "distributed %s in %.2f s: a graph of %d bytes, and %d bytes of values; new shared variables: %s",
+            _graph.describe(function),
+            time.perf_counter() - start,
+            len(bundle.pickled),
+            sum(buffer.nbytes for buffer in bundle.buffers),
+            ", ".join(map(str, bundle.new.values())) or "none",
+        )
+        self._settled(key)
+        return None
+
+    def distribute_variables(self, variables: Sequence[Any]) -> None:
+        """Give the ranks shared variables that no function of theirs uses yet."""
+        self._send(_graph.dump({}, self._replica.variables, also=variables, definitions=self._definitions))
+
+    def _send(self, bundle: _graph.Bundle) -> None:
+        self._definitions.doubt(bundle.slots)
+        try:
+            self._load(bundle, None)
+        except BaseException:
+            self._ledger.variables.extend(bundle.new)  # some ranks may have them; the next try uses other keys
+            raise
+        with deferred_interrupts():  # what the ranks have now is noted here
+            self._definitions.note(bundle.slots)
+            for new, var in bundle.new.items():
+                self._replica.variables.put(new, var)
+            self._replica.house(list(bundle.new.values()))
+
+    def _settled(self, key: int) -> None:
+        """The function ``key`` is no longer pending."""
+        self._pending.pop(key, None)
+        self._failed.discard(key)
+
+    def restore(self, ranks: tuple[int, ...]) -> None:
+        """Give new workers the functions that the others have, and the master's values of all variables."""
+        functions = {key: one for key, one in self._replica.functions.items() if key not in self._pending}
+        known = self._definitions  # on other machines new workers inherit no more
+        self._load(_graph.dump(functions, self._replica.variables, everything=True, definitions=known), ranks)

@@ -1,0 +1,196 @@
+"""Where the time of all ranks goes: a table like that of the paper, and the events that Perfetto draws."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Union
+
+from synkhronos._backends import TITLE
+from synkhronos._processes import CATEGORIES, Notes, by_other_clock, spans
+from synkhronos._rank import Record
+from synkhronos._session.session import Session
+from synkhronos._utils.display import html_table, public_names
+from synkhronos.errors import SessionError, SynkhronosError
+
+__all__ = ["Profile", "Serial", "begin", "check_serial", "events", "finish"]
+
+#: Marks that each rank keeps for a trace, of 16 bytes each; older ones give way.
+_ROOM = 1_000_000
+
+_NOTHING = "nothing was measured yet"
+
+_ITEMS = dict(
+    zip(
+        CATEGORIES,
+        (f"{TITLE} Function", "Shuffle", "Straggler Effect", "Collectives", "Transfers", "Control", "Outside of Calls"),
+    )
+)
+
+
+class Profile:
+    """Where the time of each rank went; made by `profile` and `trace`. ``str()`` gives a table, times in seconds.
+
+    Attributes
+    ----------
+    seconds : dict
+        ``seconds[rank][category]``, for the categories ``"function"``, ``"shuffle"``, ``"straggling"``,
+        ``"collectives"``, ``"transfers"``, ``"control"`` and ``"outside"``. Empty until the block is left; then it
+        has every rank, or the master alone if the session broke in the block.
+    total : dict
+        ``total[category]``: the sum over the ranks.
+    elapsed : dict
+        ``elapsed[rank]``: how long was measured, which is the sum of the rank's categories.
+    serial : dict or None
+        What the same work took in serial, as it was given; the key ``"total"`` is that of the whole.
+    sent : int
+        Bytes of inputs, and of values for shared variables, that were sent to other machines.
+
+    Examples
+    --------
+    >>> x = T.dvector("x")
+    >>> with synk.session(2):
+    ...     f = synk.function([x], x.mean())
+    ...     with synk.profile() as times:
+    ...         mean = f([1, 2, 6])
+    >>> sorted(times.seconds), sorted(times.total)[:3]
+    ([0, 1], ['collectives', 'control', 'function'])
+    """
+
+    def __init__(self, serial: Serial | None = None) -> None:
+        self.serial = check_serial(serial)
+        self.seconds: dict[int, dict[str, float]] = {}
+        self.elapsed: dict[int, float] = {}
+        self.sent = 0
+        self._sent_before = 0
+        self._notes: dict[int, Notes] = {}
+        self._devices: list[str] = []
+        self._ahead: list[list[int]] = []  # for a trace: how far ranks' clocks were ahead at its beginning, and its end
+
+    @property
+    def total(self) -> dict[str, float]:
+        return {name: sum(one[name] for one in self.seconds.values()) for name in CATEGORIES if self.seconds}
+
+    def __repr__(self) -> str:
+        return f"<synkhronos.Profile of {len(self.seconds)} ranks>"
+
+    def __dir__(self) -> list[str]:
+        return public_names(self)
+
+    def __str__(self) -> str:
+        if not self.seconds:
+            return _NOTHING
+        lines = self._lines()
+        widths = [max(map(len, column)) for column in zip(*lines)]
+        return "\n".join("  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines)
+
+    def _repr_html_(self) -> str:
+        """The table, as notebooks show it."""
+        if not self.seconds:
+            return f"<p>{_NOTHING}</p>"
+        return html_table(self._lines())
+
+    def _lines(self) -> list[list[str]]:
+        """The cells of the table, line by line."""
+        n_ranks = len(self.seconds)
+        mean = {"total": sum(self.elapsed.values()) / n_ranks}
+        mean.update((name, seconds / n_ranks) for name, seconds in self.total.items())
+        header = ["Time (s)", f"Synk-{len(self._devices)}", *(f"rank {rank}" for rank in self.seconds)]
+        if self.serial is not None:
+            header[1:1], header[3:3] = ["Serial"], ["Scaling"]
+        lines = [header]
+        for name, item in {"total": "Total", **_ITEMS}.items():
+            of_ranks = [self.elapsed[rank] if name == "total" else one[name] for rank, one in self.seconds.items()]
+            line = [item, *(f"{seconds:.3f}" for seconds in (mean[name], *of_ranks))]
+            if self.serial is not None:
+                serial = self.serial.get(name)
+                scaling = "-" if not serial or not mean[name] else f"{serial / mean[name]:.1f}"
+                line[1:1], line[3:3] = ["-" if serial is None else f"{serial:.3f}"], [scaling]
+            lines.append(line)
+        return lines
+
+    def _take(self, notes: dict[int, Notes], devices: list[str]) -> None:
+        self._notes, self._devices = notes, devices
+        for rank, one in notes.items():
+            self.seconds[rank] = {name: total / 1e9 for name, total in zip(CATEGORIES, one.totals)}
+            self.elapsed[rank] = (one.stop - one.start) / 1e9
+
+
+#: The times of a serial run: a profile of one, or seconds by category and ``"total"``.
+Serial = Union[Profile, Mapping[str, float]]
+
+
+def check_serial(serial: Any) -> dict[str, float] | None:
+    """The times of a serial run by category, from what a user gave."""
+    if serial is None:
+        return None
+    if isinstance(serial, Profile):
+        if len(serial.seconds) != 1:
+            raise ValueError(f"serial: expected the profile of one rank; got {serial!r}")
+        return {**serial.total, "total": sum(serial.elapsed.values())}
+    if not isinstance(serial, Mapping):
+        raise TypeError(f"serial must be a Profile, or a dict of seconds by category; got {serial!r}")
+    known = {"total", *CATEGORIES}
+    for name, seconds in serial.items():
+        if name not in known:
+            raise ValueError(f"serial: unknown category {name!r}; expected some of {', '.join(sorted(known))}")
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds >= 0:
+            raise ValueError(f"serial[{name!r}] must be a number of seconds; got {seconds!r}")
+    return {name: float(seconds) for name, seconds in serial.items()}
+
+
+def begin(session: Session, profile: Profile, spans: bool = False) -> None:
+    """Have every rank note its times from now on, for this profile; with ``spans`` also each change."""
+    with session.lock:
+        if session.profile is not None:
+            raise SessionError("this session is being profiled already; end that profile, or trace, first")
+        if spans:
+            profile._ahead = [session.tell()[0]]
+        session.run(Record(True, _ROOM if spans else 0))
+        session.profile = profile
+        profile._sent_before = session.n_shipped
+
+
+def finish(session: Session) -> None:
+    """End the profile that there is, and fill it; if the session is broken, with the master's times alone."""
+    with session.lock:
+        profile, session.profile = session.profile, None
+        if profile is None:
+            return
+        try:
+            notes = dict(enumerate(session.run(Record(False))))
+            if profile._ahead:
+                profile._ahead.append(session.tell()[0])
+        except SynkhronosError:
+            notes = {session.master_rank: session.timeline.stop()}
+        profile._take(notes, session.devices)
+        profile.sent = session.n_shipped - profile._sent_before
+
+
+def events(profile: Profile) -> dict[str, Any]:
+    """What a profile with spans tells, in the JSON object format of Chrome's trace events."""
+    found: list[dict[str, Any]] = []
+    ahead = list(zip(profile._ahead[0], profile._ahead[-1]))
+    every = {rank: by_other_clock(notes, *ahead[rank]) for rank, notes in profile._notes.items()}
+    zero = min((notes.start for notes in every.values()), default=0)
+    for rank, notes in every.items():
+        place = {"pid": rank, "tid": rank}
+        labels = {
+            "process_name": {"name": f"rank {rank} ({profile._devices[rank]})"},
+            "process_labels": {"labels": f"pid {notes.pid}"},
+            "process_sort_index": {"sort_index": rank},
+            "thread_name": {"name": f"rank {rank}"},
+        }
+        found += [{"ph": "M", "name": name, "args": args, **place} for name, args in labels.items()]
+        found += [
+            {
+                "ph": "X",
+                "name": span.name,
+                "cat": "command" if span.category is None else "phase",
+                "ts": (span.start - zero) / 1e3,
+                "dur": (span.stop - span.start) / 1e3,
+                **place,
+            }
+            for span in spans(notes)
+        ]
+    lost = {f"rank {rank}": notes.lost for rank, notes in profile._notes.items() if notes.lost}
+    return {"traceEvents": found, "displayTimeUnit": "ms", "otherData": {"changes lost": lost}}

@@ -1,0 +1,133 @@
+"""Whether the replicas of shared variables are equal: digests first, then the values of those that differ."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, Callable
+
+import numpy as np
+
+from synkhronos import _graph
+from synkhronos._backends import is_random_state
+from synkhronos._rank import Command, Digest, Get
+from synkhronos._session.diagnostics import warn
+
+__all__ = ["Replicas", "distances"]
+
+
+class Replicas:
+    """The shared variables of a session that ought to be equal on all ranks.
+
+    Those that differ by purpose are left out: states of random streams, and parts of data (sliceable shared variables,
+    and what was scattered).
+
+    Parameters
+    ----------
+    table : VariableTable
+        The shared variables that are replicated.
+    run : callable
+        Has every rank execute a command; returns the results in rank order.
+    master_rank : int
+    every : int
+        Look at the variables of a function before every so many-th call of functions; 0: never.
+
+    Attributes
+    ----------
+    n_changes : int
+        Goes up with whatever changes what `scattered` tells.
+    """
+
+    def __init__(
+        self, table: _graph.VariableTable, run: Callable[[Command], list[Any]], master_rank: int, every: int
+    ) -> None:
+        self.every = every
+        self.n_changes = 0
+        self._table = table
+        self._run = run
+        self._master_rank = master_rank
+        self._n_calls = 0
+        self._data: Any = weakref.WeakSet()  # their containers
+        self._parts: Any = weakref.WeakSet()
+        self._warned: Any = weakref.WeakSet()
+
+    def note_data(self, variables: Sequence[Any]) -> None:
+        """These variables hold data, of which each rank has another part."""
+        for var in variables:
+            self._data.add(var.container)
+
+    def is_data(self, var: Any) -> bool:
+        """Whether a variable holds data, of which each rank may have another part."""
+        return var.container in self._data
+
+    def note_parts(self, variables: Sequence[Any], are_parts: bool = True) -> None:
+        """These variables were scattered, or (if not ``are_parts``) made equal on all ranks."""
+        for var in variables:
+            self.n_changes += are_parts or var.container in self._parts
+            (self._parts.add if are_parts else self._parts.discard)(var.container)
+            if not are_parts:
+                self._data.discard(var.container)
+
+    def scattered(self, variables: Sequence[Any]) -> list[Any]:
+        """Those of the variables that were scattered last."""
+        return [var for var in variables if var.container in self._parts]
+
+    def all(self) -> list[Any]:
+        """The variables that ought to be equal."""
+        return self._equal(list(self._table.items().values()))
+
+    def _equal(self, variables: Sequence[Any]) -> list[Any]:
+        return [
+            var
+            for var in variables
+            if self._table.key(var) is not None
+            and _graph.is_tensor_variable(var)
+            and not is_random_state(var)
+            and var.container not in self._parts
+            and var.container not in self._data
+        ]
+
+    def compare(self, variables: Sequence[Any]) -> dict[Any, float]:
+        """The variables that differ from the master's, and by how much; see `check_replicas`."""
+        if not variables:
+            return {}
+        keys = self._table.keys_of(variables)
+        differ: dict[Any, float] = {}
+        for var, key, digests in zip(variables, keys, zip(*self._run(Digest(keys)))):
+            if len(set(digests)) == 1:
+                continue
+            values = [result[0] for result in self._run(Get((key,)))]
+            own = values[self._master_rank]
+            most = max(float(distances(own, value).max(initial=0)) for value in values)
+            if most > 0:  # digests tell 0.0 from -0.0, and NaNs apart
+                differ[var] = most
+        return differ
+
+    def see_calls(self, variables: Sequence[list[Any]]) -> None:
+        """Compare the variables of functions that are about to be called, if it is time to, and warn of each once."""
+        n_before, self._n_calls = self._n_calls, self._n_calls + len(variables)
+        if n_before // self.every == self._n_calls // self.every:
+            return
+        for var, most in self.compare(self._equal(list(dict.fromkeys(chain(*variables))))).items():
+            if var.container not in self._warned:
+                self._warned.add(var.container)
+                warn(
+                    f"the replicas of {var} differ between ranks, by up to {most:.6g}, before call {self._n_calls}: "
+                    f"updates are local, and set_value concerns the master alone. synkhronos.broadcast makes them "
+                    "equal, synkhronos.all_reduce averages them"
+                )
+
+
+def distances(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Absolute differences, element by element: 0 where both are the same, NaN and infinity included.
+
+    They are infinite where one is NaN, or if the shapes differ.
+    """
+    if one.shape != other.shape:
+        return np.array(np.inf)
+    wide = np.complex128 if "c" in (one.dtype.kind, other.dtype.kind) else np.longdouble
+    one, other = one.astype(wide), other.astype(wide)
+    with np.errstate(invalid="ignore"):
+        same = (one == other) | (np.isnan(one) & np.isnan(other))
+        return np.where(same, 0, np.nan_to_num(np.abs(one - other), nan=np.inf, posinf=np.inf))

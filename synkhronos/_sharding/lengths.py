@@ -1,0 +1,382 @@
+"""What is known of lengths: which numbers of the serial program are exactly rows × k, and along which axes they lie.
+
+All that is not known is a symbol of its own, whose value is the serial program's. So a number is rows × k only where
+that is proven, by the kinds of nodes in `following` alone; whatever else is computed from shapes (N + 1, N // 2, a cast
+to floats) is a plain number, the same on every rank.
+
+What nodes make of lengths that are known: the only ways in which a number of the program is known to be rows × k.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import numpy as np
+
+from synkhronos._backends import (
+    NotScalarConstantError,
+    T,
+    TensorConstant,
+    TensorType,
+    get_scalar_constant_value,
+    known_lengths,
+    length_along,
+    ops,
+    scalar,
+)
+from synkhronos._sharding.placements import ONE, ROWS, UNKNOWN, Length
+
+__all__ = ["Lengths", "Rows", "constant_of", "follow", "reduced_axes"]
+
+
+class Rows:
+    """The rows of a call, as symbolic int64 scalars: how many in all, the first one here, how many here."""
+
+    def __init__(self, whole: Any, first: Any, here: Any) -> None:
+        self.whole, self.first, self.here = whole, first, here
+
+
+def constant_of(variable: Any) -> int | None:
+    """The value of an integer that never changes, as far as Theano sees that; else ``None``."""
+    try:
+        value = get_scalar_constant_value(variable, only_process_constants=False)
+    except (NotScalarConstantError, AttributeError, TypeError):
+        return None
+    return int(value) if np.asarray(value).dtype.kind in "iub" else None
+
+
+def reduced_axes(node: Any) -> tuple[int, ...]:
+    """The axes over which a node reduces its input."""
+    n_axes = node.inputs[0].ndim
+    if not n_axes:
+        return ()  # PyTensor has numbers reduced over an axis 0, too
+    return tuple(range(n_axes)) if node.op.axis is None else tuple(axis % n_axes for axis in node.op.axis)
+
+
+class Lengths:
+    """Lengths of the variables of the user's graph.
+
+    Parameters
+    ----------
+    rows : Rows
+    new, whole : callable
+        What a rank holds of a variable of the user's graph, and its value as in the serial program.
+    """
+
+    def __init__(self, rows: Rows, new: Callable[[Any], Any], whole: Callable[[Any], Any]) -> None:
+        self._rows = rows
+        self._new, self._whole = new, whole
+        self._numbers: dict[tuple[Any, int | None], int] = {}
+        self._symbols: list[tuple[Any, int | None]] = [(None, None)]  # 0: the rows
+        self._scalars: dict[Any, Length] = {}
+        self._vectors: dict[Any, tuple[Length, ...]] = {}
+        self._dims: dict[Any, tuple[Length, ...]] = {}
+        self._ranges: dict[Any, Length] = {}
+        self._values: dict[Length, Any] = {}
+        self._of_shapes: list[Any] = []
+
+    # -- what is known
+
+    def _symbol(self, variable: Any, axis: int | None) -> Length:
+        key = (variable, axis)
+        if key not in self._numbers:
+            self._numbers[key] = len(self._symbols)
+            self._symbols.append(key)
+        return Length(1, (self._numbers[key],))
+
+    def scalar(self, variable: Any) -> Length:
+        """An integer of the user's graph."""
+        if variable not in self._scalars:
+            constant = constant_of(variable)
+            if constant is not None and constant >= -1:
+                self._scalars[variable] = Length(constant)
+            else:
+                self._scalars[variable] = self._symbol(variable, None)
+        return self._scalars[variable]
+
+    def vector(self, variable: Any) -> tuple[Length, ...] | None:
+        """The integers in a vector; ``None`` where nothing is known of it."""
+        is_constant = isinstance(variable, TensorConstant) and variable.ndim == 1 and variable.dtype == "int64"
+        if variable not in self._vectors and is_constant and all(variable.data >= -1):
+            self._vectors[variable] = tuple(Length(int(number)) for number in variable.data)
+        return self._vectors.get(variable)
+
+    def dims(self, variable: Any) -> tuple[Length, ...]:
+        """The serial program's shape of a variable."""
+        if variable not in self._dims:
+            if isinstance(variable, TensorConstant):
+                dims = tuple(map(Length, variable.data.shape))
+            else:
+                dims = tuple(
+                    self._symbol(variable, axis) if known is None else Length(known)
+                    for axis, known in enumerate(known_lengths(variable))
+                )
+            self._dims[variable] = dims
+        return self._dims[variable]
+
+    def set_scalar(self, variable: Any, length: Length) -> None:
+        """Take notice of an integer."""
+        self._scalars[variable] = length
+
+    def set_vector(self, variable: Any, lengths: Sequence[Length]) -> None:
+        """Take notice of the integers in a vector."""
+        self._vectors[variable] = tuple(lengths)
+
+    def set_range(self, variable: Any, length: Length) -> None:
+        """Take notice of what is 0, 1, 2, …, ``length`` - 1."""
+        self._ranges[variable] = length
+
+    def set_length(self, variable: Any, axis: int, length: Length) -> None:
+        """Take notice of a length along one axis."""
+        dims = list(self.dims(variable))
+        dims[axis] = length
+        self._dims[variable] = tuple(dims)
+
+    def range(self, variable: Any) -> Length | None:
+        """The length of what is 0, 1, 2, …; else ``None``."""
+        return self._ranges.get(variable)
+
+    def is_sure(self, length: Length) -> bool:
+        """Whether a length cannot be negative, as a number of the program's own may be: -1, in Reshape."""
+        return length.constant >= 0 and all(self._symbols[symbol][1] is not None for symbol in length.symbols if symbol)
+
+    def takes_all(self, index: Any, length: Length) -> bool:
+        """Whether a basic index takes all of an axis of some length, in order."""
+        if not isinstance(index, slice):
+            return False
+        begins = index.start is None or self.scalar(index.start) == Length(0)
+        ends = index.stop is None or self.scalar(index.stop) == length
+        return begins and ends and (index.step is None or self.scalar(index.step) == ONE)
+
+    @staticmethod
+    def per_row(length: Length) -> Length | None:
+        """The k of rows × k; ``None`` for what is not known to be that."""
+        return length.over(ROWS)
+
+    # -- their values
+
+    def value(self, length: Length) -> Any:
+        """The serial program's value: a symbolic int64 scalar."""
+        if length not in self._values:
+            factors = [self._value_of_symbol(symbol) for symbol in length.symbols]
+            if length.constant != 1 or not factors:
+                factors.insert(0, T.constant(length.constant, dtype="int64"))
+            self._values[length] = functools.reduce(lambda a, b: a * b, factors)
+        return self._values[length]
+
+    def _value_of_symbol(self, symbol: int) -> Any:
+        if symbol == 0:
+            return self._rows.whole
+        variable, axis = self._symbols[symbol]
+        if axis is None:
+            return T.cast(T.as_tensor_variable(self._whole(variable)), "int64")
+        length = length_along(self._new(variable), axis)
+        self._of_shapes.append(length)
+        return length
+
+    @property
+    def common(self) -> list[Any]:
+        """Lengths that are taken of what a rank holds, and that are the same whichever rows these are."""
+        return list(self._of_shapes)
+
+    def here(self, per_row: Length) -> Any:
+        """The twin of rows × k: rows here × k."""
+        return self._rows.here if per_row == ONE else self._rows.here * self.value(per_row)
+
+    def resolve(self, variable: Any, entries: Sequence[Length]) -> tuple[Length, ...]:
+        """The entries of a new shape, with what -1 stands for where that can be told."""
+        others = functools.reduce(Length.times, [one for one in entries if one != UNKNOWN], ONE)
+        size = functools.reduce(Length.times, self.dims(variable), ONE).over(others)
+        return tuple(size if one == UNKNOWN and size is not None else one for one in entries)
+
+
+def follow(known: Lengths, node: Any) -> None:
+    """Take notice of the outputs of a node, where it is of a kind that is understood."""
+    follower = _FOLLOWERS.get(type(node.op))
+    if follower is not None:
+        follower(known, node)
+
+
+def _set_dims(known: Lengths, output: Any, lengths: Sequence[Length | None]) -> None:
+    for axis, length in enumerate(lengths):
+        if length is not None and not output.broadcastable[axis]:
+            known.set_length(output, axis, length)
+
+
+def _set_product(known: Lengths, output: Any, factors: Sequence[Length]) -> None:
+    if output.dtype == "int64" and all(length.constant >= 0 for length in factors):
+        known.set_scalar(output, functools.reduce(Length.times, factors, ONE))
+
+
+# -- numbers and vectors of numbers
+
+
+def _shape(known: Lengths, node: Any) -> None:
+    if isinstance(node.inputs[0].type, TensorType):
+        known.set_vector(node.outputs[0], known.dims(node.inputs[0]))
+
+
+def _shape_i(known: Lengths, node: Any) -> None:
+    known.set_scalar(node.outputs[0], known.dims(node.inputs[0])[node.op.i])
+
+
+def _make_vector(known: Lengths, node: Any) -> None:
+    if node.outputs[0].dtype == "int64":
+        known.set_vector(node.outputs[0], list(map(known.scalar, node.inputs)))
+
+
+def _join(known: Lengths, node: Any) -> None:
+    if node.outputs[0].ndim == 1 and node.outputs[0].dtype == "int64":
+        parts = [known.vector(part) for part in ops.parts_of(node)]
+        if all(part is not None for part in parts):
+            known.set_vector(node.outputs[0], [length for part in parts for length in part or ()])
+
+
+def _arange(known: Lengths, node: Any) -> None:
+    start, stop, step = map(known.scalar, node.inputs)
+    if start == Length(0) and step == ONE and known.is_sure(stop):
+        known.set_length(node.outputs[0], 0, stop)
+        if node.outputs[0].dtype in ("int32", "int64"):  # narrower ones may overflow
+            known.set_range(node.outputs[0], stop)
+
+
+def _copy(known: Lengths, node: Any) -> None:
+    if getattr(node.inputs[0], "ndim", 0) == 0:
+        known.set_scalar(node.outputs[0], known.scalar(node.inputs[0]))
+    else:
+        _first(known, node)
+
+
+# -- shapes
+
+
+def _first(known: Lengths, node: Any) -> None:
+    _set_dims(known, node.outputs[0], known.dims(node.inputs[0]))
+
+
+def _subtensor(known: Lengths, node: Any) -> None:
+    output, index = node.outputs[0], ops.basic_index(node.inputs, node.op)
+    numbers = known.vector(node.inputs[0])
+    if numbers is not None and index:
+        _pick(known, output, numbers, index[0])
+    dims = known.dims(node.inputs[0])
+    index = (*index, *[slice(None)] * (len(dims) - len(index)))
+    kept = [(dims[axis], one) for axis, one in enumerate(index) if isinstance(one, slice)]
+    _set_dims(known, output, [length if known.takes_all(one, length) else None for length, one in kept])
+
+
+def _pick(known: Lengths, output: Any, numbers: Sequence[Length], index: Any) -> None:
+    """What an index of constants takes of a vector's numbers."""
+    if not isinstance(index, slice):
+        place = constant_of(index)
+        if place is not None and -len(numbers) <= place < len(numbers):
+            known.set_scalar(output, numbers[place])
+        return
+    given = (index.start, index.stop, index.step)
+    bounds = [None if one is None else constant_of(one) for one in given]
+    if not any(bound is None and one is not None for bound, one in zip(bounds, given)):
+        known.set_vector(output, numbers[slice(*bounds)])
+
+
+def _elementwise(known: Lengths, node: Any) -> None:
+    output, kind = node.outputs[0], node.op.scalar_op
+    if output.ndim == 0:
+        if isinstance(kind, scalar.Mul):
+            _set_product(known, output, list(map(known.scalar, node.inputs)))
+        is_cast = isinstance(kind, (scalar.Cast, scalar.Identity))
+        is_least = isinstance(kind, scalar.Minimum) and len(set(map(known.scalar, node.inputs))) == 1
+        if is_least or (is_cast and node.inputs[0].dtype in ("int8", "int16", "int32", "int64")):
+            _set_product(known, output, [known.scalar(node.inputs[0])])
+    best = [_common(known, node.inputs, axis) for axis in range(output.ndim)]
+    for one in node.outputs:
+        _set_dims(known, one, best)
+
+
+def _dimshuffle(known: Lengths, node: Any) -> None:
+    variable, output, order = node.inputs[0], node.outputs[0], node.op.new_order
+    if order == () and variable.ndim == 0:
+        _set_product(known, output, [known.scalar(variable)])
+    elif order == ("x",) and variable.ndim == 0 and variable.dtype == "int64":
+        known.set_vector(output, [known.scalar(variable)])
+    dims = known.dims(variable)
+    _set_dims(known, output, [None if axis == "x" else dims[axis] for axis in order])
+
+
+def _reduction(known: Lengths, node: Any) -> None:
+    numbers, axes = known.vector(node.inputs[0]), reduced_axes(node)
+    if numbers is not None and axes and isinstance(getattr(node.op, "scalar_op", None), scalar.Mul):
+        _set_product(known, node.outputs[0], numbers)
+    kept = [length for axis, length in enumerate(known.dims(node.inputs[0])) if axis not in axes]
+    for output in node.outputs:
+        _set_dims(known, output, kept)
+
+
+def _dot(known: Lengths, node: Any) -> None:
+    a, b = node.inputs
+    if a.ndim <= 2 and b.ndim <= 2:
+        _set_dims(known, node.outputs[0], (*known.dims(a)[:-1], *known.dims(b)[1:]))
+
+
+def _blockwise(known: Lengths, node: Any) -> None:
+    """An operation for each place along some first axes; the axes after these have names."""
+    op, n_batch = node.op, node.op.batch_ndim(node)
+    named: dict[str, Length] = {}
+    for one, names in zip(node.inputs, op.inputs_sig):
+        for axis, name in enumerate(names, n_batch):
+            named.setdefault(name, known.dims(one)[axis])
+    for output, names in zip(node.outputs, op.outputs_sig):
+        batch = [_common(known, node.inputs, axis) for axis in range(n_batch)]
+        _set_dims(known, output, [*batch, *map(named.get, names)])
+
+
+def _common(known: Lengths, inputs: Sequence[Any], axis: int) -> Length | None:
+    """Of lengths along an axis, all of which are equal but for those of 1, what tells most."""
+    lengths = [known.dims(one)[axis] for one in inputs if not one.broadcastable[axis]]
+    return min(lengths, key=lambda length: (0 not in length.symbols, len(length.symbols)), default=None)
+
+
+def _specified(known: Lengths, node: Any) -> None:
+    output = node.outputs[0]
+    told = zip(known.dims(node.inputs[0]), known_lengths(output))
+    _set_dims(known, output, [one if fixed is None or known.per_row(one) else None for one, fixed in told])
+
+
+def _alloc(known: Lengths, node: Any) -> None:
+    sizes = node.inputs[len(node.inputs) - node.outputs[0].ndim :]  # after the value that Alloc fills in
+    lengths = map(known.scalar, sizes)  # none of them is negative, once it is made
+    _set_dims(known, node.outputs[0], [one if known.per_row(one) or known.is_sure(one) else None for one in lengths])
+
+
+def _reshape(known: Lengths, node: Any) -> None:
+    entries = known.resolve(node.inputs[0], known.vector(node.inputs[1]) or ())
+    _set_dims(known, node.outputs[0], [length if known.is_sure(length) else None for length in entries])
+
+
+_REDUCTIONS = (
+    *(ops.CAReduce, ops.CAReduceDtype, ops.Sum, ops.Prod, ops.ProdWithoutZeros, ops.All, ops.AnyOp),
+    *(ops.Max, ops.Min, ops.Argmax, ops.MaxAndArgmax),
+)
+
+_FOLLOWERS: dict[type, Callable[[Lengths, Any], None]] = {
+    ops.Shape: _shape,
+    ops.Shape_i: _shape_i,
+    ops.MakeVector: _make_vector,
+    ops.Join: _join,
+    ops.ARange: _arange,
+    ops.ScalarFromTensor: _copy,
+    ops.TensorFromScalar: _copy,
+    ops.Rebroadcast: _copy,
+    ops.IncSubtensor: _first,
+    ops.Subtensor: _subtensor,
+    ops.Elemwise: _elementwise,
+    ops.DimShuffle: _dimshuffle,
+    **dict.fromkeys(_REDUCTIONS, _reduction),
+    ops.Dot: _dot,
+    ops.Blockwise: _blockwise,
+    ops.SpecifyShape: _specified,
+    ops.Alloc: _alloc,
+    ops.AllocEmpty: _alloc,
+    ops.Reshape: _reshape,
+}

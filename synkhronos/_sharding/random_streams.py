@@ -1,0 +1,94 @@
+"""Random draws with a stream of its own for each rank, which draws what it needs and no more.
+
+Whether a stream differs between ranks is for all its draws alike: those of a size that has the rows take one that does,
+all others one that does not. The states that draws leave are of the stream that they began with. That is a shared
+variable, or else the draws are the serial program's, as in the steps of a loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from synkhronos._backends import NO_TENSORS, SharedVariable, T, io_toposort, ops
+from synkhronos._sharding.placements import ONE, Length, Placed, Replicate, Shard, described
+from synkhronos._sharding.propagate import Rule, Walk
+
+__all__ = ["OwnDraws"]
+
+
+class OwnDraws:
+    """The rule for draws of a graph, and which states differ between ranks then.
+
+    Attributes
+    ----------
+    rules : dict
+        For nodes whose inputs are whole, and for others.
+    """
+
+    def __init__(self) -> None:
+        self.rules: dict[type, Rule] = dict.fromkeys(ops.DRAWS, self._draw)
+        self._is_own: dict[Any, bool] = {}  # by stream
+        self._streams: dict[Any, Any] = {}  # by the states that draws leave
+        self._mixed: list[Any] = []  # drawn from a stream of both kinds
+
+    @property
+    def states(self) -> list[Any]:
+        """The shared variables that differ between ranks."""
+        return [stream for stream, is_own in self._is_own.items() if is_own]
+
+    def check(self, outputs: Sequence[Any], updates: Sequence[tuple[Any, Any]]) -> None:
+        """Refuse streams of both kinds, and what else uses states that differ, such as a loop that draws from one."""
+        if self._mixed:
+            raise ValueError(
+                f'random="own": {described(self._mixed[0])} is drawn from a stream of which other numbers are drawn, '
+                "some for each row, some the same on all ranks: make a RandomStreams for each kind"
+            )
+        uses = [one for one in outputs if self._differs(one)]
+        uses += [var for var, new in updates if self._differs(new) and self._streams.get(new) is not var]
+        for node in io_toposort([], [*outputs, *(new for _, new in updates)]):
+            if type(node.op) not in self.rules and any(map(self._differs, node.inputs)):
+                uses.append(node.outputs[0])
+        if uses:
+            raise ValueError(
+                f'random="own": {described(uses[0])} uses a stream of which each row has its own draws: '
+                "make a RandomStreams for each"
+            )
+
+    def _differs(self, variable: Any) -> bool:
+        return self._is_own.get(self._streams.get(variable, variable), False)
+
+    def _draw(self, walk: Walk, node: Any) -> str | Sequence[Placed]:
+        state, size, *arguments = node.inputs
+        entries = self._shape_of(walk, node)
+        places = [axis for axis, length in enumerate(entries) if walk.lengths.per_row(length) is not None]
+        fits = ops.draws_each(node.op) and all(one.ndim in (0, node.outputs[1].ndim) for one in arguments)
+        stream = self._streams.get(state, state)
+        is_own = bool(places) and fits and isinstance(stream, SharedVariable)
+        if self._is_own.setdefault(stream, is_own) != is_own:
+            self._mixed.append(node.outputs[1])
+            return "its stream is of both kinds"  # which `check` refuses
+        self._streams[node.outputs[0]] = stream
+        if not is_own:
+            return walk.computed_whole(node, "an argument of a random draw")
+        per_row = walk.lengths.per_row(entries[places[0]])
+        assert per_row is not None  # by the choice of places
+        shard = Shard(places[0], ONE, per_row)
+        here = list(map(walk.lengths.value, entries))
+        here[shard.axis] = walk.lengths.here(per_row)
+        parts = [walk.part(one, shard, broadcasts=True) if one.ndim else walk.whole(one) for one in arguments]
+        if not isinstance(size.type, NO_TENSORS):
+            size = T.cast(ops.MakeVector("int64")(*here), size.dtype)
+        new_state, drawn = node.op.make_node(walk.new(state), size, *parts).outputs
+        return [Placed(new_state, Replicate()), Placed(drawn, shard)]
+
+    @staticmethod
+    def _shape_of(walk: Walk, node: Any) -> Sequence[Length]:
+        """What is known of the shape of what is drawn: that is given, or else that of the arguments."""
+        _, size, *arguments = node.inputs
+        if not isinstance(size.type, NO_TENSORS):
+            return walk.lengths.vector(size) or ()
+        drawn, dims = node.outputs[1], [walk.lengths.dims(one) for one in arguments if one.ndim]
+        if any(len(each) != drawn.ndim for each in dims):
+            return ()
+        return [next((each[axis] for each in dims if each[axis] != ONE), ONE) for axis in range(drawn.ndim)]

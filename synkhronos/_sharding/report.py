@@ -1,0 +1,213 @@
+"""What a user sees of a division: where ranks meet, for the sake of what, and what was computed whole.
+
+A picture of the user's graph: where the rows of each value are, by colours, and where ranks meet.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from typing import Any, Callable, NamedTuple
+
+import numpy as np
+
+from synkhronos._backends import Constant, TensorType, io_toposort
+from synkhronos._graph.ops import UNNUMBERED, collectives_of
+from synkhronos._sharding.placements import Partial, Shard, line_of
+from synkhronos._sharding.propagate import Walk
+from synkhronos._sharding.rank_ops import Collective
+
+__all__ = ["Entry", "Partition", "draw"]
+
+
+_TITLES = ("meeting", "collective", "variable", "bytes", "line", "why")
+
+
+class Entry(NamedTuple):
+    """One collective of an exact function.
+
+    Attributes
+    ----------
+    collective : str
+        ``"all-reduce (sum)"``, ``"all-gather"``, …
+    variable : str
+        What is reduced or gathered, as the engine names it.
+    n_bytes : int or None
+        The size of the result on each rank, in bytes; as it was in the first call. Before, and in loops, it is known
+        only where the type of the variable tells.
+    line : str
+        The line of the program where the variable was made: file, number and text; empty where that is not known.
+    reason : str
+        Why something is gathered.
+    meeting : int or None
+        Those of one number meet together, in the order of the numbers; ``None`` in loops, and
+        where nothing is optimised.
+    """
+
+    collective: str
+    variable: str
+    n_bytes: int | None
+    line: str
+    reason: str
+    meeting: int | None
+
+
+class Partition(list):
+    """The collectives of an exact function, as it is executed: a list of `Entry`.
+
+    Equal ones have been merged, and those that do not depend on each other meet together.
+
+    Parameters
+    ----------
+    collectives : list of Collective
+        Labelled by their places.
+    compiled : theano function
+    draw : callable
+        ``draw(path)`` makes the picture.
+    """
+
+    def __init__(self, collectives: Sequence[Collective], compiled: Any, draw: Callable[[str], None]) -> None:
+        super().__init__()
+        self._draw = draw
+        for op in collectives_of(compiled):
+            sizes = op.n_bytes or (None,) * len(op.labels)
+            number = None if op.number == UNNUMBERED else op.number  # where nothing is optimised
+            self += [_entry(collectives[label], n_bytes, number) for label, n_bytes in zip(op.labels, sizes)]
+        self += [_entry(one, None, None) for one in collectives if one.is_within]
+
+    def picture(self, path: str) -> None:
+        """Draw the program's graph, coloured by where the rows of each value are, with its collectives.
+
+        Parameters
+        ----------
+        path : str
+            Of the file. Its ending is the format: ``".dot"`` (text), or one of those of Graphviz, such as ``".svg"``.
+
+        Raises
+        ------
+        RuntimeError
+            Where Graphviz is needed and is not there, or fails.
+        """
+        self._draw(str(path))
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        return [
+            (
+                "" if one.meeting is None else str(one.meeting),
+                one.collective,
+                one.variable,
+                "" if one.n_bytes is None else str(one.n_bytes),
+                one.line,
+                one.reason,
+            )
+            for one in self
+        ]
+
+    def _sum(self) -> str:
+        sizes = [one.n_bytes for one in self]
+        n_meetings = len({one.meeting for one in self} - {None})
+        known = sum(size for size in sizes if size is not None)
+        more = ", and what is not known: before the first call, and in loops" if None in sizes else ""
+        return f"collectives: {len(self)}; meetings: {n_meetings}; bytes: {known}{more}"
+
+    def __repr__(self) -> str:
+        if not self:
+            return "no collectives"
+        rows = [_TITLES, *self._rows()]
+        widths = [min(40, max(len(row[i]) for row in rows)) for i in range(len(_TITLES))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+        return "\n".join([*lines, self._sum()])
+
+    def _repr_html_(self) -> str:
+        def cells(row: tuple[str, ...], kind: str) -> str:
+            return "<tr>" + "".join(f"<{kind}>{html.escape(cell)}</{kind}>" for cell in row) + "</tr>"
+
+        body = cells(_TITLES, "th") + "".join(cells(row, "td") for row in self._rows())
+        return f"<table><caption>{self._sum()}</caption>{body}</table>"
+
+
+def _entry(one: Collective, n_bytes: int | None, meeting: int | None) -> Entry:
+    size = _n_bytes(one.variable) if n_bytes is None else n_bytes
+    return Entry(one.kind, str(one.variable), size, line_of(one.variable), one.reason, meeting)
+
+
+def _n_bytes(variable: Any) -> int | None:
+    """The size of a variable whose shape its type tells."""
+    is_known = isinstance(variable.type, TensorType) and all(variable.broadcastable)
+    return int(np.dtype(variable.dtype).itemsize) if is_known else None
+
+
+_COLOURS = {"replicated": "#e0e0e0", "sharded": "#9ecae1", "a part of a sum": "#fdd0a2"}
+_MEETING = "#cb181d"
+
+
+def draw(walk: Walk, outputs: Sequence[Any], path: str) -> None:
+    """Write a picture of all that some variables are computed of.
+
+    Raises
+    ------
+    RuntimeError
+        Where Graphviz is needed and is not there, or fails.
+    """
+    text = "\n".join(_lines(walk, outputs)) + "\n"
+    kind = os.path.splitext(path)[1].lstrip(".") or "dot"
+    if kind == "dot":
+        with open(path, "w") as file:
+            file.write(text)
+        return
+    program = shutil.which("dot")
+    if program is None:
+        raise RuntimeError(
+            f"picture: {path} needs the program dot of Graphviz (apt install graphviz), which is not there; a path "
+            "that ends in .dot needs nothing"
+        )
+    done = subprocess.run([program, f"-T{kind}", "-o", path], input=text, text=True, capture_output=True)
+    if done.returncode:
+        raise RuntimeError(f"picture: dot failed for {path}: {done.stderr.strip()}")
+
+
+def _lines(walk: Walk, outputs: Sequence[Any]) -> Iterator[str]:
+    """The text in Graphviz's language."""
+    yield 'digraph partition {\nnode [style=filled, fontname="sans-serif", shape=box];'
+    for what, colour in _COLOURS.items():
+        yield f'"{what}" [fillcolor="{colour}"];'
+    yield f'"ranks meet" [fillcolor=white, color="{_MEETING}", penwidth=3];'
+    kinds = {one.variable: one.kind for one in walk.met}
+    names: dict[Any, str] = {}
+    reduced: set[Any] = set(kinds)  # and what is computed of these alone: no part of a sum any more
+    for node in io_toposort([], list(outputs)):
+        sums = [one for one in node.inputs if walk.knows(one) and isinstance(walk.placement(one), Partial)]
+        if sums and reduced.issuperset(sums):
+            reduced.update(node.outputs)
+        for variable in node.inputs:
+            if variable.owner is None and variable not in names and not isinstance(variable, Constant):
+                names[variable] = f"v{len(names)}"
+                yield _box(names[variable], str(variable), _kind(walk, variable, kinds, reduced), variable, kinds)
+        own = f"v{len(names)}"
+        names.update(dict.fromkeys(node.outputs, own))
+        names[node] = own
+        yield _box(own, str(node.op), _kind(walk, node.outputs[0], kinds, reduced), node.outputs[0], kinds)
+        yield from (f"{names[one]} -> {own};" for one in node.inputs if one in names)
+    yield "}"
+
+
+def _box(name: str, title: str, kind: str, variable: Any, kinds: dict[Any, str]) -> str:
+    meeting = kinds.get(variable)
+    lines = [title, *([str(variable.name)] if variable.name and variable.name != title else [])]
+    border = f', color="{_MEETING}", penwidth=3' if meeting else ""
+    label = "\\n".join(line.replace("\\", "").replace('"', "'") for line in [*lines, *([meeting] if meeting else [])])
+    return f'{name} [label="{label}", fillcolor="{_COLOURS.get(kind, "white")}"{border}];'
+
+
+def _kind(walk: Walk, variable: Any, kinds: dict[Any, str], reduced: set[Any]) -> str:
+    """What a rank holds of a value; of one that ranks reduce, what it holds before."""
+    if not walk.knows(variable):
+        return ""
+    placement = walk.placement(variable)
+    if isinstance(placement, Shard):
+        return "sharded"
+    is_part = isinstance(placement, Partial) and (variable in kinds or variable not in reduced)
+    return "a part of a sum" if is_part else "replicated"

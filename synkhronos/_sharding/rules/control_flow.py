@@ -1,0 +1,342 @@
+"""The steps of a Scan: its inner graph, walked over with given placements of the states.
+
+What the steps have of the graph outside, the user's variables, stands in for the inner ones: so the walk knows it all
+by now, and what is gathered, reduced or cut of it is so once, before the loop.
+
+Scan: its steps are divided by the same rules, once it is known where the rows of its states are.
+
+The placements of the states are found by trying: what begins in rows, or becomes that in a step, stays in rows, if each
+step leaves it so; a sum over rows that steps only add to waits for the end of the loop; all other states are whole.
+Each try walks over a step anew. A state gets rows once and loses them once, so that tries come to an end.
+
+IfElse: ranks must take the same branch, so that the condition is whole; what both branches give is placed alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from synkhronos._backends import (
+    NO_TENSORS,
+    Apply,
+    Constant,
+    T,
+    TensorType,
+    ancestors,
+    io_toposort,
+    ops,
+    retyped,
+    substituted,
+)
+from synkhronos._sharding.placements import Length, Partial, Placed, Placement, Replicate, Shard, copied
+from synkhronos._sharding.propagate import RULES, Walk
+from synkhronos._sharding.rules.reductions import is_summed, is_zero
+
+__all__ = ["Steps"]
+
+
+_WHOLE = "a state that is whole"
+
+
+class Steps:
+    """One try.
+
+    Parameters
+    ----------
+    walk : Walk
+    node : Apply
+        Of a Scan in the user's graph.
+    loop : Loop
+        What it is made of.
+    placements : list of Placement
+        Of one entry of each state.
+    """
+
+    def __init__(self, walk: Walk, node: Any, loop: Any, placements: Sequence[Placement]) -> None:
+        self._walk, self._node, self._loop, self._placements = walk, node, loop, placements
+        self._entries: list[Any] = []  # what differs from step to step
+        self._n_met = len(walk.met)
+        replaced = {}
+        for inner, outer in loop.sequences:
+            replaced[inner] = self._enter(inner, outer, _of_entry(walk.placement(outer)))
+        self._states = []
+        for (taps, outer), placement in zip(loop.states, placements):
+            for inner in taps:
+                replaced[inner] = self._enter(inner, outer, placement)
+            self._states.append([replaced[inner] for inner in taps])
+        for inner, _ in loop.shared:
+            replaced[inner] = self._enter(inner, None, Replicate())
+        for inner, outer in loop.others:
+            replaced[inner] = inner.type.filter_variable(outer)
+        self._outputs = substituted(loop.inputs, loop.outputs, replaced)
+        walk.run(self._outputs)
+        self._new_states = loop.new_states(self._outputs)
+
+    def _enter(self, inner: Any, outer: Any, placement: Placement) -> Any:
+        entry = inner.clone()
+        if isinstance(placement, Shard) and not inner.broadcastable[placement.axis]:
+            entry = retyped(inner, free=(placement.axis,))(inner.name)
+        self._entries.append(entry)
+        if outer is not None:
+            for axis, length in enumerate(self._walk.lengths.dims(outer)[1:]):
+                if not entry.broadcastable[axis]:
+                    self._walk.lengths.set_length(entry, axis, length)
+        self._walk.put(entry, Placed(entry, placement))
+        return entry
+
+    # -- what came of it
+
+    def rows_of(self, i: int) -> Shard | None:
+        """The rows that a state has after a step, if any, with places that are the same in all steps."""
+        found = [self._walk.placement(new) for new in self._new_states[i]]
+        shard = next((one for one in found if isinstance(one, Shard)), None)
+        return shard if shard is not None and self._are_fixed(shard.outer, shard.inner) else None
+
+    def keeps(self, i: int) -> bool:
+        """Whether a state is placed after a step as it was before; whole ones may be made whole.
+
+        A sum that waits must not be needed within a step.
+        """
+        placement = self._placements[i]
+        if isinstance(placement, Replicate):
+            return True
+        if isinstance(placement, Partial) and any(map(self._walk.was_made_whole, self._states[i])):
+            return False
+        return all(self._walk.placement(new) == placement for new in self._new_states[i])
+
+    def meets_for(self, i: int) -> bool:
+        """Whether ranks meet in each step for the sake of a state."""
+        inside = self._inside([])
+        results = {one.result for one in self._walk.met[self._n_met :] if one.result in inside}
+        return all(
+            isinstance(self._walk.placement(new), Partial) or not results.isdisjoint(ancestors([self._walk.new(new)]))
+            for new in self._new_states[i]
+        )
+
+    def _inside(self, more: Iterable[Any]) -> set[Any]:
+        """All that is computed in each step anew."""
+        outputs = [*map(self._walk.new, self._outputs), *(one.result for one in self._walk.met[self._n_met :]), *more]
+        found = set(self._entries)
+        for node in io_toposort(self._entries, outputs):
+            if not found.isdisjoint(node.inputs):
+                found.update(node.outputs)
+        return found
+
+    def _are_fixed(self, *lengths: Length) -> bool:
+        """Whether lengths are known outside of the loop."""
+        return set(self._entries).isdisjoint(ancestors(list(map(self._walk.lengths.value, lengths))))
+
+    # -- the Scan
+
+    def scan(self) -> list[Placed]:
+        """The divided Scan's outputs, with their placements."""
+        walk, loop = self._walk, self._loop
+        outputs, placements = self._divided()
+        outside = self._outside(outputs)
+        within = [one.type() for one in outside]
+        steps = substituted([*self._entries, *outside], outputs, dict(zip(outside, within)))
+        divided = loop.like([*self._entries, *within], steps)
+        given = [
+            walk.whole(loop.n_steps, "the number of steps"),
+            *(self._sequence(outer) for _, outer in loop.sequences),
+            *(self._state(outer, placement) for (_, outer), placement in zip(loop.states, self._placements)),
+            *(walk.whole(outer) for _, outer in loop.shared),
+            *map(walk.whole, loop.lengths),
+            *outside,
+        ]
+        results = divided(*given, return_list=True)
+        walk.meet_within(results[0], self._inside(outputs))
+        self._tell_lengths()
+        return [Placed(result, placement) for result, placement in zip(results, placements)]
+
+    def _divided(self) -> tuple[list[Any], list[Placement]]:
+        """What each step gives, and how the Scan's outputs are placed."""
+        walk, loop = self._walk, self._loop
+        outputs: list[Any] = []
+        placements: list[Placement] = []
+        for news, placement in zip(self._new_states, self._placements):
+            outputs += [self._as_before(new, placement) for new in news]
+            placements.append(_of_all(placement))
+        for output in loop.results(self._outputs):
+            placement = walk.placement(output)
+            if isinstance(placement, Shard) and not self._are_fixed(placement.outer, placement.inner):
+                outputs.append(walk.whole(output, "its places are known within the loop alone"))
+                placements.append(Replicate())
+            else:
+                outputs.append(walk.new(output))
+                placements.append(_of_all(placement))
+        outputs += [walk.whole(one) for one in self._outputs[len(outputs) :]]  # of shared variables; a condition
+        return outputs, [*placements, *[Replicate()] * len(loop.shared)]
+
+    def _as_before(self, new: Any, placement: Placement) -> Any:
+        return self._walk.whole(new, _WHOLE) if isinstance(placement, Replicate) else self._walk.new(new)
+
+    def _sequence(self, outer: Any) -> Any:
+        steps_over_rows = isinstance(placement := self._walk.placement(outer), Shard) and placement.axis == 0
+        return self._walk.whole(outer, "steps over rows") if steps_over_rows else self._walk.new(outer)
+
+    def _state(self, outer: Any, placement: Placement) -> Any:
+        """What a state begins with, of the placement of its entries."""
+        walk = self._walk
+        if isinstance(placement, Shard):
+            return walk.part(outer, placement.moved(placement.axis + 1))
+        if isinstance(placement, Partial) and isinstance(walk.placement(outer), Partial):
+            return walk.new(outer)
+        whole = walk.whole(outer, _WHOLE)
+        if isinstance(placement, Replicate) or _begins_with_zero(outer):
+            return whole
+        return T.switch(T.eq(walk.rows.first, 0), whole, T.zeros_like(whole))  # of those that count, one has row 0
+
+    def _outside(self, outputs: Sequence[Any]) -> list[Any]:
+        """What is computed before the loop, of all that steps need; Theano's numbers that are no tensors follow it."""
+        inside = self._inside(outputs)
+        waiting = [one for one in outputs if one not in inside]
+        for node in io_toposort(self._entries, outputs):
+            if not inside.isdisjoint(node.outputs):
+                waiting += [one for one in node.inputs if one not in inside]
+        found: dict[Any, None] = {}
+        while waiting:
+            one = waiting.pop(0)
+            if isinstance(one, Constant) or one in found:
+                continue
+            if one.owner is not None and isinstance(one.type, NO_TENSORS):
+                waiting += one.owner.inputs
+            else:
+                found[one] = None
+        return list(found)
+
+    def _tell_lengths(self) -> None:
+        """Take notice of how long the outputs are, but for those of a loop that may end before."""
+        loop, lengths, outputs = self._loop, self._walk.lengths, self._node.outputs
+        for output, (_, outer) in zip(outputs, loop.states):
+            for axis, length in enumerate(lengths.dims(outer)):
+                if not output.broadcastable[axis] and (axis or not loop.is_while):
+                    lengths.set_length(output, axis, length)
+        of_steps = zip(loop.lengths, loop.results(self._outputs))
+        for output, (n_steps, inner) in zip(outputs[len(loop.states) :], of_steps):
+            for axis, length in enumerate(lengths.dims(inner), 1):
+                if not output.broadcastable[axis] and self._are_fixed(length):
+                    lengths.set_length(output, axis, length)
+            length = lengths.scalar(n_steps)
+            if not loop.is_while and lengths.is_sure(length):
+                lengths.set_length(output, 0, length)
+
+
+def _of_entry(placement: Placement) -> Placement:
+    """The placement of an entry of a sequence; of those that are made whole for the loop, too."""
+    if isinstance(placement, Shard):
+        return placement.moved(placement.axis - 1) if placement.axis else Replicate()
+    return placement
+
+
+def _of_all(placement: Placement) -> Placement:
+    """The placement of all entries, which lie along a new axis 0."""
+    return placement.moved(placement.axis + 1) if isinstance(placement, Shard) else placement
+
+
+def _begins_with_zero(outer: Any) -> bool:
+    """Whether all that a state begins with is zero, but for what its steps write."""
+    node = outer.owner
+    if node is not None and isinstance(node.op, ops.IncSubtensor) and isinstance(node.inputs[0].owner, Apply):
+        return isinstance(node.inputs[0].owner.op, ops.AllocEmpty) and is_zero(node.inputs[1])
+    return is_zero(outer)
+
+
+def _scan(walk: Walk, node: Any) -> str | Sequence[Placed]:
+    loop = ops.read_loop(node)
+    mapped = _mapped(walk, node, loop)
+    return mapped if mapped is not None else _settled(walk, node, loop).scan()
+
+
+def _settled(walk: Walk, node: Any, loop: Any) -> Steps:
+    """The steps, walked over with placements of the states that they keep."""
+    n_gathered = len(walk.gathered)
+    states = [outer for _, outer in loop.states]
+    placements: list[Placement] = [_inside(walk.placement(outer)) for outer in states]
+    fixed: set[int] = set()  # states that turned out to be whole
+    may_wait = True
+    while True:
+        del walk.gathered[n_gathered:]
+        steps = Steps(walk, node, loop, placements)
+        rows = {i: steps.rows_of(i) for i in range(len(states)) if i not in fixed}
+        changes: dict[int, Placement] = {
+            i: shard for i, shard in rows.items() if shard is not None and not isinstance(placements[i], Shard)
+        }
+        if not changes:
+            wrong = [i for i in range(len(states)) if not steps.keeps(i)]
+            fixed.update(wrong)
+            changes = dict.fromkeys(wrong, Replicate())
+        if not changes and may_wait:
+            may_wait = False
+            changes = {
+                i: Partial()
+                for i, outer in enumerate(states)
+                if i not in fixed and is_summed(outer) and not isinstance(placements[i], Shard) and steps.meets_for(i)
+            }
+        if not changes:
+            return steps
+        placements = [changes.get(i, placement) for i, placement in enumerate(placements)]
+
+
+def _inside(placement: Placement) -> Placement:
+    """Where the rows of one entry of a state are, or of a sequence, at first: sums are whole."""
+    is_inside = isinstance(placement, Shard) and placement.axis > 0
+    return placement.moved(placement.axis - 1) if is_inside else Replicate()  # type: ignore[union-attr]
+
+
+def _mapped(walk: Walk, node: Any, loop: Any) -> Sequence[Placed] | None:
+    """A map over the rows, whose steps are independent of each other: each rank maps its own."""
+    lengths, sequences = walk.lengths, [outer for _, outer in loop.sequences]
+    placements = [walk.placement(one) for one in sequences]
+    shard = next((one for one in placements if isinstance(one, Shard) and one.axis == 0), None)
+    if shard is None or loop.shared or loop.is_while or loop.states:
+        return None
+    if any(lengths.scalar(one) != shard.length for one in [loop.n_steps, *loop.lengths]):
+        return None
+    if any(lengths.dims(one)[0] != shard.length for one in sequences):
+        return None
+    here = lengths.here(shard.outer.times(shard.inner))
+    inputs = [
+        here,
+        *(walk.part(one, shard) for one in sequences),
+        *[here] * len(loop.lengths),
+        *(walk.whole(outer, "what all steps of a map over rows need") for _, outer in loop.others),
+    ]
+    return [Placed(output, shard) for output in copied(node, inputs)]
+
+
+RULES.update({ops.Scan: _scan})
+
+
+def _if_else(walk: Walk, node: Any) -> str | Sequence[Placed]:
+    n = node.op.n_outs
+    condition, pairs = node.inputs[0], list(zip(node.inputs[1 : 1 + n], node.inputs[1 + n :]))
+    placements = [_of_both(walk, pair) for pair in pairs]
+    branches = [[_placed(walk, pair[i], placement) for pair, placement in zip(pairs, placements)] for i in (0, 1)]
+    outputs = copied(node, [walk.whole(condition, "a condition"), *branches[0], *branches[1]])
+    for output, pair in zip(node.outputs, pairs):
+        if isinstance(output.type, TensorType):
+            for axis, (one, other) in enumerate(zip(*map(walk.lengths.dims, pair))):
+                if one == other and not output.broadcastable[axis]:
+                    walk.lengths.set_length(output, axis, one)
+    return [Placed(output, placement) for output, placement in zip(outputs, placements)]
+
+
+def _of_both(walk: Walk, pair: Sequence[Any]) -> Placement:
+    """A placement that both can have: rows, where both are known to have as many places for them."""
+    found = [walk.placement(one) for one in pair]
+    shard = walk.shard_of(pair)
+    if shard is not None:
+        lengths = {walk.lengths.dims(one)[shard.axis] for one in pair}
+        return shard if lengths == {shard.length} else Replicate()
+    return Partial() if found == [Partial(), Partial()] else Replicate()
+
+
+def _placed(walk: Walk, variable: Any, placement: Placement) -> Any:
+    if isinstance(placement, Shard):
+        return walk.part(variable, placement)
+    return walk.new(variable) if isinstance(placement, Partial) else walk.whole(variable, "another branch is whole")
+
+
+RULES.update({ops.IfElse: _if_else})

@@ -1,0 +1,94 @@
+"""Elementwise operations: each place is computed of the same place of the inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from synkhronos._backends import NotScalarConstantError, get_scalar_constant_value, ops, scalar
+from synkhronos._sharding.lengths import constant_of
+from synkhronos._sharding.placements import Partial, Placed, Replicate, copied
+from synkhronos._sharding.propagate import MAKERS, RULES, Walk
+from synkhronos._sharding.rules.reductions import is_zero
+
+__all__: list[str] = []
+
+
+def _elementwise(walk: Walk, node: Any) -> str | Sequence[Placed]:
+    shard = walk.shard_of(node.inputs)
+    if shard is None:
+        return _of_sums(walk, node)
+    # Elemwise compares the lengths of what is not broadcastable
+    inputs = [walk.part(one, shard, lenient=True) for one in node.inputs]
+    return [Placed(output, shard) for output in copied(node, inputs)]
+
+
+def _of_sums(walk: Walk, node: Any) -> Sequence[Placed]:
+    """Of what is still to be summed over ranks, and wholes: what is linear may be computed before the sum.
+
+    Not so factors that are not constants: 0 × inf on one rank would make NaN of what is inf in the serial program.
+    """
+    partial = [isinstance(walk.placement(one), Partial) for one in node.inputs]
+    inputs, kind = list(map(walk.new, node.inputs)), node.op.scalar_op
+    # whole numbers that overflow do so alike in one dtype alone
+    same = all(one.dtype == node.outputs[0].dtype for one, is_sum in zip(node.inputs, partial) if is_sum)
+    is_linear = False
+    if isinstance(kind, (scalar.Add, scalar.Sub)):
+        is_linear = same and all(is_sum or is_zero(one) for one, is_sum in zip(node.inputs, partial))
+    elif isinstance(kind, (scalar.Neg, scalar.Identity)):
+        is_linear = same
+    elif isinstance(kind, scalar.Cast):
+        is_linear = node.inputs[0].dtype == "float32" and node.outputs[0].dtype == "float64"
+    elif isinstance(kind, scalar.Mul):
+        factors = [one for one, is_sum in zip(node.inputs, partial) if not is_sum]
+        is_linear = same and len(factors) == len(partial) - 1 and all(map(_scales, factors))
+    elif isinstance(kind, scalar.TrueDiv):
+        is_linear = same and partial == [True, False] and (_scales(node.inputs[1]) or _counts(walk, node.inputs[1]))
+    elif isinstance(kind, scalar.Second) and not partial[1]:  # only the shape of the first counts
+        return [Placed(output, Replicate()) for output in copied(node, inputs)]
+    if not is_linear:
+        return walk.computed_whole(node)
+    return [Placed(output, Partial()) for output in copied(node, inputs)]
+
+
+def _scales(variable: Any) -> bool:
+    """Whether a variable is one finite number other than zero."""
+    try:
+        value = get_scalar_constant_value(variable)
+    except NotScalarConstantError:
+        return False
+    return 0 < abs(value) < float("inf")
+
+
+def _counts(walk: Walk, variable: Any) -> bool:
+    """Whether a variable is rows × a positive constant, as means are divided by; 0 of 0 rows is NaN all the same."""
+    node = variable.owner
+    if node is not None and isinstance(node.op, ops.DimShuffle):
+        return _counts(walk, node.inputs[0])
+    length = None
+    if _is_cast(node) and variable.ndim == 0:
+        length = walk.lengths.scalar(node.inputs[0])
+    elif node is not None and isinstance(node.op, ops.Subtensor) and _is_cast(node.inputs[0].owner):
+        # T.mean casts all lengths at once
+        numbers = walk.lengths.vector(node.inputs[0].owner.inputs[0])
+        place = constant_of(ops.basic_index(node.inputs, node.op)[0])
+        length = numbers[place] if numbers is not None and place is not None else None
+    return length is not None and length.constant > 0 and set(length.symbols) == {0}
+
+
+def _is_cast(node: Any) -> bool:
+    return node is not None and isinstance(node.op, ops.Elemwise) and isinstance(node.op.scalar_op, scalar.Cast)
+
+
+def _fill(walk: Walk, node: Any) -> Sequence[Placed]:
+    """A number that is filled with another, as gradients begin, is the other: the first may cost a collective."""
+    value = node.inputs[-1]
+    if isinstance(node.op.scalar_op, scalar.Second) and value.ndim == 0 and value.type == node.outputs[0].type:
+        return [Placed(walk.new(value), Replicate())]
+    return walk.computed_whole(node)
+
+
+RULES.update({ops.Elemwise: _elementwise})
+
+#: For nodes of whole inputs.
+MAKERS.update({ops.Elemwise: _fill})

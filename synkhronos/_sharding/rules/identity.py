@@ -1,0 +1,81 @@
+"""Operations that hand their first input on: views, checks, and what only gradients see.
+
+Operations that are computed as expressions, which are divided in their place: inner graphs, and some of Theano's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable
+
+from synkhronos._backends import ops
+from synkhronos._sharding.placements import Placed, Shard, copied
+from synkhronos._sharding.propagate import RULES, Rule, Walk
+
+__all__ = ["inner_graph"]
+
+
+def _pass(walk: Walk, node: Any) -> str | Sequence[Placed]:
+    first, *others = node.inputs
+    inputs = [walk.new(first), *(walk.whole(one, "a condition") for one in others)]
+    return [Placed(output, walk.placement(first)) for output in copied(node, inputs)]
+
+
+def _shuffle(walk: Walk, node: Any) -> str | Sequence[Placed]:
+    placement = walk.placement(node.inputs[0])
+    if isinstance(placement, Shard):
+        if placement.axis not in node.op.new_order:
+            return "the axis that holds rows is dropped"
+        placement = placement.moved(node.op.new_order.index(placement.axis))
+    return [Placed(output, placement) for output in copied(node, [walk.new(node.inputs[0])])]
+
+
+_PASSING = (
+    ops.ViewOp,
+    ops.OutputGuard,
+    ops.DeepCopyOp,
+    ops.Rebroadcast,
+    ops.CpuContiguous,
+    ops.ConsiderConstant,
+    ops.DisconnectedGrad,
+    ops.GradClip,
+    ops.GradScale,
+    ops.UndefinedGrad,
+    ops.ZeroGrad,
+    ops.Assert,
+    ops.CheckAndRaise,
+)
+
+RULES.update({**dict.fromkeys(_PASSING, _pass), ops.DimShuffle: _shuffle})
+
+
+def _expressed(rewrite: Callable[[Any], Any]) -> Rule:
+    """The rule of an Op that a function of the engine takes apart: of a node it makes expressions, or nothing."""
+
+    def rule(walk: Walk, node: Any) -> str | Sequence[Placed]:
+        expressions = rewrite(node)
+        if not expressions or any(_differ(*pair) for pair in zip(expressions, node.outputs)):
+            return "there is no expression for it"
+        walk.run(expressions)
+        return [Placed(walk.new(one), walk.placement(one)) for one in expressions]
+
+    return rule
+
+
+def _differ(one: Any, other: Any) -> bool:
+    return (one.dtype, one.broadcastable) != (other.dtype, other.broadcastable)
+
+
+def inner_graph(walk: Walk, node: Any) -> Sequence[Placed]:
+    """The inner graph of an operation that is nothing else, and whose gradients the program has taken by now."""
+    expressions = ops.inlined(node)
+    walk.run(expressions)
+    return [Placed(walk.new(one), walk.placement(one)) for one in expressions]
+
+
+RULES.update(
+    {
+        ops.OpFromGraph: inner_graph,
+        **{kind: _expressed(rewrite) for kind, rewrite in ops.EXPRESSED.items()},
+    }
+)

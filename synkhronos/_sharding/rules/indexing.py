@@ -1,0 +1,238 @@
+"""Indexing, and its gradients: rows stay where all are taken in order; tables that are whole are looked up by rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from synkhronos._backends import INTEGERS, T, TensorType, ops
+from synkhronos._sharding.placements import ONE, Partial, Placed, Replicate, Shard, copied
+from synkhronos._sharding.propagate import RULES, Walk
+from synkhronos._sharding.rules.reductions import is_summed, is_zero
+
+__all__: list[str] = []
+
+_PICKED = "rows are picked"
+
+
+def _index(walk: Walk, variable: Any, inputs: Sequence[Any], op: Any) -> list[Any]:
+    """The basic index of a node; ``slice(None)`` wherever it takes all."""
+    index, dims = ops.basic_index(inputs, op), walk.lengths.dims(variable)
+    return [slice(None) if walk.lengths.takes_all(one, dims[axis]) else one for axis, one in enumerate(index)]
+
+
+def _axis_after(index: Sequence[Any], axis: int) -> int | None:
+    """Where an axis is after basic indexing; ``None`` where not all of it is taken in order."""
+    if len(index) > axis and index[axis] != slice(None):
+        return None
+    return axis - sum(not isinstance(one, slice) for one in index[:axis])
+
+
+def _part_of_increment(walk: Walk, y: Any, shard: Shard, axis: int, n_axes: int) -> Any:
+    """What is put where x[index], of so many axes, has its rows along an axis; y may have fewer axes."""
+    own = axis - (n_axes - y.ndim)
+    return walk.whole(y, _PICKED) if own < 0 else walk.part(y, shard.moved(own), broadcasts=True)
+
+
+def _subtensor(walk: Walk, node: Any) -> str | Sequence[Placed]:
+    variable, *numbers = node.inputs
+    placement = walk.placement(variable)
+    inputs = [walk.new(variable), *map(walk.whole, numbers)]
+    if isinstance(placement, Shard):
+        axis = _axis_after(_index(walk, variable, node.inputs, node.op), placement.axis)
+        if axis is None:
+            return _PICKED
+        placement = placement.moved(axis)
+    return [Placed(copied(node, inputs)[0], placement)]
+
+
+def _inc_subtensor(walk: Walk, node: Any) -> str | Sequence[Placed]:
+    x, y, *numbers = node.inputs
+    index = _index(walk, x, node.inputs[1:], node.op)
+    n_axes = x.ndim - sum(not isinstance(one, slice) for one in index)
+    of_x, of_y = walk.placement(x), walk.placement(y)
+    if isinstance(of_x, Shard):
+        shard = of_x
+    elif isinstance(of_y, Shard):
+        place = of_y.axis + n_axes - y.ndim
+        axes = [axis for axis in range(x.ndim) if _axis_after(index, axis) == place]
+        if not axes:
+            return _PICKED
+        shard = of_y.moved(axes[-1])
+    elif _are_sums(walk, node):
+        return [Placed(copied(node, [walk.new(x), walk.new(y), *map(walk.whole, numbers)])[0], Partial())]
+    else:
+        return walk.computed_whole(node)
+    axis = _axis_after(index, shard.axis)
+    if axis is None or x.broadcastable[shard.axis]:
+        return _PICKED
+    inputs = [walk.part(x, shard), _part_of_increment(walk, y, shard, axis, n_axes), *map(walk.whole, numbers)]
+    return [Placed(copied(node, inputs)[0], shard)]
+
+
+def _are_sums(walk: Walk, node: Any) -> bool:
+    """Whether a sum over ranks, or zeros, is put into such: memory that is not written yet is as good as zeros."""
+    x, y = node.inputs[:2]
+    is_empty = x.owner is not None and isinstance(x.owner.op, ops.AllocEmpty) and node.op.set_instead_of_inc
+    fits = [isinstance(walk.placement(one), Partial) or is_zero(one) for one in (x, y)]
+    return x.dtype == y.dtype and (fits[0] or is_empty) and fits[1]
+
+
+class _Places(NamedTuple):
+    """Where axes are after indexing by arrays, which are broadcast to one shape."""
+
+    entries: list[Any]  # an array or a slice for each axis; ``slice(None)`` wherever it takes all
+    n_axes: int  # of that shape
+    first: int  # the first of these axes in the result
+
+    @property
+    def arrays(self) -> list[Any]:
+        """What is no slice."""
+        return [one for one in self.entries if not isinstance(one, slice)]
+
+    @property
+    def n_results(self) -> int:
+        """How many axes the result has."""
+        return self.n_axes + len(self.entries) - len(self.arrays)
+
+    def axis_after(self, axis: int) -> int | None:
+        """Where an axis is that slices take; ``None`` where not all of it is taken in order."""
+        if self.entries[axis] != slice(None):
+            return None
+        n_before = sum(isinstance(one, slice) for one in self.entries[:axis])
+        return n_before + (self.n_axes if n_before >= self.first else 0)
+
+    def shard_of_arrays(self, walk: Walk) -> Shard | None:
+        """The rows of the arrays, along an axis of their common shape."""
+        one = next((one for one in self.arrays if isinstance(walk.placement(one), Shard)), None)
+        if one is None:
+            return None
+        shard = walk.shard_of([one])
+        return None if shard is None else shard.moved(shard.axis + self.n_axes - one.ndim)
+
+    def here(self, walk: Walk, inputs: Sequence[Any], shard: Shard) -> list[Any]:
+        """A rank's part of arrays, and whole bounds of slices."""
+        arrays = set(self.arrays)
+        return [
+            _part_of_increment(walk, one, shard, shard.axis, self.n_axes) if one in arrays else walk.whole(one)
+            for one in inputs
+        ]
+
+
+def _places(walk: Walk, x: Any, index: Sequence[Any]) -> _Places | None:
+    """``None`` where a mask, or something else that is no array of integers, is among the index."""
+    dims = walk.lengths.dims(x)
+    known: list[Any] = [
+        slice(None) if walk.lengths.takes_all(one, dims[axis]) else one for axis, one in enumerate(index)
+    ]
+    known += [slice(None)] * (x.ndim - len(known))
+    places = [axis for axis, one in enumerate(known) if not isinstance(one, slice)]
+    arrays = [known[axis] for axis in places]
+    if not arrays or not all(isinstance(one.type, TensorType) and one.dtype in INTEGERS for one in arrays):
+        return None
+    is_together = places[-1] - places[0] + 1 == len(places)
+    return _Places(known, max(one.ndim for one in arrays), places[0] if is_together else 0)
+
+
+def _rows_of_points(walk: Walk, x: Any, index: Sequence[Any]) -> Shard | None:
+    """The rows of ``x[arange(rows × k), y, …]``, x as long: where each is taken once, in order; else ``None``."""
+    if any(isinstance(one, slice) or not isinstance(one.type, TensorType) for one in index):
+        return None
+    length = walk.lengths.range(index[0])
+    per_row = None if length is None else walk.lengths.per_row(length)
+    if per_row is None:
+        return None
+    shard = Shard(0, ONE, per_row)
+    if walk.placement(x) != shard and (walk.shard_of([x]) or walk.lengths.dims(x)[0] != length):
+        return None
+    fits = all(one.ndim <= 1 and one.dtype in INTEGERS for one in index)
+    return shard if fits and not x.broadcastable[0] else None
+
+
+def _index_here(walk: Walk, index: Sequence[Any], shard: Shard) -> list[Any]:
+    here = T.arange(walk.lengths.here(shard.inner), dtype=index[0].dtype)
+    return [here, *(walk.part(one, shard, broadcasts=True) if one.ndim else walk.whole(one) for one in index[1:])]
+
+
+def _advanced(walk: Walk, node: Any) -> str | Sequence[Placed]:
+    x, *rest = node.inputs
+    index = ops.advanced_index(node.inputs, node.op)
+    shard = _rows_of_points(walk, x, index)
+    if shard is not None:
+        inputs = [walk.part(x, shard), *_index_here(walk, index, shard)]
+        return [Placed(copied(node, inputs)[0], shard)]
+    if walk.shard_of(node.inputs) is None:
+        return walk.computed_whole(node)
+    places, of_x = _places(walk, x, index), walk.placement(x)
+    if places is None:
+        return _PICKED
+    of_index = places.shard_of_arrays(walk)
+    if isinstance(of_x, Shard):
+        axis = places.axis_after(of_x.axis)
+        if axis is None or of_index is not None:
+            return _PICKED
+        return [Placed(copied(node, [walk.new(x), *map(walk.whole, rest)])[0], of_x.moved(axis))]
+    if of_index is None:
+        return _PICKED
+    inputs = [walk.whole(x), *places.here(walk, rest, of_index)]
+    return [Placed(copied(node, inputs)[0], of_index.moved(places.first + of_index.axis))]
+
+
+def _advanced_inc(walk: Walk, node: Any) -> str | Sequence[Placed]:
+    x, y, *rest = node.inputs
+    index = ops.advanced_index(node.inputs[1:], node.op)
+    shard = _rows_of_points(walk, x, index)
+    if shard is not None:
+        y_here = _part_of_increment(walk, y, shard, 0, x.ndim - len(index) + 1)
+        return [Placed(copied(node, [walk.part(x, shard), y_here, *_index_here(walk, index, shard)])[0], shard)]
+    if walk.shard_of(node.inputs) is None:
+        return walk.computed_whole(node)
+    places, of_x = _places(walk, x, index), walk.placement(x)
+    if places is None:
+        return _PICKED
+    of_index = places.shard_of_arrays(walk)
+    if isinstance(of_x, Shard):
+        axis = places.axis_after(of_x.axis)
+        if axis is None or of_index is not None:
+            return _PICKED
+        y_here = _part_of_increment(walk, y, of_x, axis, places.n_results)
+        return [Placed(copied(node, [walk.new(x), y_here, *map(walk.whole, rest)])[0], of_x)]
+    return _added_to_table(walk, node, places, of_index or _entries_of(walk, y, places))
+
+
+def _entries_of(walk: Walk, y: Any, places: _Places) -> Shard | None:
+    """The rows of what is added, if they are entries of the index, along an axis of the index."""
+    shard = walk.shard_of([y])
+    if shard is None:
+        return None
+    axis = shard.axis + places.n_results - y.ndim - places.first
+    if not 0 <= axis < places.n_axes:
+        return None
+    owns = [one.ndim - places.n_axes + axis for one in places.arrays]
+    is_one = all(own < 0 or one.broadcastable[own] for one, own in zip(places.arrays, owns))
+    return None if is_one else shard.moved(axis)
+
+
+def _added_to_table(walk: Walk, node: Any, places: _Places, shard: Shard | None) -> str | Sequence[Placed]:
+    """What all ranks add to a table that is whole, each of its rows."""
+    table, y, *rest = node.inputs
+    if shard is None:
+        return "the rows are no entries of the table"
+    if not ops.adds(node.op) or not is_summed(node.outputs[0]):
+        return _PICKED
+    whole, zeros = walk.whole(table), T.zeros_like(walk.whole(table))
+    y_here = _part_of_increment(walk, y, shard, places.first + shard.axis, places.n_results)
+    (added,) = copied(node, [zeros, y_here, *places.here(walk, rest, shard)])
+    if is_zero(table):
+        return [Placed(added, Partial())]
+    return [Placed(whole + walk.reduced(node.outputs[0], added, "sum"), Replicate())]
+
+
+RULES.update(
+    {
+        ops.Subtensor: _subtensor,
+        ops.IncSubtensor: _inc_subtensor,
+        **dict.fromkeys((ops.AdvancedSubtensor1, ops.AdvancedSubtensor), _advanced),
+        **dict.fromkeys((ops.AdvancedIncSubtensor1, ops.AdvancedIncSubtensor), _advanced_inc),
+    }
+)

@@ -1,0 +1,123 @@
+"""Shapes, and what is made of them: values are the serial program's; twins are for what is exactly rows × k."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from synkhronos._backends import NO_TENSORS, T, ops
+from synkhronos._sharding.placements import ONE, UNKNOWN, Length, Partial, Placed, Replicate, Shard, copied
+from synkhronos._sharding.propagate import MAKERS, RULES, Walk
+
+__all__: list[str] = []
+
+
+def _shape(walk: Walk, node: Any) -> str | Sequence[Placed]:
+    lengths = walk.lengths
+    values = [lengths.value(length) for length in lengths.dims(node.inputs[0])]
+    return [Placed(ops.MakeVector("int64")(*values), Replicate())]
+
+
+def _shape_i(walk: Walk, node: Any) -> str | Sequence[Placed]:
+    length = walk.lengths.dims(node.inputs[0])[node.op.i]
+    return [Placed(T.as_tensor_variable(walk.lengths.value(length)), Replicate())]
+
+
+def _made(walk: Walk, node: Any) -> Sequence[Placed]:
+    """Alloc of a whole value: the first axis with rows × k places along which the value is the same is divided."""
+    value, *sizes = node.inputs
+    lengths, n_missing = walk.lengths, len(sizes) - value.ndim
+    for axis, size in enumerate(sizes):
+        per_row = lengths.per_row(lengths.scalar(size))
+        if per_row is not None and (axis < n_missing or value.broadcastable[axis - n_missing]):
+            inputs = [walk.new(value), *map(walk.new, sizes)]
+            inputs[1 + axis] = lengths.here(per_row)
+            return [Placed(node.op(*inputs), Shard(axis, ONE, per_row))]
+    return walk.computed_whole(node)
+
+
+def _made_empty(walk: Walk, node: Any) -> Sequence[Placed]:
+    """AllocEmpty: what will be written there is likely to be divided along the first axis with rows × k places."""
+    for axis, size in enumerate(node.inputs):
+        per_row = walk.lengths.per_row(walk.lengths.scalar(size))
+        if per_row is not None:
+            inputs = [walk.new(one) for one in node.inputs]
+            inputs[axis] = walk.lengths.here(per_row)
+            return [Placed(node.op(*inputs), Shard(axis, ONE, per_row))]
+    return walk.computed_whole(node)
+
+
+def _alloc(walk: Walk, node: Any) -> str | Sequence[Placed]:
+    value, *sizes = node.inputs
+    shard = walk.placement(value)
+    if not isinstance(shard, Shard):
+        return walk.computed_whole(node)
+    axis = shard.axis + len(sizes) - value.ndim
+    if walk.lengths.scalar(sizes[axis]) != shard.length:
+        return "it is not known to have a place for each row"
+    inputs = [walk.new(value), *(walk.whole(size) for size in sizes)]
+    inputs[1 + axis] = walk.lengths.here(shard.outer.times(shard.inner))
+    return [Placed(node.op(*inputs), shard.moved(axis))]
+
+
+def _reshape(walk: Walk, node: Any) -> str | Sequence[Placed]:
+    variable, shape = node.inputs
+    placement = walk.placement(variable)
+    if isinstance(placement, Partial):
+        return [Placed(copied(node, [walk.new(variable), walk.whole(shape)])[0], placement)]
+    entries = walk.lengths.vector(shape)
+    if not isinstance(placement, Shard) or entries is None:
+        return "nothing is known of the new shape"
+    shard = _axis_of_rows(walk, variable, placement, walk.lengths.resolve(variable, entries))
+    if shard is None:
+        return "that rows stay together is not proven by the new shape: give it as (x.shape[0], …)"
+    here = [T.constant(-1, dtype="int64") if one == UNKNOWN else walk.lengths.value(one) for one in entries]
+    here[shard.axis] = walk.lengths.here(shard.outer.times(shard.inner))
+    return [Placed(node.op(walk.new(variable), ops.MakeVector("int64")(*here)), shard)]
+
+
+def _specified(walk: Walk, node: Any) -> Sequence[Placed]:
+    """A check of lengths, of which one may be that of all rows."""
+    variable, *lengths = node.inputs
+    placement, here, entries = walk.placement(variable), walk.new(variable), list(map(walk.whole, lengths))
+    if isinstance(placement, Shard) and not isinstance(lengths[placement.axis].type, NO_TENSORS):
+        is_right = T.eq(walk.lengths.value(placement.length), entries[placement.axis])
+        here = ops.Assert(f"SpecifyShape: axis {placement.axis} has another length, for all ranks")(here, is_right)
+        entries[placement.axis] = None  # which is not an input of the node, but an argument of the operation
+    return [Placed(node.op(here, *entries), placement)]
+
+
+def _axis_of_rows(walk: Walk, variable: Any, placement: Shard, entries: Sequence[Length]) -> Shard | None:
+    """Where the rows are in a new shape.
+
+    All places are numbered row by row; with the rows between ``outer`` and ``inner``, what stands before the rows must
+    be the same product in both shapes, which one length tells after the other. What stands after them follows then.
+    """
+    dims = walk.lengths.dims(variable)
+    before = functools.reduce(Length.times, dims[: placement.axis], placement.outer)
+    for axis, length in enumerate(entries):
+        per_row = walk.lengths.per_row(length)
+        if per_row is not None and walk.lengths.is_sure(length):
+            outer = before.over(functools.reduce(Length.times, entries[:axis], ONE))
+            inner = None if outer is None else per_row.over(outer)
+            if outer is not None and inner is not None:
+                return Shard(axis, outer, inner)
+        if not walk.lengths.is_sure(length):
+            return None
+    return None
+
+
+#: For nodes of which some input is not whole.
+RULES.update(
+    {
+        ops.Shape: _shape,
+        ops.Shape_i: _shape_i,
+        ops.Alloc: _alloc,
+        ops.Reshape: _reshape,
+        ops.SpecifyShape: _specified,
+    }
+)
+
+#: For nodes of whole inputs.
+MAKERS.update({ops.Alloc: _made, ops.AllocEmpty: _made_empty})

@@ -1,0 +1,229 @@
+"""Whether a divided graph can be computed in slices: where all collectives come last.
+
+A user's graph, divided: a graph to be compiled, and the table of the collectives in it.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from synkhronos._backends import Out, UnusedInputError, ancestors, config, io_toposort, is_random_state, leaves_of, ops
+from synkhronos._graph import Graph
+from synkhronos._graph.ops import after_meetings, expresses_meetings
+from synkhronos._sharding.blocking import in_blocks
+from synkhronos._sharding.checking import environment_asks, tolerated
+from synkhronos._sharding.placements import ONE, Replicate, Shard, described, line_of
+from synkhronos._sharding.propagate import MAKERS, RULES, Walk
+from synkhronos._sharding.random_streams import OwnDraws
+from synkhronos._sharding.rank_ops import ON_RANKS, label
+from synkhronos._sharding.report import Partition, draw
+from synkhronos._sharding.user_shards import Sharding
+
+__all__ = ["DividedGraph", "why_not_sliced"]
+
+
+_REMEDY = "Call it without slices, with a smaller batch"
+
+
+def why_not_sliced(walk: Walk, needed: Sequence[Any], drawn: Sequence[Any], is_given: bool, random: str) -> str:
+    """What keeps a function from being computed in slices; empty if nothing does.
+
+    Parameters
+    ----------
+    walk : Walk
+    needed : list of variables
+        What the divided graph computes.
+    drawn : list of shared variables
+        States of random streams that are common to all ranks.
+    is_given : bool
+        Whether calls tell the rows.
+    random : str
+        ``"serial"`` or ``"own"``, as the function was built.
+    """
+    if drawn:
+        remedy = "" if random == "own" else ', or, if there is a draw for each row, build it with random="own"'
+        return f"num_slices: {_draw_of(drawn[0], needed)} is drawn for all rows at once. {_REMEDY}{remedy}"
+    if not is_given:
+        return "num_slices: the function has no scattered inputs and variables, whose rows could be sliced"
+    found, after = set(ancestors(list(needed))), after_meetings(needed)
+    for variable, new in walk.items():
+        if new in found and new in after and not isinstance(walk.placement(variable), Replicate):
+            return (
+                f"num_slices: {described(variable)} has rows, and needs what the ranks make together of all rows, "
+                f"which is not there before all slices are computed. {_REMEDY}"
+            )
+    return ""
+
+
+def _draw_of(state: Any, needed: Sequence[Any]) -> str:
+    """Describe what is drawn from a stream, by the program's line."""
+    for node in io_toposort([], list(needed)):
+        if state in node.inputs:
+            return described(node.outputs[-1 if type(node.op) in ops.DRAWS else 0])
+    return described(state)
+
+
+_logger = logging.getLogger("synkhronos")
+
+
+class DividedGraph(Graph):
+    """What each rank computes of a user's graph, on its rows of the scattered inputs.
+
+    After the graph's inputs, its functions take three int64 numbers: of all rows, of the first one here, of those here;
+    but if nothing is divided when a call begins, they count the rows by themselves.
+
+    Parameters
+    ----------
+    user : Graph
+    kwargs : dict
+        For `theano.function`.
+    shard : dict or list of variables, or None
+        See `Sharding`.
+    random : str
+        ``"serial"``: draws are the serial program's. ``"own"``: each rank draws for its rows.
+    blocked : bool
+        Each rank computes in a loop over blocks of its rows; see `in_blocks`.
+
+    Attributes
+    ----------
+    takes_rows : bool
+        Whether its functions take the numbers.
+    checks_shapes : bool
+        Whether its functions compare shapes with the serial program's, as the environment variable
+        ``SYNKHRONOS_CHECK_SHARDING`` asks: not in blocks, and not in slices.
+    undivided : list of str
+        What might be a minibatch along another axis than 0, where nothing has rows.
+    own_states : list of shared variables
+        States of random streams that differ between ranks.
+    modes : list of "gather" or None
+        For each output: whether ranks have rows of it, in order, or all of them the whole.
+
+    Raises
+    ------
+    ValueError
+        For a scattered input that cannot have rows, and for collectives that the user has put into the graph.
+    theano.compile.UnusedInputError
+        As Theano, which sees the divided graph alone.
+    """
+
+    def __init__(
+        self,
+        user: Graph,
+        kwargs: dict[str, Any],
+        *,
+        shard: Any = None,
+        random: str = "serial",
+        blocked: bool = False,
+    ) -> None:
+        outputs, updates = user.expressions
+        expressions = [*outputs, *(new for _, new in updates)]
+        if expresses_meetings(expressions):
+            raise ValueError(
+                "exact=True finds by itself where ranks meet: leave out averaged, summed, reduced, gathered"
+            )
+        _look_for_unused(user.input_variables, expressions, kwargs.get("on_unused_input"))
+        user._check_sliceable(leaves_of(expressions))
+        sharding, draws = Sharding(user, shard), OwnDraws()
+        own = draws.rules if random == "own" else {}
+        self.takes_rows, self._given = sharding.is_given, sharding.given
+        self.undivided = list(map(described, sharding.undivided))
+        self.checks_shapes = environment_asks()
+        tables = {**RULES, **own}, {**MAKERS, **own}
+        walk = Walk(sharding.scattered, sharding.rows, ON_RANKS, *tables, checks_shapes=self.checks_shapes)
+        sharding.divide(walk)
+        walk.run(expressions)
+        draws.check(outputs, updates)
+        self.own_states = draws.states
+        self.modes: list[str | None] = []
+        divided = []
+        for item, output in zip(user.outputs, outputs):
+            has_rows = self.takes_rows and _rows_come_in_order(walk, output)
+            self.modes.append("gather" if has_rows else None)
+            new = walk.new(output) if has_rows else walk.whole(output, "an output that is not in rows along axis 0")
+            divided.append(Out(new, borrow=item.borrow) if isinstance(item, Out) else new)
+        new_updates = [
+            (var, walk.part(new, Shard(0)))
+            if var in user.sliceable_shareds
+            else (var, walk.whole(new, f"the update of {var}"))
+            for var, new in updates
+        ]
+        needed = [getattr(new, "variable", new) for new in divided] + [new for _, new in new_updates]
+        self._met, self._lengths = walk.met_for(needed), walk.lengths
+        with tolerated("The report of collectives", "the graph"):
+            label(self._met)
+        self._draw = functools.partial(draw, walk, expressions)
+        drawn = [var for var, _ in updates if is_random_state(var) and var not in self.own_states]
+        self._why_not_sliced = functools.partial(why_not_sliced, walk, needed, drawn, self.takes_rows, random)
+        if blocked and (drawn or self.own_states or not self.takes_rows or sharding.rows is not sharding.given):
+            raise ValueError("blocked=True is for rows of inputs and of scattered variables, without random draws")
+        if blocked and not self.checks_shapes:
+            needed = in_blocks(needed, sharding.rows, sharding.scattered, set(self._lengths.common))
+            divided = [
+                Out(new, borrow=item.borrow) if isinstance(item, Out) else new
+                for item, new in zip(user.outputs, needed)
+            ]
+            new_updates = [(var, new) for (var, _), new in zip(updates, needed[len(divided) :])]
+        for node, reason in walk.gathered:
+            what = node.op, line_of(node.outputs[0]), reason
+            _logger.info("%s (%s) is gathered and computed whole on every rank: %s", *what)
+        ins = user._copied_ins()
+        super().__init__(
+            ins[: user.n_scattered],
+            divided,
+            bcast_inputs=ins[user.n_scattered :],
+            updates=new_updates,
+            givens=None,
+            sliceable_shareds=user.sliceable_shareds,
+            kwargs={**kwargs, "no_default_updates": True, "on_unused_input": "ignore"},
+        )
+        self.axes = sharding.axes
+        self.packed, self.input_defaults = user.packed, user.input_defaults
+
+    def _copied_ins(self) -> list[Any]:
+        numbers = [self._given.whole, self._given.first, self._given.here]
+        return [*super()._copied_ins(), *(numbers if self.takes_rows else ())]
+
+    def _check_sliceable(self, used: Sequence[Any]) -> None:
+        """Accept all: of a variable whose length alone is used, ranks use the number of rows."""
+
+    def partition(self, compiled: Any) -> Partition:
+        """The collectives of a function that was compiled from this graph."""
+        return Partition(self._met, compiled, self._draw)
+
+    def check_slices(self) -> None:
+        """Raise `ValueError` if a call cannot be computed in slices."""
+        reason = self._why_not_sliced()
+        if reason:
+            raise ValueError(reason)
+
+    @property
+    def apart(self) -> list[Any]:
+        """As of other graphs, and which rows are here."""
+        return [*super().apart, self._given.first, self._given.here]
+
+    @property
+    def common(self) -> list[Any]:
+        """Lengths along axes without rows."""
+        found = map(self.expression_of, self._lengths.common)
+        return [one for one in found if one is not None]
+
+
+def _look_for_unused(inputs: Sequence[Any], expressions: Sequence[Any], asked: str | None) -> None:
+    used = set(leaves_of(expressions))
+    unused = [variable for variable in inputs if variable not in used]
+    what = asked or config.on_unused_input
+    message = f"the function does not use the inputs {unused}; on_unused_input='ignore' allows that"
+    if unused and what == "raise":
+        raise UnusedInputError(message)
+    if unused and what == "warn":
+        warnings.warn(message, stacklevel=6)
+
+
+def _rows_come_in_order(walk: Walk, output: Any) -> bool:
+    """Whether what ranks have of an output, one after the other along axis 0, is the whole."""
+    placement = walk.placement(output)
+    return isinstance(placement, Shard) and placement.axis == 0 and placement.outer == ONE

@@ -1,0 +1,143 @@
+"""What is sharded besides scattered inputs along axis 0: other axes, scattered variables, any variable of the graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from synkhronos._backends import T, ancestors, known_lengths, length_along
+from synkhronos._graph import Graph, is_tensor_variable, minibatches
+from synkhronos._graph.ops import Counted
+from synkhronos._sharding.lengths import Rows
+from synkhronos._sharding.placements import Placed, Shard, described
+from synkhronos._sharding.propagate import Walk
+from synkhronos._sharding.rank_ops import Part
+
+__all__ = ["Sharding", "check_open"]
+
+
+class Sharding:
+    """What a user wants to be sharded, and along which axes.
+
+    Parameters
+    ----------
+    user : Graph
+    shard : dict, list of variables, or None
+        As the user gave it.
+
+    Attributes
+    ----------
+    axes : list of int
+        Those of the scattered inputs.
+    is_given : bool
+        Whether calls tell the rows.
+    given : Rows
+        Variables for these.
+    rows : Rows
+        Those of the divided graph.
+    undivided : list of variables
+        Slices of shared variables that might be minibatches, where nothing has rows.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what cannot be sharded.
+    """
+
+    def __init__(self, user: Graph, shard: Any) -> None:
+        asked = {user.leaf_of(variable): axis for variable, axis in _read(shard).items()}
+        is_asked = bool(asked)
+        scattered = user.input_variables[: user.n_scattered]
+        self.axes = [_checked(variable, asked.pop(variable, 0)) for variable in scattered]
+        for variable in user.sliceable_shareds:
+            if _checked(variable, asked.pop(variable, 0)):
+                raise ValueError(f"shard: {variable} is in sliceable_shareds, which lie on the ranks by their axis 0")
+        self._placements = dict(zip(scattered, self.axes))
+        self._placements.update(dict.fromkeys(user.sliceable_shareds, 0))
+        for variable, axis in self._placements.items():
+            check_open(variable, axis)
+        self.is_given = bool(self._placements)
+        self._names: dict[Any, str] = {}
+        self.undivided: list[Any] = []
+        self._inside = self._found(user, {variable: _checked(variable, axis) for variable, axis in asked.items()})
+        if not is_asked and not self._placements:
+            self._divide_minibatches(user)
+        self.given = self.rows = Rows(T.lscalar("rows"), T.lscalar("first row"), T.lscalar("rows here"))
+        apart = {*self._placements, *self._inside}
+        counted = {one: axis for one, axis in self._inside.items() if apart.isdisjoint({*ancestors([one])} - {one})}
+        if counted:
+            lengths = [length_along(one, axis) for one, axis in counted.items()]
+            given = ", ".join(map(str, self._placements))
+            numbers = [self.given.whole, self.given.first, self.given.here] if given else []
+            whole, first, here = Counted(tuple(self._names[one] for one in counted), given)(*numbers, *lengths)
+            self.rows = Rows(self.given.whole if given else whole, first, here)
+
+    def _divide_minibatches(self, user: Graph) -> None:
+        """Divide slices of shared variables, as tutorials take minibatches, where nothing else has rows."""
+        outputs, updates = user.expressions
+        slices, others = minibatches(list(ancestors([*outputs, *(new for _, new in updates)])))
+        self._inside = dict.fromkeys(slices, 0)
+        self._names.update((one, described(one)) for one in slices)
+        self.undivided = [] if slices else others
+
+    @property
+    def scattered(self) -> dict[Any, int]:
+        """What ranks have their rows of when a call begins, with the axes."""
+        return self._placements
+
+    def divide(self, walk: Walk) -> None:
+        """Divide the variables inside the graph, each of which every rank computes whole."""
+        for variable, axis in self._inside.items():
+            walk.run([variable])
+            if walk.placement(variable) == Shard(axis):
+                continue
+            numbers = (self.rows.whole, self.rows.first, self.rows.here, 1, 1)
+            part = Part(axis)(walk.whole(variable, "it is to be sharded otherwise"), *numbers)
+            walk.put(variable, Placed(part, Shard(axis)))
+
+    def _found(self, user: Graph, asked: dict[Any, int]) -> dict[Any, int]:
+        """What stands for variables in the graph, in an order in which they can be computed."""
+        outputs, updates = user.expressions
+        used = set(ancestors([*outputs, *(new for _, new in updates)]))
+        found = {}
+        for variable, axis in asked.items():
+            one = user.expression_of(variable)
+            if one is None or one not in used:
+                raise ValueError(f"shard: the function does not use {described(variable)}")
+            found[one] = axis
+            self._names[one] = variable.name or described(variable)
+        return dict(sorted(found.items(), key=lambda item: len(set(ancestors([item[0]])))))
+
+
+def _read(shard: Any) -> dict[Any, int]:
+    if shard is None:
+        return {}
+    if not isinstance(shard, (dict, list, tuple)):
+        raise TypeError(f"shard must be a list of variables, or a dict of variables and axes; got {shard!r}")
+    asked = dict(shard) if isinstance(shard, dict) else dict.fromkeys(shard, 0)
+    for variable, axis in asked.items():
+        if not is_tensor_variable(variable):
+            raise TypeError(f"shard must name tensor variables; got {variable!r}")
+        if isinstance(axis, bool) or not isinstance(axis, int):
+            raise TypeError(f"shard: the axis of {variable} must be an int; got {axis!r}")
+    return asked
+
+
+def check_open(variable: Any, axis: int) -> None:
+    """Raise `ValueError` for a variable whose type tells how many rows there are along an axis."""
+    length = known_lengths(variable)[axis]
+    if length is not None:
+        raise ValueError(
+            f"{described(variable)} cannot be divided: its type says that axis {axis} has length {length}, and ranks "
+            "have fewer rows. Make it of a type that leaves this length open, such as a matrix"
+        )
+
+
+def _checked(variable: Any, axis: int) -> int:
+    if not -variable.ndim <= axis < variable.ndim:
+        raise ValueError(f"shard: {described(variable)} has {variable.ndim} dimensions, and no axis {axis}")
+    if variable.broadcastable[axis]:
+        raise ValueError(
+            f"{described(variable)} cannot be divided: its axis {axis} is broadcastable and has no rows. Pass an input "
+            "in bcast_inputs, or make it of a type whose axis may have any length"
+        )
+    return axis % variable.ndim

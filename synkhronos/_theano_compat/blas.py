@@ -1,0 +1,238 @@
+"""Finding a BLAS library that Theano's C code can be linked to, without root and without a compilation.
+
+That of scipy-openblas32 comes first: the OpenBLAS that NumPy's and SciPy's maintainers build, one wheel for all Pythons
+and kept current, so that it has kernels for processors that came after the wheels of NumPy and SciPy that Theano needs.
+
+The BLAS in ``theano.config.blas.ldflags``: where the user names none, one that is found; and none that is unfit.
+"""
+
+from __future__ import annotations
+
+import functools
+import glob
+import importlib.util
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from . import blas_probe as routines
+from .blas_probe import try_blas, try_routines
+from .flags import is_mend, mend
+
+__all__ = ["offer_blas", "refuse_unfit_blas"]
+
+
+logger = logging.getLogger("synkhronos")
+
+#: The environment variable that says which to take: one of `NAMES`, or a library's file.
+CHOICE = "SYNKHRONOS_BLAS"
+NAMES = {  # and what brings them
+    "scipy-openblas32": "python -m pip install scipy-openblas32",
+    "system": "apt-get install libopenblas-dev",
+    "mkl": "python -m pip install mkl",
+    "scipy": "python -m pip install 'scipy<1.11'",
+}
+
+#: Flags that `find_blas` has returned, after trying what they link.
+found: set[str] = set()
+
+_HEADER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "scipy_openblas.h")
+
+
+class Candidate(NamedTuple):
+    """A library that Theano may be linked to."""
+
+    flags: str  # for ``theano.config.blas.ldflags``; empty if they cannot be written there
+    library: str  # a path, or a bare file name that the loader looks for
+    prefix: str = ""  # of its symbols
+
+
+def find_blas(cxx: str) -> str:
+    """Find a BLAS that the compiler can link, the loader finds again, and that computes rightly.
+
+    What is refused, and why, is logged: as a warning where `CHOICE` asked for it, else as information.
+
+    Parameters
+    ----------
+    cxx : str
+        The C++ compiler; empty if Theano has none, and then nothing can be linked.
+
+    Returns
+    -------
+    str
+        Flags for ``theano.config.blas.ldflags``; empty if none was found.
+    """
+    if not cxx or not sys.platform.startswith("linux"):
+        return ""
+    chosen = os.environ.get(CHOICE, "")
+    if os.sep in chosen:  # a library's file, which is to be found from any folder
+        chosen = os.path.abspath(os.path.expanduser(chosen))
+    refused: dict[Candidate, str] = {}
+    for choice in filter(None, (chosen, "any")):
+        for candidate in candidates(cxx, choice):
+            if candidate in refused:
+                continue
+            reason = _objection(candidate, choice == chosen)
+            if not reason:
+                logger.debug("Theano is linked to the BLAS %s (%s)", candidate.library, candidate.flags)
+                found.add(candidate.flags)
+                return candidate.flags
+            refused[candidate] = reason if candidate.library == chosen else f"{candidate.library}: {reason}"
+            if choice != chosen:
+                logger.info("passed over, as a BLAS for Theano: %s", refused[candidate])
+        if choice == chosen:
+            nothing = f"`{NAMES[chosen]}` brings it" if chosen in NAMES else f"it is no path, nor {', '.join(NAMES)}"
+            reasons = "; ".join(refused.values()) or f"there is no such BLAS: {nothing}"
+            logger.warning("%s=%s: %s; another is looked for", CHOICE, chosen, reasons)
+    if importlib.util.find_spec("scipy_openblas32") is None:
+        logger.info("no BLAS to link Theano to; `python -m pip install scipy-openblas32` provides one")
+    return ""
+
+
+def _objection(candidate: Candidate, named: bool) -> str:
+    """Say why Theano is not to be linked to a library; empty if it may be, and then it is loaded.
+
+    What the user has named is tried in a fork before: MKL ends the process if a part of it is missing.
+    """
+    if not candidate.flags:
+        return "its path holds white space or a comma, at which Theano and the compiler split flags"
+    if os.path.isfile(candidate.library) and _processor(candidate.library) not in (_processor(sys.executable), b""):
+        return "it is made for another kind of processor"  # the loader would say that there is no such file
+    load = functools.partial(routines.load, candidate.library, candidate.prefix)
+    try:
+        tried = try_routines(load) if named else None
+        reason = (tried.trouble or tried.objection) if tried else ""
+        return (reason or routines.objection(load())).removeprefix(f"{candidate.library}: ")
+    except OSError as error:
+        return str(error).removeprefix(f"{candidate.library}: ")
+
+
+def _processor(path: str) -> bytes:
+    """What the head of an ELF file says of processor and word size; empty for files that cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(20)
+    except OSError:
+        return b""
+    return head[4:6] + head[18:20]
+
+
+def candidates(cxx: str, choice: str = "any") -> Iterator[Candidate]:
+    """Yield what there is of a choice: all but MKL for ``"any"``, the first one being the best.
+
+    Theano adds the run path for ``-L`` by itself. Neither is used for the system's directories: they would come before
+    this Python's, and some hold another libpython.
+    """
+    if choice in ("any", "scipy-openblas32"):
+        yield from _in_wheel("scipy_openblas32", "lib/libscipy_openblas.so", "scipy_")
+    if choice in ("any", "system"):
+        own = os.path.join(sys.prefix, "lib", "libopenblas.so")
+        if os.path.exists(own):
+            yield Candidate(link_flags(own), own)
+        # Where the linker would take -lopenblas from; the bare name is echoed if it would not. The loader is asked for
+        # the bare name too, so that it will find the library by itself later.
+        name = "libopenblas.so"
+        try:
+            command = [cxx, "-print-file-name=" + name]
+            if os.path.isabs(subprocess.check_output(command, text=True).strip()):
+                yield Candidate("-lopenblas", name)
+        except (OSError, subprocess.SubprocessError):
+            pass
+    if choice in ("any", "scipy"):  # wheels of scipy < 1.11 bundle one under the plain names
+        yield from _in_wheel("scipy", "../scipy.libs/libopenblas*.so")
+    if choice == "mkl":
+        for library in glob.glob(os.path.join(glob.escape(sys.prefix), "lib", "libmkl_rt.so*")):
+            yield Candidate(link_flags(library), library)
+    if os.sep in choice:
+        yield Candidate(link_flags(choice), choice)
+
+
+def _in_wheel(package: str, pattern: str, prefix: str = "") -> Iterator[Candidate]:
+    found = importlib.util.find_spec(package)
+    if found is not None and found.origin:
+        folder = os.path.dirname(found.origin)
+        for library in glob.glob(os.path.join(glob.escape(folder), *pattern.split("/"))):
+            library = os.path.normpath(library)
+            yield Candidate(link_flags(library, prefix), library, prefix)
+
+
+def link_flags(library: str, prefix: str = "") -> str:
+    """Return the flags that link one library file, ``/a/b/libc.so`` as ``-L/a/b -lc``.
+
+    Where its symbols have a prefix, they include the header that gives them their standard names. Empty if a path holds
+    white space, at which Theano would split the flags, or a comma, at which the compiler splits those for the linker.
+    """
+    if "," in library:
+        return ""
+    directory, name = os.path.split(library)
+    if name.startswith("lib") and name.endswith(".so"):
+        flags = [f"-L{directory}", f"-l{name[len('lib') : -len('.so')]}"]
+    else:  # with a number behind it, which the linker does not look for
+        flags = [f"-Wl,--no-as-needed,{library},-rpath,{directory}"]
+    if prefix:
+        flags.append(f"-include{_HEADER}")
+    return " ".join(flags) if len(" ".join(flags).split()) == len(flags) else ""
+
+
+def offer_blas(configdefaults: Any) -> None:
+    """Make `find_blas` the default of ``theano.config.blas.ldflags``, Theano's own its fallback.
+
+    Being the default, it yields to whatever the user chose in any of Theano's ways.
+
+    Parameters
+    ----------
+    configdefaults : module
+        ``theano.configdefaults``, executed.
+    """
+    config = configdefaults.config
+    parameter = type(config.blas).__dict__["ldflags"]
+    theanos_own = parameter.default
+    parameter.default = lambda: find_blas(config.cxx) or theanos_own()
+    if parameter.is_default and getattr(parameter, "val", None) == "":
+        # Theano has looked already, and found none.
+        config.blas.ldflags = find_blas(config.cxx)
+
+
+def refuse_unfit_blas() -> None:
+    """Have ``theano.config.blas.ldflags`` take no flags of a BLAS that Theano would compute wrongly with.
+
+    Its values are tried when they are set, by whatever way; the first one, which the user may have given, now. In the
+    place of what is refused comes what `find_blas` finds. What cannot be linked stays, and is told of. Theano must have
+    been imported; calling this again does nothing.
+    """
+    from theano import config
+
+    parameter = type(config.blas).__dict__["ldflags"]
+    theanos_own = parameter.filter
+    if is_mend(theanos_own):
+        return
+    answers: dict[str, str] = {}
+
+    @mend
+    def filter(value: Any) -> str:
+        """Convert a value as Theano does, and refuse it if need be."""
+        flags = str(theanos_own(value))
+        if not flags.strip() or flags in found or not config.cxx or not sys.platform.startswith("linux"):
+            return flags
+        if flags not in answers:
+            answers[flags] = _fit(flags, config.cxx)
+        return answers[flags]
+
+    parameter.filter = filter
+    config.blas.ldflags = config.blas.ldflags
+
+
+def _fit(flags: str, cxx: str) -> str:
+    """Return these flags, or others in their place."""
+    linked = try_blas(flags)
+    if not linked.objection:
+        if linked.trouble:
+            logger.warning("blas.ldflags=%s: %s", flags, linked.trouble)
+        return flags
+    others = find_blas(cxx)
+    instead = "another is taken" if others else "NumPy's is called instead, which is slower"
+    logger.warning("blas.ldflags=%s: %s; %s", flags, linked.objection, instead)
+    return others

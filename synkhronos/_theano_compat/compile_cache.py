@@ -1,0 +1,167 @@
+"""Keys under which Theano 1.0.5 stores compiled C code, such that other processes find it again.
+
+Theano compiles some ops anew in every process, workers included:
+
+* An op class with ``__props__ = ()`` (Dot22, the softmax and cross entropy ops, …) counts as one without a version,
+  because the empty tuple is appended to the versions, of which none may be empty.
+* The version of a `COp` (DimShuffle, ScalarFromTensor, the random generator's DotModulo, …) is Python's hash of its
+  source code, and the hash of a string is another one in each process.
+
+The headers of Theano's C++ modules, compiled once: two thirds of a module's compilation are their parsing.
+
+Each module begins with those of Python, NumPy and the C++ library. They are compiled to a folder of Theano's own
+compile cache, by the very flags of the module, when the first module asks for such flags; later ones include the
+result. The compiler refuses what does not suit, and then parses as ever. A module and its key in the cache stay the
+same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+from .flags import is_mend, mend
+
+__all__ = ["precompile_headers"]
+
+
+def mend_cache_keys() -> None:
+    """Make both kinds of op cacheable. Theano must have been imported; calling it again does nothing."""
+    from theano.gof.cc import CLinker
+    from theano.gof.op import COp
+
+    theanos_own = CLinker.cmodule_key_
+    if is_mend(theanos_own):
+        return
+
+    @mend
+    def cmodule_key_(self: Any, fgraph: Any, *args: Any, **kwargs: Any) -> Any:
+        """Give Theano's key, with a version if none but the empty ``__props__`` are in the way."""
+        key = theanos_own(self, fgraph, *args, **kwargs)
+        if not key or key[0]:
+            return key
+        versions: list[Any] = []
+        for node in self.schedule(fgraph):
+            if hasattr(node.op, "c_code_cache_version_apply"):  # not a Scan, whose code is that of its inner function
+                versions.append(node.op.c_code_cache_version_apply(node))
+            versions.extend(variable.type.c_code_cache_version() for variable in (*node.inputs, *node.outputs))
+        return (tuple(versions), *key[1:]) if versions and all(versions) else key
+
+    def c_code_cache_version(self: Any) -> tuple[Any, ...]:
+        """Give a version made from the source code that is the same in all processes."""
+        digest = hashlib.sha256("\0".join(map(str, self.func_codes)).encode()).digest()
+        version: tuple[Any, ...] = (int.from_bytes(digest[:7], "big"),)
+        if hasattr(self, "params_type"):
+            version += (self.params_type.c_code_cache_version(),)
+        return version
+
+    CLinker.cmodule_key_ = cmodule_key_
+    COp.c_code_cache_version = c_code_cache_version
+
+
+_HEADERS = ("Python.h", "iostream", "math.h", "numpy/arrayobject.h", "numpy/arrayscalars.h", "vector", "algorithm")
+_FIRST_LINE = b"#include <Python.h>"
+_FOLDER = "synkhronos_headers"
+
+_failed: set[str] = set()  # headers that this process could not compile, and does not try to with every module
+
+
+def precompile_headers() -> None:
+    """Have Theano compile with precompiled headers. It must have been imported; calling this again does nothing."""
+    from theano.gof import cmodule
+
+    theanos_own = cmodule.output_subprocess_Popen
+    if is_mend(theanos_own):
+        return
+
+    @mend
+    def output_subprocess_Popen(command: Any, **params: Any) -> Any:
+        """Run a command of Theano's, a compilation with headers that are compiled already."""
+        if isinstance(command, list) and "-shared" in command:
+            with contextlib.suppress(OSError):
+                command = with_headers(command, cmodule.config.compiledir)
+        return theanos_own(command, **params)
+
+    cmodule.output_subprocess_Popen = output_subprocess_Popen
+
+
+def with_headers(command: list[str], cache: str) -> list[str]:
+    """The command that compiles a module, with precompiled headers if it can use them.
+
+    Parameters
+    ----------
+    command : list of str
+        The compiler, its flags, the source file and the libraries.
+    cache : str
+        Folder in which the headers are kept, for each combination of flags.
+    """
+    sources = [part for part in command if part.endswith(".cpp")]
+    if len(sources) != 1 or not _begins_as_modules_do(sources[0]):
+        return command
+    flags = _flags(command[1:], sources[0])
+    header = os.path.join(cache, _FOLDER, _identity(command[0], flags), "theano.h")
+    if not os.path.exists(f"{header}.gch") and (header in _failed or not _compile(command[0], flags, header)):
+        _failed.add(header)
+        return command
+    return [command[0], "-include", header, *command[1:]]
+
+
+def _begins_as_modules_do(source: str) -> bool:
+    with open(source, "rb") as file:
+        return file.readline().strip() == _FIRST_LINE and b"PY_SSIZE_T_CLEAN" not in file.read(2000)
+
+
+def _flags(arguments: list[str], source: str) -> list[str]:
+    """Those that matter for headers: all but what names input, output, libraries, and what comes after them."""
+    flags = []
+    skip = False
+    for argument in arguments:
+        if skip or argument == source or argument.startswith(("-l", "-L", "-Wl,", "-shared", "-include")):
+            skip = False
+        elif argument == "-o":
+            skip = True
+        else:
+            flags.append(argument)
+    return flags
+
+
+def _identity(compiler: str, flags: list[str]) -> str:
+    """A name that changes with all that the compiled headers are made of: they are never compared with the sources."""
+    import numpy
+
+    program = shutil.which(compiler) or compiler
+    stamps: list[Any] = [os.stat(program).st_mtime_ns]
+    for flag in flags:
+        for header in _HEADERS:
+            path = os.path.join(flag[2:], header)
+            if flag.startswith("-I") and os.path.exists(path):
+                stamps.append((path, os.stat(path).st_mtime_ns))
+    described = repr((sys.version, numpy.__version__, program, stamps, flags))
+    return hashlib.sha256(described.encode()).hexdigest()[:16]
+
+
+def _compile(compiler: str, flags: list[str], header: str) -> bool:
+    """Compile the headers; whether that could be done. Several processes may do it at once: the last one stays."""
+    folder = os.path.dirname(header)
+    os.makedirs(folder, exist_ok=True)
+    with open(header, "w") as file:
+        file.writelines(f"#include <{name}>\n" for name in _HEADERS)
+    handle, partial = tempfile.mkstemp(dir=folder)
+    os.close(handle)
+    try:
+        command = [compiler, *flags, "-x", "c++-header", header, "-o", partial]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=300, check=False)
+        if done.returncode == 0:
+            os.replace(partial, f"{header}.gch")
+        return done.returncode == 0
+    except subprocess.SubprocessError:
+        return False
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(partial)

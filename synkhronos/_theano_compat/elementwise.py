@@ -1,0 +1,237 @@
+"""Loops over arrays, some of them broadcast, as runs of neighbours: gcc makes vector code of the loop over a run.
+
+A run goes over the last axes, as far as the types tell that each array has all its elements over them, or one number.
+
+The hyperbolic tangent without branches, in the place of the C library's, which takes a third of an LSTM's step.
+
+Of float32 it is off by 0.51 units in the last place at most, of float64 by less than 3; the C library's is by about 2.
+``THEANO_FLAGS=synkhronos.vector_tanh=False`` turns it off.
+
+Elementwise operations as vector code: Theano's loop over contiguous arrays, and others where some are broadcast.
+
+Theano's loop stands behind a condition of many parts, each of which gcc guesses to hold every other time. With five
+arrays, as in Adam's update, it thinks the loop too rare to be worth vector code: 2.9 ms for 1.28 million float32 in
+place of 0.36. So it is told not to guess. Where arrays are broadcast along some axes, as in batch normalisation, Theano
+has steps computed at run time, of which gcc makes no vector code; here the loop goes over runs of neighbours. Results
+are the same but for rounding: gcc fuses a product and a sum in other places.
+``THEANO_FLAGS=synkhronos.vector_elementwise=False`` turns it off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple
+
+from .flags import is_mend, mend, read_support_code, switch
+
+__all__ = ["Operand", "elements", "first_axis", "given", "length", "loops", "vectorize_elementwise", "vectorize_tanh"]
+
+
+class Operand(NamedTuple):
+    """An array in C++ code.
+
+    Parameters
+    ----------
+    name : str
+        Of its pointer to the run, ``NAME_run``, and of its element, ``NAME_i``.
+    array : str
+        The expression of the array.
+    type : str
+        Of its elements.
+    broadcastable : tuple of bool
+    """
+
+    name: str
+    array: str
+    type: str
+    broadcastable: tuple[bool, ...]
+
+
+def first_axis(patterns: Sequence[tuple[bool, ...]]) -> int:
+    """Where runs begin.
+
+    Parameters
+    ----------
+    patterns : list of tuple of bool
+        ``broadcastable`` of each array that is read.
+    """
+    run, first = None, 0
+    for axis, pattern in reversed(list(enumerate(zip(*patterns)))):
+        if all(pattern):  # of length 1
+            continue
+        if run not in (None, pattern):
+            return first
+        run, first = pattern, axis
+    return 0
+
+
+def loops(operands: Sequence[Operand], first: int, sizes: str, body: str) -> str:
+    """C++ code that goes over the axes before ``first``, and does ``body`` for each run.
+
+    ``sizes`` is the name of the lengths of all axes.
+    """
+    heads = [f"for (npy_intp at_{axis} = 0; at_{axis} < {sizes}[{axis}]; at_{axis}++)\n" for axis in range(first)]
+    pointers = ""
+    for one in operands:
+        steps = [f" + at_{i} * PyArray_STRIDE({one.array}, {i})" for i in range(first) if not one.broadcastable[i]]
+        pointers += f"{one.type} *{one.name}_run = ({one.type} *)(PyArray_BYTES({one.array}){''.join(steps)});\n"
+    return f"{''.join(heads)}{{\n{pointers}{body}\n}}\n"
+
+
+def length(sizes: str, axes: range) -> str:
+    """C++ code of the length of a run over some axes."""
+    return "".join(f"{sizes}[{axis}] * " for axis in axes) + "1"
+
+
+def elements(operands: Sequence[Operand], first: int, n: str, task: str) -> str:
+    """C++ code that does ``task`` for the first ``n`` elements of a run."""
+    numbers = places = ""
+    for one in operands:
+        if all(one.broadcastable[first:]):
+            numbers += f"{one.type} {one.name}_i = *{one.name}_run;\n"
+        else:
+            places += f"{one.type} &{one.name}_i = {one.name}_run[i];\n"
+    return f"{numbers}for (npy_intp i = 0; i < {n}; i++) {{\n{places}{task}\n}}\n"
+
+
+def given(code: Callable[..., str], *arguments: Any) -> str:
+    """The code that a method of an Op gives; none where the Op has no such method."""
+    from theano.gof.utils import MethodNotDefined
+
+    try:
+        return code(*arguments)
+    except MethodNotDefined:
+        return ""
+
+
+_TANH_SUPPORT, _TANH_VERSION = read_support_code("tanh.h")
+_REORDERING = {"-fassociative-math", "-funsafe-math-optimizations"}  # -ffast-math defines a macro
+
+
+def vectorize_tanh(module: Any) -> None:
+    """Give the op its code. Calling it again does nothing.
+
+    Parameters
+    ----------
+    module : module
+        ``theano.scalar.basic``, executed.
+    """
+    from theano.configparser import config
+
+    op_class, is_on = module.Tanh, switch("vector_tanh")
+    if is_mend(op_class.c_code):
+        return
+    code, version = op_class.c_code, op_class.c_code_cache_version
+
+    @mend
+    def c_code(self: Any, node: Any, name: str, inputs: Any, outputs: Any, sub: Any) -> str:
+        """Call the routine for floating-point results."""
+        dtype = node.outputs[0].type.dtype
+        if not is_on() or dtype not in ("float32", "float64") or node.inputs[0].type.dtype.startswith("complex"):
+            theanos_own: str = code(self, node, name, inputs, outputs, sub)
+            return theanos_own
+        return f"{outputs[0]} = synkhronos_tanh((npy_{dtype}){inputs[0]});"
+
+    def c_support_code(self: Any) -> str:
+        """Give the routine, also if the flag is off: a composite op keeps the code that it was made with."""
+        flags = config.gcc.cxxflags.split()
+        return "#define SYNKHRONOS_REORDERS\n" + _TANH_SUPPORT if _REORDERING.intersection(flags) else _TANH_SUPPORT
+
+    def c_code_cache_version(self: Any) -> tuple[Any, ...]:
+        """Give the version of the code."""
+        return (_TANH_VERSION, *version(self)) if is_on() else version(self)
+
+    op_class.c_code, op_class.c_code_cache_version = c_code, c_code_cache_version
+    op_class.c_support_code = c_support_code
+
+
+_FLAG = "-fno-guess-branch-probability"
+_SUPPORT, _ = read_support_code("runs.h")
+_, _VERSION = read_support_code("runs.h", "elementwise.py")
+_LEAST = 4  # elements of a run, to be worth a loop of its own
+
+_CODE = """
+{{
+    const npy_intp *sizes = PyArray_DIMS({out});
+    const npy_intp run = {run};
+    if (run >= {least} && {side_by_side}) {{
+        {loops}
+    }} else {{
+        {theanos_own}
+    }}
+}}
+"""
+
+
+def vectorize_elementwise(module: Any) -> None:
+    """Give the op its loops and the compiler's flag, both part of the keys of Theano's cache.
+
+    Calling it again does nothing.
+
+    Parameters
+    ----------
+    module : module
+        ``theano.tensor.elemwise``, executed.
+    """
+    op_class, is_on = module.Elemwise, switch("vector_elementwise")
+    c_compile_args, all_code = op_class.c_compile_args, op_class._c_all
+    support, version = op_class.c_support_code_apply, op_class.c_code_cache_version_apply
+    if is_mend(c_compile_args):
+        return
+
+    @mend
+    def with_flag(self: Any) -> list[str]:
+        """Give Theano's arguments, and the flag."""
+        return [*c_compile_args(self), *([_FLAG] if is_on() else [])]
+
+    def with_runs(self: Any, node: Any, name: str, inputs: Any, outputs: Any, sub: Any) -> tuple[str, ...]:
+        """Give Theano's code, with a loop over runs in the place of its own where the arrays allow that."""
+        *before, theanos_own = all_code(self, node, name, inputs, outputs, sub)
+        if is_on() and _has_runs(self, node):
+            theanos_own = _code(self, node, name, inputs, outputs, sub, theanos_own)
+        return (*before, theanos_own)
+
+    def c_support_code_apply(self: Any, node: Any, name: str) -> str:
+        """Give what the loops ask of arrays."""
+        if is_on() and _has_runs(self, node):
+            return _SUPPORT + given(support, self, node, name)
+        theanos_own: str = support(self, node, name)
+        return theanos_own
+
+    def c_code_cache_version_apply(self: Any, node: Any) -> tuple[Any, ...]:
+        """Give the version of the code."""
+        theanos_own: tuple[Any, ...] = version(self, node)
+        return (_VERSION, *theanos_own) if theanos_own and is_on() and _has_runs(self, node) else theanos_own
+
+    op_class.c_compile_args, op_class._c_all = with_flag, with_runs
+    op_class.c_support_code_apply, op_class.c_code_cache_version_apply = (
+        c_support_code_apply,
+        c_code_cache_version_apply,
+    )
+
+
+def _has_runs(op: Any, node: Any) -> bool:
+    """Whether arrays are broadcast along some axes, and not all along the same ones: else Theano's loop is as good."""
+    patterns = [one.broadcastable for one in node.inputs]
+    return not op.openmp and bool(patterns) and first_axis(patterns) > 0
+
+
+def _code(op: Any, node: Any, name: str, inputs: Any, outputs: Any, sub: Any, theanos_own: str) -> str:
+    arrays = dict(zip([*inputs, *outputs], [*node.inputs, *node.outputs]))
+    overwritten = {outputs[place]: inputs[of] for place, of in op.inplace_pattern.items()}
+    operands = [
+        Operand(array, array, variable.type.dtype_specs()[1], variable.broadcastable)
+        for array, variable in arrays.items()
+        if array not in overwritten
+    ]
+    first = first_axis([one.broadcastable for one in operands])
+    results = [f"{overwritten.get(output, output)}_i" for output in outputs]
+    task = op.scalar_op.c_code(node.tag.fake_node, f"{name}_scalar_", [f"{one}_i" for one in inputs], results, sub)
+    return _CODE.format(
+        out=outputs[0],
+        run=length("sizes", range(first, node.outputs[0].ndim)),
+        least=_LEAST,
+        side_by_side=" && ".join(f"synkhronos::side_by_side({one.array}, {first})" for one in operands),
+        loops=loops(operands, first, "sizes", elements(operands, first, "run", f"{{{task}}}")),
+        theanos_own=theanos_own,
+    )

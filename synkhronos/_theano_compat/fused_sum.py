@@ -1,0 +1,166 @@
+"""The sum of an elementwise operation's result as one op. Imported once Theano is there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from theano.gof import Apply, Op
+from theano.tensor import elemwise_cgen
+
+from .elementwise import Operand, elements, first_axis, given, length, loops
+from .flags import read_support_code
+from .summation import kept_axes
+
+__all__ = ["SumOfElementwise"]
+
+_SUPPORT, _ = read_support_code("runs.h", "summation.h")
+_, _VERSION = read_support_code("runs.h", "summation.h", "elementwise.py", "fused_sum.py")
+
+_CODE = """
+{declarations}
+{checks}
+{{
+    npy_intp sizes[] = {{{sizes}}};
+    const npy_intp run = {run};
+    {whole}
+    synkhronos::Sums<{type}, npy_{sum}> sums(sizes, {ndim}, {start}, {n_kept});
+    if (!sums.make(&{out}, NPY_{OUT_TYPE})) {{
+        {fail}
+    }}
+    {loops}
+    sums.put((npy_{out_type} *)PyArray_DATA({out}));
+}}
+"""
+_WHOLE = """
+synkhronos::SideBySide {array}_whole({array}, {first});
+if (!{array}_whole.array) {{
+    {fail}
+}}
+"""
+_BLOCK = """
+for (npy_intp done = 0, n; done < run; done += n) {{
+    {type} buffer[1024] __attribute__((aligned(64)));
+    {type} *{out}_run = buffer;
+    n = run - done < 1024 ? run - done : 1024;
+    {{
+        {elements}
+    }}
+    sums.add(buffer, n);
+    {steps}
+}}
+"""
+
+
+class SumOfElementwise(Op):
+    """Sums the result of an elementwise operation over axes of it.
+
+    Parameters
+    ----------
+    elementwise : Elemwise
+        With one output, and nothing in place.
+    sum : Sum
+        For which `kept_axes` says that there is vector code.
+    """
+
+    __props__ = ("elementwise", "sum")
+
+    def __init__(self, elementwise: Any, sum: Any) -> None:
+        self.elementwise, self.sum = elementwise, sum
+
+    def _nodes(self, inputs: Any) -> tuple[Any, Any]:
+        node = self.elementwise.make_node(*inputs)
+        return node, self.sum.make_node(*node.outputs)
+
+    def make_node(self, *inputs: Any) -> Any:
+        """Apply it to the inputs of the elementwise operation."""
+        return Apply(self, list(inputs), [self._nodes(inputs)[1].outputs[0].type()])
+
+    def infer_shape(self, node: Any, shapes: Any) -> Any:
+        """The lengths along the axes that stay."""
+        elementwise, sum_ = self._nodes(node.inputs)
+        return self.sum.infer_shape(sum_, self.elementwise.infer_shape(elementwise, shapes))
+
+    def perform(self, node: Any, inputs: Any, outputs: Any) -> None:
+        """Compute one after the other, for modes without C code."""
+        between: list[Any] = [[None]]
+        elementwise, sum_ = self._nodes(node.inputs)
+        self.elementwise.prepare_node(elementwise, None, None, "py")
+        self.elementwise.perform(elementwise, inputs, between)
+        self.sum.perform(sum_, between[0], outputs)
+
+    def __str__(self) -> str:
+        return f"{self.sum} of {self.elementwise}"
+
+    # -- C++ code
+
+    def c_code(self, node: Any, name: str, inputs: Any, outputs: Any, sub: Any) -> str:
+        """Give the loops, behind Theano's own checks of the lengths."""
+        elementwise, sum_ = self._nodes(node.inputs)
+        self.elementwise.prepare_node(elementwise, None, None, "c")
+        (out,), (between,) = outputs, elementwise.outputs
+        arrays = dict(zip(inputs, node.inputs))
+        types = [one.type.dtype_specs()[1] for one in (*arrays.values(), between)]
+        first = first_axis([one.broadcastable for one in arrays.values()])
+        operands = [
+            Operand(array, f"{array}_whole.array", type_, one.broadcastable)
+            for (array, one), type_ in zip(arrays.items(), types)
+        ]
+        results = Operand(out, "", types[-1], between.broadcastable)
+        task = self.elementwise.scalar_op.c_code(
+            elementwise.tag.fake_node, f"{name}_scalar_", [f"{one}_i" for one in inputs], [f"{out}_i"], sub
+        )
+        block = _BLOCK.format(
+            type=types[-1],
+            out=out,
+            elements=elements([*operands, results], first, "n", f"{{{task}}}"),
+            steps=" ".join(f"{one.name}_run += n;" for one in operands if not all(one.broadcastable[first:])),
+        )
+        orders = [["x" if fixed else axis for axis, fixed in enumerate(one.broadcastable)] for one in arrays.values()]
+        names = {**sub, **{f"lv{i}": array for i, array in enumerate(arrays)}}
+        kept = kept_axes(self.sum, sum_)
+        assert kept is not None
+        return _CODE.format(
+            declarations=elemwise_cgen.make_declare(orders, types[:-1], names),
+            checks=elemwise_cgen.make_checks(orders, types[:-1], names),
+            sizes=", ".join(_length(arrays, axis) for axis in range(between.ndim)),
+            run=length("sizes", range(first, between.ndim)),
+            whole="\n".join(_WHOLE.format(array=array, first=first, fail=sub["fail"]) for array in arrays),
+            type=types[-1],
+            sum=self.sum.acc_dtype,
+            ndim=between.ndim,
+            start=kept.start,
+            n_kept=len(kept),
+            out=out,
+            OUT_TYPE=node.outputs[0].dtype.upper(),
+            out_type=node.outputs[0].dtype,
+            fail=sub["fail"],
+            loops=loops(operands, first, "sizes", block),
+        )
+
+    def c_headers(self) -> list[str]:
+        """Name what all the code includes."""
+        return ["<cstdlib>", *self.elementwise.c_headers()]
+
+    def c_compile_args(self) -> list[str]:
+        """Give the flags of elementwise operations."""
+        arguments: list[str] = self.elementwise.c_compile_args()
+        return arguments
+
+    def c_support_code(self) -> str:
+        """Give the routines of sums, and of the elementwise operation."""
+        return _SUPPORT + given(self.elementwise.c_support_code)
+
+    def c_support_code_apply(self, node: Any, name: str) -> str:
+        """Give the routines of the elementwise operation's node."""
+        code: str = self.elementwise.scalar_op.c_support_code_apply(self._nodes(node.inputs)[0], f"{name}_scalar_")
+        return code
+
+    def c_code_cache_version_apply(self, node: Any) -> tuple[Any, ...]:
+        """Give the version of all the code."""
+        version: tuple[Any, ...] = self.elementwise.c_code_cache_version_apply(self._nodes(node.inputs)[0])
+        return (_VERSION, *version) if version else ()
+
+
+def _length(arrays: dict[str, Any], axis: int) -> str:
+    """The length of the operation's result along an axis, as Theano's checks found it."""
+    return next((f"{array}_n{axis}" for array, one in arrays.items() if not one.broadcastable[axis]), "1")

@@ -1,0 +1,110 @@
+"""Matrix products without elements: an operand, or the product, has an axis of length 0.
+
+Arrays without elements have strides of 0 since NumPy 1.23. Theano's C code around BLAS takes the strides as they are:
+it finds that "some matrix has no unit stride", or hands BLAS a leading dimension of 0, which BLAS refuses. Here such
+arrays get the strides of contiguous ones, which nothing is ever read by.
+
+``theano.tensor.topk`` and its kin on NumPy 1.23 and later, where a list is no index any more.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from .flags import is_mend, mend
+
+_VERSION = "synkhronos 1"  # in the keys of the cache: other code than Theano's own
+
+_CONTIGUOUS = """
+        npy_intp empty_{0}[{ndim}];
+        if (PyArray_SIZE({array}) == 0) {{
+            empty_{0}[{ndim} - 1] = type_size;
+            empty_{0}[{ndim} - 2] = (N{0}[{ndim} - 1] ? N{0}[{ndim} - 1] : 1) * (npy_intp) type_size;
+            if ({ndim} > 2) empty_{0}[0] = 0;
+            S{0} = empty_{0};
+        }}
+"""
+
+
+def mend_strides() -> None:
+    """Make products of empty matrices work. Theano must have been imported; calling it again does nothing."""
+    from theano.tensor.blas import BatchedDot, GemmRelated
+
+    if is_mend(GemmRelated.build_gemm_version):
+        return
+    gemm_version, batched_code = GemmRelated.build_gemm_version, BatchedDot.c_support_code
+    batched_version = BatchedDot.c_code_cache_version
+
+    @mend
+    def build_gemm_version(self: Any) -> tuple[Any, ...]:
+        """Give the version of the code that all products of two matrices share."""
+        return (_VERSION, *gemm_version(self))
+
+    def c_support_code(self: Any) -> str:
+        """Give the C++ code of the product of two batches."""
+        head = "npy_intp *Nz = PyArray_DIMS(zs), *Sz = PyArray_STRIDES(zs);\n"
+        strides = "".join(_CONTIGUOUS.format(name, ndim=3, array=f"{name}s") for name in "xyz")
+        return batched_code(self).replace(head, head + strides)
+
+    def c_code_cache_version(self: Any) -> tuple[Any, ...]:
+        """Give the version of the code of the product of two batches."""
+        return (_VERSION, *batched_version(self))
+
+    arrays = {"x": "%(_x)s", "y": "%(_y)s", "z": "%(_zout)s"}
+    strides = "".join(_CONTIGUOUS.format(name, ndim=2, array=array) for name, array in arrays.items())
+    GemmRelated.check_strides = strides + GemmRelated.check_strides
+    GemmRelated.build_gemm_version = build_gemm_version
+    BatchedDot.c_support_code = c_support_code
+    BatchedDot.c_code_cache_version = c_code_cache_version
+
+
+def mend_topk() -> None:
+    """Replace what `TopKOp` computes by. Theano must have been imported; calling it again does nothing."""
+    module: Any = importlib.import_module("theano.tensor.sort")  # theano.tensor's attribute of that name is a function
+    module._topk_py_impl = top_k
+
+
+def top_k(op: Any, x: Any, k: Any, axis: int, idx_dtype: Any) -> Any:
+    """Find the largest elements along an axis, or the smallest, in no particular order.
+
+    Parameters
+    ----------
+    op : TopKOp
+        Its ``return_values`` and ``return_indices`` say what is wanted.
+    x : numpy.ndarray
+    k : int, or array of one
+        How many; negative for the smallest ones.
+    axis : int
+    idx_dtype : dtype
+        Of the indices.
+
+    Returns
+    -------
+    array, or tuple of two
+        Values, or indices, or both in this order; `x` with ``abs(k)`` elements along `axis`.
+
+    Raises
+    ------
+    ValueError
+        If `k` is 0, or if there are fewer elements.
+    """
+    import numpy as np
+
+    k, length = int(k), x.shape[axis]
+    if k == 0:
+        raise ValueError("topk: kth cannot be zero")
+    if abs(k) > length:
+        raise ValueError(f"topk: kth cannot be larger than the size of the axis; got {k} for axis {axis} of {length}")
+    # the element that must be in its place, and those on its side
+    kth, part = (length - k, slice(length - k, None)) if k > 0 else (-k - 1, slice(-k))
+    index = tuple(part if i == axis % x.ndim else slice(None) for i in range(x.ndim))
+    if not op.return_indices:
+        return np.partition(x, kth, axis=axis)[index]
+    if abs(k) == 1:
+        indices = np.expand_dims((np.argmax if k > 0 else np.argmin)(x, axis=axis), axis)
+    else:
+        indices = np.argpartition(x, kth, axis=axis)[index]
+    if not op.return_values:
+        return indices.astype(idx_dtype)
+    return np.take_along_axis(x, indices, axis), indices.astype(idx_dtype)

@@ -1,0 +1,95 @@
+"""Sums of floating-point numbers over the first axes of an array, over its last ones, or both, as vector code.
+
+Theano's C code walks down one column of a matrix after the other, and waits for each addition before the next. The
+gradient of every bias is such a sum. What is summed over rows has the same bits, for each column is summed in the same
+order; elsewhere sums of runs side by side are added up, with the same accumulator's precision.
+``THEANO_FLAGS=synkhronos.vector_sum=False`` turns it off.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .flags import is_mend, mend, read_support_code, switch
+
+__all__ = ["vectorize_sums"]
+
+_SUPPORT, _VERSION = read_support_code("summation.h")
+_DTYPES = ("float32", "float64")
+
+_CODE = """
+if (PyArray_NDIM({x}) == {ndim} && PyArray_TYPE({x}) == NPY_{TYPE} && PyArray_ISCARRAY_RO({x}) &&
+    PyArray_SIZE({x}) > 0) {{
+    synkhronos::Sums<{type}, {sum}> synkhronos_sums(PyArray_DIMS({x}), {ndim}, {first}, {n_kept});
+    if (!synkhronos_sums.make(&{out}, NPY_{OUT_TYPE})) {{
+        {fail}
+    }}
+    synkhronos_sums.add(({type} *)PyArray_DATA({x}), PyArray_SIZE({x}));
+    synkhronos_sums.put(({out_type} *)PyArray_DATA({out}));
+}} else {{
+    {theanos_own}
+}}
+"""
+
+
+def vectorize_sums(module: Any) -> None:
+    """Give the op its code. Calling it again does nothing.
+
+    Parameters
+    ----------
+    module : module
+        ``theano.tensor.elemwise``, executed.
+    """
+    op_class, is_on = module.Sum, switch("vector_sum")
+    if is_mend(op_class.c_code):
+        return
+    code, version, headers = op_class.c_code, op_class.c_code_cache_version_apply, op_class.c_headers
+
+    @mend
+    def c_code(self: Any, node: Any, name: str, inputs: Any, outputs: Any, sub: Any) -> str:
+        """Give code that tries the vector code first."""
+        theanos_own: str = code(self, node, name, inputs, outputs, sub)
+        kept = kept_axes(self, node) if is_on() else None
+        if kept is None:
+            return theanos_own
+        dtype, out_dtype = node.inputs[0].dtype, node.outputs[0].dtype
+        return _CODE.format(
+            x=inputs[0],
+            out=outputs[0],
+            ndim=node.inputs[0].ndim,
+            type=f"npy_{dtype}",
+            TYPE=dtype.upper(),
+            sum=f"npy_{self.acc_dtype}",
+            out_type=f"npy_{out_dtype}",
+            OUT_TYPE=out_dtype.upper(),
+            first=kept.start,
+            n_kept=len(kept),
+            fail=sub["fail"],
+            theanos_own=theanos_own,
+        )
+
+    def c_support_code(self: Any) -> str:
+        """Give the routines."""
+        return _SUPPORT if is_on() else ""
+
+    def c_headers(self: Any) -> list[str]:
+        """Name what Theano's code and the routines include."""
+        return ["<cstdlib>", *headers(self)]
+
+    def c_code_cache_version_apply(self: Any, node: Any) -> tuple[Any, ...]:
+        """Give the version of the code."""
+        theanos_own: tuple[Any, ...] = version(self, node)
+        return (_VERSION, *theanos_own) if theanos_own and is_on() else theanos_own
+
+    op_class.c_code, op_class.c_code_cache_version_apply = c_code, c_code_cache_version_apply
+    op_class.c_support_code, op_class.c_headers = c_support_code, c_headers
+
+
+def kept_axes(op: Any, node: Any) -> range | None:
+    """The axes that stay, if they are neighbours and the types are those that the code is for."""
+    x, out = node.inputs[0], node.outputs[0]
+    summed = set(range(x.ndim) if op.axis is None else op.axis)
+    kept = [axis for axis in range(x.ndim) if axis not in summed]
+    neighbours = range(kept[0], kept[-1] + 1) if kept else range(0)
+    suits = x.dtype in _DTYPES and out.dtype in _DTYPES and op.acc_dtype in _DTYPES
+    return neighbours if suits and summed and list(neighbours) == kept else None

@@ -1,0 +1,251 @@
+"""Convolutions as vector code: forward, and the gradients with respect to weights and images.
+
+Theano writes the windows of each image side by side, element by element, and multiplies the small matrix that this
+gives by the weights; on a core that takes two to four times as long as the arithmetic. Here its ops sum up products
+where the image lies, in registers. Grouped and unshared convolutions and those of several OpenMP threads take Theano's
+way, as does all of it with ``THEANO_FLAGS=synkhronos.vector_convolution=False``. Sums are formed in another order, so
+that results differ by rounding.
+
+Pooling in Python, which Theano uses without a compiler and in FAST_COMPILE: since NumPy 1.23 a list is no index.
+
+Pooling over windows that do not overlap, as vector code: forward, gradient, and gradient of the gradient.
+
+Theano's C code asks for the address of each element anew, which takes longer than all convolutions of a small network.
+Here its ops have code of their own where windows lie side by side without padding and their sizes are constants of the
+graph. Anything else takes Theano's, as does all of it with ``THEANO_FLAGS=synkhronos.vector_pooling=False``. The
+results are the same to the bit.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from typing import Any
+
+from .flags import is_mend, mend, read_support_code, switch
+
+__all__ = ["vectorize_convolution", "vectorize_pooling"]
+
+
+_CONVOLUTION_SUPPORT, _CONVOLUTION_VERSION = read_support_code("sums.h", "convolution.h")
+
+_THEANOS = "PyArrayObject* corrMM("
+_CONVOLUTION_CODE = """
+static PyArrayObject *corrMM(PyArrayObject *bottom, PyArrayObject *weights, PyArrayObject *top, int direction, int dH,
+                             int dW, int dilH, int dilW, int padH_l, int padH_r, int padW_l, int padW_r, int numgroups,
+                             int unshared) {{
+    int done = 0;
+    if (numgroups == 1 && !unshared && dH > 0 && dW > 0 && dilH > 0 && dilW > 0) {{
+        synkhronos::Axis y = {{0, padH_l, padH_r, 0, 0, dH, dilH}}, x = {{0, padW_l, padW_r, 0, 0, dW, dilW}};
+        done = synkhronos::correlate_arrays<npy_{type}>(bottom, weights, top, NPY_{TYPE}, direction, y, x);
+    }}
+    if (done < 0) return NULL;
+    if (done) return direction == 0 ? top : direction == 1 ? weights : bottom;
+    return theanos_corrMM(bottom, weights, top, direction, dH, dW, dilH, dilW, padH_l, padH_r, padW_l, padW_r,
+                          numgroups, unshared);
+}}
+"""
+
+
+def vectorize_convolution(module: Any) -> None:
+    """Give the ops their code. Calling it again does nothing.
+
+    Parameters
+    ----------
+    module : module
+        ``theano.tensor.nnet.corr``, executed.
+    """
+    op_class, is_on = module.BaseCorrMM, switch("vector_convolution")
+    if is_mend(op_class.c_headers):
+        return
+    support, version = op_class.c_support_code_apply, op_class.c_code_cache_version
+    headers = op_class.c_headers
+
+    def replaces(op: Any) -> bool:
+        return is_on() and not op.openmp  # the others are told apart at run time: a module may have several
+
+    def c_support_code_apply(self: Any, node: Any, name: str) -> str:
+        """Give Theano's routine another name, and the routines beside it."""
+        theanos_own: str = support(self, node, name)
+        if not replaces(self) or theanos_own.count(_THEANOS) != 1:
+            return theanos_own
+        renamed = theanos_own.replace(_THEANOS, "static PyArrayObject* theanos_corrMM(")
+        kind = {"float32": "float", "float64": "double"}[node.inputs[0].dtype]
+        return renamed + _CONVOLUTION_SUPPORT + _CONVOLUTION_CODE.format(type=kind, TYPE=kind.upper())
+
+    @mend
+    def c_headers(self: Any) -> list[str]:
+        """Name what Theano's code and the routines include."""
+        return ["<algorithm>", "<cstdlib>", "<cstring>", *headers(self)]
+
+    def c_code_cache_version(self: Any) -> tuple[Any, ...]:
+        """Give the version of the code."""
+        return (_CONVOLUTION_VERSION, *version(self)) if replaces(self) else version(self)
+
+    op_class.c_support_code_apply, op_class.c_headers = c_support_code_apply, c_headers
+    op_class.c_code_cache_version = c_code_cache_version
+
+
+_CLASSES = ("Pool", "AveragePoolGrad", "MaxPoolRop")
+_AS_TUPLES = {
+    "k[[region_slices[i][r[i]] for i in xrange(nd)]]": "k[tuple([region_slices[i][r[i]] for i in xrange(nd)])]",
+    "gxk[region_slice]": "gxk[tuple(region_slice)]",
+}
+
+
+def mend_pooling(module: Any) -> None:
+    """Make tuples of the lists of slices in the ops' `perform`. Calling it again does nothing.
+
+    Parameters
+    ----------
+    module : module
+        ``theano.tensor.signal.pool``, executed.
+    """
+    for name in _CLASSES:
+        op = getattr(module, name)
+        lines, first = inspect.getsourcelines(op.perform)
+        source = textwrap.dedent("".join(lines))
+        for old, new in _AS_TUPLES.items():
+            source = source.replace(old, new)
+        made: dict[str, Any] = {}
+        # the empty lines give tracebacks the numbers that the lines have in the file
+        exec(compile("\n" * (first - 1) + source, module.__file__, "exec"), vars(module), made)
+        op.perform = made["perform"]
+
+
+_POOLING_SUPPORT, _POOLING_VERSION = read_support_code("pooling.h")
+
+#: By op: its array inputs, the axes of its result, and by mode the routine.
+_OPS: dict[str, tuple[tuple[str, ...], str, dict[str, str]]] = {
+    "Pool": (
+        ("x",),
+        "out",
+        {"max": "max", "sum": "sum", "average_inc_pad": "average", "average_exc_pad": "average"},
+    ),
+    "MaxPoolGrad": (("x", "z", "gz"), "in", {"max": "max_grad"}),
+    "AveragePoolGrad": (
+        ("x", "gz"),
+        "in",
+        {"sum": "sum_grad", "average_inc_pad": "average_grad", "average_exc_pad": "average_grad"},
+    ),
+    "DownsampleFactorMaxGradGrad": (("x", "z", "ggx"), "out", {"max": "max_grad_grad"}),
+}
+_DTYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")
+_MOST = 256  # elements of a window, for whose rows the compiler makes code
+
+_POOLING_CODE = """
+int synkhronos_done = 0;
+if ({side_by_side}) {{
+    const int window[3] = {{{d}, {h}, {w}}};
+    synkhronos::Images images;
+    PyArrayObject *given[] = {{{arrays}}};
+    if (synkhronos::measure({x}, {nd}, window, {ignore_border}, images){pooled}) {{
+        synkhronos::Operands<{n}> operands(given);
+        synkhronos_done = operands.good && synkhronos::make(&{out}, {x}, {nd}, images.{axes}) ? 1 : -1;
+        if (synkhronos_done > 0) {{
+            {clear}
+            synkhronos::Pooling<{type}, {d}, {h}, {w}>::{routine}(images{operands}, ({type} *)PyArray_DATA({out}));
+        }}
+    }}
+}}
+if (synkhronos_done < 0) {{
+    {fail}
+}}
+if (!synkhronos_done) {{
+    {theanos_own}
+}}
+"""
+
+
+def vectorize_pooling(module: Any) -> None:
+    """Give the ops their code. Calling it again does nothing.
+
+    Parameters
+    ----------
+    module : module
+        ``theano.tensor.signal.pool``, executed.
+    """
+    if not is_mend(module.Pool.c_code):
+        for name in _OPS:
+            _mend(getattr(module, name), switch("vector_pooling"))
+
+
+def _mend(op_class: Any, is_on: Any) -> None:
+    code, version, headers = op_class.c_code, op_class.c_code_cache_version, op_class.c_headers
+    arrays, axes, routines = _OPS[op_class.__name__]
+    n = len(arrays)
+
+    @mend
+    def c_code(self: Any, node: Any, name: str, inputs: Any, outputs: Any, sub: Any) -> str:
+        """Give code that tries the windows side by side first."""
+        theanos_own: str = code(self, node, name, inputs, outputs, sub)
+        window = _window(self, node, n)
+        if not is_on() or window is None or self.mode not in routines:
+            return theanos_own
+        tested = zip(inputs[n:], (window, window, [0] * len(window)))  # sizes, strides, padding
+        conditions = [
+            f"PyArray_DIM({one}, 0) == {self.ndim} && "
+            + " && ".join(f"*(dtype_{one} *)PyArray_GETPTR1({one}, {i}) == {size}" for i, size in enumerate(sizes))
+            for one, sizes in tested
+        ]
+        used = [one for one, array in zip(inputs, arrays) if array != "x" or routines[self.mode] not in _WITHOUT_X]
+        d, h, w = [1] * (3 - self.ndim) + window
+        pooled = [one for one, array in zip(inputs, arrays) if array in ("z", "gz")]
+        same = [one for one, array in zip(inputs, arrays) if array == "ggx"]
+        checks = [f" && synkhronos::is_pooled({one}, {inputs[0]}, {self.ndim}, images)" for one in pooled]
+        x = inputs[0]
+        checks += [f" && PyArray_TYPE({one}) == PyArray_TYPE({x}) && PyArray_SAMESHAPE({one}, {x})" for one in same]
+        return _POOLING_CODE.format(
+            side_by_side=" && ".join([f"PyArray_NDIM({inputs[0]}) == {node.inputs[0].ndim}", *conditions]),
+            d=d,
+            h=h,
+            w=w,
+            arrays=", ".join(used),
+            x=inputs[0],
+            nd=self.ndim,
+            ignore_border=str(bool(self.ignore_border)).lower(),
+            pooled="".join(checks),
+            n=len(used),
+            out=outputs[0],
+            axes=axes,
+            clear=f"synkhronos::clear_border(images, window, {outputs[0]});" if axes == "in" else "",
+            type=f"dtype_{inputs[0]}",
+            routine=routines[self.mode],
+            operands="".join(f", operands.data<dtype_{inputs[0]}>({i})" for i in range(len(used))),
+            fail=sub["fail"],
+            theanos_own=theanos_own,
+        )
+
+    def c_support_code(self: Any) -> str:
+        """Give the routines."""
+        return _POOLING_SUPPORT if is_on() else ""
+
+    def c_headers(self: Any) -> list[str]:
+        """Name what Theano's code and the routines include."""
+        return ["<algorithm>", *headers(self)]
+
+    def c_code_cache_version(self: Any) -> tuple[Any, ...]:
+        """Give the version of the code."""
+        return (_POOLING_VERSION, *version(self)) if is_on() else version(self)
+
+    op_class.c_code, op_class.c_code_cache_version = c_code, c_code_cache_version
+    op_class.c_support_code, op_class.c_headers = c_support_code, c_headers
+
+
+_WITHOUT_X = ("sum_grad", "average_grad")
+
+
+def _window(op: Any, node: Any, n: int) -> list[int] | None:
+    """The size of the windows of a node, if they lie side by side as far as the graph tells."""
+    x, (sizes, strides, padding) = node.inputs[0], node.inputs[n : n + 3]
+    known = [getattr(one, "data", None) for one in (sizes, strides, padding)]
+    if any(one is None for one in known) or op.openmp or op.ndim > 3 or x.dtype not in _DTYPES:
+        return None
+    if any(one.dtype != x.dtype for one in (*node.inputs[:n], *node.outputs)):
+        return None
+    window, steps, pad = (one.tolist() for one in known if one is not None)
+    product = 1
+    for size in window:
+        product *= size
+    suits = len(window) == op.ndim and window == steps and not any(pad) and min(window) > 0 and product <= _MOST
+    return window if suits else None

@@ -1,0 +1,1 @@
+"""Helpers that know nothing of sessions: interrupts, threads, progress, row arithmetic, display."""

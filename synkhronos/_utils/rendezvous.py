@@ -1,0 +1,461 @@
+"""Rendezvous of the processes of an MPI job, each of which leads a node, before MPI connects them.
+
+``MPI_Init`` returns when all processes of the job have called it: where one of them never does, the others would wait
+there for ever. So each process reports, and looks at what others report, before it calls ``MPI_Init``::
+
+    import synkhronos     an exit hook is registered
+    fork()                reports WAITS; `meet` waits until all processes have done so, or one has ended
+    end without fork()    the exit hook reports ENDED, and the exception
+    MPI connects          the process reports JOINED
+
+Reports go through each channel that is available:
+
+* the name service of the launcher of MPICH and Intel MPI (Hydra), by the protocol PMI 1;
+* the connection to ``python -m synkhronos run --hosts``, which also reports processes that ended without a word.
+
+Without a channel (Open MPI's ``mpiexec``, ``srun``) `meet` returns at once: these launchers end the job by themselves
+if a process ends that has not called ``MPI_Init`` while others have.
+"""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import contextlib
+import os
+import stat
+import sys
+import time
+from collections.abc import Mapping, MutableMapping
+from typing import Any, NamedTuple, Protocol
+
+from synkhronos.errors import NodeLost
+
+__all__ = [
+    "ENDED",
+    "JOINED",
+    "RESTART",
+    "STARTED",
+    "SUPERVISOR",
+    "WAITS",
+    "Report",
+    "count_launched",
+    "drain_output",
+    "rendezvous",
+]
+
+#: What a process reports.
+STARTED, WAITS, JOINED, ENDED = "started", "waits", "joined", "ended"
+
+#: The environment variable that names the connection to the supervisor: its descriptor and inode, and this process,
+#: because programs that this one starts may inherit both.
+SUPERVISOR = "SYNKHRONOS_SUPERVISOR"
+
+#: What to do when a node is lost.
+RESTART = "start the program again"
+
+#: Variables in which launchers give the number of processes, and the number of this one. Those of ``srun`` count where
+#: it speaks no PMI and has started no launcher that does.
+_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+_RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+
+_MOST_BYTES = 600  # of a report: a line of PMI has at most 1,024 characters
+_ANSWER_SECONDS = 30.0  # a launcher that was frozen goes on; MPI would take a late answer for one to its own question
+_UCRED_BYTES = 12  # of `struct ucred`, which begins with the process id
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25  # seconds between two looks
+_DRAIN_SECONDS, _FORWARD_SECONDS = 1.0, 0.1  # for the launcher to read what was printed, and to pass it on
+
+
+class _StartLost(NodeLost, SystemExit):
+    """A `NodeLost` that, where the program does not catch it, ends that with the message alone, and exit code 1.
+
+    A traceback leads to the call of `fork`, which is not what is wrong.
+    """
+
+    def __init__(self, message: str, machine: int) -> None:
+        super().__init__(message, machine)
+        self.code = f"synkhronos.fork: {message}"
+
+
+class Report(NamedTuple):
+    """What one process of the job has reported.
+
+    Attributes
+    ----------
+    state : str
+        `STARTED`, `WAITS`, `JOINED` or `ENDED`.
+    host : str
+    reason : str
+        The exception that ended it; may be empty.
+    """
+
+    state: str
+    host: str
+    reason: str = ""
+
+    def encode(self) -> str:
+        """Return the report as one word."""
+        text = " ".join(self).encode()[:_MOST_BYTES]
+        return base64.urlsafe_b64encode(text).decode().rstrip("=")
+
+    @staticmethod
+    def decode(word: str) -> Report | None:
+        """Return the report that a word encodes; ``None`` if it encodes none."""
+        with contextlib.suppress(ValueError):
+            text = base64.urlsafe_b64decode(word + "=" * (-len(word) % 4)).decode(errors="ignore")
+            state, host, reason = text.split(" ", 2)
+            return Report(state, host, reason)
+        return None
+
+
+class Channel(Protocol):
+    """A way to report to the other processes of the job."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anything can be reported, and looked at."""
+
+    def report(self, rank: int, word: str) -> None:
+        """Report a word as process ``rank``."""
+
+    def look(self, rank: int) -> str:
+        """Return what process ``rank`` has reported last; empty: nothing."""
+
+
+class _Lines:
+    """Requests and answers of one line each on a socket that others use, too: its flags stay as they are.
+
+    Parameters
+    ----------
+    fd : int
+        If this is no socket, or another one later, nothing is sent.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd, self._identity = fd, _identity(fd)
+
+    @property
+    def is_open(self) -> bool:
+        return self._identity is not None and _identity(self._fd) == self._identity
+
+    def send(self, line: str) -> None:
+        """Send a line."""
+        if self.is_open:
+            with contextlib.suppress(OSError):
+                os.write(self._fd, f"{line}\n".encode())
+
+    def ask(self, line: str) -> str:
+        """Send a line, and return the answer; empty if there is none in time."""
+        from synkhronos._utils.interrupts import deferred_interrupts  # not before it is needed: it loads the C core
+
+        with deferred_interrupts():  # an answer that nobody takes would be taken for that to the next question
+            self.send(line)
+            return self._receive()
+
+    def _receive(self) -> str:
+        import select
+
+        ready, answer, end = select.poll(), b"", time.monotonic() + _ANSWER_SECONDS
+        ready.register(self._fd, select.POLLIN)
+        while self.is_open and not answer.endswith(b"\n"):
+            part = b""
+            if ready.poll(1000 * max(0.0, end - time.monotonic())):
+                with contextlib.suppress(OSError):
+                    part = os.read(self._fd, 4096)
+            if not part:
+                self._identity = None
+                return ""
+            answer += part
+        return answer.decode(errors="replace").rstrip("\n")
+
+    def close(self) -> None:
+        """Close the descriptor, if it is still the same."""
+        if self.is_open:
+            os.close(self._fd)
+        self._identity = None
+
+
+class _Launcher:
+    """Channel through the name service of Hydra, the launcher of MPICH and Intel MPI.
+
+    Once a process has sent anything, it must `leave`, or call ``MPI_Finalize``; otherwise Hydra ends others there.
+
+    Attributes
+    ----------
+    is_parent : bool
+        Whether the launcher started this process itself. Several programs that a script runs inherit one connection;
+        a program of these that ends without calling `fork` must not send anything, because a later one may call it.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd, self._lines = fd, _Lines(fd)
+        self.is_parent = _peer(fd) == os.getppid()
+
+    @property
+    def is_open(self) -> bool:
+        return self._lines.is_open
+
+    def report(self, rank: int, word: str) -> None:
+        self._ask(f"publish_name service={self._name(rank)} port={word}")
+
+    def look(self, rank: int) -> str:
+        return self._ask(f"lookup_name service={self._name(rank)}").get("port", "")
+
+    def leave(self) -> None:
+        """Take leave, so that this process may end while others go on."""
+        self._ask("finalize")
+
+    def abort(self) -> None:
+        """End all processes of the job."""
+        self._lines.send("cmd=abort exitcode=1")
+
+    def _name(self, rank: int) -> str:
+        if not hasattr(self, "_job"):  # names may be known beyond the job
+            self._job = self._ask("get_my_kvsname").get("kvsname", "")
+        return f"synkhronos-{self._job}-{rank}"
+
+    def _ask(self, command: str) -> dict[str, str]:
+        answer = self._lines.ask(f"cmd={command}")
+        return dict(word.split("=", 1) for word in answer.split() if "=" in word)
+
+
+class _Supervisor:
+    """Channel through the connection to ``python -m synkhronos run --hosts``, which the program's start has made."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd, self._lines = fd, _Lines(fd)
+        os.set_inheritable(fd, False)
+        os.register_at_fork(after_in_child=self._lines.close)
+
+    @property
+    def is_open(self) -> bool:
+        return self._lines.is_open
+
+    def report(self, rank: int, word: str) -> None:
+        self._lines.send(f"report {word}")
+
+    def look(self, rank: int) -> str:
+        return self._lines.ask(f"look {rank}")
+
+    def farewell(self) -> None:
+        """Say that the job ends, and that it is no accident."""
+        self._lines.send("farewell")
+
+    def pass_on(self) -> str:
+        """Keep the connection when this process executes another program; returns what that finds it by."""
+        os.set_inheritable(self._fd, True)
+        return f"{self._fd}:{_identity(self._fd)}:{os.getpid()}"
+
+
+class Rendezvous:
+    """What one process reports, and sees of the others.
+
+    Parameters
+    ----------
+    environment : mapping
+        The environment variables, of which `SUPERVISOR` is removed.
+
+    Attributes
+    ----------
+    size, rank : int
+        The number of processes in the job, and of this one.
+    """
+
+    def __init__(self, environment: MutableMapping[str, str]) -> None:
+        self.size = count_launched(environment)
+        self.rank = next((int(environment[name]) for name in _RANKS if environment.get(name, "").isdigit()), 0)
+        self._pid = os.getpid()
+        self._state = STARTED
+        self._launcher: _Launcher | None = None
+        self._supervisor: _Supervisor | None = None
+        self._seen: dict[int, Report] = {}
+        if self.size > 1:
+            if environment.get("PMI_FD", "").isdigit() and "MPI_LOCALRANKID" in environment:  # that of Hydra, not Slurm
+                self._launcher = _Launcher(int(environment["PMI_FD"]))
+            fd, inode, pid = map(int, environment.pop(SUPERVISOR, "-1:0:0").split(":"))
+            if pid == self._pid and _identity(fd) == inode:
+                self._supervisor = _Supervisor(fd)
+            atexit.register(self._end)
+
+    def meet(self, seconds: float | None) -> None:
+        """Wait until all processes of the job are in `fork`.
+
+        Parameters
+        ----------
+        seconds : float or None
+            For how long at most, as the user gave it; ``None``: no limit.
+
+        Raises
+        ------
+        NodeLost
+            In the first process, if another one has ended, or has not come in time. Other processes end the job if the
+            first one is not there to do so.
+        """
+        self._report(WAITS)
+        began, pause = time.monotonic(), _SHORTEST_PAUSE
+        missing = [rank for rank in range(self.size) if rank != self.rank]
+        while self._channels():
+            missing = [rank for rank in missing if not self._is_there(rank)]
+            # the first process looks after the others, and others after each other only where it has not come yet
+            if not missing or (self.rank and 0 not in missing):
+                return
+            for rank in missing:
+                state, _, reason = self._seen.get(rank, Report("", ""))
+                if state == ENDED:
+                    text = f"{self.describe(rank)} ended without calling fork()"
+                    self._give_up(rank, f"{text}: {reason}" if reason else text)
+            if seconds is not None and time.monotonic() - began > seconds:
+                names = " and ".join(map(self.describe, missing))
+                self._give_up(missing[0], f"{names} did not call fork() within start_timeout={seconds:g} seconds")
+            time.sleep(pause)
+            pause = min(1.5 * pause, _LONGEST_PAUSE)
+
+    def joined(self) -> None:
+        """Report that MPI connects this process with the others."""
+        self._report(JOINED)
+
+    def farewell(self) -> None:
+        """Say that the job ends, and that it is no accident."""
+        if self._supervisor is not None:
+            self._supervisor.farewell()
+
+    def pass_on(self, environment: MutableMapping[str, str]) -> None:
+        """Leave the connection to the supervisor to the program that is executed next in this process."""
+        if self._supervisor is not None:
+            environment[SUPERVISOR] = self._supervisor.pass_on()
+
+    def abort(self) -> None:
+        """Have the launcher end all processes of the job, this one too; that of Open MPI does so when this one ends."""
+        drain_output()
+        if self._launcher is not None:
+            self._launcher.abort()
+
+    def descriptors(self) -> list[int]:
+        """Return the descriptors that `abort` needs."""
+        return [self._launcher.fd] if self._launcher is not None and self._launcher.is_open else []
+
+    def describe(self, rank: int) -> str:
+        """Return the name of the node that a process leads, with its host if that is known."""
+        return f"node {rank} ({self._seen[rank].host})" if rank in self._seen else f"node {rank} of {self.size}"
+
+    def _channels(self) -> list[Channel]:
+        return [one for one in (self._supervisor, self._launcher) if one is not None and one.is_open]
+
+    def _is_there(self, rank: int) -> bool:
+        """Look whether another process is in `fork`."""
+        return self._look(rank) in (WAITS, JOINED)
+
+    def _has_ended(self, rank: int) -> bool:
+        return self._look(rank) == ENDED
+
+    def _look(self, rank: int) -> str:
+        """Return the state of another process; empty if it is unknown."""
+        for channel in self._channels():
+            report = Report.decode(channel.look(rank))
+            if report is not None:
+                self._seen[rank] = report
+                if report.state != STARTED:
+                    break
+        return self._seen[rank].state if rank in self._seen else ""
+
+    def _report(self, state: str, reason: str = "") -> None:
+        before, self._state = self._state, state
+        word = Report(state, os.uname().nodename, reason).encode()
+        for channel in self._channels():
+            if channel is not self._launcher or before == STARTED:  # a name that is published cannot be changed
+                channel.report(self.rank, word)
+
+    def _give_up(self, rank: int, message: str) -> None:
+        """End the job, or have the first process do so if that is in `fork`."""
+        message = f"{message}; {RESTART}"
+        if not self.rank:
+            raise _StartLost(message, rank)
+        if not any(self._is_there(other) for other in range(self.rank)):
+            _flush()  # before the message
+            os.write(2, f"synkhronos.fork: {message}\n".encode())
+            self.abort()
+            os._exit(1)
+
+    def _end(self) -> None:
+        """At exit: report that this process ends without a session; end the job if others are still waiting for one."""
+        if os.getpid() != self._pid or self._state == JOINED:
+            return
+        _flush()
+        mpi = _mpi_state()
+        may_be_followed = self._state == STARTED and self._launcher is not None and not self._launcher.is_parent
+        if mpi == "unknown" or may_be_followed:
+            self._launcher = None
+        has_failed = self._state == WAITS
+        error = getattr(sys, "last_value", None)
+        self._report(ENDED, "" if error is None else " ".join(f"{type(error).__name__}: {error}".split()))
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        if has_failed and not all(self._has_ended(rank) for rank in others):
+            if mpi == "initialized":
+                drain_output()
+                sys.modules["mpi4py.MPI"].COMM_WORLD.Abort(1)
+            self.abort()
+        elif self._launcher is not None and not mpi:
+            self._launcher.leave()
+
+
+def count_launched(environment: Mapping[str, str]) -> int:
+    """Return how many processes were launched together, by the environment of one of them."""
+    return next((int(environment[name]) for name in _SIZES if environment.get(name, "").isdigit()), 1)
+
+
+def _identity(fd: int) -> int | None:
+    """Return the inode of a socket; ``None`` if the descriptor is no socket."""
+    try:
+        found = os.fstat(fd)
+    except OSError:
+        return None
+    return found.st_ino if stat.S_ISSOCK(found.st_mode) else None
+
+
+def _peer(fd: int) -> int:
+    """Return the process that made the other end of a socket; 0 if that is unknown."""
+    import socket
+
+    with contextlib.suppress(OSError), socket.fromfd(fd, socket.AF_UNIX, socket.SOCK_STREAM) as end:
+        return int.from_bytes(end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED_BYTES)[:4], sys.byteorder)
+    return 0
+
+
+def _mpi_state() -> str:
+    """Return the state of MPI in this process: empty (not initialized), "initialized", "finalized" or "unknown"."""
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    if mpi is not None:
+        return "finalized" if mpi.Is_finalized() else "initialized" if mpi.Is_initialized() else ""
+    with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+        return "unknown" if "/libmpi" in file.read() else ""
+    return "unknown"
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # a program may have closed it, or put another object in its place
+            stream.flush()
+
+
+def drain_output() -> None:
+    """Wait until the launcher has read what this process printed; it drops the rest when the job is aborted."""
+    _flush()
+    end = time.monotonic() + _DRAIN_SECONDS
+    for fd in (1, 2):
+        with contextlib.suppress(OSError):  # closed
+            while _count_unread(fd) and time.monotonic() < end:
+                time.sleep(_SHORTEST_PAUSE)
+    time.sleep(_FORWARD_SECONDS)
+
+
+def _count_unread(fd: int) -> int:
+    """Return how many bytes in a pipe were not read; 0 for a file that is no pipe."""
+    import fcntl
+    import termios
+
+    if not stat.S_ISFIFO(os.fstat(fd).st_mode):
+        return 0
+    return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+rendezvous = Rendezvous(os.environ)
