@@ -37,7 +37,7 @@ from synkhronos._backends import (
     stay_on_device,
 )
 from synkhronos._graph.fast_call import with_deep_stack
-from synkhronos._graph.minibatches import picks_rows_of_shared
+from synkhronos._graph.minibatch_slices import picks_rows_of_shared
 from synkhronos._graph.pickling import Unpacked, bytes_variable
 from synkhronos._graph.pickling import pack_values as pack
 from synkhronos._graph.shared_variables import (
