@@ -43,7 +43,7 @@ def tolerated(analysis: str, subject: object) -> Iterator[None]:
     """
     try:
         yield
-    except (RecursionError, MemoryError):  # the slower path needs no less of either
+    except (RecursionError, MemoryError):  # the slower path would fail as well
         raise
     except Exception as error:
         if os.environ.get(_RAISE_VARIABLE, "0") not in ("", "0"):
