@@ -28,7 +28,7 @@ __all__ = ["run_function", "variables_used", "with_deep_stack"]
 _Result = TypeVar("_Result")
 _STACK_BYTES = 512 * 1024 * 1024  # address space only; pages are used as the recursion needs them
 _RECURSION_LIMIT = 1_000_000
-_SECONDS = 0.05  # between two looks at signals
+_SECONDS = 0.05  # interval of checks for signals
 
 # Both settings are process-wide: the first of concurrent calls raises the limit, the last one restores it.
 _settings = threading.Lock()

@@ -156,7 +156,7 @@ class Variant(NamedTuple):
     accumulate: bool = False  # return the new values of updated variables instead of storing them
     rows: str = "all"  # of the sliceable shared variables: "all", "range" (start, stop), or "index" (a vector)
     device: bool = False  # leave the outputs on the GPU
-    outputs: tuple[int, ...] | None = None  # these only
+    outputs: tuple[int, ...] | None = None  # positions of the outputs to compute; None: all
 
     def told(self, subset: tuple[int, ...] | None) -> tuple[Variant, tuple[int, ...] | None]:
         """Return the variant for a subset of the outputs, and the subset that a call of it must request."""
@@ -368,7 +368,7 @@ class Graph:
 
     @property
     def is_random(self) -> bool:
-        """Whether a call draws random numbers."""
+        """Return whether a call draws random numbers."""
         return any(is_random_state(var) for var, _ in self.expressions[1])
 
     def picks_rows_of_shared(self) -> bool:

@@ -47,7 +47,7 @@ MAIN = "__main__"
 
 #: Packages whose state is not the program's, even if they are installed from a working tree.
 _LIBRARIES = frozenset(["cloudpickle", "pygpu", "pymc", "pytensor", "synkhronos", "theano"])
-_LIBRARY_FOLDERS = frozenset(["dist-packages", "site-packages"])  # of any Python
+_LIBRARY_FOLDERS = frozenset(["dist-packages", "site-packages"])  # of any Python installation
 _HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8  # flags of classes (CPython's object.h); 3.9 lacks the second
 
 _BLOCK = 4096
@@ -184,7 +184,7 @@ def _names(code: types.CodeType) -> set[str]:
 def state_of(definition: Any) -> dict[str, Any]:
     """Return the state of a class or a function that a program can change: attributes, defaults and closure."""
     if isinstance(definition, type):
-        if not definition.__flags__ & _HEAP_TYPE or definition.__flags__ & _IMMUTABLE_TYPE:  # in C or Cython
+        if not definition.__flags__ & _HEAP_TYPE or definition.__flags__ & _IMMUTABLE_TYPE:  # a class in C or Cython
             return {}
         return {name: value for name, value in list(vars(definition).items()) if not _is_made_by_python(name, value)}
     state = {"__defaults__": definition.__defaults__, "__kwdefaults__": definition.__kwdefaults__}

@@ -69,6 +69,8 @@ __all__ = [
 ]
 
 
+# -- random states
+
 #: Whether all ranks draw the same numbers from a random state, by the state's container.
 _is_common: Any = weakref.WeakKeyDictionary()
 
@@ -99,6 +101,8 @@ def has_common_stream(var: Any) -> bool:
     """Return whether all ranks draw the same numbers from a random state."""
     return bool(_is_common.get(var.container))
 
+
+# -- Ops
 
 _BLANK = (type(None), dict, list, set)
 _MISSING, _OTHER = object(), object()
@@ -171,6 +175,9 @@ def _can_be_pickled(value: Any) -> bool:
     return True
 
 
+# -- values that are not dense arrays
+
+
 def pack_values(values: Sequence[Any]) -> np.ndarray:
     """Pickle values into a vector of uint8."""
     return np.frombuffer(cloudpickle.dumps(list(values), protocol=5), np.uint8)
@@ -206,6 +213,9 @@ class Unpacked(Op):
         """Unpickle the values."""
         for storage, value in zip(output_storage, pickle.loads(inputs[0].tobytes())):
             storage[0] = value
+
+
+# -- functions
 
 
 class Bundle(NamedTuple):
@@ -294,14 +304,14 @@ def dump(
     """
     used = [*also, *(var for function in functions.values() for var in shared_variables_of(function))]
     new: dict[int, Any] = {}
-    new_keys: dict[int, int] = {}  # by the ids of their containers
+    new_keys: dict[int, int] = {}  # keys by the ids of containers
     for var in used:
         if variables.key(var) is None and id(var.container) not in new_keys:
             new_keys[id(var.container)] = key = variables.new_key()
             new[key] = var
     known = {**variables.items(), **new}  # held until the end: an id is valid only while its object lives
     ids: dict[int, tuple[str, int]] = {}
-    for var in used:  # aliases, too: variables over one container arrive as one
+    for var in used:  # includes aliases: variables with the same container arrive as one
         known_key = variables.key(var)
         ids[id(var)] = ("variable", new_keys[id(var.container)] if known_key is None else known_key)
     for key, var in known.items():
@@ -357,7 +367,7 @@ def dump(
 
 
 class _Part:
-    """A part of a bundle."""
+    """One pickle of a bundle, with its buffers."""
 
     def __init__(self, definitions: Definitions | None) -> None:
         self.file = io.BytesIO()

@@ -238,6 +238,9 @@ class VariableTable:
         return {key: self[key] for key in list(self._containers)}
 
 
+# -- tracking of the values that other ranks have
+
+
 class Sync:
     """Record of the value of one shared variable that the other ranks have.
 

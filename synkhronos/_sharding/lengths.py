@@ -79,7 +79,7 @@ class Lengths:
         self._rows = rows
         self._new, self._whole = new, whole
         self._numbers: dict[tuple[Any, int | None], int] = {}
-        self._symbols: list[tuple[Any, int | None]] = [(None, None)]  # 0: the rows
+        self._symbols: list[tuple[Any, int | None]] = [(None, None)]  # symbol 0: the number of rows
         self._scalars: dict[Any, Length] = {}
         self._vectors: dict[Any, tuple[Length, ...]] = {}
         self._dims: dict[Any, tuple[Length, ...]] = {}
@@ -255,7 +255,7 @@ def _arange(known: Lengths, node: Any) -> None:
     start, stop, step = map(known.scalar, node.inputs)
     if start == Length(0) and step == ONE and known.is_sure(stop):
         known.set_length(node.outputs[0], 0, stop)
-        if node.outputs[0].dtype in ("int32", "int64"):  # narrower ones may overflow
+        if node.outputs[0].dtype in ("int32", "int64"):  # narrower dtypes may overflow
             known.set_range(node.outputs[0], stop)
 
 
@@ -364,7 +364,7 @@ def _specified(known: Lengths, node: Any) -> None:
 
 
 def _alloc(known: Lengths, node: Any) -> None:
-    sizes = node.inputs[len(node.inputs) - node.outputs[0].ndim :]  # after the value that Alloc fills in
+    sizes = node.inputs[len(node.inputs) - node.outputs[0].ndim :]  # without the value of an Alloc
     lengths = map(known.scalar, sizes)  # none is negative once the array exists
     _set_dims(known, node.outputs[0], [one if known.per_row(one) or known.is_sure(one) else None for one in lengths])
 

@@ -120,6 +120,8 @@ class Placed(NamedTuple):
     placement: Placement
 
 
+# -- names and source lines of variables
+
 _OWN = os.path.dirname(os.path.dirname(__file__))
 _LIBRARIES = (*map(sysconfig.get_path, ("purelib", "platlib", "stdlib", "platstdlib")), "<frozen ")
 
@@ -155,6 +157,8 @@ def _own_line(variable: Any) -> str:
     frames.sort(key=lambda frame: frame[0].startswith(_LIBRARIES))
     return f"{os.path.basename(frames[0][0])}:{frames[0][1]} {frames[0][3] or ''}".strip() if frames else ""
 
+
+# -- Apply nodes and operations
 
 #: The methods that define what an operation computes.
 _COMPUTING = ("perform", "c_code", "make_thunk")

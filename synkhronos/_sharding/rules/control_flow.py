@@ -309,6 +309,9 @@ def _mapped(walk: Walk, node: Any, loop: Any) -> Sequence[Placed] | None:
 RULES.update({ops.Scan: _scan})
 
 
+# -- IfElse
+
+
 def _if_else(walk: Walk, node: Any) -> str | Sequence[Placed]:
     n = node.op.n_outs
     condition, pairs = node.inputs[0], list(zip(node.inputs[1 : 1 + n], node.inputs[1 + n :]))

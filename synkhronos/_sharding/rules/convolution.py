@@ -19,6 +19,9 @@ from synkhronos._sharding.rules.reductions import is_summed
 __all__: list[str] = []
 
 
+# -- softmax and cross-entropy
+
+
 def _row_by_row(*whole: int, broadcasts: Collection[int] = ()) -> Rule:
     """Return the rule of an operation whose inputs and outputs have the rows along axis 0.
 
@@ -69,6 +72,9 @@ RULES.update(
         ops.CrossentropySoftmax1HotWithBiasDx: _row_by_row(broadcasts=(0,)),
     }
 )
+
+
+# -- convolution and pooling
 
 
 def _of_any_batch(node: Any, inputs: Sequence[Any]) -> Any:

@@ -61,7 +61,10 @@ def _scales(variable: Any) -> bool:
 
 
 def _counts(walk: Walk, variable: Any) -> bool:
-    """Return whether a variable is rows × a positive constant, by which means are divided; 0 / 0 rows is NaN anyway."""
+    """Return whether a variable is rows × a positive constant, as the divisor of a mean is.
+
+    Without rows, 0 / 0 is NaN before and after the sum over ranks.
+    """
     node = variable.owner
     if node is not None and isinstance(node.op, ops.DimShuffle):
         return _counts(walk, node.inputs[0])
@@ -69,7 +72,7 @@ def _counts(walk: Walk, variable: Any) -> bool:
     if _is_cast(node) and variable.ndim == 0:
         length = walk.lengths.scalar(node.inputs[0])
     elif node is not None and isinstance(node.op, ops.Subtensor) and _is_cast(node.inputs[0].owner):
-        # T.mean casts all lengths at once
+        # T.mean casts the vector of lengths, not one of them
         numbers = walk.lengths.vector(node.inputs[0].owner.inputs[0])
         place = constant_of(ops.basic_index(node.inputs, node.op)[0])
         length = numbers[place] if numbers is not None and place is not None else None
