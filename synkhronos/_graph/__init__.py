@@ -1,4 +1,4 @@
-"""Functions and shared variables as the floors above see them, whatever engine computes them."""
+"""Graphs, compiled functions and shared variables, independent of the backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collectives as expressions: what users write in a graph."""
+"""Collectives that users write as expressions in a graph."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from synkhronos._backends import T
 from synkhronos._collectives import check_op, lists_ops
-from synkhronos._graph.ops import rewrites as joining  # noqa: F401  (what the optimizer makes of them)
+from synkhronos._graph.ops import rewrites as joining  # noqa: F401  (registers the rewrites)
 from synkhronos._graph.ops.collective_op import Collective
 from synkhronos._graph.ops.rank_context import GATHER
 from synkhronos.typing import Reduction
@@ -15,44 +15,57 @@ __all__ = ["averaged", "gathered", "reduced", "summed"]
 
 
 def averaged(x: Any) -> Any:
-    """The average of what the ranks have, weighted by their data points, as an expression.
+    """Average the ranks' values of an expression, weighted by their numbers of data points.
 
-    In a function made by `synk.function`, all ranks meet there, and come out with the same. Of gradients of a mean over
-    data points it makes those of the mean over all of them; any optimiser can take these:
+    In a call of a function made by `synk.function`, the ranks run an all-reduce, and all of them get the same result.
+    Outside such a call the average is that of a single rank: the identity. The average of gradients of a mean over data
+    points is the gradient of the mean over all of them, for use with any optimizer.
 
+    Parameters
+    ----------
+    x : tensor variable, or any value that `theano.tensor.as_tensor_variable` accepts
+        Has the same shape on every rank. Ranks without data points are left out.
+
+    Returns
+    -------
+    tensor variable
+        The average, with the type of ``x``; for integers and booleans float64. Its gradient is the average of the
+        gradient.
+
+    Raises
+    ------
+    ValueError
+        In a call, on every rank, if the shapes of ``x`` differ between ranks.
+
+    Examples
+    --------
     >>> x, w = T.dvector("x"), theano.shared(0.0)
     >>> grad = synk.averaged(T.grad(T.sqr(w - x).mean(), w))
     >>> with synk.session(2):
     ...     step = synk.function([x], updates=[(w, w - 0.5 * grad)])
     ...     print(step([1, 2, 6]), w.get_value())
     [] 3.0
-
-    Parameters
-    ----------
-    x : tensor variable, or what `theano.tensor.as_tensor_variable` takes
-        Of the same shape on every rank.
-
-    Returns
-    -------
-    tensor variable
-        Of the same type; of integers and booleans float64. Everywhere but in a call of a `Function`, the identity:
-        that of one rank. Its gradient is the average of the gradient.
     """
     return reduced(x, "avg")
 
 
 def summed(x: Any) -> Any:
-    """The sum of what the ranks have, as an expression; see `averaged`.
+    """Sum the ranks' values of an expression; see `averaged`.
 
     Parameters
     ----------
-    x : tensor variable, or what `theano.tensor.as_tensor_variable` takes
-        Of the same shape on every rank.
+    x : tensor variable, or any value that `theano.tensor.as_tensor_variable` accepts
+        Has the same shape on every rank. Ranks without data points are left out.
 
     Returns
     -------
     tensor variable
-        Of the same type; of small integers and booleans int64 (unsigned ones uint64).
+        The sum, with the type of ``x``; for small integers and booleans int64, for small unsigned integers uint64.
+
+    Raises
+    ------
+    ValueError
+        In a call, on every rank, if the shapes of ``x`` differ between ranks.
 
     Examples
     --------
@@ -67,24 +80,24 @@ def summed(x: Any) -> Any:
 
 @lists_ops
 def reduced(x: Any, op: Reduction = "avg") -> Any:
-    """What the ranks have, reduced element by element, in the order of the ranks, as an expression; see `averaged`.
+    """Reduce the ranks' values of an expression elementwise, in rank order; see `averaged`.
 
     Parameters
     ----------
-    x : tensor variable, or what `theano.tensor.as_tensor_variable` takes
-        Of the same shape on every rank. Ranks without data points are left out.
+    x : tensor variable, or any value that `theano.tensor.as_tensor_variable` accepts
+        Has the same shape on every rank. Ranks without data points are left out.
     op : str
         {ops}.
 
     Returns
     -------
     tensor variable
-        Of the dtype that an output with this op has.
+        The reduction, with the shape of ``x`` and the dtype of a function's output that is reduced with this op.
 
     Raises
     ------
     ValueError
-        For an unknown op.
+        If the op is unknown; in a call, on every rank, if the shapes of ``x`` differ between ranks.
 
     Examples
     --------
@@ -98,24 +111,30 @@ def reduced(x: Any, op: Reduction = "avg") -> Any:
 
 
 def gathered(x: Any) -> Any:
-    """What the ranks have, concatenated on axis 0, in rank order, as an expression; see `averaged`.
+    """Concatenate the ranks' values of an expression along axis 0, in rank order; see `averaged`.
 
     Parameters
     ----------
-    x : tensor variable, or what `theano.tensor.as_tensor_variable` takes
-        Of shapes that may differ along axis 0. A scalar counts as one row.
+    x : tensor variable, or any value that `theano.tensor.as_tensor_variable` accepts
+        Shape ``(n, ...)``, where n may differ between ranks. A scalar counts as one row. Ranks without data points are
+        left out.
 
     Returns
     -------
     tensor variable
-        Of the same dtype.
+        The rows of all ranks, with the dtype of ``x``.
+
+    Raises
+    ------
+    ValueError
+        In a call, on every rank, if the shapes of ``x`` differ beyond axis 0.
 
     Examples
     --------
     >>> x = T.dvector("x")
     >>> with synk.session(2):
     ...     f = synk.function([x], (x.shape[0] * synk.gathered(x), None))
-    ...     print(f([1, 3, 4]))  # the master has two of the rows
+    ...     print(f([1, 3, 4]))  # the controller has two of the rows
     [2. 6. 8.]
     """
     x = T.as_tensor_variable(x)
