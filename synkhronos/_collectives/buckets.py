@@ -51,7 +51,7 @@ class Way(NamedTuple):
 def way_of(
     op: str, dtype: np.dtype, returned: np.dtype, weights: tuple[float, ...], sizes: tuple[int, ...]
 ) -> list[Way]:
-    """Return, for each node, how a reduction over all ranks is done.
+    """Return how a reduction over all ranks is done on each node.
 
     Averages of integers are exact, and half precision is rounded once. For these, leaders contribute all operands of
     their ranks.
@@ -95,10 +95,10 @@ def reduced(way: Way, brought: Sequence[np.ndarray], result: np.ndarray) -> None
     way.between(rows, [result])
 
 
-_SMALL_BYTES = 8 * 1024  # of one leader: smaller arrays are sent with its vote
-_SHARED_BYTES = 256 * 1024  # arrays up to this size are copied into a common piece
+_SMALL_BYTES = 8 * 1024  # of one leader's arrays, in total, that are sent with its vote
+_SHARED_BYTES = 256 * 1024  # larger arrays do not share a piece, because sharing copies them
 _PIECES = 4  # of a large array: while one is between the nodes, their ranks reduce another
-_LEAST_BYTES = 1 << 20  # of a piece, of one leader, before an array is split: each piece has a fixed cost
+_LEAST_BYTES = 1 << 20  # at least, of one leader, if an array is split: each piece has a fixed cost
 _PIECE_BYTES = 3 << 20  # at most: while a node reduces a piece, its leader does not send
 
 

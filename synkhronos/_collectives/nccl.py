@@ -32,7 +32,7 @@ def make_clique(context: Any) -> bytes:
     """Return a new identifier of a communicator; one rank makes it for all."""
     from pygpu import collectives
 
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # all ranks are on this machine: do not listen elsewhere
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # all ranks are on this node: do not listen elsewhere
     return bytes(collectives.GpuCommCliqueId(context=context).comm_id)
 
 

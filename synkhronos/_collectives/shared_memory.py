@@ -1,4 +1,4 @@
-"""Collectives between the processes of one machine, through shared memory.
+"""Collectives between the processes of one node, through shared memory.
 
 The compiled core executes them; see ``_core/collectives.h``. Arrays in the shared heap are reduced in place; others are
 copied to lanes, the staging buffers of the ranks.
@@ -55,7 +55,7 @@ class ShapesDiffer(Exception):
 
 
 class SharedMemoryTransport:
-    """One rank's end of the collectives between the processes of one machine.
+    """One rank's end of the collectives between the processes of one node.
 
     Parameters
     ----------

@@ -10,7 +10,7 @@ guardian of a new one. They share no lock with the leader, so that it cannot del
 Invariants
 ----------
 * A node that was never heard from is not watched, because a firewall may drop its datagrams. Neither is one that left.
-* Time counts only while this process runs. A process that was frozen, or a machine that was suspended, therefore does
+* Time counts only while this process runs. A process that was frozen, or a node that was suspended, therefore does
   not take its own absence for the silence of others.
 * A node that hears none of at least two nodes, or cannot send, is cut off itself: it blames no other node.
 * Both processes are killed when their leader ends (`end_with`). A leader whose node has lost node 0 is ended by its

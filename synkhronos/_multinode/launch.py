@@ -1,11 +1,11 @@
-"""Connection of the processes that a launcher of MPI started together, and preparations on each node.
+"""Connection of the processes that a launcher of MPI started together, and preparations on each host.
 
 - Detection: the launcher's environment variables are compared with MPI's own view. If they do not fit together, MPI
   takes each process for the only one, and each of them would execute the script.
 - Time limit of the start: most of the start can be left by an exception. Calls that cannot, such as ``MPI_Init`` behind
   a firewall, end with this process: a small process next to it kills it some seconds after the limit, and the launcher
   ends the job.
-- Cores: processes of a job on one node share its cores and its GPUs.
+- Cores: processes of a job on one host share its cores and its GPUs.
 - Cleaning: files that an MPI library left in ``/dev/shm``, because its program was killed, are removed. Invariant: only
   files of this user, and only those that no process holds open or maps.
 """
@@ -168,7 +168,7 @@ def _end_late(leader: int, seconds: float, message: bytes, disarmed: mmap.mmap) 
 
 
 def share_cores(communicator: Any) -> tuple[int, int]:
-    """Restrict this process, and its future children, to a part of its node's cores; all processes of the job call it.
+    """Restrict this process, and its future children, to a part of its host's cores; all processes of the job call it.
 
     Parameters
     ----------
@@ -178,7 +178,7 @@ def share_cores(communicator: Any) -> tuple[int, int]:
     Returns
     -------
     tuple of int
-        Number of this process among those of its node, and how many these are.
+        Number of this process among those of its host, and how many these are.
     """
     try:
         own = tuple(sorted(os.sched_getaffinity(0)))
@@ -194,7 +194,7 @@ def share_cores(communicator: Any) -> tuple[int, int]:
 
 
 def part_of(cores: Sequence[Sequence[int]], number: int) -> Sequence[int]:
-    """Return the cores that one of the processes on a node takes; empty: it keeps its own.
+    """Return the cores that one of the processes on a host takes; empty: it keeps its own.
 
     Parts are disjoint, and their sizes differ by at most one core. Processes keep their cores if the launcher has
     already given them different ones, or if there are fewer cores than processes.
@@ -202,7 +202,7 @@ def part_of(cores: Sequence[Sequence[int]], number: int) -> Sequence[int]:
     Parameters
     ----------
     cores : sequence of sequences of int
-        Cores on which each process of the node may run, in order.
+        Cores on which each process of the host may run, in order.
     number : int
         Number of the process among these.
     """
@@ -213,7 +213,7 @@ def part_of(cores: Sequence[Sequence[int]], number: int) -> Sequence[int]:
 
 
 def _machine() -> tuple[str, str]:
-    """Return an identifier of this node: hosts may share a name, and containers a kernel."""
+    """Return an identifier of this host: hosts may share a name, and containers a kernel."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return socket.gethostname(), file.read()
@@ -229,18 +229,18 @@ _SEGMENT = "UCX_TCP_RX_SEG_SIZE", "256k"
 #: By default UCX drops a connection 16 seconds after its link went down, and the process crashes. Heartbeats decide.
 _KEEPALIVE = "UCX_TCP_KEEPIDLE", "inf"
 
-_LEADERS_SECONDS = 10.0  # by which the limit of the first process, which names the node, comes first
+_LEADERS_SECONDS = 10.0  # of margin for other processes: the first one ends the job, and names the node
 
 _TOGETHER = "processes that were launched together"
 
 _line: Line | None = None
-_place = 0, 1  # number of this process among those of the job on its node, and their count
+_place = 0, 1  # number of this process among those of the job on its host, and their count
 
 
 def find_line(limit: StartLimit) -> Line | None:
     """Return the connection to the other nodes, or ``None`` if this process was started alone. It is made once.
 
-    Each of several processes on a node is restricted to a part of its cores. Files that killed programs of MPI left
+    Each of several processes on a host is restricted to a part of its cores. Files that killed programs of MPI left
     behind are removed.
 
     Raises
@@ -281,9 +281,9 @@ def find_line(limit: StartLimit) -> Line | None:
 
 
 def own_part(devices: list[str]) -> list[str]:
-    """Return this process's part of the node's devices.
+    """Return this process's part of the host's devices.
 
-    That is all of them, if no other process of the job is on the node, or if there are fewer devices than processes.
+    That is all of them, if no other process of the job is on the host, or if there are fewer devices than processes.
     """
     number, n = _place
     if len(devices) < n:

@@ -36,7 +36,7 @@ BLOCK = 4096  # bytes
 
 
 class Digests:
-    """Digests of the last sent content of each block; at first, values that differ from those of any content.
+    """Digests of the last sent content of each block; at first zeros, which match no content.
 
     Two different blocks have the same digest with a probability of at most 2^-128, since the key is random and secret.
 
@@ -130,7 +130,7 @@ def runs(numbers: np.ndarray) -> Iterator[tuple[int, int]]:
         yield from zip(firsts.tolist(), (lasts + 1).tolist())
 
 
-#: Blocks of a piece, which may have up to twice as many: limits the size of the copy.
+#: A piece has fewer than twice as many blocks: this limits the memory for its copy.
 PIECE = 2048
 
 #: An array that is read, the axis of its rows, and the rows (``None``: the full array).

@@ -62,7 +62,7 @@ class ThreadLimits:
     Parameters
     ----------
     n_ranks : int
-        Number of processes that share the machine's cores.
+        Number of processes that share the node's cores.
     quiet : bool
         Do not warn, because another process does.
     """

@@ -35,7 +35,7 @@ class Envelope(NamedTuple):
 class Failure(NamedTuple):
     """A worker's reply to a command that failed there."""
 
-    when: float  # time.monotonic(), one clock for all ranks of a machine
+    when: float  # time.monotonic(), one clock for all ranks of a node
     summary: str  # type and message of the exception
     traceback: str  # without type and message
     aborted: bool = False  # the worker stopped only because another rank had failed

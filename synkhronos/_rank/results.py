@@ -97,9 +97,9 @@ class Publisher:
     regions : Regions
         The shared heap.
     rank : int
-        This rank on its machine.
+        This rank on its node.
     by_message : bool
-        Whether the controller is on another machine and maps none of this memory.
+        Whether the controller is on another node and maps none of this memory.
     """
 
     def __init__(self, workspace: Workspace, regions: native.Regions, rank: int, *, by_message: bool) -> None:

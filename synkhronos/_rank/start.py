@@ -1,4 +1,4 @@
-"""Start of the ranks of one machine: fork the workers, give each its replica, and serve commands."""
+"""Start of the ranks of one node: fork the workers, give each its replica, and serve commands."""
 
 from __future__ import annotations
 
