@@ -397,7 +397,7 @@ class Heartbeat:
                         break
         return has_network
 
-    # -- the two processes
+    # -- heartbeat process and guardian
 
     def _guard(self, leader: int) -> None:
         """Run as guardian of heartbeat processes; a child runs as heartbeat process, and may become guardian."""

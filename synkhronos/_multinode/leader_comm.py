@@ -502,7 +502,7 @@ class Line(Meetings):
             self._abandoned.append(is_done)
             raise
 
-    # -- the end
+    # -- shutdown
 
     def is_own_process(self) -> bool:
         """Return whether this process is the leader itself, not one forked from it."""
