@@ -226,7 +226,7 @@ class Accumulator:
         native.add_to_sums(self._sums, value, (count if self._total else 1) if whole else share)
 
     def result(self) -> np.ndarray:
-        """The reduction (for a weighted op, of values weighted by their counts)."""
+        """Return the reduction; for a weighted op, values are weighted by their counts."""
         if self._op == "gather":
             return combine(self._parts, "gather", (), self._what)
         assert self._dtype is not None

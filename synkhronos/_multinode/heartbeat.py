@@ -346,7 +346,7 @@ class Heartbeat:
         self._shared.is_leaving = True
 
     def stop(self) -> None:
-        """Send the other nodes that this one leaves, so that they do not wait for it; close the socket."""
+        """Notify the other nodes that this one leaves, so that they do not wait for it; close the socket."""
         self._shared.is_over = True
         for _ in range(_GOODBYES):
             self._send(Message(self._node, leaves=True))

@@ -260,7 +260,7 @@ class Meetings(Wire):
         self._votes = {key: votes for key, votes in self._votes.items() if key[0] >= number or key == owed}
 
     def abort(self) -> None:
-        """Send the other leaders that this one takes part in no further vote of this command."""
+        """Notify the other leaders that this one takes part in no further vote of this command."""
         if self._aborted < self.number:
             with deferred_interrupts():
                 self._aborted = self.number
@@ -326,7 +326,7 @@ class Meetings(Wire):
         return [votes[machine] for machine in range(self.n_machines)]
 
     def pay_what_is_owed(self) -> None:
-        """Take part in an exchange that this leader has voted for and left, if all others have entered it."""
+        """Take part in an exchange that this leader has voted for and left, if all others have voted for it, too."""
         if self._owed is None or self.is_lost:
             return
         place, fill_in = self._owed
