@@ -14,7 +14,7 @@ import sys
 import threading
 from typing import Any
 
-from synkhronos._core import native
+from synkhronos._native import native
 
 __all__ = ["collect_garbage", "deferred_interrupts", "handle_interrupts", "interrupt_behind", "let_interrupts_pass"]
 

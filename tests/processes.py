@@ -8,9 +8,9 @@ import traceback
 import numpy as np
 
 from synkhronos._collectives import SharedMemoryTransport, Workspace
-from synkhronos._core import native
 from synkhronos._memory.regions import make_regions
 from synkhronos._memory.segments import Segment
+from synkhronos._native import native
 from synkhronos._team.signals import Barrier, Signals
 from synkhronos._team.timeline import Timeline
 from synkhronos.errors import CollectiveAborted

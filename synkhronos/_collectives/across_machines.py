@@ -22,7 +22,7 @@ from synkhronos.errors import CollectiveAborted
 
 if TYPE_CHECKING:
     from synkhronos._collectives.workspace import Workspace
-    from synkhronos._core import native
+    from synkhronos._native import native
     from synkhronos._team import Team
 
 __all__ = ["make_transport"]

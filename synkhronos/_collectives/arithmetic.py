@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from synkhronos._collectives.ops import OPS
-from synkhronos._core import native
+from synkhronos._native import native
 
 __all__ = [
     "Accumulator",

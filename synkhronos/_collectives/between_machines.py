@@ -24,8 +24,8 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 
 from synkhronos._collectives.ways import Way, reduced
-from synkhronos._core import native
 from synkhronos._interrupts import deferred_interrupts
+from synkhronos._native import native
 from synkhronos._partition import shares
 from synkhronos._team import Patience
 

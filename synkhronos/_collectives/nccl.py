@@ -22,7 +22,7 @@ from synkhronos._collectives.on_device import scale
 from synkhronos._collectives.ops import OPS
 from synkhronos._collectives.shared_memory import ShapesDiffer
 from synkhronos._collectives.workspace import Workspace
-from synkhronos._core import native
+from synkhronos._native import native
 
 if TYPE_CHECKING:
     from synkhronos._team import Barrier

@@ -1,4 +1,4 @@
-"""Collectives of arrays in the ranks' own memory, which the compiled core carries out; see ``_core/collectives.h``."""
+"""Collectives of arrays in the ranks' own memory, which the compiled core carries out; see ``_native/collectives.h``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from synkhronos._collectives.arithmetic import reduction_of
 from synkhronos._collectives.ops import OPS
-from synkhronos._core import native
+from synkhronos._native import native
 
 if TYPE_CHECKING:
     from synkhronos._collectives.workspace import Workspace

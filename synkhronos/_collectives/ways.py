@@ -11,7 +11,7 @@ import numpy as np
 
 from synkhronos._collectives.arithmetic import reduction_of
 from synkhronos._collectives.ops import OPS
-from synkhronos._core import native
+from synkhronos._native import native
 
 __all__ = ["Way", "reduced", "way_of"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from synkhronos._core import native
 from synkhronos._memory import Segment, aligned
+from synkhronos._native import native
 
 __all__ = ["Workspace"]
 

@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from synkhronos._core import native
 from synkhronos._engine import FromFunctionOp
 from synkhronos._interrupts import let_interrupts_pass
+from synkhronos._native import native
 
 __all__ = [
     "MAIN",

@@ -12,9 +12,9 @@ from typing import Any, Callable
 
 import numpy as np
 
-from synkhronos._core import native
 from synkhronos._engine import running_parts
 from synkhronos._graphs.changes import call_on_rank, syncs_of
+from synkhronos._native import native
 
 __all__ = ["run_function"]
 

@@ -14,8 +14,8 @@ import os
 import socket
 from collections.abc import Iterator
 
-from synkhronos._core import native
 from synkhronos._interrupts import deferred_interrupts
+from synkhronos._native import native
 from synkhronos.errors import SessionError
 
 __all__ = ["Descriptor", "OwnedSocket", "clear_of_streams"]

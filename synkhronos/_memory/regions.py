@@ -11,10 +11,10 @@ import logging
 import os
 import resource
 
-from synkhronos._core import native
 from synkhronos._interrupts import deferred_interrupts
 from synkhronos._limits import free_memory
 from synkhronos._memory.anonymous import new_descriptor
+from synkhronos._native import native
 
 __all__ = ["look_at_free_memory", "make_regions"]
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from synkhronos._core import native
 from synkhronos._memory import ArrayRef
+from synkhronos._native import native
 from synkhronos._partition import Rows
 
 __all__ = ["BLOCK", "Digests", "blocks_of", "put", "runs", "take"]

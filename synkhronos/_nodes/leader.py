@@ -12,9 +12,9 @@ from time import monotonic_ns
 from typing import Any, Callable, NoReturn
 
 from synkhronos import _engine
-from synkhronos._core import native
 from synkhronos._interrupts import collect_garbage, let_interrupts_pass
 from synkhronos._memory import SegmentTable
+from synkhronos._native import native
 from synkhronos._nodes.heartbeat import LEAVE
 from synkhronos._nodes.line import ANSWER, Line
 from synkhronos._nodes.messages import Answer, Ask, Bring, Do, Leave, Look, Lost, Start, Stop, Tell

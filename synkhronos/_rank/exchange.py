@@ -19,8 +19,8 @@ from synkhronos._collectives import (
     nccl_reduces,
     result_dtype,
 )
-from synkhronos._core import native
 from synkhronos._engine import is_device_array, to_host
+from synkhronos._native import native
 from synkhronos._partition import Rows
 from synkhronos._rank.commands import AllGather, AllReduce, Digest, Get, Nccl, Put, Reduce, Shapes
 from synkhronos._rank.excerpts import Excerpts

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from synkhronos._collectives import Workspace
-from synkhronos._core import native
 from synkhronos._engine import is_device_array, read
 from synkhronos._memory import aligned, dtype_spec
+from synkhronos._native import native
 from synkhronos._rank.messages import Arrays, Placed, Sent
 
 __all__ = ["Publisher"]

@@ -12,8 +12,8 @@ from typing import Any, Callable
 
 from synkhronos import _engine, _graphs
 from synkhronos._collectives import Workspace, connect
-from synkhronos._core import native
 from synkhronos._memory import Passage, SegmentRef, SegmentTable, look_at_free_memory
+from synkhronos._native import native
 from synkhronos._rank.calling import Caller
 from synkhronos._rank.commands import Bind, Call, Command, Connect, Get, InOrder, Load, Record, Settle, Shapes, meets
 from synkhronos._rank.excerpts import Excerpts

@@ -8,8 +8,8 @@ import sys
 import threading
 from typing import Any, Callable
 
-from synkhronos._core import native
 from synkhronos._interrupts import deferred_interrupts, interrupt_behind, let_interrupts_pass
+from synkhronos._native import native
 from synkhronos._nodes import Fleet
 from synkhronos._rank import Arrays, Command, Decoder, Encoder, Failure, InOrder, Replica, summarize
 from synkhronos._session.failures import BROKEN, LOST, first_failure, worker_error

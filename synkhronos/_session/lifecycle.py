@@ -14,10 +14,10 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, Callable, Literal, TypeVar, cast
 
-from synkhronos._core import native
 from synkhronos._interrupts import collect_garbage
 from synkhronos._keywords import checks_keywords
 from synkhronos._memory import remove_stale
+from synkhronos._native import native
 from synkhronos._nodes import StartLimit, find_machines
 from synkhronos._session.cautions import check_cores, check_threads
 from synkhronos._session.devices import count_gpus

@@ -11,14 +11,14 @@ import os
 
 import numpy as np
 
-from synkhronos._core import native
 from synkhronos._memory import Descriptor, Segment
+from synkhronos._native import native
 
 __all__ = ["Board", "Sight"]
 
 _MAGIC = int.from_bytes(b"synkrank", "little")
 _HEAD = 5  # numbers before the pids: the magic one, how many ranks, the master's, the first one's among all, all
-_SEAT = 64  # bytes of each rank's words, after as many others: see _core/words.h
+_SEAT = 64  # bytes of each rank's words, after as many others: see _native/sync.h
 _PARKED = 7  # where in these, in numbers of four bytes
 
 

@@ -17,8 +17,8 @@ import signal
 from collections.abc import Iterable
 from typing import Callable
 
-from synkhronos._core import native
 from synkhronos._memory import Descriptor
+from synkhronos._native import native
 from synkhronos._team.patience import Patience
 from synkhronos._team.process import Process
 

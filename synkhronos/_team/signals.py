@@ -1,10 +1,10 @@
-"""How the ranks of a session tell each other how far they are, and wait for each other: see ``_core/words.h``."""
+"""How the ranks of a session tell each other how far they are, and wait for each other: see ``_native/sync.h``."""
 
 from __future__ import annotations
 
 from typing import Any, Callable
 
-from synkhronos._core import native
+from synkhronos._native import native
 from synkhronos._team.timeline import STRAGGLING, Timeline
 
 __all__ = ["ANSWERED", "POLL", "SENT", "Barrier", "Signals"]

@@ -1,4 +1,4 @@
-/* The ranks of synkhronos/_core/collectives.c as threads of one process, so that the sanitizers see all that they share.
+/* The ranks of synkhronos/_native/collectives.c as threads of one process, so that the sanitizers see all that they share.
  *
  *     collectives_threads RANKS COMMANDS SEED
  *
@@ -7,7 +7,7 @@
  */
 #define _GNU_SOURCE
 #include "collectives.h"
-#include "words.h"
+#include "sync.h"
 
 #include <pthread.h>
 #include <sched.h>

@@ -1,4 +1,4 @@
-"""Check words.pml with spin: as it is, for two and three ranks, and broken in each of its ways, which must be found."""
+"""Check sync.pml with spin: as it is, for two and three ranks, and broken in each of its ways, which must be found."""
 
 import re
 import subprocess
@@ -6,7 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-MODEL = Path(__file__).with_name("words.pml")
+MODEL = Path(__file__).with_name("sync.pml")
 
 #: Nobody is left waiting; and, with weak fairness, nobody goes round in circles for ever.
 STUCK = (["-DSAFETY"], [])

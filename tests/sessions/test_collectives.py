@@ -15,7 +15,7 @@ from support import assert_close, shares
 
 import synkhronos as synk
 from synkhronos._collectives import OPS
-from synkhronos._core import native
+from synkhronos._native import native
 
 DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8", "bool", "complex64")
 UFUNCS = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from synkhronos._core import native
 from synkhronos._memory import ArrayRef
+from synkhronos._native import native
 from synkhronos._nodes.blocks import BLOCK, blocks_of, put, runs, take
 from synkhronos._partition import Rows
 

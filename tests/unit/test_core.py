@@ -11,12 +11,12 @@ from support import ROOT
 
 pytestmark = theano_only("C code alone, which meets neither Python nor an engine")
 
-CORE = ROOT / "synkhronos" / "_core"
+CORE = ROOT / "synkhronos" / "_native"
 COMPILER = sysconfig.get_config_var("CC").split()[0]
 REDUCTIONS = [
     path.name for path in CORE.glob("reductions*.c") if not path.stem.endswith(("_class", "_module", "_arrays"))
 ]
-REGIONS = ["regions.c", "regions_map.c", "regions_fork.c", "regions_pages.c", "regions_space.c", "regions_idle.c"]
+REGIONS = ["heap.c", "heap_mapping.c", "regions_fork.c", "regions_pages.c", "regions_space.c", "regions_idle.c"]
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +55,14 @@ def check(program, *arguments, **environment):
 
 @pytest.mark.parametrize("sanitizers", ["thread", "undefined"])
 def test_words(build, sanitizers):
-    program = build("words_threads", [], sanitizers)
+    program = build("sync_threads", [], sanitizers)
     for ranks in (2, 3, 5):
         check(program, ranks, 2000, random.randrange(2**20))
 
 
 @pytest.mark.parametrize("sanitizers", ["thread", "address,undefined"])
 def test_collectives(build, sanitizers):
-    program = build("collectives_threads", ["words.c", "collectives.c", "collectives_lanes.c", *REDUCTIONS], sanitizers)
+    program = build("collectives_threads", ["sync.c", "collectives.c", "collectives_staging.c", *REDUCTIONS], sanitizers)
     for ranks in (1, 2, 3, 5):
         check(program, ranks, 30, random.randrange(2**20))
 
@@ -70,7 +70,7 @@ def test_collectives(build, sanitizers):
 @pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
 @pytest.mark.parametrize("kind", ["shared", "private"])
 def test_regions(build, sanitizers, kind):
-    check(build("regions_threads", REGIONS, sanitizers), kind, TSAN_OPTIONS="die_after_fork=0")
+    check(build("heap_threads", REGIONS, sanitizers), kind, TSAN_OPTIONS="die_after_fork=0")
 
 
 @pytest.mark.parametrize("sanitizers", ["", "address,undefined"])

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import run_script
 
-from synkhronos._core import native
 from synkhronos._memory.anonymous import new_descriptor
+from synkhronos._native import native
 
 MEGABYTE = 1 << 20
 SIZE = 256 * MEGABYTE
@@ -272,7 +272,7 @@ def test_a_mapping_lives_as_long_as_its_last_block():
 def test_freeing_at_exit_and_at_any_time_after_closing():
     run_script(
         """
-        from synkhronos._core import native
+        from synkhronos._native import native
         from synkhronos._memory.anonymous import new_descriptor
         kept = []
         for _ in range(3):
@@ -322,7 +322,7 @@ def test_more_than_a_region():
 def test_a_descriptor_that_the_program_has_closed_is_not_touched():
     run_script(
         """
-        from synkhronos._core import native
+        from synkhronos._native import native
         from synkhronos._memory.anonymous import new_descriptor
         fd = new_descriptor()
         regions = native.Regions(fd, 2, 0, 1 << 28, 1 << 28)

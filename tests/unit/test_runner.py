@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from synkhronos._core import native
+from synkhronos._native import native
 
 
 def made(n_outputs=1):

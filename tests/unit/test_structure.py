@@ -19,7 +19,7 @@ PACKAGE = Path(synk.__file__).parent
 
 #: A folder, or a module beside them, imports from floors below its own; the listing of a floor is in no order.
 FLOORS = (
-    {"_core"},
+    {"_native"},
     {
         "errors",
         "typing",

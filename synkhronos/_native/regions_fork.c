@@ -5,7 +5,7 @@ nothing else of the regions: it cannot see what ranks write later, and they cann
 where Python forks (`os.fork`, multiprocessing, `preexec_fn`). Where C code forks, in order to execute a program, the
 child gets no copies; touching a block would end it by SIGSEGV.
 */
-#include "regions_inside.h"
+#include "heap_internal.h"
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>

@@ -3,7 +3,7 @@
 #define SYNKHRONOS_WORDS_MODULE_H
 
 #include "module.h"
-#include "words.h"
+#include "sync.h"
 
 extern PyTypeObject WordsType;
 

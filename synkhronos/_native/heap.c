@@ -1,5 +1,5 @@
 /* Blocks of a region: of the sizes that there are, freed ones used again, what nobody needs given back. */
-#include "regions_inside.h"
+#include "heap_internal.h"
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>

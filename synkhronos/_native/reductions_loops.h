@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "reductions_half.h"
+#include "float16.h"
 #include "reductions_kernels.h"
 
 /* An output is an operand, or overlaps none: no element depends on another one's result. */

@@ -1,5 +1,5 @@
 /* NumPy's way to allocate in a region (NEP 49). */
-#include "regions_module.h"
+#include "heap_module.h"
 
 /* Every array keeps the capsule of the handler that gave its memory: what the capsule has lives as long as any array. */
 struct memory {

@@ -2,7 +2,7 @@
 
 It exists only while this process keeps something: the end of a command starts it, and it ends when nothing is left. No
 signal is handled in it, and what is forked does not have it. */
-#include "regions_inside.h"
+#include "heap_internal.h"
 #include "threads.h"
 #include <sys/prctl.h>
 #include <time.h>

@@ -3,7 +3,7 @@
 #define SYNKHRONOS_REGIONS_MODULE_H
 
 #include "module.h"
-#include "regions.h"
+#include "heap.h"
 
 /* A handler of memory for NumPy, which has the regions: they are destroyed when it ends. */
 PyObject *regions_handler(struct regions *all);

@@ -131,7 +131,7 @@ static PyObject *runner_call(Runner *self, PyObject *args, PyObject *keywords)
 
 static PyTypeObject RunnerType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "synkhronos._core.native.Runner",
+    .tp_name = "synkhronos._native.native.Runner",
     .tp_doc = "Calls a compiled function.",
     .tp_basicsize = sizeof(Runner),
     .tp_flags = Py_TPFLAGS_DEFAULT,

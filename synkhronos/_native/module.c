@@ -1,9 +1,9 @@
-/* The module `synkhronos._core.native`: each part adds its own functions and types. */
+/* The module `synkhronos._native.native`: each part adds its own functions and types. */
 #define SYNKHRONOS_MODULE_MAIN
 #include "module.h"
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "synkhronos._core.native", "The compiled core of synkhronos.", -1, NULL, NULL, NULL, NULL, NULL,
+    PyModuleDef_HEAD_INIT, "synkhronos._native.native", "The compiled core of synkhronos.", -1, NULL, NULL, NULL, NULL, NULL,
 };
 
 PyMODINIT_FUNC PyInit_native(void)

@@ -1,4 +1,4 @@
-/* The protocol of synkhronos/_core/words.h: a master and its workers, messages, barriers, answers.
+/* The protocol of synkhronos/_native/sync.h: a master and its workers, messages, barriers, answers.
  *
  * For each message every rank meets the others at some barriers, and answers it. FAULT=1: one rank fails, anywhere, and
  * raises the abort flag; FAULT=2: one is killed. To look for a while before parking is to look once, at the end of that

@@ -6,7 +6,7 @@
 #define _GNU_SOURCE
 #endif
 #include "descriptors.h"
-#include "regions.h"
+#include "heap.h"
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/types.h>

@@ -1,4 +1,4 @@
-/* What the parts of the module `synkhronos._core.native` have in common. */
+/* What the parts of the module `synkhronos._native.native` have in common. */
 #ifndef SYNKHRONOS_MODULE_H
 #define SYNKHRONOS_MODULE_H
 

@@ -1,5 +1,5 @@
 /* The type `Words`: one process's view of the words in `words.h`. */
-#include "words_module.h"
+#include "sync_module.h"
 
 #include <structmember.h>
 
@@ -220,7 +220,7 @@ static PyMemberDef members[] = {
 
 PyTypeObject WordsType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "synkhronos._core.native.Words",
+    .tp_name = "synkhronos._native.native.Words",
     .tp_basicsize = sizeof(Words),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
     .tp_new = words_new,

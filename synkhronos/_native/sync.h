@@ -15,7 +15,7 @@
  *   whether the peers that could end the wait are alive, and whether the abort flag is up.
  * - To be woken in vain does no harm: who was parked looks again, and parks again.
  *
- * `tests/model/words.pml` is this protocol in Promela.
+ * `tests/model/sync.pml` is this protocol in Promela.
  */
 #ifndef SYNKHRONOS_WORDS_H
 #define SYNKHRONOS_WORDS_H

@@ -1,6 +1,6 @@
-/* The ranks of synkhronos/_core/words.c as threads of one process, so that the sanitizers see all that they share.
+/* The ranks of synkhronos/_native/sync.c as threads of one process, so that the sanitizers see all that they share.
  *
- *     words_threads RANKS MESSAGES SEED
+ *     sync_threads RANKS MESSAGES SEED
  *
  * Messages, two kinds of barriers, and answers, with pauses at random; some ranks fail in the middle. What one rank writes
  * for the others lies in plain memory, and the words alone say when it may be read. Ends with status 1 if a rank reads
@@ -38,7 +38,7 @@ static void pause_at_random(void)
 #define atomic_load(word) (pause_at_random(), atomic_load_explicit(word, memory_order_seq_cst))
 #define atomic_store(word, value) (pause_at_random(), atomic_store_explicit(word, value, memory_order_seq_cst))
 #define syscall(...) (pause_at_random(), syscall(__VA_ARGS__))
-#include "words.c"
+#include "sync.c"
 
 enum { MOST_RANKS = 8, STEPS = 4 };
 

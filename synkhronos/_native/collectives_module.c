@@ -1,8 +1,8 @@
 /* The type `Collectives`, for one process of a session; see native.pyi. */
 #include "collectives.h"
 #include "reductions_arrays.h"
-#include "regions_module.h"
-#include "words_module.h"
+#include "heap_module.h"
+#include "sync_module.h"
 
 typedef struct {
     PyObject_HEAD
@@ -207,7 +207,7 @@ static PyMethodDef methods[] = {
 
 static PyTypeObject CollectivesType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "synkhronos._core.native.Collectives",
+    .tp_name = "synkhronos._native.native.Collectives",
     .tp_doc = "Reductions and gatherings over the ranks of a session.",
     .tp_basicsize = sizeof(Collectives),
     .tp_flags = Py_TPFLAGS_DEFAULT,

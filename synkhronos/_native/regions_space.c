@@ -1,5 +1,5 @@
 /* Addresses of a region that have no memory: found by the first that fits, joined with their neighbours again. */
-#include "regions_inside.h"
+#include "heap_internal.h"
 #include <stdlib.h>
 #include <string.h>
 

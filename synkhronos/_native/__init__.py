@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 try:
-    from synkhronos._core import native
+    from synkhronos._native import native
 except ImportError as error:
     raise ImportError(
         f"synkhronos was installed without its compiled part, or for another Python ({error}): "

@@ -1,5 +1,5 @@
 /* Lanes: what ranks cannot see of each other is copied to where they can, piece by piece. */
-#include "collectives_inside.h"
+#include "collectives_internal.h"
 
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* Numbers of half the bytes: float32 as float16, or as bfloat16, which is its upper half; rounded to the nearest. */
 #include "module.h"
-#include "reductions_half.h"
+#include "float16.h"
 
 /* Compiled for several instruction sets, of which the best one is taken when the module is loaded. */
 #if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__)

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "words.h"
+#include "sync.h"
 
 #include <linux/futex.h>
 #include <sched.h>

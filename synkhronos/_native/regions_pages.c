@@ -1,5 +1,5 @@
 /* Pages of the file of the regions: had before they are used, given back. */
-#include "regions_inside.h"
+#include "heap_internal.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -1,5 +1,5 @@
 /* The turns of a collective, and what is reduced where it lies. */
-#include "collectives_inside.h"
+#include "collectives_internal.h"
 
 #include <stdlib.h>
 

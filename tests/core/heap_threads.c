@@ -1,6 +1,6 @@
 /* Threads that allocate, free each other's blocks and fork, for the sanitizers to look at. */
 #define _GNU_SOURCE
-#include "regions.h"
+#include "heap.h"
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* Regions for Python: NumPy allocates in the region of this rank while a command is executed. */
-#include "regions_module.h"
+#include "heap_module.h"
 
 typedef struct {
     PyObject_HEAD
@@ -209,7 +209,7 @@ static PyBufferProcs as_buffer = {.bf_getbuffer = regions_getbuffer};
 
 PyTypeObject RegionsType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "synkhronos._core.native.Regions",
+    .tp_name = "synkhronos._native.native.Regions",
     .tp_doc = "The regions of one session.",
     .tp_basicsize = sizeof(Regions),
     .tp_flags = Py_TPFLAGS_DEFAULT,

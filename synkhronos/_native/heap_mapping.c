@@ -1,5 +1,5 @@
 /* Regions are mapped, taken and unmapped. */
-#include "regions_inside.h"
+#include "heap_internal.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>

@@ -119,7 +119,7 @@ done:
 
 PyTypeObject Reduction = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "synkhronos._core.native.Reduction",
+    .tp_name = "synkhronos._native.native.Reduction",
     .tp_doc = "A reduction of as many arrays as there are weights; see native.pyi.",
     .tp_basicsize = sizeof(ReductionObject),
     .tp_flags = Py_TPFLAGS_DEFAULT,

@@ -55,7 +55,7 @@ static PyMethodDef methods[] = {
 
 static PyTypeObject DescriptorType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "synkhronos._core.native.Descriptor",
+    .tp_name = "synkhronos._native.native.Descriptor",
     .tp_doc = "A file descriptor with the identity of its file.",
     .tp_basicsize = sizeof(Descriptor),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
