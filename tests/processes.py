@@ -21,7 +21,7 @@ class Ranks:
 
     def __init__(self, n_ranks, spin=0.0, regions=True):
         self.n_ranks = n_ranks
-        self.signals = Signals(_shared((native.Words.bytes_for(n_ranks),), np.uint8), n_ranks, 0, spin)
+        self.signals = Signals(_shared((native.Sync.bytes_for(n_ranks),), np.uint8), n_ranks, 0, spin)
         self.board = _shared((64,), np.int64)
         self.workspace = Workspace(n_ranks)
         self.regions = make_regions(n_ranks, 0) if regions else native.Regions(-1, n_ranks, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""Collectives of arrays in the ranks' own memory, which the compiled core carries out; see ``_native/collectives.h``."""
+"""Collectives of arrays in the ranks' own memory, carried out by the compiled core; see ``_native/collectives.h``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class SharedMemoryTransport:
     """
 
     def __init__(
-        self, workspace: Workspace, words: native.Words, regions: native.Regions, barrier: Barrier, timeline: Timeline
+        self, workspace: Workspace, words: native.Sync, regions: native.Regions, barrier: Barrier, timeline: Timeline
     ) -> None:
         self._n_ranks = words.n_ranks
         self._core = native.Collectives(workspace.memory, words, regions)

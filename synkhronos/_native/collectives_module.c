@@ -2,12 +2,11 @@
 #include "collectives.h"
 #include "reductions_arrays.h"
 #include "heap_module.h"
-#include "sync_module.h"
 
 typedef struct {
     PyObject_HEAD
     Py_buffer memory;
-    PyObject *words, *regions;
+    PyObject *sync, *regions;
     struct collectives *all;
 } Collectives;
 
@@ -21,7 +20,7 @@ static void collectives_dealloc(Collectives *self)
 {
     if (self->all != NULL)
         collectives_free(self->all);
-    Py_XDECREF(self->words);
+    Py_XDECREF(self->sync);
     Py_XDECREF(self->regions);
     PyBuffer_Release(&self->memory);
     Py_TYPE(self)->tp_free(self);
@@ -29,12 +28,12 @@ static void collectives_dealloc(Collectives *self)
 
 static PyObject *collectives_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"memory", "words", "regions", NULL};
+    static char *names[] = {"memory", "sync", "regions", NULL};
     Py_buffer memory;
-    PyObject *words, *regions;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "w*O!O!", names, &memory, &WordsType, &words, &RegionsType, &regions))
+    PyObject *sync, *regions;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "w*O!O!", names, &memory, &SyncType, &sync, &RegionsType, &regions))
         return NULL;
-    struct words *own = words_of(words);
+    struct sync *own = sync_of(sync);
     Collectives *self = NULL;
     if ((uintptr_t)memory.buf % 64 || (size_t)memory.len < collectives_bytes(own->n_ranks))
         PyErr_Format(PyExc_ValueError, "%zd bytes at %p are too few, or not aligned", memory.len, memory.buf);
@@ -45,9 +44,9 @@ static PyObject *collectives_new(PyTypeObject *type, PyObject *args, PyObject *k
         return NULL;
     }
     self->memory = memory;
-    Py_INCREF(words);
+    Py_INCREF(sync);
     Py_INCREF(regions);
-    self->words = words;
+    self->sync = sync;
     self->regions = regions;
     self->all = collectives_create(memory.buf, own->n_ranks, own->rank);
     if (self->all == NULL) {
@@ -59,7 +58,7 @@ static PyObject *collectives_new(PyTypeObject *type, PyObject *args, PyObject *k
 
 /* Who carries out a collective, without the lock of the interpreter but where Python is asked. */
 struct asking {
-    PyObject *words, *check, *wait;
+    PyObject *sync, *check, *wait;
     struct regions *regions;
     PyThreadState *state;
 };
@@ -67,14 +66,14 @@ struct asking {
 static int meet(void *context)
 {
     struct asking *asking = context;
-    struct words *words = words_of(asking->words);
-    int64_t step = words_arrive(words);
-    if (asking->wait == Py_None && words_watch(words, ARRIVED, step))
+    struct sync *sync = sync_of(asking->sync);
+    int64_t step = sync_arrive(sync);
+    if (asking->wait == Py_None && sync_spin(sync, ARRIVED, step))
         return 0;
     PyEval_RestoreThread(asking->state);
     int failed;
     if (asking->wait == Py_None) {
-        failed = words_wait(asking->words, ARRIVED, step, asking->check);
+        failed = sync_wait(asking->sync, ARRIVED, step, asking->check);
     } else {
         PyObject *waited = PyObject_CallFunction(asking->wait, "L", (long long)step);
         failed = waited == NULL;
@@ -87,7 +86,7 @@ static int meet(void *context)
 static int is_shared(void *context, const void *first, size_t n_bytes)
 {
     const struct asking *asking = context;
-    if (words_of(asking->words)->n_ranks == 1)
+    if (sync_of(asking->sync)->n_ranks == 1)
         return 1;
     return asking->regions != NULL && regions_offset(asking->regions, first, n_bytes) >= 0;
 }
@@ -167,7 +166,7 @@ static PyObject *run(Collectives *self, PyObject *args)
     int is_open;
     if (!PyArg_ParseTuple(args, "O!LOOp", &PyList_Type, &list, &signature, &check, &wait, &is_open))
         return NULL;
-    int n_ranks = words_of(self->words)->n_ranks, rank = words_of(self->words)->rank;
+    int n_ranks = sync_of(self->sync)->n_ranks, rank = sync_of(self->sync)->rank;
     Py_ssize_t n = PyList_GET_SIZE(list);
     struct part *parts = PyMem_Calloc((size_t)n + 1, sizeof *parts);
     if (parts == NULL)
@@ -177,7 +176,7 @@ static PyObject *run(Collectives *self, PyObject *args)
     for (Py_ssize_t i = 0; !failed && i < n; i++)
         failed = read_part(&parts[i], PyList_GET_ITEM(list, i), n_ranks, rank);
     if (!failed) {
-        struct asking asking = {self->words, check, wait, regions_of(self->regions), PyEval_SaveThread()};
+        struct asking asking = {self->sync, check, wait, regions_of(self->regions), PyEval_SaveThread()};
         struct caller caller = {meet, is_shared, &asking};
         outcome = collectives_run(self->all, parts, (size_t)n, signature, is_open, &caller);
         PyEval_RestoreThread(asking.state);

@@ -14,9 +14,11 @@
 #endif
 #include <numpy/arrayobject.h>
 
+#include "sync.h"
+
 /* Each adds what one part has; not 0, with an exception set, if that fails. */
 int synkhronos_add_regions(PyObject *module);
-int synkhronos_add_words(PyObject *module);
+int synkhronos_add_sync(PyObject *module);
 int synkhronos_add_reductions(PyObject *module);
 int synkhronos_add_collectives(PyObject *module);
 int synkhronos_add_runner(PyObject *module);
@@ -26,5 +28,14 @@ int synkhronos_add_digests(PyObject *module);
 int synkhronos_add_descriptors(PyObject *module);
 int synkhronos_add_lifeline(PyObject *module);
 int synkhronos_add_recursion(PyObject *module);
+
+/* -- sync_module.c */
+
+extern PyTypeObject SyncType;
+
+struct sync *sync_of(PyObject *object);
+
+/* Wait as `Sync.wait` does; -1 with an exception set if `check` or a signal handler raises. */
+int sync_wait(PyObject *object, enum counter counter, int64_t value, PyObject *check);
 
 #endif

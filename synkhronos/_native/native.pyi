@@ -26,14 +26,42 @@ SMALLEST_BLOCK: int
 def before_fork() -> None: ...
 def after_fork() -> None: ...
 
-# -- words_module.c
+# -- sync_module.c
 
+#: Longest time between two checks whether the other ranks are alive, in seconds.
 POLL: float
+
+# Kinds of counters; see sync.h.
 SENT: int
 ANSWERED: int
 ARRIVED: int
 
-class Words:
+class Sync:
+    """One process's view of the counters by which the ranks of a session wait for each other; see ``sync.h``.
+
+    Parameters
+    ----------
+    memory : buffer of at least ``bytes_for(n_ranks)`` bytes
+        Shared by all ranks, aligned to 64 bytes, initially all zero.
+    n_ranks : int
+    rank : int
+        The rank of this process, which is the master.
+    spin : float
+        Seconds to spin before parking; 0 where ranks share cores.
+
+    Attributes
+    ----------
+    rank : int
+        A worker sets it after it was forked.
+    n_ranks : int
+    sent : int
+        Number of the master's last message.
+    answered, arrived : list of int
+        For each rank, the last message answered, and the last barrier step at which it arrived.
+    aborted : bool
+        Whether the abort flag is set.
+    """
+
     rank: int
     n_ranks: int
     sent: int
@@ -42,16 +70,39 @@ class Words:
     aborted: bool
     def __new__(cls, memory: Any, n_ranks: int, rank: int, spin: float) -> Self: ...
     @staticmethod
-    def bytes_for(n_ranks: int) -> int: ...
-    def post(self, board: int, value: int) -> None: ...
-    def wait(self, board: int, value: int, check: Callable[[], None]) -> None: ...
-    def park(self, board: int, value: int) -> None: ...
-    def set_answered(self, rank: int, number: int) -> None: ...
-    def restart(self, number: int) -> None: ...
-    def arrive(self) -> int: ...
-    def meet(self, check: Callable[[], None]) -> None: ...
-    def abort(self) -> None: ...
-    def reset(self) -> None: ...
+    def bytes_for(n_ranks: int) -> int:
+        """Return the size of the shared memory in bytes."""
+
+    def post(self, counter: int, value: int) -> None:
+        """Set this rank's counter and wake the ranks that may wait for it."""
+
+    def wait(self, counter: int, value: int, check: Callable[[], None]) -> None:
+        """Wait until all counters are at least ``value``.
+
+        Signal handlers and ``check`` run before each sleep, which takes at most `POLL` seconds; an exception from
+        either ends the wait.
+        """
+
+    def park(self, counter: int, value: int) -> None:
+        """Sleep until all counters are at least ``value``, for at most `POLL` seconds."""
+
+    def set_answered(self, rank: int, number: int) -> None:
+        """Set the `ANSWERED` counter of another rank."""
+
+    def restart(self, number: int) -> None:
+        """Reset the barrier steps at the start of message ``number``; all ranks call this."""
+
+    def arrive(self) -> int:
+        """Arrive at the barrier without waiting; return the step to wait for."""
+
+    def meet(self, check: Callable[[], None]) -> None:
+        """Arrive at the barrier and wait for all ranks, as `wait` does."""
+
+    def abort(self) -> None:
+        """Set the abort flag, which ends the waits of all ranks at the barrier."""
+
+    def reset(self) -> None:
+        """Clear the abort flag."""
 
 class Reduction:
     """A reduction of as many arrays as there are weights, element by element, in their order.
@@ -103,7 +154,7 @@ def mean_of_sums(sums: NDArray[Any], total: int, out: NDArray[Any]) -> None:
 LANE_BYTES: int
 
 class Collectives:
-    def __init__(self, memory: Any, words: Words, regions: Regions) -> None: ...
+    def __init__(self, memory: Any, sync: Sync, regions: Regions) -> None: ...
     @staticmethod
     def bytes_for(n_ranks: int) -> int: ...
     def restart(self) -> None: ...

@@ -1,3 +1,4 @@
+/* Synchronization of ranks: spin briefly, then park in a futex. See sync.h. */
 #define _GNU_SOURCE
 #include "sync.h"
 
@@ -8,14 +9,15 @@
 #include <unistd.h>
 
 enum {
-    LOOKS = 16,       /* at the words, for each at the clock */
-    TAKEN_NS = 50000, /* between two looks: somebody else has had the core */
-    IDLE_SPINS = 5,   /* how much longer a worker looks for the next message: its core has nothing else to do */
-    STEPS_BITS = 24   /* of a word of `ARRIVED`; the rest is the number of the message */
+    READS_PER_CLOCK = 16, /* of the counters between two reads of the clock */
+    PREEMPTED_NS = 50000, /* a longer gap between two reads of the clock: another thread had the core */
+    IDLE_FACTOR = 5,      /* a worker spins this much longer for its next message: its core has nothing else to do */
+    STEPS_BITS = 24       /* low bits of an `ARRIVED` counter; the high bits hold the number of the message */
 };
 
-/* Not private to a process. Where a sandbox refuses futexes, nothing sleeps, and waiting is slow but right; more is not
- * done for that, because glibc ends the process when one of its own locks is refused a futex. */
+/* A futex shared between processes. Where a sandbox refuses futexes, no rank sleeps, and waiting is slow but
+ * correct. That case gets no further support, because glibc aborts the process if one of its own locks is refused a
+ * futex. */
 static long futex(_Atomic uint32_t *word, int operation, uint32_t value, long nanoseconds)
 {
     struct { long seconds, nanoseconds; } limit = {0, nanoseconds};
@@ -29,8 +31,8 @@ static int64_t now(void)
     return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
 }
 
-/* Tell the processor that this is a loop that waits. */
-static void pause_briefly(void)
+/* Hint to the processor that this is a spin loop. */
+static void cpu_relax(void)
 {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
@@ -39,112 +41,112 @@ static void pause_briefly(void)
 #endif
 }
 
-size_t words_bytes(int n_ranks)
+size_t sync_bytes(int n_ranks)
 {
-    return sizeof(struct hall) + (size_t)n_ranks * sizeof(struct seat);
+    return sizeof(struct sync_shared) + (size_t)n_ranks * sizeof(struct sync_slot);
 }
 
-/* Whether a rank's word is what others wait for. */
-static bool counts(const struct words *words, enum board board, int rank)
+/* Whether other ranks wait for this rank's counter. */
+static bool matters(const struct sync *sync, enum counter counter, int rank)
 {
-    return board == ARRIVED || (board == SENT) == (rank == words->master);
+    return counter == ARRIVED || (counter == SENT) == (rank == sync->master);
 }
 
-static bool is_behind(const struct words *words, enum board board, int rank, int64_t value)
+static bool is_behind(const struct sync *sync, enum counter counter, int rank, int64_t value)
 {
-    return counts(words, board, rank) && atomic_load(&words->hall->seats[rank].words[board]) < value;
+    return matters(sync, counter, rank) && atomic_load(&sync->shared->slots[rank].counters[counter]) < value;
 }
 
-bool words_reached(const struct words *words, enum board board, int64_t value)
+bool sync_reached(const struct sync *sync, enum counter counter, int64_t value)
 {
-    for (int rank = 0; rank < words->n_ranks; rank++)
-        if (is_behind(words, board, rank, value))
+    for (int rank = 0; rank < sync->n_ranks; rank++)
+        if (is_behind(sync, counter, rank, value))
             return false;
     return true;
 }
 
-static void wake(struct seat *seat)
+static void wake(struct sync_slot *slot)
 {
-    if (atomic_load(&seat->parked)) {
-        atomic_fetch_add(&seat->calls, 1);
-        futex(&seat->calls, FUTEX_WAKE, 1, 0);
+    if (atomic_load(&slot->parked)) {
+        atomic_fetch_add(&slot->wakes, 1);
+        futex(&slot->wakes, FUTEX_WAKE, 1, 0);
     }
 }
 
-void words_post(struct words *words, enum board board, int64_t value)
+void sync_post(struct sync *sync, enum counter counter, int64_t value)
 {
-    struct seat *own = &words->hall->seats[words->rank];
-    if (words->spin > 0)
+    struct sync_slot *own = &sync->shared->slots[sync->rank];
+    if (sync->spin > 0)
         atomic_store_explicit(&own->core, sched_getcpu(), memory_order_relaxed);
-    atomic_store(&own->words[board], value);
-    if (!words_reached(words, board, value))
+    atomic_store(&own->counters[counter], value);
+    if (!sync_reached(sync, counter, value))
         return;
-    for (int rank = 0; rank < words->n_ranks; rank++)
-        if (rank != words->rank && (board != ANSWERED || rank == words->master))
-            wake(&words->hall->seats[rank]);
+    for (int rank = 0; rank < sync->n_ranks; rank++)
+        if (rank != sync->rank && (counter != ANSWERED || rank == sync->master))
+            wake(&sync->shared->slots[rank]);
 }
 
-void words_restart(struct words *words, int64_t number)
+void sync_restart(struct sync *sync, int64_t number)
 {
-    words->step = number << STEPS_BITS;
+    sync->step = number << STEPS_BITS;
 }
 
-int64_t words_arrive(struct words *words)
+int64_t sync_arrive(struct sync *sync)
 {
-    words_post(words, ARRIVED, ++words->step);
-    return words->step;
+    sync_post(sync, ARRIVED, ++sync->step);
+    return sync->step;
 }
 
-/* Whether one that this rank waits for may have to wait until this rank leaves the core. */
-static bool shares_core(const struct words *words, enum board board, int64_t value)
+/* Whether an awaited rank may have to wait until this rank leaves the core. */
+static bool shares_native(const struct sync *sync, enum counter counter, int64_t value)
 {
     int core = sched_getcpu();
-    for (int rank = 0; rank < words->n_ranks; rank++)
-        if (is_behind(words, board, rank, value)
-            && atomic_load_explicit(&words->hall->seats[rank].core, memory_order_relaxed) == core)
+    for (int rank = 0; rank < sync->n_ranks; rank++)
+        if (is_behind(sync, counter, rank, value)
+            && atomic_load_explicit(&sync->shared->slots[rank].core, memory_order_relaxed) == core)
             return true;
     return false;
 }
 
-/* An abort concerns the barrier alone: messages and answers still come. */
-static bool is_aborted(const struct words *words, enum board board)
+/* Only barriers are aborted: messages and answers still arrive. */
+static bool is_aborted(const struct sync *sync, enum counter counter)
 {
-    return board == ARRIVED && atomic_load(&words->hall->aborted);
+    return counter == ARRIVED && atomic_load(&sync->shared->aborted);
 }
 
-bool words_watch(const struct words *words, enum board board, int64_t value)
+bool sync_spin(const struct sync *sync, enum counter counter, int64_t value)
 {
-    if (words->spin == 0 || shares_core(words, board, value))
-        return words_reached(words, board, value);
-    int64_t time = now(), deadline = time + words->spin * (board == SENT ? IDLE_SPINS : 1), before;
+    if (sync->spin == 0 || shares_native(sync, counter, value))
+        return sync_reached(sync, counter, value);
+    int64_t time = now(), deadline = time + sync->spin * (counter == SENT ? IDLE_FACTOR : 1), before;
     do {
-        for (int look = 0; look < LOOKS; look++) {
-            if (words_reached(words, board, value))
+        for (int read = 0; read < READS_PER_CLOCK; read++) {
+            if (sync_reached(sync, counter, value))
                 return true;
-            pause_briefly();
+            cpu_relax();
         }
         before = time;
         sched_yield();
         time = now();
-    } while (!is_aborted(words, board) && time < deadline && time - before < TAKEN_NS);
+    } while (!is_aborted(sync, counter) && time < deadline && time - before < PREEMPTED_NS);
     return false;
 }
 
-bool words_park(struct words *words, enum board board, int64_t value)
+bool sync_park(struct sync *sync, enum counter counter, int64_t value)
 {
-    struct seat *own = &words->hall->seats[words->rank];
-    uint32_t calls = atomic_load(&own->calls);
+    struct sync_slot *own = &sync->shared->slots[sync->rank];
+    uint32_t wakes = atomic_load(&own->wakes);
     atomic_store(&own->parked, 1);
-    bool come = words_reached(words, board, value) || is_aborted(words, board)
-                || futex(&own->calls, FUTEX_WAIT, calls, POLL_NS) == 0 || atomic_load(&own->calls) != calls;
+    bool woken = sync_reached(sync, counter, value) || is_aborted(sync, counter)
+                 || futex(&own->wakes, FUTEX_WAIT, wakes, POLL_NS) == 0 || atomic_load(&own->wakes) != wakes;
     atomic_store(&own->parked, 0);
-    return come;
+    return woken;
 }
 
-void words_abort(struct words *words)
+void sync_abort(struct sync *sync)
 {
-    atomic_store(&words->hall->aborted, 1);
-    for (int rank = 0; rank < words->n_ranks; rank++)
-        if (rank != words->rank)
-            wake(&words->hall->seats[rank]);
+    atomic_store(&sync->shared->aborted, 1);
+    for (int rank = 0; rank < sync->n_ranks; rank++)
+        if (rank != sync->rank)
+            wake(&sync->shared->slots[rank]);
 }

@@ -1,24 +1,25 @@
-/* How the ranks of a session tell each other how far they are, and wait for each other. Knows nothing of Python.
+/* Synchronization of the ranks of a session through counters in shared memory and futexes. Independent of Python.
  *
- * What ranks wait for are words in shared memory, in boards: each word has one writer and only ever grows, so nothing is
- * lost, whatever a rank missed or however long it slept. A rank that waits looks at the words for a while, if every rank
- * can have a core of its own, and none that it waits for was last seen on this one's core. It offers the core to others
- * all the while, and looks no longer when one has taken it: what it waits for may need that one. Then it parks in a
- * futex, after it has said so.
+ * Each rank owns one counter of each kind (`enum counter`). It alone writes that counter, and only ever raises it, so a
+ * late reader loses nothing. A waiting rank first spins, if every rank can have a core of its own and no rank that it
+ * waits for last ran on this rank's core. While it spins it yields the core in every round, and stops as soon as another
+ * thread has taken it, because the awaited rank may need that core. Then it parks: it announces that it will sleep, and
+ * waits on a futex.
  *
  * Invariants
- * - No wake-up is lost. Who posts writes its word, and then looks who is parked; who parks says so, and then looks at the
- *   words. All four are sequentially consistent, so at least one sees the other. Who sees that a rank is parked raises
- *   the number of its calls before it wakes it: the kernel puts nobody to sleep who has been called meanwhile.
- * - Nothing is seen before what it announces: to write a word releases what was written before, to read it acquires that.
- * - No wait without a way out: a rank parks for `POLL_NS` at most. Whoever calls `words_park` looks before each time
- *   whether the peers that could end the wait are alive, and whether the abort flag is up.
- * - To be woken in vain does no harm: who was parked looks again, and parks again.
+ * - No wake-up is lost. A posting rank writes its counter and then reads which ranks are parked; a parking rank sets its
+ *   `parked` flag and then reads the counters. All four accesses are sequentially consistent, so at least one of the two
+ *   ranks sees the other's write. To wake a parked rank, the posting rank first raises that rank's `wakes`, so that the
+ *   kernel does not put to sleep a rank that was woken in the meantime.
+ * - Data is visible before the counter that announces it: writing a counter releases, reading it acquires.
+ * - No wait is endless: a rank parks for at most `POLL_NS`. Before each `sync_park`, callers check whether the awaited
+ *   ranks are alive and whether the abort flag is set.
+ * - Spurious wake-ups are harmless: a woken rank reads the counters again and parks again.
  *
- * `tests/model/sync.pml` is this protocol in Promela.
+ * `tests/model/sync.pml` models this protocol in Promela.
  */
-#ifndef SYNKHRONOS_WORDS_H
-#define SYNKHRONOS_WORDS_H
+#ifndef SYNKHRONOS_SYNC_H
+#define SYNKHRONOS_SYNC_H
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -27,62 +28,63 @@
 
 _Static_assert(ATOMIC_INT_LOCK_FREE == 2 && ATOMIC_LLONG_LOCK_FREE == 2, "processes cannot share a lock inside an atomic");
 
-/* Longest time between two looks at whether the peers are alive. */
+/* Longest time between two checks whether the other ranks are alive. */
 #ifndef POLL_NS
 #define POLL_NS 50000000
 #endif
 
-enum board {
-    SENT,     /* the number of the last message: only the master's word counts */
-    ANSWERED, /* the number of the last message that each worker has answered: the master's does not count */
-    ARRIVED,  /* for each rank, the last step at which it arrived at a barrier */
-    BOARDS
+enum counter {
+    SENT,     /* number of the last message; only the master's counter matters */
+    ANSWERED, /* number of the last message that each worker has answered; the master's counter is ignored */
+    ARRIVED,  /* last barrier step at which each rank has arrived */
+    N_COUNTERS
 };
 
-/* What a rank writes, all of it in one cache line: who waits for its word needs to know next whether it is parked. */
-struct seat {
-    _Alignas(64) _Atomic int64_t words[BOARDS];
-    _Atomic int32_t core;    /* on which it last posted */
-    _Atomic uint32_t parked; /* whether it is, or is about to be */
-    _Atomic uint32_t calls;  /* how often others have woken it; it sleeps as long as that stays the same */
+/* The state that one rank writes. It fills one cache line, because a rank that reads the counter usually reads `parked`
+ * next. `_team/board.py` depends on this layout. */
+struct sync_slot {
+    _Alignas(64) _Atomic int64_t counters[N_COUNTERS];
+    _Atomic int32_t core;    /* where this rank last posted */
+    _Atomic uint32_t parked; /* whether it sleeps or is about to */
+    _Atomic uint32_t wakes;  /* how often other ranks have woken it; it sleeps only while this is unchanged */
 };
 
-/* In shared memory, at first all zero. */
-struct hall {
+/* Shared memory, initially all zero. */
+struct sync_shared {
     _Alignas(64) _Atomic uint32_t aborted;
-    struct seat seats[];
+    struct sync_slot slots[];
 };
 
 /* One process's view. */
-struct words {
-    struct hall *hall;
+struct sync {
+    struct sync_shared *shared;
     int n_ranks, rank, master;
-    int64_t spin; /* nanoseconds to look before parking; 0 where ranks have to share cores */
-    int64_t step; /* the last one at which this rank arrived */
+    int64_t spin; /* nanoseconds to spin before parking; 0 where ranks share cores */
+    int64_t step; /* the last barrier step at which this rank arrived */
 };
 
-/* Bytes of shared memory, at a multiple of 64. */
-size_t words_bytes(int n_ranks);
+/* Bytes of shared memory needed, aligned to 64. */
+size_t sync_bytes(int n_ranks);
 
-/* Whether all words of a board are at least `value`. */
-bool words_reached(const struct words *words, enum board board, int64_t value);
+/* Whether all counters of a kind are at least `value`. */
+bool sync_reached(const struct sync *sync, enum counter counter, int64_t value);
 
-/* Write this rank's word; if now all words of the board are as high, wake whoever is parked and may wait for that. */
-void words_post(struct words *words, enum board board, int64_t value);
+/* Set this rank's counter. If all counters have now reached `value`, wake the parked ranks that may wait for it. */
+void sync_post(struct sync *sync, enum counter counter, int64_t value);
 
-/* All ranks call this when they begin with a message, so that all agree on the steps that come. */
-void words_restart(struct words *words, int64_t number);
+/* Reset the barrier steps at the start of a message. All ranks call this, so that they agree on the steps that follow. */
+void sync_restart(struct sync *sync, int64_t number);
 
-/* Tell the others that this rank has got to its next step at the barrier; returns the step. */
-int64_t words_arrive(struct words *words);
+/* Arrive at the next step of the barrier, without waiting. Returns the step. */
+int64_t sync_arrive(struct sync *sync);
 
-/* Look for a while; returns whether all words are at least `value`, at once if it makes no sense to look on. */
-bool words_watch(const struct words *words, enum board board, int64_t value);
+/* Spin until all counters reach `value`, as long as spinning is useful. Returns whether they have. */
+bool sync_spin(const struct sync *sync, enum counter counter, int64_t value);
 
-/* Park until all words are at least `value`, for `POLL_NS` at most; returns whether anything has come. */
-bool words_park(struct words *words, enum board board, int64_t value);
+/* Park until all counters reach `value`, for at most `POLL_NS`. Returns false if nothing happened in that time. */
+bool sync_park(struct sync *sync, enum counter counter, int64_t value);
 
-/* Have every rank that waits at the barrier give up, as long as the flag is up. */
-void words_abort(struct words *words);
+/* Set the abort flag: every rank that waits at the barrier stops waiting while it is set. */
+void sync_abort(struct sync *sync);
 
 #endif

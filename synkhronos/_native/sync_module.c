@@ -1,22 +1,22 @@
-/* The type `Words`: one process's view of the words in `words.h`. */
-#include "sync_module.h"
+/* The type `Sync`: one process's view of the counters of `sync.h`. */
+#include "module.h"
 
 #include <structmember.h>
 
 typedef struct {
     PyObject_HEAD
     Py_buffer memory;
-    struct words words;
-} Words;
+    struct sync sync;
+} Sync;
 
-/* Bytes of shared memory that a session needs for its words. */
+/* Bytes of shared memory that the counters of a session need. */
 static PyObject *bytes_for(PyObject *type, PyObject *n_ranks)
 {
     long number = PyLong_AsLong(n_ranks);
-    return number == -1 && PyErr_Occurred() ? NULL : PyLong_FromSize_t(words_bytes((int)number));
+    return number == -1 && PyErr_Occurred() ? NULL : PyLong_FromSize_t(sync_bytes((int)number));
 }
 
-static PyObject *words_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
+static PyObject *sync_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"memory", "n_ranks", "rank", "spin", NULL};
     Py_buffer memory;
@@ -24,40 +24,41 @@ static PyObject *words_new(PyTypeObject *type, PyObject *args, PyObject *keyword
     double spin;
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "w*iid", names, &memory, &n_ranks, &rank, &spin))
         return NULL;
-    Words *self = NULL;
+    Sync *self = NULL;
     if (n_ranks < 1 || rank < 0 || rank >= n_ranks)
         PyErr_Format(PyExc_ValueError, "rank %d of %d ranks", rank, n_ranks);
-    else if ((uintptr_t)memory.buf % _Alignof(struct hall) || (size_t)memory.len < words_bytes(n_ranks))
-        PyErr_Format(PyExc_ValueError, "%zd bytes at %p hold no words of %d ranks", memory.len, memory.buf, n_ranks);
+    else if ((uintptr_t)memory.buf % _Alignof(struct sync_shared) || (size_t)memory.len < sync_bytes(n_ranks))
+        PyErr_Format(PyExc_ValueError, "%zd bytes at %p are too few, or not aligned, for the counters of %d ranks",
+                     memory.len, memory.buf, n_ranks);
     else
-        self = (Words *)type->tp_alloc(type, 0);
+        self = (Sync *)type->tp_alloc(type, 0);
     if (self == NULL) {
         PyBuffer_Release(&memory);
         return NULL;
     }
     self->memory = memory;
-    self->words = (struct words){memory.buf, n_ranks, rank, rank, (int64_t)(spin * 1e9), 0};
+    self->sync = (struct sync){memory.buf, n_ranks, rank, rank, (int64_t)(spin * 1e9), 0};
     return (PyObject *)self;
 }
 
-static void words_dealloc(Words *self)
+static void sync_dealloc(Sync *self)
 {
     PyBuffer_Release(&self->memory);
     Py_TYPE(self)->tp_free(self);
 }
 
-struct words *words_of(PyObject *object)
+struct sync *sync_of(PyObject *object)
 {
-    return &((Words *)object)->words;
+    return &((Sync *)object)->sync;
 }
 
-int words_wait(PyObject *object, enum board board, int64_t value, PyObject *check)
+int sync_wait(PyObject *object, enum counter counter, int64_t value, PyObject *check)
 {
-    Words *self = (Words *)object;
-    bool reached = words_reached(&self->words, board, value), come = true;
+    Sync *self = (Sync *)object;
+    bool reached = sync_reached(&self->sync, counter, value), woken = true;
     while (!reached) {
         Py_BEGIN_ALLOW_THREADS
-        reached = come ? words_watch(&self->words, board, value) : words_reached(&self->words, board, value);
+        reached = woken ? sync_spin(&self->sync, counter, value) : sync_reached(&self->sync, counter, value);
         Py_END_ALLOW_THREADS
         if (reached)
             break;
@@ -66,17 +67,18 @@ int words_wait(PyObject *object, enum board board, int64_t value, PyObject *chec
             return -1;
         Py_DECREF(checked);
         Py_BEGIN_ALLOW_THREADS
-        come = words_park(&self->words, board, value);
+        woken = sync_park(&self->sync, counter, value);
         Py_END_ALLOW_THREADS
     }
     return 0;
 }
 
-/* Take an index below a limit, and a number, from as many arguments as are wanted; -1 with an exception set. */
-static int take(PyObject *const *args, Py_ssize_t given, Py_ssize_t wanted, int limit, int *index, int64_t *number)
+/* Parse an index below `limit` and a number, out of `wanted` arguments; -1 with an exception set. */
+static int parse_index_and_number(PyObject *const *args, Py_ssize_t given, Py_ssize_t wanted, int limit, int *index,
+                                  int64_t *number)
 {
     if (given != wanted) {
-        PyErr_Format(PyExc_TypeError, "%zd arguments were given, and %zd are taken", given, wanted);
+        PyErr_Format(PyExc_TypeError, "got %zd arguments, expected %zd", given, wanted);
         return -1;
     }
     long first = PyLong_AsLong(args[0]);
@@ -84,108 +86,109 @@ static int take(PyObject *const *args, Py_ssize_t given, Py_ssize_t wanted, int 
     if (PyErr_Occurred())
         return -1;
     if (first < 0 || first >= limit) {
-        PyErr_Format(PyExc_IndexError, "%ld, where there are %d", first, limit);
+        PyErr_Format(PyExc_IndexError, "index %ld is out of range: expected 0 to %d", first, limit - 1);
         return -1;
     }
     *index = (int)first;
     return 0;
 }
 
-static PyObject *post(Words *self, PyObject *const *args, Py_ssize_t given)
+static PyObject *post(Sync *self, PyObject *const *args, Py_ssize_t given)
 {
-    int board;
+    int counter;
     int64_t value;
-    if (take(args, given, 2, BOARDS, &board, &value))
+    if (parse_index_and_number(args, given, 2, N_COUNTERS, &counter, &value))
         return NULL;
-    words_post(&self->words, board, value);
+    sync_post(&self->sync, counter, value);
     Py_RETURN_NONE;
 }
 
-static PyObject *wait_(Words *self, PyObject *const *args, Py_ssize_t given)
+static PyObject *wait_(Sync *self, PyObject *const *args, Py_ssize_t given)
 {
-    int board;
+    int counter;
     int64_t value;
-    if (take(args, given, 3, BOARDS, &board, &value) || words_wait((PyObject *)self, board, value, args[2]))
+    if (parse_index_and_number(args, given, 3, N_COUNTERS, &counter, &value)
+        || sync_wait((PyObject *)self, counter, value, args[2]))
         return NULL;
     Py_RETURN_NONE;
 }
 
-static PyObject *park(Words *self, PyObject *const *args, Py_ssize_t given)
+static PyObject *park(Sync *self, PyObject *const *args, Py_ssize_t given)
 {
-    int board;
+    int counter;
     int64_t value;
-    if (take(args, given, 2, BOARDS, &board, &value))
+    if (parse_index_and_number(args, given, 2, N_COUNTERS, &counter, &value))
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-    words_park(&self->words, board, value);
+    sync_park(&self->sync, counter, value);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
 
-static PyObject *set_answered(Words *self, PyObject *const *args, Py_ssize_t given)
+static PyObject *set_answered(Sync *self, PyObject *const *args, Py_ssize_t given)
 {
     int rank;
     int64_t number;
-    if (take(args, given, 2, self->words.n_ranks, &rank, &number))
+    if (parse_index_and_number(args, given, 2, self->sync.n_ranks, &rank, &number))
         return NULL;
-    atomic_store(&self->words.hall->seats[rank].words[ANSWERED], number);
+    atomic_store(&self->sync.shared->slots[rank].counters[ANSWERED], number);
     Py_RETURN_NONE;
 }
 
-static PyObject *restart(Words *self, PyObject *number)
+static PyObject *restart(Sync *self, PyObject *number)
 {
     int64_t value = PyLong_AsLongLong(number);
     if (value == -1 && PyErr_Occurred())
         return NULL;
-    words_restart(&self->words, value);
+    sync_restart(&self->sync, value);
     Py_RETURN_NONE;
 }
 
-static PyObject *arrive(Words *self, PyObject *ignored)
+static PyObject *arrive(Sync *self, PyObject *ignored)
 {
-    return PyLong_FromLongLong(words_arrive(&self->words));
+    return PyLong_FromLongLong(sync_arrive(&self->sync));
 }
 
-static PyObject *meet(Words *self, PyObject *check)
+static PyObject *meet(Sync *self, PyObject *check)
 {
-    if (words_wait((PyObject *)self, ARRIVED, words_arrive(&self->words), check))
+    if (sync_wait((PyObject *)self, ARRIVED, sync_arrive(&self->sync), check))
         return NULL;
     Py_RETURN_NONE;
 }
 
-static PyObject *abort_(Words *self, PyObject *ignored)
+static PyObject *abort_(Sync *self, PyObject *ignored)
 {
-    words_abort(&self->words);
+    sync_abort(&self->sync);
     Py_RETURN_NONE;
 }
 
-static PyObject *reset(Words *self, PyObject *ignored)
+static PyObject *reset(Sync *self, PyObject *ignored)
 {
-    atomic_store(&self->words.hall->aborted, 0);
+    atomic_store(&self->sync.shared->aborted, 0);
     Py_RETURN_NONE;
 }
 
-static PyObject *get_sent(Words *self, void *ignored)
+static PyObject *get_sent(Sync *self, void *ignored)
 {
-    return PyLong_FromLongLong(atomic_load(&self->words.hall->seats[self->words.master].words[SENT]));
+    return PyLong_FromLongLong(atomic_load(&self->sync.shared->slots[self->sync.master].counters[SENT]));
 }
 
-static PyObject *get_list(Words *self, void *board)
+static PyObject *get_list(Sync *self, void *counter)
 {
-    PyObject *list = PyList_New(self->words.n_ranks);
-    for (int rank = 0; list != NULL && rank < self->words.n_ranks; rank++) {
-        PyObject *word = PyLong_FromLongLong(atomic_load(&self->words.hall->seats[rank].words[(intptr_t)board]));
-        if (word == NULL)
+    PyObject *list = PyList_New(self->sync.n_ranks);
+    for (int rank = 0; list != NULL && rank < self->sync.n_ranks; rank++) {
+        PyObject *number = PyLong_FromLongLong(atomic_load(&self->sync.shared->slots[rank].counters[(intptr_t)counter]));
+        if (number == NULL)
             Py_CLEAR(list);
         else
-            PyList_SET_ITEM(list, rank, word);
+            PyList_SET_ITEM(list, rank, number);
     }
     return list;
 }
 
-static PyObject *get_aborted(Words *self, void *ignored)
+static PyObject *get_aborted(Sync *self, void *ignored)
 {
-    return PyBool_FromLong(atomic_load(&self->words.hall->aborted));
+    return PyBool_FromLong(atomic_load(&self->sync.shared->aborted));
 }
 
 #define FAST(name, function) {name, (PyCFunction)(void (*)(void))function, METH_FASTCALL, NULL}
@@ -213,24 +216,24 @@ static PyGetSetDef attributes[] = {
 };
 
 static PyMemberDef members[] = {
-    {"rank", T_INT, offsetof(Words, words.rank), 0, NULL},
-    {"n_ranks", T_INT, offsetof(Words, words.n_ranks), READONLY, NULL},
+    {"rank", T_INT, offsetof(Sync, sync.rank), 0, NULL},
+    {"n_ranks", T_INT, offsetof(Sync, sync.n_ranks), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
-PyTypeObject WordsType = {
+PyTypeObject SyncType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "synkhronos._native.native.Words",
-    .tp_basicsize = sizeof(Words),
+    .tp_name = "synkhronos._native.native.Sync",
+    .tp_basicsize = sizeof(Sync),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
-    .tp_new = words_new,
-    .tp_dealloc = (destructor)words_dealloc,
+    .tp_new = sync_new,
+    .tp_dealloc = (destructor)sync_dealloc,
     .tp_methods = methods,
     .tp_getset = attributes,
     .tp_members = members,
 };
 
-int synkhronos_add_words(PyObject *module)
+int synkhronos_add_sync(PyObject *module)
 {
     PyObject *poll = PyFloat_FromDouble(POLL_NS / 1e9);
     if (poll == NULL || PyModule_AddObject(module, "POLL", poll)) {
@@ -240,5 +243,5 @@ int synkhronos_add_words(PyObject *module)
     if (PyModule_AddIntMacro(module, SENT) || PyModule_AddIntMacro(module, ANSWERED)
         || PyModule_AddIntMacro(module, ARRIVED))
         return -1;
-    return PyModule_AddType(module, &WordsType);
+    return PyModule_AddType(module, &SyncType);
 }

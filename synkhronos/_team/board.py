@@ -48,7 +48,7 @@ class Board:
     """
 
     def __init__(self, n_ranks: int, master_rank: int, first: int, n_all: int) -> None:
-        segment = Segment.create(_words_at(n_ranks) + native.Words.bytes_for(n_ranks))
+        segment = Segment.create(_words_at(n_ranks) + native.Sync.bytes_for(n_ranks))
         self.close = Descriptor(os.dup(segment.fileno())).close
         numbers = segment.array((_HEAD + n_ranks,), np.int64)
         self.pids = numbers[_HEAD:]

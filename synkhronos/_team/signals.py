@@ -16,7 +16,7 @@ POLL = native.POLL
 SENT, ANSWERED = native.SENT, native.ANSWERED
 
 
-class Signals(native.Words):
+class Signals(native.Sync):
     """The words of one session; made by the master before it forks, and inherited by workers.
 
     Its methods let no handler of a signal wait: ``wait(board, value, check)`` and ``meet(check)`` run them, and call

@@ -22,12 +22,12 @@ enum { MOST_RANKS = 8, MOST = 300, LARGEST = 200000 };
 static int n_ranks;
 static int64_t n_commands;
 static unsigned int seed;
-static struct hall *hall;
+static struct sync_shared *shared;
 static char *memory;
 static const reduction *sum;
 
 struct rank {
-    struct words words;
+    struct sync sync;
     int32_t *from[MOST], *to[MOST];
     bool is_shared[MOST];
 };
@@ -48,9 +48,9 @@ static void expect(bool right, const char *what, int rank, int64_t number)
 static int meet(void *context)
 {
     struct rank *rank = context;
-    int64_t step = words_arrive(&rank->words);
-    while (!words_watch(&rank->words, ARRIVED, step))
-        words_park(&rank->words, ARRIVED, step);
+    int64_t step = sync_arrive(&rank->sync);
+    while (!sync_spin(&rank->sync, ARRIVED, step))
+        sync_park(&rank->sync, ARRIVED, step);
     return 0;
 }
 
@@ -87,7 +87,7 @@ static void command(struct rank *rank, struct collectives *all, int64_t number, 
     enum { ALL, ONE, GATHER } kind = draw(alike, 3);
     size_t lengths[MOST][MOST_RANKS];
     struct part parts[MOST];
-    int me = rank->words.rank, n = draw(alike, 10) ? (int)draw(alike, 5) : MOST - (int)draw(alike, 40), root = (int)draw(alike, (unsigned)n_ranks);
+    int me = rank->sync.rank, n = draw(alike, 10) ? (int)draw(alike, 5) : MOST - (int)draw(alike, 40), root = (int)draw(alike, (unsigned)n_ranks);
     bool differs = draw(alike, 8) == 0, is_open = draw(alike, 2);
     struct caller caller = {meet, is_shared, rank};
     memset(parts, 0, sizeof parts);
@@ -104,7 +104,7 @@ static void command(struct rank *rank, struct collectives *all, int64_t number, 
         parts[i] = (struct part){(char *)rank->from[i], (char *)rank->to[i], lengths[i][me], 4, 4,
                                  kind == GATHER ? NULL : sum, kind == GATHER ? lengths[i] : NULL};
     }
-    words_restart(&rank->words, number);
+    sync_restart(&rank->sync, number);
     collectives_restart(all);
     if (draw(own, 4) == 0)
         sched_yield();
@@ -138,7 +138,7 @@ static void *run(void *argument)
 {
     int me = (int)(intptr_t)argument;
     struct rank *rank = calloc(1, sizeof *rank);
-    rank->words = (struct words){hall, n_ranks, me, 0, me % 2 ? 20000 : 0, 0};
+    rank->sync = (struct sync){shared, n_ranks, me, 0, me % 2 ? 20000 : 0, 0};
     struct collectives *all = collectives_create(memory, n_ranks, me);
     unsigned int alike = seed, own = seed + 77 * (unsigned)me;
     for (int64_t number = 1; number <= n_commands; number++)
@@ -156,9 +156,9 @@ int main(int argc, char **argv)
     n_commands = atoll(argv[2]);
     seed = (unsigned)atoi(argv[3]);
     size_t n_bytes = collectives_bytes(n_ranks);
-    hall = aligned_alloc(64, (words_bytes(n_ranks) + 63) / 64 * 64);
+    shared = aligned_alloc(64, (sync_bytes(n_ranks) + 63) / 64 * 64);
     memory = aligned_alloc(64, (n_bytes + 63) / 64 * 64);
-    memset(hall, 0, words_bytes(n_ranks));
+    memset(shared, 0, sync_bytes(n_ranks));
     memset(memory, 0, n_bytes);
     reduction *made = reduction_create(reduction_kernels(), SUM, I32, I32, (size_t)n_ranks, NULL);
     sum = made;
@@ -168,7 +168,7 @@ int main(int argc, char **argv)
     for (int me = 0; me < n_ranks; me++)
         pthread_join(threads[me], NULL);
     reduction_free(made);
-    free(hall);
+    free(shared);
     free(memory);
     return 0;
 }

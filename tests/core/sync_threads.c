@@ -1,11 +1,12 @@
-/* The ranks of synkhronos/_native/sync.c as threads of one process, so that the sanitizers see all that they share.
+/* The ranks of synkhronos/_native/sync.c as threads of one process, so that the sanitizers see everything that they
+ * share.
  *
  *     sync_threads RANKS MESSAGES SEED
  *
- * Messages, two kinds of barriers, and answers, with pauses at random; some ranks fail in the middle. What one rank writes
- * for the others lies in plain memory, and the words alone say when it may be read. Ends with status 1 if a rank reads
- * what it should not, or has to be saved from its sleep by the time-out so often that wake-ups must be lost.
- */
+ * Sends messages with two kinds of barriers and answers, with random pauses; some ranks abort in the middle. The
+ * data that one rank writes for the others lies in plain memory, and only the counters say when it may be read.
+ * Exits with status 1 if a rank reads data that it should not see yet, or if so many sleeps end by the time-out that
+ * wake-ups must have been lost. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
@@ -32,7 +33,7 @@ static void pause_at_random(void)
         sched_yield();
 }
 
-/* Pauses between any two steps of the protocol. */
+/* Random pauses between any two steps of the protocol. */
 #undef atomic_load
 #undef atomic_store
 #define atomic_load(word) (pause_at_random(), atomic_load_explicit(word, memory_order_seq_cst))
@@ -42,12 +43,12 @@ static void pause_at_random(void)
 
 enum { MOST_RANKS = 8, STEPS = 4 };
 
-static struct hall *hall;
+static struct sync_shared *shared;
 static int n_ranks;
 static int64_t n_messages;
 static unsigned int seed;
 
-static int64_t message, payload[MOST_RANKS], answer[MOST_RANKS]; /* plain */
+static int64_t message, payload[MOST_RANKS], answer[MOST_RANKS]; /* not atomic: ordered by the counters */
 static atomic_long time_outs, aborts;
 
 static void expect(bool right, const char *what, int rank, int64_t number)
@@ -58,64 +59,64 @@ static void expect(bool right, const char *what, int rank, int64_t number)
     }
 }
 
-static bool wait_for(struct words *words, enum board board, int64_t value)
+static bool wait_for(struct sync *sync, enum counter counter, int64_t value)
 {
-    bool come = true;
-    while (!(come ? words_watch(words, board, value) : words_reached(words, board, value))) {
-        if (board == ARRIVED && atomic_load(&hall->aborted))
+    bool woken = true;
+    while (!(woken ? sync_spin(sync, counter, value) : sync_reached(sync, counter, value))) {
+        if (counter == ARRIVED && atomic_load(&shared->aborted))
             return false;
-        come = words_park(words, board, value);
-        if (!come)
-            expect(++time_outs < 5, "wake-ups are lost", words->rank, value);
+        woken = sync_park(sync, counter, value);
+        if (!woken)
+            expect(++time_outs < 5, "wake-ups are lost", sync->rank, value);
     }
     return true;
 }
 
-static void execute(struct words *words, int64_t number)
+static void execute(struct sync *sync, int64_t number)
 {
-    words_restart(words, number);
+    sync_restart(sync, number);
     for (int step = 0; step < STEPS; step++) {
         pause_at_random();
         if (draw(4 * n_ranks * STEPS) == 0) {
             aborts++;
-            words_abort(words);
+            sync_abort(sync);
             return;
         }
-        payload[words->rank] = STEPS * number + step;
-        int64_t arrived = words_arrive(words);
+        payload[sync->rank] = STEPS * number + step;
+        int64_t arrived = sync_arrive(sync);
         pause_at_random();
-        if (!wait_for(words, ARRIVED, arrived))
+        if (!wait_for(sync, ARRIVED, arrived))
             return;
         for (int rank = 0; rank < n_ranks; rank++)
-            expect(payload[rank] == STEPS * number + step, "another payload", words->rank, number);
-        if (!wait_for(words, ARRIVED, words_arrive(words)))
+            expect(payload[rank] == STEPS * number + step, "another payload", sync->rank, number);
+        if (!wait_for(sync, ARRIVED, sync_arrive(sync)))
             return;
     }
 }
 
-static void command(struct words *words)
+static void command(struct sync *sync)
 {
     for (int64_t number = 1; number <= n_messages; number++) {
         message = 7 * number;
-        words_post(words, SENT, number);
-        execute(words, number);
-        wait_for(words, ANSWERED, number);
+        sync_post(sync, SENT, number);
+        execute(sync, number);
+        wait_for(sync, ANSWERED, number);
         for (int rank = 1; rank < n_ranks; rank++)
             expect(answer[rank] == 9 * number, "another answer", rank, number);
-        atomic_store(&hall->aborted, 0);
+        atomic_store(&shared->aborted, 0);
         pause_at_random();
     }
 }
 
-static void serve(struct words *words)
+static void serve(struct sync *sync)
 {
     for (int64_t number = 1; number <= n_messages; number++) {
-        wait_for(words, SENT, number);
-        expect(message == 7 * number, "another message", words->rank, number);
-        execute(words, number);
+        wait_for(sync, SENT, number);
+        expect(message == 7 * number, "another message", sync->rank, number);
+        execute(sync, number);
         pause_at_random();
-        answer[words->rank] = 9 * number;
-        words_post(words, ANSWERED, number);
+        answer[sync->rank] = 9 * number;
+        sync_post(sync, ANSWERED, number);
     }
 }
 
@@ -123,8 +124,8 @@ static void *live(void *place)
 {
     int rank = (int)(intptr_t)place;
     random_state = seed * MOST_RANKS + rank;
-    struct words words = {hall, n_ranks, rank, 0, draw(2) * 20000, 0};
-    (rank == 0 ? command : serve)(&words);
+    struct sync sync = {shared, n_ranks, rank, 0, draw(2) * 20000, 0};
+    (rank == 0 ? command : serve)(&sync);
     return NULL;
 }
 
@@ -134,14 +135,14 @@ int main(int argc, char **argv)
         return 2;
     n_messages = atoll(argv[2]);
     seed = atoi(argv[3]);
-    hall = aligned_alloc(_Alignof(struct hall), words_bytes(n_ranks));
-    memset(hall, 0, words_bytes(n_ranks));
+    shared = aligned_alloc(_Alignof(struct sync_shared), sync_bytes(n_ranks));
+    memset(shared, 0, sync_bytes(n_ranks));
     pthread_t threads[MOST_RANKS];
     for (int rank = 0; rank < n_ranks; rank++)
         pthread_create(&threads[rank], NULL, live, (void *)(intptr_t)rank);
     for (int rank = 0; rank < n_ranks; rank++)
         pthread_join(threads[rank], NULL);
     printf("%ld aborts, %ld time-outs\n", (long)aborts, (long)time_outs);
-    free(hall);
+    free(shared);
     return 0;
 }

@@ -1,14 +1,14 @@
-/* The protocol of synkhronos/_native/sync.h: a master and its workers, messages, barriers, answers.
+/* Model of the protocol of synkhronos/_native/sync.h: a master and its workers, messages, barriers, answers.
  *
- * For each message every rank meets the others at some barriers, and answers it. FAULT=1: one rank fails, anywhere, and
- * raises the abort flag; FAULT=2: one is killed. To look for a while before parking is to look once, at the end of that
- * while. A time-out is a way out after a death, and after nothing else: a rank that sleeps though what it waits for has
- * come, or the flag is up, and that nobody will wake, is what spin reports as an invalid end state.
+ * For each message every rank passes some barriers and answers. FAULT=1: one rank fails, anywhere, and sets the
+ * abort flag. FAULT=2: one rank is killed. Spinning before parking is modelled as one read, at the end of the spin.
+ * A time-out ends a sleep only after a death: spin reports an invalid end state if a rank sleeps although the
+ * awaited counters have arrived, or the flag is set, and no other rank will wake it.
  *
- * BROKEN=1: who parks does not look again at the words after having said so. 2: nor at the abort flag. 3: who posts looks
- * who is parked before it writes its word. 4: the kernel puts to sleep who was called just before. 5: the abort flag is
- * lowered before all have answered. 6: who was killed is watched by nobody. `run.py` has to find each.
- */
+ * BROKEN=1: a parking rank does not read the counters again after it has set its `parked` flag. 2: nor the abort
+ * flag. 3: a posting rank reads which ranks are parked before it writes its counter. 4: the kernel puts to sleep a
+ * rank that was just woken. 5: the abort flag is cleared before all ranks have answered. 6: no rank notices a killed
+ * rank. `run.py` must find an error in each. */
 #ifndef BROKEN
 #define BROKEN 0
 #endif
@@ -17,18 +17,18 @@
 mtype = { SENT, ANSWERED, ARRIVED }
 
 byte sent, answered[N], arrived[N];
-bool parked[N], asleep[N]; /* as it says; in the kernel */
-byte calls[N];
+bool parked[N], asleep[N]; /* `parked`: as announced; `asleep`: in the kernel */
+byte wakes[N];
 bool aborted, faulty;
-byte failed;               /* the message in which a rank has failed */
+byte failed;               /* the message at which a rank failed */
 bool dead[N], somebody_died;
 
-#define is_behind(board, rank, value) \
-    (board == SENT && sent < value || board == ANSWERED && rank != MASTER && answered[rank] < value \
-     || board == ARRIVED && arrived[rank] < value)
+#define is_behind(counter, rank, value) \
+    (counter == SENT && sent < value || counter == ANSWERED && rank != MASTER && answered[rank] < value \
+     || counter == ARRIVED && arrived[rank] < value)
 #define has_lost_a_peer (BROKEN != 6 && (me == MASTER && somebody_died || dead[MASTER]))
 
-/* Be killed here, or not. */
+/* The rank may be killed here. */
 #if FAULT == 2
 inline may_die()
 {
@@ -41,50 +41,50 @@ inline may_die()
 #define may_die() skip
 #endif
 
-/* One word after the other, as words_reached does. */
-inline look(board, value)
+/* Reads one counter after the other, as sync_reached does. */
+inline look(counter, value)
 {
     do
-    :: atomic { peer < N && !is_behind(board, peer, value) -> peer++ }
-    :: atomic { peer < N && is_behind(board, peer, value) -> reached = false; peer = 0; break }
+    :: atomic { peer < N && !is_behind(counter, peer, value) -> peer++ }
+    :: atomic { peer < N && is_behind(counter, peer, value) -> reached = false; peer = 0; break }
     :: atomic { peer == N -> reached = true; peer = 0; break }
     od
 }
 
-inline wake_others(board)
+inline wake_others(counter)
 {
     do
-    :: atomic { peer < N && (peer == me || board == ANSWERED && peer != MASTER || !parked[peer]) -> peer++ }
-    :: atomic { peer < N && peer != me && !(board == ANSWERED && peer != MASTER) && parked[peer] -> calls[peer]++ };
+    :: atomic { peer < N && (peer == me || counter == ANSWERED && peer != MASTER || !parked[peer]) -> peer++ }
+    :: atomic { peer < N && peer != me && !(counter == ANSWERED && peer != MASTER) && parked[peer] -> wakes[peer]++ };
         may_die();
         atomic { asleep[peer] = false; peer++ }
     :: atomic { peer == N -> peer = 0; break }
     od
 }
 
-inline write(board, value)
+inline write(counter, value)
 {
     may_die();
     atomic {
         if
-        :: board == SENT -> sent = value
-        :: board == ANSWERED -> answered[me] = value
-        :: board == ARRIVED -> arrived[me] = value
+        :: counter == SENT -> sent = value
+        :: counter == ANSWERED -> answered[me] = value
+        :: counter == ARRIVED -> arrived[me] = value
         fi
     };
     may_die()
 }
 
-inline post(board, value)
+inline post(counter, value)
 {
 #if BROKEN == 3
-    wake_others(board);
-    write(board, value)
+    wake_others(counter);
+    write(counter, value)
 #else
-    write(board, value);
-    look(board, value);
+    write(counter, value);
+    look(counter, value);
     if
-    :: reached -> wake_others(board)
+    :: reached -> wake_others(counter)
     :: else
     fi
 #endif
@@ -99,47 +99,47 @@ inline abort()
 inline fall_asleep()
 {
     if
-    :: atomic { calls[me] == seen || BROKEN == 4 -> asleep[me] = true };
+    :: atomic { wakes[me] == seen || BROKEN == 4 -> asleep[me] = true };
         if
         :: !asleep[me]
         :: atomic { somebody_died -> asleep[me] = false }
         fi
-    :: atomic { calls[me] != seen && BROKEN != 4 -> skip }
+    :: atomic { wakes[me] != seen && BROKEN != 4 -> skip }
     fi
 }
 
-inline park(board, value)
+inline park(counter, value)
 {
-    seen = calls[me];
+    seen = wakes[me];
     parked[me] = true;
     may_die();
     reached = false;
 #if BROKEN != 1
-    look(board, value);
+    look(counter, value);
 #endif
     if
     :: reached
-    :: atomic { !reached && board == ARRIVED && aborted && BROKEN != 2 -> skip }
-    :: atomic { !reached && !(board == ARRIVED && aborted && BROKEN != 2) -> skip }; fall_asleep()
+    :: atomic { !reached && counter == ARRIVED && aborted && BROKEN != 2 -> skip }
+    :: atomic { !reached && !(counter == ARRIVED && aborted && BROKEN != 2) -> skip }; fall_asleep()
     fi;
     atomic { parked[me] = false; seen = 0 }
 }
 
-/* Leaves with `reached`, or without it: the flag is up, or a peer is dead that this rank watches. */
-inline wait(board, value)
+/* Ends with `reached`, or without it if the abort flag is set or an awaited peer is dead. */
+inline wait(counter, value)
 {
     do
-    :: look(board, value);
+    :: look(counter, value);
         if
         :: reached -> break
-        :: atomic { !reached && board == ARRIVED && aborted -> assert(failed == number || somebody_died); break }
-        :: atomic { !reached && !(board == ARRIVED && aborted) && has_lost_a_peer -> break }
-        :: atomic { !reached && !(board == ARRIVED && aborted) && !has_lost_a_peer -> skip }; park(board, value)
+        :: atomic { !reached && counter == ARRIVED && aborted -> assert(failed == number || somebody_died); break }
+        :: atomic { !reached && !(counter == ARRIVED && aborted) && has_lost_a_peer -> break }
+        :: atomic { !reached && !(counter == ARRIVED && aborted) && !has_lost_a_peer -> skip }; park(counter, value)
         fi
     od
 }
 
-/* What a rank does for a message. */
+/* The work of a rank for one message. */
 inline execute()
 {
     step = 4 * number;
@@ -187,7 +187,7 @@ proctype Rank(byte me)
         fi
     :: else -> number++; post(SENT, number); goto over
     od;
-    /* a worker is dead: the others are released, and when they have answered the master ends, too */
+    /* A worker is dead: release the others, and end the master when they have answered. */
     abort();
     do
     :: atomic { peer < N && (peer == MASTER || answered[peer] == number || dead[peer]) -> peer++ }

@@ -54,7 +54,7 @@ def check(program, *arguments, **environment):
 
 
 @pytest.mark.parametrize("sanitizers", ["thread", "undefined"])
-def test_words(build, sanitizers):
+def test_sync(build, sanitizers):
     program = build("sync_threads", [], sanitizers)
     for ranks in (2, 3, 5):
         check(program, ranks, 2000, random.randrange(2**20))
@@ -62,7 +62,8 @@ def test_words(build, sanitizers):
 
 @pytest.mark.parametrize("sanitizers", ["thread", "address,undefined"])
 def test_collectives(build, sanitizers):
-    program = build("collectives_threads", ["sync.c", "collectives.c", "collectives_staging.c", *REDUCTIONS], sanitizers)
+    sources = ["sync.c", "collectives.c", "collectives_staging.c", *REDUCTIONS]
+    program = build("collectives_threads", sources, sanitizers)
     for ranks in (1, 2, 3, 5):
         check(program, ranks, 30, random.randrange(2**20))
 
