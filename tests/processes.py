@@ -24,7 +24,7 @@ class Ranks:
         self.signals = Signals(_shared((native.Sync.bytes_for(n_ranks),), np.uint8), n_ranks, 0, spin)
         self.board = _shared((64,), np.int64)
         self.workspace = Workspace(n_ranks)
-        self.regions = make_regions(n_ranks, 0) if regions else native.Regions(-1, n_ranks, 0, 0, 0)
+        self.regions = make_regions(n_ranks, 0) if regions else native.Heap(-1, n_ranks, 0, 0, 0)
 
     def run(self, work, seconds=60.0):
         """Run ``work(rank)`` in a process for each rank; fails if one of them raises, or if they take too long."""

@@ -31,7 +31,7 @@ _AGREED, _REFUSED = 0, 1
 _UNDER_WAY = 2  # pieces between the machines at a time
 
 
-def make_transport(team: Team, workspace: Workspace, regions: native.Regions) -> SharedMemoryTransport:
+def make_transport(team: Team, workspace: Workspace, regions: native.Heap) -> SharedMemoryTransport:
     """What serves a rank: on one machine, or on several."""
     local = workspace, team.signals, regions, team.barrier, team.timeline
     return SharedMemoryTransport(*local) if len(team.world.sizes) == 1 else AcrossMachines(*local, team=team)

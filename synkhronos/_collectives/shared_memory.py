@@ -37,7 +37,7 @@ class SharedMemoryTransport:
     """
 
     def __init__(
-        self, workspace: Workspace, words: native.Sync, regions: native.Regions, barrier: Barrier, timeline: Timeline
+        self, workspace: Workspace, words: native.Sync, regions: native.Heap, barrier: Barrier, timeline: Timeline
     ) -> None:
         self._n_ranks = words.n_ranks
         self._core = native.Collectives(workspace.memory, words, regions)

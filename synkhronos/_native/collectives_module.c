@@ -1,12 +1,11 @@
 /* The type `Collectives`, for one process of a session; see native.pyi. */
 #include "collectives.h"
 #include "reductions_arrays.h"
-#include "heap_module.h"
 
 typedef struct {
     PyObject_HEAD
     Py_buffer memory;
-    PyObject *sync, *regions;
+    PyObject *sync, *heap;
     struct collectives *all;
 } Collectives;
 
@@ -21,17 +20,17 @@ static void collectives_dealloc(Collectives *self)
     if (self->all != NULL)
         collectives_free(self->all);
     Py_XDECREF(self->sync);
-    Py_XDECREF(self->regions);
+    Py_XDECREF(self->heap);
     PyBuffer_Release(&self->memory);
     Py_TYPE(self)->tp_free(self);
 }
 
 static PyObject *collectives_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"memory", "sync", "regions", NULL};
+    static char *names[] = {"memory", "sync", "heap", NULL};
     Py_buffer memory;
-    PyObject *sync, *regions;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "w*O!O!", names, &memory, &SyncType, &sync, &RegionsType, &regions))
+    PyObject *sync, *heap;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "w*O!O!", names, &memory, &SyncType, &sync, &HeapType, &heap))
         return NULL;
     struct sync *own = sync_of(sync);
     Collectives *self = NULL;
@@ -45,9 +44,9 @@ static PyObject *collectives_new(PyTypeObject *type, PyObject *args, PyObject *k
     }
     self->memory = memory;
     Py_INCREF(sync);
-    Py_INCREF(regions);
+    Py_INCREF(heap);
     self->sync = sync;
-    self->regions = regions;
+    self->heap = heap;
     self->all = collectives_create(memory.buf, own->n_ranks, own->rank);
     if (self->all == NULL) {
         Py_DECREF(self);
@@ -59,7 +58,7 @@ static PyObject *collectives_new(PyTypeObject *type, PyObject *args, PyObject *k
 /* Who carries out a collective, without the lock of the interpreter but where Python is asked. */
 struct asking {
     PyObject *sync, *check, *wait;
-    struct regions *regions;
+    struct heap *heap;
     PyThreadState *state;
 };
 
@@ -88,7 +87,7 @@ static int is_shared(void *context, const void *first, size_t n_bytes)
     const struct asking *asking = context;
     if (sync_of(asking->sync)->n_ranks == 1)
         return 1;
-    return asking->regions != NULL && regions_offset(asking->regions, first, n_bytes) >= 0;
+    return asking->heap != NULL && heap_offset(asking->heap, first, n_bytes) >= 0;
 }
 
 /* A flat view of an array: where it begins, or NULL with an exception set. */
@@ -176,7 +175,7 @@ static PyObject *run(Collectives *self, PyObject *args)
     for (Py_ssize_t i = 0; !failed && i < n; i++)
         failed = read_part(&parts[i], PyList_GET_ITEM(list, i), n_ranks, rank);
     if (!failed) {
-        struct asking asking = {self->sync, check, wait, regions_of(self->regions), PyEval_SaveThread()};
+        struct asking asking = {self->sync, check, wait, heap_of(self->heap), PyEval_SaveThread()};
         struct caller caller = {meet, is_shared, &asking};
         outcome = collectives_run(self->all, parts, (size_t)n, signature, is_open, &caller);
         PyEval_RestoreThread(asking.state);

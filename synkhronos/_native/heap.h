@@ -1,73 +1,79 @@
-/* Memory for what ranks compute: a region for each rank, mapped by all of them before they are forked.
-
-Invariants
-----------
-* A block of a region has all its pages before anybody gets it: too little memory is a refusal, never a SIGBUS.
-* A rank allocates in its own region alone, and only while it is the process that has taken this region. In any other
-  process, such as a child that the user forks, allocating is malloc's, and freeing a block changes nothing for others.
-* Nothing is written into a block: what is known of blocks lies in memory that no other process sees.
-* Blocks that malloc gave, where a region could not, are told apart by their addresses.
-*/
-#ifndef SYNKHRONOS_REGIONS_H
-#define SYNKHRONOS_REGIONS_H
+/* Shared heap: memory for computed arrays, which all ranks map, with one arena per rank. Independent of Python.
+ *
+ * Every rank sees every block at the same address, so that collectives can read and write arrays of other ranks in place.
+ *
+ * Invariants
+ * - A block has all its pages before the caller gets it: a shortage of memory is a refused allocation, never a SIGBUS.
+ * - A rank allocates only in its own arena, and only in the process that has taken that arena. In any other process, such
+ *   as a child that the user forks, allocations go to malloc, and freeing a block does not affect other processes.
+ * - All bookkeeping lies in private memory, never inside a block.
+ * - Blocks that came from malloc, because the arena could not serve them, are recognised by their addresses.
+ */
+#ifndef SYNKHRONOS_HEAP_H
+#define SYNKHRONOS_HEAP_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-#define REGIONS_PAGE ((size_t)4096)
-#define REGIONS_SMALLEST (4 * REGIONS_PAGE) /* smaller blocks are malloc's */
-#define REGIONS_HUGE ((size_t)2 << 20)      /* a huge page; the size of a region is a multiple */
+#define HEAP_PAGE ((size_t)4096)
+#define HEAP_SMALLEST_BLOCK (4 * HEAP_PAGE) /* smaller allocations go to malloc */
+#define HEAP_HUGE_PAGE ((size_t)2 << 20)    /* arena sizes are multiples of a huge page */
 
-struct regions;
+struct heap;
 
-/* Bytes of one rank: in blocks that somebody has, in freed blocks that are kept, and the most that was in use. */
-struct regions_count {
-    uint64_t in_use, kept, largest;
+/* Bytes of one rank: in live blocks, in freed blocks that are cached for reuse, and the peak of the former. */
+struct heap_usage {
+    uint64_t in_use, cached, peak;
 };
 
-/* Map n_ranks regions of `size` bytes over the file `fd`, which is taken over, or private ones if it is -1; the caller
-takes that of `rank`. NULL and errno if the kernel refuses. */
-struct regions *regions_create(int fd, int n_ranks, int rank, size_t size, size_t keep);
-/* Take another region over, in a worker that was just forked: it is empty from then on. */
-void regions_take(struct regions *all, int rank);
-/* The other ranks are no more: what they have goes back to the system. No block is given any more, and what is freed goes
-back, too. */
-void regions_close(struct regions *all);
-/* Unmap everything. */
-void regions_destroy(struct regions *all);
+/* Map `n_ranks` arenas of `arena_size` bytes each, and take the arena of `rank`.
+ *
+ * fd: the file to map, which the heap owns from now on; -1 for private memory.
+ * cache_limit: most bytes of freed blocks that this rank caches.
+ *
+ * Returns NULL, with errno set, if the kernel refuses. */
+struct heap *heap_create(int fd, int n_ranks, int rank, size_t arena_size, size_t cache_limit);
+/* Take the arena of `rank`, in a worker that was just forked. The arena is empty afterwards. */
+void heap_take_arena(struct heap *heap, int rank);
+/* Release the memory of all other ranks, which have ended. From now on nothing is allocated in the heap, and freed blocks
+ * are released at once; the last one unmaps the heap. */
+void heap_close(struct heap *heap);
+/* Unmap the heap and free it. */
+void heap_destroy(struct heap *heap);
 
-void *regions_malloc(struct regions *all, size_t n_bytes);
-void *regions_calloc(struct regions *all, size_t n, size_t n_bytes);
-void *regions_realloc(struct regions *all, void *block, size_t n_bytes);
-void regions_free(struct regions *all, void *block);
+void *heap_malloc(struct heap *heap, size_t n_bytes);
+void *heap_calloc(struct heap *heap, size_t n, size_t n_bytes);
+void *heap_realloc(struct heap *heap, void *block, size_t n_bytes);
+void heap_free(struct heap *heap, void *block);
 
-/* A command is executed from now on. */
-void regions_begin_command(struct regions *all);
-/* It has been; give back what none of the last ones has used. What is kept goes back, too, some seconds after it. */
-void regions_end_command(struct regions *all);
-/* Give back all that is kept. */
-void regions_trim(struct regions *all);
-/* How many bytes more may be taken from the system, beside what is kept. */
-void regions_allow(struct regions *all, size_t n_bytes);
-/* Whether so much of that has been taken that it should be looked at again. */
-int regions_short(struct regions *all);
+/* Mark the start of a command. */
+void heap_begin_command(struct heap *heap);
+/* Mark its end, and release cached blocks that none of the last commands has needed. A background thread releases the
+ * others if no command runs for some seconds. */
+void heap_end_command(struct heap *heap);
+/* Release all cached blocks. */
+void heap_trim(struct heap *heap);
+/* Set how many bytes this rank may still take from the system, in addition to those that are cached. */
+void heap_set_budget(struct heap *heap, size_t n_bytes);
+/* Whether more than half of the budget is used up, so that it should be set again. */
+int heap_is_low(struct heap *heap);
 
-/* Where bytes lie, counted from the first region, which begins at the same address in every rank; -1: elsewhere, or not
-in memory that ranks share. */
-ptrdiff_t regions_offset(const struct regions *all, const void *first, size_t n_bytes);
-char *regions_base(const struct regions *all);
-size_t regions_n_bytes(const struct regions *all);
-int regions_n_ranks(const struct regions *all);
-int regions_are_shared(const struct regions *all);
-struct regions_count regions_count(const struct regions *all, int rank);
+/* Offset of a memory range from the start of the first arena, which is the same in every rank; -1 if the range is not in
+ * memory that ranks share. */
+ptrdiff_t heap_offset(const struct heap *heap, const void *first, size_t n_bytes);
+char *heap_base(const struct heap *heap);
+size_t heap_n_bytes(const struct heap *heap);
+int heap_n_ranks(const struct heap *heap);
+int heap_is_shared(const struct heap *heap);
+struct heap_usage heap_usage(const struct heap *heap, int rank);
 
-/* What this thread forks from now on is a rank, which shares these regions (NULL: there are none). */
-void regions_fork_ranks(struct regions *all);
-void regions_fork_no_ranks(void);
-/* Before a fork that is not of a rank: copy the live blocks, for the child to find them as they are now. Returns the bytes
-that memory was too short for: a child that touches these blocks ends by SIGSEGV. */
-size_t regions_before_fork(void);
-/* After it, in the parent. */
-void regions_after_fork(void);
+/* Processes that this thread forks from now on are ranks, which share this heap (NULL: none). */
+void heap_begin_forking_ranks(struct heap *heap);
+void heap_end_forking_ranks(void);
+/* Before any other fork: copy the live blocks, so that the child sees their present values. Returns the bytes that could
+ * not be copied for lack of memory; a child that touches those blocks ends by SIGSEGV. */
+size_t heap_before_fork(void);
+/* After that fork, in the parent: free the copies. */
+void heap_after_fork(void);
 
 #endif

@@ -1,6 +1,6 @@
-/* What the files of the regions share. */
-#ifndef SYNKHRONOS_REGIONS_INSIDE_H
-#define SYNKHRONOS_REGIONS_INSIDE_H
+/* Declarations shared by heap.c (allocation) and heap_mapping.c (mapping and forks). */
+#ifndef SYNKHRONOS_HEAP_INTERNAL_H
+#define SYNKHRONOS_HEAP_INTERNAL_H
 
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -11,93 +11,85 @@
 #include <stdatomic.h>
 #include <sys/types.h>
 
-/* Addresses without memory: sorted, no two of them neighbours; counted in pages from the start of the region. */
+/* Unused address ranges of an arena, which hold no memory. Sorted, never adjacent, in pages from the arena's start. */
 struct extent {
     size_t start, n_pages;
 };
 struct extents {
     struct extent *list;
-    size_t n, room;
+    size_t n, capacity;
 };
 
-int extents_take(struct extents *all, size_t n_pages, size_t alignment, size_t *start);
-void extents_give(struct extents *all, size_t start, size_t n_pages);
-
-/* Freed blocks of one size, with their pages; the one that was freed last is used first. */
-struct cache {
+/* Freed blocks of one size class, which keep their pages. The block freed last is reused first. */
+struct free_list {
     size_t *starts;
-    size_t n, room;
-    size_t idle; /* the fewest that there were since blocks were last given back: none of these was needed */
+    size_t n, capacity;
+    size_t n_idle; /* smallest `n` since blocks were last released: so many blocks were not needed */
 };
 
+/* Size classes lie at quarters between powers of two (4, 5, 6, 7, 8, 10, 12, … pages), so that rounding up wastes at most
+ * a fifth of a block. */
+#define N_CLASSES 160
 
-/* Sizes are quarters between powers of two, 4, 5, 6, 7, 8, 10, 12, … pages, so that at most a fifth of a block is
-waste. */
-#define N_SIZES 160
-
-struct own_count {
-    _Alignas(64) _Atomic uint64_t in_use, kept, largest;
+struct arena_usage {
+    _Alignas(64) _Atomic uint64_t in_use, cached, peak;
 };
 
-/* A copy of live blocks that lie side by side. */
-struct copied {
-    char *place, *copy;
+/* Private copy of adjacent live blocks, for a child process. */
+struct block_copy {
+    char *original, *copy;
     size_t n_bytes;
 };
 
-struct regions {
-    char *base; /* the first region; before it, in the same file, a page of counts */
-    _Atomic size_t size; /* of each; 0 once they are unmapped */
+struct heap {
+    char *base; /* the first arena; in front of it, in the same file, lies a page with the usage of all ranks */
+    _Atomic size_t arena_size; /* 0 once the arenas are unmapped */
     int n_ranks, rank;
-    struct descriptor file; /* none: pages are private */
+    struct descriptor file; /* none where memory is private */
     int is_shared;
     int is_closed;
-    int *is_mine; /* 1 in the process that has taken the region `rank`; the kernel makes it 0 in what that forks */
-    struct own_count *counts;
+    int *owner_flag; /* 1 in the process that took the arena of `rank`; the kernel clears it in forked children */
+    struct arena_usage *usage;
 
-    pthread_mutex_t lock; /* of what follows */
-    struct extents empty;
-    struct cache caches[N_SIZES];
-    uint8_t *sizes; /* for each page of the own region: 0, or 1 + the size of the live block that begins there */
-    size_t top;     /* pages that were ever used */
-    size_t keep;    /* most bytes that are kept */
-    size_t granted, allowed;
-    unsigned commands;
-    int is_busy;             /* with a command */
-    uint64_t n_begun, n_seen; /* commands; those that the thread of regions_idle.c knows of */
+    pthread_mutex_t lock; /* protects the members below */
+    struct extents unused;
+    struct free_list free_lists[N_CLASSES];
+    uint8_t *classes; /* for each page of the own arena: 1 + the class of the live block that begins there, or 0 */
+    size_t top;       /* number of pages from the arena's start that were ever used */
+    size_t cache_limit;
+    size_t budget, remaining; /* as last set; what is left of it */
+    unsigned commands;        /* since idle blocks were last released */
+    int is_busy;              /* a command is running */
+    uint64_t n_begun, n_seen; /* commands begun; the same number when the idle thread last ran */
 
-    struct copied *copies; /* between regions_before_fork and regions_after_fork */
+    struct block_copy *copies; /* between heap_before_fork and heap_after_fork */
     size_t n_copies;
-    struct regions *next; /* of all that this process has */
+    struct heap *next; /* list of all heaps of this process */
 };
 
-size_t pages_of(unsigned number); /* in pages */
-unsigned number_of(size_t n_bytes);
-int regions_reserve(const struct regions *all, char *first, size_t n_bytes);
-int regions_punch(const struct regions *all, size_t start, size_t n_bytes);
-void regions_unmap(struct regions *all);
-void forks_know(struct regions *all);
-void forks_forget(struct regions *all);
-struct regions *forks_lock(void); /* all regions, which nobody unmaps meanwhile */
-void forks_unlock(void);
-void regions_shed_all(struct regions *all);
-void idle_begin(void);
-void idle_forked(void);
+size_t class_pages(unsigned class);
+int heap_reserve_pages(const struct heap *heap, char *first, size_t n_bytes);
+void extents_free(struct extents *extents, size_t start, size_t n_pages);
+void idle_thread_reset(void); /* in a forked child, which does not have the thread */
 
-static inline char *own_base(const struct regions *all)
+void heap_unmap(struct heap *heap);
+struct heap *heaps_lock(void); /* the list of all heaps; none is unmapped until heaps_unlock */
+void heaps_unlock(void);
+
+static inline char *arena_base(const struct heap *heap)
 {
-    return all->base + all->size * (size_t)all->rank;
+    return heap->base + heap->arena_size * (size_t)heap->rank;
 }
 
-static inline int is_within(const struct regions *all, const void *block)
+static inline int is_in_heap(const struct heap *heap, const void *block)
 {
-    uintptr_t base = (uintptr_t)all->base, at = (uintptr_t)block;
-    return at >= base && at - base < all->size * (size_t)all->n_ranks;
+    uintptr_t base = (uintptr_t)heap->base, at = (uintptr_t)block;
+    return at >= base && at - base < heap->arena_size * (size_t)heap->n_ranks;
 }
 
-static inline int is_mine(const struct regions *all)
+static inline int is_owner(const struct heap *heap)
 {
-    return *all->is_mine;
+    return *heap->owner_flag;
 }
 
 #endif

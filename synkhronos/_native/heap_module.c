@@ -1,67 +1,122 @@
-/* Regions for Python: NumPy allocates in the region of this rank while a command is executed. */
-#include "heap_module.h"
+/* The type `Heap`: NumPy allocates in this rank's arena while a command runs. See heap.h and native.pyi. */
+#include "module.h"
+
+/* -- NumPy's memory handler (NEP 49) */
+
+/* Every array keeps the capsule of the handler that allocated it, so the heap lives as long as any of its arrays. */
+struct numpy_handler {
+    PyDataMem_Handler handler;
+    struct heap *heap;
+};
+
+static void *handler_malloc(void *heap, size_t n_bytes)
+{
+    return heap_malloc(heap, n_bytes);
+}
+
+static void *handler_calloc(void *heap, size_t n, size_t n_bytes)
+{
+    return heap_calloc(heap, n, n_bytes);
+}
+
+static void *handler_realloc(void *heap, void *block, size_t n_bytes)
+{
+    return heap_realloc(heap, block, n_bytes);
+}
+
+static void handler_free(void *heap, void *block, size_t n_bytes)
+{
+    heap_free(heap, block);
+}
+
+static void destroy_handler(PyObject *capsule)
+{
+    struct numpy_handler *state = PyCapsule_GetPointer(capsule, "mem_handler");
+    heap_destroy(state->heap);
+    PyMem_RawFree(state);
+}
+
+static PyObject *make_handler(struct heap *heap)
+{
+    struct numpy_handler *state = PyMem_RawCalloc(1, sizeof *state);
+    if (state == NULL)
+        return PyErr_NoMemory();
+    state->heap = heap;
+    state->handler = (PyDataMem_Handler){
+        .name = "synkhronos",
+        .version = 1,
+        .allocator = {heap, handler_malloc, handler_calloc, handler_realloc, handler_free},
+    };
+    PyObject *capsule = PyCapsule_New(state, "mem_handler", destroy_handler);
+    if (capsule == NULL)
+        PyMem_RawFree(state);
+    return capsule;
+}
+
+/* -- The type `Heap` */
 
 typedef struct {
     PyObject_HEAD
-    struct regions *all; /* NULL: there are none, and memory comes from wherever it would come from anyway */
+    struct heap *heap; /* NULL: no heap; NumPy's default handler allocates */
     PyObject *capsule;
-} Regions;
+} Heap;
 
-struct regions *regions_of(PyObject *object)
+struct heap *heap_of(PyObject *object)
 {
-    return ((Regions *)object)->all;
+    return ((Heap *)object)->heap;
 }
 
-static int regions_init(Regions *self, PyObject *arguments, PyObject *keywords)
+static int init(Heap *self, PyObject *arguments, PyObject *keywords)
 {
     static char *names[] = {"fd", "n_ranks", "rank", "size", "keep", NULL};
     int fd, n_ranks, rank;
     Py_ssize_t size, keep;
     if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "iiinn", names, &fd, &n_ranks, &rank, &size, &keep))
         return -1;
-    if (self->all != NULL || n_ranks < 1 || rank < 0 || rank >= n_ranks || size < 0 || size % REGIONS_HUGE || keep < 0) {
-        PyErr_SetString(PyExc_ValueError, "no such regions");
+    if (self->heap != NULL || n_ranks < 1 || rank < 0 || rank >= n_ranks || size < 0 || size % HEAP_HUGE_PAGE
+        || keep < 0) {
+        PyErr_SetString(PyExc_ValueError, "expected 0 <= rank < n_ranks, a size in multiples of 2 MiB, and keep >= 0");
         return -1;
     }
     if (size == 0)
         return 0;
-    self->all = regions_create(fd, n_ranks, rank, (size_t)size, (size_t)keep);
-    if (self->all == NULL) {
+    self->heap = heap_create(fd, n_ranks, rank, (size_t)size, (size_t)keep);
+    if (self->heap == NULL) {
         PyErr_SetFromErrno(PyExc_OSError);
         return -1;
     }
-    self->capsule = regions_handler(self->all);
+    self->capsule = make_handler(self->heap);
     if (self->capsule != NULL)
         return 0;
-    regions_destroy(self->all);
-    self->all = NULL;
+    heap_destroy(self->heap);
+    self->heap = NULL;
     return -1;
 }
 
-static void regions_dealloc(Regions *self)
+static void dealloc(Heap *self)
 {
     Py_XDECREF(self->capsule);
     Py_TYPE(self)->tp_free(self);
 }
 
-static PyObject *regions_call(Regions *self, PyObject *const *arguments, Py_ssize_t n)
+static PyObject *call(Heap *self, PyObject *const *arguments, Py_ssize_t n)
 {
     if (n != 2) {
         PyErr_SetString(PyExc_TypeError, "expected a function and its argument");
         return NULL;
     }
-    if (self->all == NULL)
+    if (self->heap == NULL)
         return PyObject_CallOneArg(arguments[0], arguments[1]);
-    PyObject *before = PyDataMem_SetHandler(self->capsule);
-    if (before == NULL)
+    PyObject *previous = PyDataMem_SetHandler(self->capsule);
+    if (previous == NULL)
         return NULL;
-    regions_begin_command(self->all);
+    heap_begin_command(self->heap);
     PyObject *result = PyObject_CallOneArg(arguments[0], arguments[1]);
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
-    PyObject *own = PyDataMem_SetHandler(before);
-    Py_DECREF(before);
-    regions_end_command(self->all);
+    PyObject *own = PyDataMem_SetHandler(previous);
+    Py_DECREF(previous);
+    heap_end_command(self->heap);
     if (own == NULL) {
         Py_XDECREF(type), Py_XDECREF(value), Py_XDECREF(traceback);
         Py_XDECREF(result);
@@ -72,53 +127,53 @@ static PyObject *regions_call(Regions *self, PyObject *const *arguments, Py_ssiz
     return result;
 }
 
-static PyObject *regions_share(Regions *self, PyObject *const *arguments, Py_ssize_t n)
+static PyObject *share(Heap *self, PyObject *const *arguments, Py_ssize_t n)
 {
     if (n != 2) {
         PyErr_SetString(PyExc_TypeError, "expected a function and its argument");
         return NULL;
     }
-    regions_fork_ranks(self->all);
+    heap_begin_forking_ranks(self->heap);
     PyObject *result = PyObject_CallOneArg(arguments[0], arguments[1]);
-    regions_fork_no_ranks();
+    heap_end_forking_ranks();
     return result;
 }
 
-static PyObject *regions_take_rank(Regions *self, PyObject *argument)
+static PyObject *take(Heap *self, PyObject *argument)
 {
     long rank = PyLong_AsLong(argument);
     if (rank == -1 && PyErr_Occurred())
         return NULL;
-    if (self->all != NULL)
-        regions_take(self->all, (int)rank);
+    if (self->heap != NULL)
+        heap_take_arena(self->heap, (int)rank);
     Py_RETURN_NONE;
 }
 
-static PyObject *regions_do_allow(Regions *self, PyObject *argument)
+static PyObject *allow(Heap *self, PyObject *argument)
 {
     Py_ssize_t n_bytes = PyLong_AsSsize_t(argument);
     if (n_bytes == -1 && PyErr_Occurred())
         return NULL;
-    if (self->all != NULL)
-        regions_allow(self->all, (size_t)n_bytes);
+    if (self->heap != NULL)
+        heap_set_budget(self->heap, (size_t)n_bytes);
     Py_RETURN_NONE;
 }
 
-static PyObject *regions_do_trim(Regions *self, PyObject *nothing)
+static PyObject *trim(Heap *self, PyObject *nothing)
 {
-    if (self->all != NULL)
-        regions_trim(self->all);
+    if (self->heap != NULL)
+        heap_trim(self->heap);
     Py_RETURN_NONE;
 }
 
-static PyObject *regions_do_close(Regions *self, PyObject *nothing)
+static PyObject *close_(Heap *self, PyObject *nothing)
 {
-    if (self->all != NULL)
-        regions_close(self->all);
+    if (self->heap != NULL)
+        heap_close(self->heap);
     Py_RETURN_NONE;
 }
 
-/* Where the lowest byte of an array lies, and how many bytes it spans. */
+/* The address of an array's lowest byte, and the number of bytes from there to its end. */
 static char *span_of(PyArrayObject *array, size_t *n_bytes)
 {
     char *first = PyArray_BYTES(array), *last = first + PyArray_ITEMSIZE(array);
@@ -132,30 +187,30 @@ static char *span_of(PyArrayObject *array, size_t *n_bytes)
     return first;
 }
 
-static PyObject *regions_offset_of(Regions *self, PyObject *array)
+static PyObject *offset(Heap *self, PyObject *array)
 {
     size_t n_bytes;
     if (!PyArray_Check(array)) {
         PyErr_Format(PyExc_TypeError, "expected an array; got %R", array);
         return NULL;
     }
-    if (self->all == NULL)
+    if (self->heap == NULL)
         Py_RETURN_NONE;
     char *first = span_of((PyArrayObject *)array, &n_bytes);
-    ptrdiff_t start = regions_offset(self->all, first, n_bytes);
+    ptrdiff_t start = heap_offset(self->heap, first, n_bytes);
     if (start < 0)
         Py_RETURN_NONE;
     return PyLong_FromSsize_t(start + (PyArray_BYTES((PyArrayObject *)array) - first));
 }
 
-static PyObject *regions_counts(Regions *self, PyObject *nothing)
+static PyObject *counts(Heap *self, PyObject *nothing)
 {
-    int n = self->all == NULL ? 0 : regions_n_ranks(self->all);
+    int n = self->heap == NULL ? 0 : heap_n_ranks(self->heap);
     PyObject *list = PyList_New(n);
     for (int rank = 0; list != NULL && rank < n; rank++) {
-        struct regions_count one = regions_count(self->all, rank);
-        PyObject *item = Py_BuildValue("(KKK)", (unsigned long long)one.in_use, (unsigned long long)one.kept,
-                                       (unsigned long long)one.largest);
+        struct heap_usage usage = heap_usage(self->heap, rank);
+        PyObject *item = Py_BuildValue("(KKK)", (unsigned long long)usage.in_use, (unsigned long long)usage.cached,
+                                       (unsigned long long)usage.peak);
         if (item == NULL)
             Py_CLEAR(list);
         else
@@ -164,58 +219,60 @@ static PyObject *regions_counts(Regions *self, PyObject *nothing)
     return list;
 }
 
-static PyObject *regions_get_base(Regions *self, void *nothing)
+static PyObject *get_base(Heap *self, void *nothing)
 {
-    if (self->all == NULL || !regions_are_shared(self->all))
+    if (self->heap == NULL || !heap_is_shared(self->heap))
         Py_RETURN_NONE;
-    return PyLong_FromVoidPtr(regions_base(self->all));
+    return PyLong_FromVoidPtr(heap_base(self->heap));
 }
 
-static PyObject *regions_get_short(Regions *self, void *nothing)
+static PyObject *get_short(Heap *self, void *nothing)
 {
-    return PyBool_FromLong(self->all != NULL && regions_short(self->all));
+    return PyBool_FromLong(self->heap != NULL && heap_is_low(self->heap));
 }
 
 static PyMethodDef methods[] = {
-    {"call", (PyCFunction)(void (*)(void))regions_call, METH_FASTCALL, "call(function, argument): execute a command."},
-    {"share", (PyCFunction)(void (*)(void))regions_share, METH_FASTCALL, "share(function, argument): fork ranks."},
-    {"take", (PyCFunction)regions_take_rank, METH_O, "take(rank): have the region of a rank, in its new process."},
-    {"allow", (PyCFunction)regions_do_allow, METH_O, "allow(n_bytes): how much more may be taken."},
-    {"trim", (PyCFunction)regions_do_trim, METH_NOARGS, "trim(): give back what is kept."},
-    {"close", (PyCFunction)regions_do_close, METH_NOARGS, "close(): allocate nothing any more."},
-    {"offset", (PyCFunction)regions_offset_of, METH_O, "offset(array): from the base on, or None."},
-    {"counts", (PyCFunction)regions_counts, METH_NOARGS, "counts(): of each rank, bytes in use, kept, largest."},
+    {"call", (PyCFunction)(void (*)(void))call, METH_FASTCALL,
+     "call(function, argument): run a command, with NumPy allocating in the heap."},
+    {"share", (PyCFunction)(void (*)(void))share, METH_FASTCALL,
+     "share(function, argument): call a function whose forks are ranks."},
+    {"take", (PyCFunction)take, METH_O, "take(rank): take the arena of a rank, in its new process."},
+    {"allow", (PyCFunction)allow, METH_O, "allow(n_bytes): set how much more memory may be taken from the system."},
+    {"trim", (PyCFunction)trim, METH_NOARGS, "trim(): release all cached blocks."},
+    {"close", (PyCFunction)close_, METH_NOARGS, "close(): stop allocating in the heap."},
+    {"offset", (PyCFunction)offset, METH_O, "offset(array): bytes from the base, or None."},
+    {"counts", (PyCFunction)counts, METH_NOARGS, "counts(): for each rank, bytes in use, cached, and the peak in use."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef attributes[] = {
-    {"base", (getter)regions_get_base, NULL, "The address of the first region, or None.", NULL},
-    {"short", (getter)regions_get_short, NULL, "Whether to look again how much may be taken.", NULL},
+    {"base", (getter)get_base, NULL, "Address of the first arena, or None.", NULL},
+    {"short", (getter)get_short, NULL, "Whether to call `allow` again: most of the budget is used up.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-/* All regions together. */
-static int regions_getbuffer(PyObject *object, Py_buffer *view, int flags)
+/* The buffer of a `Heap`: all arenas. */
+static int get_buffer(PyObject *object, Py_buffer *view, int flags)
 {
-    struct regions *all = regions_of(object);
-    if (all == NULL || !regions_are_shared(all)) {
+    struct heap *heap = heap_of(object);
+    if (heap == NULL || !heap_is_shared(heap)) {
         PyErr_SetString(PyExc_BufferError, "there is no memory that ranks share");
         return -1;
     }
-    return PyBuffer_FillInfo(view, object, regions_base(all), (Py_ssize_t)regions_n_bytes(all), 1, flags);
+    return PyBuffer_FillInfo(view, object, heap_base(heap), (Py_ssize_t)heap_n_bytes(heap), 1, flags);
 }
 
-static PyBufferProcs as_buffer = {.bf_getbuffer = regions_getbuffer};
+static PyBufferProcs as_buffer = {.bf_getbuffer = get_buffer};
 
-PyTypeObject RegionsType = {
+PyTypeObject HeapType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "synkhronos._native.native.Regions",
-    .tp_doc = "The regions of one session.",
-    .tp_basicsize = sizeof(Regions),
+    .tp_name = "synkhronos._native.native.Heap",
+    .tp_doc = "The shared heap of one session.",
+    .tp_basicsize = sizeof(Heap),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_new = PyType_GenericNew,
-    .tp_init = (initproc)regions_init,
-    .tp_dealloc = (destructor)regions_dealloc,
+    .tp_init = (initproc)init,
+    .tp_dealloc = (destructor)dealloc,
     .tp_as_buffer = &as_buffer,
     .tp_methods = methods,
     .tp_getset = attributes,
@@ -223,7 +280,7 @@ PyTypeObject RegionsType = {
 
 static PyObject *before_fork(PyObject *module, PyObject *nothing)
 {
-    size_t refused = regions_before_fork();
+    size_t refused = heap_before_fork();
     if (refused > 0 && PyErr_WarnFormat(PyExc_RuntimeWarning, 1,
                                         "memory is short: this child process gets no copy of the %zu bytes that "
                                         "functions have computed and programs still hold, shared variables among them, "
@@ -235,22 +292,22 @@ static PyObject *before_fork(PyObject *module, PyObject *nothing)
 
 static PyObject *after_fork(PyObject *module, PyObject *nothing)
 {
-    regions_after_fork();
+    heap_after_fork();
     Py_RETURN_NONE;
 }
 
 static PyMethodDef functions[] = {
-    {"before_fork", before_fork, METH_NOARGS, "Copy what a child may read, in the process that forks it."},
-    {"after_fork", after_fork, METH_NOARGS, "Forget the copies, in that process."},
+    {"before_fork", before_fork, METH_NOARGS, "Before a fork: copy the live blocks for the child."},
+    {"after_fork", after_fork, METH_NOARGS, "After a fork, in the parent: free the copies."},
     {NULL, NULL, 0, NULL},
 };
 
-int synkhronos_add_regions(PyObject *module)
+int synkhronos_add_heap(PyObject *module)
 {
-    if (PyType_Ready(&RegionsType) < 0 || PyModule_AddFunctions(module, functions) < 0)
+    if (PyType_Ready(&HeapType) < 0 || PyModule_AddFunctions(module, functions) < 0)
         return -1;
-    if (PyModule_AddIntConstant(module, "SMALLEST_BLOCK", REGIONS_SMALLEST) < 0)
+    if (PyModule_AddIntConstant(module, "SMALLEST_BLOCK", HEAP_SMALLEST_BLOCK) < 0)
         return -1;
-    Py_INCREF(&RegionsType);
-    return PyModule_AddObject(module, "Regions", (PyObject *)&RegionsType);
+    Py_INCREF(&HeapType);
+    return PyModule_AddObject(module, "Heap", (PyObject *)&HeapType);
 }

@@ -12,7 +12,7 @@ PyMODINIT_FUNC PyInit_native(void)
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL)
         return NULL;
-    if (synkhronos_add_regions(module) || synkhronos_add_sync(module) || synkhronos_add_reductions(module)
+    if (synkhronos_add_heap(module) || synkhronos_add_sync(module) || synkhronos_add_reductions(module)
         || synkhronos_add_collectives(module) || synkhronos_add_runner(module)
         || synkhronos_add_handlers(module) || synkhronos_add_halves(module) || synkhronos_add_digests(module)
         || synkhronos_add_descriptors(module) || synkhronos_add_lifeline(module) || synkhronos_add_recursion(module)) {

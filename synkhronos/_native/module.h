@@ -14,10 +14,11 @@
 #endif
 #include <numpy/arrayobject.h>
 
+#include "heap.h"
 #include "sync.h"
 
 /* Each adds what one part has; not 0, with an exception set, if that fails. */
-int synkhronos_add_regions(PyObject *module);
+int synkhronos_add_heap(PyObject *module);
 int synkhronos_add_sync(PyObject *module);
 int synkhronos_add_reductions(PyObject *module);
 int synkhronos_add_collectives(PyObject *module);
@@ -37,5 +38,12 @@ struct sync *sync_of(PyObject *object);
 
 /* Wait as `Sync.wait` does; -1 with an exception set if `check` or a signal handler raises. */
 int sync_wait(PyObject *object, enum counter counter, int64_t value, PyObject *check);
+
+/* -- heap_module.c */
+
+extern PyTypeObject HeapType;
+
+/* The heap of an object of that type; NULL if it has none. */
+struct heap *heap_of(PyObject *object);
 
 #endif

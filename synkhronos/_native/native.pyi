@@ -7,24 +7,69 @@ from typing_extensions import Self
 _Argument = TypeVar("_Argument")
 _Result = TypeVar("_Result")
 
-class Regions:
+# -- heap_module.c
+
+#: Smallest block of the heap in bytes; smaller allocations go to malloc.
+SMALLEST_BLOCK: int
+
+class Heap:
+    """Shared heap of one session: memory for arrays that all ranks map at the same address, with one arena per rank.
+
+    Its buffer is the memory of all arenas.
+
+    Parameters
+    ----------
+    fd : int
+        File to map, which the heap owns from now on; -1 for private memory.
+    n_ranks, rank : int
+        The number of arenas, and the one that this process takes.
+    size : int
+        Bytes of an arena, a multiple of 2 MiB; 0: no heap, and NumPy allocates as ever.
+    keep : int
+        Most bytes of freed blocks that this rank caches for reuse.
+
+    Attributes
+    ----------
+    base : int or None
+        Address of the first arena; ``None`` if ranks share no memory.
+    short : bool
+        Whether more than half of what `allow` permitted is used up.
+    """
+
     base: int | None
     short: bool
     def __init__(self, fd: int, n_ranks: int, rank: int, size: int, keep: int) -> None: ...
-    def call(self, function: Callable[[_Argument], _Result], argument: _Argument, /) -> _Result: ...
-    def share(self, function: Callable[[_Argument], _Result], argument: _Argument, /) -> _Result: ...
-    def take(self, rank: int, /) -> None: ...
-    def allow(self, n_bytes: int, /) -> None: ...
-    def trim(self) -> None: ...
-    def close(self) -> None: ...
-    def offset(self, array: NDArray[Any], /) -> int | None: ...
-    def counts(self) -> list[tuple[int, int, int]]: ...
+    def call(self, function: Callable[[_Argument], _Result], argument: _Argument, /) -> _Result:
+        """Call ``function(argument)`` as a command: NumPy allocates arrays in the heap."""
+
+    def share(self, function: Callable[[_Argument], _Result], argument: _Argument, /) -> _Result:
+        """Call ``function(argument)``; processes that this thread forks meanwhile are ranks."""
+
+    def take(self, rank: int, /) -> None:
+        """Take the arena of ``rank``, in a worker that was just forked. The arena is empty afterwards."""
+
+    def allow(self, n_bytes: int, /) -> None:
+        """Set how many bytes this rank may still take from the system, in addition to those that are cached."""
+
+    def trim(self) -> None:
+        """Release all cached blocks."""
+
+    def close(self) -> None:
+        """Release the memory of the other ranks, which have ended, and stop allocating in the heap."""
+
+    def offset(self, array: NDArray[Any], /) -> int | None:
+        """Return the position of an array relative to `base`; ``None`` if it is not in memory that ranks share."""
+
+    def counts(self) -> list[tuple[int, int, int]]:
+        """Return, for each rank, the bytes in use, the bytes cached, and the peak of the bytes in use."""
+
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
-SMALLEST_BLOCK: int
+def before_fork() -> None:
+    """Copy the live blocks before a fork that is not of a rank; warns if memory is too short for it."""
 
-def before_fork() -> None: ...
-def after_fork() -> None: ...
+def after_fork() -> None:
+    """Free the copies after that fork, in the parent."""
 
 # -- sync_module.c
 
@@ -154,7 +199,7 @@ def mean_of_sums(sums: NDArray[Any], total: int, out: NDArray[Any]) -> None:
 LANE_BYTES: int
 
 class Collectives:
-    def __init__(self, memory: Any, sync: Sync, regions: Regions) -> None: ...
+    def __init__(self, memory: Any, sync: Sync, heap: Heap) -> None: ...
     @staticmethod
     def bytes_for(n_ranks: int) -> int: ...
     def restart(self) -> None: ...

@@ -57,7 +57,7 @@ class Exchange:
         variables: _graphs.VariableTable,
         excerpts: Excerpts,
         *,
-        regions: native.Regions,
+        regions: native.Heap,
     ) -> None:
         world = team.world
         self.rank = world.first + team.rank

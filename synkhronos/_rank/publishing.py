@@ -30,7 +30,7 @@ class Publisher:
         Whether the master is on another machine, and sees none of this memory.
     """
 
-    def __init__(self, workspace: Workspace, regions: native.Regions, rank: int, *, by_message: bool) -> None:
+    def __init__(self, workspace: Workspace, regions: native.Heap, rank: int, *, by_message: bool) -> None:
         self._by_message = by_message
         self._regions = regions
         self._memory = [workspace.outboxes.reshape(-1)]

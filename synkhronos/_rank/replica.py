@@ -51,7 +51,7 @@ class Replica:
         workspace: Workspace,
         segments: SegmentTable,
         variables: _graphs.VariableTable,
-        regions: native.Regions,
+        regions: native.Heap,
     ) -> None:
         world = team.world
         self.rank = world.first + team.rank

@@ -1,4 +1,4 @@
-/* Threads that allocate, free each other's blocks and fork, for the sanitizers to look at. */
+/* Threads that allocate, free each other's blocks and fork, checked by the sanitizers. */
 #define _GNU_SOURCE
 #include "heap.h"
 #include <errno.h>
@@ -14,7 +14,7 @@
 #define N_SLOTS 24
 #define N_ROUNDS 600
 #define N_FORKS 6
-#define REGION ((size_t)96 << 20)
+#define ARENA ((size_t)96 << 20)
 
 #define CHECK(truth)                                                                                                   \
     do {                                                                                                               \
@@ -24,9 +24,9 @@
         }                                                                                                              \
     } while (0)
 
-static struct regions *all;
+static struct heap *heap;
 
-/* Blocks that any thread may take over. */
+/* Blocks that any thread may use next. */
 static struct slot {
     pthread_mutex_t lock;
     unsigned char *block, mark;
@@ -57,26 +57,26 @@ static void work_on(struct slot *slot, unsigned *seed)
 {
     size_t n_bytes = some_size(seed);
     if (slot->block == NULL && rand_r(seed) % 2) {
-        slot->block = regions_calloc(all, n_bytes, 1);
+        slot->block = heap_calloc(heap, n_bytes, 1);
         CHECK(slot->block != NULL);
         for (size_t i = 0; i < n_bytes; i++)
             CHECK(slot->block[i] == 0);
     } else if (slot->block == NULL) {
-        slot->block = regions_malloc(all, n_bytes);
+        slot->block = heap_malloc(heap, n_bytes);
     } else if (rand_r(seed) % 4 == 0) {
         size_t kept = n_bytes < slot->n_bytes ? n_bytes : slot->n_bytes;
         check(slot, slot->n_bytes);
-        slot->block = regions_realloc(all, slot->block, n_bytes);
+        slot->block = heap_realloc(heap, slot->block, n_bytes);
         check(slot, kept);
     } else {
         check(slot, slot->n_bytes);
-        regions_free(all, slot->block);
+        heap_free(heap, slot->block);
         slot->block = NULL;
         return;
     }
-    ptrdiff_t offset = regions_offset(all, slot->block, n_bytes);
+    ptrdiff_t offset = heap_offset(heap, slot->block, n_bytes);
     CHECK(offset < 0 || offset % 4096 == 0);
-    CHECK(offset < 0 || regions_base(all) + offset == (char *)slot->block);
+    CHECK(offset < 0 || heap_base(heap) + offset == (char *)slot->block);
     slot->n_bytes = n_bytes;
     stamp(slot, (unsigned char)rand_r(seed));
 }
@@ -90,33 +90,33 @@ static void *work(void *argument)
         work_on(slot, &seed);
         pthread_mutex_unlock(&slot->lock);
         if (round % 7 == 0)
-            regions_end_command(all);
+            heap_end_command(heap);
         if (round % 501 == 0)
-            regions_trim(all);
-        if (regions_short(all))
-            regions_allow(all, 2 * REGION);
+            heap_trim(heap);
+        if (heap_is_low(heap))
+            heap_set_budget(heap, 2 * ARENA);
     }
     return NULL;
 }
 
-/* Nothing that the sanitizers' own malloc, which other threads were in, would have to do. */
+/* Avoids the sanitizers' own malloc, whose locks other threads may have held at the fork. */
 static void live_in_child(struct slot *held, int has_copies)
 {
     if (has_copies) {
         check(held, held->n_bytes);
         stamp(held, 99);
     }
-    regions_free(all, held->block);
-    regions_end_command(all);
+    heap_free(heap, held->block);
+    heap_end_command(heap);
     _exit(0);
 }
 
 static void fork_child(struct slot *held, int copies)
 {
-    for (int i = 0; copies && i < N_SLOTS; i++) /* where Python forks, nobody else writes: it holds its lock */
+    for (int i = 0; copies && i < N_SLOTS; i++) /* where Python forks, its lock keeps other threads from writing */
         pthread_mutex_lock(&slots[i].lock);
     if (copies)
-        CHECK(regions_before_fork() == 0);
+        CHECK(heap_before_fork() == 0);
     for (int i = 0; copies && i < N_SLOTS; i++)
         pthread_mutex_unlock(&slots[i].lock);
     pid_t pid = fork();
@@ -124,22 +124,22 @@ static void fork_child(struct slot *held, int copies)
         live_in_child(held, copies);
     CHECK(pid > 0);
     if (copies)
-        regions_after_fork();
+        heap_after_fork();
     stamp(held, (unsigned char)(held->mark + 1));
     int status;
     CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0);
     check(held, held->n_bytes);
 }
 
-/* What is kept goes back when nothing is executed for some time, and not before. */
+/* Cached blocks are released when no command has run for some time, and not before. */
 static void be_idle(int rank)
 {
-    regions_begin_command(all);
-    regions_free(all, regions_malloc(all, 500000));
+    heap_begin_command(heap);
+    heap_free(heap, heap_malloc(heap, 500000));
     usleep(200000);
-    CHECK(regions_count(all, rank).kept > 0);
-    regions_end_command(all);
-    for (int i = 0; regions_count(all, rank).kept > 0; i++) {
+    CHECK(heap_usage(heap, rank).cached > 0);
+    heap_end_command(heap);
+    for (int i = 0; heap_usage(heap, rank).cached > 0; i++) {
         CHECK(i < 1000);
         usleep(10000);
     }
@@ -148,12 +148,12 @@ static void be_idle(int rank)
 int main(int n, char **arguments)
 {
     int fd = memfd_create("harness", MFD_CLOEXEC), is_private = n > 1 && strcmp(arguments[1], "private") == 0;
-    all = regions_create(is_private ? -1 : fd, is_private ? 1 : 3, is_private ? 0 : 1, REGION, REGION / 4);
-    CHECK(all != NULL);
-    regions_allow(all, 2 * REGION);
+    heap = heap_create(is_private ? -1 : fd, is_private ? 1 : 3, is_private ? 0 : 1, ARENA, ARENA / 4);
+    CHECK(heap != NULL);
+    heap_set_budget(heap, 2 * ARENA);
     for (int i = 0; i < N_SLOTS; i++)
         pthread_mutex_init(&slots[i].lock, NULL);
-    struct slot held = {.block = regions_malloc(all, 300000), .n_bytes = 300000};
+    struct slot held = {.block = heap_malloc(heap, 300000), .n_bytes = 300000};
     stamp(&held, 5);
     pthread_t threads[N_THREADS];
     for (uintptr_t i = 0; i < N_THREADS; i++)
@@ -163,18 +163,18 @@ int main(int n, char **arguments)
     for (int i = 0; i < N_THREADS; i++)
         pthread_join(threads[i], NULL);
     for (int i = 0; i < N_SLOTS / 2; i++)
-        regions_free(all, slots[i].block);
+        heap_free(heap, slots[i].block);
     be_idle(is_private ? 0 : 1);
-    regions_close(all);
-    CHECK(regions_count(all, is_private ? 0 : 1).kept == 0);
-    void *late = regions_malloc(all, 100000);
+    heap_close(heap);
+    CHECK(heap_usage(heap, is_private ? 0 : 1).cached == 0);
+    void *late = heap_malloc(heap, 100000);
     for (int i = N_SLOTS / 2; i < N_SLOTS; i++)
-        regions_free(all, slots[i].block);
+        heap_free(heap, slots[i].block);
     check(&held, held.n_bytes);
-    regions_free(all, held.block);
-    CHECK(regions_offset(all, held.block, 1) < 0);
-    regions_free(all, late);
-    regions_destroy(all);
+    heap_free(heap, held.block);
+    CHECK(heap_offset(heap, held.block, 1) < 0);
+    heap_free(heap, late);
+    heap_destroy(heap);
     if (is_private)
         close(fd);
     puts("fine");

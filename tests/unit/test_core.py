@@ -16,7 +16,7 @@ COMPILER = sysconfig.get_config_var("CC").split()[0]
 REDUCTIONS = [
     path.name for path in CORE.glob("reductions*.c") if not path.stem.endswith(("_class", "_module", "_arrays"))
 ]
-REGIONS = ["heap.c", "heap_mapping.c", "regions_fork.c", "regions_pages.c", "regions_space.c", "regions_idle.c"]
+HEAP = ["heap.c", "heap_mapping.c"]
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def build(tmp_path_factory):
             pytest.skip(f"{COMPILER} has no -fsanitize={sanitizers} that works here")
         flags += [
             "-DPOLL_NS=900000000",
-            "-DREGIONS_IDLE_NS=20000000",
+            "-DHEAP_IDLE_NS=20000000",
         ]  # a thread that waits for a core sleeps through no poll
         files = [ROOT / "tests" / "core" / f"{name}.c", *(CORE / source for source in sources)]
         subprocess.run(
@@ -70,8 +70,8 @@ def test_collectives(build, sanitizers):
 
 @pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
 @pytest.mark.parametrize("kind", ["shared", "private"])
-def test_regions(build, sanitizers, kind):
-    check(build("heap_threads", REGIONS, sanitizers), kind, TSAN_OPTIONS="die_after_fork=0")
+def test_heap(build, sanitizers, kind):
+    check(build("heap_threads", HEAP, sanitizers), kind, TSAN_OPTIONS="die_after_fork=0")
 
 
 @pytest.mark.parametrize("sanitizers", ["", "address,undefined"])
