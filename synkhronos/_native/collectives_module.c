@@ -1,6 +1,7 @@
 /* The type `Collectives`, for one process of a session; see native.pyi. */
+#include "module.h"
+
 #include "collectives.h"
-#include "reductions_arrays.h"
 
 typedef struct {
     PyObject_HEAD
@@ -137,12 +138,12 @@ static int read_part(struct part *part, PyObject *item, int n_ranks, int rank)
         if (part->to == NULL)
             return -1;
     }
-    if (PyObject_TypeCheck(how, &Reduction)) {
+    if (PyObject_TypeCheck(how, &ReductionType)) {
         PyArray_Descr *returned = to == Py_None ? NULL : PyArray_DESCR((PyArrayObject *)to);
-        part->reduction = plan_for(how, n_ranks, PyArray_DESCR((PyArrayObject *)from), returned);
+        part->reduction = reduction_for(how, n_ranks, PyArray_DESCR((PyArrayObject *)from), returned);
         if (part->reduction == NULL)
             return -1;
-        part->item_of_result = reduction_item_of_result(part->reduction);
+        part->item_of_result = reduction_result_itemsize(part->reduction);
         if (to == Py_None || length == part->length)
             return 0;
         PyErr_Format(PyExc_ValueError, "%zu elements, and %zu of the result", part->length, length);

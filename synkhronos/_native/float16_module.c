@@ -1,6 +1,6 @@
 /* Numbers of half the bytes: float32 as float16, or as bfloat16, which is its upper half; rounded to the nearest. */
 #include "module.h"
-#include "float16.h"
+#include "reductions_kernels.h"
 
 /* Compiled for several instruction sets, of which the best one is taken when the module is loaded. */
 #if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__)
@@ -12,7 +12,7 @@
 static inline uint16_t narrow_brain(float x)
 {
     uint32_t bits = bits_of(x), rounded = bits + 0x7fff + ((bits >> 16) & 1);
-    return (uint16_t)(either((bits & 0x7fffffff) > 0x7f800000, bits | 0x400000, rounded) >> 16);
+    return (uint16_t)(select_bits((bits & 0x7fffffff) > 0x7f800000, bits | 0x400000, rounded) >> 16);
 }
 
 FOR_EACH_PROCESSOR
@@ -23,7 +23,7 @@ static void narrow_all(const float *restrict from, uint16_t *restrict to, npy_in
             to[i] = narrow_brain(from[i]);
     else
         for (npy_intp i = 0; i < n; i++)
-            to[i] = (uint16_t)narrow(from[i]);
+            to[i] = (uint16_t)float_to_half(from[i]);
 }
 
 FOR_EACH_PROCESSOR
@@ -34,7 +34,7 @@ static void widen_all(const uint16_t *restrict from, float *restrict to, npy_int
             to[i] = float_of((uint32_t)from[i] << 16);
     else
         for (npy_intp i = 0; i < n; i++)
-            to[i] = wide(from[i]);
+            to[i] = half_to_float(from[i]);
 }
 
 /* Read (from, to, is_brain), arrays of these types and of the same size; 0 with an exception set if they are not. */

@@ -15,6 +15,7 @@
 #include <numpy/arrayobject.h>
 
 #include "heap.h"
+#include "reductions.h"
 #include "sync.h"
 
 /* Each adds what one part has; not 0, with an exception set, if that fails. */
@@ -45,5 +46,13 @@ extern PyTypeObject HeapType;
 
 /* The heap of an object of that type; NULL if it has none. */
 struct heap *heap_of(PyObject *object);
+
+/* -- reductions_module.c */
+
+extern PyTypeObject ReductionType;
+
+/* The reduction of an object of that type. NULL with an exception set if it is not for `n` arrays of these dtypes;
+ * `returned` may be NULL. */
+const reduction *reduction_for(PyObject *object, Py_ssize_t n, PyArray_Descr *dtype, PyArray_Descr *returned);
 
 #endif

@@ -149,19 +149,20 @@ class Sync:
     def reset(self) -> None:
         """Clear the abort flag."""
 
+# -- reductions_module.c
+
 class Reduction:
-    """A reduction of as many arrays as there are weights, element by element, in their order.
+    """Element-wise reduction of as many arrays as there are weights, in their order.
 
     Parameters
     ----------
-    op : str
-        ``"sum"``, ``"prod"``, ``"max"``, ``"min"`` or ``"avg"``.
+    op : {"sum", "prod", "max", "min", "avg"}
     dtype, returned : dtype
-        Of the operands, and of the outs: the same, but for sums and products of integers and booleans, which may be
-        int64 (uint64 of unsigned ones), and their averages, which may be float64.
+        Of the operands and of the outs. They are equal, except that sums and products of integers and booleans may
+        return int64 (uint64 for unsigned integers), and their averages float64.
     weights : sequence of float
-        Finite and not negative. An operand of weight 0 is left out altogether, NaNs in it too; how large a weight is
-        counts for averages alone. If all are 0 they count as equal.
+        Finite and not negative. An operand of weight 0 is left out, including its NaNs. The size of a weight matters
+        only for averages. If all weights are 0 they count as equal.
 
     Raises
     ------
@@ -175,24 +176,26 @@ class Reduction:
     def __call__(self, operands: Sequence[NDArray[Any]], outs: Sequence[NDArray[Any]]) -> None:
         """Write the result to each of the outs.
 
-        All are C-contiguous, in native byte order, and of the same size. Outs may be operands, if the dtypes are the
-        same, but must not overlap them otherwise. Large ones are reduced while other threads run.
+        All arrays are C-contiguous, in native byte order, and of the same size. An out may be an operand if the
+        dtypes are equal, but must not overlap one otherwise. The GIL is released while large arrays are reduced.
         """
 
 def normalized(weights: Sequence[float]) -> list[float]:
-    """Weights that sum to one; equal ones if all are 0. None but those of 0 become 0."""
+    """Scale weights so that they sum to one.
+
+    All shares are equal if all weights are 0. Only a weight of 0 gets a share of 0.
+    """
 
 def add_to_sums(sums: NDArray[Any], values: NDArray[Any], weight: float) -> None:
-    """Add values by their weight to the sums of a mean.
+    """Add weighted values to the sums of a running mean.
 
-    Sums of integers and booleans are pairs of int64, of zeros in the beginning; the weights are whole, and less than
-    2**62 together. Other sums have the dtype of the values, or float32 for float16, and are -0.0 in the beginning; the
-    weights are shares of one. What overflows though sum and term are finite, only did by rounding, and becomes the
-    largest number.
+    Sums of integers and booleans are pairs of int64, initially 0; the weights are integers whose total is less than
+    2**62. Other sums have the dtype of the values (float32 for float16), initially -0.0; the weights are shares of
+    one. If the sum of two finite terms overflows, it does so only by rounding, and becomes the largest number.
     """
 
 def mean_of_sums(sums: NDArray[Any], total: int, out: NDArray[Any]) -> None:
-    """Write the mean of integers to ``out``: the nearest integers (of two the even one), or float64."""
+    """Write the mean of integers to ``out``, rounded to nearest with ties to even, or as float64."""
 
 # -- collectives_module.c
 

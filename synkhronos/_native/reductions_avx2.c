@@ -1,4 +1,4 @@
-/* For x86-64 processors with AVX2. */
+/* The kernels for x86-64 processors with AVX2. */
 #include "reductions_kernels.h"
 
 #ifdef SYNKHRONOS_X86

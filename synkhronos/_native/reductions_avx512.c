@@ -1,4 +1,4 @@
-/* For x86-64 processors with AVX-512, as all that have it since Skylake. */
+/* The kernels for x86-64 processors with AVX-512 F, BW, DQ and VL, as all since Skylake-X. */
 #include "reductions_kernels.h"
 
 #ifdef SYNKHRONOS_X86

@@ -1,10 +1,11 @@
-/* The loops over the elements of a block, compiled for several instruction sets. */
+/* Kernels: loops over the elements of a block, compiled for several instruction sets. */
 #ifndef SYNKHRONOS_REDUCTIONS_KERNELS_H
 #define SYNKHRONOS_REDUCTIONS_KERNELS_H
 
 #include "reductions.h"
+#include <string.h>
 
-/* Elements in memory of any kind, at any address. */
+/* Elements at any address, of arrays of any declared type. */
 #define IN_MEMORY __attribute__((may_alias, aligned(1)))
 typedef int8_t i8 IN_MEMORY;
 typedef uint8_t u8 IN_MEMORY;
@@ -20,30 +21,31 @@ __extension__ typedef __int128 i128 IN_MEMORY;
 __extension__ typedef unsigned __int128 u128;
 
 typedef void convert_function(void *to, const void *from, size_t n);
-/* out = a (op) b; out may be a or b. */
+/* out = a (op) b; out may be a or b */
 typedef void step_function(void *out, const void *a, const void *b, size_t n);
-/* out = a * weight_a + b * weight_b. */
-typedef void weigh_function(void *out, const void *a, double weight_a, const void *b, double weight_b, size_t n);
-/* The same, times `by`, or divided by it; returns whether anything is not finite. */
-typedef int finish_function(void *out, const void *a, double weight_a, const void *b, double weight_b, double by,
+/* out = a * weight_a + b * weight_b */
+typedef void weighted_sum_function(void *out, const void *a, double weight_a, const void *b, double weight_b, size_t n);
+/* out = (a * weight_a + b * weight_b) * scale, or / scale; returns whether any result is not finite */
+typedef int finish_function(void *out, const void *a, double weight_a, const void *b, double weight_b, double scale,
                             size_t n);
-/* sums += x * share. What overflows, though both terms are finite, only did by rounding: it becomes the largest. */
-typedef void bound_function(void *sums, const void *x, double share, size_t n);
-/* means that are not finite become others. */
-typedef void mend_function(void *means, const void *others, size_t n);
+/* sums += x * share. If a sum of two finite terms overflows, it does so only by rounding, and becomes the largest
+ * number. */
+typedef void add_bounded_function(void *sums, const void *x, double share, size_t n);
+/* Replace means that are not finite by the elements of `others`. */
+typedef void fix_function(void *means, const void *others, size_t n);
 
 struct floats {
-    weigh_function *weigh;
+    weighted_sum_function *weighted_sum;
     finish_function *multiply, *divide;
-    bound_function *add_bounded;
-    mend_function *mend;
+    add_bounded_function *add_bounded;
+    fix_function *fix_nonfinite;
 };
 
 struct kernels {
-    step_function *steps[AVG][N_TYPES];             /* NULL where another type or table does it */
-    convert_function *conversions[N_TYPES][N_TYPES]; /* by from, to; averages of integers come from F64 */
-    struct floats floats[2];                        /* of F32 and of F64 */
-    const struct kernels *narrower;                 /* the table for what this one has not */
+    step_function *steps[AVG][N_TYPES];             /* NULL where another type or `narrower` has the kernel */
+    convert_function *conversions[N_TYPES][N_TYPES]; /* [from][to]; averages of integers are converted from F64 */
+    struct floats floats[2];                        /* for F32 and for F64 */
+    const struct kernels *narrower;                 /* the table that has the kernels missing here */
 };
 
 extern const struct kernels reductions_plain;
@@ -51,5 +53,50 @@ extern const struct kernels reductions_plain;
 #define SYNKHRONOS_X86
 extern const struct kernels reductions_avx2, reductions_avx512;
 #endif
+
+/* -- Half precision (float16): 5 bits of exponent (bias 15) and 10 of fraction; float32 has 8 (bias 127) and 23. The
+ * conversions have no branches, so that loops over them are vectorized. */
+
+static inline float float_of(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static inline uint32_t bits_of(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static inline uint32_t select_bits(int first, uint32_t a, uint32_t b)
+{
+    uint32_t mask = -(uint32_t)first;
+    return (a & mask) | (b & ~mask);
+}
+
+static inline float half_to_float(uint32_t half)
+{
+    uint32_t sign = (half & 0x8000) << 16, rest = half & 0x7fff;
+    uint32_t normal = (rest << 13) + ((127 - 15) << 23);
+    uint32_t special = normal + ((127 - 15) << 23);
+    uint32_t tiny = bits_of((float)(int32_t)rest * 0x1p-24f);
+    uint32_t bits = select_bits(rest < 0x400, tiny, normal);
+    return float_of(select_bits(rest >= 0x7c00, special, bits) | sign);
+}
+
+/* Rounds to nearest, ties to even. Adding a subnormal result to 0.5 rounds it to the bits that it keeps. */
+static inline uint32_t float_to_half(float x)
+{
+    uint32_t bits = bits_of(x), sign = (bits >> 16) & 0x8000, rest = bits & 0x7fffffff;
+    uint32_t normal = (rest + 0xfff + ((rest >> 13) & 1) - ((127 - 15) << 23)) >> 13;
+    uint32_t tiny = bits_of(float_of(rest) + 0.5f) - bits_of(0.5f);
+    uint32_t nan = 0x7e00 | ((rest >> 13) & 0x3ff);
+    uint32_t half = select_bits(rest < 0x38800000, tiny, normal);
+    half = select_bits(rest >= 0x477ff000, 0x7c00, half);
+    return select_bits(rest > 0x7f800000, nan, half) | sign;
+}
 
 #endif

@@ -1,13 +1,12 @@
-/* The loops, in plain C that compilers make vector code of; KERNELS is the name of their table. Included once for each
-   instruction set. No multiplication may be fused with an addition, or results would depend on the processor. */
+/* The kernels, in plain C that compilers vectorize. Included once for each instruction set; KERNELS is the name of the
+ * table. No multiplication may be fused with an addition, or results would depend on the processor. */
 #include <float.h>
 #include <math.h>
 #include <string.h>
 
-#include "float16.h"
 #include "reductions_kernels.h"
 
-/* An output is an operand, or overlaps none: no element depends on another one's result. */
+/* An output either is an operand or overlaps none, so iterations are independent. */
 #ifdef __clang__
 #define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -26,11 +25,11 @@
         }                                                              \
     }
 
-/* Comparisons keep the first NaN, and the first of equals. */
+/* Comparisons keep the first NaN, and the first of equal elements. */
 #define LARGER(T, Work) STEP(larger_##T, T, Work, ((a >= b) | (a != a)) ? a : b)
 #define SMALLER(T, Work) STEP(smaller_##T, T, Work, ((a <= b) | (a != a)) ? a : b)
 
-/* Unsigned numbers wrap around as signed ones do, and may. */
+/* Signed sums and products use unsigned arithmetic, whose overflow is defined and gives the same bits. */
 #define INTEGERS(U, UnsignedWork, S, SignedWork) \
     STEP(sum_##U, U, UnsignedWork, a + b)        \
     STEP(prod_##U, U, UnsignedWork, a * b)       \
@@ -60,11 +59,11 @@ STEP(and, u8, int, (a != 0) & (b != 0))
         }                                                              \
     }
 
-/* Complex numbers are ordered by their real, then their imaginary parts, as in NumPy; one with a NaN is a NaN. */
+/* Complex numbers are ordered by real, then imaginary part, as in NumPy; one with a NaN in either counts as NaN. */
 #define KEPT(order) \
     ((a != a) | (a_i != a_i) | ((a order b) & (b_i == b_i)) | ((a == b) & ((a_i order b_i) | (a_i == b_i))))
 
-/* The operations of a floating type, and of complex numbers of such parts. */
+/* The operations of a floating-point type, and of complex numbers made of it. */
 #define FLOATS(T, Real, Mask, LARGEST, magnitude, with_sign)                                                          \
     STEP(sum_##T, T, Real, a + b)                                                                                     \
     STEP(prod_##T, T, Real, a * b)                                                                                    \
@@ -73,7 +72,8 @@ STEP(and, u8, int, (a != 0) & (b != 0))
     COMPLEX_STEP(larger_complex_##T, T, Real, KEPT(>) ? a : b, KEPT(>) ? a_i : b_i)                                   \
     COMPLEX_STEP(smaller_complex_##T, T, Real, KEPT(<) ? a : b, KEPT(<) ? a_i : b_i)                                  \
                                                                                                                       \
-    static void weigh_##T(void *to, const void *x, double weight_x, const void *y, double weight_y, size_t n)         \
+    static void weighted_sum_##T(void *to, const void *x, double weight_x, const void *y, double weight_y,            \
+                                 size_t n)                                                                            \
     {                                                                                                                 \
         T *out = to;                                                                                                  \
         const T *as = x, *bs = y;                                                                                     \
@@ -99,7 +99,7 @@ STEP(and, u8, int, (a != 0) & (b != 0))
         }                                                                                                             \
     }                                                                                                                 \
                                                                                                                       \
-    static void mend_##T(void *to, const void *from, size_t n)                                                        \
+    static void fix_##T(void *to, const void *from, size_t n)                                                         \
     {                                                                                                                 \
         T *means = to;                                                                                                \
         const T *others = from;                                                                                       \
@@ -110,27 +110,27 @@ STEP(and, u8, int, (a != 0) & (b != 0))
         }                                                                                                             \
     }
 
-#define FINISH(name, T, Real, Mask, by_what)                                                             \
-    static int name(void *to, const void *x, double weight_x, const void *y, double weight_y, double by, \
-                    size_t n)                                                                            \
-    {                                                                                                    \
-        T *out = to;                                                                                     \
-        const T *as = x, *bs = y;                                                                        \
-        const Real weight_a = (Real)weight_x, weight_b = (Real)weight_y, number = (Real)by;              \
-        Mask other = 0;                                                                                  \
-        INDEPENDENT                                                                                      \
-        for (size_t i = 0; i < n; i++) {                                                                 \
-            Real mean = (as[i] * weight_a + bs[i] * weight_b) by_what number;                            \
-            other |= (Mask)(mean - mean != 0);                                                           \
-            out[i] = mean;                                                                               \
-        }                                                                                                \
-        return other != 0;                                                                               \
+#define FINISH(name, T, Real, Mask, operator)                                                               \
+    static int name(void *to, const void *x, double weight_x, const void *y, double weight_y, double scale, \
+                    size_t n)                                                                               \
+    {                                                                                                       \
+        T *out = to;                                                                                        \
+        const T *as = x, *bs = y;                                                                           \
+        const Real weight_a = (Real)weight_x, weight_b = (Real)weight_y, number = (Real)scale;              \
+        Mask any_nonfinite = 0;                                                                             \
+        INDEPENDENT                                                                                         \
+        for (size_t i = 0; i < n; i++) {                                                                    \
+            Real mean = (as[i] * weight_a + bs[i] * weight_b) operator number;                              \
+            any_nonfinite |= (Mask)(mean - mean != 0);                                                      \
+            out[i] = mean;                                                                                  \
+        }                                                                                                   \
+        return any_nonfinite != 0;                                                                          \
     }
 
 FLOATS(f32, float, int32_t, FLT_MAX, fabsf, copysignf)
 FLOATS(f64, double, int64_t, DBL_MAX, fabs, copysign)
 
-#ifdef NARROWER /* GCC 12 fuses these where there are instructions for it, though it is told not to */
+#ifdef NARROWER /* GCC 12 fuses these where the processor has such instructions, despite -ffp-contract=off */
 #define COMPLEX_PRODUCTS
 #else
 #define NARROWER NULL
@@ -163,7 +163,7 @@ CONVERSION(bool_to_i64, u8, i64, in[i] != 0)
 CONVERSION(f32_to_f64, f32, f64, in[i])
 CONVERSION(f64_to_f32, f64, f32, in[i])
 
-/* The nearest integer, the even one of two, of a number below 2^51: added to 1.5 * 2^52 it has its bits. */
+/* Rounds a number below 2^51 to the nearest integer, ties to even: the low bits of its sum with 1.5 * 2^52. */
 static inline uint64_t nearest(double x)
 {
     double sum = x + 0x1.8p52;
@@ -176,8 +176,8 @@ CONVERSION(f64_to_u8, f64, u8, nearest(in[i]))
 CONVERSION(f64_to_u16, f64, u16, nearest(in[i]))
 CONVERSION(f64_to_u32, f64, u32, nearest(in[i]))
 
-CONVERSION(f16_to_f32, u16, f32, wide(in[i]))
-CONVERSION(f32_to_f16, f32, u16, narrow(in[i]))
+CONVERSION(f16_to_f32, u16, f32, half_to_float(in[i]))
+CONVERSION(f32_to_f16, f32, u16, float_to_half(in[i]))
 
 #define INTEGER_STEPS(which)                                                                             \
     [I8] = which##_u8, [U8] = which##_u8, [I16] = which##_u16, [U16] = which##_u16, [I32] = which##_u32, \
@@ -186,7 +186,7 @@ CONVERSION(f32_to_f16, f32, u16, narrow(in[i]))
     [I8] = which##_i8, [U8] = which##_u8, [I16] = which##_i16, [U16] = which##_u16, [I32] = which##_i32,     \
     [U32] = which##_u32, [I64] = which##_i64, [U64] = which##_u64, [F32] = which##_f32, [F64] = which##_f64, \
     [C64] = which##_complex_f32, [C128] = which##_complex_f64
-#define FLOAT_LOOPS(T) {weigh_##T, multiply_##T, divide_##T, add_bounded_##T, mend_##T}
+#define FLOAT_LOOPS(T) {weighted_sum_##T, multiply_##T, divide_##T, add_bounded_##T, fix_##T}
 
 const struct kernels KERNELS = {
     .steps = {
