@@ -1,17 +1,19 @@
-/* Collectives of the ranks: what each of them has of some arrays, reduced or gathered, for those that want the result.
- * Knows nothing of Python.
+/* Collectives of the ranks: arrays of all ranks are reduced or gathered, for those ranks that want the result. Independent
+ * of Python.
  *
- * A collective goes by turns. In a turn each rank publishes something for all to read, and meets the others. There are
- * two places to publish in, which turns use alternately: who is at turn t + 2 has met at turn t + 1 those that are done
- * with turn t. The first turn publishes a note: where the arrays lie.
+ * A collective proceeds in rounds. In a round each rank publishes data for all others to read, and then passes a barrier.
+ * There are two sets of buffers, which rounds use alternately: a rank that reaches round t + 2 has passed the barrier of
+ * round t + 1, which the others reach only when they are done with round t. The first round publishes a header, which says
+ * where the arrays lie.
  *
- * - What all ranks have in memory that all map, is reduced where it lies: each rank does its part of the elements, and
- *   writes it to every result. In the end all meet once more, for then nobody reads or writes what is another's; what
- *   comes next may see to that.
- * - Everything else goes through lanes: a rank copies as much as its lane holds, meets the others, and reads all lanes.
+ * - Direct: if all ranks can access an array of every rank, it is reduced where it lies. Each rank reduces its share of
+ *   the elements, and writes them to every result. A last barrier follows, after which no rank accesses another rank's
+ *   array any more; the caller may skip it if a later barrier serves as well.
+ * - Staged: everything else is copied through staging buffers. Each rank copies as much as fits in its own buffer, passes
+ *   the barrier, and reads the buffers of all ranks.
  *
- * All ranks come to the same decisions, because these depend on nothing but the notes, and on lengths, which are the same
- * on all ranks or the notes differ.
+ * All ranks take the same decisions, because these depend only on the headers and on lengths. Lengths are the same on all
+ * ranks, or else the signatures in the headers differ.
  */
 #ifndef SYNKHRONOS_COLLECTIVES_H
 #define SYNKHRONOS_COLLECTIVES_H
@@ -20,47 +22,50 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define LANE_BYTES ((size_t)256 << 10) /* of a rank, in each of the two places; a core's own cache holds some lanes */
-#define MOST_PARTS 256                 /* arrays that one note tells of */
-#define SMALL_BYTES ((size_t)16 << 10) /* arrays of fewer bytes go through lanes, wherever they lie */
+#define STAGING_BYTES ((size_t)256 << 10) /* of a rank, in each of the two sets; a core's own cache holds a few of them */
+#define MAX_ARRAYS 256                    /* that one header describes */
+#define SMALL_BYTES ((size_t)16 << 10)    /* smaller arrays are always staged */
 
 /* One array of a collective. */
-struct part {
-    const char *from;           /* what this rank has */
-    char *to;                   /* where it wants the result; NULL: nowhere */
-    size_t length;              /* elements: of all ranks the same, if they are reduced; of this one, if gathered */
-    size_t item;                /* bytes of an element */
-    size_t item_of_result;
-    const reduction *reduction; /* NULL: to be gathered */
-    const size_t *lengths;      /* to be gathered: the elements of each rank */
+struct array {
+    const char *send;           /* this rank's elements */
+    char *recv;                 /* where to write the result; NULL: this rank does not want it */
+    size_t length;              /* elements of `send`; the same on all ranks if they are reduced */
+    size_t itemsize;            /* bytes of an element of `send` */
+    size_t recv_itemsize;       /* bytes of an element of `recv` */
+    const reduction *reduction; /* NULL: the array is gathered */
+    const size_t *counts;       /* if gathered: the elements of each rank */
 };
 
-enum outcome { DONE_DIRECTLY, DONE, DIFFERENT, FAILED = -1 };
+enum outcome { DONE_DIRECT, DONE, MISMATCH, FAILED = -1 };
 
 struct collectives;
 
-/* Bytes of shared memory, at a multiple of 64, at first all zero. */
+/* Bytes of shared memory needed, aligned to 64, initially all zero. */
 size_t collectives_bytes(int n_ranks);
 
-/* NULL if memory is short. */
+/* Returns NULL if memory is short. */
 struct collectives *collectives_create(char *memory, int n_ranks, int rank);
 void collectives_free(struct collectives *self);
 
-/* All ranks call this when they begin with a message. */
+/* Reset the rounds at the start of a message. All ranks call this. */
 void collectives_restart(struct collectives *self);
 
-/* What a collective asks of its caller. */
-struct caller {
-    int (*meet)(void *context);                                         /* arrive and wait for all; not 0 if that fails */
-    int (*is_shared)(void *context, const void *first, size_t n_bytes); /* whether all ranks map this */
+struct callbacks {
+    int (*barrier)(void *context);                                      /* wait for all ranks; not 0 on failure */
+    int (*is_shared)(void *context, const void *first, size_t n_bytes); /* whether all ranks map this memory */
     void *context;
 };
 
-/* Carry out a collective. `signature` tells what must be the same on all ranks: if it is not, nothing is changed
- * (DIFFERENT, on all ranks). DONE_DIRECTLY: arrays that all map were reduced, or gathered, where they lie. FAILED: the
- * ranks could not meet, and results hold anything. `is_open`: the ranks do not meet in the end, so that each goes on when
- * its own part is done; results are complete, and arrays nobody else's, when the next collective has met. */
-enum outcome collectives_run(struct collectives *self, const struct part *parts, size_t n, int64_t signature, int is_open,
-                             const struct caller *caller);
+/* Run a collective.
+ *
+ * signature: must be the same on all ranks. Otherwise all ranks return MISMATCH, and no result is written.
+ * skip_last_barrier: return when this rank's own share is done. Results are complete, and arrays no longer accessed by
+ *   other ranks, when the next collective has passed a barrier.
+ *
+ * Returns DONE_DIRECT if any array was reduced or gathered directly, DONE if none was, and FAILED if a barrier failed, in
+ * which case the results are undefined. */
+enum outcome collectives_run(struct collectives *self, const struct array *arrays, size_t n, int64_t signature,
+                             int skip_last_barrier, const struct callbacks *callbacks);
 
 #endif

@@ -7,7 +7,7 @@ typedef struct {
     PyObject_HEAD
     Py_buffer memory;
     PyObject *sync, *heap;
-    struct collectives *all;
+    struct collectives *collectives;
 } Collectives;
 
 static PyObject *bytes_for(PyObject *type, PyObject *n_ranks)
@@ -18,8 +18,8 @@ static PyObject *bytes_for(PyObject *type, PyObject *n_ranks)
 
 static void collectives_dealloc(Collectives *self)
 {
-    if (self->all != NULL)
-        collectives_free(self->all);
+    if (self->collectives != NULL)
+        collectives_free(self->collectives);
     Py_XDECREF(self->sync);
     Py_XDECREF(self->heap);
     PyBuffer_Release(&self->memory);
@@ -48,67 +48,68 @@ static PyObject *collectives_new(PyTypeObject *type, PyObject *args, PyObject *k
     Py_INCREF(heap);
     self->sync = sync;
     self->heap = heap;
-    self->all = collectives_create(memory.buf, own->n_ranks, own->rank);
-    if (self->all == NULL) {
+    self->collectives = collectives_create(memory.buf, own->n_ranks, own->rank);
+    if (self->collectives == NULL) {
         Py_DECREF(self);
         return PyErr_NoMemory();
     }
     return (PyObject *)self;
 }
 
-/* Who carries out a collective, without the lock of the interpreter but where Python is asked. */
-struct asking {
+/* The Python side of a running collective, which holds the GIL only while it calls Python. */
+struct call {
     PyObject *sync, *check, *wait;
     struct heap *heap;
     PyThreadState *state;
 };
 
-static int meet(void *context)
+static int barrier(void *context)
 {
-    struct asking *asking = context;
-    struct sync *sync = sync_of(asking->sync);
+    struct call *call = context;
+    struct sync *sync = sync_of(call->sync);
     int64_t step = sync_arrive(sync);
-    if (asking->wait == Py_None && sync_spin(sync, ARRIVED, step))
+    if (call->wait == Py_None && sync_spin(sync, ARRIVED, step))
         return 0;
-    PyEval_RestoreThread(asking->state);
+    PyEval_RestoreThread(call->state);
     int failed;
-    if (asking->wait == Py_None) {
-        failed = sync_wait(asking->sync, ARRIVED, step, asking->check);
+    if (call->wait == Py_None) {
+        failed = sync_wait(call->sync, ARRIVED, step, call->check);
     } else {
-        PyObject *waited = PyObject_CallFunction(asking->wait, "L", (long long)step);
+        PyObject *waited = PyObject_CallFunction(call->wait, "L", (long long)step);
         failed = waited == NULL;
         Py_XDECREF(waited);
     }
-    asking->state = PyEval_SaveThread();
+    call->state = PyEval_SaveThread();
     return failed;
 }
 
 static int is_shared(void *context, const void *first, size_t n_bytes)
 {
-    const struct asking *asking = context;
-    if (sync_of(asking->sync)->n_ranks == 1)
+    const struct call *call = context;
+    if (sync_of(call->sync)->n_ranks == 1)
         return 1;
-    return asking->heap != NULL && heap_offset(asking->heap, first, n_bytes) >= 0;
+    return call->heap != NULL && heap_offset(call->heap, first, n_bytes) >= 0;
 }
 
-/* A flat view of an array: where it begins, or NULL with an exception set. */
-static char *elements_of(PyObject *object, int is_written, size_t *length, size_t *item)
+/* The data of a C-contiguous array; NULL with an exception set. */
+static char *data_of(PyObject *object, int is_written, size_t *length, size_t *itemsize)
 {
     PyArrayObject *array = (PyArrayObject *)object;
     if (!PyArray_Check(object) || !PyArray_IS_C_CONTIGUOUS(array) || (is_written && !PyArray_ISWRITEABLE(array))) {
-        PyErr_Format(PyExc_TypeError, "expected a C-contiguous array%s; got %R", is_written ? " to write to" : "", object);
+        PyErr_Format(PyExc_TypeError, "expected a C-contiguous array%s; got %R", is_written ? " to write to" : "",
+                     object);
         return NULL;
     }
     *length = (size_t)PyArray_SIZE(array);
-    *item = (size_t)PyArray_ITEMSIZE(array);
+    *itemsize = (size_t)PyArray_ITEMSIZE(array);
     return PyArray_BYTES(array);
 }
 
-/* The lengths of all ranks; new memory, or NULL with an exception set. */
-static size_t *lengths_of(PyObject *lengths, int n_ranks)
+/* The number of elements of each rank, as new memory; NULL with an exception set. */
+static size_t *parse_counts(PyObject *counts, int n_ranks)
 {
     size_t *numbers = PyMem_Calloc((size_t)n_ranks, sizeof *numbers);
-    PyObject *items = PySequence_Fast(lengths, "expected the lengths of all ranks");
+    PyObject *items = PySequence_Fast(counts, "expected the lengths of all ranks");
     if (numbers == NULL && items != NULL)
         PyErr_NoMemory();
     if (items != NULL && PySequence_Fast_GET_SIZE(items) != n_ranks)
@@ -122,40 +123,40 @@ static size_t *lengths_of(PyObject *lengths, int n_ranks)
     return NULL;
 }
 
-/* Read (array, out or None, Reduction or lengths); -1 with an exception set. */
-static int read_part(struct part *part, PyObject *item, int n_ranks, int rank)
+/* Parse (array, out or None, Reduction or lengths); -1 with an exception set. */
+static int parse_array(struct array *array, PyObject *item, int n_ranks, int rank)
 {
-    PyObject *from, *to, *how;
+    PyObject *send, *recv, *how;
     size_t length;
-    if (!PyArg_ParseTuple(item, "OOO", &from, &to, &how))
+    if (!PyArg_ParseTuple(item, "OOO", &send, &recv, &how))
         return -1;
-    part->from = elements_of(from, 0, &part->length, &part->item);
-    if (part->from == NULL)
+    array->send = data_of(send, 0, &array->length, &array->itemsize);
+    if (array->send == NULL)
         return -1;
-    part->item_of_result = part->item;
-    if (to != Py_None) {
-        part->to = elements_of(to, 1, &length, &part->item_of_result);
-        if (part->to == NULL)
+    array->recv_itemsize = array->itemsize;
+    if (recv != Py_None) {
+        array->recv = data_of(recv, 1, &length, &array->recv_itemsize);
+        if (array->recv == NULL)
             return -1;
     }
     if (PyObject_TypeCheck(how, &ReductionType)) {
-        PyArray_Descr *returned = to == Py_None ? NULL : PyArray_DESCR((PyArrayObject *)to);
-        part->reduction = reduction_for(how, n_ranks, PyArray_DESCR((PyArrayObject *)from), returned);
-        if (part->reduction == NULL)
+        PyArray_Descr *returned = recv == Py_None ? NULL : PyArray_DESCR((PyArrayObject *)recv);
+        array->reduction = reduction_for(how, n_ranks, PyArray_DESCR((PyArrayObject *)send), returned);
+        if (array->reduction == NULL)
             return -1;
-        part->item_of_result = reduction_result_itemsize(part->reduction);
-        if (to == Py_None || length == part->length)
+        array->recv_itemsize = reduction_result_itemsize(array->reduction);
+        if (recv == Py_None || length == array->length)
             return 0;
-        PyErr_Format(PyExc_ValueError, "%zu elements, and %zu of the result", part->length, length);
+        PyErr_Format(PyExc_ValueError, "%zu elements, and %zu of the result", array->length, length);
         return -1;
     }
-    size_t *lengths = lengths_of(how, n_ranks), all = 0;
-    part->lengths = lengths;
-    for (int k = 0; lengths != NULL && k < n_ranks; k++)
-        all += lengths[k];
-    if (lengths != NULL && (lengths[rank] != part->length || (to != Py_None && length != all)))
-        PyErr_Format(PyExc_ValueError, "%zu elements here, %zu of all ranks, and %zu of the result", part->length, all,
-                     to == Py_None ? 0 : length);
+    size_t *counts = parse_counts(how, n_ranks), total = 0;
+    array->counts = counts;
+    for (int k = 0; counts != NULL && k < n_ranks; k++)
+        total += counts[k];
+    if (counts != NULL && (counts[rank] != array->length || (recv != Py_None && length != total)))
+        PyErr_Format(PyExc_ValueError, "%zu elements here, %zu of all ranks, and %zu of the result", array->length, total,
+                     recv == Py_None ? 0 : length);
     return PyErr_Occurred() ? -1 : 0;
 }
 
@@ -163,51 +164,52 @@ static PyObject *run(Collectives *self, PyObject *args)
 {
     PyObject *list, *check, *wait;
     long long signature;
-    int is_open;
-    if (!PyArg_ParseTuple(args, "O!LOOp", &PyList_Type, &list, &signature, &check, &wait, &is_open))
+    int skip_last_barrier;
+    if (!PyArg_ParseTuple(args, "O!LOOp", &PyList_Type, &list, &signature, &check, &wait, &skip_last_barrier))
         return NULL;
     int n_ranks = sync_of(self->sync)->n_ranks, rank = sync_of(self->sync)->rank;
     Py_ssize_t n = PyList_GET_SIZE(list);
-    struct part *parts = PyMem_Calloc((size_t)n + 1, sizeof *parts);
-    if (parts == NULL)
+    struct array *arrays = PyMem_Calloc((size_t)n + 1, sizeof *arrays);
+    if (arrays == NULL)
         return PyErr_NoMemory();
     enum outcome outcome = FAILED;
     int failed = 0;
     for (Py_ssize_t i = 0; !failed && i < n; i++)
-        failed = read_part(&parts[i], PyList_GET_ITEM(list, i), n_ranks, rank);
+        failed = parse_array(&arrays[i], PyList_GET_ITEM(list, i), n_ranks, rank);
     if (!failed) {
-        struct asking asking = {self->sync, check, wait, heap_of(self->heap), PyEval_SaveThread()};
-        struct caller caller = {meet, is_shared, &asking};
-        outcome = collectives_run(self->all, parts, (size_t)n, signature, is_open, &caller);
-        PyEval_RestoreThread(asking.state);
+        struct call call = {self->sync, check, wait, heap_of(self->heap), PyEval_SaveThread()};
+        struct callbacks callbacks = {barrier, is_shared, &call};
+        outcome = collectives_run(self->collectives, arrays, (size_t)n, signature, skip_last_barrier, &callbacks);
+        PyEval_RestoreThread(call.state);
     }
     for (Py_ssize_t i = 0; i < n; i++)
-        PyMem_Free((void *)parts[i].lengths);
-    PyMem_Free(parts);
+        PyMem_Free((void *)arrays[i].counts);
+    PyMem_Free(arrays);
     if (outcome == FAILED)
         return NULL;
-    if (outcome == DIFFERENT)
+    if (outcome == MISMATCH)
         Py_RETURN_NONE;
-    return PyBool_FromLong(outcome == DONE_DIRECTLY);
+    return PyBool_FromLong(outcome == DONE_DIRECT);
 }
 
 static PyObject *restart(Collectives *self, PyObject *nothing)
 {
-    collectives_restart(self->all);
+    collectives_restart(self->collectives);
     Py_RETURN_NONE;
 }
 
 static PyMethodDef methods[] = {
-    {"bytes_for", bytes_for, METH_O | METH_STATIC, "bytes_for(n_ranks): of shared memory."},
-    {"run", (PyCFunction)run, METH_VARARGS, "run(parts, signature, check, wait, is_open): carry out a collective."},
-    {"restart", (PyCFunction)restart, METH_NOARGS, "restart(): begin with a message."},
+    {"bytes_for", bytes_for, METH_O | METH_STATIC, "bytes_for(n_ranks): size of the shared memory in bytes."},
+    {"run", (PyCFunction)run, METH_VARARGS,
+     "run(arrays, signature, check, wait, skip_last_barrier): run a collective."},
+    {"restart", (PyCFunction)restart, METH_NOARGS, "restart(): reset the rounds at the start of a message."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyTypeObject CollectivesType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "synkhronos._native.native.Collectives",
-    .tp_doc = "Reductions and gatherings over the ranks of a session.",
+    .tp_doc = "Collectives of the ranks of a session.",
     .tp_basicsize = sizeof(Collectives),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_new = collectives_new,
@@ -217,5 +219,5 @@ static PyTypeObject CollectivesType = {
 
 int synkhronos_add_collectives(PyObject *module)
 {
-    return PyModule_AddIntMacro(module, LANE_BYTES) || PyModule_AddType(module, &CollectivesType) ? -1 : 0;
+    return PyModule_AddIntMacro(module, STAGING_BYTES) || PyModule_AddType(module, &CollectivesType) ? -1 : 0;
 }

@@ -199,44 +199,61 @@ def mean_of_sums(sums: NDArray[Any], total: int, out: NDArray[Any]) -> None:
 
 # -- collectives_module.c
 
-LANE_BYTES: int
+#: Bytes of a rank's staging buffer.
+STAGING_BYTES: int
 
 class Collectives:
+    """Collectives of arrays in the ranks' memory; see ``collectives.h``.
+
+    Parameters
+    ----------
+    memory : buffer of at least ``bytes_for(n_ranks)`` bytes
+        Shared by all ranks, aligned to 64 bytes, initially all zero.
+    sync : Sync
+        For the barriers.
+    heap : Heap
+        Arrays in it are reduced where they lie; others are staged.
+    """
+
     def __init__(self, memory: Any, sync: Sync, heap: Heap) -> None: ...
     @staticmethod
-    def bytes_for(n_ranks: int) -> int: ...
-    def restart(self) -> None: ...
+    def bytes_for(n_ranks: int) -> int:
+        """Return the size of the shared memory in bytes."""
+
+    def restart(self) -> None:
+        """Reset the rounds at the start of a message; all ranks call this."""
+
     def run(
         self,
-        parts: list[tuple[Any, Any, Any]],
+        arrays: list[tuple[Any, Any, Any]],
         signature: int,
         check: Callable[[], None],
         wait: Callable[[int], None] | None,
-        is_open: bool,
+        skip_last_barrier: bool,
         /,
     ) -> bool | None:
-        """Carry out a collective.
+        """Run a collective.
 
         Parameters
         ----------
-        parts : list of (array, out, how)
-            C-contiguous arrays. ``out`` takes the result; ``None``: it is not wanted. ``how`` is a `Reduction`, or the
-            numbers of elements of all ranks, if they are to be gathered.
+        arrays : list of (array, out, how)
+            C-contiguous arrays. ``out`` receives the result; ``None``: it is not wanted. ``how`` is a `Reduction`, or
+            the numbers of elements of all ranks if the arrays are gathered.
         signature : int
             Must be the same on all ranks.
         check : callable
-            Raises if the ranks cannot meet any more.
-        wait : callable, or None
-            ``wait(step)``: wait for the others at a step of the barrier in this way.
-        is_open : bool
-            Return when this rank's part is done. Results are complete, and arrays nobody else's, when the next
-            collective has met.
+            Raises if a barrier cannot complete any more.
+        wait : callable or None
+            ``wait(step)`` replaces the built-in wait for all ranks at a step of the barrier.
+        skip_last_barrier : bool
+            Return when this rank's own share is done. Results are complete, and arrays no longer accessed by other
+            ranks, when the next collective has passed a barrier.
 
         Returns
         -------
         bool or None
-            Whether arrays were reduced or gathered where they lie; ``None``, before anything is changed, if the
-            signatures differ.
+            Whether any array was reduced or gathered where it lies. ``None`` if the signatures differ, in which case
+            no result is written.
         """
 
 # -- runner_module.c

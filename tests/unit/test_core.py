@@ -60,8 +60,7 @@ def test_sync(build, sanitizers):
 
 @pytest.mark.parametrize("sanitizers", ["thread", "address,undefined"])
 def test_collectives(build, sanitizers):
-    sources = ["sync.c", "collectives.c", "collectives_staging.c", *REDUCTIONS]
-    program = build("collectives_threads", sources, sanitizers)
+    program = build("collectives_threads", ["sync.c", "collectives.c", *REDUCTIONS], sanitizers)
     for ranks in (1, 2, 3, 5):
         check(program, ranks, 30, random.randrange(2**20))
 
