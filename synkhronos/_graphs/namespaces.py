@@ -297,7 +297,7 @@ class _Hash:
         if len(array) > _BLOCK:  # quicker
             numbers = np.arange(-(-len(array) // _BLOCK))
             digests = np.empty((len(numbers), 4), np.uint64)
-            native.digest_blocks(array, numbers, _key, digests)
+            native.hash_blocks(array, numbers, _key, digests)
             content = digests
         self._hash.update(str(len(array)).encode())
         self._hash.update(content)

@@ -45,7 +45,7 @@ def _executing(function: Any, subset: Sequence[int] | None) -> Callable[[list[An
     parts = running_parts(function)
     if parts is None:
         return lambda values: call_on_rank(function, *values)
-    runner = native.Runner(
+    runner = native.FastCall(
         parts.function,
         tuple([(cell, np.dtype(type_.dtype), tuple(map(bool, type_.broadcastable))) for type_, cell in parts.inputs]),
         parts.n_outputs,

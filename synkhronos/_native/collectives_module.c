@@ -155,8 +155,8 @@ static int parse_array(struct array *array, PyObject *item, int n_ranks, int ran
     for (int k = 0; counts != NULL && k < n_ranks; k++)
         total += counts[k];
     if (counts != NULL && (counts[rank] != array->length || (recv != Py_None && length != total)))
-        PyErr_Format(PyExc_ValueError, "%zu elements here, %zu of all ranks, and %zu of the result", array->length, total,
-                     recv == Py_None ? 0 : length);
+        PyErr_Format(PyExc_ValueError, "%zu elements here, %zu of all ranks, and %zu of the result", array->length,
+                     total, recv == Py_None ? 0 : length);
     return PyErr_Occurred() ? -1 : 0;
 }
 

@@ -1,22 +1,22 @@
-/* The type `Runner`: calls a compiled function that has its arguments in cells; see native.pyi. */
+/* The type `FastCall`: calls a compiled function whose arguments lie in cells (lists of one item). See native.pyi. */
 #include "module.h"
 
-/* What an argument must be like to be taken as it is. */
+/* The arrays that an argument accepts as they are. */
 struct argument {
     PyObject *cell;
     PyArray_Descr *dtype;
     int ndim;
-    uint64_t fixed; /* axes of length 1, as bits */
+    uint64_t unit_axes; /* bit mask of axes that must have length 1 */
 };
 
 typedef struct {
     PyObject_HEAD
-    PyObject *function, *emptied;
+    PyObject *function, *cleared;
     Py_ssize_t n_inputs, n_outputs;
     struct argument *inputs;
-} Runner;
+} FastCall;
 
-static void runner_dealloc(Runner *self)
+static void fast_call_dealloc(FastCall *self)
 {
     for (Py_ssize_t i = 0; i < self->n_inputs; i++) {
         Py_XDECREF(self->inputs[i].cell);
@@ -24,11 +24,11 @@ static void runner_dealloc(Runner *self)
     }
     PyMem_Free(self->inputs);
     Py_XDECREF(self->function);
-    Py_XDECREF(self->emptied);
+    Py_XDECREF(self->cleared);
     Py_TYPE(self)->tp_free(self);
 }
 
-/* Whether all items of a tuple are lists of one item and more. */
+/* Whether all items of a tuple are lists of at least one item. */
 static int are_cells(PyObject *cells)
 {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(cells); i++)
@@ -37,7 +37,7 @@ static int are_cells(PyObject *cells)
     return 1;
 }
 
-/* Read (cell, dtype, whether each axis has length 1); -1 with an exception set. */
+/* Parse (cell, dtype, whether each axis has length 1); -1 with an exception set. */
 static int read_input(struct argument *input, PyObject *item)
 {
     PyObject *axes;
@@ -47,29 +47,29 @@ static int read_input(struct argument *input, PyObject *item)
     Py_INCREF(input->cell);
     input->ndim = (int)PyTuple_GET_SIZE(axes);
     for (int axis = 0; axis < input->ndim; axis++)
-        input->fixed |= (uint64_t)(PyTuple_GET_ITEM(axes, axis) == Py_True) << axis;
+        input->unit_axes |= (uint64_t)(PyTuple_GET_ITEM(axes, axis) == Py_True) << axis;
     return 0;
 }
 
-static PyObject *runner_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
+static PyObject *fast_call_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"function", "inputs", "n_outputs", "emptied", NULL};
-    PyObject *function, *inputs, *emptied;
+    static char *names[] = {"function", "inputs", "n_outputs", "cleared", NULL};
+    PyObject *function, *inputs, *cleared;
     Py_ssize_t n_outputs;
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "OO!nO!", names, &function, &PyTuple_Type, &inputs, &n_outputs,
-                                     &PyTuple_Type, &emptied))
+                                     &PyTuple_Type, &cleared))
         return NULL;
-    if (!are_cells(emptied)) {
+    if (!are_cells(cleared)) {
         PyErr_SetString(PyExc_TypeError, "expected a tuple of lists");
         return NULL;
     }
-    Runner *self = (Runner *)type->tp_alloc(type, 0);
+    FastCall *self = (FastCall *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
     Py_INCREF(function);
-    Py_INCREF(emptied);
+    Py_INCREF(cleared);
     self->function = function;
-    self->emptied = emptied;
+    self->cleared = cleared;
     self->n_outputs = n_outputs;
     self->inputs = PyMem_Calloc((size_t)PyTuple_GET_SIZE(inputs) + 1, sizeof *self->inputs);
     int failed = self->inputs == NULL;
@@ -85,8 +85,8 @@ static PyObject *runner_new(PyTypeObject *type, PyObject *args, PyObject *keywor
     return NULL;
 }
 
-/* Whether a value may be put into a cell as it is. */
-static int fits(const struct argument *input, PyObject *value)
+/* Whether a value may be stored in the argument's cell as it is. */
+static int is_accepted(const struct argument *input, PyObject *value)
 {
     if (!PyArray_CheckExact(value))
         return 0;
@@ -94,12 +94,12 @@ static int fits(const struct argument *input, PyObject *value)
     if (PyArray_NDIM(array) != input->ndim || !PyArray_ISALIGNED(array))
         return 0;
     for (int axis = 0; axis < input->ndim; axis++)
-        if ((input->fixed >> axis & 1) && PyArray_DIM(array, axis) != 1)
+        if ((input->unit_axes >> axis & 1) && PyArray_DIM(array, axis) != 1)
             return 0;
     return PyArray_DESCR(array) == input->dtype || PyArray_EquivTypes(PyArray_DESCR(array), input->dtype);
 }
 
-static void put(PyObject *cell, PyObject *value)
+static void set_cell(PyObject *cell, PyObject *value)
 {
     PyObject *before = PyList_GET_ITEM(cell, 0);
     Py_INCREF(value);
@@ -107,7 +107,7 @@ static void put(PyObject *cell, PyObject *value)
     Py_XDECREF(before);
 }
 
-static PyObject *runner_call(Runner *self, PyObject *args, PyObject *keywords)
+static PyObject *fast_call(FastCall *self, PyObject *args, PyObject *keywords)
 {
     PyObject *values;
     if (!PyArg_ParseTuple(args, "O!", &PyList_Type, &values))
@@ -115,32 +115,32 @@ static PyObject *runner_call(Runner *self, PyObject *args, PyObject *keywords)
     if (PyList_GET_SIZE(values) != self->n_inputs)
         Py_RETURN_NONE;
     for (Py_ssize_t i = 0; i < self->n_inputs; i++)
-        if (!fits(&self->inputs[i], PyList_GET_ITEM(values, i)))
+        if (!is_accepted(&self->inputs[i], PyList_GET_ITEM(values, i)))
             Py_RETURN_NONE;
     for (Py_ssize_t i = 0; i < self->n_inputs; i++)
-        put(self->inputs[i].cell, PyList_GET_ITEM(values, i));
+        set_cell(self->inputs[i].cell, PyList_GET_ITEM(values, i));
     PyObject *results = PyObject_CallNoArgs(self->function);
     if (results == NULL)
         return NULL;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(self->emptied); i++)
-        put(PyTuple_GET_ITEM(self->emptied, i), Py_None);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(self->cleared); i++)
+        set_cell(PyTuple_GET_ITEM(self->cleared, i), Py_None);
     PyObject *wanted = PySequence_GetSlice(results, 0, self->n_outputs);
     Py_DECREF(results);
     return wanted;
 }
 
-static PyTypeObject RunnerType = {
+static PyTypeObject FastCallType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "synkhronos._native.native.Runner",
-    .tp_doc = "Calls a compiled function.",
-    .tp_basicsize = sizeof(Runner),
+    .tp_name = "synkhronos._native.native.FastCall",
+    .tp_doc = "Calls a compiled function without the engine's checks of arguments.",
+    .tp_basicsize = sizeof(FastCall),
     .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_new = runner_new,
-    .tp_call = (ternaryfunc)runner_call,
-    .tp_dealloc = (destructor)runner_dealloc,
+    .tp_new = fast_call_new,
+    .tp_call = (ternaryfunc)fast_call,
+    .tp_dealloc = (destructor)fast_call_dealloc,
 };
 
-int synkhronos_add_runner(PyObject *module)
+int synkhronos_add_fast_call(PyObject *module)
 {
-    return PyModule_AddType(module, &RunnerType);
+    return PyModule_AddType(module, &FastCallType);
 }

@@ -1,6 +1,5 @@
 /* Allocation in an arena: size classes, cached blocks, unused addresses, and the pages behind them. See heap.h. */
 #include "heap_internal.h"
-#include "threads.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>

@@ -1,11 +1,12 @@
 /* Shared heap: memory for computed arrays, which all ranks map, with one arena per rank. Independent of Python.
  *
- * Every rank sees every block at the same address, so that collectives can read and write arrays of other ranks in place.
+ * Every rank sees every block at the same address, so that collectives can read and write arrays of other ranks in
+ * place.
  *
  * Invariants
  * - A block has all its pages before the caller gets it: a shortage of memory is a refused allocation, never a SIGBUS.
- * - A rank allocates only in its own arena, and only in the process that has taken that arena. In any other process, such
- *   as a child that the user forks, allocations go to malloc, and freeing a block does not affect other processes.
+ * - A rank allocates only in its own arena, and only in the process that has taken that arena. In any other process,
+ *   such as a child that the user forks, allocations go to malloc, and freeing a block does not affect other processes.
  * - All bookkeeping lies in private memory, never inside a block.
  * - Blocks that came from malloc, because the arena could not serve them, are recognised by their addresses.
  */
@@ -35,8 +36,8 @@ struct heap_usage {
 struct heap *heap_create(int fd, int n_ranks, int rank, size_t arena_size, size_t cache_limit);
 /* Take the arena of `rank`, in a worker that was just forked. The arena is empty afterwards. */
 void heap_take_arena(struct heap *heap, int rank);
-/* Release the memory of all other ranks, which have ended. From now on nothing is allocated in the heap, and freed blocks
- * are released at once; the last one unmaps the heap. */
+/* Release the memory of all other ranks, which have ended. From now on nothing is allocated in the heap, and freed
+ * blocks are released at once; the last one unmaps the heap. */
 void heap_close(struct heap *heap);
 /* Unmap the heap and free it. */
 void heap_destroy(struct heap *heap);
@@ -58,8 +59,8 @@ void heap_set_budget(struct heap *heap, size_t n_bytes);
 /* Whether more than half of the budget is used up, so that it should be set again. */
 int heap_is_low(struct heap *heap);
 
-/* Offset of a memory range from the start of the first arena, which is the same in every rank; -1 if the range is not in
- * memory that ranks share. */
+/* Offset of a memory range from the start of the first arena, which is the same in every rank; -1 if the range is
+ * not in memory that ranks share. */
 ptrdiff_t heap_offset(const struct heap *heap, const void *first, size_t n_bytes);
 char *heap_base(const struct heap *heap);
 size_t heap_n_bytes(const struct heap *heap);
@@ -70,8 +71,8 @@ struct heap_usage heap_usage(const struct heap *heap, int rank);
 /* Processes that this thread forks from now on are ranks, which share this heap (NULL: none). */
 void heap_begin_forking_ranks(struct heap *heap);
 void heap_end_forking_ranks(void);
-/* Before any other fork: copy the live blocks, so that the child sees their present values. Returns the bytes that could
- * not be copied for lack of memory; a child that touches those blocks ends by SIGSEGV. */
+/* Before any other fork: copy the live blocks, so that the child sees their present values. Returns the bytes that
+ * could not be copied for lack of memory; a child that touches those blocks ends by SIGSEGV. */
 size_t heap_before_fork(void);
 /* After that fork, in the parent: free the copies. */
 void heap_after_fork(void);

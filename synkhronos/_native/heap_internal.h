@@ -5,7 +5,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#include "descriptors.h"
+#include "posix.h"
 #include "heap.h"
 #include <pthread.h>
 #include <stdatomic.h>
@@ -27,8 +27,8 @@ struct free_list {
     size_t n_idle; /* smallest `n` since blocks were last released: so many blocks were not needed */
 };
 
-/* Size classes lie at quarters between powers of two (4, 5, 6, 7, 8, 10, 12, … pages), so that rounding up wastes at most
- * a fifth of a block. */
+/* Size classes lie at quarters between powers of two (4, 5, 6, 7, 8, 10, 12, … pages), so that rounding up wastes at
+ * most a fifth of a block. */
 #define N_CLASSES 160
 
 struct arena_usage {

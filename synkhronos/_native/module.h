@@ -1,11 +1,11 @@
-/* What the parts of the module `synkhronos._native.native` have in common. */
+/* Declarations shared by the *_module.c files of `synkhronos._native.native`. */
 #ifndef SYNKHRONOS_MODULE_H
 #define SYNKHRONOS_MODULE_H
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-/* NumPy's headers, in every file of the module the same. */
+/* NumPy's headers, with the same settings in every file. */
 #define NPY_NO_DEPRECATED_API NPY_1_22_API_VERSION
 #define NPY_TARGET_VERSION NPY_1_22_API_VERSION
 #define PY_ARRAY_UNIQUE_SYMBOL synkhronos_native_array_api
@@ -18,18 +18,15 @@
 #include "reductions.h"
 #include "sync.h"
 
-/* Each adds what one part has; not 0, with an exception set, if that fails. */
-int synkhronos_add_heap(PyObject *module);
-int synkhronos_add_sync(PyObject *module);
-int synkhronos_add_reductions(PyObject *module);
+/* Add the functions and types of one *_module.c file; not 0, with an exception set, on failure. */
+int synkhronos_add_block_hash(PyObject *module);
 int synkhronos_add_collectives(PyObject *module);
-int synkhronos_add_runner(PyObject *module);
-int synkhronos_add_handlers(PyObject *module);
-int synkhronos_add_halves(PyObject *module);
-int synkhronos_add_digests(PyObject *module);
-int synkhronos_add_descriptors(PyObject *module);
-int synkhronos_add_lifeline(PyObject *module);
-int synkhronos_add_recursion(PyObject *module);
+int synkhronos_add_fast_call(PyObject *module);
+int synkhronos_add_float16(PyObject *module);
+int synkhronos_add_heap(PyObject *module);
+int synkhronos_add_process(PyObject *module);
+int synkhronos_add_reductions(PyObject *module);
+int synkhronos_add_sync(PyObject *module);
 
 /* -- sync_module.c */
 

@@ -1,3 +1,5 @@
+"""Types of the compiled core, in the order of its ``*_module.c`` files."""
+
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -256,21 +258,21 @@ class Collectives:
             no result is written.
         """
 
-# -- runner_module.c
+# -- fast_call_module.c
 
-class Runner:
-    """Calls a compiled function, which takes its arguments from cells (lists of one item).
+class FastCall:
+    """Call a compiled function whose arguments lie in cells (lists of one item).
 
     Parameters
     ----------
     function : callable
-        Without arguments; returns a list.
+        Takes no arguments; returns a list.
     inputs : tuple of (cell, dtype, tuple of bool)
-        For each argument where it goes, and what array it must be: the dtype, and which of its axes have length 1.
+        For each argument: its cell, the dtype of the array that it must be, and which of its axes must have length 1.
     n_outputs : int
-        How many items of that list are wanted.
-    emptied : tuple of cells
-        Those that are to hold ``None`` afterwards.
+        How many items of the returned list are wanted.
+    cleared : tuple of cells
+        Cells that are set to ``None`` after the call.
     """
 
     def __new__(
@@ -278,13 +280,31 @@ class Runner:
         function: Callable[[], list[Any]],
         inputs: tuple[tuple[list[Any], Any, tuple[bool, ...]], ...],
         n_outputs: int,
-        emptied: tuple[list[Any], ...],
+        cleared: tuple[list[Any], ...],
     ) -> Self: ...
     def __call__(self, values: list[Any], /) -> list[Any] | None:
-        """Call the function; ``None``, before anything is done, if the values are not such arrays."""
+        """Call the function; return ``None``, without calling it, if the values are not such arrays."""
 
-def exit_on(number: int, /) -> None:
-    """Have a signal end this process at once with exit code 0, whatever code it executes.
+# -- process_module.c
+
+def die_with(pid: int, by_main_thread: bool, /) -> bool:
+    """Have this process killed when another one ends.
+
+    Parameters
+    ----------
+    pid : int
+        The other process, which may be the parent.
+    by_main_thread : bool
+        Have this process killed with the thread that forked it, too.
+
+    Returns
+    -------
+    bool
+        Whether the system allows it.
+    """
+
+def exit_on_signal(number: int, /) -> None:
+    """Have a signal end this process at once with exit code 0, even while it runs C code.
 
     Parameters
     ----------
@@ -293,24 +313,25 @@ def exit_on(number: int, /) -> None:
     """
 
 def set_handlers(set: Callable[[int, Any], Any], handlers: dict[int, Any], /) -> list[BaseException]:
-    """Set the Python handlers of signals, all of them, whatever handlers raise meanwhile.
+    """Set the Python handlers of several signals, even if handlers raise in the meantime.
 
-    Handlers of C code that were put over Python's, as faulthandler's are, stay where they are.
+    C handlers that replaced Python's own, as faulthandler's do, stay in place.
 
     Parameters
     ----------
     set : callable
         ``signal.signal``.
     handlers : dict
-        By the numbers of signals.
+        By signal number.
 
     Returns
     -------
     list
-        What was raised.
+        The exceptions that were raised.
     """
 
-# -- descriptors_module.c
+def require_frames(n: int, /) -> None:
+    """Raise `RecursionError` if fewer than ``n`` frames are left within this thread's recursion limit."""
 
 class Descriptor:
     """A file descriptor with the identity of its file: the device and the inode.
@@ -327,50 +348,43 @@ class Descriptor:
 
     def __new__(cls, fd: int) -> Self: ...
     def find(self) -> int:
-        """Return the descriptor; -1 if another file, or none, has its number, `ValueError` after `close`."""
+        """Return the descriptor, or -1 if its number belongs to another file, or none.
+
+        Raises
+        ------
+        ValueError
+            After `close`.
+        """
 
     def close(self) -> None:
-        """Close it, unless another file, or none, has its number; so does the end of this object."""
+        """Close the descriptor, unless its number belongs to another file. Deleting the object does the same."""
 
-# -- lifeline_module.c
+# -- float16_module.c
 
-def end_with(pid: int, by_main_thread: bool, /) -> bool:
-    """Have this process killed when another one ends, which may be its parent; returns whether that can be had.
+def narrow(values: NDArray[Any], out: NDArray[Any], is_bfloat16: bool, /) -> None:
+    """Convert float32 to the bits of bfloat16 or float16, in a uint16 array, rounding to nearest with ties to even."""
 
-    With ``by_main_thread`` it is killed with the thread that has forked it, too.
-    """
+def widen(values: NDArray[Any], out: NDArray[Any], is_bfloat16: bool, /) -> None:
+    """Convert the bits of bfloat16 or float16, in a uint16 array, to float32."""
 
-# -- recursion_module.c
+# -- block_hash_module.c
 
-def need_frames(n: int, /) -> None:
-    """Raise `RecursionError` if this thread may not call functions that deep from here."""
-
-# -- halves_module.c
-
-def narrow(values: NDArray[Any], out: NDArray[Any], is_brain: bool, /) -> None:
-    """Write float32 numbers as bfloat16 (``is_brain``), or float16, to uint16: to the nearest, of two the even one."""
-
-def widen(halves: NDArray[Any], out: NDArray[Any], is_brain: bool, /) -> None:
-    """Write the float32 numbers that bfloat16 (``is_brain``), or float16, in uint16 stand for."""
-
-# -- digests_module.c
-
-def digest_blocks(content: Any, numbers: NDArray[Any], key: bytes, out: NDArray[Any], /) -> None:
-    """Write digests of blocks of memory, while other threads run.
+def hash_blocks(content: Any, numbers: NDArray[Any], key: bytes, out: NDArray[Any], /) -> None:
+    """Write hashes of blocks of memory. Releases the GIL.
 
     Parameters
     ----------
     content : bytes-like
         C-contiguous; its last block may be shorter than the others.
     numbers : int64 array
-        Of the blocks.
+        Of the blocks to hash.
     key : bytes
-        Random, and 16 more than a block has, which are a multiple of 16.
+        Random. Its length is the block size plus 16; the block size is a multiple of 16.
     out : uint64 array of shape (len(numbers), 4)
-        Two different blocks of one length have the same digest with a probability of at most 2^-128.
+        Two different blocks of one length have equal hashes with a probability of at most 2^-128.
 
     Raises
     ------
     ValueError
-        If there is no such block, or the sizes do not fit.
+        If a block does not exist, or sizes do not match.
     """

@@ -18,10 +18,10 @@ struct kernels;
 /* Create a reduction of `n` operands.
  *
  * kernels: the compute kernels; `reduction_kernels()` returns the best that this processor supports.
- * type, returned: the types of operands and outs. They are equal, except that sums and products of integers and booleans
- *   may return I64 or U64, and their averages F64.
- * weights: `n` of them, finite and not negative. An operand of weight 0 is left out. The size of a weight matters only for
- *   AVG. If all are 0 they count as equal; so they do, except for AVG, if `weights` is NULL.
+ * type, returned: the types of operands and outs. They are equal, except that sums and products of integers and
+ *   booleans may return I64 or U64, and their averages F64.
+ * weights: `n` of them, finite and not negative. An operand of weight 0 is left out. The size of a weight matters
+ *   only for AVG. If all are 0 they count as equal; so they do, except for AVG, if `weights` is NULL.
  *
  * Returns NULL if memory is short or there is no such reduction; see `reduction_exists`. */
 reduction *reduction_create(const struct kernels *kernels, enum operation operation, enum type type,
@@ -44,9 +44,9 @@ void normalize_weights(const double *weights, double *shares, size_t n);
 
 /* Running means of arrays that arrive one after the other.
  *
- * `sums` has 16 bytes per element for integers; otherwise it has the type of the values (F32 for F16), initially -0.0. An
- * array counts `multiplicity` times for integers, where all multiplicities sum to `total` < 2^62, and with a `share` of 1
- * for other types. `mean_of_sums` is for integers. */
+ * `sums` has 16 bytes per element for integers; otherwise it has the type of the values (F32 for F16), initially
+ * -0.0. An array counts `multiplicity` times for integers, where all multiplicities sum to `total` < 2^62, and with
+ * a `share` of 1 for other types. `mean_of_sums` is for integers. */
 void add_to_sums(const struct kernels *kernels, void *sums, enum type type, const void *values, int64_t multiplicity,
                  double share, size_t length);
 void mean_of_sums(void *out, enum type returned, const void *sums, int64_t total, size_t length);

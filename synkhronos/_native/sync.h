@@ -2,15 +2,15 @@
  *
  * Each rank owns one counter of each kind (`enum counter`). It alone writes that counter, and only ever raises it, so a
  * late reader loses nothing. A waiting rank first spins, if every rank can have a core of its own and no rank that it
- * waits for last ran on this rank's core. While it spins it yields the core in every round, and stops as soon as another
- * thread has taken it, because the awaited rank may need that core. Then it parks: it announces that it will sleep, and
- * waits on a futex.
+ * waits for last ran on this rank's core. While it spins it yields the core in every round, and stops as soon as
+ * another thread has taken it, because the awaited rank may need that core. Then it parks: it announces that it will
+ * sleep, and waits on a futex.
  *
  * Invariants
- * - No wake-up is lost. A posting rank writes its counter and then reads which ranks are parked; a parking rank sets its
- *   `parked` flag and then reads the counters. All four accesses are sequentially consistent, so at least one of the two
- *   ranks sees the other's write. To wake a parked rank, the posting rank first raises that rank's `wakes`, so that the
- *   kernel does not put to sleep a rank that was woken in the meantime.
+ * - No wake-up is lost. A posting rank writes its counter and then reads which ranks are parked; a parking rank sets
+ *   its `parked` flag and then reads the counters. All four accesses are sequentially consistent, so at least one of
+ *   the two ranks sees the other's write. To wake a parked rank, the posting rank first raises that rank's `wakes`, so
+ *   that the kernel does not put to sleep a rank that was woken in the meantime.
  * - Data is visible before the counter that announces it: writing a counter releases, reading it acquires.
  * - No wait is endless: a rank parks for at most `POLL_NS`. Before each `sync_park`, callers check whether the awaited
  *   ranks are alive and whether the abort flag is set.
@@ -26,7 +26,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-_Static_assert(ATOMIC_INT_LOCK_FREE == 2 && ATOMIC_LLONG_LOCK_FREE == 2, "processes cannot share a lock inside an atomic");
+_Static_assert(ATOMIC_INT_LOCK_FREE == 2 && ATOMIC_LLONG_LOCK_FREE == 2,
+               "processes cannot share a lock inside an atomic");
 
 /* Longest time between two checks whether the other ranks are alive. */
 #ifndef POLL_NS
@@ -72,7 +73,7 @@ bool sync_reached(const struct sync *sync, enum counter counter, int64_t value);
 /* Set this rank's counter. If all counters have now reached `value`, wake the parked ranks that may wait for it. */
 void sync_post(struct sync *sync, enum counter counter, int64_t value);
 
-/* Reset the barrier steps at the start of a message. All ranks call this, so that they agree on the steps that follow. */
+/* Reset the barrier steps at the start of a message. All ranks call this, so that they agree on later steps. */
 void sync_restart(struct sync *sync, int64_t number);
 
 /* Arrive at the next step of the barrier, without waiting. Returns the step. */

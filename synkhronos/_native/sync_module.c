@@ -177,7 +177,8 @@ static PyObject *get_list(Sync *self, void *counter)
 {
     PyObject *list = PyList_New(self->sync.n_ranks);
     for (int rank = 0; list != NULL && rank < self->sync.n_ranks; rank++) {
-        PyObject *number = PyLong_FromLongLong(atomic_load(&self->sync.shared->slots[rank].counters[(intptr_t)counter]));
+        int64_t value = atomic_load(&self->sync.shared->slots[rank].counters[(intptr_t)counter]);
+        PyObject *number = PyLong_FromLongLong(value);
         if (number == NULL)
             Py_CLEAR(list);
         else

@@ -44,7 +44,7 @@ class Digests:
 
     def _of(self, content: np.ndarray, blocks: np.ndarray) -> np.ndarray:
         digests = np.empty((len(blocks), 4), np.uint64)
-        native.digest_blocks(content, blocks, self._key, digests)
+        native.hash_blocks(content, blocks, self._key, digests)
         return digests
 
 

@@ -40,7 +40,7 @@ def lead(line: Line, find_devices: Callable[..., list[str]]) -> NoReturn:
     leave: Callable[[int], NoReturn] = ctypes.CDLL(None).exit
     try:
         _ignore_signals()
-        native.exit_on(LEAVE)
+        native.exit_on_signal(LEAVE)
         _serve(line, find_devices)
         line.close()
     except BaseException:

@@ -88,7 +88,7 @@ class Dispatcher:
 
     def issue(self, command: Command) -> list[Any]:
         """Have every rank execute a command; returns their results in rank order."""
-        native.need_frames(_FRAMES)  # once the command is sent, only what the functions of the ranks do may fail
+        native.require_frames(_FRAMES)  # once the command is sent, only what the functions of the ranks do may fail
         with self.lock, self._team.timeline.call(type(command).__name__):
             self.check_usable()
             if self._team.outstanding:

@@ -60,7 +60,7 @@ def _one_at_a_time(function: _Callable) -> _Callable:
 
     @functools.wraps(function)
     def wait_and_call(*args: Any, **kwargs: Any) -> Any:
-        native.need_frames(_FRAMES)  # a RecursionError within would leave workers behind
+        native.require_frames(_FRAMES)  # a RecursionError within would leave workers behind
         if _session is None or not _session.in_a_call():
             with _lock:
                 return function(*args, **kwargs)

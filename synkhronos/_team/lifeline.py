@@ -39,7 +39,7 @@ def end_with(pid: int, by_main_thread: bool = False) -> None:
     by_main_thread : bool
         Whether that is the parent, and its main thread has forked this process.
     """
-    native.end_with(pid, by_main_thread)
+    native.die_with(pid, by_main_thread)
 
 
 def start_apart(work: Callable[[], None], descriptors: Iterable[int], while_stopped: bool = False) -> Descriptor | None:
