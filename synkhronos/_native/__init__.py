@@ -1,4 +1,4 @@
-"""The compiled core: what every rank does for every command, and what counts in microseconds or gigabytes."""
+"""The compiled core: synchronization, the shared heap, reductions, collectives and fast calls, in C."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@
 
 #include <string.h>
 
-enum { PASSES = 2, PAIR = 16, HASH_BYTES = PASSES * 16, CACHE_LINE = 64, PREFETCH = 2048 }; /* in bytes, except for
-                                                                                             * PASSES */
+enum { PASSES = 2 };
+enum { PAIR = 16, HASH_BYTES = PASSES * 16, CACHE_LINE = 64, PREFETCH = 2048 }; /* in bytes */
 
 __extension__ typedef unsigned __int128 uint128;
 

@@ -41,8 +41,8 @@ enum counter {
     N_COUNTERS
 };
 
-/* The state that one rank writes. It fills one cache line, because a rank that reads the counter usually reads `parked`
- * next. `_team/board.py` depends on this layout. */
+/* The state that one rank writes. It fills one cache line, because a rank that reads the counter usually reads
+ * `parked` next. The monitor, which runs in other processes (`python -m synkhronos top`), depends on this layout. */
 struct sync_slot {
     _Alignas(64) _Atomic int64_t counters[N_COUNTERS];
     _Atomic int32_t core;    /* where this rank last posted */
