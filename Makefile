@@ -125,7 +125,7 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The project itself, editable (in a way that mypy can follow), with one of the extras of pyproject.toml.
-$(VENV)/with-%: pyproject.toml setup.py synkhronos-start.pth $(wildcard synkhronos/_core/*.[ch]) | $(BIN)/pip
+$(VENV)/with-%: pyproject.toml setup.py synkhronos-start.pth $(wildcard synkhronos/_native/*.[ch]) | $(BIN)/pip
 	$(BIN)/python -m pip install -qq --disable-pip-version-check --config-settings editable_mode=compat --editable '.[$*]'
 	@touch $@
 

@@ -58,9 +58,9 @@ class InstallBesidePackages(install_headers):
 
 
 core = Extension(
-    "synkhronos._core.native",
-    sorted(glob.glob("synkhronos/_core/*.c")),
-    depends=sorted(glob.glob("synkhronos/_core/*.h")),
+    "synkhronos._native.native",
+    sorted(glob.glob("synkhronos/_native/*.c")),
+    depends=sorted(glob.glob("synkhronos/_native/*.h")),
     extra_compile_args=FLAGS,
 )
 setup(

@@ -8,9 +8,9 @@ import traceback
 import numpy as np
 
 from synkhronos._collectives import SharedMemoryTransport, Workspace
-from synkhronos._core import native
 from synkhronos._memory.heap import make_regions
 from synkhronos._memory.segments import Segment
+from synkhronos._native import native
 from synkhronos._processes.sync import Barrier, Signals
 from synkhronos._processes.timeline import Timeline
 from synkhronos.errors import CollectiveAborted
@@ -21,10 +21,10 @@ class Ranks:
 
     def __init__(self, n_ranks, spin=0.0, regions=True):
         self.n_ranks = n_ranks
-        self.signals = Signals(_shared((native.Words.bytes_for(n_ranks),), np.uint8), n_ranks, 0, spin)
+        self.signals = Signals(_shared((native.Sync.bytes_for(n_ranks),), np.uint8), n_ranks, 0, spin)
         self.board = _shared((64,), np.int64)
         self.workspace = Workspace(n_ranks)
-        self.regions = make_regions(n_ranks, 0) if regions else native.Regions(-1, n_ranks, 0, 0, 0)
+        self.regions = make_regions(n_ranks, 0) if regions else native.Heap(-1, n_ranks, 0, 0, 0)
 
     def run(self, work, seconds=60.0):
         """Run ``work(rank)`` in a process for each rank; fails if one of them raises, or if they take too long."""

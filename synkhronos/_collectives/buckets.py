@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from synkhronos._collectives.reductions import OPS, reduction_of
-from synkhronos._core import native
+from synkhronos._native import native
 from synkhronos._utils.rows import shares
 
 __all__ = ["Part", "Piece", "Way", "apart", "divide", "length_of", "reduced", "way_of"]

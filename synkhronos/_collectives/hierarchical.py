@@ -24,7 +24,7 @@ from synkhronos.errors import CollectiveAborted
 
 if TYPE_CHECKING:
     from synkhronos._collectives.shared_memory import Workspace
-    from synkhronos._core import native
+    from synkhronos._native import native
     from synkhronos._processes import Team
 
 __all__ = ["make_transport"]
@@ -33,7 +33,7 @@ _AGREED, _REFUSED = 0, 1
 _UNDER_WAY = 2  # pieces between the nodes at a time
 
 
-def make_transport(team: Team, workspace: Workspace, regions: native.Regions) -> SharedMemoryTransport:
+def make_transport(team: Team, workspace: Workspace, regions: native.Heap) -> SharedMemoryTransport:
     """Return the transport of a rank: for one node, or for several."""
     local = workspace, team.signals, regions, team.barrier, team.timeline
     return SharedMemoryTransport(*local) if len(team.world.sizes) == 1 else AcrossMachines(*local, team=team)

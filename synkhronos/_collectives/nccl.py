@@ -19,7 +19,7 @@ import numpy as np
 from synkhronos._collectives.gpu_reductions import scale
 from synkhronos._collectives.reductions import OPS, result_dtype
 from synkhronos._collectives.shared_memory import ShapesDiffer, Workspace
-from synkhronos._core import native
+from synkhronos._native import native
 from synkhronos._utils.background import Background
 
 if TYPE_CHECKING:

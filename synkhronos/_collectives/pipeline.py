@@ -25,7 +25,7 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 
 from synkhronos._collectives.buckets import Way, reduced
-from synkhronos._core import native
+from synkhronos._native import native
 from synkhronos._processes import Patience
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos._utils.rows import shares

@@ -19,7 +19,7 @@ from typing import Any, Callable, NamedTuple, TypeVar
 
 import numpy as np
 
-from synkhronos._core import native
+from synkhronos._native import native
 
 __all__ = [
     "OPS",

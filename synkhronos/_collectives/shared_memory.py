@@ -1,7 +1,7 @@
 """Collectives between the processes of one node, through shared memory.
 
-The compiled core executes them; see ``_core/collectives.h``. Arrays in the shared heap are reduced in place; others are
-copied to lanes, the staging buffers of the ranks.
+The compiled core executes them; see ``_native/collectives.h``. Arrays in the shared heap are reduced in place; others
+are copied to the staging buffers of the ranks.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from synkhronos._collectives.reductions import OPS, reduction_of
-from synkhronos._core import native
 from synkhronos._memory import Segment, aligned
+from synkhronos._native import native
 
 if TYPE_CHECKING:
     from synkhronos._processes import Barrier, Timeline
@@ -69,7 +69,7 @@ class SharedMemoryTransport:
     """
 
     def __init__(
-        self, workspace: Workspace, words: native.Words, regions: native.Regions, barrier: Barrier, timeline: Timeline
+        self, workspace: Workspace, words: native.Sync, regions: native.Heap, barrier: Barrier, timeline: Timeline
     ) -> None:
         self._n_ranks = words.n_ranks
         self._core = native.Collectives(workspace.memory, words, regions)

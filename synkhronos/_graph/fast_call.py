@@ -17,8 +17,8 @@ from typing import Any, Callable, TypeVar
 import numpy as np
 
 from synkhronos._backends import ancestors, running_parts
-from synkhronos._core import native
 from synkhronos._graph.shared_variables import call_on_rank, syncs_of
+from synkhronos._native import native
 from synkhronos._utils.background import Background
 from synkhronos._utils.interrupts import deferred_interrupts, handle_interrupts
 
@@ -117,7 +117,7 @@ def _executing(function: Any, subset: Sequence[int] | None) -> Callable[[list[An
     parts = running_parts(function)
     if parts is None:
         return lambda values: call_on_rank(function, *values)
-    runner = native.Runner(
+    runner = native.FastCall(
         parts.function,
         tuple([(cell, np.dtype(type_.dtype), tuple(map(bool, type_.broadcastable))) for type_, cell in parts.inputs]),
         parts.n_outputs,

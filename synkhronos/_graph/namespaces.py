@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from synkhronos._backends import FromFunctionOp
-from synkhronos._core import native
+from synkhronos._native import native
 from synkhronos._utils.interrupts import let_interrupts_pass
 
 __all__ = [
@@ -297,7 +297,7 @@ class _Hash:
         if len(array) > _BLOCK:  # hashing blocks in the compiled core is faster
             numbers = np.arange(-(-len(array) // _BLOCK))
             digests = np.empty((len(numbers), 4), np.uint64)
-            native.digest_blocks(array, numbers, _key, digests)
+            native.hash_blocks(array, numbers, _key, digests)
             content = digests
         self._hash.update(str(len(array)).encode())
         self._hash.update(content)

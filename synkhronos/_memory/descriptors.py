@@ -14,7 +14,7 @@ import os
 import socket
 from collections.abc import Iterator
 
-from synkhronos._core import native
+from synkhronos._native import native
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos.errors import SessionError
 

@@ -16,9 +16,9 @@ from typing import Callable
 
 import numpy as np
 
-from synkhronos._core import native
 from synkhronos._memory.memfd import new_descriptor
 from synkhronos._memory.segments import ArrayRef, Segment, SegmentRef, SegmentTable, aligned, dtype_spec
+from synkhronos._native import native
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos._utils.resources import free_memory
 
@@ -35,7 +35,7 @@ _TIMES_MEMORY = 2  # freed blocks of sizes that are not wanted again may leave g
 os.register_at_fork(before=native.before_fork, after_in_parent=native.after_fork)
 
 
-def make_regions(n_ranks: int, rank: int) -> native.Regions:
+def make_regions(n_ranks: int, rank: int) -> native.Heap:
     """Map regions as large as the memory is, as far as limits allow, and take the one of this rank.
 
     Where the kernel, or a limit, allows none, `Regions` are made that do nothing: memory is malloc's, as ever.
@@ -51,23 +51,23 @@ def make_regions(n_ranks: int, rank: int) -> native.Regions:
         except (OSError, MemoryError) as error:
             text = "what ranks compute cannot lie in memory of which all ranks map all (%s): calls may take longer"
             _logger.warning(text, error)
-            return native.Regions(-1, n_ranks, rank, 0, 0)
+            return native.Heap(-1, n_ranks, rank, 0, 0)
         regions.allow(free // n_ranks)
     return regions
 
 
-def look_at_free_memory(regions: native.Regions, n_ranks: int) -> None:
+def look_at_free_memory(regions: native.Heap, n_ranks: int) -> None:
     """Let regions of so many ranks take what is free now."""
     with deferred_interrupts():
         regions.allow(min(free for free, _ in free_memory()) // n_ranks)
 
 
-def _map(shared: bool, n_ranks: int, rank: int, size: int, keep: int) -> native.Regions:
+def _map(shared: bool, n_ranks: int, rank: int, size: int, keep: int) -> native.Heap:
     if not shared:
-        return native.Regions(-1, n_ranks, rank, size, keep)
+        return native.Heap(-1, n_ranks, rank, size, keep)
     fd = new_descriptor()
     try:
-        return native.Regions(fd, n_ranks, rank, size, keep)
+        return native.Heap(fd, n_ranks, rank, size, keep)
     except BaseException:
         with contextlib.suppress(OSError):
             os.close(fd)

@@ -12,12 +12,12 @@ from time import monotonic_ns
 from typing import Any, Callable, NoReturn
 
 from synkhronos import _backends
-from synkhronos._core import native
 from synkhronos._memory import SegmentTable
 from synkhronos._multinode.heartbeat import LEAVE
 from synkhronos._multinode.leader_comm import ANSWER, Line
 from synkhronos._multinode.node_messages import Answer, Ask, Bring, Do, Leave, Look, Lost, Start, Stop, Tell
 from synkhronos._multinode.shipping import Stowage
+from synkhronos._native import native
 from synkhronos._processes import OUTSIDE, TRANSFERS, Team, World
 from synkhronos._rank import Decoder, Encoder, Envelope, Failure, Replica, set_apart, start_ranks, summarize
 from synkhronos._utils.interrupts import collect_garbage, let_interrupts_pass
@@ -40,7 +40,7 @@ def lead(line: Line, find_devices: Callable[..., list[str]]) -> NoReturn:
     leave: Callable[[int], NoReturn] = ctypes.CDLL(None).exit
     try:
         _ignore_signals()
-        native.exit_on(LEAVE)
+        native.exit_on_signal(LEAVE)
         _serve(line, find_devices)
         line.close()
     except BaseException:

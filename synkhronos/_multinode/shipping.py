@@ -22,8 +22,8 @@ from typing import NamedTuple, Union
 
 import numpy as np
 
-from synkhronos._core import native
 from synkhronos._memory import ArrayRef, Descriptor, FilePart, Segment, SegmentTable, find_part, open_part
+from synkhronos._native import native
 from synkhronos._processes import World
 from synkhronos._rank import Call, Command, InOrder, Load, Put, Source, borrowed
 from synkhronos._utils.interrupts import deferred_interrupts
@@ -62,7 +62,7 @@ class Digests:
 
     def _of(self, content: np.ndarray, blocks: np.ndarray) -> np.ndarray:
         digests = np.empty((len(blocks), 4), np.uint64)
-        native.digest_blocks(content, blocks, self._key, digests)
+        native.hash_blocks(content, blocks, self._key, digests)
         return digests
 
 

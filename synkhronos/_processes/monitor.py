@@ -11,14 +11,14 @@ import os
 
 import numpy as np
 
-from synkhronos._core import native
 from synkhronos._memory import Descriptor, Segment
+from synkhronos._native import native
 
 __all__ = ["Board", "Sight"]
 
 _MAGIC = int.from_bytes(b"synkrank", "little")
 _HEAD = 5  # numbers before the pids: the magic one, how many ranks, the master's, the first one's among all, all
-_SEAT = 64  # bytes of each rank's words, after as many others: see _core/words.h
+_SEAT = 64  # bytes of each rank's words, after as many others: see _native/sync.h
 _PARKED = 7  # where in these, in numbers of four bytes
 
 
@@ -48,7 +48,7 @@ class Board:
     """
 
     def __init__(self, n_ranks: int, master_rank: int, first: int, n_all: int) -> None:
-        segment = Segment.create(_words_at(n_ranks) + native.Words.bytes_for(n_ranks))
+        segment = Segment.create(_words_at(n_ranks) + native.Sync.bytes_for(n_ranks))
         self.close = Descriptor(os.dup(segment.fileno())).close
         numbers = segment.array((_HEAD + n_ranks,), np.int64)
         self.pids = numbers[_HEAD:]

@@ -38,8 +38,8 @@ import warnings
 from collections.abc import Iterable
 from typing import Callable, NoReturn
 
-from synkhronos._core import native
 from synkhronos._memory import Descriptor, Passage
+from synkhronos._native import native
 from synkhronos._processes.sync import Patience
 from synkhronos._utils.interrupts import deferred_interrupts
 
@@ -172,7 +172,7 @@ def end_with(pid: int, by_main_thread: bool = False) -> None:
     by_main_thread : bool
         Whether that is the parent, and its main thread has forked this process.
     """
-    native.end_with(pid, by_main_thread)
+    native.die_with(pid, by_main_thread)
 
 
 def start_apart(work: Callable[[], None], descriptors: Iterable[int], while_stopped: bool = False) -> Descriptor | None:

@@ -1,6 +1,6 @@
 """How long the master waits for its workers.
 
-How the ranks of a session tell each other how far they are, and wait for each other: see ``_core/words.h``.
+How the ranks of a session tell each other how far they are, and wait for each other: see ``_native/sync.h``.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import Any, Callable
 
-from synkhronos._core import native
+from synkhronos._native import native
 from synkhronos._processes.timeline import STRAGGLING, Timeline
 
 __all__ = ["ANSWERED", "POLL", "SENT", "Barrier", "Patience", "Signals"]
@@ -54,7 +54,7 @@ POLL = native.POLL
 SENT, ANSWERED = native.SENT, native.ANSWERED
 
 
-class Signals(native.Words):
+class Signals(native.Sync):
     """The words of one session; made by the master before it forks, and inherited by workers.
 
     Its methods let no handler of a signal wait: ``wait(board, value, check)`` and ``meet(check)`` run them, and call

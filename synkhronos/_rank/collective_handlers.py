@@ -20,7 +20,7 @@ from synkhronos._collectives import (
     nccl_reduces,
     result_dtype,
 )
-from synkhronos._core import native
+from synkhronos._native import native
 from synkhronos._processes import SHUFFLE, TRANSFERS, Team
 from synkhronos._rank.commands import AllGather, AllReduce, Digest, Get, Nccl, Put, Reduce, Shapes
 from synkhronos._rank.results import Excerpts
@@ -60,7 +60,7 @@ class Exchange:
         variables: _graph.VariableTable,
         excerpts: Excerpts,
         *,
-        regions: native.Regions,
+        regions: native.Heap,
     ) -> None:
         world = team.world
         self.rank = world.first + team.rank

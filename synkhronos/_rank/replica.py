@@ -12,8 +12,8 @@ from typing import Any, Callable
 
 from synkhronos import _backends, _graph
 from synkhronos._collectives import Workspace, connect
-from synkhronos._core import native
 from synkhronos._memory import Passage, SegmentRef, SegmentTable, look_at_free_memory
+from synkhronos._native import native
 from synkhronos._processes import COLLECTIVES, CONTROL, TRANSFERS, Notes, Team
 from synkhronos._rank.call import Caller
 from synkhronos._rank.collective_handlers import Exchange
@@ -50,7 +50,7 @@ class Replica:
         workspace: Workspace,
         segments: SegmentTable,
         variables: _graph.VariableTable,
-        regions: native.Regions,
+        regions: native.Heap,
     ) -> None:
         world = team.world
         self.rank = world.first + team.rank

@@ -13,8 +13,8 @@ import numpy as np
 
 from synkhronos._backends import is_device_array, read
 from synkhronos._collectives import Workspace
-from synkhronos._core import native
 from synkhronos._memory import SegmentTable, aligned, dtype_spec
+from synkhronos._native import native
 from synkhronos._rank.commands import RowsRef, Source
 from synkhronos._rank.messages import Arrays, Placed, Sent
 from synkhronos._utils.rows import Rows, Selection
@@ -102,7 +102,7 @@ class Publisher:
         Whether the controller is on another node and maps none of this memory.
     """
 
-    def __init__(self, workspace: Workspace, regions: native.Regions, rank: int, *, by_message: bool) -> None:
+    def __init__(self, workspace: Workspace, regions: native.Heap, rank: int, *, by_message: bool) -> None:
         self._by_message = by_message
         self._regions = regions
         self._memory = [workspace.outboxes.reshape(-1)]

@@ -8,8 +8,8 @@ import sys
 import threading
 from typing import Any, Callable
 
-from synkhronos._core import native
 from synkhronos._multinode import Fleet
+from synkhronos._native import native
 from synkhronos._processes import Team, log
 from synkhronos._rank import Arrays, Command, Decoder, Encoder, Failure, InOrder, Replica, summarize
 from synkhronos._session.diagnostics import BROKEN, LOST, first_failure, worker_error
@@ -88,7 +88,7 @@ class Dispatcher:
 
     def issue(self, command: Command) -> list[Any]:
         """Have every rank execute a command; returns their results in rank order."""
-        native.need_frames(_FRAMES)  # once the command is sent, only what the functions of the ranks do may fail
+        native.require_frames(_FRAMES)  # once the command is sent, only what the functions of the ranks do may fail
         with self.lock, self._team.timeline.call(type(command).__name__):
             self.check_usable()
             if self._team.outstanding:

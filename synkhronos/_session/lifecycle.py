@@ -14,9 +14,9 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, Callable, Literal, TypeVar, cast
 
-from synkhronos._core import native
 from synkhronos._memory import remove_stale
 from synkhronos._multinode import StartLimit, find_machines
+from synkhronos._native import native
 from synkhronos._processes import kind_of
 from synkhronos._session.devices import count_gpus, find_free_devices
 from synkhronos._session.diagnostics import check_cores, check_threads
@@ -59,7 +59,7 @@ def _one_at_a_time(function: _Callable) -> _Callable:
 
     @functools.wraps(function)
     def wait_and_call(*args: Any, **kwargs: Any) -> Any:
-        native.need_frames(_FRAMES)  # a RecursionError within would leave workers behind
+        native.require_frames(_FRAMES)  # a RecursionError within would leave workers behind
         if _session is None or not _session.in_a_call():
             with _lock:
                 return function(*args, **kwargs)

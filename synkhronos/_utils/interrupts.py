@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
-from synkhronos._core import native
+from synkhronos._native import native
 
 __all__ = [
     "Endings",
@@ -68,7 +68,7 @@ class deferred_interrupts:
 
     def __enter__(self) -> None:
         global _depth
-        native.need_frames(_FRAMES)  # what is in the block is not torn apart by a `RecursionError` either
+        native.require_frames(_FRAMES)  # what is in the block is not torn apart by a `RecursionError` either
         self._deferring = threading.get_ident() == threading.main_thread().ident
         if self._deferring:
             if not _depth:

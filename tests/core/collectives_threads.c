@@ -1,13 +1,13 @@
-/* The ranks of synkhronos/_core/collectives.c as threads of one process, so that the sanitizers see all that they share.
+/* The ranks of synkhronos/_native/collectives.c as threads of one process, so that the sanitizers see everything that
+ * they share.
  *
  *     collectives_threads RANKS COMMANDS SEED
  *
- * Sums into all ranks and into one of them, and gatherings, of up to 300 arrays of all sizes, of which each rank has some
- * in memory that counts as shared; a rank may bring another signature. Ends with status 1 if a result is wrong.
- */
+ * Runs all-reduces, reduces and gathers of up to 300 arrays of all sizes, some of them in memory that counts as shared;
+ * sometimes a rank brings another signature. Exits with status 1 if a result is wrong. */
 #define _GNU_SOURCE
 #include "collectives.h"
-#include "words.h"
+#include "sync.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -22,13 +22,13 @@ enum { MOST_RANKS = 8, MOST = 300, LARGEST = 200000 };
 static int n_ranks;
 static int64_t n_commands;
 static unsigned int seed;
-static struct hall *hall;
+static struct sync_shared *shared;
 static char *memory;
 static const reduction *sum;
 
 struct rank {
-    struct words words;
-    int32_t *from[MOST], *to[MOST];
+    struct sync sync;
+    int32_t *send[MOST], *recv[MOST];
     bool is_shared[MOST];
 };
 
@@ -45,12 +45,12 @@ static void expect(bool right, const char *what, int rank, int64_t number)
     }
 }
 
-static int meet(void *context)
+static int barrier(void *context)
 {
     struct rank *rank = context;
-    int64_t step = words_arrive(&rank->words);
-    while (!words_watch(&rank->words, ARRIVED, step))
-        words_park(&rank->words, ARRIVED, step);
+    int64_t step = sync_arrive(&rank->sync);
+    while (!sync_spin(&rank->sync, ARRIVED, step))
+        sync_park(&rank->sync, ARRIVED, step);
     return 0;
 }
 
@@ -58,7 +58,7 @@ static int is_shared(void *context, const void *first, size_t n_bytes)
 {
     const struct rank *rank = context;
     for (int i = 0; i < MOST; i++)
-        if (rank->is_shared[i] && (first == rank->from[i] || first == rank->to[i]))
+        if (rank->is_shared[i] && (first == rank->send[i] || first == rank->recv[i]))
             return 1;
     return 0;
 }
@@ -81,55 +81,58 @@ static int32_t value_of(int64_t number, int i, int rank, size_t element)
     return (int32_t)(number + 3 * i + 5 * rank + (int64_t)element);
 }
 
-/* What all ranks draw alike comes from `alike`, the rest from `own`. */
-static void command(struct rank *rank, struct collectives *all, int64_t number, unsigned int *alike, unsigned int *own)
+/* Random choices that all ranks share come from `alike`, the others from `own`. */
+static void command(struct rank *rank, struct collectives *collectives, int64_t number, unsigned int *alike,
+                    unsigned int *own)
 {
     enum { ALL, ONE, GATHER } kind = draw(alike, 3);
-    size_t lengths[MOST][MOST_RANKS];
-    struct part parts[MOST];
-    int me = rank->words.rank, n = draw(alike, 10) ? (int)draw(alike, 5) : MOST - (int)draw(alike, 40), root = (int)draw(alike, (unsigned)n_ranks);
-    bool differs = draw(alike, 8) == 0, is_open = draw(alike, 2);
-    struct caller caller = {meet, is_shared, rank};
-    memset(parts, 0, sizeof parts);
+    size_t counts[MOST][MOST_RANKS];
+    struct array arrays[MOST];
+    int me = rank->sync.rank, n = draw(alike, 10) ? (int)draw(alike, 5) : MOST - (int)draw(alike, 40);
+    int root = (int)draw(alike, (unsigned)n_ranks);
+    bool differs = draw(alike, 8) == 0, skip_last_barrier = draw(alike, 2);
+    struct callbacks callbacks = {barrier, is_shared, rank};
+    memset(arrays, 0, sizeof arrays);
     for (int i = 0; i < n; i++) {
         size_t total = 0, size = size_at_random(alike);
         for (int k = 0; k < n_ranks; k++)
-            total += lengths[i][k] = kind == GATHER && draw(alike, 2) ? draw(alike, (unsigned)size + 1) : size;
+            total += counts[i][k] = kind == GATHER && draw(alike, 2) ? draw(alike, (unsigned)size + 1) : size;
         bool wanted = kind != ONE || me == root;
-        rank->from[i] = malloc((lengths[i][me] + 1) * 4);
-        rank->to[i] = kind == ALL ? rank->from[i] : wanted ? malloc((total + 1) * 4) : NULL;
+        rank->send[i] = malloc((counts[i][me] + 1) * 4);
+        rank->recv[i] = kind == ALL ? rank->send[i] : wanted ? malloc((total + 1) * 4) : NULL;
         rank->is_shared[i] = draw(own, 8) != 0;
-        for (size_t k = 0; k < lengths[i][me]; k++)
-            rank->from[i][k] = value_of(number, i, me, k);
-        parts[i] = (struct part){(char *)rank->from[i], (char *)rank->to[i], lengths[i][me], 4, 4,
-                                 kind == GATHER ? NULL : sum, kind == GATHER ? lengths[i] : NULL};
+        for (size_t k = 0; k < counts[i][me]; k++)
+            rank->send[i][k] = value_of(number, i, me, k);
+        arrays[i] = (struct array){(char *)rank->send[i], (char *)rank->recv[i], counts[i][me], 4, 4,
+                                   kind == GATHER ? NULL : sum, kind == GATHER ? counts[i] : NULL};
     }
-    words_restart(&rank->words, number);
-    collectives_restart(all);
+    sync_restart(&rank->sync, number);
+    collectives_restart(collectives);
     if (draw(own, 4) == 0)
         sched_yield();
-    enum outcome outcome = collectives_run(all, parts, (size_t)n, differs && me == root, is_open, &caller);
-    expect((outcome == DIFFERENT) == (differs && n_ranks > 1), "another outcome", me, number);
-    if (is_open)
-        expect(collectives_run(all, NULL, 0, 0, draw(alike, 2), &caller) == DONE, "no meeting", me, number);
+    enum outcome outcome =
+        collectives_run(collectives, arrays, (size_t)n, differs && me == root, skip_last_barrier, &callbacks);
+    expect((outcome == MISMATCH) == (differs && n_ranks > 1), "another outcome", me, number);
+    if (skip_last_barrier)
+        expect(collectives_run(collectives, NULL, 0, 0, draw(alike, 2), &callbacks) == DONE, "no meeting", me, number);
     for (int i = 0; i < n; i++) {
         size_t at = 0;
-        for (int k = 0; rank->to[i] != NULL && outcome != DIFFERENT && k < (kind == GATHER ? n_ranks : 1); k++)
-            for (size_t element = 0; element < lengths[i][k]; element++) {
+        for (int k = 0; rank->recv[i] != NULL && outcome != MISMATCH && k < (kind == GATHER ? n_ranks : 1); k++)
+            for (size_t element = 0; element < counts[i][k]; element++) {
                 int32_t right = value_of(number, i, k, element);
                 for (int other = 1; kind != GATHER && other < n_ranks; other++)
                     right += value_of(number, i, other, element);
-                expect(rank->to[i][at++] == right, "another result", me, number);
+                expect(rank->recv[i][at++] == right, "another result", me, number);
             }
-        if (rank->to[i] != rank->from[i])
-            for (size_t k = 0; k < lengths[i][me]; k++)
-                expect(rank->from[i][k] == value_of(number, i, me, k), "an operand was changed", me, number);
+        if (rank->recv[i] != rank->send[i])
+            for (size_t k = 0; k < counts[i][me]; k++)
+                expect(rank->send[i][k] == value_of(number, i, me, k), "an operand was changed", me, number);
     }
-    meet(rank); /* as the answers of all ranks do, before the next message */
+    barrier(rank); /* stands for the answers of all ranks before the next message */
     for (int i = 0; i < n; i++) {
-        if (rank->to[i] != rank->from[i])
-            free(rank->to[i]);
-        free(rank->from[i]);
+        if (rank->recv[i] != rank->send[i])
+            free(rank->recv[i]);
+        free(rank->send[i]);
         rank->is_shared[i] = false;
     }
 }
@@ -138,12 +141,12 @@ static void *run(void *argument)
 {
     int me = (int)(intptr_t)argument;
     struct rank *rank = calloc(1, sizeof *rank);
-    rank->words = (struct words){hall, n_ranks, me, 0, me % 2 ? 20000 : 0, 0};
-    struct collectives *all = collectives_create(memory, n_ranks, me);
+    rank->sync = (struct sync){shared, n_ranks, me, 0, me % 2 ? 20000 : 0, 0};
+    struct collectives *collectives = collectives_create(memory, n_ranks, me);
     unsigned int alike = seed, own = seed + 77 * (unsigned)me;
     for (int64_t number = 1; number <= n_commands; number++)
-        command(rank, all, number, &alike, &own);
-    collectives_free(all);
+        command(rank, collectives, number, &alike, &own);
+    collectives_free(collectives);
     free(rank);
     return NULL;
 }
@@ -156,9 +159,9 @@ int main(int argc, char **argv)
     n_commands = atoll(argv[2]);
     seed = (unsigned)atoi(argv[3]);
     size_t n_bytes = collectives_bytes(n_ranks);
-    hall = aligned_alloc(64, (words_bytes(n_ranks) + 63) / 64 * 64);
+    shared = aligned_alloc(64, (sync_bytes(n_ranks) + 63) / 64 * 64);
     memory = aligned_alloc(64, (n_bytes + 63) / 64 * 64);
-    memset(hall, 0, words_bytes(n_ranks));
+    memset(shared, 0, sync_bytes(n_ranks));
     memset(memory, 0, n_bytes);
     reduction *made = reduction_create(reduction_kernels(), SUM, I32, I32, (size_t)n_ranks, NULL);
     sum = made;
@@ -168,7 +171,7 @@ int main(int argc, char **argv)
     for (int me = 0; me < n_ranks; me++)
         pthread_join(threads[me], NULL);
     reduction_free(made);
-    free(hall);
+    free(shared);
     free(memory);
     return 0;
 }

@@ -1,4 +1,4 @@
-"""Check words.pml with spin: as it is, for two and three ranks, and broken in each of its ways, which must be found."""
+"""Check sync.pml with spin, for two and three ranks: the protocol itself, and each broken variant, which must fail."""
 
 import re
 import subprocess
@@ -6,9 +6,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-MODEL = Path(__file__).with_name("words.pml")
+MODEL = Path(__file__).with_name("sync.pml")
 
-#: Nobody is left waiting; and, with weak fairness, nobody goes round in circles for ever.
+#: No rank waits for ever; and, under weak fairness, no rank loops for ever.
 STUCK = (["-DSAFETY"], [])
 ENDLESS = (["-DNP"], ["-l", "-f"])
 NOTHING, FAILURE, DEATH = range(3)
@@ -33,7 +33,7 @@ BROKEN = [
 
 
 def finds_an_error(settings, kind):
-    """Whether spin finds one; it looks at everything that can happen until it does."""
+    """Whether spin finds an error in an exhaustive search."""
     defines, options = kind
     with tempfile.TemporaryDirectory() as folder:
 
@@ -54,7 +54,7 @@ def finds_an_error(settings, kind):
 
 
 def main():
-    """Print what is found; ends with status 1 if that is not what there is."""
+    """Print the result of each check; exit with status 1 if one is not as expected."""
     wrong = 0
     for settings, kind in CHECKS + BROKEN:
         print(" ".join(f"{name}={value}" for name, value in settings.items()), *kind[0], end=": ")

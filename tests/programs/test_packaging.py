@@ -61,7 +61,7 @@ def test_the_wheel_holds_the_package_and_the_start_up_hook(built):
     (wheel,) = built.glob("*.whl")
     assert re.fullmatch(rf"synkhronos-{re.escape(__version__)}-cp3\d+-cp3\d+-linux_\w+\.whl", wheel.name)
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert "synkhronos/_core/native" + sysconfig.get_config_var("EXT_SUFFIX") in names
+    assert "synkhronos/_native/native" + sysconfig.get_config_var("EXT_SUFFIX") in names
     assert names >= files_of_the_package() | {"synkhronos/py.typed", "_synkhronos_start.py", "synkhronos-start.pth"}
     assert {name.split("/")[0] for name in names} == {
         "_synkhronos_start.py",

@@ -15,7 +15,7 @@ from support import assert_close, shares
 
 import synkhronos as synk
 from synkhronos._collectives import OPS
-from synkhronos._core import native
+from synkhronos._native import native
 
 DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8", "bool", "complex64")
 UFUNCS = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
@@ -142,7 +142,7 @@ def test_scalars_and_ranks_alone(session, var_of, dtype, op):
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int8"])
 def test_all_reduce_of_more_than_fits_into_a_lane(session, var_of, dtype):
     var = var_of(dtype, 1)
-    per_lane = native.LANE_BYTES // np.dtype(dtype).itemsize
+    per_lane = native.STAGING_BYTES // np.dtype(dtype).itemsize
     for length in (per_lane - 1, per_lane, per_lane + 1, 5 * per_lane + 17):
         values = draw_values(dtype, (length,), session, seed=length)
         for op in ("sum", "avg"):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synkhronos._collectives import Accumulator, combine
-from synkhronos._core import native
+from synkhronos._native import native
 
 FLOATS = ("float16", "float32", "float64")
 INTEGERS = ("bool", "int8", "uint8", "int32", "int64", "uint64")

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from synkhronos._core import native
 from synkhronos._memory import ArrayRef
 from synkhronos._multinode.shipping import BLOCK, blocks_of, put, runs, take
+from synkhronos._native import native
 from synkhronos._utils.rows import Rows
 
 
@@ -48,7 +48,7 @@ def test_each_bit_counts_for_a_digest(n_bytes):
 
     def digests(key=key):
         out = np.empty((len(blocks), 4), np.uint64)
-        native.digest_blocks(content, blocks, key, out)
+        native.hash_blocks(content, blocks, key, out)
         return out
 
     before = digests()
@@ -66,7 +66,7 @@ def test_a_digest_is_that_of_the_paper():
     content = np.random.RandomState(0).randint(0, 256, BLOCK + 40).astype(np.uint8)
     key = np.random.RandomState(1).bytes(BLOCK + 16)
     out = np.empty((2, 4), np.uint64)
-    native.digest_blocks(content, np.arange(2), key, out)
+    native.hash_blocks(content, np.arange(2), key, out)
     k = [int(one) for one in np.frombuffer(key, np.uint64)]
     for i, block in enumerate((content[:BLOCK], np.append(content[BLOCK:], np.zeros(8, np.uint8)))):
         m = [int(one) for one in block.view(np.uint64)]
@@ -83,4 +83,4 @@ def test_a_digest_is_that_of_the_paper():
 def test_digests_of_blocks_that_do_not_exist_are_refused(numbers, key, rows):
     content, out = np.zeros(BLOCK, np.uint8), np.empty((rows, 4), np.uint64)
     with pytest.raises(ValueError, match=r"no such block|do not fit"):
-        native.digest_blocks(content, np.array(numbers), b"k" * key, out)
+        native.hash_blocks(content, np.array(numbers), b"k" * key, out)

@@ -11,12 +11,10 @@ from support import ROOT
 
 pytestmark = theano_only("C code without Python or a backend")
 
-CORE = ROOT / "synkhronos" / "_core"
+CORE = ROOT / "synkhronos" / "_native"
 COMPILER = sysconfig.get_config_var("CC").split()[0]
-REDUCTIONS = [
-    path.name for path in CORE.glob("reductions*.c") if not path.stem.endswith(("_class", "_module", "_arrays"))
-]
-REGIONS = ["regions.c", "regions_map.c", "regions_fork.c", "regions_pages.c", "regions_space.c", "regions_idle.c"]
+REDUCTIONS = ["reductions.c", "reductions_avx2.c", "reductions_avx512.c"]
+HEAP = ["heap.c", "heap_mapping.c"]
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +32,7 @@ def build(tmp_path_factory):
             pytest.skip(f"{COMPILER} has no -fsanitize={sanitizers} that works here")
         flags += [
             "-DPOLL_NS=900000000",
-            "-DREGIONS_IDLE_NS=20000000",
+            "-DHEAP_IDLE_NS=20000000",
         ]  # a thread that waits for a core sleeps through no poll
         files = [ROOT / "tests" / "core" / f"{name}.c", *(CORE / source for source in sources)]
         subprocess.run(
@@ -54,23 +52,23 @@ def check(program, *arguments, **environment):
 
 
 @pytest.mark.parametrize("sanitizers", ["thread", "undefined"])
-def test_words(build, sanitizers):
-    program = build("words_threads", [], sanitizers)
+def test_sync(build, sanitizers):
+    program = build("sync_threads", [], sanitizers)
     for ranks in (2, 3, 5):
         check(program, ranks, 2000, random.randrange(2**20))
 
 
 @pytest.mark.parametrize("sanitizers", ["thread", "address,undefined"])
 def test_collectives(build, sanitizers):
-    program = build("collectives_threads", ["words.c", "collectives.c", "collectives_lanes.c", *REDUCTIONS], sanitizers)
+    program = build("collectives_threads", ["sync.c", "collectives.c", *REDUCTIONS], sanitizers)
     for ranks in (1, 2, 3, 5):
         check(program, ranks, 30, random.randrange(2**20))
 
 
 @pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
 @pytest.mark.parametrize("kind", ["shared", "private"])
-def test_regions(build, sanitizers, kind):
-    check(build("regions_threads", REGIONS, sanitizers), kind, TSAN_OPTIONS="die_after_fork=0")
+def test_heap(build, sanitizers, kind):
+    check(build("heap_threads", HEAP, sanitizers), kind, TSAN_OPTIONS="die_after_fork=0")
 
 
 @pytest.mark.parametrize("sanitizers", ["", "address,undefined"])

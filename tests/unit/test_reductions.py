@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synkhronos._collectives import OPS, combine, result_dtype
-from synkhronos._core import native
+from synkhronos._native import native
 
 DTYPES = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 DTYPES += ("float16", "float32", "float64", "complex64", "complex128")

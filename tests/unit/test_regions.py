@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import run_script
 
-from synkhronos._core import native
 from synkhronos._memory.memfd import new_descriptor
+from synkhronos._native import native
 
 MEGABYTE = 1 << 20
 SIZE = 256 * MEGABYTE
@@ -24,7 +24,7 @@ class Made:
 
     def __init__(self, n_ranks=2, rank=0, size=SIZE, keep=SIZE, shared=True):
         fd = new_descriptor() if shared else -1
-        self.regions = native.Regions(fd, n_ranks, rank, size, keep)
+        self.regions = native.Heap(fd, n_ranks, rank, size, keep)
         self.regions.allow(size)
         self.rank = rank
         self._file = os.dup(fd) if shared else None
@@ -272,11 +272,11 @@ def test_a_mapping_lives_as_long_as_its_last_block():
 def test_freeing_at_exit_and_at_any_time_after_closing():
     run_script(
         """
-        from synkhronos._core import native
+        from synkhronos._native import native
         from synkhronos._memory.memfd import new_descriptor
         kept = []
         for _ in range(3):
-            regions = native.Regions(new_descriptor(), 2, 0, 1 << 28, 1 << 28)
+            regions = native.Heap(new_descriptor(), 2, 0, 1 << 28, 1 << 28)
             regions.allow(1 << 28)
             kept.append(regions.call(np.ones, 100_000))
             kept.append(regions.call(np.ones, 3))
@@ -322,10 +322,10 @@ def test_more_than_a_region():
 def test_a_descriptor_that_the_program_has_closed_is_not_touched():
     run_script(
         """
-        from synkhronos._core import native
+        from synkhronos._native import native
         from synkhronos._memory.memfd import new_descriptor
         fd = new_descriptor()
-        regions = native.Regions(fd, 2, 0, 1 << 28, 1 << 28)
+        regions = native.Heap(fd, 2, 0, 1 << 28, 1 << 28)
         regions.allow(1 << 28)
         first = regions.call(np.ones, 100_000)
         os.close(fd)

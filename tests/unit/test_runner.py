@@ -1,16 +1,16 @@
-"""`native.Runner`: takes arrays that a function takes, and no others."""
+"""`native.FastCall`: takes arrays that a function takes, and no others."""
 
 import numpy as np
 import pytest
 
-from synkhronos._core import native
+from synkhronos._native import native
 
 
 def made(n_outputs=1):
     """A runner of a sum of a matrix and a column, and its cells."""
     cells = [[None], [None], ["kept until the end"]]
     inputs = ((cells[0], np.dtype("float32"), (False, False)), (cells[1], np.dtype("float32"), (False, True)))
-    runner = native.Runner(lambda: [cells[0][0] + cells[1][0], "an update"], inputs, n_outputs, tuple(cells))
+    runner = native.FastCall(lambda: [cells[0][0] + cells[1][0], "an update"], inputs, n_outputs, tuple(cells))
     return runner, cells
 
 
@@ -43,10 +43,10 @@ def test_exceptions_pass():
         raise KeyError("so it is")
 
     with pytest.raises(KeyError, match="so it is"):
-        native.Runner(fail, (), 0, ())([])
+        native.FastCall(fail, (), 0, ())([])
     with pytest.raises(TypeError):
-        native.Runner(fail, (), 0, ([None], "no cell"))
+        native.FastCall(fail, (), 0, ([None], "no cell"))
     with pytest.raises(TypeError):
-        native.Runner(fail, (([], "no dtype"),), 0, ())
+        native.FastCall(fail, (([], "no dtype"),), 0, ())
     with pytest.raises(TypeError):
-        native.Runner(fail, (), 0, ())(())
+        native.FastCall(fail, (), 0, ())(())

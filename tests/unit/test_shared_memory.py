@@ -8,10 +8,10 @@ import pytest
 from processes import Ranks
 
 from synkhronos._collectives.shared_memory import ShapesDiffer
-from synkhronos._core import native
+from synkhronos._native import native
 
 UFUNCS = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
-LANE_BYTES = native.LANE_BYTES
+LANE_BYTES = native.STAGING_BYTES
 
 
 @pytest.fixture(params=["direct", "lanes", "mixed"])

@@ -1,0 +1,146 @@
+/* The type `FastCall`: calls a compiled function whose arguments lie in cells (lists of one item). See native.pyi. */
+#include "module.h"
+
+/* The arrays that an argument accepts as they are. */
+struct argument {
+    PyObject *cell;
+    PyArray_Descr *dtype;
+    int ndim;
+    uint64_t unit_axes; /* bit mask of axes that must have length 1 */
+};
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *function, *cleared;
+    Py_ssize_t n_inputs, n_outputs;
+    struct argument *inputs;
+} FastCall;
+
+static void fast_call_dealloc(FastCall *self)
+{
+    for (Py_ssize_t i = 0; i < self->n_inputs; i++) {
+        Py_XDECREF(self->inputs[i].cell);
+        Py_XDECREF(self->inputs[i].dtype);
+    }
+    PyMem_Free(self->inputs);
+    Py_XDECREF(self->function);
+    Py_XDECREF(self->cleared);
+    Py_TYPE(self)->tp_free(self);
+}
+
+/* Whether all items of a tuple are lists of at least one item. */
+static int are_cells(PyObject *cells)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(cells); i++)
+        if (!PyList_Check(PyTuple_GET_ITEM(cells, i)) || PyList_GET_SIZE(PyTuple_GET_ITEM(cells, i)) < 1)
+            return 0;
+    return 1;
+}
+
+/* Parse (cell, dtype, whether each axis has length 1); -1 with an exception set. */
+static int read_input(struct argument *input, PyObject *item)
+{
+    PyObject *axes;
+    if (!PyArg_ParseTuple(item, "O!O&O!", &PyList_Type, &input->cell, PyArray_DescrConverter, &input->dtype,
+                          &PyTuple_Type, &axes))
+        return -1;
+    Py_INCREF(input->cell);
+    input->ndim = (int)PyTuple_GET_SIZE(axes);
+    for (int axis = 0; axis < input->ndim; axis++)
+        input->unit_axes |= (uint64_t)(PyTuple_GET_ITEM(axes, axis) == Py_True) << axis;
+    return 0;
+}
+
+static PyObject *fast_call_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+    static char *names[] = {"function", "inputs", "n_outputs", "cleared", NULL};
+    PyObject *function, *inputs, *cleared;
+    Py_ssize_t n_outputs;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "OO!nO!", names, &function, &PyTuple_Type, &inputs, &n_outputs,
+                                     &PyTuple_Type, &cleared))
+        return NULL;
+    if (!are_cells(cleared)) {
+        PyErr_SetString(PyExc_TypeError, "expected a tuple of lists");
+        return NULL;
+    }
+    FastCall *self = (FastCall *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    Py_INCREF(function);
+    Py_INCREF(cleared);
+    self->function = function;
+    self->cleared = cleared;
+    self->n_outputs = n_outputs;
+    self->inputs = PyMem_Calloc((size_t)PyTuple_GET_SIZE(inputs) + 1, sizeof *self->inputs);
+    int failed = self->inputs == NULL;
+    for (Py_ssize_t i = 0; !failed && i < PyTuple_GET_SIZE(inputs); i++) {
+        self->n_inputs++;
+        failed = read_input(&self->inputs[i], PyTuple_GET_ITEM(inputs, i));
+    }
+    if (!failed)
+        return (PyObject *)self;
+    if (!PyErr_Occurred())
+        PyErr_NoMemory();
+    Py_DECREF(self);
+    return NULL;
+}
+
+/* Whether a value may be stored in the argument's cell as it is. */
+static int is_accepted(const struct argument *input, PyObject *value)
+{
+    if (!PyArray_CheckExact(value))
+        return 0;
+    PyArrayObject *array = (PyArrayObject *)value;
+    if (PyArray_NDIM(array) != input->ndim || !PyArray_ISALIGNED(array))
+        return 0;
+    for (int axis = 0; axis < input->ndim; axis++)
+        if ((input->unit_axes >> axis & 1) && PyArray_DIM(array, axis) != 1)
+            return 0;
+    return PyArray_DESCR(array) == input->dtype || PyArray_EquivTypes(PyArray_DESCR(array), input->dtype);
+}
+
+static void set_cell(PyObject *cell, PyObject *value)
+{
+    PyObject *before = PyList_GET_ITEM(cell, 0);
+    Py_INCREF(value);
+    PyList_SET_ITEM(cell, 0, value);
+    Py_XDECREF(before);
+}
+
+static PyObject *fast_call(FastCall *self, PyObject *args, PyObject *keywords)
+{
+    PyObject *values;
+    if (!PyArg_ParseTuple(args, "O!", &PyList_Type, &values))
+        return NULL;
+    if (PyList_GET_SIZE(values) != self->n_inputs)
+        Py_RETURN_NONE;
+    for (Py_ssize_t i = 0; i < self->n_inputs; i++)
+        if (!is_accepted(&self->inputs[i], PyList_GET_ITEM(values, i)))
+            Py_RETURN_NONE;
+    for (Py_ssize_t i = 0; i < self->n_inputs; i++)
+        set_cell(self->inputs[i].cell, PyList_GET_ITEM(values, i));
+    PyObject *results = PyObject_CallNoArgs(self->function);
+    if (results == NULL)
+        return NULL;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(self->cleared); i++)
+        set_cell(PyTuple_GET_ITEM(self->cleared, i), Py_None);
+    PyObject *wanted = PySequence_GetSlice(results, 0, self->n_outputs);
+    Py_DECREF(results);
+    return wanted;
+}
+
+static PyTypeObject FastCallType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "synkhronos._native.native.FastCall",
+    .tp_doc = "Calls a compiled function without the engine's checks of arguments.",
+    .tp_basicsize = sizeof(FastCall),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = fast_call_new,
+    .tp_call = (ternaryfunc)fast_call,
+    .tp_dealloc = (destructor)fast_call_dealloc,
+};
+
+int synkhronos_add_fast_call(PyObject *module)
+{
+    return PyModule_AddType(module, &FastCallType);
+}

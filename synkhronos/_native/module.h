@@ -1,0 +1,55 @@
+/* Declarations shared by the *_module.c files of `synkhronos._native.native`. */
+#ifndef SYNKHRONOS_MODULE_H
+#define SYNKHRONOS_MODULE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+/* NumPy's headers, with the same settings in every file. */
+#define NPY_NO_DEPRECATED_API NPY_1_22_API_VERSION
+#define NPY_TARGET_VERSION NPY_1_22_API_VERSION
+#define PY_ARRAY_UNIQUE_SYMBOL synkhronos_native_array_api
+#ifndef SYNKHRONOS_MODULE_MAIN
+#define NO_IMPORT_ARRAY
+#endif
+#include <numpy/arrayobject.h>
+
+#include "heap.h"
+#include "reductions.h"
+#include "sync.h"
+
+/* Add the functions and types of one *_module.c file; not 0, with an exception set, on failure. */
+int synkhronos_add_block_hash(PyObject *module);
+int synkhronos_add_collectives(PyObject *module);
+int synkhronos_add_fast_call(PyObject *module);
+int synkhronos_add_float16(PyObject *module);
+int synkhronos_add_heap(PyObject *module);
+int synkhronos_add_process(PyObject *module);
+int synkhronos_add_reductions(PyObject *module);
+int synkhronos_add_sync(PyObject *module);
+
+/* -- sync_module.c */
+
+extern PyTypeObject SyncType;
+
+struct sync *sync_of(PyObject *object);
+
+/* Wait as `Sync.wait` does; -1 with an exception set if `check` or a signal handler raises. */
+int sync_wait(PyObject *object, enum counter counter, int64_t value, PyObject *check);
+
+/* -- heap_module.c */
+
+extern PyTypeObject HeapType;
+
+/* The heap of an object of that type; NULL if it has none. */
+struct heap *heap_of(PyObject *object);
+
+/* -- reductions_module.c */
+
+extern PyTypeObject ReductionType;
+
+/* The reduction of an object of that type. NULL with an exception set if it is not for `n` arrays of these dtypes;
+ * `returned` may be NULL. */
+const reduction *reduction_for(PyObject *object, Py_ssize_t n, PyArray_Descr *dtype, PyArray_Descr *returned);
+
+#endif

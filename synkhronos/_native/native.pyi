@@ -1,0 +1,390 @@
+"""Types of the compiled core, in the order of its ``*_module.c`` files."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from numpy.typing import DTypeLike, NDArray
+from typing_extensions import Self
+
+_Argument = TypeVar("_Argument")
+_Result = TypeVar("_Result")
+
+# -- heap_module.c
+
+#: Smallest block of the heap in bytes; smaller allocations go to malloc.
+SMALLEST_BLOCK: int
+
+class Heap:
+    """Shared heap of one session: memory for arrays that all ranks map at the same address, with one arena per rank.
+
+    Its buffer is the memory of all arenas.
+
+    Parameters
+    ----------
+    fd : int
+        File to map, which the heap owns from now on; -1 for private memory.
+    n_ranks, rank : int
+        The number of arenas, and the one that this process takes.
+    size : int
+        Bytes of an arena, a multiple of 2 MiB; 0: no heap, and NumPy allocates as ever.
+    keep : int
+        Most bytes of freed blocks that this rank caches for reuse.
+
+    Attributes
+    ----------
+    base : int or None
+        Address of the first arena; ``None`` if ranks share no memory.
+    short : bool
+        Whether more than half of what `allow` permitted is used up.
+    """
+
+    base: int | None
+    short: bool
+    def __init__(self, fd: int, n_ranks: int, rank: int, size: int, keep: int) -> None: ...
+    def call(self, function: Callable[[_Argument], _Result], argument: _Argument, /) -> _Result:
+        """Call ``function(argument)`` as a command: NumPy allocates arrays in the heap."""
+
+    def share(self, function: Callable[[_Argument], _Result], argument: _Argument, /) -> _Result:
+        """Call ``function(argument)``; processes that this thread forks meanwhile are ranks."""
+
+    def take(self, rank: int, /) -> None:
+        """Take the arena of ``rank``, in a worker that was just forked. The arena is empty afterwards."""
+
+    def allow(self, n_bytes: int, /) -> None:
+        """Set how many bytes this rank may still take from the system, in addition to those that are cached."""
+
+    def trim(self) -> None:
+        """Release all cached blocks."""
+
+    def close(self) -> None:
+        """Release the memory of the other ranks, which have ended, and stop allocating in the heap."""
+
+    def offset(self, array: NDArray[Any], /) -> int | None:
+        """Return the position of an array relative to `base`; ``None`` if it is not in memory that ranks share."""
+
+    def counts(self) -> list[tuple[int, int, int]]:
+        """Return, for each rank, the bytes in use, the bytes cached, and the peak of the bytes in use."""
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+def before_fork() -> None:
+    """Copy the live blocks before a fork that is not of a rank; warns if memory is too short for it."""
+
+def after_fork() -> None:
+    """Free the copies after that fork, in the parent."""
+
+# -- sync_module.c
+
+#: Longest time between two checks whether the other ranks are alive, in seconds.
+POLL: float
+
+# Kinds of counters; see sync.h.
+SENT: int
+ANSWERED: int
+ARRIVED: int
+
+class Sync:
+    """One process's view of the counters by which the ranks of a session wait for each other; see ``sync.h``.
+
+    Parameters
+    ----------
+    memory : buffer of at least ``bytes_for(n_ranks)`` bytes
+        Shared by all ranks, aligned to 64 bytes, initially all zero.
+    n_ranks : int
+    rank : int
+        The rank of this process, which is the master.
+    spin : float
+        Seconds to spin before parking; 0 where ranks share cores.
+
+    Attributes
+    ----------
+    rank : int
+        A worker sets it after it was forked.
+    n_ranks : int
+    sent : int
+        Number of the master's last message.
+    answered, arrived : list of int
+        For each rank, the last message answered, and the last barrier step at which it arrived.
+    aborted : bool
+        Whether the abort flag is set.
+    """
+
+    rank: int
+    n_ranks: int
+    sent: int
+    answered: list[int]
+    arrived: list[int]
+    aborted: bool
+    def __new__(cls, memory: Any, n_ranks: int, rank: int, spin: float) -> Self: ...
+    @staticmethod
+    def bytes_for(n_ranks: int) -> int:
+        """Return the size of the shared memory in bytes."""
+
+    def post(self, counter: int, value: int) -> None:
+        """Set this rank's counter and wake the ranks that may wait for it."""
+
+    def wait(self, counter: int, value: int, check: Callable[[], None]) -> None:
+        """Wait until all counters are at least ``value``.
+
+        Signal handlers and ``check`` run before each sleep, which takes at most `POLL` seconds; an exception from
+        either ends the wait.
+        """
+
+    def park(self, counter: int, value: int) -> None:
+        """Sleep until all counters are at least ``value``, for at most `POLL` seconds."""
+
+    def set_answered(self, rank: int, number: int) -> None:
+        """Set the `ANSWERED` counter of another rank."""
+
+    def restart(self, number: int) -> None:
+        """Reset the barrier steps at the start of message ``number``; all ranks call this."""
+
+    def arrive(self) -> int:
+        """Arrive at the barrier without waiting; return the step to wait for."""
+
+    def meet(self, check: Callable[[], None]) -> None:
+        """Arrive at the barrier and wait for all ranks, as `wait` does."""
+
+    def abort(self) -> None:
+        """Set the abort flag, which ends the waits of all ranks at the barrier."""
+
+    def reset(self) -> None:
+        """Clear the abort flag."""
+
+# -- reductions_module.c
+
+class Reduction:
+    """Element-wise reduction of as many arrays as there are weights, in their order.
+
+    Parameters
+    ----------
+    op : {"sum", "prod", "max", "min", "avg"}
+    dtype, returned : dtype
+        Of the operands and of the outs. They are equal, except that sums and products of integers and booleans may
+        return int64 (uint64 for unsigned integers), and their averages float64.
+    weights : sequence of float
+        Finite and not negative. An operand of weight 0 is left out, including its NaNs. The size of a weight matters
+        only for averages. If all weights are 0 they count as equal.
+
+    Raises
+    ------
+    TypeError
+        If there is no such reduction.
+    ValueError
+        If a weight is negative or not finite.
+    """
+
+    def __init__(self, op: str, dtype: DTypeLike, returned: DTypeLike, weights: Sequence[float]) -> None: ...
+    def __call__(self, operands: Sequence[NDArray[Any]], outs: Sequence[NDArray[Any]]) -> None:
+        """Write the result to each of the outs.
+
+        All arrays are C-contiguous, in native byte order, and of the same size. An out may be an operand if the
+        dtypes are equal, but must not overlap one otherwise. The GIL is released while large arrays are reduced.
+        """
+
+def normalized(weights: Sequence[float]) -> list[float]:
+    """Scale weights so that they sum to one.
+
+    All shares are equal if all weights are 0. Only a weight of 0 gets a share of 0.
+    """
+
+def add_to_sums(sums: NDArray[Any], values: NDArray[Any], weight: float) -> None:
+    """Add weighted values to the sums of a running mean.
+
+    Sums of integers and booleans are pairs of int64, initially 0; the weights are integers whose total is less than
+    2**62. Other sums have the dtype of the values (float32 for float16), initially -0.0; the weights are shares of
+    one. If the sum of two finite terms overflows, it does so only by rounding, and becomes the largest number.
+    """
+
+def mean_of_sums(sums: NDArray[Any], total: int, out: NDArray[Any]) -> None:
+    """Write the mean of integers to ``out``, rounded to nearest with ties to even, or as float64."""
+
+# -- collectives_module.c
+
+#: Bytes of a rank's staging buffer.
+STAGING_BYTES: int
+
+class Collectives:
+    """Collectives of arrays in the ranks' memory; see ``collectives.h``.
+
+    Parameters
+    ----------
+    memory : buffer of at least ``bytes_for(n_ranks)`` bytes
+        Shared by all ranks, aligned to 64 bytes, initially all zero.
+    sync : Sync
+        For the barriers.
+    heap : Heap
+        Arrays in it are reduced where they lie; others are staged.
+    """
+
+    def __init__(self, memory: Any, sync: Sync, heap: Heap) -> None: ...
+    @staticmethod
+    def bytes_for(n_ranks: int) -> int:
+        """Return the size of the shared memory in bytes."""
+
+    def restart(self) -> None:
+        """Reset the rounds at the start of a message; all ranks call this."""
+
+    def run(
+        self,
+        arrays: list[tuple[Any, Any, Any]],
+        signature: int,
+        check: Callable[[], None],
+        wait: Callable[[int], None] | None,
+        skip_last_barrier: bool,
+        /,
+    ) -> bool | None:
+        """Run a collective.
+
+        Parameters
+        ----------
+        arrays : list of (array, out, how)
+            C-contiguous arrays. ``out`` receives the result; ``None``: it is not wanted. ``how`` is a `Reduction`, or
+            the numbers of elements of all ranks if the arrays are gathered.
+        signature : int
+            Must be the same on all ranks.
+        check : callable
+            Raises if a barrier cannot complete any more.
+        wait : callable or None
+            ``wait(step)`` replaces the built-in wait for all ranks at a step of the barrier.
+        skip_last_barrier : bool
+            Return when this rank's own share is done. Results are complete, and arrays no longer accessed by other
+            ranks, when the next collective has passed a barrier.
+
+        Returns
+        -------
+        bool or None
+            Whether any array was reduced or gathered where it lies. ``None`` if the signatures differ, in which case
+            no result is written.
+        """
+
+# -- fast_call_module.c
+
+class FastCall:
+    """Call a compiled function whose arguments lie in cells (lists of one item).
+
+    Parameters
+    ----------
+    function : callable
+        Takes no arguments; returns a list.
+    inputs : tuple of (cell, dtype, tuple of bool)
+        For each argument: its cell, the dtype of the array that it must be, and which of its axes must have length 1.
+    n_outputs : int
+        How many items of the returned list are wanted.
+    cleared : tuple of cells
+        Cells that are set to ``None`` after the call.
+    """
+
+    def __new__(
+        cls,
+        function: Callable[[], list[Any]],
+        inputs: tuple[tuple[list[Any], Any, tuple[bool, ...]], ...],
+        n_outputs: int,
+        cleared: tuple[list[Any], ...],
+    ) -> Self: ...
+    def __call__(self, values: list[Any], /) -> list[Any] | None:
+        """Call the function; return ``None``, without calling it, if the values are not such arrays."""
+
+# -- process_module.c
+
+def die_with(pid: int, by_main_thread: bool, /) -> bool:
+    """Have this process killed when another one ends.
+
+    Parameters
+    ----------
+    pid : int
+        The other process, which may be the parent.
+    by_main_thread : bool
+        Have this process killed with the thread that forked it, too.
+
+    Returns
+    -------
+    bool
+        Whether the system allows it.
+    """
+
+def exit_on_signal(number: int, /) -> None:
+    """Have a signal end this process at once with exit code 0, even while it runs C code.
+
+    Parameters
+    ----------
+    number : int
+        Of the signal.
+    """
+
+def set_handlers(set: Callable[[int, Any], Any], handlers: dict[int, Any], /) -> list[BaseException]:
+    """Set the Python handlers of several signals, even if handlers raise in the meantime.
+
+    C handlers that replaced Python's own, as faulthandler's do, stay in place.
+
+    Parameters
+    ----------
+    set : callable
+        ``signal.signal``.
+    handlers : dict
+        By signal number.
+
+    Returns
+    -------
+    list
+        The exceptions that were raised.
+    """
+
+def require_frames(n: int, /) -> None:
+    """Raise `RecursionError` if fewer than ``n`` frames are left within this thread's recursion limit."""
+
+class Descriptor:
+    """A file descriptor with the identity of its file: the device and the inode.
+
+    Parameters
+    ----------
+    fd : int
+
+    Raises
+    ------
+    OSError
+        If it is not open.
+    """
+
+    def __new__(cls, fd: int) -> Self: ...
+    def find(self) -> int:
+        """Return the descriptor, or -1 if its number belongs to another file, or none.
+
+        Raises
+        ------
+        ValueError
+            After `close`.
+        """
+
+    def close(self) -> None:
+        """Close the descriptor, unless its number belongs to another file. Deleting the object does the same."""
+
+# -- float16_module.c
+
+def narrow(values: NDArray[Any], out: NDArray[Any], is_bfloat16: bool, /) -> None:
+    """Convert float32 to the bits of bfloat16 or float16, in a uint16 array, rounding to nearest with ties to even."""
+
+def widen(values: NDArray[Any], out: NDArray[Any], is_bfloat16: bool, /) -> None:
+    """Convert the bits of bfloat16 or float16, in a uint16 array, to float32."""
+
+# -- block_hash_module.c
+
+def hash_blocks(content: Any, numbers: NDArray[Any], key: bytes, out: NDArray[Any], /) -> None:
+    """Write hashes of blocks of memory. Releases the GIL.
+
+    Parameters
+    ----------
+    content : bytes-like
+        C-contiguous; its last block may be shorter than the others.
+    numbers : int64 array
+        Of the blocks to hash.
+    key : bytes
+        Random. Its length is the block size plus 16; the block size is a multiple of 16.
+    out : uint64 array of shape (len(numbers), 4)
+        Two different blocks of one length have equal hashes with a probability of at most 2^-128.
+
+    Raises
+    ------
+    ValueError
+        If a block does not exist, or sizes do not match.
+    """

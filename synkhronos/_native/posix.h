@@ -1,0 +1,71 @@
+/* POSIX helpers: file descriptors with a checked identity, and background threads. Independent of Python. */
+#ifndef SYNKHRONOS_POSIX_H
+#define SYNKHRONOS_POSIX_H
+
+#include <limits.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* A file descriptor with the identity of its file.
+ *
+ * A program may close descriptors that it did not open (`os.closerange`, as daemons do), or replace their files
+ * (`dup2`). So the device and inode are stored, and compared before each use. Memory files, sockets, pipes and files
+ * on disk have an inode each. Anonymous inodes (of `eventfd`, `epoll`, and of `pidfd` before Linux 6.9) are one for
+ * all, and cannot be told apart in this way. Another thread may still replace the file between the comparison and
+ * the use. */
+struct descriptor {
+    int fd; /* -1: closed */
+    dev_t device;
+    ino_t inode;
+};
+
+/* Take ownership of a descriptor. Returns 0, with errno set, if it is not open. */
+static inline int descriptor_own(struct descriptor *self, int fd)
+{
+    struct stat file;
+    if (fstat(fd, &file) != 0)
+        return 0;
+    *self = (struct descriptor){fd, file.st_dev, file.st_ino};
+    return 1;
+}
+
+/* The descriptor; -1 if it is closed, or its number belongs to another file now. */
+static inline int descriptor_number(const struct descriptor *self)
+{
+    struct stat file;
+    int is_own = self->fd >= 0 && fstat(self->fd, &file) == 0
+                 && file.st_dev == self->device && file.st_ino == self->inode;
+    return is_own ? self->fd : -1;
+}
+
+/* Close the descriptor, unless its number belongs to another file now. */
+static inline void descriptor_close(struct descriptor *self)
+{
+    int fd = descriptor_number(self);
+    self->fd = -1;
+    if (fd >= 0)
+        close(fd);
+}
+
+/* -- Threads */
+
+/* Start a detached thread with a small stack, which handles no signals. Returns 0 if the system refuses. */
+static inline int start_thread(void *(*work)(void *), void *argument)
+{
+    pthread_t thread;
+    pthread_attr_t attributes;
+    sigset_t every, before;
+    sigfillset(&every);
+    pthread_attr_init(&attributes);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    pthread_attr_setstacksize(&attributes, 4 * (size_t)PTHREAD_STACK_MIN);
+    pthread_sigmask(SIG_SETMASK, &every, &before);
+    int failed = pthread_create(&thread, &attributes, work, argument);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+    return !failed;
+}
+
+#endif

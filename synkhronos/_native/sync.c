@@ -1,0 +1,152 @@
+/* Synchronization of ranks: spin briefly, then park in a futex. See sync.h. */
+#define _GNU_SOURCE
+#include "sync.h"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    READS_PER_CLOCK = 16, /* of the counters between two reads of the clock */
+    PREEMPTED_NS = 50000, /* a longer gap between two reads of the clock: another thread had the core */
+    IDLE_FACTOR = 5,      /* a worker spins this much longer for its next message: its core has nothing else to do */
+    STEPS_BITS = 24       /* low bits of an `ARRIVED` counter; the high bits hold the number of the message */
+};
+
+/* A futex shared between processes. Where a sandbox refuses futexes, no rank sleeps, and waiting is slow but
+ * correct. That case gets no further support, because glibc aborts the process if one of its own locks is refused a
+ * futex. */
+static long futex(_Atomic uint32_t *word, int operation, uint32_t value, long nanoseconds)
+{
+    struct { long seconds, nanoseconds; } limit = {0, nanoseconds};
+    return syscall(SYS_futex, word, operation, value, &limit, NULL, 0);
+}
+
+static int64_t now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+/* Hint to the processor that this is a spin loop. */
+static void cpu_relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb");
+#endif
+}
+
+size_t sync_bytes(int n_ranks)
+{
+    return sizeof(struct sync_shared) + (size_t)n_ranks * sizeof(struct sync_slot);
+}
+
+/* Whether other ranks wait for this rank's counter. */
+static bool matters(const struct sync *sync, enum counter counter, int rank)
+{
+    return counter == ARRIVED || (counter == SENT) == (rank == sync->master);
+}
+
+static bool is_behind(const struct sync *sync, enum counter counter, int rank, int64_t value)
+{
+    return matters(sync, counter, rank) && atomic_load(&sync->shared->slots[rank].counters[counter]) < value;
+}
+
+bool sync_reached(const struct sync *sync, enum counter counter, int64_t value)
+{
+    for (int rank = 0; rank < sync->n_ranks; rank++)
+        if (is_behind(sync, counter, rank, value))
+            return false;
+    return true;
+}
+
+static void wake(struct sync_slot *slot)
+{
+    if (atomic_load(&slot->parked)) {
+        atomic_fetch_add(&slot->wakes, 1);
+        futex(&slot->wakes, FUTEX_WAKE, 1, 0);
+    }
+}
+
+void sync_post(struct sync *sync, enum counter counter, int64_t value)
+{
+    struct sync_slot *own = &sync->shared->slots[sync->rank];
+    if (sync->spin > 0)
+        atomic_store_explicit(&own->core, sched_getcpu(), memory_order_relaxed);
+    atomic_store(&own->counters[counter], value);
+    if (!sync_reached(sync, counter, value))
+        return;
+    for (int rank = 0; rank < sync->n_ranks; rank++)
+        if (rank != sync->rank && (counter != ANSWERED || rank == sync->master))
+            wake(&sync->shared->slots[rank]);
+}
+
+void sync_restart(struct sync *sync, int64_t number)
+{
+    sync->step = number << STEPS_BITS;
+}
+
+int64_t sync_arrive(struct sync *sync)
+{
+    sync_post(sync, ARRIVED, ++sync->step);
+    return sync->step;
+}
+
+/* Whether an awaited rank may have to wait until this rank leaves the core. */
+static bool shares_native(const struct sync *sync, enum counter counter, int64_t value)
+{
+    int core = sched_getcpu();
+    for (int rank = 0; rank < sync->n_ranks; rank++)
+        if (is_behind(sync, counter, rank, value)
+            && atomic_load_explicit(&sync->shared->slots[rank].core, memory_order_relaxed) == core)
+            return true;
+    return false;
+}
+
+/* Only barriers are aborted: messages and answers still arrive. */
+static bool is_aborted(const struct sync *sync, enum counter counter)
+{
+    return counter == ARRIVED && atomic_load(&sync->shared->aborted);
+}
+
+bool sync_spin(const struct sync *sync, enum counter counter, int64_t value)
+{
+    if (sync->spin == 0 || shares_native(sync, counter, value))
+        return sync_reached(sync, counter, value);
+    int64_t time = now(), deadline = time + sync->spin * (counter == SENT ? IDLE_FACTOR : 1), before;
+    do {
+        for (int read = 0; read < READS_PER_CLOCK; read++) {
+            if (sync_reached(sync, counter, value))
+                return true;
+            cpu_relax();
+        }
+        before = time;
+        sched_yield();
+        time = now();
+    } while (!is_aborted(sync, counter) && time < deadline && time - before < PREEMPTED_NS);
+    return false;
+}
+
+bool sync_park(struct sync *sync, enum counter counter, int64_t value)
+{
+    struct sync_slot *own = &sync->shared->slots[sync->rank];
+    uint32_t wakes = atomic_load(&own->wakes);
+    atomic_store(&own->parked, 1);
+    bool woken = sync_reached(sync, counter, value) || is_aborted(sync, counter)
+                 || futex(&own->wakes, FUTEX_WAIT, wakes, POLL_NS) == 0 || atomic_load(&own->wakes) != wakes;
+    atomic_store(&own->parked, 0);
+    return woken;
+}
+
+void sync_abort(struct sync *sync)
+{
+    atomic_store(&sync->shared->aborted, 1);
+    for (int rank = 0; rank < sync->n_ranks; rank++)
+        if (rank != sync->rank)
+            wake(&sync->shared->slots[rank]);
+}
