@@ -78,12 +78,12 @@ model:
 
 N ?= 1000
 exact-programs: $(VENV)/with-test
-	$(BIN)/python tests/random_programs.py $(N) $(SEED)
+	$(BIN)/python tests/helpers/random_programs.py $(N) $(SEED)
 
 # Some 30,000 graphs, with checks of shapes: half an hour.
 SHARE ?= 1
 fuzz-sharding: $(VENV)/with-test
-	SYNKHRONOS_CHECK_SHARDING=1 $(BIN)/python tests/sharding_programs.py $(SHARE)
+	SYNKHRONOS_CHECK_SHARDING=1 $(BIN)/python tests/helpers/sharding_rule_programs.py $(SHARE)
 
 SECONDS ?= 3600
 soak: $(VENV)/with-test

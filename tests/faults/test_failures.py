@@ -11,24 +11,10 @@ import traceback
 
 import numpy as np
 import pytest
-from engine import T, on_theano, theano
-from support import (
-    EXIT,
-    KILL,
-    LEAVE,
-    LONG_SLEEP,
-    NOTHING,
-    RAISE,
-    RAISE_LATE,
-    SEGFAULT,
-    SLEEP,
-    Fault,
-    is_running,
-    run_script,
-    shared_memory_names,
-    wait_until,
-    worker_pids,
-)
+from backend import T, on_theano, theano
+from fault_op import EXIT, KILL, LEAVE, LONG_SLEEP, NOTHING, RAISE, RAISE_LATE, SEGFAULT, SLEEP, Fault
+from process_state import is_running, shared_memory_names, wait_until, worker_pids
+from scripts import run_script
 
 import synkhronos as synk
 from synkhronos._session.lifecycle import current

@@ -14,21 +14,11 @@ import time
 
 import numpy as np
 import pytest
-from engine import T, theano
-from sandbox import may_refuse
-from support import (
-    KILL,
-    LONG_SLEEP,
-    NOTHING,
-    RAISE,
-    Fault,
-    is_running,
-    run_script,
-    shared_memory_names,
-    start_script,
-    wait_until,
-    worker_pids,
-)
+from backend import T, theano
+from fault_op import KILL, LONG_SLEEP, NOTHING, RAISE, Fault
+from process_state import is_running, shared_memory_names, wait_until, worker_pids
+from scripts import run_script, start_script
+from seccomp import may_refuse
 
 import synkhronos as synk
 from synkhronos._collectives import SharedMemoryTransport
@@ -524,7 +514,7 @@ needs_mount = pytest.mark.skipif(
 SMALL = """
 from test_faults import shrink_shared_memory
 shrink_shared_memory(5 * 2**20)
-from sandbox import refuse
+from seccomp import refuse
 refuse("memfd_create")
 import gc, re
 def free():

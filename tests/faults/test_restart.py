@@ -10,20 +10,10 @@ import time
 import numpy as np
 import psutil
 import pytest
-from engine import MRG_RandomStreams, RandomStreams, T, theano
-from support import (
-    KILL,
-    LEAVE,
-    LONG_SLEEP,
-    NOTHING,
-    RAISE,
-    SEGFAULT,
-    Fault,
-    assert_close,
-    is_running,
-    wait_until,
-    worker_pids,
-)
+from backend import MRG_RandomStreams, RandomStreams, T, theano
+from comparison import assert_close
+from fault_op import KILL, LEAVE, LONG_SLEEP, NOTHING, RAISE, SEGFAULT, Fault
+from process_state import is_running, wait_until, worker_pids
 
 import synkhronos as synk
 

@@ -8,8 +8,10 @@ import time
 
 import numpy as np
 import pytest
-from engine import T, theano
-from support import NOTHING, ROOT, SLEEP, Fault, is_running, run_script, start_script, wait_until, worker_pids
+from backend import T, theano
+from fault_op import NOTHING, SLEEP, Fault
+from process_state import is_running, wait_until, worker_pids
+from scripts import ROOT, run_script, start_script
 
 import synkhronos as synk
 from synkhronos._interrupts import deferred_interrupts, interrupt_behind, let_interrupts_pass

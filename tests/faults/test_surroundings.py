@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from engine import T, theano
-from sandbox import needs_seccomp
-from support import is_running, run_script, start_script, wait_until, worker_pids
+from backend import T, theano
+from process_state import is_running, wait_until, worker_pids
+from scripts import run_script, start_script
+from seccomp import needs_seccomp
 
 import synkhronos as synk
 from synkhronos._limits import free_memory
@@ -479,7 +480,7 @@ FORBIDDEN = {
 @needs_seccomp
 @pytest.mark.parametrize("what", FORBIDDEN)
 def test_what_a_sandbox_forbids(what):
-    out, err = run_script(f"{WORK}\nfrom sandbox import refuse\n{FORBIDDEN[what]}\nwork()\n")
+    out, err = run_script(f"{WORK}\nfrom seccomp import refuse\n{FORBIDDEN[what]}\nwork()\n")
     assert out == "worked\n"
     assert err == ""
 
@@ -488,7 +489,7 @@ def test_what_a_sandbox_forbids(what):
 def test_a_worker_ends_with_its_controller_where_pidfds_are_refused():
     process = start_script(
         """
-        from sandbox import refuse
+        from seccomp import refuse
         refuse("pidfd_open")
         def fork_in_a_thread():  # else the kernel has another way to end workers
             synk.fork(2)
@@ -771,7 +772,7 @@ def test_a_fork_that_the_kernel_refuses_leaves_nothing():
     out, _ = run_script(
         """
         import errno, gc
-        from sandbox import refuse
+        from seccomp import refuse
         synk.fork(2); synk.close()
         gc.collect()
         before = len(os.listdir("/proc/self/fd"))

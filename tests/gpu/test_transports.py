@@ -4,12 +4,14 @@
 looked at.
 """
 
+import os
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-from support import ROOT, gpus
+from gpu_devices import gpus
+from scripts import ROOT, python_path
 from transports import DTYPES, OPS, SHAPES, WEIGHTED, WEIGHTS, has, name_of, value
 
 REDUCTIONS = {"avg": np.add, "sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
@@ -43,7 +45,8 @@ def outcomes(tmp_path_factory):
             devices = ",".join((there * n_ranks)[:n_ranks])
             file = tmp_path_factory.mktemp("outcome") / "results.npz"
             command = [sys.executable, "tests/gpu/transports.py", way, devices, str(file)]
-            run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+            environment = {**os.environ, "PYTHONPATH": python_path()}
+            run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=environment)
             assert run.returncode == 0, run.stderr
             with np.load(file) as results:
                 done[way, kind, n_ranks] = dict(results)

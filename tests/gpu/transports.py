@@ -36,9 +36,9 @@ def has(op, dtype):
 
 def main(transport, devices, path):
     if transport == "stand-in":
-        import stand_in
+        import fake_nccl
 
-        stand_in.install()
+        fake_nccl.install()
     import synkhronos as synk
 
     theano = importlib.import_module(synk.engine)
@@ -88,7 +88,7 @@ def main(transport, devices, path):
     synk.all_gather([variables[key] for key in many], nccl=nccl)
     on_all_ranks("all_gather", many)
     if transport == "stand-in":
-        results["collectives of the stand-in"] = np.array(sorted(stand_in.done))
+        results["collectives of the stand-in"] = np.array(sorted(fake_nccl.done))
     del functions
     synk.close()
     np.savez(path, **results)

@@ -10,9 +10,9 @@ import textwrap
 import time
 
 import pytest
-from engine import theano_only
-from hosts import MPIEXEC
-from jobs import needs_mpi
+from backend import theano_only
+from mpi_jobs import needs_mpi
+from namespace_hosts import MPIEXEC
 
 from synkhronos._machine.supervisor import Supervisor
 from synkhronos._rendezvous import ENDED, WAITS, Report

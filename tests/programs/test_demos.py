@@ -15,8 +15,9 @@ from importlib.util import find_spec
 import numpy as np
 import psutil
 import pytest
-from engine import theano_only
-from support import ROOT, shared_memory_names, wait_until
+from backend import theano_only
+from process_state import shared_memory_names, wait_until
+from scripts import ROOT
 
 sys.path.append(str(ROOT))
 

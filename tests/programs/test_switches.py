@@ -1,8 +1,8 @@
 """The flags of Theano's that turn the vector code off."""
 
 import pytest
-from engine import theano_only
-from support import run_script
+from backend import theano_only
+from scripts import run_script
 
 from synkhronos._compat.switches import SWITCHES
 

@@ -6,12 +6,12 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from engine import T, theano
+from backend import T, theano
+from comparison import assert_close, shares
 from hypothesis import given
 from hypothesis import strategies as st
-from on_machines import one_machine
-from strategies import batches
-from support import assert_close, shares
+from hypothesis_strategies import batches
+from multinode_sessions import one_machine
 
 import synkhronos as synk
 from synkhronos._collectives import OPS

@@ -12,11 +12,13 @@ import sys
 import numpy as np
 import psutil
 import pytest
-from engine import T
+from backend import T
+from comparison import assert_close
 from hypothesis import given
 from hypothesis import strategies as st
-from on_machines import one_machine
-from support import ROOT, assert_close, run_script, wait_until, worker_pids
+from multinode_sessions import one_machine
+from process_state import wait_until, worker_pids
+from scripts import ROOT, run_script
 
 import synkhronos as synk
 

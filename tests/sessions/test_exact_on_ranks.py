@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from engine import theano
-from small_programs import PROGRAMS, ROWS, WHOLE, inputs_of, marked, outputs_of
+from backend import theano
+from example_programs import PROGRAMS, ROWS, WHOLE, inputs_of, marked, outputs_of
 
 import synkhronos as synk
 

@@ -9,12 +9,12 @@ import re
 
 import numpy as np
 import pytest
-from engine import MRG_RandomStreams, T, theano, theano_only
+from backend import MRG_RandomStreams, T, theano, theano_only
+from comparison import assert_close, shares
 from hypothesis import given
 from hypothesis import strategies as st
-from on_machines import one_machine
-from strategies import batches
-from support import assert_close, shares
+from hypothesis_strategies import batches
+from multinode_sessions import one_machine
 
 import synkhronos as synk
 from synkhronos import _session

@@ -14,16 +14,9 @@ import warnings
 import numpy as np
 import psutil
 import pytest
-from engine import T, theano
-from support import (
-    is_running,
-    python,
-    run_script,
-    shared_memory_names,
-    start_script,
-    wait_until,
-    worker_pids,
-)
+from backend import T, theano
+from process_state import is_running, shared_memory_names, wait_until, worker_pids
+from scripts import python, run_script, start_script
 from threadpoolctl import threadpool_info
 
 import synkhronos as synk

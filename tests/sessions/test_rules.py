@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from engine import T, lasagne, theano, theano_only
+from backend import T, lasagne, theano, theano_only
 
 import synkhronos as synk
 from synkhronos.extensions import updates

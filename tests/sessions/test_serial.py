@@ -4,8 +4,8 @@ import warnings
 
 import numpy as np
 import pytest
-from engine import MRG_RandomStreams, T, theano
-from support import assert_close, same_state
+from backend import MRG_RandomStreams, T, theano
+from comparison import assert_close, same_state
 
 import synkhronos as synk
 

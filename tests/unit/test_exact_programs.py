@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from divided import COLLECTIVES, check, rows
-from engine import T
-from small_programs import PROGRAMS, ROWS, WHOLE, evaluated, inputs_of, marked, outputs_of
+from backend import T
+from example_programs import PROGRAMS, ROWS, WHOLE, evaluated, inputs_of, marked, outputs_of
+from simulated_ranks import COLLECTIVES, check, rows
 
 from synkhronos._exact.rules import MAKERS, RULES
 from synkhronos._exact.walk import Walk

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import ROOT
+from scripts import ROOT
 
 from synkhronos import _engine
 from synkhronos._compat.blas import candidates

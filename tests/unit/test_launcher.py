@@ -20,8 +20,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from engine import theano_only
-from support import ROOT, is_running, wait_until
+from backend import theano_only
+from process_state import is_running, wait_until
+from scripts import ROOT
 
 import synkhronos
 from synkhronos import _engine

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import run_script
+from scripts import run_script
 
 from synkhronos._core import native
 from synkhronos._memory.anonymous import new_descriptor

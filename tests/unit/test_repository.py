@@ -4,7 +4,7 @@ import re
 
 import pytest
 import yaml
-from support import ROOT
+from scripts import ROOT
 
 import synkhronos
 

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from processes import Ranks
+from rank_processes import Ranks
 
 from synkhronos._team.signals import ANSWERED, POLL, SENT
 from synkhronos._team.timeline import STRAGGLING

@@ -1,7 +1,7 @@
 """What is told of machines on which not everything is the same."""
 
 import numpy as np
-from engine import theano
+from backend import theano
 
 from synkhronos._nodes.versions import describe, tell_differences
 

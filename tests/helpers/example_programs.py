@@ -10,7 +10,7 @@ import functools
 import numpy as np
 import pytest
 import scipy.sparse
-from engine import T, pool_2d, pool_3d, theano, theano_only  # noqa: F401
+from backend import T, pool_2d, pool_3d, theano, theano_only  # noqa: F401
 
 constant = theano.gradient.disconnected_grad
 _NO_GRADIENT = (theano.gradient.NullTypeGradError, theano.gradient.DisconnectedInputError)
