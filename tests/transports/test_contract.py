@@ -1,31 +1,71 @@
-"""One contract for every transport: each collective, op and dtype on 1, 2, 3 and 5 ranks, against NumPy.
+"""The contract of every transport: each collective, op and dtype on several ranks, compared with NumPy.
 
-`transports.py` does them all in a process of its own, since a process can take GPUs only once; here each result is
-looked at.
+`run_collectives.py` carries out all of them in a program of its own, since a process can take GPUs only once. The tests
+compare each result.
 """
 
 import os
 import subprocess
 import sys
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 from gpu_devices import gpus
+from mpi_jobs import needs_mpi
+from namespace_hosts import MPIEXEC
+from run_collectives import DTYPES, OPS, SHAPES, WEIGHTED, WEIGHTS, has, name_of, value
 from scripts import ROOT, python_path
-from transports import DTYPES, OPS, SHAPES, WEIGHTED, WEIGHTS, has, name_of, value
 
 REDUCTIONS = {"avg": np.add, "sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
 TOLERANCE = {"float16": 4e-3, "float32": 1e-5, "float64": 1e-12}
 
+
+class Transport(NamedTuple):
+    """How ranks are connected.
+
+    Attributes
+    ----------
+    way : str
+        The first argument of `run_collectives.py`.
+    kind : str
+        Of devices: ``"cpu"``, ``"opencl"`` or ``"cuda"``.
+    nodes : tuple of int
+        How many ranks each node has.
+    """
+
+    way: str
+    kind: str
+    nodes: tuple
+
+    @property
+    def n_ranks(self):
+        return sum(self.nodes)
+
+    @property
+    def root(self):
+        """The rank of the controller: the last one of the first node."""
+        return self.nodes[0] - 1
+
+
+def _over_mpi(way, *nodes):
+    name = f"mpi-{way}-{'+'.join(map(str, nodes))}"
+    return pytest.param(Transport(f"mpi {way}", "cpu", nodes), id=name, marks=needs_mpi)
+
+
 TRANSPORTS = [
-    *[pytest.param(("shared memory", "cpu", n), id=f"shared-memory-{n}") for n in (1, 2, 3, 5)],
+    *[pytest.param(Transport("shared memory", "cpu", (n,)), id=f"shared-memory-{n}") for n in (1, 2, 3, 5)],
+    *[_over_mpi("votes", *nodes) for nodes in ((1, 1), (2, 1, 2))],
+    *[_over_mpi("pieces", *nodes) for nodes in ((2, 1), (1, 1, 1))],
     *[
-        pytest.param((way, "opencl", n), id=f"opencl-{way}-{n}", marks=[pytest.mark.opencl, pytest.mark.slow])
+        pytest.param(
+            Transport(way, "opencl", (n,)), id=f"opencl-{way}-{n}", marks=[pytest.mark.opencl, pytest.mark.slow]
+        )
         for way in ("host", "stand-in")
         for n in (1, 2, 3, 5)
     ],
     *[
-        pytest.param((way, "cuda", n), id=f"cuda-{way}-{n}", marks=[pytest.mark.cuda, pytest.mark.slow])
+        pytest.param(Transport(way, "cuda", (n,)), id=f"cuda-{way}-{n}", marks=[pytest.mark.cuda, pytest.mark.slow])
         for way in ("host", "nccl")
         for n in (1, 2, 4, 8)
     ],
@@ -34,23 +74,31 @@ TRANSPORTS = [
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
-    """What `transports.py` has found, run once for each transport and number of ranks."""
+    """The results of `run_collectives.py`, which runs once for each transport."""
     done = {}
 
-    def outcome(way, kind, n_ranks):
-        if (way, kind, n_ranks) not in done:
-            there = ["cpu"] if kind == "cpu" else gpus(kind)
-            if way == "nccl" and n_ranks > len(there):
-                pytest.skip(f"{len(there)} GPUs")
-            devices = ",".join((there * n_ranks)[:n_ranks])
+    def outcome(transport):
+        if transport not in done:
+            available = ["cpu"] if transport.kind == "cpu" else gpus(transport.kind)
+            if transport.way == "nccl" and transport.n_ranks > len(available):
+                pytest.skip(f"{len(available)} GPUs")
+            devices = ",".join((available * transport.n_ranks)[: transport.n_ranks])
             file = tmp_path_factory.mktemp("outcome") / "results.npz"
-            command = [sys.executable, "tests/gpu/transports.py", way, devices, str(file)]
-            environment = {**os.environ, "PYTHONPATH": python_path()}
-            run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=environment)
+            launch = [MPIEXEC, "-n", str(len(transport.nodes))] if len(transport.nodes) > 1 else []
+            nodes = ",".join(map(str, transport.nodes))
+            command = [*launch, sys.executable, "tests/transports/run_collectives.py"]
+            run = subprocess.run(
+                [*command, transport.way, devices, nodes, str(file)],
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                timeout=300,
+                env={**os.environ, "PYTHONPATH": python_path()},
+            )
             assert run.returncode == 0, run.stderr
             with np.load(file) as results:
-                done[way, kind, n_ranks] = dict(results)
-        return done[way, kind, n_ranks]
+                done[transport] = dict(results)
+        return done[transport]
 
     return outcome
 
@@ -89,10 +137,10 @@ def check_equal(got, wanted):
 class TestContract:
     @pytest.mark.parametrize("op", [*OPS, WEIGHTED])
     @pytest.mark.parametrize("dtype", DTYPES)
-    def test_reductions(self, outcomes, transport, op, dtype):
+    def test_reductions_are_those_of_numpy(self, outcomes, transport, op, dtype):
         if not has(op, dtype):
             pytest.skip("truth values are not added")
-        found, n_ranks = outcomes(*transport), transport[2]
+        found, n_ranks = outcomes(transport), transport.n_ranks
         for shape in SHAPES:
             kept = expected(op, dtype, shape, n_ranks, returned=False)
             first = found[name_of(f"all_reduce {op}/rank 0", dtype, shape)]
@@ -102,30 +150,32 @@ class TestContract:
                 np.testing.assert_array_equal(got, first)  # the same to the bit
             if op == WEIGHTED:
                 continue
-            for rank in range(n_ranks):  # the master is the last one
+            for rank in range(n_ranks):
                 got = found[name_of(f"reduce in place {op}/rank {rank}", dtype, shape)]
-                check(got, kept if rank == n_ranks - 1 else value(rank, dtype, shape), dtype)
+                check(got, kept if rank == transport.root else value(rank, dtype, shape), dtype)
             returned = found[name_of(f"reduce {op}", dtype, shape)]
             check(returned, expected(op, dtype, shape, n_ranks, returned=True), dtype)
 
     @pytest.mark.parametrize("dtype", DTYPES)
-    def test_copies(self, outcomes, transport, dtype):
-        found, n_ranks = outcomes(*transport), transport[2]
+    def test_broadcast_and_gathers_copy_values(self, outcomes, transport, dtype):
+        found, n_ranks = outcomes(transport), transport.n_ranks
         for shape in SHAPES:
             together = np.concatenate([value(rank, dtype, shape) for rank in range(n_ranks)])
             check_equal(found[name_of("gather", dtype, shape)], together)
             for rank in range(n_ranks):
                 got = found[name_of(f"broadcast/rank {rank}", dtype, shape)]
-                check_equal(got, value(n_ranks - 1, dtype, shape))
+                check_equal(got, value(transport.root, dtype, shape))
                 if shape != "row":
                     got = found[name_of(f"all_gather/rank {rank}", dtype, shape)]
                     check_equal(got, together)
 
-    def test_takes_the_way_that_it_says(self, outcomes, transport):
-        found = outcomes(*transport)
-        if transport[0] == "stand-in":
-            root = transport[2] - 1
+    def test_the_requested_transport_is_used(self, outcomes, transport):
+        found = outcomes(transport)
+        if transport.way == "stand-in":
+            root = transport.root
             kinds = ["all_gather", "all_reduce", f"broadcast from {root}", f"reduce to {root}"]
             assert found["collectives of the stand-in"].tolist() == kinds
         else:
             assert "collectives of the stand-in" not in found
+        of_mpi = transport.way.startswith("mpi")
+        assert found["ways between nodes"].tolist() == ([transport.way.split()[-1]] if of_mpi else [])
