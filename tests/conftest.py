@@ -9,6 +9,7 @@ import json
 import os
 import re
 import signal
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -23,6 +24,8 @@ from process_state import ProcessState
 from scripts import fork_server
 
 import synkhronos as synk
+
+HELPERS = {path.stem for path in (Path(__file__).parent / "helpers").glob("*.py")}
 
 RANKS = multinode_sessions.RANKS
 
@@ -146,12 +149,14 @@ def nothing_left(request):
 
 
 def forget_what_was_built(module):
-    """Drop the functions that a module keeps for its tests, or later sessions would replicate them too."""
+    """Drop the functions that a module and helpers keep for tests, or later sessions would replicate them too."""
     for name, value in list(vars(module).items()):
         if hasattr(value, "cache_clear"):
             value.cache_clear()
         elif name == "_built":
             value.clear()
+    for helper in HELPERS & sys.modules.keys():
+        getattr(sys.modules[helper], "built", {}).clear()
 
 
 class LeftOut(pytest.Module):

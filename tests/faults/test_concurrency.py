@@ -12,7 +12,7 @@ import warnings
 import numpy as np
 import pytest
 from backend import T, theano
-from fault_op import NOTHING, SLEEP, Fault
+from fault_ops import NOTHING, SLEEP, Fault
 from process_state import is_running, wait_until, worker_pids
 from scripts import run_script, start_script
 

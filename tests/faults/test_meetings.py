@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 from backend import T, ifelse, theano
-from fault_op import KILL, LONG_SLEEP, NOTHING, RAISE, SLEEP, Fault
+from fault_ops import KILL, LONG_SLEEP, NOTHING, RAISE, SLEEP, Fault
 from process_state import worker_pids
 from scripts import run_script
 

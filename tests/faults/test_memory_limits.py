@@ -7,7 +7,7 @@ import textwrap
 import numpy as np
 import pytest
 from backend import T, theano
-from fault_op import KILL, Fault
+from fault_ops import KILL, Fault
 from process_state import wait_until, worker_pids
 from scripts import run_script
 from seccomp import may_refuse, needs_seccomp

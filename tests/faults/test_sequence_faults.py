@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 from backend import T, theano
-from fault_op import KILL, LONG_SLEEP, NOTHING, RAISE, RAISE_LATE, SLEEP, Fault
+from fault_ops import KILL, LONG_SLEEP, NOTHING, RAISE, RAISE_LATE, SLEEP, Fault
 from process_state import worker_pids
 
 import synkhronos as synk

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from fault_op import NOTHING, RAISE, Fault
+from fault_ops import NOTHING, RAISE, Fault
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 import synkhronos as synk

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import signal
 import threading
 import time
 
@@ -82,3 +83,32 @@ def worker_pids():
     """The process ids of the workers of this process's session, in the order of their ranks."""
     children = {child.pid for child in psutil.Process().children()} - {fork_server.pid}
     return sorted(filter(is_running, children))
+
+
+def kill(*pids):
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    assert wait_until(lambda: not any(map(is_running, pids)), 2)
+
+
+def shared_bytes(pid):
+    """Bytes of the segments that a process has mapped."""
+    total = 0
+    with open(f"/proc/{pid}/maps") as maps:
+        for line in maps:
+            if "/memfd:synkhronos" in line:
+                start, end = line.split()[0].split("-")
+                total += int(end, 16) - int(start, 16)
+    return total
+
+
+def later(seconds, action, *arguments):
+    """Do something after a while, and note when that was."""
+    happened = []
+
+    def act():
+        happened.append(time.monotonic())
+        action(*arguments)
+
+    threading.Timer(seconds, act).start()
+    return happened

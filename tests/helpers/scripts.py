@@ -26,7 +26,7 @@ PRELUDE = """
     import synkhronos as synk
     from backend import T, cpp_codes, theano
     from comparison import *
-    from fault_op import *
+    from fault_ops import *
     from process_state import *
     from scripts import *
 """
@@ -95,3 +95,48 @@ def run_script(source, *arguments, timeout=90, returncode=0, **options):
         raise AssertionError(f"the script did not end in {timeout} s\n{out}\n{err}") from None
     assert process.returncode == returncode, f"exit code {process.returncode}\n{out}\n{err}"
     return out, err
+
+
+def launch(*arguments, cache, options=(), timeout=110, directory=None, check=False, stdin=None, **environment):
+    """Execute ``python -m synkhronos`` with these arguments, and a cache folder of its own."""
+    surroundings = {**os.environ, "XDG_CACHE_HOME": str(cache), **environment}
+    surroundings["PYTHONPATH"] = os.pathsep.join(filter(None, [environment.get("PYTHONPATH"), str(ROOT)]))
+    return subprocess.run(
+        [sys.executable, *options, "-m", "synkhronos", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        input=stdin,
+        timeout=timeout,
+        env=surroundings,
+        cwd=directory,
+        check=check,
+    )
+
+
+#: A program with a session of three ranks; it prints the process ids of the workers.
+SESSION = """
+synk.fork(3)
+x, fault = T.dvector("x"), theano.shared(NOTHING, "fault")
+f = synk.function([x], (Fault()(x, fault).sum(), "sum"))
+d = synk.data(np.ones(1000))
+assert f(d) == 1000
+print(*worker_pids(), flush=True)
+"""
+
+
+def read_pids(process):
+    """The process ids of workers that `SESSION` prints."""
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    assert len(pids) == 2, process.communicate()
+    return pids
+
+
+def without_the_package(program, *arguments):
+    """The command that executes a program in which the package's modules can be imported without the package."""
+    stand_in = """
+        import sys, types
+        package = sys.modules["synkhronos"] = types.ModuleType("synkhronos")
+        package.__path__ = [PATH]
+    """
+    source = textwrap.dedent(stand_in).replace("PATH", repr(str(ROOT / "synkhronos"))) + textwrap.dedent(program)
+    return [sys.executable, "-c", source, *arguments]

@@ -18,7 +18,7 @@ PRELUDE = f"""
     import gc, os, signal, sys, threading, time
     import numpy as np
     sys.path.insert(0, {str(HELPERS)!r})
-    from fault_op import LONG_SLEEP, NOTHING, Fault
+    from fault_ops import LONG_SLEEP, NOTHING, Fault
     from process_state import worker_pids
     from backend import T, theano
     import synkhronos as synk

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 from backend import theano
-from example_programs import PROGRAMS, ROWS, WHOLE, inputs_of, marked, outputs_of
+from example_expressions import PROGRAMS
+from example_programs import ROWS, WHOLE, inputs_of, marked, outputs_of
 
 import synkhronos as synk
 

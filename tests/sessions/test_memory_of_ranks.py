@@ -14,7 +14,7 @@ import warnings
 import numpy as np
 import pytest
 from backend import T, on_theano, theano
-from fault_op import NOTHING, SLEEP, Fault
+from fault_ops import NOTHING, SLEEP, Fault
 from process_state import wait_until
 
 import synkhronos as synk

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 from backend import T, theano
-from fault_op import KILL, NOTHING, RAISE, SLEEP, Fault
+from fault_ops import KILL, NOTHING, RAISE, SLEEP, Fault
 from multinode_sessions import one_machine
 
 import synkhronos as synk

@@ -9,7 +9,7 @@ import resource
 import signal
 import threading
 
-from fault_op import KILL, RAISE
+from fault_ops import KILL, RAISE
 from process_state import is_running, worker_pids
 
 import synkhronos as synk

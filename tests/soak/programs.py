@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 from backend import T, theano
-from fault_op import NOTHING, Fault
+from fault_ops import NOTHING, Fault
 
 import synkhronos as synk
 from synkhronos.extensions import checkpoint

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 from backend import T
-from example_programs import PROGRAMS, ROWS, WHOLE, evaluated, inputs_of, marked, outputs_of
+from example_expressions import PROGRAMS
+from example_programs import ROWS, WHOLE, evaluated, inputs_of, marked, outputs_of
 from simulated_ranks import COLLECTIVES, check, rows
 
 from synkhronos._exact.rules import MAKERS, RULES
