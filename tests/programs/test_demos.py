@@ -122,14 +122,14 @@ def test_cnn_reaches_97_percent(tmp_path):
     assert report["test_accuracy"] >= 0.97
 
 
-def test_every_minibatch_of_ranks_comes_once():
-    for lengths, size in [([5, 5], 4), ([4, 3, 3], 7), ([2, 1, 1, 1, 1], 3), ([9], 4)]:
-        batches = list(training.rank_minibatches(lengths, size, np.random.RandomState(0)))
-        for rank, length in enumerate(lengths):
-            drawn = np.concatenate([batch[rank] for batch in batches])
-            assert sorted(drawn) == list(range(length))
-        if size >= len(lengths):
-            assert all(training.count(batch) <= size for batch in batches)
+@pytest.mark.parametrize(("lengths", "size"), [([5, 5], 4), ([4, 3, 3], 7), ([2, 1, 1, 1, 1], 3), ([9], 4)], ids=str)
+def test_minibatches_of_ranks_draw_each_row_once(lengths, size):
+    batches = list(training.rank_minibatches(lengths, size, np.random.RandomState(0)))
+    for rank, length in enumerate(lengths):
+        drawn = np.concatenate([batch[rank] for batch in batches])
+        assert sorted(drawn) == list(range(length))
+    if size >= len(lengths):
+        assert all(training.count(batch) <= size for batch in batches)
 
 
 # Where the digits come from.

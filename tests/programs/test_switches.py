@@ -11,7 +11,8 @@ pytestmark = theano_only("switches of Theano's configuration")
 SOURCE = "import theano.tensor.signal.pool, theano.tensor.nnet.corr as c; print(c.theano.config.synkhronos.{})"
 
 
+@pytest.mark.parametrize(("flags", "is_on"), [("", True), ("synkhronos.{}=False", False)], ids=["default", "off"])
 @pytest.mark.parametrize("name", SWITCHES)
-def test_theanos_flags_turn_it_off(name):
-    for flags, is_on in (("", True), (f"synkhronos.{name}=False", False)):
-        assert run_script(SOURCE.format(name), environment={"THEANO_FLAGS": flags}) == (f"{is_on}\n", "")
+def test_theanos_flags_turn_vector_code_off(name, flags, is_on):
+    out = run_script(SOURCE.format(name), environment={"THEANO_FLAGS": flags.format(name)})
+    assert out == (f"{is_on}\n", "")

@@ -270,20 +270,24 @@ def test_collectives_need_a_session(no_session, name):
         CALLS[name](theano.shared(np.zeros(1)))
 
 
+@pytest.mark.parametrize("op", ["mean", "gather", None, 3, ["sum"]], ids=str)
 @pytest.mark.parametrize("name", ["reduce", "all_reduce"])
-def test_unknown_ops(synchronize, name):
+def test_unknown_ops_are_refused(synchronize, name, op):
     synchronize(2)
-    var = variable("float64", 1)
-    for op in ("mean", "gather", None, 3, ["sum"]):
-        with pytest.raises((TypeError, ValueError), match=name):
-            getattr(synk, name)(var, op=op)
+    with pytest.raises((TypeError, ValueError), match=name):
+        getattr(synk, name)(variable("float64", 1), op=op)
 
 
-def test_wrong_numbers_of_values(session, var_of):
-    one, two = var_of("float32", 1), var_of("float32", 2)
-    for values in ([[1.0]], [1.0], np.ones(2, "float32"), [[1.0], [[1.0]], [1.0]]):
-        with pytest.raises((TypeError, ValueError)):
-            synk.broadcast([one, two], values)
+@pytest.mark.parametrize(
+    "values", [[[1.0]], [1.0], np.ones(2, "float32"), [[1.0], [[1.0]], [1.0]]], ids=["one", "scalar", "array", "three"]
+)
+def test_wrong_numbers_of_values_are_refused(session, var_of, values):
+    with pytest.raises((TypeError, ValueError)):
+        synk.broadcast([var_of("float32", 1), var_of("float32", 2)], values)
+
+
+def test_a_variable_that_is_named_twice_is_refused(session, var_of):
+    one = var_of("float32", 1)
     with pytest.raises(ValueError, match="twice"):
         synk.broadcast([one, one], [[1.0], [2.0]])
 

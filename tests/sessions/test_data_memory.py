@@ -378,10 +378,10 @@ def test_too_little_shared_memory_is_a_memory_error_and_changes_nothing(two, sum
     assert summing(x) == 45
 
 
-def test_sizes_beyond_all_memory_are_refused(two):
-    for shape in ((2**62,), (2**40, 2**40), (2**63,)):
-        with pytest.raises((MemoryError, ValueError, OverflowError)):
-            synk.data(dtype="float64", shape=shape)
+@pytest.mark.parametrize("shape", [(2**62,), (2**40, 2**40), (2**63,)], ids=str)
+def test_sizes_beyond_all_memory_are_refused(two, shape):
+    with pytest.raises((MemoryError, ValueError, OverflowError)):
+        synk.data(dtype="float64", shape=shape)
 
 
 def test_freed_memory_can_be_used_at_once():
