@@ -24,7 +24,7 @@ def main():
     time.sleep(60)
 """
 
-ENDINGS = {
+ENDINGS_IN_A_CALL = {
     "SIGKILL": "later(0.5, os.kill, os.getpid(), signal.SIGKILL)",
     "SIGTERM": "later(0.5, os.kill, os.getpid(), signal.SIGTERM)",
     "os._exit": "later(0.5, os._exit, 4)",
@@ -34,12 +34,12 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize(
-    ("ending", "thread"), [*((ending, False) for ending in ENDINGS), ("SIGKILL", True), ("os._exit", True)]
+    ("ending", "thread"), [*((ending, False) for ending in ENDINGS_IN_A_CALL), ("SIGKILL", True), ("os._exit", True)]
 )
 def test_the_master_ends_while_workers_compute(ending, thread):
     before = shared_memory_names()
     call = "t = threading.Thread(target=main, daemon=True); t.start(); t.join()" if thread else "main()"
-    process = start_script(HOGGING.format(before=ENDINGS[ending]) + call)
+    process = start_script(HOGGING.format(before=ENDINGS_IN_A_CALL[ending]) + call)
     pids = [int(pid) for pid in process.stdout.readline().split()]
     assert len(pids) == 2, process.communicate()
     try:

@@ -15,7 +15,7 @@ built = {}
 
 def build():
     """A function that fails when told to, one of nothing, and the variables that they use."""
-    if not built:
+    if "f" not in built:
         x = T.dvector("x")
         fault, big = theano.shared(np.int64(NOTHING), "fault"), theano.shared(np.ones(1), "big")
         built["fault"], built["big"] = fault, big
