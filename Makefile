@@ -54,9 +54,9 @@ test-numba: $(VENV)/with-test
 	PYTENSOR_FLAGS=linker=numba$${PYTENSOR_FLAGS:+,$$PYTENSOR_FLAGS} $(BIN)/python -m pytest -m numba --timeout 900 $(ARGS)
 
 # Without limits of time: where a test is stopped, its leaders are not.
-ON_MACHINES := checkpoint collectives data distribute engine_functions exact exact_blocks exact_loops \
-    exact_normalization exact_on_ranks exact_random_on_ranks exact_sharding exact_train exactness function fuzz hints \
-    inside inside_calls parallelize profile repeats replicas rules schedules sequence serial train
+ON_MACHINES := checkpoint collective_reductions collectives data data_memory distribute engine_functions exact \
+    exact_blocks exact_loops exact_normalization exact_on_ranks exact_random_on_ranks exact_sharding exact_train exactness \
+    function function_arguments function_updates fuzz hints inside inside_calls parallelize profile repeats replicas rules schedules sequence serial train
 test-machines: $(VENV)/with-test
 	for shares in 2,2 3,1; do \
 	    SYNKHRONOS_TEST_SHARES=$$shares $(BIN)/mpiexec -n 2 $(BIN)/python -m pytest -n 0 -p no:timeout -p no:cacheprovider \
@@ -78,12 +78,12 @@ model:
 
 N ?= 1000
 exact-programs: $(VENV)/with-test
-	$(BIN)/python tests/random_programs.py $(N) $(SEED)
+	$(BIN)/python tests/helpers/random_programs.py $(N) $(SEED)
 
 # Some 30,000 graphs, with checks of shapes: half an hour.
 SHARE ?= 1
 fuzz-sharding: $(VENV)/with-test
-	SYNKHRONOS_CHECK_SHARDING=1 $(BIN)/python tests/sharding_programs.py $(SHARE)
+	SYNKHRONOS_CHECK_SHARDING=1 $(BIN)/python tests/helpers/sharding_rule_programs.py $(SHARE)
 
 SECONDS ?= 3600
 soak: $(VENV)/with-test

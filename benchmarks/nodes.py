@@ -28,7 +28,7 @@ from benchmarks.nodes_predicted import Line, predict
 from benchmarks.processes import Contestant
 from benchmarks.results import Result
 from benchmarks.samples import Sample, absolute, difference, ratio
-from tests.nodes.hosts import Hosts, reason_to_skip
+from tests.helpers.namespace_hosts import Hosts, reason_to_skip
 
 RATE = "1gbit"
 LIMITED, UNLIMITED = "1 Gbit/s", "unlimited line"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import find_mpiexec
-from tests.nodes.hosts import DIES_WITH_US, ENVIRONMENT, Hosts
+from tests.helpers.namespace_hosts import DIES_WITH_US, ENVIRONMENT, Hosts
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -9,21 +9,25 @@ import json
 import os
 import re
 import signal
+import sys
 import time
 import warnings
 from pathlib import Path
 
-import on_machines
+import multinode_sessions
 import psutil
 import pytest
-from engine import on_theano, theano
+from backend import on_theano, theano
+from backend_flags import UNOPTIMIZED, WORKER
 from hypothesis import HealthCheck, settings
-from parallel import UNOPTIMIZED, WORKER
-from support import Machine, template
+from process_state import ProcessState
+from scripts import fork_server
 
 import synkhronos as synk
 
-RANKS = on_machines.RANKS
+HELPERS = {path.stem for path in (Path(__file__).parent / "helpers").glob("*.py")}
+
+RANKS = multinode_sessions.RANKS
 
 #: Under ``nohup`` and in background jobs these are ignored, and so they are in what is started there.
 for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
@@ -46,7 +50,7 @@ class Sessions:
     def get(self, n_ranks, **options):
         """Have a session of these ranks and options; returns the number of ranks."""
         key = (n_ranks, *sorted(options.items()))
-        if n_ranks < on_machines.N:
+        if n_ranks < multinode_sessions.N:
             pytest.skip("there are more machines than ranks")
         if key != self.key or not self.intact():
             self.close()
@@ -130,14 +134,14 @@ def dtype(request):
 def nothing_left(request):
     """After each module: no child process, nothing in /dev/shm, no descriptor and no thread more than before."""
     gc.collect()
-    before = Machine()
+    before = ProcessState()
     yield
     _sessions.close()
     forget_what_was_built(request.module)
-    after = Machine()
+    after = ProcessState()
     for _ in range(40):
         gc.collect()
-        after = Machine()
+        after = ProcessState()
         if not after.beyond(before):
             break
         time.sleep(0.05)
@@ -145,12 +149,14 @@ def nothing_left(request):
 
 
 def forget_what_was_built(module):
-    """Drop the functions that a module keeps for its tests, or later sessions would replicate them too."""
+    """Drop the functions that a module and helpers keep for tests, or later sessions would replicate them too."""
     for name, value in list(vars(module).items()):
         if hasattr(value, "cache_clear"):
             value.cache_clear()
         elif name == "_built":
             value.clear()
+    for helper in HELPERS & sys.modules.keys():
+        getattr(sys.modules[helper], "built", {}).clear()
 
 
 class LeftOut(pytest.Module):
@@ -216,14 +222,14 @@ def pytest_terminal_summary(terminalreporter):
 def pytest_sessionfinish(session):
     """Write how each test ended where SYNKHRONOS_TEST_REPORT says, for the table of engines.
 
-    End the template of scripts, and what a failing test may have left, lest it outlives the run.
+    End the fork server of scripts, and what a failing test may have left, lest it outlives the run.
     """
     if not WORKER and "SYNKHRONOS_TEST_REPORT" in os.environ:
         report = {"engine": synk.engine, "tests": _outcomes}
         Path(os.environ["SYNKHRONOS_TEST_REPORT"]).write_text(json.dumps(report, indent=1))
     if not WORKER and session.config.getoption("numprocesses", None):
         return  # this process has run no tests
-    template.close()
+    fork_server.close()
     for child in psutil.Process().children(recursive=True):
         if child.name().startswith(("python", "synkhronos")):
             child.kill()

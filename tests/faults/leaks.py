@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from engine import T, theano
-from support import worker_pids
+from backend import T, theano
+from process_state import worker_pids
 
 import synkhronos as synk
 

@@ -11,8 +11,10 @@ import warnings
 
 import numpy as np
 import pytest
-from engine import T, theano
-from support import NOTHING, SLEEP, Fault, is_running, run_script, start_script, wait_until, worker_pids
+from backend import T, theano
+from fault_ops import NOTHING, SLEEP, Fault
+from process_state import is_running, wait_until, worker_pids
+from scripts import run_script, start_script
 
 import synkhronos as synk
 

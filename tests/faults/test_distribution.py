@@ -7,8 +7,8 @@ import threading
 
 import numpy as np
 import pytest
-from engine import MonitorMode, NanGuardMode, T, theano
-from support import run_script
+from backend import MonitorMode, NanGuardMode, T, theano
+from scripts import run_script
 
 import synkhronos as synk
 from synkhronos._graph import VariableTable, dump, load
@@ -177,7 +177,7 @@ def test_what_the_main_program_defines_after_fork_travels_whole():
         assert anew([1.0, 2.0, 3.0]).tolist() == [10, 11, 12]
         assert old([1.0, 2.0, 3.0]).tolist() == [2, 4, 6]
         assert never_called([1.0, 2.0, 3.0]).tolist() == [2, 4, 6]
-        os.kill(support.worker_pids()[-1], signal.SIGKILL)
+        os.kill(worker_pids()[-1], signal.SIGKILL)
         try:
             old([1.0, 2.0, 3.0])
         except synk.WorkerRestarted:
@@ -221,8 +221,8 @@ def test_the_base_of_an_op_that_is_imported_after_fork_is_known():
 
 
 def test_an_op_of_a_module_that_is_reloaded_is_refused(tmp_path):
-    (tmp_path / "ops_of_mine.py").write_text("from support import Fault\nclass Mine(Fault):\n    pass\n")
-    (tmp_path / "later_ops.py").write_text("from support import Fault\nclass Later(Fault):\n    pass\n")
+    (tmp_path / "ops_of_mine.py").write_text("from fault_ops import Fault\nclass Mine(Fault):\n    pass\n")
+    (tmp_path / "later_ops.py").write_text("from fault_ops import Fault\nclass Later(Fault):\n    pass\n")
     out, _ = run_script(
         f"""
         import importlib
@@ -245,7 +245,7 @@ def test_an_op_of_a_module_that_is_reloaded_is_refused(tmp_path):
 def test_workers_search_modules_in_the_order_of_the_controller(tmp_path):
     for folder in ("old", "new"):
         (tmp_path / folder).mkdir()
-        source = "from support import Fault\nclass Mine(Fault):\n    pass\n"
+        source = "from fault_ops import Fault\nclass Mine(Fault):\n    pass\n"
         if folder == "old":
             source += "    def perform(self, node, inputs, outputs):\n        outputs[0][0] = 10 * inputs[0]\n"
         (tmp_path / folder / "ops_in_two_folders.py").write_text(source)

@@ -11,24 +11,9 @@ import traceback
 
 import numpy as np
 import pytest
-from engine import T, on_theano, theano
-from support import (
-    EXIT,
-    KILL,
-    LEAVE,
-    LONG_SLEEP,
-    NOTHING,
-    RAISE,
-    RAISE_LATE,
-    SEGFAULT,
-    SLEEP,
-    Fault,
-    is_running,
-    run_script,
-    shared_memory_names,
-    wait_until,
-    worker_pids,
-)
+from backend import T, on_theano, theano
+from fault_ops import EXIT, KILL, LEAVE, LONG_SLEEP, NOTHING, RAISE, RAISE_LATE, SEGFAULT, SLEEP, Fault, Unloadable
+from process_state import is_running, shared_memory_names, wait_until, worker_pids
 
 import synkhronos as synk
 from synkhronos._session.lifecycle import current
@@ -167,26 +152,6 @@ def test_a_rank_that_fails_in_a_collective_releases_the_others(faulty):
     np.testing.assert_array_equal(synk.gather(_built["seen"]), stored)
     assert function(np.ones(6)) == 6
     assert fault.get_value() == NOTHING
-
-
-class Unloadable(theano.Op):
-    """An op that can be pickled, but not unpickled on a worker while an environment variable says so."""
-
-    __props__ = ("file",)
-
-    def __init__(self, file):
-        self.file = file
-
-    def __setstate__(self, state):
-        self.__dict__.update(state)
-        if os.path.exists(self.file):
-            raise LookupError("cannot be unpickled here")
-
-    def make_node(self, x):
-        return theano.Apply(self, [x], [x.type()])
-
-    def perform(self, node, inputs, outputs):
-        outputs[0][0] = inputs[0].copy()
 
 
 def test_an_unpickling_that_fails_can_be_tried_again(faulty, tmp_path):
@@ -406,162 +371,6 @@ def test_closing_with_a_stopped_worker(no_session):
     assert not is_running(pid)
 
 
-# ---------------------------------------------------------------- Ctrl-C
-
-INTERRUPTED = """
-synk.fork(3)
-x, fault = T.dvector("x"), theano.shared(np.int64(NOTHING), "fault")
-f = synk.function([x], (Fault()(x, fault).sum(), "sum"))
-assert f(np.ones(6)) == 6
-KIND = {kind}
-synk.set_value({rank}, fault, KIND)
-def interrupt():
-    for _ in range({times}):
-        sent.append(time.monotonic())
-        os.killpg(0, signal.SIGINT)
-        time.sleep(0.05)
-sent = []
-threading.Timer(0.3, interrupt).start()
-try:
-    f(np.ones(6))
-    time.sleep(1)
-except KeyboardInterrupt:
-    waited = time.monotonic() - sent[0]
-    try:
-        time.sleep(0.3)
-    except KeyboardInterrupt:
-        pass
-    print("interrupted", waited < 1.0)
-try:
-    synk.broadcast(fault, NOTHING)
-    print("usable", f(np.ones(6)))
-except synk.SessionError as error:
-    print("broken", "close()" in str(error))
-    synk.close()
-    synk.fork(2)
-    synk.broadcast(fault, NOTHING)
-    print("again", f(np.ones(6)))
-pids = worker_pids()
-synk.close()
-print(any(map(is_running, pids)))
-"""
-
-
-@pytest.mark.parametrize(
-    ("rank", "kind", "times", "states"),
-    [
-        (1, SLEEP, 1, ["usable 6.0", "broken True"]),
-        (1, LONG_SLEEP, 1, ["broken True"]),
-        (1, LONG_SLEEP, 2, ["broken True"]),
-        (0, SLEEP, 1, ["usable 6.0"]),
-    ],
-)
-def test_the_user_interrupts_a_call(rank, kind, times, states):
-    out, err = run_script(INTERRUPTED.format(rank=rank, kind=kind, times=times), start_new_session=True)
-    lines = out.splitlines()
-    assert lines[0] == "interrupted True"
-    assert lines[1] in states
-    if lines[1] == "broken True":
-        assert lines[2] == "again 6.0"
-    assert lines[-1] == "False"
-    assert "Traceback" not in err
-
-
-def test_the_user_interrupts_a_distribution():
-    out, err = run_script(
-        """
-        from test_failures import Slow
-        synk.fork(3)
-        x, w, v = T.dvector("x"), theano.shared(np.ones(1), "w"), theano.shared(np.ones(1), "v")
-        f = synk.function([x], ((Slow(os.getpid())(x) * w.sum()).sum(), "sum"))
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-        try:
-            synk.distribute()
-            time.sleep(1)
-        except KeyboardInterrupt:
-            print("interrupted")
-        g = synk.function([x], ((x * w.sum() * v.sum()).sum(), "sum"))
-        try:
-            synk.broadcast(w)
-        except synk.SessionError:
-            synk.close()
-            synk.fork(3)
-        synk.broadcast([v, w])
-        print(g(np.ones(6)), f(np.ones(6)))
-        synk.broadcast(w, np.full(1, 2.0))
-        print(g(np.ones(6)), f(np.ones(6)), synk.gather(w).tolist())
-        """
-    )
-    assert out.splitlines() == ["interrupted", "6.0 6.0", "12.0 12.0 [[2.0], [2.0], [2.0]]"]
-    assert "Traceback" not in err
-
-
-class Slow(Unloadable):
-    """An op that takes half a second to unpickle, but not in the process that made it."""
-
-    __props__ = ("pid", "file")
-
-    def __init__(self, pid):
-        super().__init__("")
-        self.pid = pid
-
-    def __setstate__(self, state):
-        super().__setstate__(state)
-        time.sleep(0.5 * (os.getpid() != self.pid))
-
-
-def test_interrupts_at_any_moment_leave_a_session_that_says_what_it_is():
-    out, err = run_script(
-        """
-        x = T.dvector("x")
-        synk.fork(3)
-        f = synk.function([x], [(x, "gather"), (x.sum(), "sum")])
-        w = theano.shared(np.zeros(100_000), "w")
-        g = synk.function([], updates=[(w, w + 1)])
-        d = synk.data(np.arange(9.0))
-        g()
-        stop = []
-        def interrupt():
-            rng = np.random.RandomState(0)
-            while not stop:
-                time.sleep(0.02 + 0.03 * rng.rand())
-                if armed:
-                    armed.clear()
-                    os.kill(os.getpid(), signal.SIGINT)
-        armed = []
-        thread = threading.Thread(target=interrupt, daemon=True)
-        thread.start()
-        interrupted = broken = 0
-        i = 0
-        while interrupted < 40:
-            try:
-                armed.append(1)
-                while True:
-                    i += 1
-                    values, total = f(np.arange(9.0) + i)
-                    assert values.tolist() == (np.arange(9.0) + i).tolist(), values
-                    assert f(d, batch=[0, i % 9, 8])[1] == 8 + i % 9
-                    synk.broadcast(w, np.full(100_000, 1.0))
-                    synk.all_reduce(w, op="sum")
-                    assert (synk.gather(w) == 3).all()
-            except KeyboardInterrupt:
-                interrupted += 1
-            except synk.SessionError:
-                broken += 1
-                armed.clear()
-                synk.close()
-                synk.fork(3)
-        stop.append(1)
-        armed.clear()
-        thread.join()
-        print(interrupted, broken < 20)
-        """,
-        timeout=100,
-    )
-    assert out == "40 True\n"
-    assert "Traceback" not in err
-
-
 # ---------------------------------------------------------------- threads
 
 
@@ -617,13 +426,6 @@ def test_a_silent_rank_and_a_timeout(no_session):
     check_broken(function, fault)
     synk.close()
     assert not any(map(is_running, pids))
-
-
-@pytest.mark.parametrize("timeout", [0, -1, "1", True, float("nan")])
-def test_wrong_timeouts(no_session, timeout):
-    with pytest.raises((TypeError, ValueError), match="timeout"):
-        synk.fork(2, timeout=timeout)
-    assert worker_pids() == []
 
 
 def test_a_worker_is_replaced(no_session):

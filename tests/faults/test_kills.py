@@ -11,8 +11,8 @@ import time
 
 import numpy as np
 import pytest
-from engine import theano
-from support import worker_pids
+from backend import theano
+from process_state import worker_pids
 
 import synkhronos as synk
 

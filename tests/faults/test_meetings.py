@@ -9,8 +9,10 @@ import time
 
 import numpy as np
 import pytest
-from engine import T, ifelse, theano
-from support import KILL, LONG_SLEEP, NOTHING, RAISE, SLEEP, Fault, run_script, worker_pids
+from backend import T, ifelse, theano
+from fault_ops import KILL, LONG_SLEEP, NOTHING, RAISE, SLEEP, Fault
+from process_state import worker_pids
+from scripts import run_script
 
 import synkhronos as synk
 

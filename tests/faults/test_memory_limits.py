@@ -6,9 +6,11 @@ import textwrap
 
 import numpy as np
 import pytest
-from engine import T, theano
-from sandbox import may_refuse, needs_seccomp
-from support import KILL, Fault, run_script, wait_until, worker_pids
+from backend import T, theano
+from fault_ops import KILL, Fault
+from process_state import wait_until, worker_pids
+from scripts import run_script
+from seccomp import may_refuse, needs_seccomp
 
 import synkhronos as synk
 
@@ -111,7 +113,7 @@ def test_what_a_sandbox_forbids(calls):
     names = ", ".join(repr(call.strip()) for call in calls.split(","))
     out, err = run(
         f"""
-        from sandbox import refuse
+        from seccomp import refuse
         refuse({names})
         synk.fork(3)
         print(all(work(3).largest.values()))

@@ -1,6 +1,5 @@
 """`fork(restart_workers=True)`: a dead worker is replaced, its rank is restored, and the user is informed."""
 
-import functools
 import logging
 import os
 import signal
@@ -10,88 +9,13 @@ import time
 import numpy as np
 import psutil
 import pytest
-from engine import MRG_RandomStreams, RandomStreams, T, theano
-from support import (
-    KILL,
-    LEAVE,
-    LONG_SLEEP,
-    NOTHING,
-    RAISE,
-    SEGFAULT,
-    Fault,
-    assert_close,
-    is_running,
-    wait_until,
-    worker_pids,
-)
+from backend import T, theano
+from comparison import assert_close
+from every_function import build, built, check_everything
+from fault_ops import KILL, LEAVE, LONG_SLEEP, NOTHING, RAISE, SEGFAULT
+from process_state import is_running, kill, worker_pids
 
 import synkhronos as synk
-
-_built = {}
-
-
-def build():
-    """Functions of every kind, shared variables of every kind; all ranks as they should be."""
-    if not _built:
-        x, m = T.dvector("x"), T.dmatrix("m")
-        fault, w = theano.shared(np.int64(NOTHING), "fault"), theano.shared(np.zeros(3), "w")
-        rows, count = theano.shared(np.zeros((1, 2)), "rows"), theano.shared(np.int64(0), "count")
-        mrg = MRG_RandomStreams(7).uniform((4,))
-        twister = RandomStreams(7).uniform((4,))
-        _built.update(
-            fault=fault,
-            w=w,
-            rows=rows,
-            count=count,
-            f=synk.function([x], (Fault()(x, fault).sum(), "sum"), updates=[(count, count + 1)]),
-            step=synk.function([m], [(m.sum(), "sum"), (m * 2, "gather")], updates=[(w, w + m.sum())]),
-            picked=synk.function([], (rows, "gather"), sliceable_shareds=[rows]),
-            random=synk.function([], [(mrg, "gather"), (twister, "gather")]),
-        )
-    synk.distribute()
-    synk.broadcast([_built["fault"], _built["w"]], [NOTHING, np.zeros(3)])
-    return _built["f"], _built["fault"]
-
-
-def check_everything(n_ranks):
-    """Every function in every variant, and every collective, give the right results on every rank."""
-    f, step, picked, w, rows = (_built[name] for name in ("f", "step", "picked", "w", "rows"))
-    values = np.arange(22.0).reshape(11, 2)
-    assert f(np.ones(10)) == 10
-    assert f(np.arange(10.0), batch=[9, 0, 9], num_slices=2) == 18
-    for arguments in ({}, {"num_slices": 3}, {"batch": slice(2, 9)}, {"batch": [8, 1, 1], "num_slices": 2}):
-        synk.broadcast(w, np.zeros(3))
-        total, doubled = step(values, **arguments)
-        chosen = values if "batch" not in arguments else values[arguments["batch"]]
-        assert total == chosen.sum()
-        np.testing.assert_array_equal(doubled, 2 * chosen)
-        if arguments == {}:
-            shares = [part.sum() for part in np.array_split(values, n_ranks)]
-            np.testing.assert_array_equal(synk.gather(w)[:, 0], shares)
-    synk.scatter(rows, values)
-    np.testing.assert_array_equal(picked(), values)
-    parts = np.array_split(values, n_ranks)
-    np.testing.assert_array_equal(picked(batch_s=slice(0, 2)), np.concatenate([part[:2] for part in parts]))
-    np.testing.assert_array_equal(picked(batch_s=[1, 0, 1]), np.concatenate([part[[1, 0, 1]] for part in parts]))
-    synk.all_gather(rows)
-    np.testing.assert_array_equal(synk.gather(rows), [values] * n_ranks)
-    for rank in range(n_ranks):
-        synk.set_value(rank, w, np.full(3, rank + 1.0))
-    synk.all_reduce(w, op="sum")
-    np.testing.assert_array_equal(synk.gather(w), np.full((n_ranks, 3), n_ranks * (n_ranks + 1) / 2))
-
-
-@pytest.fixture
-def restarting(synchronize):
-    """A session of three ranks that replaces its workers."""
-    synchronize(3, restart_workers=True)
-    return build()
-
-
-def kill(*pids):
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-    assert wait_until(lambda: not any(map(is_running, pids)), 2)
 
 
 @pytest.mark.parametrize("rank", [1, 2])
@@ -156,7 +80,7 @@ def test_both_workers_die_at_once(restarting):
 
 
 def test_a_worker_dies_in_a_collective(restarting):
-    w = _built["w"]
+    w = built["w"]
     synk.broadcast(w, np.ones(4_000_000))
     pids = worker_pids()
     threading.Timer(0.05, os.kill, (pids[0], signal.SIGKILL)).start()
@@ -234,7 +158,7 @@ def test_data_of_every_kind_are_there(restarting, tmp_path):
 
 
 def test_shared_variables_have_the_values_of_the_master(restarting):
-    w = _built["w"]
+    w = built["w"]
     for rank in range(3):
         synk.set_value(rank, w, np.full(3, rank + 10.0))
     kill(worker_pids()[0])
@@ -247,221 +171,23 @@ def test_shared_variables_have_the_values_of_the_master(restarting):
     assert synk.gather(w)[:, 0].tolist() == expected
 
 
-def replace_worker(rank=1):
-    """Have a worker die and be replaced; returns the error."""
-    synk.set_value(rank, _built["fault"], KILL)
-    with pytest.raises(synk.WorkerRestarted) as caught:
-        _built["f"](np.ones(6))
-    assert caught.value.ranks == (rank,)
-    return caught.value
-
-
-@functools.cache
-def using_rows(exact):
-    """A function of a scattered variable, and the variable; float32 holds the integers that are scattered."""
-    rows = theano.shared(np.zeros((1, 3), "float32"), f"rows of {'exact' if exact else 'plain'}")
-    total = rows.sum(axis=0) if exact else (rows.sum(axis=0), "sum")
-    return synk.function([], total, sliceable_shareds=[rows], exact=exact), rows
-
-
-X = np.arange(45, dtype="float32").reshape(15, 3)
-COLUMNS, INTEGERS = np.asfortranarray(X), X.astype("int16")
-SCATTERED = {
-    "an array": (lambda: (X, {}), X),
-    "a view": (lambda: (X[2:13:2], {}), X[2:13:2]),
-    "a view in another order": (lambda: (COLUMNS[1:, ::-1], {}), X[1:, ::-1]),
-    "an array of another dtype": (lambda: (INTEGERS, {}), X),
-    "a slice of an array": (lambda: (X, {"batch": slice(3, 12)}), X[3:12]),
-    "rows that a list picks": (lambda: (X, {"batch": [14, 0, 0, 7, 3, 1]}), X[[14, 0, 0, 7, 3, 1]]),
-    "rows that a mask picks": (lambda: (X, {"batch": X[:, 0] > 9}), X[X[:, 0] > 9]),
-    "fewer rows than ranks": (lambda: (X[:2], {}), X[:2]),
-}
-
-
-@pytest.mark.parametrize("exact", [True, False], ids=["exact", "plain"])
-@pytest.mark.parametrize("kind", SCATTERED)
-def test_scattered_rows_are_restored(restarting, exact, kind):
-    function, rows = using_rows(exact)
-    make, expected = SCATTERED[kind]
-    values, options = make()
-    synk.scatter(rows, values, **options)
-    del values
-    parts = [synk.get_value(rank, rows) for rank in range(3)]
-    for rank in (1, 2):
-        error = replace_worker(rank)
-        assert error.lost == []
-        assert "the next call will work" in str(error)
-        for part, again in zip(parts, [synk.get_value(rank, rows) for rank in range(3)]):
-            np.testing.assert_array_equal(part, again)
-        np.testing.assert_array_equal(synk.gather(rows, nd_up=0), expected)
-        if not exact or all(map(len, parts)):
-            np.testing.assert_array_equal(function(), expected.sum(axis=0))
-
-
-def test_scattered_data_and_rows_that_were_set_are_restored(restarting):
-    function, rows = using_rows(False)
-    data = synk.data(X)
-    synk.scatter(rows, data, batch=[1, 3, 5, 7])
-    replace_worker(2)
-    np.testing.assert_array_equal(synk.gather(rows, nd_up=0), X[[1, 3, 5, 7]])
-    own = X[9:] * 2
-    synk.set_value(1, rows, own, batch=slice(1, 3))
-    replace_worker(1)
-    np.testing.assert_array_equal(synk.get_value(1, rows), own[1:3])
-    with synk.sequence():
-        synk.scatter(rows, X[:4])
-        synk.scatter(rows, X)
-    kill(*worker_pids())
-    with pytest.raises(synk.WorkerRestarted):
-        function()
-    np.testing.assert_array_equal(function(), X.sum(axis=0))
-
-
-def scatter_what_is_gone(rows):
-    synk.scatter(rows, X * 2)
-
-
-def scatter_and_change_the_array(rows):
-    values = X.copy()
-    synk.scatter(rows, values)
-    _built["values"] = values
-    values[6, 1] += 1
-
-
-def scatter_and_shrink_data(rows):
-    _built["values"] = data = synk.data(X)
-    synk.scatter(rows, data)
-    data.set_length(2)
-
-
-def scatter_and_update(rows):
-    synk.scatter(rows, X)
-    if "updating" not in _built:
-        _built["updating"] = synk.function([], (rows.sum(), "sum"), updates=[(rows, rows * 2)])
-    _built["updating"]()
-
-
-def set_what_is_gone(rows):
-    synk.scatter(rows, X)
-    synk.set_value(1, rows, X * 3)
-
-
-def interrupted_scatter(rows):
-    synk.broadcast(rows, X)
-    kill(worker_pids()[0])
-    with pytest.raises(synk.WorkerRestarted) as caught:
-        synk.scatter(rows, X)
-    assert caught.value.lost == [rows]
-    return caught.value.ranks[0]
-
-
-LOSSES = [
-    scatter_what_is_gone,
-    scatter_and_change_the_array,
-    scatter_and_shrink_data,
-    scatter_and_update,
-    set_what_is_gone,
-    interrupted_scatter,
-]
-
-
-@pytest.mark.parametrize("lose", LOSSES)
-def test_what_only_the_dead_worker_had_is_lost(restarting, lose):
-    function, rows = using_rows(False)
-    rank = lose(rows)
-    if rank is None:
-        error, rank = replace_worker(1), 1
-        assert error.lost == [rows]
-        assert 'its rows of "rows of plain" are lost' in str(error)
-    uses = [
-        function,
-        lambda: synk.gather(rows),
-        lambda: synk.get_value(rank, rows),
-        lambda: synk.get_shapes(rows),
-        lambda: synk.get_lengths(rows),
-        lambda: synk.check_replicas(rows),
-        lambda: synk.all_gather(rows),
-        lambda: synk.all_reduce(rows),
-        lambda: synk.reduce(rows),
-    ]
-    for use in uses:
-        with pytest.raises(synk.SessionError, match=f'the rows of "rows of plain" that rank {rank} had are lost'):
-            use()
-    with pytest.raises(synk.SessionError, match="had are lost"), synk.sequence():
-        synk.all_reduce(rows)
-    assert len(synk.get_value(3 - rank, rows)) > 0  # the rows of other ranks are there
-    assert _built["f"](np.ones(6)) == 6
-    synk.set_value(3 - rank, rows, X)
-    with pytest.raises(synk.SessionError, match="had are lost"):
-        function()
-    with synk.sequence():
-        synk.scatter(rows, X)
-        synk.set_value(rank, rows, X[5 * rank : 5 * rank + 5])
-    np.testing.assert_array_equal(function(), X.sum(axis=0))
-    assert replace_worker(1).lost == []
-    np.testing.assert_array_equal(function(), X.sum(axis=0))
-
-
-@pytest.mark.parametrize("again", ["set", "broadcast"])
-def test_lost_rows_are_set_again(restarting, again):
-    function, rows = using_rows(False)
-    scatter_what_is_gone(rows)
-    replace_worker(2)
-    part = np.ones((2, 3), "float32")
-    if again == "set":
-        synk.set_value(2, rows, part)
-        np.testing.assert_array_equal(function(), X[:10].sum(axis=0) * 2 + 2)
-        assert replace_worker(2).lost == []  # `part` is there
-        np.testing.assert_array_equal(function(), X[:10].sum(axis=0) * 2 + 2)
-    else:
-        synk.broadcast(rows, part)
-        np.testing.assert_array_equal(function(), [6, 6, 6])
-    synk.broadcast(rows, part)
-    assert replace_worker(1).lost == []
-    np.testing.assert_array_equal(function(), [6, 6, 6])
-
-
-@pytest.mark.parametrize("combine", [synk.all_reduce, synk.all_gather])
-def test_what_collectives_have_made_equal_is_not_lost(restarting, combine):
-    _, rows = using_rows(False)
-    synk.scatter(rows, X * 2)
-    combine(rows)
-    expected = synk.get_value(0, rows)
-    assert replace_worker(1).lost == []
-    for rank in range(3):
-        np.testing.assert_array_equal(synk.get_value(rank, rows), expected)
-
-
-def test_an_exact_update_of_scattered_rows_is_lost(restarting):
-    rows = theano.shared(np.zeros((1, 3), "float32"), "exact rows")
-    function = synk.function([], rows.sum(), updates=[(rows, rows * 2)], sliceable_shareds=[rows], exact=True)
-    synk.scatter(rows, X)
-    assert replace_worker(1).lost == []
-    assert function() == X.sum()
-    assert replace_worker(1).lost == [rows]
-    with pytest.raises(synk.SessionError, match='"exact rows" that rank 1 had are lost'):
-        function()
-    synk.scatter(rows, X)
-    assert function() == X.sum()
-
-
 def test_random_streams_differ_on_all_ranks(restarting):
     for _ in range(2):
         kill(worker_pids()[0])
         with pytest.raises(synk.WorkerRestarted):
-            _built["random"]()
-        for draws in _built["random"]():
+            built["random"]()
+        for draws in built["random"]():
             assert len(np.unique(draws)) == 12
 
 
 def test_equal_random_streams_stay_equal(no_session):
     synk.fork(3, restart_workers=True, replicate_rng=True)
     build()
-    _built["random"]()
+    built["random"]()
     kill(worker_pids()[0])
     with pytest.raises(synk.WorkerRestarted):
-        synk.gather(_built["w"])
-    for draws in _built["random"]():
+        synk.gather(built["w"])
+    for draws in built["random"]():
         assert len(np.unique(draws)) == 4
 
 
@@ -546,20 +272,20 @@ def test_a_new_worker_dies_as_soon_as_it_is_born(no_session):
     master = os.getpid()
 
     def die():
-        if os.getppid() == master and left and _built.get("armed"):
+        if os.getppid() == master and left and built.get("armed"):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def count():
-        if _built.get("armed"):
-            _built["armed"] -= 1
+        if built.get("armed"):
+            built["armed"] -= 1
 
     os.register_at_fork(after_in_child=die, after_in_parent=count)
-    _built["armed"] = 1
+    built["armed"] = 1
     kill(worker_pids()[0])
     with pytest.raises(synk.WorkerRestarted) as caught:
         function(np.ones(6))
     assert set(caught.value.ranks) <= {1, 2}
-    assert not _built["armed"]
+    assert not built["armed"]
     left.clear()
     check_everything(3)
 
@@ -668,7 +394,7 @@ def test_new_workers_inherit_no_scratch_memory(no_session):
     """What the master holds for a moment is not held by a new worker for ever."""
     synk.fork(3, restart_workers=True)
     function, _ = build()
-    double = _built["step"]
+    double = built["step"]
     for n in (100_000, 200_000):
         double(np.ones((n, 2)))
     old = worker_pids()
@@ -703,8 +429,8 @@ def test_many_deaths_leave_nothing_behind(no_session):
             with pytest.raises(synk.WorkerRestarted):
                 function(data)
             assert function(data) == 1000
-            synk.broadcast(_built["w"], np.ones(10_000))
-            synk.all_reduce(_built["w"])
+            synk.broadcast(built["w"], np.ones(10_000))
+            synk.all_reduce(built["w"])
 
     def held():
         me = psutil.Process()
@@ -730,5 +456,5 @@ def test_many_deaths_leave_nothing_behind(no_session):
     assert after[3] <= before[3] + 1
     assert after[4] <= before[4] + 1
     assert after[5] <= before[5]
-    synk.broadcast(_built["w"], np.zeros(3))
+    synk.broadcast(built["w"], np.zeros(3))
     check_everything(3)

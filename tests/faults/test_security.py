@@ -14,9 +14,10 @@ import time
 
 import numpy as np
 import pytest
-from engine import T, theano
-from sandbox import needs_seccomp
-from support import run_script, worker_pids
+from backend import T, theano
+from process_state import worker_pids
+from scripts import run_script
+from seccomp import needs_seccomp
 
 import synkhronos as synk
 from synkhronos._memory import segments
@@ -132,7 +133,7 @@ def test_names_where_the_kernel_needs_them_are_unguessable():
     out, _ = run_script(
         """
         import json, posix_ipc, stat
-        from sandbox import refuse
+        from seccomp import refuse
         refuse("memfd_create")
         os.umask(0)
         seen, make = [], posix_ipc.SharedMemory

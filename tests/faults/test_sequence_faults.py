@@ -8,8 +8,9 @@ import time
 
 import numpy as np
 import pytest
-from engine import T, theano
-from support import KILL, LONG_SLEEP, NOTHING, RAISE, RAISE_LATE, SLEEP, Fault, worker_pids
+from backend import T, theano
+from fault_ops import KILL, LONG_SLEEP, NOTHING, RAISE, RAISE_LATE, SLEEP, Fault
+from process_state import worker_pids
 
 import synkhronos as synk
 

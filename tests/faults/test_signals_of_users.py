@@ -8,8 +8,10 @@ import time
 
 import numpy as np
 import pytest
-from engine import T, theano
-from support import NOTHING, ROOT, SLEEP, Fault, is_running, run_script, start_script, wait_until, worker_pids
+from backend import T, theano
+from fault_ops import NOTHING, SLEEP, Fault
+from process_state import is_running, wait_until, worker_pids
+from scripts import ROOT, run_script, start_script
 
 import synkhronos as synk
 from synkhronos._utils.interrupts import deferred_interrupts, interrupt_behind, let_interrupts_pass
@@ -565,7 +567,6 @@ def test_stack_dumps_that_go_on_to_a_handler_outlive_a_session():
 def test_a_worker_ends_with_the_thread_that_forked_it_gone_and_a_child_of_the_users_alive():
     process = start_script(
         """
-        from test_faults import Hog
         def main():
             synk.fork(3)
             x = T.dvector("x")

@@ -1,24 +1,18 @@
-"""Unusual surroundings: closed streams, refused system calls, low limits."""
+"""What surrounds a program is not always as it should be: closed streams, refused system calls, low limits."""
 
-import functools
-import itertools
 import os
 import signal
 import subprocess
-import sys
-import tempfile
 import time
-from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
-from engine import T, theano
-from sandbox import needs_seccomp
-from support import is_running, run_script, start_script, wait_until, worker_pids
+from backend import T, theano
+from process_state import is_running, wait_until, worker_pids
+from scripts import run_script, start_script
+from seccomp import needs_seccomp
 
 import synkhronos as synk
-from synkhronos._utils.resources import free_memory
 
 # ---------------------------------------------------------------- exceptions that cannot be shown
 
@@ -164,118 +158,6 @@ def test_descriptors_of_closed_streams_are_not_taken_for_memory(tmp_path):
         tmp_path / "result",
     )
     assert (tmp_path / "result").read_text() == "[0.0, 0.0, 0.0, 0.0, 0.0]\n[]\n"
-
-
-# ---------------------------------------------------------------- Python's recursion limit
-
-
-def deep(action, n_frames):
-    return action() if n_frames == 0 else deep(action, n_frames - 1)
-
-
-def frames_left():
-    depth, frame = 0, sys._getframe()
-    while frame is not None:
-        depth, frame = depth + 1, frame.f_back
-    return sys.getrecursionlimit() - depth
-
-
-@functools.cache
-def functions_for_recursion():
-    x, s = T.dmatrix("x"), theano.shared(np.zeros(3), "s")
-    exact = synk.function([x], x.sum(), updates=[(s, s + x.sum(0))], exact=True, mode="FAST_COMPILE")
-    plain = synk.function([x], [(x.sum(), "sum"), (x.mean(0), "avg")], mode="FAST_COMPILE")
-    return exact, plain, s
-
-
-def in_sequence(exact, plain, s):
-    with synk.sequence():
-        exact(np.ones((7, 3)))
-        synk.all_reduce(s)
-
-
-LIMITED = {
-    "exact": lambda exact, plain, s: exact(np.ones((7, 3))),
-    "new memory": lambda exact, plain, s: exact(np.ones((7 + next(_lengths), 3))),
-    "in slices": lambda exact, plain, s: plain(np.ones((7, 3)), num_slices=2),
-    "data": lambda exact, plain, s: plain(synk.data(np.ones((7 + next(_lengths), 3)))),
-    "collectives": lambda exact, plain, s: (synk.broadcast(s, np.ones(3)), synk.all_reduce(s)),
-    "a sequence": in_sequence,
-    "new function": lambda exact, plain, s: synk.function([], s.sum(), exact=True, mode="FAST_COMPILE")(),
-}
-_lengths = itertools.count(1000, 1000)
-
-
-@pytest.mark.parametrize("what", LIMITED)
-def test_a_call_near_the_recursion_limit_leaves_the_session_usable(what, synchronize):
-    synchronize(3)
-    functions = exact, plain, _ = functions_for_recursion()
-    synk.distribute()
-    pids, outcomes = worker_pids(), set()
-    for left in range(10, 300, 29 if what == "new function" else 3):
-        try:
-            deep(lambda: LIMITED[what](*functions), frames_left() - left)
-        except RecursionError:
-            outcomes.add("refused")
-        else:
-            outcomes.add("done")
-    assert outcomes == {"refused", "done"}
-    assert worker_pids() == pids
-    assert exact(np.ones((7, 3))) == plain(np.ones((7, 3)))[0] == 21
-    assert synk.check_replicas() == {}
-
-
-def test_sessions_that_begin_and_end_near_the_recursion_limit(no_session):
-    """Workers have all frames that a new process has, wherever they were forked."""
-    x = T.dmatrix("x")
-    outcomes = set()
-    for left in range(10, 320, 31):
-        try:
-            deep(lambda: synk.fork(3), frames_left() - left)
-        except RecursionError:
-            outcomes.add("refused")
-            assert not worker_pids()
-            continue
-        outcomes.add("done")
-        function = synk.function([x], x.sum(), exact=True, mode="FAST_COMPILE")
-        assert function(np.ones((7, 3))) == 21
-        for fewer in (10, 100):
-            with pytest.raises(RecursionError):
-                deep(synk.close, frames_left() - fewer)
-        assert function(np.ones((7, 3))) == 21
-        synk.close()
-        assert not worker_pids()
-    assert outcomes == {"refused", "done"}
-
-
-class Endless(theano.Op):
-    """Calls itself without end on the ranks whose second input is not 0."""
-
-    __props__ = ()
-
-    def make_node(self, x, is_endless):
-        return theano.Apply(self, [x, T.as_tensor_variable(is_endless)], [x.type()])
-
-    def perform(self, node, inputs, outputs):
-        if inputs[1]:
-            self.perform(node, inputs, outputs)
-        outputs[0][0] = inputs[0].copy()
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_an_op_that_meets_the_recursion_limit(rank, synchronize):
-    synchronize(3)
-    x, is_endless = T.dvector("x"), theano.shared(np.int64(0), "is_endless")
-    f = synk.function([x], (Endless()(x, is_endless).sum(), "sum"), mode="FAST_COMPILE")
-    synk.distribute()
-    pids = worker_pids()
-    synk.set_value(rank, is_endless, 1)
-    with pytest.raises(synk.WorkerError, match="RecursionError") as caught:
-        f(np.ones(6))
-    assert caught.value.rank == rank
-    synk.broadcast(is_endless, 0)
-    assert f(np.ones(6)) == 6
-    assert worker_pids() == pids
 
 
 # ---------------------------------------------------------------- descriptors of the library's that the program closes
@@ -433,156 +315,6 @@ def test_a_limit_of_open_files_that_a_fork_meets():
     assert out.splitlines() == ["True 7.0", "True []"]
 
 
-# ---------------------------------------------------------------- what the kernel or an administrator forbids
-
-#: Uses all that ranks have in common: data, staged inputs, results, long messages, collectives of every size.
-WORK = """
-def work(n_ranks=3):
-    assert synk.fork(n_ranks) == n_ranks
-    x = T.dvector("x")
-    w, large = theano.shared(np.ones(10), "w"), theano.shared(np.ones(3_000_000), "large")
-    f = synk.function([x], [(x * w[0] * large[0], "gather"), (x.sum(), "sum")], mode="FAST_COMPILE")
-    for n in (10, 200_000):
-        data = synk.data(np.arange(float(n)))
-        for values in (data, data.data.copy()):
-            gathered, total = f(values)
-            assert (gathered == np.arange(n)).all() and total == n * (n - 1) / 2
-        assert f(data, batch=[3, 1])[0].tolist() == [3, 1]
-    synk.set_value(n_ranks - 1, w, np.full(10, 1 + n_ranks))
-    synk.all_reduce(w, op="avg")
-    assert (synk.gather(w) == 2).all()
-    synk.all_reduce(large, op="sum")
-    assert (synk.get_value(n_ranks - 1, large) == n_ranks).all()
-    most = theano.shared(5.0, "most")
-    g = synk.function([x], T.opt.Assert("long " * 30_000)(x, T.lt(x.max(), most)).sum(), mode="FAST_COMPILE")
-    assert g(np.ones(6)) == 2
-    synk.set_value(1, most, 0.0)
-    try:
-        g(np.ones(6))
-    except synk.WorkerError as error:  # which is longer than what has room beforehand
-        assert error.rank == 1 and str(error).count("long") >= 30_000
-    else:
-        raise AssertionError("no error")
-    synk.close()
-    print("worked")
-"""
-
-FORBIDDEN = {
-    "fallocate": "refuse('fallocate')",
-    "memfd_create is not there": "import errno; refuse('memfd_create', error=errno.ENOSYS)",
-    "pidfd_open": "refuse('pidfd_open')",
-    "all of them": "refuse('fallocate', 'memfd_create', 'pidfd_open', 'sched_getaffinity')",
-    "to look into this process": "import ctypes; assert ctypes.CDLL(None).prctl(4, 0, 0, 0, 0) == 0",
-}
-
-
-@needs_seccomp
-@pytest.mark.parametrize("what", FORBIDDEN)
-def test_what_a_sandbox_forbids(what):
-    out, err = run_script(f"{WORK}\nfrom sandbox import refuse\n{FORBIDDEN[what]}\nwork()\n")
-    assert out == "worked\n"
-    assert err == ""
-
-
-@needs_seccomp
-def test_a_worker_ends_with_its_controller_where_pidfds_are_refused():
-    process = start_script(
-        """
-        from sandbox import refuse
-        refuse("pidfd_open")
-        def fork_in_a_thread():  # else the kernel has another way to end workers
-            synk.fork(2)
-        thread = threading.Thread(target=fork_in_a_thread)
-        thread.start(); thread.join()
-        fault = theano.shared(np.int64(LONG_SLEEP), "fault")
-        x = T.dvector("x")
-        f = synk.function([x], (Fault()(x, fault).sum(), "sum"), mode="FAST_COMPILE")
-        synk.distribute()
-        synk.set_value(0, fault, NOTHING)
-        print(*worker_pids(), flush=True)
-        f(np.ones(4))
-        """
-    )
-    try:
-        workers = [int(pid) for pid in process.stdout.readline().split()]
-        assert len(workers) == 1
-        time.sleep(0.3)
-        process.kill()
-        assert wait_until(lambda: not any(map(is_running, workers)), 2)
-    finally:
-        process.kill()
-        process.communicate()
-
-
-needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only the superuser may do that")
-
-IN_A_NAMESPACE = """
-import ctypes
-libc = ctypes.CDLL(None, use_errno=True)
-def own_mounts():
-    assert libc.unshare(0x20000) == 0 and libc.mount(b"none", b"/", None, 0x44000, None) == 0
-def cover(path, options):
-    assert libc.mount(b"none", path, b"tmpfs", options, None) == 0
-"""
-
-SURROUNDINGS = {
-    "without /proc": "own_mounts(); cover(b'/proc', 0)",
-    "a /dev/shm that cannot be written": "own_mounts(); cover(b'/dev/shm', 1)",
-    "without /proc and /dev/shm": "own_mounts(); cover(b'/proc', 0); cover(b'/dev/shm', 1)",
-    "a namespace of processes, with the /proc of its parent": """
-assert libc.unshare(0x20000000) == 0
-child = os.fork()
-if child:
-    os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-""",
-}
-
-
-LIBRARIES_FOUND = """
-from threadpoolctl import ThreadpoolController
-def found():
-    try:
-        return len(ThreadpoolController().info()) > 0
-    except OSError:
-        return False
-"""
-
-
-@needs_root
-@pytest.mark.parametrize("where", SURROUNDINGS)
-def test_surroundings_of_containers(where):
-    setting = f"{WORK}\n{IN_A_NAMESPACE}\n{SURROUNDINGS[where]}"
-    out, err = run_script(f"{setting}\nwork()\n{LIBRARIES_FOUND}\nprint(found())\nsys.stdout.flush()\n")
-    worked, found = out.splitlines()
-    assert worked == "worked"
-    if found == "True":
-        assert err == ""
-    else:
-        assert "without /proc" in where  # of which some versions of threadpoolctl read
-        assert err == (
-            "the threads of BLAS and OpenMP cannot be limited to each rank's cores "
-            "([Errno 2] No such file or directory: '/proc/self/maps'): set OMP_NUM_THREADS\n"
-        )
-
-
-@needs_root
-def test_another_user_after_setuid():
-    """The kernel lets nobody look into a process whose user has changed."""
-    with tempfile.TemporaryDirectory() as folder:
-        os.chmod(folder, 0o777)
-        out, err = run_script(
-            # PyTensor imports setuptools late, when this user may no longer read where it is
-            f"{WORK}\nimport setuptools\nos.setgroups([]); os.setgid(65534); os.setuid(65534)\nwork()\n",
-            environment={
-                "THEANO_FLAGS": f"base_compiledir={folder},cxx=",
-                "PYTENSOR_FLAGS": f"base_compiledir={folder},cxx=,linker=vm",
-                "HOME": folder,
-            },
-        )
-    assert out == "worked\n"
-    assert [line for line in err.splitlines() if "g++" not in line] == []
-
-
 def test_a_limit_of_file_sizes_is_named():
     out, _ = run_script(
         """
@@ -604,108 +336,6 @@ def test_a_limit_of_file_sizes_is_named():
         """
     )
     assert out.split() == ["True", "True", "100000.0"]
-
-
-def test_more_than_the_machine_has_is_refused_before_it_is_taken(synchronize, monkeypatch):
-    synchronize(2)
-    monkeypatch.setattr(os, "posix_fallocate", lambda *arguments: pytest.fail("it was taken"))
-    with pytest.raises(MemoryError, match=r"[\d,]+ bytes of shared memory wanted, [\d,]+ bytes free on this machine"):
-        synk.data(dtype="uint8", shape=(psutil.virtual_memory().total,))
-
-
-def test_the_limit_of_a_container_is_seen(tmp_path):
-    """Both versions of memory cgroups, as the kernel lays them out."""
-    unified, old = tmp_path / "unified", tmp_path / "old"
-    job = unified / "cgroup" / "batch" / "job"
-    job.mkdir(parents=True)
-    (unified / "proc" / "self").mkdir(parents=True)
-    (unified / "proc" / "self" / "cgroup").write_text("0::/batch/job\n")
-    (unified / "proc" / "meminfo").write_text("MemAvailable: 1000 kB\nSwapFree: 24 kB\n")
-    (job / "memory.max").write_text("max\n")
-    for name, text in (("max", "9000"), ("current", "5000"), ("stat", "anon 1\ninactive_file 700\nactive_file 50\n")):
-        (job.parent / f"memory.{name}").write_text(text)
-    limits = []
-    for swap in (None, "max\n", "4000\n", "600\n", "0\n"):  # what a cgroup may take of the machine's swap
-        if swap is not None:
-            (job.parent / "memory.swap.max").write_text(swap)
-            (job.parent / "memory.swap.current").write_text("500")
-        limits.append([n_bytes for n_bytes, _ in free_memory(unified / "proc", unified / "cgroup")])
-    assert {machine for machine, _ in limits} == {1024 * 1024}
-    assert [cgroup for _, cgroup in limits] == [4750 + swap for swap in (24 * 1024, 24 * 1024, 3500, 100, 0)]
-    memory = old / "cgroup" / "memory"
-    memory.mkdir(parents=True)
-    (old / "proc" / "self").mkdir(parents=True)
-    (old / "proc" / "self" / "cgroup").write_text(
-        "4:memory:/docker/abc\n0::/\n"
-    )  # what the container sees is at the top
-    (old / "proc" / "meminfo").write_text("MemAvailable: 1 kB\nSwapFree: 0 kB\n")
-    (memory / "memory.limit_in_bytes").write_text("9223372036854771712")
-    assert [n_bytes for n_bytes, _ in free_memory(old / "proc", old / "cgroup")] == [1024]
-    (memory / "memory.limit_in_bytes").write_text("9000")
-    (memory / "memory.usage_in_bytes").write_text("8000")
-    (memory / "memory.stat").write_text("total_inactive_file 100\ntotal_active_file 20\n")
-    assert [n_bytes for n_bytes, _ in free_memory(old / "proc", old / "cgroup")] == [1024, 1120]
-    (old / "proc" / "meminfo").write_text("MemAvailable: 1 kB\nSwapFree: 1 kB\n")
-    (memory / "memory.memsw.limit_in_bytes").write_text("9600")  # of memory and swap together
-    (memory / "memory.memsw.usage_in_bytes").write_text("8100")
-    assert [n_bytes for n_bytes, _ in free_memory(old / "proc", old / "cgroup")] == [2048, 1120 + 500]
-
-
-CGROUP = Path("/sys/fs/cgroup/memory") / f"synkhronos-{os.getpid()}"
-
-
-@pytest.fixture
-def little_cgroup():
-    """A memory cgroup of 1 GiB, where one can be made."""
-    try:
-        CGROUP.mkdir()
-        (CGROUP / "memory.limit_in_bytes").write_text(str(1 << 30))
-    except OSError as error:
-        pytest.skip(f"no memory cgroup can be made here: {error}")
-    yield CGROUP
-    wait_until(lambda: not (CGROUP / "tasks").read_text(), 5)
-    CGROUP.rmdir()
-
-
-def test_a_container_of_little_memory(little_cgroup):
-    """What a container cannot hold is refused; the kernel kills nobody."""
-    out, _ = run_script(
-        """
-        open(sys.argv[1] + "/tasks", "w").write(str(os.getpid()))
-        synk.fork(2)
-        for size in (2 << 30, 1 << 30):
-            try:
-                synk.data(dtype="uint8", shape=(size,))
-            except MemoryError as error:
-                print("memory cgroup" in str(error))
-        x = T.bvector("x")
-        f = synk.function([x], (x[:1].sum(), "sum"), mode="FAST_COMPILE")
-        data = synk.data(dtype="uint8", shape=(1 << 28,))
-        print(f(synk.data(np.ones(4, "int8"))))
-        """,
-        little_cgroup,
-    )
-    assert out.split() == ["True", "True", "2"]
-
-
-def test_what_ranks_compute_in_a_container_of_little_memory(little_cgroup):
-    """Arrays of regions, kept ones, and data take turns in the memory that there is; the kernel kills nobody."""
-    out, err = run_script(
-        """
-        open(sys.argv[1] + "/tasks", "w").write(str(os.getpid()))
-        synk.fork(2)
-        x, w = T.bvector("x"), theano.shared(np.zeros(2 << 20), "w")
-        arrays = [T.alloc(w[0] + x[0], size << 17).sum() for size in (100, 150, 120)]  # of so many MiB on each rank
-        f = synk.function([x], [(array, "avg") for array in arrays], updates=[(w, w + 1)], mode="FAST_COMPILE")
-        for i in range(4):
-            print(*f(np.ones(4, "int8")) == (1.0 + i) * 2**17 * np.array([100, 150, 120]))
-            kept = synk.memory().kept
-            print(len(synk.data(np.ones(420 << 20, "int8"))) >> 20, kept[0] + kept[1] > 100 << 20)
-        """,
-        little_cgroup,
-    )
-    assert err == ""
-    assert out.split() == ["True", "True", "True", "420", "True"] * 4
 
 
 # ---------------------------------------------------------------- a job that is stopped
@@ -771,7 +401,7 @@ def test_a_fork_that_the_kernel_refuses_leaves_nothing():
     out, _ = run_script(
         """
         import errno, gc
-        from sandbox import refuse
+        from seccomp import refuse
         synk.fork(2); synk.close()
         gc.collect()
         before = len(os.listdir("/proc/self/fd"))

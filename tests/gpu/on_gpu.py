@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from support import NOTHING, RAISE, Fault
+from fault_ops import NOTHING, RAISE, Fault
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 import synkhronos as synk
@@ -25,9 +25,9 @@ OPENCL = DEVICES[0].startswith("opencl")
 @pytest.fixture(scope="module", autouse=True)
 def n_ranks():
     if STAND_IN:
-        import stand_in
+        import fake_nccl
 
-        stand_in.install()
+        fake_nccl.install()
     n_ranks = synk.fork()
     yield n_ranks
     synk.close()
@@ -312,6 +312,6 @@ def test_gpus_can_be_had_once():
     with pytest.raises(synk.SessionError, match="close"):
         synk.fork()
     if STAND_IN:
-        import stand_in
+        import fake_nccl
 
-        assert any(kind.startswith("reduce") for kind in stand_in.done)
+        assert any(kind.startswith("reduce") for kind in fake_nccl.done)

@@ -11,8 +11,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from engine import theano_only
-from support import ROOT, gpus
+from backend import theano_only
+from gpu_devices import gpus
+from scripts import ROOT
 
 pytestmark = theano_only("GPUs")
 
@@ -86,10 +87,10 @@ class TestFailuresInsideNccl:
 
     START = """
         import os, signal, sys, time
-        sys.path[:0] = ["tests", "tests/gpu"]
-        import stand_in
-        from support import worker_pids
-        stand_in.install()
+        sys.path.insert(0, "tests/helpers")
+        import fake_nccl
+        from process_state import worker_pids
+        fake_nccl.install()
         import numpy as np, theano, synkhronos as synk
         n = synk.fork()
         w = theano.shared(np.ones(5, "float32"), "w")
@@ -105,7 +106,7 @@ class TestFailuresInsideNccl:
     def test_a_rank_that_dies(self):
         out = self.run("""
             (worker,) = worker_pids()
-            stand_in.before[0] = lambda: os.kill(worker, signal.SIGKILL)
+            fake_nccl.before[0] = lambda: os.kill(worker, signal.SIGKILL)
             began = time.monotonic()
             try:
                 synk.all_reduce(w, "sum")
@@ -126,7 +127,7 @@ class TestFailuresInsideNccl:
         out = self.run("""
             def fail():
                 raise MemoryError("the failure that the test ordered")
-            stand_in.before[0] = fail
+            fake_nccl.before[0] = fail
             for attempt in range(2):
                 try:
                     synk.all_reduce(w, "sum")

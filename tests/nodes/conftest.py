@@ -1,7 +1,7 @@
 """What tests of several machines share."""
 
 import pytest
-from hosts import Hosts, reason_to_skip
+from namespace_hosts import Hosts, reason_to_skip
 
 
 @pytest.fixture(scope="module")

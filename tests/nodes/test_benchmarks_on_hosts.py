@@ -6,8 +6,8 @@ import sys
 import textwrap
 
 import pytest
-from engine import theano_only
-from support import ROOT
+from backend import theano_only
+from scripts import ROOT
 
 sys.path.append(str(ROOT))
 

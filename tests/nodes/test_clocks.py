@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from engine import theano_only
-from hosts import Hosts, reason_to_skip
-from jobs import ends_well, hear, start
+from backend import theano_only
+from mpi_jobs import ends_well, hear, start
+from namespace_hosts import Hosts, reason_to_skip
 
 pytestmark = pytest.mark.timeout(320)  # for programs that wait for each other on a machine that is busy
 

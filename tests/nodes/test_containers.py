@@ -6,9 +6,9 @@ import sys
 import textwrap
 
 import pytest
-from hosts import SHELLS
-from jobs import PRELUDE, TESTS
-from sshd import SSHD, ssh
+from mpi_jobs import HELPERS, PRELUDE
+from namespace_hosts import SHELLS
+from ssh_daemons import SSHD, ssh
 
 pytestmark = pytest.mark.timeout(320)  # for programs that wait for each other on a machine that is busy
 
@@ -51,7 +51,7 @@ def test_a_session_of_containers(hosts, tmp_path):
             variables = [f"--env={name}={client}" for name in SHELLS]
             variables += ["--env=HYDRA_IFACE=eth0", "--env=UCX_NET_DEVICES=eth0"]
             run = (sys.executable, "-m", "synkhronos", "run", "--hosts", "hosta,hostb", script)
-            job = hosts.begin("hosta", *PODMAN, "exec", *variables, "--workdir", TESTS, names["hosta"], *run)
+            job = hosts.begin("hosta", *PODMAN, "exec", *variables, "--workdir", HELPERS, names["hosta"], *run)
             out, err = job.communicate(timeout=120)
             assert job.returncode == 7, out + err
             assert [line.split()[2] for line in out.splitlines()] == ["4", "parts"], out

@@ -9,8 +9,8 @@ import sys
 import textwrap
 
 import pytest
-from hosts import HAS_MPI, MPIEXEC
-from jobs import TESTS
+from mpi_jobs import HELPERS
+from namespace_hosts import HAS_MPI, MPIEXEC
 
 pytestmark = pytest.mark.timeout(320)  # for programs that wait for each other on a machine that is busy
 
@@ -25,8 +25,8 @@ NODES = [
 PRELUDE = f"""
     import functools, importlib, os, sys, threading
     import numpy as np
-    sys.path.insert(0, {str(TESTS)!r})
-    from engine import T, theano
+    sys.path.insert(0, {str(HELPERS)!r})
+    from backend import T, theano
     import synkhronos as synk
 
     EACH = int(os.environ["EACH"])
@@ -481,7 +481,7 @@ def test_a_worker_died_and_the_session_is_begun_again(nodes, each):
         each,
         """
         import signal
-        from support import worker_pids
+        from process_state import worker_pids
 
         class Scale(Op):
             def value(self, a):

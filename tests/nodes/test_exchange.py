@@ -7,11 +7,10 @@ import os
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
-from hosts import MPIEXEC
-from jobs import needs_mpi
+from mpi_jobs import HELPERS, needs_mpi
+from namespace_hosts import MPIEXEC
 
 pytestmark = [
     needs_mpi,
@@ -22,11 +21,10 @@ pytestmark = [
 SMALL, LARGE = 1 << 14, 1 << 16
 
 PRELUDE = f"""
-    TESTS = {str(Path(__file__).parent.parent)!r}
     import os, signal, sys, threading, time
     import numpy as np
-    sys.path.insert(0, TESTS)
-    from engine import T, theano
+    sys.path.insert(0, {str(HELPERS)!r})
+    from backend import T, theano
     import synkhronos as synk
     import synkhronos._collectives.buckets as parts_of_collectives
     import synkhronos._session.lifecycle as lifecycle

@@ -10,9 +10,9 @@ import time
 
 import psutil
 import pytest
-from engine import theano_only
-from hosts import Hosts, reason_to_skip
-from jobs import hear, start, until_nothing_is_left
+from backend import theano_only
+from mpi_jobs import hear, start, until_nothing_is_left
+from namespace_hosts import Hosts, reason_to_skip
 
 import synkhronos as synk
 from synkhronos._multinode.heartbeat import NOBODY, WARNING_SECONDS, Door, Heartbeat, Loss, Message, Reason, Silence

@@ -8,10 +8,10 @@ import textwrap
 
 import numpy as np
 import pytest
-from engine import theano_only
-from hosts import MPIEXEC
-from jobs import needs_mpi
-from support import ROOT
+from backend import theano_only
+from mpi_jobs import needs_mpi
+from namespace_hosts import MPIEXEC
+from scripts import ROOT
 
 pytestmark = [
     needs_mpi,

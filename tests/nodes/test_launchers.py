@@ -14,10 +14,11 @@ import time
 from pathlib import Path
 
 import pytest
-from hosts import SHELLS
-from slurm import Slurm, has_pmix, what_is_missing
-from sshd import SSHD, ssh
-from support import ROOT
+from mpi_jobs import HELPERS
+from namespace_hosts import SHELLS
+from scripts import ROOT
+from slurm_cluster import Slurm, has_pmix, what_is_missing
+from ssh_daemons import SSHD, ssh
 
 from synkhronos._cli import mpirun as mpiexec
 from synkhronos._multinode import launch
@@ -40,8 +41,8 @@ MPIS = {
 
 SESSION = f"""
     import atexit, os, sys, time
-    sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
-    from engine import T
+    sys.path.insert(0, {str(HELPERS)!r})
+    from backend import T
     import numpy as np
     import synkhronos as synk
     n = synk.fork(None if "all" in sys.argv else 1, use_gpu=False)

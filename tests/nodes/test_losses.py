@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 import pytest
-from hosts import Hosts, reason_to_skip
-from jobs import PRELUDE, ends_well, hear, start, until_nothing_is_left
+from mpi_jobs import PRELUDE, ends_well, hear, start, until_nothing_is_left
+from namespace_hosts import Hosts, reason_to_skip
 
 from synkhronos._multinode.launch import sweep
 
@@ -217,7 +217,7 @@ def test_a_machine_without_room_refuses_and_the_session_goes_on(hosts):
         job = start(
             hosts,
             """
-            from sandbox import refuse
+            from seccomp import refuse
             refuse("memfd_create")
             """,
             BEGIN,

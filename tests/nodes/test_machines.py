@@ -3,18 +3,17 @@
 import sys
 import textwrap
 import time
-from pathlib import Path
 
 import pytest
+from mpi_jobs import HELPERS
 
 pytestmark = pytest.mark.timeout(320)  # for programs that wait for each other on a machine that is busy
 
 PRELUDE = f"""
-    TESTS = {str(Path(__file__).parent.parent)!r}
     import os, signal, sys, time
     import numpy as np
-    sys.path.insert(0, TESTS)
-    from engine import T, theano
+    sys.path.insert(0, {str(HELPERS)!r})
+    from backend import T, theano
     import synkhronos as synk
     n = synk.fork(int(os.environ["RANKS"]), use_gpu=False, timeout=60)
     X = np.random.RandomState(0).rand(13, 3).astype(theano.config.floatX)

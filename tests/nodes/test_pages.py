@@ -5,10 +5,10 @@ import subprocess
 import sys
 
 import pytest
-from engine import theano_only
-from hosts import MPIEXEC
-from jobs import needs_mpi
-from support import ROOT
+from backend import theano_only
+from mpi_jobs import needs_mpi
+from namespace_hosts import MPIEXEC
+from scripts import ROOT
 
 pytestmark = [
     needs_mpi,

@@ -3,14 +3,14 @@
 import time
 
 import pytest
-from jobs import ends_well, hear, start, until_nothing_is_left
+from mpi_jobs import ends_well, hear, start, until_nothing_is_left
 
 pytestmark = pytest.mark.timeout(320)  # for programs that wait for each other on a machine that is busy
 
 BEGIN = """
     import warnings
-    from test_restart import _built, build, check_everything
-    from support import KILL, SEGFAULT
+    from every_function import built, build, check_everything
+    from fault_ops import KILL, SEGFAULT
 
     n = synk.fork(2, use_gpu=False, timeout=60, restart_workers=True)
     f, fault = build()
@@ -40,7 +40,7 @@ def test_workers_of_any_machine_are_replaced(hosts):
         time.sleep(1)
         call()
         check_everything(n)
-        for values in _built["random"]():
+        for values in built["random"]():
             assert len(np.unique(values)) == len(values) == 4 * n, values
         say("fine")
         """,

@@ -7,14 +7,15 @@ import textwrap
 
 import numpy as np
 import pytest
+from mpi_jobs import HELPERS
 
 pytestmark = pytest.mark.timeout(320)  # for programs that wait for each other on a machine that is busy
 
 PRELUDE = """
     import os, socket, sys
     import numpy as np
-    sys.path.insert(0, os.environ["TESTS"])
-    from engine import T, theano
+    sys.path.insert(0, os.environ["HELPERS"])
+    from backend import T, theano
     import synkhronos as synk
     from synkhronos._memory import memfd as anonymous
 
@@ -41,7 +42,7 @@ PRELUDE = """
 
 def run(hosts, source, **environment):
     """Run a program on both hosts; returns what it printed."""
-    environment["TESTS"] = str(__file__).rsplit("/", 2)[0]
+    environment["HELPERS"] = str(HELPERS)
     job = hosts.start(sys.executable, "-c", textwrap.dedent(PRELUDE) + textwrap.dedent(source), **environment)
     out, err = job.communicate(timeout=280)
     assert job.returncode == 0, out + err

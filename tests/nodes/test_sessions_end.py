@@ -6,8 +6,8 @@ import sys
 import textwrap
 
 import pytest
-from hosts import MPIEXEC
-from jobs import TESTS, needs_mpi
+from mpi_jobs import HELPERS, needs_mpi
+from namespace_hosts import MPIEXEC
 
 pytestmark = [
     needs_mpi,
@@ -17,9 +17,10 @@ pytestmark = [
 PRELUDE = f"""
     import gc, os, signal, sys, threading, time
     import numpy as np
-    sys.path.insert(0, {str(TESTS)!r})
-    from support import LONG_SLEEP, NOTHING, Fault, worker_pids
-    from engine import T, theano
+    sys.path.insert(0, {str(HELPERS)!r})
+    from fault_ops import LONG_SLEEP, NOTHING, Fault
+    from process_state import worker_pids
+    from backend import T, theano
     import synkhronos as synk
 
     class Alarm(Exception):

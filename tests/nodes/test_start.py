@@ -10,9 +10,9 @@ import textwrap
 import time
 
 import pytest
-from engine import theano_only
-from hosts import MPIEXEC
-from jobs import needs_mpi
+from backend import theano_only
+from mpi_jobs import needs_mpi
+from namespace_hosts import MPIEXEC
 
 from synkhronos._cli.supervisor import Supervisor
 from synkhronos._utils.rendezvous import ENDED, WAITS, Report
@@ -254,11 +254,16 @@ def test_host_names_that_do_not_resolve_are_named():
     assert (done.returncode, done.stderr) == (1, f"python -m synkhronos run: {text}\n")
 
 
-def test_reports_are_single_words():
-    for report in (Report(WAITS, "a"), Report(ENDED, "b.c", "Error: with = and  spaces, ä")):
-        word = report.encode()
-        assert word.isascii() and not set(word) & set(" =\n")
-        assert Report.decode(word) == report
+@pytest.mark.parametrize(
+    "report", [Report(WAITS, "a"), Report(ENDED, "b.c", "Error: with = and  spaces, ä")], ids=["waits", "ended"]
+)
+def test_reports_are_single_words(report):
+    word = report.encode()
+    assert word.isascii() and not set(word) & set(" =\n")
+    assert Report.decode(word) == report
+
+
+def test_long_reports_are_cut_and_other_words_are_no_reports():
     assert len(Report(ENDED, "a", "ä" * 5000).encode()) < 900
     assert Report.decode(Report(ENDED, "a", "ä" * 5000).encode()).reason == "ä" * 296
     assert all(Report.decode(word) is None for word in ("", "a", "abc", "%", "YQ"))

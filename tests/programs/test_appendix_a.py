@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from engine import theano_only
+from backend import theano_only
 from theano.tensor.signal import pool
 
 import synkhronos as synk

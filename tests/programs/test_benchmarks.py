@@ -7,8 +7,8 @@ import textwrap
 
 import psutil
 import pytest
-from engine import theano_only
-from support import ROOT
+from backend import theano_only
+from scripts import ROOT
 
 sys.path.append(str(ROOT))
 

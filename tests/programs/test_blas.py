@@ -14,8 +14,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from engine import theano_only
-from support import python
+from backend import theano_only
+from scripts import python
 
 from synkhronos._theano_compat import blas
 from synkhronos._theano_compat import blas_probe as linking

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from engine import on_theano, theano_only
+from backend import on_theano, theano_only
 
 SCRIPT = """
 import sys

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from engine import theano_only
-from support import ROOT, python
+from backend import theano_only
+from scripts import ROOT, python
 
 from synkhronos._theano_compat import log_filter as complaints
 

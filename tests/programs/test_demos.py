@@ -15,8 +15,9 @@ from importlib.util import find_spec
 import numpy as np
 import psutil
 import pytest
-from engine import theano_only
-from support import ROOT, shared_memory_names, wait_until
+from backend import theano_only
+from process_state import shared_memory_names, wait_until
+from scripts import ROOT
 
 sys.path.append(str(ROOT))
 
@@ -121,14 +122,14 @@ def test_cnn_reaches_97_percent(tmp_path):
     assert report["test_accuracy"] >= 0.97
 
 
-def test_every_minibatch_of_ranks_comes_once():
-    for lengths, size in [([5, 5], 4), ([4, 3, 3], 7), ([2, 1, 1, 1, 1], 3), ([9], 4)]:
-        batches = list(training.rank_minibatches(lengths, size, np.random.RandomState(0)))
-        for rank, length in enumerate(lengths):
-            drawn = np.concatenate([batch[rank] for batch in batches])
-            assert sorted(drawn) == list(range(length))
-        if size >= len(lengths):
-            assert all(training.count(batch) <= size for batch in batches)
+@pytest.mark.parametrize(("lengths", "size"), [([5, 5], 4), ([4, 3, 3], 7), ([2, 1, 1, 1, 1], 3), ([9], 4)], ids=str)
+def test_minibatches_of_ranks_draw_each_row_once(lengths, size):
+    batches = list(training.rank_minibatches(lengths, size, np.random.RandomState(0)))
+    for rank, length in enumerate(lengths):
+        drawn = np.concatenate([batch[rank] for batch in batches])
+        assert sorted(drawn) == list(range(length))
+    if size >= len(lengths):
+        assert all(training.count(batch) <= size for batch in batches)
 
 
 # Where the digits come from.

@@ -10,8 +10,8 @@ import inspect
 
 import numpy as np
 import pytest
-from engine import T, theano
-from support import ROOT
+from backend import T, theano
+from scripts import ROOT
 
 import synkhronos as synk
 from synkhronos.extensions import checkpoint, schedules, train, updates

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from engine import theano_only
-from support import cpp_codes
+from backend import cpp_codes, theano_only
 
 pytestmark = [theano_only("Theano's elementwise operations, in vector code"), pytest.mark.usefixtures("optimized")]
 

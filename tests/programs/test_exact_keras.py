@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from engine import theano_only
+from backend import theano_only
+from serial_comparison import Program, check_alike
 from theano.ifelse import ifelse
 from theano.sandbox.rng_mrg import MRG_RandomStreams
-from twins import Program, check_alike
 
 pytestmark = theano_only("programs of Keras on Theano")
 

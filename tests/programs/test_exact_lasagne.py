@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from engine import theano_only
+from backend import theano_only
 from lasagne.layers import (
     Conv2DLayer,
     DenseLayer,
@@ -20,7 +20,7 @@ from lasagne.layers import (
     get_output,
 )
 from lasagne.nonlinearities import rectify, softmax
-from twins import Program, check_alike
+from serial_comparison import Program, check_alike
 
 pytestmark = theano_only("Lasagne")
 

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from engine import theano_only
+from backend import theano_only
 from lasagne.layers import DenseLayer, DropoutLayer, InputLayer, get_all_params, get_output
-from twins import Program, check_alike
+from serial_comparison import Program, check_alike
 
 pytestmark = theano_only("Lasagne")
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from engine import theano_only
+from backend import theano_only
+from serial_comparison import Program, check_alike
 from theano.tensor.shared_randomstreams import RandomStreams
 from theano.tensor.signal.pool import pool_2d
-from twins import Program, check_alike
 
 pytestmark = theano_only("Theano's tutorials")
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from engine import theano_only
+from backend import theano_only
 from theano.compile.debugmode import DebugMode
 
 pytestmark = [theano_only("Theano's sums of elementwise operations, fused"), pytest.mark.usefixtures("optimized")]

@@ -7,8 +7,9 @@ import signal
 
 import numpy as np
 import pytest
-from engine import T, theano
-from support import is_running, python_path, run_script, wait_until, worker_pids
+from backend import T, theano
+from process_state import is_running, wait_until, worker_pids
+from scripts import python_path, run_script
 
 import synkhronos as synk
 
@@ -392,7 +393,7 @@ NUTPIE = """
     sample_until(lambda: os.kill(os.getpid(), signal.SIGINT))
     with parallel(model):  # the session is as it was
         pm.sample(draws=5, tune=5, nuts_sampler="nutpie", **quiet)
-    sample_until(lambda: os.kill(support.worker_pids()[0], signal.SIGKILL))
+    sample_until(lambda: os.kill(worker_pids()[0], signal.SIGKILL))
     synk.close()
 """
 

@@ -7,7 +7,7 @@ import logging
 
 import numpy as np
 import pytest
-from engine import T, theano
+from backend import T, theano
 
 pm = pytest.importorskip("pymc", reason="PyMC is not installed")
 

@@ -12,8 +12,8 @@ import subprocess
 import sys
 
 import pytest
-from engine import on_theano, theano_only
-from support import ROOT
+from backend import on_theano, theano_only
+from scripts import ROOT
 
 SECONDS = 280  # for one program, compilation included: ten on a quiet machine, ten times that on one that is busy
 

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from engine import theano_only
+from backend import theano_only
+from comparison import assert_close
 from lasagne.layers import InputLayer
-from support import ROOT, assert_close
+from scripts import ROOT
 from test_demos import run_demo
 
 import synkhronos as synk

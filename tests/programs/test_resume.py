@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from engine import theano_only
+from backend import theano_only
 
 pytestmark = theano_only("Lasagne")
 

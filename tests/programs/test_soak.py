@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from support import ROOT
+from scripts import ROOT
 
 
 @pytest.mark.timeout(150)

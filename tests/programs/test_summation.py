@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from engine import theano_only
-from support import cpp_codes
+from backend import cpp_codes, theano_only
 
 pytestmark = [theano_only("Theano's sums, in vector code"), pytest.mark.usefixtures("optimized")]
 

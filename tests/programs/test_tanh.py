@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from engine import theano_only
-from support import cpp_codes, run_script
+from backend import cpp_codes, theano_only
+from scripts import run_script
 
 pytestmark = [theano_only("Theano's tanh, in vector code"), pytest.mark.usefixtures("optimized")]
 

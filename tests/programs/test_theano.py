@@ -7,8 +7,9 @@ import sys
 
 import numpy as np
 import pytest
-from engine import theano_only
-from support import ROOT, assert_close
+from backend import theano_only
+from comparison import assert_close
+from scripts import ROOT
 
 import synkhronos as synk
 

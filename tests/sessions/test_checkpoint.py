@@ -13,8 +13,8 @@ import zipfile
 
 import numpy as np
 import pytest
-from engine import theano
-from support import python_path, run_script
+from backend import theano
+from scripts import python_path, run_script
 
 import synkhronos as synk
 from synkhronos.extensions import checkpoint
@@ -275,7 +275,7 @@ def test_another_number_of_ranks(variables, tmp_path):
 
 SAVER = """
 import sys, numpy as np, synkhronos as synk
-from engine import theano
+from backend import theano
 from synkhronos.extensions import checkpoint
 synk.fork(2)
 big = theano.shared(np.zeros(2_000_000), "big")

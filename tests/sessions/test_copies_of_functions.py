@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from engine import T, theano
-from support import assert_close
+from backend import T, theano
+from comparison import assert_close
 
 import synkhronos as synk
 

@@ -6,9 +6,10 @@ import sys
 
 import numpy as np
 import pytest
-from engine import MRG_RandomStreams, RandomStreams, T, theano
-from on_machines import one_machine
-from support import assert_close, wait_until, worker_pids
+from backend import MRG_RandomStreams, RandomStreams, T, theano
+from comparison import assert_close
+from multinode_sessions import one_machine
+from process_state import wait_until, worker_pids
 
 import synkhronos as synk
 from synkhronos._graph import graph as functions

@@ -7,8 +7,8 @@ import textwrap
 
 import numpy as np
 import pytest
-from engine import RandomStreams, T, on_theano, theano
-from support import ROOT
+from backend import RandomStreams, T, on_theano, theano
+from scripts import ROOT
 
 import synkhronos as synk
 from synkhronos._backends import pack
@@ -203,7 +203,7 @@ COMPILED_ONCE = """
 import os, sys, tempfile
 os.environ["PYTENSOR_FLAGS"] = "linker=numba,base_compiledir=" + tempfile.mkdtemp()
 from numba.core import event
-from engine import RandomStreams, T, theano
+from backend import RandomStreams, T, theano
 import numpy as np, synkhronos as synk
 
 read, write = os.pipe()
@@ -249,7 +249,7 @@ def test_what_numba_compiles_is_compiled_by_one_process():
 
 
 CLOSE_AND_FORK = """
-from engine import T, theano
+from backend import T, theano
 import numpy as np, synkhronos as synk
 x, w = T.dvector("x"), theano.shared(np.zeros(2), "w")
 for n_ranks in (2, 3, 1):
@@ -311,7 +311,7 @@ def test_without_theano_nothing_of_it_is_mended_or_imported():
 
 
 def run(program):
-    program = f"import sys\nsys.path.insert(0, {str(ROOT / 'tests')!r})\n" + textwrap.dedent(program)
+    program = f"import sys\nsys.path.insert(0, {str(ROOT / 'tests' / 'helpers')!r})\n" + textwrap.dedent(program)
     command = [sys.executable, "-W", "ignore", "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=240, check=False)
     assert done.returncode == 0, done.stderr

@@ -4,8 +4,8 @@ import functools
 
 import numpy as np
 import pytest
-from engine import RandomStreams, T, theano
-from support import assert_close
+from backend import RandomStreams, T, theano
+from comparison import assert_close
 
 import synkhronos as synk
 from synkhronos._sharding import blocking as blocks

@@ -5,8 +5,8 @@ from collections import OrderedDict
 
 import numpy as np
 import pytest
-from engine import MRG_RandomStreams, T, ifelse, lasagne, theano, theano_only
-from support import assert_close
+from backend import MRG_RandomStreams, T, ifelse, lasagne, theano, theano_only
+from comparison import assert_close
 
 import synkhronos as synk
 

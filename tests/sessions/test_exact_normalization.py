@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from engine import theano_only
+from backend import theano_only
 from theano.tensor.nnet import bn
 
 import synkhronos as synk

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from engine import theano
-from small_programs import PROGRAMS, ROWS, WHOLE, inputs_of, marked, outputs_of
+from backend import theano
+from example_expressions import PROGRAMS
+from example_programs import ROWS, WHOLE, inputs_of, marked, outputs_of
 
 import synkhronos as synk
 

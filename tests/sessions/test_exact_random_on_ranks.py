@@ -4,7 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
-from engine import theano
+from backend import theano
 from random_programs import WRONG, Program
 
 import synkhronos as synk

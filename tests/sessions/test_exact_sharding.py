@@ -5,8 +5,8 @@ import functools
 
 import numpy as np
 import pytest
-from engine import MRG_RandomStreams, RandomStreams, T, lasagne, random_state, theano, uniform
-from support import assert_close
+from backend import MRG_RandomStreams, RandomStreams, T, lasagne, random_state, theano, uniform
+from comparison import assert_close
 
 import synkhronos as synk
 

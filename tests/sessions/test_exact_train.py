@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 import pytest
-from engine import T, lasagne, theano
+from backend import T, lasagne, theano
 
 import synkhronos as synk
 from synkhronos.extensions import updates

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from engine import MRG_RandomStreams, T, theano
+from backend import MRG_RandomStreams, T, theano
 
 import synkhronos as synk
 from synkhronos.extensions import updates

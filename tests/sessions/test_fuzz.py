@@ -8,13 +8,13 @@ bad argument gets as far as a worker, and the session then computes a known resu
 import collections
 import warnings
 
+import multinode_sessions
 import numpy as np
-import on_machines
 import pytest
-from engine import T, on_theano, theano
+from backend import T, on_theano, theano
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import worker_pids
+from process_state import worker_pids
 
 import synkhronos as synk
 
@@ -250,7 +250,7 @@ def check_session():
     assert _built["sum"](np.arange(5.0)) == 10
     assert data.data.tolist() == list(range(7))
     assert _built["sum"](data, batch=[6, 0, -1]) == 12
-    assert len(worker_pids()) == N_RANKS - on_machines.N  # each has one of the ranks that are no workers
+    assert len(worker_pids()) == N_RANKS - multinode_sessions.N  # each has one of the ranks that are no workers
 
 
 def restore():

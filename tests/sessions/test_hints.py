@@ -4,8 +4,8 @@ import warnings
 
 import numpy as np
 import pytest
-from engine import T, theano
-from support import shares
+from backend import T, theano
+from comparison import shares
 
 import synkhronos as synk
 

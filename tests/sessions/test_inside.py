@@ -4,8 +4,8 @@ import functools
 
 import numpy as np
 import pytest
-from engine import T, lasagne, on_theano, theano
-from support import assert_close, shares
+from backend import T, lasagne, on_theano, theano
+from comparison import assert_close, shares
 
 import synkhronos as synk
 

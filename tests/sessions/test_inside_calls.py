@@ -7,9 +7,9 @@ import pickle
 
 import numpy as np
 import pytest
-from engine import MRG_RandomStreams, T, ifelse, theano, theano_only
-from on_machines import one_machine
-from support import shares
+from backend import MRG_RandomStreams, T, ifelse, theano, theano_only
+from comparison import shares
+from multinode_sessions import one_machine
 
 import synkhronos as synk
 from synkhronos._graph.ops.collective_op import Collective

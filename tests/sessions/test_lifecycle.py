@@ -1,7 +1,6 @@
-"""`fork` and `close`: calls in any order, and every way in which a controller can end."""
+"""`fork` and `close`: calls in any order, `with` blocks, warnings, devices and arguments."""
 
 import inspect
-import multiprocessing
 import os
 import re
 import signal
@@ -14,34 +13,17 @@ import warnings
 import numpy as np
 import psutil
 import pytest
-from engine import T, theano
-from support import (
-    is_running,
-    python,
-    run_script,
-    shared_memory_names,
-    start_script,
-    wait_until,
-    worker_pids,
-)
+from backend import T, theano
+from process_state import worker_pids
+from scripts import SESSION, read_pids, run_script, start_script
+from summing_function import summing
 from threadpoolctl import threadpool_info
 
 import synkhronos as synk
 from synkhronos._session import diagnostics as cautions
 from synkhronos._session import lifecycle
 
-_built = {}
-
-
-def summing():
-    if "f" not in _built:
-        x, w = T.dvector("x"), theano.shared(np.zeros(2), "w")
-        _built["w"] = w
-        _built["f"] = synk.function([x], (x.sum() + 0 * w.sum(), "sum"), updates=[(w, w + x.sum())])
-    return _built["f"]
-
-
-# ---------------------------------------------------------------- order of calls
+built = {}
 
 
 @pytest.mark.usefixtures("no_session")
@@ -81,8 +63,8 @@ class TestOrder:
             lambda: synk.function([], []),
             lambda: synk.distribute(),
             lambda: synk.data(np.ones(3)),
-            lambda: _built["f"](np.ones(3)),
-            lambda: _built["f"].build_inputs(np.ones(3)),
+            lambda: built["f"](np.ones(3)),
+            lambda: built["f"].build_inputs(np.ones(3)),
         ],
     )
     def test_calls_without_a_session_say_what_comes_first(self, call):
@@ -91,11 +73,11 @@ class TestOrder:
         synk.close()
         with pytest.raises(RuntimeError, match=r"fork\(\)"):
             call()
-        assert _built["f"].as_theano(np.ones(3)) == 3  # Theano alone needs no session
+        assert built["f"].as_theano(np.ones(3)) == 3  # Theano alone needs no session
 
     def test_old_functions_data_and_variables_in_a_new_session(self):
         synk.fork(2)
-        function, w = summing(), _built["w"]
+        function, w = summing(), built["w"]
         data = synk.data(np.arange(7.0))
         synk.broadcast(w, np.zeros(2))
         assert function(data) == 21
@@ -389,7 +371,7 @@ class TestDevices:
 
     def test_the_arguments_of_2017_by_position(self):
         assert synk.fork(2, False, 1, False, 1000, 16) == 2
-        w = _built["w"] if summing() else None
+        w = built["w"] if summing() else None
         synk.distribute()
         synk.set_value(1, w, np.full(2, 5.0))
         assert w.get_value().tolist() == [5.0, 5.0]
@@ -402,8 +384,8 @@ class TestDevices:
         n_ranks = 4 * len(os.sched_getaffinity(0)) + 1
         assert synk.fork(n_ranks) == n_ranks
         assert summing()(np.ones(100)) == 100
-        synk.all_reduce(_built["w"], op="sum")
-        assert len(set(synk.gather(_built["w"])[:, 0])) == 1
+        synk.all_reduce(built["w"], op="sum")
+        assert len(set(synk.gather(built["w"])[:, 0])) == 1
 
 
 class ThreadCount(theano.Op):
@@ -433,151 +415,6 @@ def test_ranks_share_the_cores(n_ranks):
     assert [library["num_threads"] for library in threadpool_info()][: len(before)] == before
 
 
-# ---------------------------------------------------------------- the end of the master
-
-ENDINGS = {
-    "return": ("", 0),
-    "exception": ("raise KeyError('the end')", 1),
-    "sys.exit": ("sys.exit(3)", 3),
-    "os._exit": ("os._exit(4)", 4),
-    "SIGTERM": ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)", -signal.SIGTERM),
-    "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL); time.sleep(30)", -signal.SIGKILL),
-    "SIGSEGV": ("os.kill(os.getpid(), signal.SIGSEGV); time.sleep(30)", -signal.SIGSEGV),
-}
-
-SCRIPT = """
-synk.fork(3)
-x, fault = T.dvector("x"), theano.shared(NOTHING, "fault")
-f = synk.function([x], (Fault()(x, fault).sum(), "sum"))
-d = synk.data(np.ones(1000))
-assert f(d) == 1000
-print(*worker_pids(), flush=True)
-"""
-
-
-def pids_of(process):
-    pids = [int(pid) for pid in process.stdout.readline().split()]
-    assert len(pids) == 2, process.communicate()
-    return pids
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_a_master_that_ends_without_close_leaves_nothing(ending):
-    code, returncode = ENDINGS[ending]
-    before = shared_memory_names()
-    process = start_script(SCRIPT + code)
-    pids = pids_of(process)
-    _, err = process.communicate(timeout=30)
-    assert process.returncode == returncode
-    assert wait_until(lambda: not any(map(is_running, pids)), 2)
-    assert shared_memory_names() <= before
-    if ending in ("return", "sys.exit", "os._exit"):
-        assert err == ""
-    if ending == "exception":
-        assert err.count("Traceback") == 1
-        assert "KeyError: 'the end'" in err
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_master_that_dies_while_workers_compute(number):
-    process = start_script(
-        SCRIPT
-        + """
-        synk.set_value(1, fault, LONG_SLEEP); synk.set_value(2, fault, LONG_SLEEP)
-        f(d)
-        """.replace("        ", "")
-    )
-    pids = pids_of(process)
-    assert wait_until(lambda: all(psutil.Process(pid).status() == psutil.STATUS_SLEEPING for pid in pids), 10)
-    process.send_signal(number)
-    process.communicate(timeout=10)
-    assert wait_until(lambda: not any(map(is_running, pids)), 2)
-    assert not shared_memory_names()
-
-
-SHUTDOWNS = {
-    "after a session": "synk.fork(2); at_exit = AtExit()",
-    "without a session": "at_exit = AtExit()",
-    "after an error class only": "synk.SessionError; at_exit = AtExit()",
-    "in a cycle": "synk.fork(2); at_exit = AtExit(); at_exit.me = at_exit",
-    "in atexit": "import atexit; atexit.register(lambda: synk.close()); synk.fork(2)",
-    "in atexit, before the library's": "import atexit; synk.fork(2); atexit.register(lambda: synk.close())",
-}
-
-
-@pytest.mark.parametrize("how", SHUTDOWNS)
-def test_closing_while_python_shuts_down_prints_nothing(how):
-    """Public names are imported on first use, which nothing can be then."""
-    assert python(
-        f"""
-        import synkhronos as synk
-        class AtExit:
-            def __del__(self):
-                synk.close()
-        {SHUTDOWNS[how]}
-        """
-    ) == ("", "")
-
-
-def test_other_calls_while_python_shuts_down_say_that_there_is_no_session():
-    _, err = python(
-        """
-        import synkhronos as synk
-        class AtExit:
-            def __del__(self):
-                for call in (synk.distribute, synk.memory, synk.fork, lambda: synk.get_value(0, None)):
-                    try:
-                        call()
-                    except synk.SessionError:
-                        pass
-        synk.fork(2)
-        at_exit = AtExit()
-        """
-    )
-    assert err == ""
-
-
-def test_the_whole_process_group_is_killed():
-    process = start_script(SCRIPT + "time.sleep(60)", start_new_session=True)
-    pids = pids_of(process)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate(timeout=10)
-    assert wait_until(lambda: not any(map(is_running, pids)), 2)
-    assert not shared_memory_names()
-
-
-def test_killed_at_any_moment_nothing_is_left():
-    """Killed while it forks, makes data, computes and closes, again and again, wherever that happens to be."""
-    rng = np.random.RandomState(0)
-    for _ in range(4):
-        process = start_script(
-            """
-            x = T.dvector("x")
-            print("ready", flush=True)
-            while True:
-                synk.fork(3)
-                f = synk.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
-                for _ in range(20):
-                    d = synk.data(np.ones(1000))
-                    f(d)
-                synk.close()
-            """,
-            start_new_session=True,
-        )
-        assert process.stdout.readline() == "ready\n", process.communicate()
-        wait_until(lambda: False, 0.3 + rng.rand())
-        children = psutil.Process(process.pid).children()
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate(timeout=10)
-        assert wait_until(lambda gone=children: not any(is_running(child.pid) for child in gone), 2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        synk.close()
-    synk.fork(1)  # it sweeps what was killed between making and unlinking
-    synk.close()
-    assert not shared_memory_names()
-
-
 def test_a_session_of_another_thread_than_the_main_one():
     run_script(
         """
@@ -599,135 +436,12 @@ def test_a_session_of_another_thread_than_the_main_one():
 
 def test_two_masters_do_not_see_each_other(synchronize):
     synchronize(2)
-    process = start_script(SCRIPT + "sys.stdin.readline(); print(f(d), flush=True)", stdin=subprocess.PIPE)
-    pids_of(process)
+    process = start_script(SESSION + "sys.stdin.readline(); print(f(d), flush=True)", stdin=subprocess.PIPE)
+    read_pids(process)
     assert summing()(np.ones(5)) == 5
     synk.close()
     out, _ = process.communicate("go on\n", timeout=30)
     assert out == "1000.0\n"
-
-
-# ---------------------------------------------------------------- children of the user
-
-
-class TestChildren:
-    @pytest.fixture(autouse=True)
-    def three_ranks(self, no_session):
-        synk.fork(3)
-        assert summing()(np.ones(6)) == 6
-        self.pids = worker_pids()
-        yield
-        assert [pid for pid in self.pids if is_running(pid)] == self.pids
-        assert summing()(np.ones(6)) == 6
-
-    @staticmethod
-    def misuse():
-        """Try to command the ranks; tells what was raised instead."""
-        errors = []
-        calls = [lambda: summing()(np.ones(3)), lambda: synk.broadcast(_built["w"]), synk.distribute]
-        for call in calls:
-            try:
-                call()
-            except synk.SessionError as error:
-                errors.append(str(error))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            synk.close()
-        return errors
-
-    def test_a_process_of_multiprocessing(self):
-        context = multiprocessing.get_context("fork")
-        with context.Pool(2) as pool:
-            for errors in pool.map(_misuse, range(2)):
-                assert len(errors) == 3
-                assert all("master" in error for error in errors)
-        process = context.Process(target=sys.exit, args=(0,))
-        process.start()
-        process.join()
-        assert process.exitcode == 0
-
-    @pytest.mark.parametrize("ending", [os._exit, sys.exit])
-    def test_os_fork(self, ending):
-        out, _ = run_script(
-            f"""
-            synk.fork(3)
-            x = T.dvector("x")
-            f = synk.function([x], (x.sum(), "sum"))
-            f(np.ones(3))
-            pid = os.fork()
-            if pid == 0:
-                try:
-                    f(np.ones(3))
-                except synk.SessionError:
-                    {"os._exit(0)" if ending is os._exit else "sys.exit(0)"}
-                os._exit(1)
-            assert os.waitpid(pid, 0)[1] == 0
-            time.sleep(0.2)
-            print(f(np.ones(3)))
-            """
-        )
-        assert out == "3.0\n"
-
-    def test_a_child_has_a_session_of_its_own(self):
-        context = multiprocessing.get_context("fork")
-        queue = context.SimpleQueue()
-        process = context.Process(target=_own_session, args=(queue,))
-        process.start()
-        process.join(60)
-        assert process.exitcode == 0
-        assert queue.get() == (2, 9.0)
-
-    def test_a_daemon_may_fork(self):
-        context = multiprocessing.get_context("fork")
-        queue = context.SimpleQueue()
-        process = context.Process(target=_own_session, args=(queue,), daemon=True)
-        process.start()
-        process.join(60)
-        assert process.exitcode == 0
-        assert queue.get() == (2, 9.0)
-
-    def test_subprocess_inherits_no_memory(self):
-        listing = (
-            "import os; print([os.readlink(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd') if n > '2'])"
-        )
-        out = subprocess.run(
-            [sys.executable, "-c", listing.replace("os.readlink", "(os.path.realpath)")],
-            capture_output=True,
-            text=True,
-            check=True,
-            close_fds=False,
-        ).stdout
-        assert "synkhronos" not in out
-
-    def test_a_master_that_reaps_all_its_children(self):
-        """`os.wait` in the user's program takes the exit status of whichever child ends."""
-        out, _ = run_script(
-            """
-            synk.fork(2)
-            x = T.dvector("x")
-            f = synk.function([x], (x.sum(), "sum"))
-            f(np.ones(3))
-            (pid,) = worker_pids()
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(-1, 0)
-            try:
-                f(np.ones(3))
-            except synk.WorkerDied as error:
-                print(error.rank, error.pid == pid)
-            synk.close()
-            """
-        )
-        assert out == "1 True\n"
-
-
-def _misuse(_):
-    return TestChildren.misuse()
-
-
-def _own_session(queue):
-    n_ranks = synk.fork(2)
-    queue.put((n_ranks, float(summing()(np.full(3, 3.0)))))
-    synk.close()
 
 
 def test_nothing_listens_on_a_socket(synchronize):

@@ -13,8 +13,9 @@ import warnings
 
 import numpy as np
 import pytest
-from engine import T, on_theano, theano
-from support import NOTHING, SLEEP, Fault, wait_until
+from backend import T, on_theano, theano
+from fault_ops import NOTHING, SLEEP, Fault
+from process_state import wait_until
 
 import synkhronos as synk
 from synkhronos._memory import Segment

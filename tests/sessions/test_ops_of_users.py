@@ -7,8 +7,9 @@ import signal
 
 import numpy as np
 import pytest
-from engine import T, ifelse, on_theano, theano, theano_only
-from support import assert_close, worker_pids
+from backend import T, ifelse, on_theano, theano, theano_only
+from comparison import assert_close
+from process_state import worker_pids
 
 import synkhronos as synk
 

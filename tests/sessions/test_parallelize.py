@@ -5,8 +5,9 @@ import functools
 import numpy as np
 import pytest
 import scipy.sparse
-from engine import MRG_RandomStreams, RandomStreams, T, on_theano, theano, theano_only
-from support import assert_close, run_script
+from backend import MRG_RandomStreams, RandomStreams, T, on_theano, theano, theano_only
+from comparison import assert_close
+from scripts import run_script
 
 import synkhronos as synk
 

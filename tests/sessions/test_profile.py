@@ -6,9 +6,9 @@ import re
 
 import numpy as np
 import pytest
-from engine import T, theano
-from on_machines import one_machine
-from support import KILL, NOTHING, RAISE, SLEEP, Fault
+from backend import T, theano
+from fault_ops import KILL, NOTHING, RAISE, SLEEP, Fault
+from multinode_sessions import one_machine
 
 import synkhronos as synk
 from synkhronos._backends import TITLE

@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 import pytest
-from engine import T
+from backend import T
 
 import synkhronos as synk
 

@@ -5,7 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
-from engine import MRG_RandomStreams, T, theano
+from backend import MRG_RandomStreams, T, theano
 
 import synkhronos as synk
 from synkhronos.extensions import updates
@@ -98,12 +98,15 @@ def test_what_differs_by_purpose_is_left_out(no_session):
     del f, g
 
 
-def test_wrong_arguments(synchronize, no_session):
+@pytest.mark.parametrize("wrong", [-1, True, 1.5, "2"], ids=repr)
+def test_wrong_intervals_are_refused(no_session, wrong):
+    with pytest.raises(ValueError, match="check_replicas"):
+        synk.fork(2, use_gpu=False, check_replicas=wrong)
+
+
+def test_wrong_arguments_are_refused(synchronize, no_session):
     with pytest.raises(synk.SessionError, match="fork"):
         synk.check_replicas()
-    for wrong in (-1, True, 1.5, "2"):
-        with pytest.raises(ValueError, match="check_replicas"):
-            synk.fork(2, use_gpu=False, check_replicas=wrong)
     synchronize(2)
     with pytest.raises(TypeError, match="check_replicas"):
         synk.check_replicas("w")

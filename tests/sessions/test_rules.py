@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from engine import T, lasagne, theano, theano_only
+from backend import T, lasagne, theano, theano_only
 
 import synkhronos as synk
 from synkhronos.extensions import updates
@@ -173,12 +173,12 @@ def test_symbolic_variables_in_loss_and_rule(session):
         np.testing.assert_allclose(got, expected, rtol=1e-9)
 
 
-def test_symbolic_variables_need_names(synchronize):
+@pytest.mark.parametrize("name", [None, "batch"])
+def test_symbolic_variables_need_names(synchronize, name):
     synchronize(2)
     losses, (x, y), params, _ = make_problem()
-    for rate in (T.dscalar(), T.dscalar("batch")):
-        with pytest.raises(TypeError, match="each needs a name"):
-            make_train_function(losses.mean(), params, x, y, updates.sgd, rate)
+    with pytest.raises(TypeError, match="each needs a name"):
+        make_train_function(losses.mean(), params, x, y, updates.sgd, T.dscalar(name))
 
 
 # ---------------------------------------------------------------- weighted averages

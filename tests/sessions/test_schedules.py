@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from engine import T, theano
+from backend import T, theano
 
 import synkhronos as synk
 from synkhronos.extensions import updates

@@ -8,10 +8,10 @@ import warnings
 
 import numpy as np
 import pytest
-from engine import T, theano
+from backend import T, theano
+from comparison import shares
 from hypothesis import given
 from hypothesis import strategies as st
-from support import shares
 
 import synkhronos as synk
 from synkhronos._session.lifecycle import current

@@ -4,9 +4,9 @@ import functools
 
 import numpy as np
 import pytest
-from engine import T, theano
-from sharding_cases import FAMILIES
-from sharding_programs import SENSELESS, programs
+from backend import T, theano
+from sharding_rule_cases import FAMILIES
+from sharding_rule_programs import SENSELESS, programs
 
 import synkhronos as synk
 from synkhronos._backends import ops

@@ -6,7 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
-from engine import T, theano
+from backend import T, theano
 
 import synkhronos as synk
 from synkhronos.extensions import updates

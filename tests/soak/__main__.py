@@ -18,7 +18,7 @@ import warnings
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "helpers")]
 
 import numpy as np  # noqa: E402
 from episodes import Episode, Tally, close, held, hundred_thousand_calls  # noqa: E402

@@ -14,9 +14,9 @@ import faults
 import numpy as np
 import programs
 import psutil
-from engine import T
+from backend import T
+from process_state import shared_memory_names, wait_until, worker_pids
 from programs import expect
-from support import shared_memory_names, wait_until, worker_pids
 
 import synkhronos as synk
 

@@ -9,7 +9,8 @@ import resource
 import signal
 import threading
 
-from support import KILL, RAISE, is_running, worker_pids
+from fault_ops import KILL, RAISE
+from process_state import is_running, worker_pids
 
 import synkhronos as synk
 

@@ -4,8 +4,8 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from engine import T, theano
-from support import NOTHING, Fault
+from backend import T, theano
+from fault_ops import NOTHING, Fault
 
 import synkhronos as synk
 from synkhronos.extensions import checkpoint

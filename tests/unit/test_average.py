@@ -128,16 +128,16 @@ def test_an_overflow_in_place_starts_from_the_operands_again(own):
     np.testing.assert_allclose(values[own], [5 / 3, 6.2e38 / 3, 5 / 3], rtol=1e-6)
 
 
-def test_finite_elements_beside_one_that_overflows_stay_the_same_to_the_bit():
+@pytest.mark.parametrize("weights", [[1, 1, 1], [3, 1, 2]], ids=str)
+def test_finite_elements_next_to_an_overflow_stay_the_same_to_the_bit(weights):
     random = np.random.RandomState(0)
     values = [random.randn(1000).astype("float32") for _ in range(3)]
-    for weights in ([1, 1, 1], [3, 1, 2]):
-        plain = average(weights, values)
-        for value in values:
-            value[500] = 3e38
-        beside = average(weights, values)
-        assert beside[500] == pytest.approx(3e38)
-        np.testing.assert_array_equal(np.delete(beside, 500), np.delete(plain, 500))
+    plain = average(weights, values)
+    for value in values:
+        value[500] = 3e38
+    overflowing = average(weights, values)
+    assert overflowing[500] == pytest.approx(3e38)
+    np.testing.assert_array_equal(np.delete(overflowing, 500), np.delete(plain, 500))
 
 
 @pytest.mark.parametrize("weights", [*WEIGHTS, [1e308, 1e-308], [7]], ids=str)
@@ -147,18 +147,18 @@ def test_normalized_weights_sum_to_one(weights):
     assert [share > 0 for share in shares] == [weight > 0 or not any(weights) for weight in weights]
 
 
+@pytest.mark.parametrize("counts", [[1, 1, 1], [3, 1, 2], [70, 30, 1]], ids=str)
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS])
-def test_accumulated_slices_are_averaged_as_exactly(dtype):
+def test_accumulated_slices_are_averaged_as_exactly(dtype, counts):
     values = triples(dtype)
-    for counts in ([1, 1, 1], [3, 1, 2], [70, 30, 1]):
-        kept = None if np.dtype(dtype).kind != "i" else np.dtype(dtype)
-        for wanted in {None, kept}:
-            accumulator = Accumulator("avg", sum(counts), "it", wanted)
-            for value, count in zip(values, counts):
-                accumulator.add(value, count)
-            mean = accumulator.result()
-            assert mean.dtype == (wanted or ("float64" if np.dtype(dtype).kind in "iub" else dtype))
-            (check_floats if np.dtype(dtype).kind == "f" else check_integers)(mean, values, counts)
+    kept = None if np.dtype(dtype).kind != "i" else np.dtype(dtype)
+    for wanted in {None, kept}:
+        accumulator = Accumulator("avg", sum(counts), "it", wanted)
+        for value, count in zip(values, counts):
+            accumulator.add(value, count)
+        mean = accumulator.result()
+        assert mean.dtype == (wanted or ("float64" if np.dtype(dtype).kind in "iub" else dtype))
+        (check_floats if np.dtype(dtype).kind == "f" else check_integers)(mean, values, counts)
 
 
 @pytest.mark.parametrize("op", ["sum", "prod"])

@@ -6,8 +6,8 @@ import subprocess
 import sysconfig
 
 import pytest
-from engine import theano_only
-from support import ROOT
+from backend import theano_only
+from scripts import ROOT
 
 pytestmark = theano_only("C code without Python or a backend")
 

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from divided import COLLECTIVES, check, rows
-from engine import T
-from small_programs import PROGRAMS, ROWS, WHOLE, evaluated, inputs_of, marked, outputs_of
+from backend import T
+from example_expressions import PROGRAMS
+from example_programs import ROWS, WHOLE, evaluated, inputs_of, marked, outputs_of
+from simulated_ranks import COLLECTIVES, check, rows
 
 from synkhronos._sharding.propagate import Walk
 from synkhronos._sharding.rules import MAKERS, RULES

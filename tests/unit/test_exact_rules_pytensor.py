@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from divided import COLLECTIVES, check, rows
-from engine import T, on_theano, theano
+from backend import T, on_theano, theano
+from simulated_ranks import COLLECTIVES, check, rows
 
 from synkhronos._backends import TITLE
 from synkhronos._sharding.propagate import Walk

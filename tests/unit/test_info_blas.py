@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import ROOT
+from scripts import ROOT
 
 from synkhronos import _backends
 from synkhronos._cli import cpu_benchmark as arithmetic

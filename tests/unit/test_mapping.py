@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from support import run_script
+from scripts import run_script
 
 from synkhronos._memory import Arena, SegmentTable
 from synkhronos._memory.segments import Segment, map_shared

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import batches
+from hypothesis_strategies import batches
 
 from synkhronos._utils.rows import Rows, pieces, select, select_per_rank, shares, shift, take
 

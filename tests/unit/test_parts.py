@@ -1,6 +1,7 @@
 """Which arrays of a collective on several nodes are sent with the votes, which alone, and which together."""
 
 import numpy as np
+import pytest
 
 from synkhronos._collectives.buckets import apart, divide, length_of, way_of
 
@@ -30,12 +31,14 @@ def test_smaller_arrays_share_pieces_up_to_their_size():
     assert sum(piece[0] for piece in pieces[4:7]) == 2050 * kb
 
 
-def test_a_large_array_is_in_pieces_of_1_to_3_mib():
+@pytest.mark.parametrize(
+    ("n_mib", "n_pieces"), [(1, 1), (1.5, 2), (3, 3), (4, 4), (8, 4), (12, 4), (12.5, 5), (98, 33)]
+)
+def test_a_large_array_is_in_pieces_of_1_to_3_mib(n_mib, n_pieces):
     mib = 1 << 20
-    for n_mib, n_pieces in ((1, 1), (1.5, 2), (3, 3), (4, 4), (8, 4), (12, 4), (12.5, 5), (98, 33)):
-        sizes = [n_bytes for (n_bytes,) in sizes_of([part(int(n_mib * mib))])[1]]
-        assert (len(sizes), sum(sizes)) == (n_pieces, n_mib * mib)
-        assert max(sizes) - min(sizes) <= 4 and max(sizes) <= 3 * mib
+    sizes = [n_bytes for (n_bytes,) in sizes_of([part(int(n_mib * mib))])[1]]
+    assert (len(sizes), sum(sizes)) == (n_pieces, n_mib * mib)
+    assert max(sizes) - min(sizes) <= 4 and max(sizes) <= 3 * mib
 
 
 def test_only_what_is_reduced_the_same_way_shares():

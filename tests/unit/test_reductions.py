@@ -208,11 +208,19 @@ def test_operands_may_lie_anywhere():
     assert combine([swapped, reversed_], "sum", (), "it").tolist() == [13.0, 12, 11, 10, 9, 8, 7]
 
 
-def test_what_is_refused():
+@pytest.mark.parametrize(
+    "wrong",
+    [np.zeros(8), np.zeros(8, ">f4"), np.zeros(16, "float32")[::2], [0.0] * 8],
+    ids=["other dtype", "other byte order", "strided", "list"],
+)
+def test_only_contiguous_arrays_of_the_dtype_are_reduced(wrong):
+    floats = np.zeros(8, "float32")
+    with pytest.raises(TypeError, match="C-contiguous arrays"):
+        native.Reduction("sum", "float32", "float32", [1, 1])([floats, wrong], [floats])
+
+
+def test_wrong_outputs_and_numbers_of_operands_are_refused():
     add, floats = native.Reduction("sum", "float32", "float32", [1, 1]), np.zeros(8, "float32")
-    for wrong in (np.zeros(8), floats.astype(">f4"), np.zeros(16, "float32")[::2], [0.0] * 8):
-        with pytest.raises(TypeError, match="C-contiguous arrays"):
-            add([floats, wrong], [floats])
     constant = np.zeros(8, "float32")
     constant.setflags(write=False)
     with pytest.raises(TypeError, match="writable"):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import run_script
+from scripts import run_script
 
 from synkhronos._memory.memfd import new_descriptor
 from synkhronos._native import native

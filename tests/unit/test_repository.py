@@ -4,7 +4,7 @@ import re
 
 import pytest
 import yaml
-from support import ROOT
+from scripts import ROOT
 
 import synkhronos
 
@@ -49,7 +49,7 @@ def test_hooks_run_what_lint_runs():
 
 def test_groups_of_tests_are_those_that_are_there():
     groups = {path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")}
-    named = re.search(r"testpaths = (\[.*?\])", (ROOT / "pyproject.toml").read_text()).group(1)
+    named = re.search(r"testpaths = (\[.*?\])", (ROOT / "pyproject.toml").read_text(), re.DOTALL).group(1)
     assert {f"tests/{group}" for group in groups} == set(re.findall(r'"(.*?)"', named))
     contributing = (ROOT / "CONTRIBUTING.md").read_text()
     assert all(f"`tests/{group}`" in contributing for group in groups)

@@ -14,14 +14,14 @@ def made(n_outputs=1):
     return runner, cells
 
 
-def test_it_gives_the_first_outputs_and_empties_the_cells():
-    for n_outputs in (0, 1, 2):
-        runner, cells = made(n_outputs)
-        matrix, column = np.ones((2, 3), "float32"), np.full((2, 1), 2, "float32")
-        results = runner([matrix, column])
-        assert len(results) == n_outputs
-        assert all(np.array_equal(one, np.full((2, 3), 3)) for one in results[:1])
-        assert cells == [[None]] * 3
+@pytest.mark.parametrize("n_outputs", [0, 1, 2])
+def test_it_returns_the_first_outputs_and_empties_the_cells(n_outputs):
+    runner, cells = made(n_outputs)
+    matrix, column = np.ones((2, 3), "float32"), np.full((2, 1), 2, "float32")
+    results = runner([matrix, column])
+    assert len(results) == n_outputs
+    assert all(np.array_equal(one, np.full((2, 3), 3)) for one in results[:1])
+    assert cells == [[None]] * 3
 
 
 def test_it_takes_nothing_else():

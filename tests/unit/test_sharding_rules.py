@@ -4,10 +4,10 @@ import itertools
 
 import numpy as np
 import pytest
-from divided import Divided, check
-from engine import T
-from sharding_cases import FAMILIES
-from sharding_programs import run
+from backend import T
+from sharding_rule_cases import FAMILIES
+from sharding_rule_programs import run
+from simulated_ranks import Divided, check
 
 from synkhronos._backends import ops
 from synkhronos._sharding import checking as failures

@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 import pytest
-from processes import Ranks
+from rank_processes import Ranks
 
 from synkhronos._collectives.shared_memory import ShapesDiffer
 from synkhronos._native import native

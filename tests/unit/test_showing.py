@@ -5,8 +5,8 @@ import pydoc
 import re
 
 import numpy as np
-from engine import T, theano
-from support import run_script
+from backend import T, theano
+from scripts import run_script
 
 import synkhronos as synk
 

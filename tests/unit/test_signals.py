@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from processes import Ranks
+from rank_processes import Ranks
 
 from synkhronos._processes.sync import ANSWERED, POLL, SENT
 from synkhronos._processes.timeline import STRAGGLING

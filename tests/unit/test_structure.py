@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from engine import on_theano
-from support import ROOT
+from backend import on_theano
+from scripts import ROOT
 
 import synkhronos as synk
 

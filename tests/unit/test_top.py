@@ -12,7 +12,8 @@ import sys
 import termios
 
 import pytest
-from support import ROOT, start_script, wait_until, worker_pids
+from process_state import wait_until, worker_pids
+from scripts import ROOT, start_script
 
 import synkhronos as synk
 from synkhronos._cli import top as _top

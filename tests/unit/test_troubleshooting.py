@@ -8,7 +8,7 @@ import ast
 import re
 
 import pytest
-from support import ROOT
+from scripts import ROOT
 
 import synkhronos as synk
 

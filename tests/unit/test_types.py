@@ -7,8 +7,8 @@ import textwrap
 from typing import get_args
 
 import pytest
-from engine import on_theano
-from support import ROOT
+from backend import on_theano
+from scripts import ROOT
 
 from synkhronos._backends import KEYWORDS
 from synkhronos._collectives import OPS

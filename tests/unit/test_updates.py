@@ -4,7 +4,7 @@ from collections import OrderedDict
 
 import numpy as np
 import pytest
-from engine import T, theano, theano_only
+from backend import T, theano, theano_only
 
 from synkhronos.extensions import updates
 

@@ -1,7 +1,7 @@
 """Messages about nodes with different versions."""
 
 import numpy as np
-from engine import theano
+from backend import theano
 
 from synkhronos._multinode.leader_comm import describe, tell_differences
 

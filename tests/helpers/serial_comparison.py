@@ -3,7 +3,7 @@
 import functools
 
 import numpy as np
-from engine import theano
+from backend import theano
 
 import synkhronos as synk
 

@@ -1,12 +1,12 @@
-"""Cases of each operation that has a sharding rule; see `sharding_programs`."""
+"""Cases of each operation that has a sharding rule; see `sharding_rule_programs`."""
 
 import functools
 import itertools
 
 import numpy as np
 import scipy.sparse
-from engine import T, ifelse, on_theano, pool_2d, theano
-from sharding_programs import Case
+from backend import T, ifelse, on_theano, pool_2d, theano
+from sharding_rule_programs import Case
 
 from synkhronos._backends import ops, scalar
 

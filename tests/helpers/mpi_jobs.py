@@ -6,18 +6,19 @@ import time
 from pathlib import Path
 
 import pytest
-from hosts import HAS_MPI
+from namespace_hosts import HAS_MPI
 
 needs_mpi = pytest.mark.skipif(not HAS_MPI, reason="mpi4py or mpiexec is not installed")
 
-TESTS = Path(__file__).parent.parent
+#: The folder that programs put on their path.
+HELPERS = Path(__file__).parent
 
 #: What each program begins with.
 PRELUDE = f"""
     import atexit, os, signal, sys, time
     import numpy as np
-    sys.path[:0] = [{str(TESTS)!r}, {str(TESTS / "faults")!r}]
-    from engine import T, theano
+    sys.path.insert(0, {str(HELPERS)!r})
+    from backend import T, theano
     import synkhronos as synk
 
     def say(*what):

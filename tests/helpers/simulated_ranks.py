@@ -8,8 +8,8 @@ compared with what its placement says of its twin.
 import itertools
 
 import numpy as np
-from engine import T, on_theano, theano
-from lockstep import scan
+from backend import T, on_theano, theano
+from lockstep_scan import scan
 
 from synkhronos import _backends
 from synkhronos._backends import io_toposort, ops

@@ -1,13 +1,13 @@
-"""The graph engine under Theano's names, whichever it is, and the mark of tests of what only Theano has."""
+"""The installed backend under Theano's names, and the mark of tests that only Theano can run."""
 
+import backend_flags  # the engine's flags, before all
 import numpy
-import parallel  # the engine's flags, before all
 import pytest
 
 import synkhronos  # it mends Theano, which therefore comes after it
 from synkhronos import _backends
 
-assert parallel and synkhronos
+assert backend_flags and synkhronos
 
 on_theano = _backends.name == "theano"
 
@@ -25,7 +25,7 @@ if on_theano:
 
     random_state = numpy.random.RandomState
 else:
-    from pytensor_names import (
+    from pytensor_as_theano import (
         MonitorMode,
         MRG_RandomStreams,
         NanGuardMode,
@@ -46,6 +46,7 @@ __all__ = [
     "NanGuardMode",
     "RandomStreams",
     "T",
+    "cpp_codes",
     "ifelse",
     "lasagne",
     "on_theano",
@@ -61,3 +62,11 @@ __all__ = [
 def theano_only(reason):
     """Mark tests, or as ``pytestmark`` a module, of what PyTensor has not; the table of engines gives the reason."""
     return pytest.mark.theano_only(reason)
+
+
+def cpp_codes(function, chosen):
+    """The C++ code of each node of a Theano function that is ``chosen(node)``, of which there must be some, by node."""
+    nodes = [node for node in function.maker.fgraph.toposort() if chosen(node)]
+    assert nodes
+    graphs = {node: theano.gof.FunctionGraph(node.inputs, node.outputs) for node in nodes}
+    return {node: theano.gof.CLinker().accept(graph).get_src_code() for node, graph in graphs.items()}

@@ -1,12 +1,12 @@
-"""A process that has imported everything and prepared to fork, from which the scripts of tests are forked.
+"""Fork server for the scripts of tests: a process that has imported everything and prepared to fork.
 
 A script in an interpreter of its own spends 2.5 s on importing Theano and reading its compile cache before its first
 line runs. Here it is a fork of this process, in all else like ``python -c SCRIPT``: its own ``__main__``, its own
 standard streams, exit code and death by signal, atexit functions and threads that are waited for.
 
-    pytest ──Popen── template ──fork── agent ──fork── script      the agent waits for the script, and tells pytest
+    pytest ──Popen── server ──fork── agent   ──fork── script      the agent waits for the script, and tells pytest
 
-`start` is the side of pytest, `serve` that of the template.
+`ForkServer` runs in pytest, `serve` in the server.
 """
 
 import array
@@ -25,7 +25,7 @@ import time
 import types
 from pathlib import Path
 
-TESTS = Path(__file__).resolve().parent
+HELPERS = Path(__file__).resolve().parent
 _LENGTH = 8  # bytes before each request, for its length
 
 
@@ -94,8 +94,8 @@ def _flags():
     return [os.environ.get(name) for name in ("THEANO_FLAGS", "PYTENSOR_FLAGS")]
 
 
-class Template:
-    """The template, seen from pytest; started when the first script wants it."""
+class ForkServer:
+    """The client of the fork server, in pytest's process; starts the server with the first script."""
 
     def __init__(self):
         self.process = self._socket = self._flags = None
@@ -106,7 +106,7 @@ class Template:
         return None if self.process is None else self.process.pid
 
     def outdated(self):
-        """Whether the engine's flags are others now than when the template was started."""
+        """Whether the engine's flags are others now than when the server was started."""
         return self.process is not None and _flags() != self._flags
 
     def start(self, source, arguments, environment, stdin=None, new_session=False):
@@ -115,7 +115,7 @@ class Template:
             self._socket, theirs = socket.socketpair()
             self._flags = _flags()
             self.process = subprocess.Popen(
-                [sys.executable, str(TESTS / "template.py"), str(theirs.fileno())],
+                [sys.executable, str(HELPERS / "fork_server.py"), str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env=environment,
@@ -141,7 +141,7 @@ class Template:
         return Script(pid, (input_, os.fdopen(out_reader), os.fdopen(err_reader)), reader)
 
     def close(self):
-        """End the template, if it was started."""
+        """End the server, if it was started."""
         if self.process is not None:
             self._socket.close()
             self.process.wait()
@@ -218,8 +218,11 @@ def run(source, arguments):
 
 
 if __name__ == "__main__":
+    # all that scripts import
+    import comparison  # noqa: F401
+    import fault_ops  # noqa: F401
     import numpy
-    import support  # noqa: F401  (and with it all that scripts import)
+    import process_state  # noqa: F401
 
     import synkhronos
     import synkhronos._api

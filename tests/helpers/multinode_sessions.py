@@ -7,13 +7,13 @@ many of four ranks each machine has: ``2,2`` or ``3,1``.
 
 import os
 
-import parallel  # the engine's flags, before all
+import backend_flags  # the engine's flags, before all
 import pytest
 
 import synkhronos._session.lifecycle as lifecycle
 from synkhronos._multinode.launch import StartLimit, find_line
 
-assert parallel
+assert backend_flags
 
 #: How many machines there are.
 N = int(os.environ.get("PMI_SIZE", 1))

@@ -3,7 +3,7 @@
 Lengths are few and alike (as many rows as features, say), so that what is laid out wrongly has a right shape. Values
 are small integers, so that sums are exact, and comparisons come out the same in whatever order numbers are added.
 
-    python tests/random_programs.py 10000 [SEED]
+    python tests/helpers/random_programs.py 10000 [SEED]
 
 tries so many, and counts what was gathered, and how often.
 """
@@ -17,11 +17,11 @@ import traceback
 import warnings
 
 import numpy as np
-from divided import check, evaluate
-from engine import T, theano
+from backend import T, theano
 from random_arithmetic import Arithmetic
 from random_loops import Loops
-from random_moves import Moves
+from random_shapes import Moves
+from simulated_ranks import check, evaluate
 
 #: What Theano raises for a program that makes no sense.
 WRONG = (

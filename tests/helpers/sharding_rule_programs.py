@@ -2,9 +2,9 @@
 
 A `Case` is an operation on inputs whose axes have labels, as in `numpy.einsum`; axes of one label are equally long. It
 is divided once for each way to lay rows on one input or on a pair of them: along an axis, as part of a longer axis, or
-summed over. `tests/sharding_cases.py` has the cases of each operation.
+summed over. `tests/helpers/sharding_rule_cases.py` has the cases of each operation.
 
-    python tests/sharding_programs.py [SHARE [FAMILY ...]]
+    python tests/helpers/sharding_rule_programs.py [SHARE [FAMILY ...]]
 
 runs all of them, or a share (such as 0.1), of all families or of some. With ``SYNKHRONOS_CHECK_SHARDING=1`` each node
 also checks its shape.
@@ -20,8 +20,8 @@ import warnings
 import zlib
 
 import numpy as np
-from divided import Divided, evaluate, shares
-from engine import T, on_theano
+from backend import T, on_theano
+from simulated_ranks import Divided, evaluate, shares
 
 from synkhronos._backends import TensorType
 from synkhronos._sharding.placements import Replicate, Shard
@@ -237,7 +237,7 @@ def run(family, share=1.0, seed=0, each=Program.check):
 
 def main(share, names):
     """Run a share of the programs of some families, or of all; returns how many are wrong."""
-    from sharding_cases import FAMILIES
+    from sharding_rule_cases import FAMILIES
 
     n_wrong, total, started = 0, 0, time.monotonic()
     for name in names or FAMILIES:

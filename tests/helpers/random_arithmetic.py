@@ -1,6 +1,6 @@
 """Steps of random programs: arithmetic, reductions, products, layers."""
 
-from engine import RandomStreams, T, ifelse, pool_2d, theano
+from backend import RandomStreams, T, ifelse, pool_2d, theano
 
 
 def positive(x):

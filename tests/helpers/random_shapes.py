@@ -1,6 +1,6 @@
 """Steps of random programs: other shapes, other orders, some rows."""
 
-from engine import T
+from backend import T
 from random_arithmetic import positive
 
 

@@ -1,6 +1,6 @@
 """Loops of random programs: steps over a first axis, with a state that is computed anew, added to, or both."""
 
-from engine import T, theano
+from backend import T, theano
 
 
 class Loops:

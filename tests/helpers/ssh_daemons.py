@@ -7,7 +7,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from hosts import DIES_WITH_US
+from namespace_hosts import DIES_WITH_US
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")
 

@@ -1,16 +1,21 @@
-"""Every collective on every dtype over one transport: run by `test_transports.py`, in a process of its own.
+"""Run every collective on every dtype over one transport; `test_contract.py` starts this program.
 
-    python tests/gpu/transports.py TRANSPORT DEVICES FILE
+    [mpiexec -n N] python run_collectives.py TRANSPORT DEVICES NODES FILE
 
-TRANSPORT: "shared memory", "host" (GPUs without NCCL), "nccl", or "stand-in" (for NCCL). DEVICES: names with commas
-between them. The results of each collective go to FILE, by the names of `name_of`.
+TRANSPORT: "shared memory"; "mpi votes" or "mpi pieces" (all arrays travel with the leaders' votes, or in many pieces);
+"host" (GPUs without NCCL); "nccl"; "stand-in" (for NCCL). DEVICES: names with commas between them. NODES: numbers of
+ranks on each node, with commas between them. FILE: where the results of each collective go, by the names of `name_of`.
 """
 
 import importlib
+import os
 import sys
 
 import numpy as np
 
+import synkhronos._collectives.buckets as parts
+import synkhronos._collectives.hierarchical as across_machines
+import synkhronos._session.lifecycle as lifecycle
 from synkhronos._collectives import OPS
 
 DTYPES = ("bool", "int8", "uint8", "int16", "int32", "int64", "uint64", "float16", "float32", "float64")
@@ -34,23 +39,50 @@ def has(op, dtype):
     return not (dtype == "bool" and op in ("avg", "sum", "prod", WEIGHTED))
 
 
-def main(transport, devices, path):
-    if transport == "stand-in":
-        import stand_in
+def fork_on_nodes(nodes, way):
+    """Fork so many ranks on each node, which move arrays in one way; returns a list to which the ways are added."""
+    import synkhronos as synk
 
-        stand_in.install()
+    if way == "votes":
+        parts._SMALL_BYTES = 1 << 20
+    else:
+        parts._SMALL_BYTES, parts._SHARED_BYTES, parts._LEAST_BYTES = 0, 16, 64
+    ways, divide = [], across_machines.divide
+
+    def record(collective):
+        with_votes, pieces = divide(collective)
+        ways.extend(["votes"] * any(part.array.size for part in with_votes) + ["pieces"] * (len(pieces) > 1))
+        return with_votes, pieces
+
+    across_machines.divide = record
+    own = nodes[int(os.environ["PMI_RANK"])]
+    lifecycle.find_free_devices = lambda *_: ["cpu"] * own
+    assert synk.fork(use_gpu=False, master_rank=own - 1, timeout=60) == sum(nodes)
+    return ways
+
+
+def main(transport, devices, nodes, path):
+    if transport == "stand-in":
+        import fake_nccl
+
+        fake_nccl.install()
     import synkhronos as synk
 
     theano = importlib.import_module(synk.engine)
 
-    names = devices.split(",")
-    n_ranks = synk.fork(devices=names, master_rank=len(names) - 1)
+    names, nodes = devices.split(","), [int(n_ranks) for n_ranks in nodes.split(",")]
+    n_ranks = sum(nodes)
+    ways = []
+    if len(nodes) > 1:
+        ways = fork_on_nodes(nodes, transport.split()[-1])
+    else:
+        assert synk.fork(devices=names, master_rank=n_ranks - 1) == n_ranks
     nccl = transport in ("nccl", "stand-in")
     variables = {(dtype, shape): theano.shared(value(0, dtype, shape)) for dtype in DTYPES for shape in SHAPES}
     functions = [synk.function([], [(var, None) for var in variables.values()])]
     synk.distribute()
     on_gpu = [not isinstance(var.container.storage[0], np.ndarray) for var in variables.values()]
-    assert all(on_gpu) if transport != "shared memory" else not any(on_gpu)
+    assert all(on_gpu) if names[0] != "cpu" else not any(on_gpu)
     results = {}
 
     def reset():
@@ -87,8 +119,9 @@ def main(transport, devices, path):
     many = [key for key in keys if key[1] != "row"]
     synk.all_gather([variables[key] for key in many], nccl=nccl)
     on_all_ranks("all_gather", many)
+    results["ways between nodes"] = np.array(sorted(set(ways)))
     if transport == "stand-in":
-        results["collectives of the stand-in"] = np.array(sorted(stand_in.done))
+        results["collectives of the stand-in"] = np.array(sorted(fake_nccl.done))
     del functions
     synk.close()
     np.savez(path, **results)

@@ -1,0 +1,19 @@
+"""Fixtures of tests of faults: sessions with a function that can fail."""
+
+import every_function
+import faulty_function
+import pytest
+
+
+@pytest.fixture
+def three(synchronize):
+    """A session of three ranks, the function, and its variables."""
+    synchronize(3)
+    return faulty_function.build()
+
+
+@pytest.fixture
+def restarting(synchronize):
+    """A session of three ranks that replaces its workers."""
+    synchronize(3, restart_workers=True)
+    return every_function.build()

@@ -1,0 +1,224 @@
+"""The end of the controller: whatever ends it, workers end and nothing is left."""
+
+import os
+import signal
+import warnings
+
+import numpy as np
+import psutil
+import pytest
+from process_state import is_running, shared_memory_names, wait_until
+from scripts import SESSION, python, read_pids, run_script, start_script
+
+import synkhronos as synk
+
+HOGGING = """
+def main():
+    synk.fork(3)
+    x = T.dvector("x")
+    f = synk.function([x], (Hog(os.getpid())(x).sum(), "sum"), mode="FAST_COMPILE")
+    synk.distribute()
+    print(*worker_pids(), flush=True)
+    {before}
+    f(np.ones(3))
+    time.sleep(60)
+"""
+
+ENDINGS_IN_A_CALL = {
+    "SIGKILL": "later(0.5, os.kill, os.getpid(), signal.SIGKILL)",
+    "SIGTERM": "later(0.5, os.kill, os.getpid(), signal.SIGTERM)",
+    "os._exit": "later(0.5, os._exit, 4)",
+    "sys.exit": "signal.signal(signal.SIGALRM, lambda *some: sys.exit(3)); signal.setitimer(signal.ITIMER_REAL, 0.5)",
+    "exception": "signal.signal(signal.SIGALRM, lambda *some: 1 / 0); signal.setitimer(signal.ITIMER_REAL, 0.5)",
+}
+
+
+@pytest.mark.parametrize(
+    ("ending", "thread"), [*((ending, False) for ending in ENDINGS_IN_A_CALL), ("SIGKILL", True), ("os._exit", True)]
+)
+def test_the_master_ends_while_workers_compute(ending, thread):
+    before = shared_memory_names()
+    call = "t = threading.Thread(target=main, daemon=True); t.start(); t.join()" if thread else "main()"
+    process = start_script(HOGGING.format(before=ENDINGS_IN_A_CALL[ending]) + call)
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    assert len(pids) == 2, process.communicate()
+    try:
+        process.communicate(timeout=20)
+        assert wait_until(lambda: not any(map(is_running, pids)), 2)
+    finally:
+        for pid in filter(is_running, pids):
+            os.kill(pid, signal.SIGKILL)
+    assert shared_memory_names() <= before
+
+
+KILLED_ANYWHERE = """
+x = T.dvector("x")
+mode = theano.Mode(linker="py", optimizer=None)
+rng = np.random.RandomState(int(sys.argv[1]))
+total = (x.sum(), "sum")
+
+def live():
+    while True:
+        synk.fork(3)
+        f = synk.function([x], total, mode=mode)
+        data = [synk.data(np.ones(100 * 2**i)) for i in range(8)]
+        synk.distribute()
+        assert f(data[3]) == 800
+        for each in data:
+            each.set_length(2 * len(each))
+        f(np.ones(30_000))
+        del data
+        synk.close()
+
+def left():
+    return {name for name in os.listdir("/dev/shm") if name.startswith(("synkhronos-", "sem."))}
+
+before, left_behind, orphans = left(), 0, 0
+for _ in range(int(sys.argv[2])):
+    pid = os.fork()
+    if pid == 0:
+        os.setpgid(0, 0)
+        live()
+    time.sleep(0.01 + 0.25 * rng.rand())
+    family = psutil.Process(pid).children()
+    os.setpgid(pid, pid) if not family else None
+    os.killpg(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    orphans += not wait_until(lambda: not any(is_running(one.pid) for one in family), 2)
+    left_behind += len(left() - before)
+print(left_behind, orphans)
+"""
+
+
+@pytest.mark.slow
+def test_nothing_is_left_whenever_the_whole_process_group_is_killed():
+    out, _ = run_script(KILLED_ANYWHERE, 1, 50)
+    assert out == "0 0\n"
+
+
+ENDINGS = {
+    "return": ("", 0),
+    "exception": ("raise KeyError('the end')", 1),
+    "sys.exit": ("sys.exit(3)", 3),
+    "os._exit": ("os._exit(4)", 4),
+    "SIGTERM": ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)", -signal.SIGTERM),
+    "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL); time.sleep(30)", -signal.SIGKILL),
+    "SIGSEGV": ("os.kill(os.getpid(), signal.SIGSEGV); time.sleep(30)", -signal.SIGSEGV),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_master_that_ends_without_close_leaves_nothing(ending):
+    code, returncode = ENDINGS[ending]
+    before = shared_memory_names()
+    process = start_script(SESSION + code)
+    pids = read_pids(process)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == returncode
+    assert wait_until(lambda: not any(map(is_running, pids)), 2)
+    assert shared_memory_names() <= before
+    if ending in ("return", "sys.exit", "os._exit"):
+        assert err == ""
+    if ending == "exception":
+        assert err.count("Traceback") == 1
+        assert "KeyError: 'the end'" in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_master_that_dies_while_workers_compute(number):
+    process = start_script(
+        SESSION
+        + """
+        synk.set_value(1, fault, LONG_SLEEP); synk.set_value(2, fault, LONG_SLEEP)
+        f(d)
+        """.replace("        ", "")
+    )
+    pids = read_pids(process)
+    assert wait_until(lambda: all(psutil.Process(pid).status() == psutil.STATUS_SLEEPING for pid in pids), 10)
+    process.send_signal(number)
+    process.communicate(timeout=10)
+    assert wait_until(lambda: not any(map(is_running, pids)), 2)
+    assert not shared_memory_names()
+
+
+SHUTDOWNS = {
+    "after a session": "synk.fork(2); at_exit = AtExit()",
+    "without a session": "at_exit = AtExit()",
+    "after an error class only": "synk.SessionError; at_exit = AtExit()",
+    "in a cycle": "synk.fork(2); at_exit = AtExit(); at_exit.me = at_exit",
+    "in atexit": "import atexit; atexit.register(lambda: synk.close()); synk.fork(2)",
+    "in atexit, before the library's": "import atexit; synk.fork(2); atexit.register(lambda: synk.close())",
+}
+
+
+@pytest.mark.parametrize("how", SHUTDOWNS)
+def test_closing_while_python_shuts_down_prints_nothing(how):
+    """Public names are imported on first use, which nothing can be then."""
+    assert python(
+        f"""
+        import synkhronos as synk
+        class AtExit:
+            def __del__(self):
+                synk.close()
+        {SHUTDOWNS[how]}
+        """
+    ) == ("", "")
+
+
+def test_other_calls_while_python_shuts_down_say_that_there_is_no_session():
+    _, err = python(
+        """
+        import synkhronos as synk
+        class AtExit:
+            def __del__(self):
+                for call in (synk.distribute, synk.memory, synk.fork, lambda: synk.get_value(0, None)):
+                    try:
+                        call()
+                    except synk.SessionError:
+                        pass
+        synk.fork(2)
+        at_exit = AtExit()
+        """
+    )
+    assert err == ""
+
+
+def test_the_whole_process_group_is_killed():
+    process = start_script(SESSION + "time.sleep(60)", start_new_session=True)
+    pids = read_pids(process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=10)
+    assert wait_until(lambda: not any(map(is_running, pids)), 2)
+    assert not shared_memory_names()
+
+
+def test_killed_at_any_moment_nothing_is_left():
+    """Killed while it forks, makes data, computes and closes, again and again, wherever that happens to be."""
+    rng = np.random.RandomState(0)
+    for _ in range(4):
+        process = start_script(
+            """
+            x = T.dvector("x")
+            print("ready", flush=True)
+            while True:
+                synk.fork(3)
+                f = synk.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
+                for _ in range(20):
+                    d = synk.data(np.ones(1000))
+                    f(d)
+                synk.close()
+            """,
+            start_new_session=True,
+        )
+        assert process.stdout.readline() == "ready\n", process.communicate()
+        wait_until(lambda: False, 0.3 + rng.rand())
+        children = psutil.Process(process.pid).children()
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=10)
+        assert wait_until(lambda gone=children: not any(is_running(child.pid) for child in gone), 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        synk.close()
+    synk.fork(1)  # it sweeps what was killed between making and unlinking
+    synk.close()
+    assert not shared_memory_names()

@@ -1,0 +1,314 @@
+"""Ctrl-C at any moment: the interrupt comes at once, and the session says what state it is in."""
+
+import os
+import pty
+import time
+
+import pytest
+from fault_ops import LONG_SLEEP, SLEEP
+from scripts import run_script, start_script
+
+# ---------------------------------------------------------------- Ctrl-C
+
+INTERRUPTED = """
+synk.fork(3)
+x, fault = T.dvector("x"), theano.shared(np.int64(NOTHING), "fault")
+f = synk.function([x], (Fault()(x, fault).sum(), "sum"))
+assert f(np.ones(6)) == 6
+KIND = {kind}
+synk.set_value({rank}, fault, KIND)
+def interrupt():
+    for _ in range({times}):
+        sent.append(time.monotonic())
+        os.killpg(0, signal.SIGINT)
+        time.sleep(0.05)
+sent = []
+threading.Timer(0.3, interrupt).start()
+try:
+    f(np.ones(6))
+    time.sleep(1)
+except KeyboardInterrupt:
+    waited = time.monotonic() - sent[0]
+    try:
+        time.sleep(0.3)
+    except KeyboardInterrupt:
+        pass
+    print("interrupted", waited < 1.0)
+try:
+    synk.broadcast(fault, NOTHING)
+    print("usable", f(np.ones(6)))
+except synk.SessionError as error:
+    print("broken", "close()" in str(error))
+    synk.close()
+    synk.fork(2)
+    synk.broadcast(fault, NOTHING)
+    print("again", f(np.ones(6)))
+pids = worker_pids()
+synk.close()
+print(any(map(is_running, pids)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("rank", "kind", "times", "states"),
+    [
+        (1, SLEEP, 1, ["usable 6.0", "broken True"]),
+        (1, LONG_SLEEP, 1, ["broken True"]),
+        (1, LONG_SLEEP, 2, ["broken True"]),
+        (0, SLEEP, 1, ["usable 6.0"]),
+    ],
+)
+def test_the_user_interrupts_a_call(rank, kind, times, states):
+    out, err = run_script(INTERRUPTED.format(rank=rank, kind=kind, times=times), start_new_session=True)
+    lines = out.splitlines()
+    assert lines[0] == "interrupted True"
+    assert lines[1] in states
+    if lines[1] == "broken True":
+        assert lines[2] == "again 6.0"
+    assert lines[-1] == "False"
+    assert "Traceback" not in err
+
+
+def test_the_user_interrupts_a_distribution():
+    out, err = run_script(
+        """
+        synk.fork(3)
+        x, w, v = T.dvector("x"), theano.shared(np.ones(1), "w"), theano.shared(np.ones(1), "v")
+        f = synk.function([x], ((Slow(os.getpid())(x) * w.sum()).sum(), "sum"))
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            synk.distribute()
+            time.sleep(1)
+        except KeyboardInterrupt:
+            print("interrupted")
+        g = synk.function([x], ((x * w.sum() * v.sum()).sum(), "sum"))
+        try:
+            synk.broadcast(w)
+        except synk.SessionError:
+            synk.close()
+            synk.fork(3)
+        synk.broadcast([v, w])
+        print(g(np.ones(6)), f(np.ones(6)))
+        synk.broadcast(w, np.full(1, 2.0))
+        print(g(np.ones(6)), f(np.ones(6)), synk.gather(w).tolist())
+        """
+    )
+    assert out.splitlines() == ["interrupted", "6.0 6.0", "12.0 12.0 [[2.0], [2.0], [2.0]]"]
+    assert "Traceback" not in err
+
+
+def test_interrupts_at_any_moment_leave_a_session_that_says_what_it_is():
+    out, err = run_script(
+        """
+        x = T.dvector("x")
+        synk.fork(3)
+        f = synk.function([x], [(x, "gather"), (x.sum(), "sum")])
+        w = theano.shared(np.zeros(100_000), "w")
+        g = synk.function([], updates=[(w, w + 1)])
+        d = synk.data(np.arange(9.0))
+        g()
+        stop = []
+        def interrupt():
+            rng = np.random.RandomState(0)
+            while not stop:
+                time.sleep(0.02 + 0.03 * rng.rand())
+                if armed:
+                    armed.clear()
+                    os.kill(os.getpid(), signal.SIGINT)
+        armed = []
+        thread = threading.Thread(target=interrupt, daemon=True)
+        thread.start()
+        interrupted = broken = 0
+        i = 0
+        while interrupted < 40:
+            try:
+                armed.append(1)
+                while True:
+                    i += 1
+                    values, total = f(np.arange(9.0) + i)
+                    assert values.tolist() == (np.arange(9.0) + i).tolist(), values
+                    assert f(d, batch=[0, i % 9, 8])[1] == 8 + i % 9
+                    synk.broadcast(w, np.full(100_000, 1.0))
+                    synk.all_reduce(w, op="sum")
+                    assert (synk.gather(w) == 3).all()
+            except KeyboardInterrupt:
+                interrupted += 1
+            except synk.SessionError:
+                broken += 1
+                armed.clear()
+                synk.close()
+                synk.fork(3)
+        stop.append(1)
+        armed.clear()
+        thread.join()
+        print(interrupted, broken < 20)
+        """,
+        timeout=100,
+    )
+    assert out == "40 True\n"
+    assert "Traceback" not in err
+
+
+# ---------------------------------------------------------------- Ctrl-C at a terminal
+
+AT_A_TERMINAL = """
+import fcntl, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # what is typed there reaches this process and its workers
+main = os.getpid()
+x, fault, big = T.dvector("x"), theano.shared(np.int64(NOTHING), "fault"), theano.shared(np.ones(4_000_000), "big")
+def prepare():
+    synk.fork(3, restart_workers={restart})
+    f = synk.function([x], (Fault()(x, fault).sum() + 0 * big[0], "sum"), mode="FAST_COMPILE")
+    synk.distribute()
+    return f
+{setting}
+seen = []
+def be_interrupted():
+    print("ready", flush=True)
+    {call}
+    time.sleep(5)
+    raise AssertionError("no interrupt came")
+def wait():
+    time.sleep(0.5)
+    seen.append(os.getpid())
+todo = [wait, be_interrupted]
+while not seen:
+    try:  # the user goes on pressing, and Python may look at signals within an except clause, too
+        try:
+            todo.pop()() if todo else wait()
+        except KeyboardInterrupt:
+            pass
+    except KeyboardInterrupt:
+        pass
+print("interrupted", time.monotonic(), *seen, flush=True)
+try:
+    synk.distribute()
+    state = "usable"
+except synk.SessionError as error:
+    state = "broken" if "close()" in str(error) else "none"
+print(state, flush=True)
+if state != "none":
+    if state == "usable":
+        synk.broadcast(fault, NOTHING)
+        assert f(np.ones(6)) == 6
+        synk.all_reduce(big, op="max")
+    synk.close()
+print(len(worker_pids()), len(shared_memory_names()), flush=True)
+synk.fork(2)
+synk.close()
+"""
+
+
+def type_ctrl_c(setting, call, delay, times=1, restart=False):
+    """Run a call at a terminal, and type Ctrl-C; returns the state of the session then.
+
+    Checked: the interrupt comes within one second, in the master alone; no worker says anything; nothing is left.
+    """
+    master, slave = pty.openpty()
+    source = AT_A_TERMINAL.format(setting=setting, call=call, restart=restart)
+    process = start_script(source, stdin=slave, start_new_session=True)
+    try:
+        assert process.stdout.readline() == "ready\n", process.communicate()
+        time.sleep(delay)
+        pressed = time.monotonic()
+        for _ in range(times):
+            os.write(master, b"\x03")
+            time.sleep(0.03)
+        out, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        os.close(master)
+        os.close(slave)
+    lines = out.splitlines()
+    assert process.returncode == 0, out + err
+    assert "Traceback" not in err
+    word, when, *pids = lines[0].split()
+    assert (word, pids) == ("interrupted", [str(process.pid)])
+    assert float(when) - 0.5 - 0.05 * times - pressed < 1.0 + 0.15  # of which the script slept half a second
+    assert lines[2:] == ["0 0"]
+    return lines[1]
+
+
+SLEEPING = "f = prepare(); synk.set_value(1, fault, LONG_SLEEP)"
+
+
+@pytest.mark.parametrize("times", [1, 6])
+def test_ctrl_c_while_a_worker_computes(times):
+    assert type_ctrl_c(SLEEPING, "f(np.ones(6))", 0.3, times) == "broken"
+
+
+def test_ctrl_c_while_all_wait_for_a_worker_in_a_collective():
+    setting = "f = prepare(); os.kill(worker_pids()[0], signal.SIGSTOP)"
+    assert type_ctrl_c(setting, "synk.all_reduce(big)", 0.3, 2) == "broken"
+
+
+def test_ctrl_c_between_collectives():
+    call = "\n    while True: synk.all_reduce(big, op='max'); synk.data(np.ones(100_000))"
+    assert type_ctrl_c("f = prepare()", call, 0.4) == "usable"
+
+
+def test_ctrl_c_while_a_worker_is_replaced():
+    setting = SLEEPING + "; synk.set_value(2, fault, KILL)"
+    assert type_ctrl_c(setting, "f(np.ones(6))", 0.6, restart=True) == "broken"
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.02, 0.1])
+def test_ctrl_c_during_fork(delay):
+    call = "\n    while True: synk.fork(6); synk.close()"
+    setting = "f = prepare(); synk.close()"
+    assert type_ctrl_c(setting, call, delay, 2) in ("none", "usable")
+
+
+def test_nothing_that_ends_is_forgotten_whatever_interrupts_it():
+    """Data, functions and variables come and go, and a handler raises at any moment."""
+    out, _ = run_script(
+        """
+        import gc
+        from process_state import shared_bytes
+        class Interrupt(Exception):
+            pass
+        def interrupt(number, frame):
+            raise Interrupt
+        signal.signal(signal.SIGALRM, interrupt)
+        synk.fork(2)
+        x, w = T.dvector("x"), theano.shared(np.ones(3), "w")
+        graph = (x * w[0]).sum()
+        f = synk.function([x], (graph, "sum"), mode="FAST_COMPILE")
+        f(np.ones(4))
+        def held():
+            gc.collect()
+            f(np.ones(4)); f(np.ones(4))
+            session = current("here")
+            tables = len(session.replica.functions), len(session.replica.variables.items())
+            return tables, [shared_bytes(pid) >> 20 for pid in (os.getpid(), *worker_pids())]
+        from synkhronos._session.lifecycle import current
+        before = held()
+        rng, n_interrupts = np.random.RandomState(0), 0
+        while n_interrupts < 300:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-4, 4e-3))
+                for _ in range(10):  # Python drops an interrupt that comes in the finalizer of somebody else
+                    data = synk.data(np.ones(1 << 17))  # 1 MiB
+                    f(data)
+                    data = None
+                    variable = theano.shared(np.ones(5))
+                    synk.broadcast(variable)
+                    variable = None
+            except Interrupt:
+                n_interrupts += 1
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            data = variable = None
+        for _ in range(20):
+            g = synk.function([x], (graph, "sum"), mode="FAST_COMPILE")
+            try:
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-3, 3e-2))
+                g(np.ones(4))
+                g = None
+            except Interrupt:
+                n_interrupts += 1
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            g = None
+        print(before == held() or (before, held()))
+        """
+    )
+    assert out == "True\n"

@@ -1,0 +1,60 @@
+"""Functions and variables of every kind, and a check of all of them on all ranks."""
+
+import numpy as np
+from backend import MRG_RandomStreams, RandomStreams, T, theano
+from fault_ops import NOTHING, Fault
+
+import synkhronos as synk
+
+built = {}
+
+
+def build():
+    """Functions of every kind, shared variables of every kind; all ranks as they should be."""
+    if not built:
+        x, m = T.dvector("x"), T.dmatrix("m")
+        fault, w = theano.shared(np.int64(NOTHING), "fault"), theano.shared(np.zeros(3), "w")
+        rows, count = theano.shared(np.zeros((1, 2)), "rows"), theano.shared(np.int64(0), "count")
+        mrg = MRG_RandomStreams(7).uniform((4,))
+        twister = RandomStreams(7).uniform((4,))
+        built.update(
+            fault=fault,
+            w=w,
+            rows=rows,
+            count=count,
+            f=synk.function([x], (Fault()(x, fault).sum(), "sum"), updates=[(count, count + 1)]),
+            step=synk.function([m], [(m.sum(), "sum"), (m * 2, "gather")], updates=[(w, w + m.sum())]),
+            picked=synk.function([], (rows, "gather"), sliceable_shareds=[rows]),
+            random=synk.function([], [(mrg, "gather"), (twister, "gather")]),
+        )
+    synk.distribute()
+    synk.broadcast([built["fault"], built["w"]], [NOTHING, np.zeros(3)])
+    return built["f"], built["fault"]
+
+
+def check_everything(n_ranks):
+    """Every function in every variant, and every collective, give the right results on every rank."""
+    f, step, picked, w, rows = (built[name] for name in ("f", "step", "picked", "w", "rows"))
+    values = np.arange(22.0).reshape(11, 2)
+    assert f(np.ones(10)) == 10
+    assert f(np.arange(10.0), batch=[9, 0, 9], num_slices=2) == 18
+    for arguments in ({}, {"num_slices": 3}, {"batch": slice(2, 9)}, {"batch": [8, 1, 1], "num_slices": 2}):
+        synk.broadcast(w, np.zeros(3))
+        total, doubled = step(values, **arguments)
+        chosen = values if "batch" not in arguments else values[arguments["batch"]]
+        assert total == chosen.sum()
+        np.testing.assert_array_equal(doubled, 2 * chosen)
+        if arguments == {}:
+            shares = [part.sum() for part in np.array_split(values, n_ranks)]
+            np.testing.assert_array_equal(synk.gather(w)[:, 0], shares)
+    synk.scatter(rows, values)
+    np.testing.assert_array_equal(picked(), values)
+    parts = np.array_split(values, n_ranks)
+    np.testing.assert_array_equal(picked(batch_s=slice(0, 2)), np.concatenate([part[:2] for part in parts]))
+    np.testing.assert_array_equal(picked(batch_s=[1, 0, 1]), np.concatenate([part[[1, 0, 1]] for part in parts]))
+    synk.all_gather(rows)
+    np.testing.assert_array_equal(synk.gather(rows), [values] * n_ranks)
+    for rank in range(n_ranks):
+        synk.set_value(rank, w, np.full(3, rank + 1.0))
+    synk.all_reduce(w, op="sum")
+    np.testing.assert_array_equal(synk.gather(w), np.full((n_ranks, 3), n_ranks * (n_ranks + 1) / 2))

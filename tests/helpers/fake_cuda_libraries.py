@@ -1,0 +1,97 @@
+"""Fake CUDA libraries, built by the C compiler; they export what tests ask for versions and devices.
+
+They lie where drivers, wheels, toolkits and conda put NVIDIA's. In tests of complete commands they are of CUDA 9, so
+that none of a machine with a real GPU suits.
+"""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+
+CC = shutil.which("gcc") or shutil.which("cc")
+
+needs_compiler = pytest.mark.skipif(CC is None, reason="the libraries are built by a C compiler, and there is none")
+
+SOURCES = {
+    "cuda": """
+        #include <string.h>
+        #include <stdlib.h>
+        int cuDriverGetVersion(int *version) { *version = NUMBER; return 0; }
+        int cuInit(unsigned flags) { if (CRASH) abort(); return FAILS; }
+        int cuDeviceGetCount(int *count) { *count = 2; return 0; }
+        int cuDeviceGet(int *device, int index) { *device = index; return 0; }
+        int cuDeviceGetName(char *name, int size, int device) { strcpy(name, device ? "Second" : "First"); return 0; }
+        int cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = (size_t)(16 + device) << 30; return 0; }
+        int cuDeviceGetAttribute(int *value, int which, int device)
+        { int both = device ? 90 : CAPABILITY; *value = which == 75 ? both / 10 : both % 10; return 0; }
+        int cuGetErrorString(int error, const char **text) { *text = "no device is there"; return 0; }
+    """,
+    "nvrtc": """
+        static int architectures[] = {ARCHITECTURES};
+        int nvrtcVersion(int *major, int *minor) { *major = MAJOR; *minor = MINOR; return 0; }
+        int nvrtcGetNumSupportedArchs(int *count) { *count = sizeof architectures / sizeof(int); return 0; }
+        int nvrtcGetSupportedArchs(int *found)
+        { for (unsigned i = 0; i < sizeof architectures / sizeof(int); i++) found[i] = architectures[i]; return 0; }
+    """,
+    "cublas": """
+        int cublasLtIsThere(void);
+        int cublasGetProperty(int kind, int *value)
+        { int version[] = {MAJOR, MINOR, cublasLtIsThere()}; *value = version[kind]; return 0; }
+    """,
+    "nccl": "int ncclGetVersion(int *version) { *version = NUMBER; return 0; }",
+    "cudnn": "#include <stddef.h>\nsize_t cudnnGetVersion(void) { return NUMBER; }",
+}
+
+
+def build(path, source, *options, **macros):
+    """Compile a library to this path; returns the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    defined = [f"-D{name}={value}" for name, value in macros.items()]
+    command = [CC, "-shared", "-fPIC", "-w", f"-Wl,-soname,{path.name}", *defined, "-x", "c", "-", "-o", str(path)]
+    subprocess.run([*command, "-x", "none", *options], input=source, text=True, check=True, timeout=60)
+    return path
+
+
+def build_driver(folder, number=9010, capability=70, fails=0, crash=0):
+    """A driver's library, as NVIDIA installs it; returns the file."""
+    macros = {"NUMBER": number, "CAPABILITY": capability, "FAILS": fails, "CRASH": crash}
+    file = build(folder / "libcuda.so.390.157", SOURCES["cuda"], **macros)
+    (folder / "libcuda.so.1").symlink_to(file.name)
+    return file
+
+
+def build_nvrtc(folder, major, minor, architectures="50, 60, 70, 90"):
+    """NVRTC beside its builtins, as in NVIDIA's wheels."""
+    build(folder / f"libnvrtc-builtins.so.{major}.{minor}", "int builtins;")
+    macros = {"MAJOR": major, "MINOR": minor, "ARCHITECTURES": architectures}
+    return build(folder / f"libnvrtc.so.{major}", SOURCES["nvrtc"], **macros)
+
+
+def build_cublas(folder, major, minor):
+    """cuBLAS, which needs cuBLASLt from its own folder, as in NVIDIA's wheels."""
+    lt = build(folder / f"libcublasLt.so.{major}", "int cublasLtIsThere(void) { return 1; }")
+    origin = ["-Wl,-rpath,$ORIGIN", "-Wl,--disable-new-dtags"]
+    return build(folder / f"libcublas.so.{major}", SOURCES["cublas"], str(lt), *origin, MAJOR=major, MINOR=minor)
+
+
+def build_wheels(site, cuda=(9, 1), nccl=990203, cudnn=None):
+    """NVIDIA's wheels, installed in this folder."""
+    build_nvrtc(site / "nvidia" / "cuda_nvrtc" / "lib", *cuda)
+    build_cublas(site / "nvidia" / "cublas" / "lib", *cuda)
+    build(site / "nvidia" / "nccl" / "lib" / "libnccl.so.2", SOURCES["nccl"], NUMBER=nccl)
+    if cudnn:
+        build(site / "nvidia" / "cudnn" / "lib" / "libcudnn.so.7", SOURCES["cudnn"], NUMBER=cudnn)
+    return site
+
+
+def build_cache(path, *folders):
+    """A cache of the loader, made by ldconfig, that knows these folders; returns its path."""
+    if not os.access("/sbin/ldconfig", os.X_OK):
+        pytest.skip("there is no ldconfig here")
+    configuration = path.with_suffix(".conf")
+    configuration.write_text("\n".join(map(str, folders)))
+    command = ["/sbin/ldconfig", "-X", "-C", str(path), "-f", str(configuration), "-i"]
+    subprocess.run(command, check=True, timeout=60, capture_output=True)
+    return str(path)

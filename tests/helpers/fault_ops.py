@@ -1,0 +1,91 @@
+"""Ops that fail when told to: they raise, sleep, exit, kill their process, or cannot be unpickled."""
+
+import os
+import signal
+import time
+
+from backend import theano
+
+#: What `Fault` does: the values of its second input.
+NOTHING, RAISE, SLEEP, KILL, SEGFAULT, EXIT, LEAVE, LONG_SLEEP, RAISE_LATE = range(9)
+
+
+class Fault(theano.Op):
+    """The identity, but for a scalar that says what should go wrong; give it a shared variable to fail on one rank."""
+
+    __props__ = ()
+
+    def make_node(self, x, fault):
+        return theano.Apply(self, [x, theano.tensor.as_tensor_variable(fault)], [x.type()])
+
+    def perform(self, node, inputs, outputs):
+        x, fault = inputs
+        if fault in (RAISE, RAISE_LATE):
+            time.sleep(0.2 * (fault == RAISE_LATE))
+            raise ZeroDivisionError(f"the fault that the test ordered, fault {int(fault)}")
+        if fault in (SLEEP, LONG_SLEEP):
+            time.sleep(1.0 if fault == SLEEP else 20.0)
+        elif fault in (KILL, SEGFAULT):
+            os.kill(os.getpid(), signal.SIGKILL if fault == KILL else signal.SIGSEGV)
+        elif fault == EXIT:
+            raise SystemExit(3)
+        elif fault == LEAVE:
+            os._exit(4)
+        outputs[0][0] = x.copy()
+
+    def infer_shape(self, node, shapes):
+        return [shapes[0]]
+
+    def grad(self, inputs, gradients):
+        return [gradients[0], theano.gradient.disconnected_type()]
+
+
+class Unloadable(theano.Op):
+    """An op that can be pickled, but not unpickled on a worker while an environment variable says so."""
+
+    __props__ = ("file",)
+
+    def __init__(self, file):
+        self.file = file
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        if os.path.exists(self.file):
+            raise LookupError("cannot be unpickled here")
+
+    def make_node(self, x):
+        return theano.Apply(self, [x], [x.type()])
+
+    def perform(self, node, inputs, outputs):
+        outputs[0][0] = inputs[0].copy()
+
+
+class Slow(Unloadable):
+    """An op that takes half a second to unpickle, but not in the process that made it."""
+
+    __props__ = ("pid", "file")
+
+    def __init__(self, pid):
+        super().__init__("")
+        self.pid = pid
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        time.sleep(0.5 * (os.getpid() != self.pid))
+
+
+class Hog(theano.Op):
+    """Computes for long without ever letting go of the interpreter's lock, as Theano's C code does."""
+
+    __props__ = ("pid",)
+
+    def __init__(self, pid):
+        self.pid = pid
+
+    def make_node(self, x):
+        return theano.Apply(self, [x], [x.type()])
+
+    def perform(self, node, inputs, outputs):
+        if os.getpid() != self.pid:
+            pow(3, 60_000_000)
+        outputs[0][0] = inputs[0].copy()

@@ -1,0 +1,46 @@
+"""A function that fails when told to, and the check that a session is broken."""
+
+import time
+
+import numpy as np
+import pytest
+from backend import T, theano
+from fault_ops import NOTHING, Fault
+from process_state import is_running, shared_memory_names
+
+import synkhronos as synk
+
+built = {}
+
+
+def build():
+    """A function that fails when told to, one of nothing, and the variables that they use."""
+    if "f" not in built:
+        x = T.dvector("x")
+        fault, big = theano.shared(np.int64(NOTHING), "fault"), theano.shared(np.ones(1), "big")
+        built["fault"], built["big"] = fault, big
+        built["f"] = synk.function([x], (Fault()(x, fault).sum() + 0 * big.sum(), "sum"), name="counting")
+    synk.distribute()
+    synk.broadcast([built["fault"], built["big"]], [NOTHING, np.ones(1)])
+    assert built["f"](np.ones(9)) == 9
+    return built["f"], built["fault"], built["big"]
+
+
+def assert_broken(pids):
+    """Each call says that the session is broken; `close` returns at once, and nothing is left."""
+    function, fault, big = built["f"], built["fault"], built["big"]
+    for call in (
+        lambda: function(np.ones(6)),
+        lambda: synk.broadcast(fault),
+        lambda: synk.all_reduce(big),
+        lambda: synk.scatter(big, np.ones(5)),
+        lambda: synk.get_value(1, fault),
+        synk.distribute,
+    ):
+        with pytest.raises(synk.SessionError, match=r"broken.*close\(\)"):
+            call()
+    began = time.monotonic()
+    synk.close()
+    assert time.monotonic() - began < 10
+    assert not any(map(is_running, pids))
+    assert not shared_memory_names()

@@ -1,0 +1,114 @@
+"""State of processes: the resources that this one holds, its workers, and waiting for conditions."""
+
+import contextlib
+import os
+import re
+import signal
+import threading
+import time
+
+import psutil
+from scripts import fork_server
+
+_BEGAN = time.time() - 1  # what is older is nothing of these tests
+
+
+class ProcessState:
+    """What this process has now: children, shared memory, descriptors, threads."""
+
+    def __init__(self):
+        self.children = {child.pid for child in psutil.Process().children(recursive=True)} - {fork_server.pid}
+        self.shared = shared_memory_names()
+        self.threads = threading.active_count()
+        self.descriptors = {}
+        for name in os.listdir("/proc/self/fd"):
+            try:
+                self.descriptors[name] = os.readlink(f"/proc/self/fd/{name}")
+            except OSError:
+                continue
+
+    def beyond(self, before):
+        """What is here that was not there `before`: a list of descriptions."""
+        extra = [f"child process {pid}" for pid in sorted(self.children - before.children)]
+        extra += [f"/dev/shm/{name}" for name in sorted(self.shared - before.shared)]
+        if self.threads > before.threads:
+            extra.append(f"{self.threads - before.threads} threads")
+        fresh = [target for name, target in self.descriptors.items() if before.descriptors.get(name) != target]
+        extra += [f"descriptor of {target}" for target in fresh if "/memfd:synkhronos" in target]
+        if len(self.descriptors) > len(before.descriptors) + 3:
+            extra.append(f"descriptors of {fresh}")
+        return extra
+
+
+def shared_memory_names():
+    """The names that sessions of this process, or of processes that are gone, have left in /dev/shm lately."""
+    names = set()
+    for name in os.listdir("/dev/shm"):
+        ours = re.fullmatch(r"(sem\.)?synkhronos-(\d+)-.*", name)
+        with contextlib.suppress(FileNotFoundError):
+            if not ours or os.lstat(f"/dev/shm/{name}").st_mtime < _BEGAN:
+                continue
+            pid = int(ours.group(2))
+            if pid == os.getpid() or not psutil.pid_exists(pid) or os.getpid() in _ancestors(pid):
+                names.add(name)
+    return names
+
+
+def _ancestors(pid):
+    try:
+        return {parent.pid for parent in psutil.Process(pid).parents()}
+    except psutil.NoSuchProcess:
+        return set()
+
+
+def wait_until(condition, seconds):
+    """Wait until ``condition()`` holds; whether it did within so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def is_running(pid):
+    """Whether a process is there and is no zombie."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def worker_pids():
+    """The process ids of the workers of this process's session, in the order of their ranks."""
+    children = {child.pid for child in psutil.Process().children()} - {fork_server.pid}
+    return sorted(filter(is_running, children))
+
+
+def kill(*pids):
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    assert wait_until(lambda: not any(map(is_running, pids)), 2)
+
+
+def shared_bytes(pid):
+    """Bytes of the segments that a process has mapped."""
+    total = 0
+    with open(f"/proc/{pid}/maps") as maps:
+        for line in maps:
+            if "/memfd:synkhronos" in line:
+                start, end = line.split()[0].split("-")
+                total += int(end, 16) - int(start, 16)
+    return total
+
+
+def later(seconds, action, *arguments):
+    """Do something after a while, and note when that was."""
+    happened = []
+
+    def act():
+        happened.append(time.monotonic())
+        action(*arguments)
+
+    threading.Timer(seconds, act).start()
+    return happened

@@ -1,0 +1,142 @@
+"""Run scripts of tests in processes of their own, forked from a server or as new interpreters."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import psutil
+from fork_server import ForkServer
+
+import synkhronos
+
+ROOT = Path(synkhronos.__file__).resolve().parent.parent
+
+fork_server = ForkServer()
+
+#: What each script begins with.
+PRELUDE = """
+    import contextlib, os, re, signal, subprocess, sys, textwrap, threading, time
+    from pathlib import Path
+    import numpy as np
+    import psutil
+    import pytest
+    import synkhronos
+    import synkhronos as synk
+    from backend import T, cpp_codes, theano
+    from comparison import *
+    from fault_ops import *
+    from process_state import *
+    from scripts import *
+"""
+
+
+def python(source, *options, timeout=110, directory=None, **environment):
+    """Run a program that begins as every program does where synkhronos is installed; returns both outputs.
+
+    A variable of the environment that is None is unset.
+    """
+    surroundings = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    program = "import _synkhronos_start\n" + textwrap.dedent(source)
+    done = subprocess.run(
+        [sys.executable, *options, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={name: value for name, value in surroundings.items() if value is not None},
+        cwd=directory,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.strip(), done.stderr.strip()
+
+
+def start_script(source, *arguments, fresh=False, stdin=None, start_new_session=False, environment=None):
+    """Start a Python script, given as its source, with what tests need imported.
+
+    It is forked from a process that has imported that already; one that is ``fresh``, or has variables of the
+    environment of its own, gets an interpreter of its own.
+
+    Returns
+    -------
+    fork_server.Script or subprocess.Popen
+    """
+    source = textwrap.dedent(PRELUDE) + textwrap.dedent(source)
+    own = {"PYTHONPATH": python_path(), "PYTHONWARNINGS": "ignore:synkhronos.fork:RuntimeWarning"}  # of many ranks
+    if not fresh and environment is None and not fork_server.outdated():
+        return fork_server.start(source, arguments, {**os.environ, **own}, stdin, start_new_session)
+    return subprocess.Popen(
+        [sys.executable, "-c", source, *map(str, arguments)],
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=start_new_session,
+        env={**os.environ, **own, **(environment or {})},
+    )
+
+
+def python_path():
+    """The variable ``PYTHONPATH`` with which a script finds the package and the modules of tests."""
+    groups = [folder for folder in (ROOT / "tests").iterdir() if folder.is_dir()]
+    paths = [ROOT, *groups, os.environ.get("PYTHONPATH", "")]
+    return os.pathsep.join(filter(None, map(str, paths)))
+
+
+def run_script(source, *arguments, timeout=90, returncode=0, **options):
+    """Run a script to its end; returns what it printed, on standard output and on standard error."""
+    process = start_script(source, *arguments, **options)
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        for one in [*psutil.Process(process.pid).children(recursive=True), process]:
+            one.kill()
+        out, err = process.communicate()
+        raise AssertionError(f"the script did not end in {timeout} s\n{out}\n{err}") from None
+    assert process.returncode == returncode, f"exit code {process.returncode}\n{out}\n{err}"
+    return out, err
+
+
+def launch(*arguments, cache, options=(), timeout=110, directory=None, check=False, stdin=None, **environment):
+    """Execute ``python -m synkhronos`` with these arguments, and a cache folder of its own."""
+    surroundings = {**os.environ, "XDG_CACHE_HOME": str(cache), **environment}
+    surroundings["PYTHONPATH"] = os.pathsep.join(filter(None, [environment.get("PYTHONPATH"), str(ROOT)]))
+    return subprocess.run(
+        [sys.executable, *options, "-m", "synkhronos", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        input=stdin,
+        timeout=timeout,
+        env=surroundings,
+        cwd=directory,
+        check=check,
+    )
+
+
+#: A program with a session of three ranks; it prints the process ids of the workers.
+SESSION = """
+synk.fork(3)
+x, fault = T.dvector("x"), theano.shared(NOTHING, "fault")
+f = synk.function([x], (Fault()(x, fault).sum(), "sum"))
+d = synk.data(np.ones(1000))
+assert f(d) == 1000
+print(*worker_pids(), flush=True)
+"""
+
+
+def read_pids(process):
+    """The process ids of workers that `SESSION` prints."""
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    assert len(pids) == 2, process.communicate()
+    return pids
+
+
+def without_the_package(program, *arguments):
+    """The command that executes a program in which the package's modules can be imported without the package."""
+    stand_in = """
+        import sys, types
+        package = sys.modules["synkhronos"] = types.ModuleType("synkhronos")
+        package.__path__ = [PATH]
+    """
+    source = textwrap.dedent(stand_in).replace("PATH", repr(str(ROOT / "synkhronos"))) + textwrap.dedent(program)
+    return [sys.executable, "-c", source, *arguments]

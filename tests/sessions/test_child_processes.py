@@ -1,0 +1,135 @@
+"""Processes that the user forks from a program with a session."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+from process_state import is_running, worker_pids
+from scripts import run_script
+from summing_function import built, summing
+
+import synkhronos as synk
+
+
+class TestChildren:
+    @pytest.fixture(autouse=True)
+    def three_ranks(self, no_session):
+        synk.fork(3)
+        assert summing()(np.ones(6)) == 6
+        self.pids = worker_pids()
+        yield
+        assert [pid for pid in self.pids if is_running(pid)] == self.pids
+        assert summing()(np.ones(6)) == 6
+
+    @staticmethod
+    def misuse():
+        """Try to command the ranks; tells what was raised instead."""
+        errors = []
+        calls = [lambda: summing()(np.ones(3)), lambda: synk.broadcast(built["w"]), synk.distribute]
+        for call in calls:
+            try:
+                call()
+            except synk.SessionError as error:
+                errors.append(str(error))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            synk.close()
+        return errors
+
+    def test_a_process_of_multiprocessing(self):
+        context = multiprocessing.get_context("fork")
+        with context.Pool(2) as pool:
+            for errors in pool.map(_misuse, range(2)):
+                assert len(errors) == 3
+                assert all("master" in error for error in errors)
+        process = context.Process(target=sys.exit, args=(0,))
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+
+    @pytest.mark.parametrize("ending", [os._exit, sys.exit])
+    def test_os_fork(self, ending):
+        out, _ = run_script(
+            f"""
+            synk.fork(3)
+            x = T.dvector("x")
+            f = synk.function([x], (x.sum(), "sum"))
+            f(np.ones(3))
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    f(np.ones(3))
+                except synk.SessionError:
+                    {"os._exit(0)" if ending is os._exit else "sys.exit(0)"}
+                os._exit(1)
+            assert os.waitpid(pid, 0)[1] == 0
+            time.sleep(0.2)
+            print(f(np.ones(3)))
+            """
+        )
+        assert out == "3.0\n"
+
+    def test_a_child_has_a_session_of_its_own(self):
+        context = multiprocessing.get_context("fork")
+        queue = context.SimpleQueue()
+        process = context.Process(target=_own_session, args=(queue,))
+        process.start()
+        process.join(60)
+        assert process.exitcode == 0
+        assert queue.get() == (2, 9.0)
+
+    def test_a_daemon_may_fork(self):
+        context = multiprocessing.get_context("fork")
+        queue = context.SimpleQueue()
+        process = context.Process(target=_own_session, args=(queue,), daemon=True)
+        process.start()
+        process.join(60)
+        assert process.exitcode == 0
+        assert queue.get() == (2, 9.0)
+
+    def test_subprocess_inherits_no_memory(self):
+        listing = (
+            "import os; print([os.readlink(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd') if n > '2'])"
+        )
+        out = subprocess.run(
+            [sys.executable, "-c", listing.replace("os.readlink", "(os.path.realpath)")],
+            capture_output=True,
+            text=True,
+            check=True,
+            close_fds=False,
+        ).stdout
+        assert "synkhronos" not in out
+
+    def test_a_master_that_reaps_all_its_children(self):
+        """`os.wait` in the user's program takes the exit status of whichever child ends."""
+        out, _ = run_script(
+            """
+            synk.fork(2)
+            x = T.dvector("x")
+            f = synk.function([x], (x.sum(), "sum"))
+            f(np.ones(3))
+            (pid,) = worker_pids()
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(-1, 0)
+            try:
+                f(np.ones(3))
+            except synk.WorkerDied as error:
+                print(error.rank, error.pid == pid)
+            synk.close()
+            """
+        )
+        assert out == "1 True\n"
+
+
+def _misuse(_):
+    return TestChildren.misuse()
+
+
+def _own_session(queue):
+    n_ranks = synk.fork(2)
+    queue.put((n_ranks, float(summing()(np.full(3, 3.0)))))
+    synk.close()

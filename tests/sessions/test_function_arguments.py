@@ -1,0 +1,193 @@
+"""Arguments of calls and of `synk.function`: names, defaults, dtypes, batches; wrong ones are refused."""
+
+import numpy as np
+import pytest
+from backend import T, theano, theano_only
+from comparison import assert_close
+from point_functions import adding, draw_points
+
+import synkhronos as synk
+from synkhronos.extensions import updates
+
+
+@theano_only("default values of inputs")
+def test_inputs_by_name_and_default(session):
+    x, y = T.fvector("x"), T.fvector("y")
+    a, b = T.fscalar("a"), T.fvector("b")
+    function = synk.function(
+        [x, theano.In(y, name="other")],
+        [((x + y) * a + b.sum(), "gather")],
+        bcast_inputs=[
+            theano.In(a, value=np.float32(3)),
+            theano.In(b, value=np.arange(3, dtype="float32"), name="bias"),
+        ],
+    )
+    one, two = draw_points(7)[1], draw_points(7, seed=1)[1]
+    expected = (one + two) * 3 + 3
+    assert_close(function(one, two)[0], expected)
+    assert_close(function(one, other=two)[0], expected)
+    assert_close(function(other=two, x=one)[0], expected)
+    assert_close(function.as_theano(one, other=two)[0], expected)
+    assert_close(function(one, two, bias=np.ones(5, "float32"), a=1.0)[0], one + two + 5)
+    assert_close(function(one, two)[0], expected)  # the defaults stand
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "words"),
+    [
+        ((), {}, r"missing.*x"),
+        ((np.zeros(3),), {}, r"missing.*y"),
+        ((np.zeros(3),) * 3, {}, "2 inputs.*got 3"),
+        ((np.zeros(3),) * 2, {"y": np.zeros(3)}, "'y'.*twice"),
+        (
+            (np.zeros(3),),
+            {"z": np.zeros(3)},
+            r"^the function has no argument 'z'\. It takes x, y, output_subset, batch, batch_s, num_slices$",
+        ),
+        ((np.zeros(3), np.zeros(3)), {"num_slice": 2}, "has no argument 'num_slice'; did you mean num_slices"),
+        ((np.zeros((3, 1)), np.zeros(3)), {}, "input x"),
+        ((np.zeros(3), np.zeros(3, complex)), {}, "input y"),
+        ((np.zeros(3), "text"), {}, "input y"),
+        ((np.zeros(3), object()), {}, "input y"),
+        ((np.zeros(3), np.zeros(3)), {"num_slices": 1.5}, "num_slices"),
+        ((np.zeros(3), np.zeros(3)), {"num_slices": True}, "num_slices"),
+        ((np.zeros(3), np.zeros(3)), {"output_subset": 0}, "output_subset"),
+    ],
+)
+def test_wrong_arguments_are_named_and_nothing_is_sent(synchronize, args, kwargs, words):
+    synchronize(2)
+    function = adding()
+    with pytest.raises(TypeError, match=words):
+        function(*args, **kwargs)
+    assert_close(function(np.ones(3), np.ones(3))[0], np.full(3, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kwargs", "error", "words"),
+    [
+        ((3, 4), {}, ValueError, "number of data points.*3.*4"),
+        (
+            (3, 3),
+            {"batch": 1.5},
+            TypeError,
+            "^batch must be an int, a slice, or a list or 1-d array of indexes or booleans; got 1.5$",
+        ),
+        ((3, 3), {"batch": 2.0}, TypeError, r"got 2\.0; did you mean 2\?$"),
+        ((3, 3), {"batch": np.float32(2)}, TypeError, r"got 2\.0; did you mean 2\?$"),
+        ((3, 3), {"batch": "text"}, TypeError, "got 'text'$"),
+        ((3, 3), {"batch": {1, 2}}, TypeError, r"got \{1, 2\}$"),
+        ((3, 3), {"num_slices": 0}, ValueError, "num_slices"),
+        ((3, 3), {"batch": 4}, ValueError, "batch"),
+        ((3, 3), {"batch": [3]}, IndexError, "batch"),
+        ((3, 3), {"batch": [[0]]}, ValueError, "batch"),
+        ((3, 3), {"batch": slice(0, 4)}, IndexError, "batch"),
+        ((3, 3), {"batch_s": slice(0, 1)}, ValueError, "batch_s.*sliceable_shareds"),
+        ((3, 3), {"output_subset": [1]}, IndexError, "output_subset"),
+    ],
+)
+def test_values_out_of_range_are_named_and_nothing_is_sent(synchronize, sizes, kwargs, error, words):
+    synchronize(2)
+    function = adding()
+    with pytest.raises(error, match=words):
+        function(*map(np.ones, sizes), **kwargs)
+    assert_close(function(np.ones(3), np.ones(3))[0], np.full(3, 2.0))
+
+
+def test_numpy_inputs_are_cast_where_theano_would_cast(synchronize):
+    synchronize(2)
+    x, allow, n = T.fvector("x"), T.fvector("allow"), T.ivector("n")
+    function = synk.function([x, theano.In(allow, allow_downcast=True), n], [(x + allow + n, "gather")])
+    good = [
+        ([1, 2], [0.1, 0.2], [1, 2]),
+        (np.array([1, 2], "int8"), np.array([0.1, 0.2]), np.array([3, 4], "int16")),
+        (np.array([1, 2], "float16"), np.array([1, 2]), np.array([3, 4], "uint8")),
+        (np.array([1, 2], ">f4"), np.array([1, 2], ">f8"), np.array([1, 2], ">i4")),
+        ((0.5, 1.5), (1, 2), (3, 4)),
+    ]
+    for values in good:
+        assert_close(function(*values)[0], function.as_theano(*values)[0])
+        assert function(*values)[0].dtype == function.as_theano(*values)[0].dtype
+    fine = np.zeros(2, "float32"), np.zeros(2, "float32"), np.zeros(2, "int32")
+    bad = [
+        (0, np.zeros(2)),
+        (0, [0.1, 0.2]),
+        (0, np.zeros(2, "int64")),
+        (2, np.zeros(2)),
+        (2, [2**40, 0]),
+        (2, [1.5, 0]),
+    ]
+    for position, value in bad:
+        values = [*fine[:position], value, *fine[position + 1 :]]
+        with pytest.raises((TypeError, OverflowError)):  # which one depends on NumPy
+            function.as_theano(*values)
+        with pytest.raises(TypeError, match=("x", "allow", "n")[position]):
+            function(*values)
+    assert_close(function(*fine)[0], np.zeros(2))
+
+
+def test_strict_inputs_are_strict(synchronize):
+    synchronize(2)
+    x = T.dvector("x")
+    function = synk.function([theano.In(x, strict=True)], x.sum())
+    with pytest.raises(TypeError):
+        function.as_theano([1.0, 2.0])
+    with pytest.raises(TypeError, match="x"):
+        function([1.0, 2.0])
+    assert function(np.ones(2)) == 1.0
+
+
+def test_data_must_have_the_dtype_and_the_dimensions_of_the_variable(synchronize):
+    synchronize(2)
+    x, row = T.fmatrix("x"), T.row("row", dtype="float32")
+    function = synk.function([x], x.sum(), bcast_inputs=[row], on_unused_input="ignore")
+    good = synk.data(np.ones((4, 2), "float32")), synk.data(np.ones((1, 2), "float32"))
+    for position, wrong in [
+        (0, synk.data(np.ones((4, 2)))),
+        (0, synk.data(np.ones(4, "float32"))),
+        (1, synk.data(np.ones((2, 2), "float32"))),
+    ]:
+        values = [wrong if i == position else one for i, one in enumerate(good)]
+        with pytest.raises(TypeError, match=("input x", "input row")[position]):
+            function(*values)
+    assert function(*good) == 4.0
+    assert function(synk.data(np.ones((4, 2), ">f4")), good[1]) == 4.0  # the same numbers in another order of bytes
+    with pytest.raises(ValueError, match="memory"):
+        function(synk.data(var=x), good[1])
+
+
+def test_batch_needs_scattered_inputs(synchronize):
+    synchronize(2)
+    x = T.fvector("x")
+    function = synk.function([], x.sum(), bcast_inputs=[x])
+    with pytest.raises(ValueError, match="batch"):
+        function(np.ones(3, "float32"), batch=2)
+    assert function(np.ones(3, "float32")) == 3.0
+    assert function.counts == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"inputs": T.dvector("x")}, TypeError, "inputs"),
+        ({"inputs": ["x"]}, TypeError, "inputs"),
+        ({"inputs": [T.dscalar("point")]}, TypeError, "point.*bcast_inputs"),
+        ({"inputs": [], "bcast_inputs": T.dvector()}, TypeError, "bcast_inputs"),
+        ({"inputs": [], "outputs": [(T.constant(1.0), "mean")]}, ValueError, "'mean'"),
+        ({"inputs": [], "outputs": [(T.constant(1.0), "c_median")]}, ValueError, "median"),
+        ({"inputs": [], "outputs": "text"}, TypeError, "output"),
+        ({"inputs": [], "updates": [(1, 2, 3, 4)]}, TypeError, "updates"),
+        ({"inputs": [], "updates": [(theano.shared(0.0), T.constant(1.0), "gather")]}, ValueError, "gather"),
+        ({"inputs": [], "sliceable_shareds": theano.shared(np.zeros(2))}, TypeError, "sliceable_shareds"),
+        ({"inputs": [], "update": []}, TypeError, "has no argument 'update'; did you mean updates"),
+        ({"inputs": [], "allow_downcast": True}, TypeError, "did you mean allow_input_downcast"),
+        (
+            {"inputs": [], "updates": updates.sgd([T.zeros(2)], [theano.shared(np.zeros(2))], 0.1)},
+            TypeError,
+            "^updates: got the three parts that a rule of synkhronos.extensions.updates gives.*Give grad_updates",
+        ),
+    ],
+)
+def test_functions_that_make_no_sense_are_refused(synchronize, arguments, error, words):
+    synchronize(2)
+    with pytest.raises(error, match=words):
+        synk.function(**arguments)

@@ -1,0 +1,10 @@
+"""Fixtures of unit tests."""
+
+import pytest
+from fake_cuda_libraries import build_cache
+
+
+@pytest.fixture
+def empty_cache(tmp_path):
+    """A cache of the loader that knows no folder."""
+    return build_cache(tmp_path / "cache-of-nothing")

@@ -1,0 +1,129 @@
+"""What `python -m synkhronos info` reports."""
+
+import json
+import os
+import re
+import sysconfig
+import textwrap
+
+import psutil
+import pytest
+from backend import theano_only
+from fake_cuda_libraries import CC, build_driver, build_wheels
+from scripts import ROOT, launch
+
+from synkhronos import _backends
+from synkhronos._cli import report as remedies
+from synkhronos._cli.backends import ENGINES
+from synkhronos._cli.info import examine
+
+ENGINE = ENGINES[_backends.name]
+
+
+#: Where each Python that suits needs a package.
+ALL = "; python_version < '3.15'"
+STATES = ("ok", "missing", "unusable", "optional")
+
+
+class TestInfo:
+    def test_the_table(self, tmp_path):
+        done = launch("info", cache=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stderr == ""
+        lines = done.stdout.splitlines()
+        assert lines[0].startswith("Synkhronos ")
+        assert "CPU cores: ready" in lines
+        rows = [line.split() for line in lines]
+        assert ["ok", ENGINE.title] in [row[:2] for row in rows]
+        assert ["ok", "Python", sysconfig.get_config_var("py_version")] in [row[:3] for row in rows]
+        names = ["NumPy", "BLAS", "NumPy's", "cores", "memory"]
+        if ENGINE.has_gpus:
+            names += ["Lasagne", "pygpu", "NVRTC", "cuBLAS", "NCCL", "cuDNN", "libOpenCL"]
+        found = {row[1]: line for row, line in zip(rows, lines) if len(row) > 1 and row[0] in STATES}
+        assert found.keys() >= set(names)
+        columns = {line.index(row[1], 2 + len(row[0])) for row, line in zip(rows, lines) if row and row[0] in STATES}
+        assert len(columns) == 1, "the names do not stand below each other"
+        speed = r"kernels: \d+ GFLOP/s on one core, \d+% of what its vector units can do"
+        n_linked = 1 + ("linked by" in done.stdout)  # NumPy's, and the engine's
+        assert len(re.findall(speed, done.stdout)) == n_linked
+
+    @theano_only("GPUs")
+    def test_as_json_with_a_driver_that_crashes(self, tmp_path):
+        if CC is None:
+            pytest.skip("there is no C compiler")
+        driver = build_driver(tmp_path / "driver", crash=1)
+        site = build_wheels(tmp_path / "site", cuda=(9, 2))
+        given = {"LD_LIBRARY_PATH": str(driver.parent), "PYTHONPATH": str(site)}
+        done = launch("info", "--json", cache=tmp_path / "cache", **given)
+        assert done.returncode == 0, done.stdout + done.stderr
+        report = json.loads(done.stdout)
+        assert report["ready"]["cpu"] is True
+        assert report["ready"]["cuda"] is False
+        assert report["cores"] == len(os.sched_getaffinity(0))
+        assert 0 < report["free_memory"] <= psutil.virtual_memory().total + psutil.swap_memory().total
+        parts = {part["name"]: part for part in report["parts"]}
+        assert parts["CUDA driver"]["state"] == "unusable"
+        assert parts["CUDA driver"]["version"] == "390.157"
+        assert parts["CUDA driver"]["path"] == str(driver)
+        assert "speaks CUDA 9.1; ended by signal 6" in parts["CUDA driver"]["note"]
+        assert parts["NVRTC"]["state"] == "unusable"
+        assert "libnvrtc.so.9 is newer than the driver's CUDA 9.1" in parts["NVRTC"]["note"]
+        assert parts["NVRTC"]["remedy"] == "python -m pip install 'nvidia-cuda-nvrtc-cu9<9.2'"
+        assert (parts["cuBLAS"]["state"], parts["cuBLAS"]["version"]) == ("ok", "9.2.1")
+        assert (parts["NCCL"]["version"], parts["NCCL"]["remedy"]) == ("99.2.3", "")
+        assert set(report["changed"]) >= {"LD_LIBRARY_PATH", "THEANO_FLAGS"}
+
+    def test_what_is_missing_on_a_bare_machine(self, tmp_path, monkeypatch):
+        (tmp_path / "bin").mkdir()
+        monkeypatch.setenv("PATH", str(tmp_path / "bin"))  # no compiler
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        report = examine("0", os.environ, [str(tmp_path)])  # no packages
+        parts = {part.name: part for part in report.parts}
+        assert report.ready["cpu"] is False
+        assert parts["C++ compiler"].state == ("missing" if ENGINE.module == "theano" else "optional")  # numba serves
+        assert parts["C++ compiler"].remedy.endswith("apt-get install g++")
+        for name, module, requirement in ENGINE.packages:
+            assert parts[name].state == ("optional" if module == "lasagne" else "missing")
+            assert parts[name].remedy == remedies.pip(requirement)
+        text = report.as_text()
+        assert "CPU cores: not ready" in text
+        assert ENGINE.packages[2][2].split("=")[0].rstrip(">") in text
+
+    def test_devices_are_those_of_pygpu(self, tmp_path):
+        program = """
+            import json
+            from pygpu import gpuarray
+            names = [
+                f"opencl{platform}:{device}"
+                for platform in range(gpuarray.count_platforms("opencl"))
+                for device in range(gpuarray.count_devices("opencl", platform))
+            ]
+            print(json.dumps(names))
+        """
+        done = launch("run", "-c", textwrap.dedent(program), cache=tmp_path)
+        if done.returncode:
+            pytest.skip("pygpu finds no OpenCL here: " + done.stderr.strip().splitlines()[-1])
+        report = json.loads(launch("info", "--json", cache=tmp_path, check=True).stdout)
+        devices = {device["name"]: device for device in report["devices"]}
+        assert [name for name in devices if name.startswith("opencl")] == json.loads(done.stdout)
+        assert all(device["memory"] > 0 and device["description"] for device in devices.values())
+        usable = [
+            device for device in devices.values() if device["state"] == "ok" and device["name"].startswith("opencl")
+        ]
+        complete = all(part["state"] != "missing" for part in report["parts"] if part["group"] in ("gpu", "opencl"))
+        assert report["ready"]["opencl"] is bool(usable and complete)
+
+
+def test_the_requirements_are_those_of_the_package():
+    text = (ROOT / "pyproject.toml").read_text()
+    declared = re.findall(r'^    "([^"]+)"', re.search(r"^dependencies = \[\n(.*?)^\]", text, re.M | re.S)[1], re.M)
+    suits = {
+        "theano": "; python_version < '3.12'",
+        "pytensor": "; python_version >= '3.12' and python_version < '3.15'",
+    }
+    for name, engine in ENGINES.items():
+        requirements = {requirement for _, module, requirement in engine.packages if module != "lasagne"}
+        missing = {one for one in requirements if {one, one + suits[name], one + ALL} & set(declared) == set()}
+        assert missing == ({"numpy>=2", "scipy>=1", "numba>=0.58"} if name == "pytensor" else set())  # PyTensor's own
+    assert all("python_version < '3.1" in one for one in declared)  # pip refuses Synkhronos before it builds any
+    assert f'lasagne = ["Lasagne==0.1{suits["theano"]}"]' in text
