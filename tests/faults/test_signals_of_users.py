@@ -428,7 +428,7 @@ def test_the_example_saves_and_exits(tmp_path, monkeypatch):
     document = (ROOT / "docs" / "robustness.md").read_text(encoding="utf-8")
     program = document.split("<!-- run by test_signals_of_users.py -->\n```python\n")[1].split("```")[0]
     program = program.replace("for i in", "print('ready', flush=True)\nfor i in")
-    program = program.replace("import theano\nimport theano.tensor as T\n", "from engine import T, theano\n")
+    program = program.replace("import theano\nimport theano.tensor as T\n", "from backend import T, theano\n")
     monkeypatch.chdir(tmp_path)
     process = start_script("\n" + program, start_new_session=True)
     assert process.stdout.readline() == "ready\n", process.communicate()
