@@ -1,4 +1,4 @@
-"""Collectives as expressions: what users write in a graph."""
+"""Collectives as symbolic expressions: `averaged`, `summed`, `reduced` and `gathered`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from synkhronos._backends import T
 from synkhronos._collectives import check_op, lists_ops
-from synkhronos._graph.ops import rewrites as joining  # noqa: F401  (what the optimizer makes of them)
+from synkhronos._graph.ops import rewrites as joining  # noqa: F401  (registers the rewrites of the op)
 from synkhronos._graph.ops.collective_op import Collective
 from synkhronos._graph.ops.rank_context import GATHER
 from synkhronos.typing import Reduction
@@ -15,44 +15,60 @@ __all__ = ["averaged", "gathered", "reduced", "summed"]
 
 
 def averaged(x: Any) -> Any:
-    """The average of what the ranks have, weighted by their data points, as an expression.
+    """Average a variable over ranks, weighted by their data points, as a symbolic expression.
 
-    In a function made by `synk.function`, all ranks meet there, and come out with the same. Of gradients of a mean over
-    data points it makes those of the mean over all of them; any optimiser can take these:
+    The value is ``sum(n_k * x_k) / sum(n_k)``, where ``x_k`` is the value on rank k and ``n_k`` the number of data
+    points that rank k has in the call. Ranks without data points are left out. In a function built by
+    `synkhronos.function`, all ranks wait for each other at this expression, and all get the same value, to the bit.
 
+    The average of the gradients of a mean over data points is the gradient of the mean over all of them, which any
+    optimizer accepts. The expression has a gradient itself, which is the average of the gradient. In a plain function
+    of Theano or PyTensor, and in ``f.as_theano``, it is the identity, as for one rank.
+
+    Parameters
+    ----------
+    x : tensor variable or array_like
+        Of any dtype, and of the same shape on every rank that has data points.
+
+    Returns
+    -------
+    tensor variable
+        Of the same type, but float64 for integers and booleans. Each rank gets its own copy of the value.
+
+    Raises
+    ------
+    TypeError
+        If ``x`` cannot be converted to a tensor variable.
+
+    Examples
+    --------
     >>> x, w = T.dvector("x"), theano.shared(0.0)
     >>> grad = synk.averaged(T.grad(T.sqr(w - x).mean(), w))
     >>> with synk.session(2):
     ...     step = synk.function([x], updates=[(w, w - 0.5 * grad)])
     ...     print(step([1, 2, 6]), w.get_value())
     [] 3.0
-
-    Parameters
-    ----------
-    x : tensor variable, or what `theano.tensor.as_tensor_variable` takes
-        Of the same shape on every rank.
-
-    Returns
-    -------
-    tensor variable
-        Of the same type; of integers and booleans float64. Everywhere but in a call of a `Function`, the identity:
-        that of one rank. Its gradient is the average of the gradient.
     """
     return reduced(x, "avg")
 
 
 def summed(x: Any) -> Any:
-    """The sum of what the ranks have, as an expression; see `averaged`.
+    """Sum a variable over ranks, in rank order, as a symbolic expression; see `averaged`.
 
     Parameters
     ----------
-    x : tensor variable, or what `theano.tensor.as_tensor_variable` takes
-        Of the same shape on every rank.
+    x : tensor variable or array_like
+        Of any dtype, and of the same shape on every rank that has data points. Ranks without data points are left out.
 
     Returns
     -------
     tensor variable
-        Of the same type; of small integers and booleans int64 (unsigned ones uint64).
+        Of the same type, but int64 for small signed integers and booleans, and uint64 for small unsigned integers.
+
+    Raises
+    ------
+    TypeError
+        If ``x`` cannot be converted to a tensor variable.
 
     Examples
     --------
@@ -67,22 +83,25 @@ def summed(x: Any) -> Any:
 
 @lists_ops
 def reduced(x: Any, op: Reduction = "avg") -> Any:
-    """What the ranks have, reduced element by element, in the order of the ranks, as an expression; see `averaged`.
+    """Reduce a variable over ranks, element by element in rank order, as a symbolic expression; see `averaged`.
 
     Parameters
     ----------
-    x : tensor variable, or what `theano.tensor.as_tensor_variable` takes
-        Of the same shape on every rank. Ranks without data points are left out.
+    x : tensor variable or array_like
+        Of any dtype, and of the same shape on every rank that has data points. Ranks without data points are left out.
     op : str
         {ops}.
 
     Returns
     -------
     tensor variable
-        Of the dtype that an output with this op has.
+        Of the dtype that an output with this op has: float64 for averages of integers and booleans, that of `numpy.sum`
+        for their sums and products, otherwise that of ``x``.
 
     Raises
     ------
+    TypeError
+        If ``x`` cannot be converted to a tensor variable.
     ValueError
         For an unknown op.
 
@@ -98,24 +117,30 @@ def reduced(x: Any, op: Reduction = "avg") -> Any:
 
 
 def gathered(x: Any) -> Any:
-    """What the ranks have, concatenated on axis 0, in rank order, as an expression; see `averaged`.
+    """Concatenate a variable of all ranks along axis 0, in rank order, as a symbolic expression; see `averaged`.
 
     Parameters
     ----------
-    x : tensor variable, or what `theano.tensor.as_tensor_variable` takes
-        Of shapes that may differ along axis 0. A scalar counts as one row.
+    x : tensor variable or array_like
+        Of any dtype, and of shape ``(n_k, ...)`` on rank k; shapes may differ along axis 0. A scalar counts as one row.
+        Ranks without data points are left out.
 
     Returns
     -------
     tensor variable
-        Of the same dtype.
+        Of the same dtype and of shape ``(sum of n_k, ...)``. Its length along axis 0 is known when it is computed.
+
+    Raises
+    ------
+    TypeError
+        If ``x`` cannot be converted to a tensor variable.
 
     Examples
     --------
     >>> x = T.dvector("x")
     >>> with synk.session(2):
     ...     f = synk.function([x], (x.shape[0] * synk.gathered(x), None))
-    ...     print(f([1, 3, 4]))  # the master has two of the rows
+    ...     print(f([1, 3, 4]))  # the controller has two of the rows
     [2. 6. 8.]
     """
     x = T.as_tensor_variable(x)
