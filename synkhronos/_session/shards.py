@@ -225,7 +225,7 @@ class Shards:
         return results
 
     def _follow(self, command: Command, lost: dict[Any, set[int]], equal: list[Any]) -> None:
-        """Check the variables that a command uses, and drop the origins of those that it changes (on all ranks: it may fail)."""
+        """Check the variables that a command uses, and drop the origins of those that it may change."""
         if isinstance(command, Call):
             if lost:
                 self._check(self._used(command, _graph.shared_variables_of), self._all, lost)
