@@ -115,7 +115,7 @@ def function(
     3.0 6.0 [ 2.  4. 12.] (2, 1)
     """
     if sys._getframe(1).f_globals.get("__name__", "").startswith(f"{_backends.name}."):
-        # the program has set the engine's function to this one; Variable.eval and the like mean the engine's own
+        # the program has replaced the backend's function by this one; Variable.eval and the like need the backend's
         own = {"outputs": outputs, "updates": updates, "givens": givens, **kwargs}
         return _backends.compile_function(inputs, **{name: value for name, value in own.items() if value is not None})
     session = current("function")
@@ -167,7 +167,7 @@ def function(
             updated = [] if delete_updates else [var for var, _ in graph.expressions[1]]
             new = {**{var: var.default_update for var in updated if var not in dict(pairs)}, **dict(pairs)}
             pairs_given = _graph.pairs_of(givens)
-            if swap:  # the engine refuses givens that depend on variables which others replace
+            if swap:  # the backend refuses givens that depend on replaced variables
                 pairs_given = [
                     (old, _backends.clone(value, replace=swap) if isinstance(value, _backends.Variable) else value)
                     for old, value in pairs_given

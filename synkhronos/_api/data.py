@@ -236,6 +236,13 @@ class Data:
         ------
         TypeError
             If the ndim differs, or this dtype cannot hold every value of ``value``'s dtype and ``force_cast`` is false.
+
+        Examples
+        --------
+        >>> with synk.session(2):
+        ...     d = synk.data(dtype="float32", ndim=1)
+        ...     print(d.condition_data([1, 2]).dtype)
+        float32
         """
         return condition(value.data if isinstance(value, Data) else value, self.dtype, self.ndim, force_cast)
 
@@ -259,6 +266,14 @@ class Data:
             If the value does not fit dtype and ndim, or ``oversize`` is out of range.
         MemoryError
             If there is too little shared memory; the old contents stay.
+
+        Examples
+        --------
+        >>> with synk.session(2):
+        ...     d = synk.data([1.0, 2.0, 6.0])
+        ...     d.set_value([3.0, 4.0])
+        ...     print(d.shape, d[:], d.alloc_size)
+        (2,) [3. 4.] 3
         """
         check_oversize(oversize)
         array = self.condition_data(value, force_cast)
@@ -292,6 +307,14 @@ class Data:
             For an invalid shape or ``oversize``.
         MemoryError
             If there is too little shared memory.
+
+        Examples
+        --------
+        >>> with synk.session(2):
+        ...     d = synk.data([[1.0, 2.0], [3.0, 4.0]])
+        ...     d.set_shape((3, 1))
+        ...     print(d[:].tolist())
+        [[1.0], [3.0], [0.0]]
         """
         check_oversize(oversize)
         shape = check_shape(shape, self.ndim)
@@ -326,7 +349,17 @@ class Data:
         Raises
         ------
         TypeError
-            For 0-dimensional data; others as `set_shape`.
+            For 0-dimensional data, and as `set_shape`.
+        SessionError, ValueError, MemoryError
+            As `set_shape`.
+
+        Examples
+        --------
+        >>> with synk.session(2):
+        ...     d = synk.data([1.0, 2.0])
+        ...     d.set_length(4)
+        ...     print(d[:])
+        [1. 2. 0. 0.]
         """
         if self.ndim == 0:
             raise TypeError("0-dimensional data has no length")
@@ -336,6 +369,19 @@ class Data:
         """Free the memory on all ranks, now; all lengths of the shape become 0.
 
         Other `Data` that share the memory after unpickling keep it.
+
+        Raises
+        ------
+        WorkerError
+            If a rank fails.
+
+        Examples
+        --------
+        >>> with synk.session(2):
+        ...     d = synk.data([1.0, 2.0])
+        ...     d.free_memory()
+        ...     print(d.shape, d.alloc_size)
+        (0,) 0
         """
         held = self._held is not None
         self._hold(None)

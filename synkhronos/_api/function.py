@@ -69,6 +69,18 @@ class Function(Appearance):
     counts : tuple of int, or None
         The number of data points that each rank computed in the last call, which are the weights of ``"avg"``. All 1
         for a function without data; ``None`` before the first call. In a `sequence` they are known at once.
+    maker, fn, vm, profile
+        Those of the controller's compiled function: its maker, what it runs (``vm`` is PyTensor's name), and the
+        backend's profile of it.
+
+    Examples
+    --------
+    >>> x = T.dvector("x")
+    >>> with synk.session(2):
+    ...     f = synk.function([x], [x.mean(), (x.max(), "max")], name="f")
+    ...     outputs = f([1, 2, 6])
+    ...     print(f.name, f.output_modes, f.counts)
+    f ['avg', 'max'] (2, 1)
     """
 
     def __init__(
@@ -112,7 +124,19 @@ class Function(Appearance):
     profile: Any = property(lambda self: self._theano.profile, doc="The engine's profile of it, or ``None``.")
 
     def get_shared(self) -> list[Any]:
-        """Return the shared variables that the function reads or updates, as the backend's functions do."""
+        """Return the shared variables that the function reads or updates, as the backend's functions do.
+
+        Returns
+        -------
+        list of shared variables
+
+        Examples
+        --------
+        >>> s = theano.shared(0.0, "s")
+        >>> with synk.session(2):
+        ...     print(synk.function([], 2 * s).get_shared())
+        [s]
+        """
         return _graph.shared_variables_of(self._theano)
 
     def as_theano(self, *args: Any, **kwargs: Any) -> Any:
@@ -127,6 +151,19 @@ class Function(Appearance):
         -------
         array, list of array
             As in Theano. Updates change the controller's variables only.
+
+        Raises
+        ------
+        TypeError
+            For missing and surplus inputs, and any error of the backend.
+
+        Examples
+        --------
+        >>> x = T.dvector("x")
+        >>> with synk.session(2):
+        ...     f = synk.function([x], x.sum())
+        ...     print(f([1, 2, 6]), f.as_theano([1, 2, 6]))  # the average of 3 (twice) and 6, and the sum
+        4.0 9.0
         """
         subset = kwargs.pop("output_subset", None)
         given = arrange(self._graph, args, kwargs, ("output_subset",))
@@ -157,6 +194,19 @@ class Function(Appearance):
         Data, or list of Data
             A list unless the function has one input. A value that is no dense array, such as a sparse matrix, is
             returned as it is.
+
+        Raises
+        ------
+        SessionError, TypeError, ValueError, MemoryError
+            As `data`; also a `TypeError` for missing and surplus inputs.
+
+        Examples
+        --------
+        >>> x = T.dvector("x")
+        >>> with synk.session(2):
+        ...     f = synk.function([x], x.mean())
+        ...     print(f(f.build_inputs([1, 2, 6])))
+        3.0
         """
         values = arrange(self._graph, args, kwargs, ("force_cast", "oversize", "minibatch"))
         made = [

@@ -55,10 +55,12 @@ def data(
     oversize : float
         From 1 to 2: allocate this many times the memory needed, so that the array can grow in place.
     name : str, optional
+        Shown in messages and by ``repr``. Default: that of ``var``.
 
     Returns
     -------
     Data
+        Of shape ``(0, ...)`` and without memory, if neither ``value`` nor ``shape`` is given.
 
     Raises
     ------

@@ -277,7 +277,7 @@ def get_n_gpu() -> int:
     """Return the number of visible CUDA devices.
 
     They are counted in a subprocess, so that this process opens no CUDA context and can still be forked. It needs no
-    session.
+    session, and raises no error.
 
     Returns
     -------

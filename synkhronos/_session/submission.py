@@ -76,6 +76,16 @@ class Future:
         ------
         SessionError
             In the block, and if the sequence failed.
+
+        Examples
+        --------
+        >>> x = T.dvector("x")
+        >>> with synk.session(2):
+        ...     f = synk.function([x], x.sum(), exact=True)
+        ...     with synk.sequence():
+        ...         futures = [f([1, 2, 6]), f([3, 4])]
+        ...     print(*[future.result() for future in futures])
+        9.0 7.0
         """
         if self._unknown is not None:
             raise SessionError(f"the result of this part of a sequence is not known: {self._unknown}")

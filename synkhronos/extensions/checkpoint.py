@@ -106,6 +106,7 @@ def load(path: Path, shared_vars: Any) -> None:
     Parameters
     ----------
     path : str or path
+        The file, which the controller reads.
     shared_vars : shared variable or list
         As many as were saved, in the same order, with the same dtypes and numbers of dimensions.
 

@@ -28,6 +28,7 @@ def linear_scaling(rate: float, factor: float) -> float:
     Returns
     -------
     float
+        The learning rate of the larger minibatch.
 
     Raises
     ------
@@ -134,7 +135,17 @@ class Schedule:
         Raises
         ------
         SessionError
-            Without a session; then the step does not change.
+            Without a session, if the learning rate changes; then the step does not change.
+        WorkerError
+            If a rank fails.
+
+        Examples
+        --------
+        >>> with synk.session(2):
+        ...     rate = schedules.Schedule(schedules.warm_up(0.125, factor=2, n_steps=1))
+        ...     rate.advance()
+        ...     print(synk.get_value(1, rate.variable))
+        0.25
         """
         before, after = self._rate(self.step), self._rate(self.step + 1)
         if after != before:

@@ -102,7 +102,7 @@ class ExactTrainFunction:
         batch : int, slice, or list / 1-d array of integers or booleans, optional
             The rows of the minibatch: the first ones, a range, or an index list. Default: all.
         num_slices : int
-            The number of pieces in which each rank computes its shard, to save memory.
+            The number of slices in which each rank computes its shard, to save memory.
         **hyperparameters
             The values of the other symbolic variables in the loss or in the rule, by name.
 
@@ -121,6 +121,15 @@ class ExactTrainFunction:
             If there are no data points; the parameters are not changed.
         WorkerError
             If a rank fails.
+
+        Examples
+        --------
+        >>> w, x, t = theano.shared(np.zeros(2), "w"), T.dmatrix("x"), T.dvector("t")
+        >>> with synk.session(2):
+        ...     loss = T.sqr(x.dot(w) - t).mean()
+        ...     step = train.make_train_function(loss, [w], x, t, "sgd", T.dscalar("rate"), exact=True)
+        ...     print(float(step(np.eye(2), [1, 1], rate=0.5)), w.get_value())
+        1.0 [0.5 0.5]
         """
         inputs = flatten((x_data, y_data), self._structure)
         check_names(hyperparameters, self._names)
@@ -185,7 +194,7 @@ class TrainFunction:
         batch : int, slice, or list / 1-d array of integers or booleans, optional
             The rows of the minibatch: the first ones, a range, or an index list. Default: all.
         num_slices : int
-            The number of pieces in which each rank computes its shard, to save memory.
+            The number of slices in which each rank computes its shard, to save memory.
         **hyperparameters
             The values of the other symbolic variables in the loss or in the rule, by name, such as that of a learning
             rate ``T.scalar("rate")``.
@@ -206,6 +215,15 @@ class TrainFunction:
             changed.
         WorkerError
             If a rank fails.
+
+        Examples
+        --------
+        >>> w, x, t = theano.shared(np.zeros(2), "w"), T.dmatrix("x"), T.dvector("t")
+        >>> with synk.session(2):
+        ...     loss = T.sqr(x.dot(w) - t).mean()
+        ...     step = train.make_train_function(loss, [w], x, t, "sgd", T.dscalar("rate"))
+        ...     print(float(step(np.eye(2), [1, 1], rate=0.5)), w.get_value())
+        1.0 [0.5 0.5]
         """
         inputs = flatten((x_data, y_data), self._structure)
         check_names(hyperparameters, {*self._names[0], *self._names[1]})

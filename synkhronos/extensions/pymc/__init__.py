@@ -32,6 +32,7 @@ def parallel(model: Any, rows: int | None = None) -> Iterator[Any]:
     Parameters
     ----------
     model : pymc.Model
+        Not frozen: its functions are compiled in the block.
     rows : int, optional
         The number of rows of the data: arrays with an axis of this length are sharded along the first such axis.
         Default: the length of the observed variable with most values, along its first axis of 65 entries or more, or
