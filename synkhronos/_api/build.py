@@ -56,9 +56,10 @@ def function(
         Scattered over the ranks along axis 0, as evenly as possible: each has shape ``(n, ...)`` in a call, and
         ``(n_k, ...)`` on rank k. Inputs that are no dense arrays are given to every rank in full.
     outputs : variable, (variable, op), or a list of these, optional
-        ``op`` is how the ranks' values are combined: {ops}, element by element (``"avg"``, the default, is ``sum(n_k *
-        x_k) / sum(n_k)``, with ``n_k`` the data points of rank k); ``"gather"``, concatenation along axis 0 in rank
-        order; or ``None``, the controller's own value. The prefix ``c_``, as in ``"c_avg"``, requests the CPU path.
+        ``op`` is how the ranks' values are combined: {ops}, element by element; ``"gather"``, concatenation along axis
+        0 in rank order; or ``None``, the controller's own value. ``"avg"``, the default, is
+        ``sum(n_k * x_k) / sum(n_k)``, with ``n_k`` the data points of rank k. The prefix ``c_``, as in ``"c_avg"``,
+        requests the CPU path.
     bcast_inputs : list of variables, optional
         Inputs that every rank gets in full.
     updates : dict, or list of (shared, expression) or (shared, expression, op), optional

@@ -24,10 +24,10 @@ def divide(rule: Union[str, Callable[..., Any]], loss: Any, params: Any, *args: 
     Parameters
     ----------
     rule : str or callable
-        The name of a rule of `synkhronos.extensions.updates`, or a callable that takes ``(loss or gradients, params,
-        *args, **kwargs)`` and returns updates: a dict or pairs of shared variable and expression, as Lasagne's rules
-        and most others do, or what the rules of `synkhronos.extensions.updates` return. It may use a loss for its
-        gradients only.
+        The name of a rule of `synkhronos.extensions.updates`, or a callable that takes
+        ``(loss or gradients, params, *args, **kwargs)`` and returns updates: a dict or pairs of shared variable and
+        expression, as Lasagne's rules and most others do, or what the rules of `synkhronos.extensions.updates` return.
+        It may use a loss for its gradients only.
     loss : scalar expression, or list of gradients
     params : iterable of shared variables
 
