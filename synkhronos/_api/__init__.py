@@ -5,10 +5,10 @@ from __future__ import annotations
 from synkhronos._api.access import check_replicas, get_lengths, get_shapes, get_value, set_value
 from synkhronos._api.build import function
 from synkhronos._api.collectives import all_gather, broadcast, gather, scatter
-from synkhronos._api.data import Data
-from synkhronos._api.function import Function
+from synkhronos._api.data_arrays import Data
+from synkhronos._api.functions import Function
 from synkhronos._api.make_data import data
-from synkhronos._api.parallelize import parallelize
+from synkhronos._api.parallel import parallelize
 from synkhronos._api.reductions import all_reduce, reduce
 
 __all__ = [

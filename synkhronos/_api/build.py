@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from synkhronos import _backends, _graph
 from synkhronos._api.combine import Results
 from synkhronos._api.exact import ExactFunction
-from synkhronos._api.function import Function
+from synkhronos._api.functions import Function
 from synkhronos._collectives import check_op, lists_ops
 from synkhronos._session import current, warn
 from synkhronos._sharding import DividedGraph, check_open

@@ -15,7 +15,7 @@ import numpy as np
 
 from synkhronos._api.arguments import Input
 from synkhronos._api.combine import Meetings, Results
-from synkhronos._api.data import Data
+from synkhronos._api.data_arrays import Data
 from synkhronos._api.rows import Selector, choose, count_points, lend_rows
 from synkhronos._graph import Graph, Variant
 from synkhronos._graph.ops import Cut

@@ -10,8 +10,9 @@ from synkhronos import _graph
 from synkhronos._api.call_plan import Planner
 from synkhronos._api.checks import Averages, Serial
 from synkhronos._api.combine import Meetings, Results
-from synkhronos._api.function import Function
+from synkhronos._api.functions import Function
 from synkhronos._api.rows import Selector, rows_on_ranks
+from synkhronos._graph import Graph
 from synkhronos._memory import ArrayRef
 from synkhronos._rank import Call, Put, Source
 from synkhronos._session import Session, current
@@ -45,7 +46,7 @@ class ExactFunction(Function):
     def __init__(
         self,
         session: Session,
-        user: _graph.Graph,
+        user: Graph,
         divided: DividedGraph,
         *,
         single: bool,
@@ -183,7 +184,7 @@ class _ExactPlanner(Planner):
     def plan(
         self,
         session: Session,
-        distributed: Callable[[Any, _graph.Graph], int],
+        distributed: Callable[[Any, Graph], int],
         selector: Selector,
         rows: list[Selection] | None,
         num_slices: int,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from synkhronos import _graph
-from synkhronos._api.data import Data, check_shape
+from synkhronos._api.data_arrays import Data, check_shape
 from synkhronos._backends import TITLE
 from synkhronos._session import current
 from synkhronos._utils.display import checks_keywords

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from synkhronos._api.arguments import Input
-from synkhronos._api.data import Data
+from synkhronos._api.data_arrays import Data
 from synkhronos._graph import Graph
 from synkhronos._memory import ArrayRef
 from synkhronos._rank import RowsRef, Source

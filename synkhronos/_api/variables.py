@@ -9,7 +9,7 @@ from typing import Any, Callable
 import numpy as np
 
 from synkhronos import _graph
-from synkhronos._api.data import Data, condition
+from synkhronos._api.data_arrays import Data, condition
 from synkhronos._backends import TITLE, is_device_array
 from synkhronos._collectives import OPS
 from synkhronos._rank import Put, Source

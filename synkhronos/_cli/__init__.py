@@ -6,7 +6,7 @@ Nothing here imports Theano, NumPy or pygpu, nor what imports them: it is there 
 from __future__ import annotations
 
 from synkhronos._cli.info import examine
+from synkhronos._cli.launcher import run
 from synkhronos._cli.mpirun import run_on
-from synkhronos._cli.run import run
 
 __all__ = ["examine", "run", "run_on"]

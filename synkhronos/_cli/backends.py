@@ -6,8 +6,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from synkhronos._cli.launcher import package_path
 from synkhronos._cli.probes import PYTENSOR, THEANO
-from synkhronos._cli.run import package_path
 
 __all__ = ["ENGINES", "Engine", "engine_of"]
 

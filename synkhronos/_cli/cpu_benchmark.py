@@ -14,9 +14,9 @@ from typing import Any
 
 from synkhronos._cli import report as remedies
 from synkhronos._cli.backends import Engine
+from synkhronos._cli.launcher import chosen_in
 from synkhronos._cli.probes import PRODUCT, Answer, ask, python
 from synkhronos._cli.report import OK, OPTIONAL, UNUSABLE, Part
-from synkhronos._cli.run import chosen_in
 
 __all__ = ["blas_parts", "peak_of_core", "width_of_kernels", "width_of_processor"]
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 
 from synkhronos._cli import report as remedies
 from synkhronos._cli.gpu_libraries import NAMES, Finder, Gpu, Survey, ask_gpus, dotted
+from synkhronos._cli.launcher import package_path, system_pygpu
 from synkhronos._cli.probes import TRIAL, Answer, ask, python
 from synkhronos._cli.report import MISSING, OK, OPTIONAL, UNUSABLE, Device, Part
-from synkhronos._cli.run import package_path, system_pygpu
 
 __all__ = ["cuda_gpus", "cuda_parts", "opencl_parts", "pygpu_parts", "try_devices"]
 

@@ -19,9 +19,9 @@ from synkhronos._cli.backends import Engine, engine_of
 from synkhronos._cli.cpu_benchmark import blas_parts
 from synkhronos._cli.gpu_libraries import Finder, survey
 from synkhronos._cli.gpus import cuda_gpus, cuda_parts, opencl_parts, pygpu_parts, try_devices
+from synkhronos._cli.launcher import chosen_in, package_path, variables
 from synkhronos._cli.probes import OPENCL, PYGPU, Answer, ask, python
 from synkhronos._cli.report import MISSING, OK, OPTIONAL, UNUSABLE, Device, Part, Report
-from synkhronos._cli.run import chosen_in, package_path, variables
 from synkhronos._utils.resources import count_cores, free_memory
 
 __all__ = ["examine"]

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from synkhronos._cli.run import interpreter_options
+from synkhronos._cli.launcher import interpreter_options
 from synkhronos._cli.supervisor import Supervisor
 
 __all__ = ["Mpi", "check_names", "command", "find_mpi", "parse_hosts", "run_on"]

@@ -1,4 +1,4 @@
-"""Combining arrays across ranks: the arithmetic, and the transports that move the bytes."""
+"""Reductions of arrays across ranks, and the transports that move the bytes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""How arrays of the ranks of several machines are reduced: within each machine, and between them.
+"""Division of a collective between nodes into pieces, and the reductions within and between the nodes.
 
-What a collective of ranks on several machines consists of, and what of it moves between the machines at a time.
-
-Invariant: all ranks, of all machines, divide a collective the same way.
+Invariant: all ranks of all nodes divide a collective in the same way.
 """
 
 from __future__ import annotations
@@ -23,21 +21,22 @@ __all__ = ["Part", "Piece", "Way", "apart", "divide", "length_of", "reduced", "w
 
 
 class Way(NamedTuple):
-    """How arrays of all ranks are reduced.
+    """How arrays of all ranks are reduced, in two steps.
 
     Attributes
     ----------
     within : Reduction or None
-        Of the ranks of this machine; ``None``: their leader brings what each of them has.
+        Reduction over the ranks of this node; ``None``: the leader contributes the arrays of all its ranks instead.
     between : Reduction
-        Of what the leaders bring.
+        Reduction over the contributions of the node leaders.
     dtype : dtype
-        Of what they bring.
+        Of the contributions.
     rows : tuple of int
-        How many arrays each leader brings.
+        Number of arrays that each leader contributes.
     returned : dtype
+        Of the result.
     name : str
-        The same for what is reduced the same way, on all machines.
+        Equal for arrays that are reduced in the same way, on all nodes.
     """
 
     within: native.Reduction | None
@@ -52,9 +51,27 @@ class Way(NamedTuple):
 def way_of(
     op: str, dtype: np.dtype, returned: np.dtype, weights: tuple[float, ...], sizes: tuple[int, ...]
 ) -> list[Way]:
-    """On each machine, the way of a reduction of all ranks; ``sizes`` are the numbers of ranks.
+    """Return how a reduction over all ranks is done on each node.
 
-    Averages of integers are exact, and half precision is rounded once, so leaders bring all operands of those.
+    Averages of integers are exact, and half precision is rounded once. For these, leaders contribute all operands of
+    their ranks.
+
+    Parameters
+    ----------
+    op : str
+        A key of `OPS`.
+    dtype : dtype
+        Of the operands.
+    returned : dtype
+        Of the result.
+    weights : tuple of float
+        One for each rank.
+    sizes : tuple of int
+        Number of ranks on each node.
+
+    Returns
+    -------
+    list of Way
     """
     name = repr((op, dtype, returned, weights))
     if not any(weights):
@@ -73,16 +90,16 @@ def way_of(
 
 
 def reduced(way: Way, brought: Sequence[np.ndarray], result: np.ndarray) -> None:
-    """Reduce what all leaders bring, in the order of the machines: of each, its arrays one after the other."""
+    """Reduce the contributions of all leaders into ``result``, in the order of the nodes and of their arrays."""
     rows = [row for arrays, n in zip(brought, way.rows) for row in arrays.reshape(n, -1)]
     way.between(rows, [result])
 
 
-_SMALL_BYTES = 8 * 1024  # of one leader; they travel with its vote
-_SHARED_BYTES = 256 * 1024  # so much is copied rather than sent by itself
-_PIECES = 4  # of an array, if it is large enough: while one is between the machines, their ranks reduce another
-_LEAST_BYTES = 1 << 20  # of a piece, of one leader, before there are more of them: each takes some time
-_PIECE_BYTES = 3 << 20  # at most: while a machine reduces one, its leader sends nothing
+_SMALL_BYTES = 8 * 1024  # of one leader's arrays, in total, that are sent with its vote
+_SHARED_BYTES = 256 * 1024  # larger arrays do not share a piece, because sharing copies them
+_PIECES = 4  # of a large array: while one is between the nodes, their ranks reduce another
+_LEAST_BYTES = 1 << 20  # at least, of one leader, if an array is split: each piece has a fixed cost
+_PIECE_BYTES = 3 << 20  # at most: while a node reduces a piece, its leader does not send
 
 
 class Part(NamedTuple):
@@ -90,12 +107,12 @@ class Part(NamedTuple):
 
     Attributes
     ----------
-    array : array
-        Flat; what this rank brings.
+    array : array of shape (n,)
+        This rank's operand.
     out : array or None
-        Where this rank wants the result.
+        Destination of the result on this rank, if it wants one.
     how : Way or list of int
-        How it is reduced; to be gathered: how many elements each rank has.
+        How it is reduced; for a gathering, the number of elements of each rank.
     """
 
     array: Any
@@ -103,31 +120,39 @@ class Part(NamedTuple):
     how: Any
 
     def cut(self, some: slice) -> Part:
-        """Some of the elements."""
+        """Return a slice of the elements."""
         return Part(self.array[some], None if self.out is None else self.out[some], self.how)
 
     @property
     def dtype_of_result(self) -> np.dtype:
-        """The type of the result."""
+        """Dtype of the result."""
         dtype: np.dtype = self.array.dtype if isinstance(self.how, list) else self.how.returned
         return dtype
 
 
-#: What moves at a time: a part, or several that are reduced the same way, and are one array between the machines.
+#: Parts that are sent together: one, or several that are reduced in the same way and form one array between the nodes.
 Piece = list[Part]
 
 
 def divide(parts: list[tuple[Any, Any, Any]]) -> tuple[list[Part], list[Piece]]:
-    """What travels with the votes, and the pieces of the rest: of a large array many, of several smaller ones one.
+    """Divide a collective into the arrays that are sent with the votes and the pieces of the rest.
+
+    A large array becomes several pieces; several smaller ones share a piece.
 
     Parameters
     ----------
     parts : list of (array, array or None, Way or list of int)
-        As of `Part`, of any shape.
+        The fields of `Part`, with arrays of any shape.
+
+    Returns
+    -------
+    small : list of Part
+        Sent with the votes.
+    pieces : list of Piece
     """
     small: list[Part] = []
     pieces: list[Piece] = []
-    total = room = 0  # bytes that travel with the votes; and that the last piece can still take
+    total = room = 0  # bytes sent with the votes; bytes that still fit in the last piece
     for array, out, how in parts:
         part = Part(array.reshape(-1), None if out is None else out.reshape(-1), how)
         if isinstance(how, list):
@@ -151,12 +176,12 @@ def divide(parts: list[tuple[Any, Any, Any]]) -> tuple[list[Part], list[Piece]]:
 
 
 def length_of(piece: Piece) -> int:
-    """How many elements a piece has, of one rank."""
+    """Return the number of elements of a piece, of one rank."""
     return sum(part.array.size for part in piece)
 
 
 def apart(piece: Piece, memory: np.ndarray | None) -> list[Any]:
-    """Of memory for a piece, what is that of each part; ``None``: there is none."""
+    """Split the memory of a piece into that of each part; without memory, return ``None`` for each."""
     if len(piece) == 1 or memory is None:
         return [memory] * len(piece)
     return np.split(memory, list(itertools.accumulate(part.array.size for part in piece[:-1])))

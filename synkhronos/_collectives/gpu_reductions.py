@@ -1,6 +1,6 @@
-"""Arithmetic on arrays that stay on a GPU: pygpu's element-wise kernels, one for each expression and dtype.
+"""Reductions of arrays that stay on a GPU, by pygpu's element-wise kernels: one for each expression and dtype.
 
-The counterpart of `arithmetic` for those dtypes and ops where both agree; for the others values go through the host.
+They cover the dtypes and ops for which they agree with `reductions`. Other values are copied to the host.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ __all__ = ["DeviceAccumulator", "accumulates", "scale"]
 
 
 def accumulates(dtype: np.dtype, op: str, wanted: np.dtype | None) -> bool:
-    """Whether values of ``dtype`` can be accumulated on the device, to a result of dtype ``wanted`` (default: NumPy's).
+    """Return whether values of ``dtype`` can be accumulated on the device to a result of dtype ``wanted``.
 
-    Averages of integers, sums that NumPy widens, half precision and booleans go through the host.
+    The default of ``wanted`` is NumPy's result dtype. Averages of integers, sums that NumPy widens, half precision and
+    booleans are computed on the host.
     """
     if op == "gather":
         return True
@@ -49,7 +50,7 @@ def _apply(expression: str, array: Any, *operands: Any) -> None:
 
 
 def scale(array: Any, factor: float) -> None:
-    """Multiply a floating-point device array by a number, in place; 0 makes zeros of NaNs, too."""
+    """Multiply a floating-point device array by a number, in place; a factor of 0 sets NaNs to 0, too."""
     if factor == 0:
         _apply("a = 0", array)
     elif factor != 1:
@@ -57,7 +58,7 @@ def scale(array: Any, factor: float) -> None:
 
 
 class DeviceAccumulator:
-    """Reduces the results of a rank's slices one after the other, on the device; as `Accumulator` does on the host."""
+    """Reduce the results of a rank's slices one after the other on the device; counterpart of `Accumulator`."""
 
     def __init__(self, op: str, total: int, what: str) -> None:
         self._op = op

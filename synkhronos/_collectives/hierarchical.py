@@ -1,9 +1,12 @@
-"""Collectives of ranks on several machines: within each through shared memory, between their leaders by MPI.
+"""Collectives over several nodes: through shared memory within a node, by MPI between the node leaders.
 
-The ranks of a machine reduce, or gather, to their leader; leaders exchange; each leader gives its ranks the result.
-Small arrays travel with the leaders' votes, by which these tell each other whether all of their ranks are there, with
-arrays that belong together. Others move after that, in pieces: while one is between the machines, the ranks of each
-reduce the next one, and take the result of the one before.
+1. The ranks of a node reduce, or gather, to their leader.
+2. The leaders combine their contributions.
+3. Each leader distributes the result to its ranks.
+
+Small arrays are sent with the leaders' votes. By these votes the leaders agree that all of their ranks have arrived,
+with arrays that belong together. Larger arrays follow in pieces: while one piece is between the nodes, the ranks of
+each node reduce the next one and fetch the result of the one before.
 """
 
 from __future__ import annotations
@@ -27,22 +30,22 @@ if TYPE_CHECKING:
 __all__ = ["make_transport"]
 
 _AGREED, _REFUSED = 0, 1
-_UNDER_WAY = 2  # pieces between the machines at a time
+_UNDER_WAY = 2  # pieces between the nodes at a time
 
 
 def make_transport(team: Team, workspace: Workspace, regions: native.Regions) -> SharedMemoryTransport:
-    """What serves a rank: on one machine, or on several."""
+    """Return the transport of a rank: for one node, or for several."""
     local = workspace, team.signals, regions, team.barrier, team.timeline
     return SharedMemoryTransport(*local) if len(team.world.sizes) == 1 else AcrossMachines(*local, team=team)
 
 
 class AcrossMachines(SharedMemoryTransport):
-    """What one rank does in the collectives of a session on several machines.
+    """One rank's end of the collectives of a session on several nodes.
 
     Parameters
     ----------
     *args
-        Those of `SharedMemoryTransport`, which serves the ranks of this machine.
+        Those of `SharedMemoryTransport`, which serves the ranks of this node.
     team : Team
     """
 
@@ -54,7 +57,7 @@ class AcrossMachines(SharedMemoryTransport):
         self._leads = team.rank == leader
         self._team, self._line, self._patience = team, world.line, team.patience
         self._check_machines = functools.partial(check_machines, team)
-        self._left: list[Any] = []  # what other ranks may still read
+        self._left: list[Any] = []  # arrays that other ranks may still read
         self._lent: dict[tuple[str, int], np.ndarray] = {}
         self._restart_local, self.restart = self.restart, self._restart
 
@@ -67,15 +70,15 @@ class AcrossMachines(SharedMemoryTransport):
         self.run([], 0)
 
     def reduction_of(self, op: str, dtype: np.dtype, returned: np.dtype, weights: tuple[float, ...]) -> Any:
-        """What `run` takes for a reduction of all ranks."""
+        """Return the description of a reduction over all ranks that `run` takes."""
         return way_of(op, dtype, returned, weights, self._world.sizes)[self._world.machine]
 
     def run(self, parts: list[tuple[Any, Any, Any]], signature: int) -> bool | None:
-        """Carry out a collective; arguments and result as of `SharedMemoryTransport.run`."""
+        """Execute a collective; arguments and result as for `SharedMemoryTransport.run`."""
         small, large = divide(parts)
         there = [(part.array, self._small_memory(part), self._within(part)) for part in small]
         agreed = self._run_here(there, signature)
-        self._left.clear()  # all ranks are here, and have read what they got in the collective before
+        self._left.clear()  # all ranks are here, so they have read the previous results
         results: list[Any] | None = [None] * len(small)
         between = None
         try:
@@ -85,18 +88,18 @@ class AcrossMachines(SharedMemoryTransport):
                 results = self._vote(small, brought, None if agreed is None else signature, between.fill_in)
             if agreed is None:
                 return None
-            if results is None:  # the others see it by another signature than theirs
+            if results is None:  # the ranks of this node detect it: the signature differs from theirs
                 self._run_here([], _REFUSED)
                 return None
             directly = self._move(large, between, [self._back(*both) for both in zip(small, results)])
         except BaseException:
             if self._leads:
-                self._line.pay()  # the other leaders wait for this
+                self._line.pay()  # the other leaders wait for the rest of the exchange
             raise
         return None if directly is None else directly or agreed
 
     def _within(self, part: Part) -> Any:
-        """What this machine's ranks do, so that their leader has what it brings: as of `native.Collectives.run`."""
+        """Return how the ranks of this node form their leader's contribution, as for `native.Collectives.run`."""
         if isinstance(part.how, list):
             return part.how[self._world.first : self._world.first + self._n_local]
         return [part.array.size] * self._n_local if part.how.within is None else part.how.within
@@ -109,7 +112,7 @@ class AcrossMachines(SharedMemoryTransport):
         return np.empty((self._n_local if part.how.within is None else 1) * part.array.size, part.how.dtype)
 
     def _back(self, part: Part, result: Any) -> tuple[Any, Any, list[int]]:
-        """How the ranks of this machine get a result of their leader's."""
+        """Return the part by which the ranks of this node fetch a result from their leader."""
         length = sum(part.how) if isinstance(part.how, list) else part.array.size
         sizes = [length * (rank == self._leader) for rank in range(self._n_local)]
         if result is None:
@@ -119,16 +122,19 @@ class AcrossMachines(SharedMemoryTransport):
     def _vote(
         self, small: list[Part], brought: list[Any], signature: int | None, fill_in: Callable[[], None]
     ) -> list[Any] | None:
-        """Of a leader: the results of what all leaders bring; ``None`` if what ranks bring does not fit together."""
+        """Vote as a leader, and reduce the small arrays of all leaders.
+
+        Returns the results, or ``None`` if the ranks' arrays do not belong together.
+        """
         before = self._timeline.switch(STRAGGLING)
         try:
             words = self._line.vote(signature, [] if signature is None else brought, self._check_machines, fill_in)
         except CollectiveAborted:
-            self._patience.begin()  # the ranks of this machine hear of it now
+            self._patience.begin()  # the ranks of this node learn of it now
             raise
         self._timeline.switch(before)
         if self._world.machine:
-            self._patience.begin()  # which is for the ranks of this machine
+            self._patience.begin()  # the deadline is for the ranks of this node
         if signature is None or any(word != signature for word, _ in words):
             return None
         results = []
@@ -144,7 +150,7 @@ class AcrossMachines(SharedMemoryTransport):
         return results
 
     def _between(self, pieces: list[Piece]) -> Pieces:
-        """What is to be done with the other leaders, who have the same pieces."""
+        """Return the exchange of pieces with the other leaders, who have the same pieces."""
         ranks = [self._world.ranks_of(machine) for machine in range(len(self._world.sizes))]
         plans = []
         for piece in pieces:
@@ -158,10 +164,15 @@ class AcrossMachines(SharedMemoryTransport):
         return Pieces(self._line, plans, self._patience, check, self._world.exchange or "")
 
     def _move(self, pieces: list[Piece], between: Pieces | None, now: list[Any]) -> bool | None:
-        """Move pieces through all machines, and ``now`` to the ranks of this one; ``None`` if their leader refuses.
+        """Move pieces through all nodes, and the results ``now`` to the ranks of this one.
 
-        At each turn one piece is brought to the leader, and that of some turns before, which is complete, back. The
-        ranks meet when a turn begins: so what was done in the one before is complete, and goes to the other machines.
+        In each turn, one piece is reduced to the leader, and one that is complete between the nodes is distributed. The
+        ranks meet when a turn begins. So the work of the turn before is complete then, and its piece can be sent.
+
+        Returns
+        -------
+        bool or None
+            Whether any array was read directly, without lanes; ``None`` if the leader refuses the collective.
         """
         memories: list[tuple[Any, Any]] = []
         directly = False
@@ -190,7 +201,7 @@ class AcrossMachines(SharedMemoryTransport):
         return directly
 
     def _memory_for(self, piece: Piece, turn: int) -> tuple[Any, Any]:
-        """Where a leader has what its machine brings of a piece, and where the result is to be; others have neither."""
+        """Return a leader's memory for its node's contribution to a piece and for the result; ``None`` elsewhere."""
         if not self._leads:
             return None, None
         array, out, how = piece[0]
@@ -211,7 +222,7 @@ class AcrossMachines(SharedMemoryTransport):
         return (array if self._n_local == 1 else lend("rows", self._n_local * array.size, how.dtype)), result
 
     def _lend(self, turn: int, what: str, size: int, dtype: Any) -> np.ndarray:
-        """Memory for one of the pieces that are under way at a time, brought, or taken back."""
+        """Return memory for one of the pieces in flight; pieces of later turns use it again."""
         key, n_bytes = (what, turn % (_UNDER_WAY + 2)), size * np.dtype(dtype).itemsize
         memory = self._lent.get(key)
         if memory is None or len(memory) < n_bytes:

@@ -1,10 +1,8 @@
-"""NCCL communicators, as pygpu makes them: meeting, and giving up.
+"""Collectives of device arrays over NCCL, through `pygpu.collectives`.
 
-Collectives over NCCL, through `pygpu.collectives`: device arrays, from GPU to GPU.
-
-NCCL checks little and cannot be interrupted, so the ranks agree on shapes first, at a barrier that also shows that all
-are alive; and each collective runs in a thread of its own, while this one watches the other ranks. If one dies, NCCL is
-told to give up (`ncclCommAbort`), and the error of the watch is raised.
+NCCL checks little and cannot be interrupted. So the ranks first agree on shapes, at a barrier that also shows that all
+are alive. Each collective then runs in its own thread, while the calling thread watches the other ranks. If a rank
+dies, `ncclCommAbort` ends the collective, and the error of the watch is raised.
 """
 
 from __future__ import annotations
@@ -31,15 +29,15 @@ __all__ = ["NcclTransport", "abort", "connect", "make_clique", "nccl_moves", "nc
 
 
 def make_clique(context: Any) -> bytes:
-    """A new identifier, by which ranks find each other; made by one of them for all."""
+    """Return a new identifier of a communicator; one rank makes it for all."""
     from pygpu import collectives
 
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # all ranks are on this machine: listen nowhere else
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # all ranks are on this node: do not listen elsewhere
     return bytes(collectives.GpuCommCliqueId(context=context).comm_id)
 
 
 def connect(context: Any, clique: bytes, n_ranks: int, rank: int) -> Any:
-    """Join the ranks; every rank calls this at the same time. Returns a `pygpu.collectives.GpuComm`."""
+    """Join the communicator, on every rank at the same time; return a `pygpu.collectives.GpuComm`."""
     from pygpu import collectives
 
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
@@ -49,7 +47,7 @@ def connect(context: Any, clique: bytes, n_ranks: int, rank: int) -> Any:
 
 
 def abort(comm: Any) -> None:
-    """``ncclCommAbort`` for a communicator of pygpu 0.7.6, which has no way to do it.
+    """Call ``ncclCommAbort`` for a communicator of pygpu 0.7.6, which does not offer it.
 
     Its layout: ``GpuComm {PyObject_HEAD; gpucomm *c}``, ``gpucomm {context; ncclComm_t}``.
     """
@@ -58,13 +56,13 @@ def abort(comm: Any) -> None:
     inner = pointer.from_address(id(comm) + object.__basicsize__).value
     assert inner is not None
     handle = pointer.from_address(inner + ctypes.sizeof(pointer)).value
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(comm))  # its destructor would free the communicator once more
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(comm))  # its destructor would free the communicator a second time
     library.ncclCommAbort(pointer(handle))
 
 
 _logger = logging.getLogger("synkhronos")
 
-#: What NCCL can move, by pygpu.
+#: Dtypes that NCCL moves, through pygpu.
 _DTYPES = frozenset(map(np.dtype, ("int8", "int32", "int64", "uint64", "float16", "float32", "float64")))
 _MAX_ELEMENTS = 2**31 - 1
 _POLL = 0.05
@@ -72,7 +70,7 @@ _ABORT_SECONDS = 5.0
 
 
 def nccl_reduces(dtype: np.dtype, op: str, widen: bool) -> bool:
-    """Whether NCCL can reduce arrays of ``dtype``; with ``widen`` to the dtype that NumPy would return."""
+    """Return whether NCCL can reduce arrays of ``dtype``; with ``widen``, to the dtype that NumPy would return."""
     if dtype not in _DTYPES or OPS[op].nccl is None or (OPS[op].weighted and dtype.kind != "f"):
         return False
     if dtype == np.float16 and op not in ("max", "min"):  # NCCL rounds every partial sum
@@ -81,12 +79,12 @@ def nccl_reduces(dtype: np.dtype, op: str, widen: bool) -> bool:
 
 
 def nccl_moves(dtype: np.dtype) -> bool:
-    """Whether NCCL can broadcast and gather arrays of ``dtype``."""
+    """Return whether NCCL can broadcast and gather arrays of ``dtype``."""
     return dtype in _DTYPES
 
 
 class NcclTransport:
-    """One rank's end of NCCL. All arrays are device arrays with a dtype that NCCL knows.
+    """One rank's end of NCCL; all arrays are device arrays of a dtype that NCCL supports.
 
     Parameters
     ----------
@@ -106,13 +104,20 @@ class NcclTransport:
         self._turn = 0
 
     def restart(self) -> None:
-        """Every rank calls this at the start of a command, so that all begin with the same signatures."""
+        """Reset the signatures; every rank calls this at the start of a command, so that all are in step."""
         self._turn = 0
 
     def agree(self, arrays: Sequence[Any]) -> None:
-        """Meet all ranks, and make sure that they bring the same shapes.
+        """Meet all ranks, and check that their arrays have the same shapes.
 
-        Two rows of signatures take turns: nobody can write to a row again before all others have read it.
+        Two rows of signatures take turns, so that no rank writes to a row before all others have read it.
+
+        Raises
+        ------
+        RuntimeError
+            If an earlier collective failed.
+        ShapesDiffer
+            On every rank, if the shapes differ.
         """
         if self._failed:
             raise RuntimeError("NCCL cannot be used any more after a collective that failed; use nccl=False")
@@ -124,7 +129,7 @@ class NcclTransport:
             raise ShapesDiffer("the shapes differ between ranks")
 
     def all_reduce(self, arrays: Sequence[Any], op: str, weights: Sequence[float] | None) -> None:
-        """Reduce arrays over the ranks, in place; arguments and errors as of `SharedMemoryTransport.all_reduce`."""
+        """Reduce arrays over the ranks, in place; arguments and errors as for `SharedMemoryTransport.all_reduce`."""
         works = [_contiguous(array) for array in arrays]
         self._begin(works, op, weights, arrays)
 
@@ -138,7 +143,7 @@ class NcclTransport:
                 array[...] = done
 
     def reduce(self, arrays: Sequence[Any], op: str, weights: Sequence[float] | None, root: int) -> list[Any]:
-        """Reduce arrays to new ones on rank ``root``; returns an empty list on the other ranks."""
+        """Reduce arrays to new ones on rank ``root``; return an empty list on the other ranks."""
         works = [array.copy() for array in arrays]
         self._begin(works, op, weights, works)
 
@@ -162,7 +167,7 @@ class NcclTransport:
         self._run(work, arrays)
 
     def all_gather(self, arrays: Sequence[Any]) -> list[Any]:
-        """The concatenations, on axis 0, of all ranks' arrays, which have equal shapes."""
+        """Return the concatenations, on axis 0, of all ranks' arrays, which have equal shapes."""
         works = [_contiguous(array) for array in arrays]
         self.agree(works)
         gathered = [_empty((self._n_ranks, array.size), array) for array in works]
@@ -179,10 +184,10 @@ class NcclTransport:
         self._run(work, gathered)
         return [out.reshape((self._n_ranks * array.shape[0], *array.shape[1:])) for array, out in zip(works, gathered)]
 
-    # -- the steps
+    # -- steps of a collective
 
     def _begin(self, works: Sequence[Any], op: str, weights: Sequence[float] | None, arrays: Sequence[Any]) -> None:
-        """Agree with the other ranks, and weight this rank's arrays: before they are added, lest the sum overflow."""
+        """Agree with the other ranks, then scale this rank's arrays, before the sum, so that it does not overflow."""
         self.agree(arrays)
         if OPS[op].weighted:
             factor = native.normalized(weights if weights is not None else (1.0,) * self._n_ranks)[self._rank]
@@ -190,18 +195,18 @@ class NcclTransport:
                 scale(array, factor)
 
     def _chunks(self, arrays: Sequence[Any], times: int = 1) -> list[Any]:
-        """Flat views of arrays, no larger than NCCL takes."""
+        """Return flat views of arrays, no larger than NCCL accepts."""
         flat = [array.reshape((array.size,)) for array in arrays]
         step = _MAX_ELEMENTS // times
         return [one[start : start + step] for one in flat for start in range(0, one.size, step)]
 
     def _run(self, work: Callable[[], None], arrays: Sequence[Any]) -> None:
-        """Carry out a collective, and watch the other ranks meanwhile."""
+        """Execute a collective in a thread of its own, and watch the other ranks meanwhile."""
 
         def run() -> None:
             work()
             for array in arrays:
-                array.sync()  # lets other threads run
+                array.sync()  # releases the GIL
 
         collective = Background(run, "synkhronos-nccl", daemon=True)
         try:
@@ -219,14 +224,14 @@ class NcclTransport:
             raise
 
     def _abort(self, collective: Background) -> None:
-        """Have NCCL give up, so that the device can be used again; else see to it that this process can end."""
+        """Abort the collective, so that the device can be used again; else make sure that this process can exit."""
         try:
             abort(self._comm)
         except (OSError, AttributeError) as error:
             _logger.warning("NCCL could not be told to give up: %s", error)
         if not collective.wait(_ABORT_SECONDS):
             _logger.error("a collective hangs on this process's GPU, which cannot be used any more")
-            atexit.register(os._exit, 1)  # run before the interpreter frees what is on that GPU, which would hang
+            atexit.register(os._exit, 1)  # exits before the interpreter frees memory of that GPU, which would hang
 
 
 def _contiguous(array: Any) -> Any:

@@ -1,18 +1,19 @@
-"""What leaders do to combine arrays of several machines: pieces of them, several under way at a time.
+"""Exchange of pieces of arrays between node leaders, with several pieces in flight.
 
-A piece is reduced in two steps: each leader gets from all others its part of the elements, and combines these in the
-order of the machines; then all leaders get all parts. So results are the same to the bit on every machine.
+A piece is reduced in two steps, a reduce-scatter and an all-gather. First each leader receives its share of the
+elements from all others, and reduces it in the order of the nodes. Then all leaders receive all shares. So results are
+bitwise equal on all nodes.
 
-With ``exchange="float16"`` or ``"bfloat16"`` numbers of float32 go from machine to machine in half the bytes: each
-leader adds in float32 what it has itself to what the others sent, and rounds once what it gives to all, itself
-included.
+With the wire dtype float16 or bfloat16, float32 numbers are sent between nodes in half the bytes. Each leader adds the
+received numbers to its own in float32. It rounds its share of the result once, before it sends it to all leaders, and
+uses the rounded values itself.
 
 Invariants
 ----------
-* All leaders begin the first steps of the pieces in the same order, and so they do the second ones: MPI tells messages
-  of its collectives apart by their order. The two have communicators of their own.
-* Who has voted for a collective begins all of its pieces, with anything where its own ranks have failed: the others may
-  wait for them.
+* All leaders begin the first steps of the pieces in the same order, and likewise the second steps, because MPI matches
+  its collectives by order. The two steps have communicators of their own.
+* A leader that has voted for a collective begins all of its pieces, with arbitrary data if its own ranks have failed,
+  because the others may wait for them.
 """
 
 from __future__ import annotations
@@ -31,25 +32,25 @@ from synkhronos._utils.rows import shares
 
 __all__ = ["Pieces", "Plan"]
 
-#: ``lend(what, size, dtype)``: memory that nobody else uses until the piece is complete.
+#: ``lend(what, size, dtype)``: return memory that nobody else uses until the piece is complete.
 Lend = Callable[[str, int, Any], np.ndarray]
 
 
 def _reducing(line: Any, way: Way, given: np.ndarray, result: np.ndarray, lend: Lend, short: str) -> Iterator[Any]:
-    """The steps of the reduction of a piece: each is what is to be completed next.
+    """Run the steps of the reduction of a piece; each yields the transfer that must complete before the next.
 
     Parameters
     ----------
     line : Line
     way : Way
     given : array
-        What this leader brings: its arrays, one after the other.
+        Contribution of this leader: its arrays, one after the other.
     result : array
-        Of ``way.returned``; may be the memory of ``given``, if that is one array of that dtype.
+        Of ``way.returned``. May be the memory of ``given``, if that is one array of the same dtype.
     lend : callable
         See `Lend`.
     short : str
-        The type of numbers on their way; empty: their own.
+        Wire dtype: ``"float16"`` or ``"bfloat16"``; empty: the numbers' own dtype.
     """
     n, machine, length = len(way.rows), line.machine, len(result)
     cuts = shares(length, n)
@@ -69,7 +70,7 @@ def _reducing(line: Any, way: Way, given: np.ndarray, result: np.ndarray, lend: 
         rows = given.reshape(-1, length)
         parts = [rows[:, cut.start : cut.stop].reshape(-1) for cut in cuts]
         sent = np.concatenate([np.empty(0, dtype) if one == machine else part for one, part in enumerate(parts)])
-    # what a leader gives itself does not travel
+    # a leader's own share is not sent
     got = lend("got", sum(got_counts), dtype)
     places = None if len(mine) > 1 else [cut.start for cut in cuts]
     wide = lend("wide", len(got), given.dtype) if short else got
@@ -88,22 +89,25 @@ def _reducing(line: Any, way: Way, given: np.ndarray, result: np.ndarray, lend: 
 
 
 def _gathering(line: Any, whole: np.ndarray, sizes: Sequence[int]) -> Iterator[Any]:
-    """The steps of a gathering: ``whole`` has this leader's part in its place; ``sizes`` are those of the machines."""
+    """Run the steps of a gathering, like `_reducing`; the first step has no transfer.
+
+    ``whole`` contains this leader's part in its place; ``sizes`` are the numbers of elements of the nodes.
+    """
     yield None
     yield line.all_gather(whole, sizes)
 
 
 class Plan(NamedTuple):
-    """What is to be done with a piece.
+    """Description of the exchange of a piece.
 
     Attributes
     ----------
     how : Way or list of int
-        How it is reduced; to be gathered: how many elements each machine has of it.
+        How it is reduced; for a gathering, the number of elements of each node.
     length : int
-        The number of elements of the result.
+        Number of elements of the result.
     dtype : dtype
-        Of what leaders bring.
+        Of the leaders' contributions.
     """
 
     how: Any
@@ -112,14 +116,14 @@ class Plan(NamedTuple):
 
 
 class _Piece:
-    """One that has been begun.
+    """A piece in flight.
 
     Attributes
     ----------
     transfer : Transfer or None
-        What is to be completed; ``None``: nothing.
+        Transfer to complete; ``None``: none.
     is_second : bool
-        Whether that is the second step.
+        Whether the transfer is that of the second step.
     """
 
     def __init__(self, steps: Iterator[Any]) -> None:
@@ -132,19 +136,19 @@ class _Piece:
 
 
 class Pieces:
-    """The pieces of one collective, in their order.
+    """The pieces of one collective, in order.
 
     Parameters
     ----------
     line : Line
     plans : list of Plan
-        Of each.
+        One for each piece.
     patience : Patience
-        Begins anew with each piece that is complete.
+        Deadline, which starts again before and after each wait.
     check : callable
-        Called now and then while this leader waits for the others; may raise.
+        Called regularly while this leader waits for the others; may raise.
     short : str
-        As of `_reducing`.
+        Wire dtype, as for `_reducing`.
     """
 
     def __init__(
@@ -161,13 +165,13 @@ class Pieces:
         Parameters
         ----------
         given : array
-            What this leader brings, as of `_reducing`; to be gathered, it lies in its place in the result.
+            Contribution of this leader, as for `_reducing`; for a gathering, it is in its place in ``result``.
         result : array
         lend : callable
             See `Lend`.
         """
         if self._n_begun == len(self._plans):
-            return  # `fill_in` was called within, by a handler of a signal that has closed the session
+            return  # a signal handler closed the session meanwhile, and called `fill_in`
         how = self._plans[self._n_begun].how
         with deferred_interrupts():
             if isinstance(how, list):
@@ -176,7 +180,7 @@ class Pieces:
                 is_short = how.dtype == np.float32 == how.returned and max(how.rows) == 1
                 steps = _reducing(self._line, how, given, result, lend, self._short if is_short else "")
             self._under_way.append(_Piece(steps))
-            self._n_begun += 1  # if there was no memory for it, `fill_in` begins it
+            self._n_begun += 1  # only now: if memory was too short, `fill_in` begins this piece
             self._advance()
 
     def finish(self, n: int) -> None:
@@ -188,11 +192,11 @@ class Pieces:
                 self._patience.begin()
 
     def _advance(self) -> int:
-        """Do what can be done without waiting; returns how many pieces are complete."""
+        """Do everything that needs no waiting; return the number of complete pieces."""
         for piece in self._under_way:
             if not piece.is_second:
                 if not piece.is_through():
-                    break  # the ones behind it may not begin with their second step
+                    break  # second steps begin in order on all leaders
                 piece.transfer, piece.is_second = next(piece.steps), True
         while self._under_way and self._under_way[0].is_second and self._under_way[0].is_through():
             next(self._under_way[0].steps, None)
@@ -201,7 +205,7 @@ class Pieces:
         return self._n_complete
 
     def fill_in(self) -> None:
-        """Take part in what is left with anything, because the ranks of this machine have failed."""
+        """Complete the exchange with zeros, because the ranks of this node have failed."""
 
         def lend(what: str, size: int, dtype: Any) -> np.ndarray:
             return np.zeros(size, dtype)

@@ -1,14 +1,14 @@
-"""The ops that reduce. All code that must tell one from another asks its entry in `OPS`, but for the compiled core.
+"""Reductions of NumPy arrays over ranks and over slices, computed by the compiled core.
 
-Reductions of NumPy arrays over ranks and over slices, which the compiled core computes.
+The table `OPS` describes each op. All other code, except the compiled core, reads an op's properties there.
 
-``avg`` is the weighted mean ``sum(w_k x_k) / sum(w_k)``, where ``w_k`` is the number of data points behind ``x_k``;
-with a mean over the data points as ``x_k`` it is the mean over all of them. An operand of weight 0 is left out
-altogether, NaNs in it too. If all weights are 0 they count as equal.
+``avg`` is the weighted mean ``sum(w_k x_k) / sum(w_k)``, where ``w_k`` is the number of data points behind ``x_k``. If
+each ``x_k`` is a mean over data points, the result is the mean over all of them. Operands of weight 0 are ignored, even
+if they contain NaNs. If all weights are 0, they count as equal.
 
-It is right wherever the mean can be held: where the sum overflows, the elements concerned are computed again, by
-weights that sum to one. Integers are averaged exactly. Sums, products and averages of half precision are computed in
-single precision and rounded once.
+The mean is correct wherever its dtype can represent it: elements whose sum overflows are computed again, with weights
+that sum to one. Integers are averaged exactly. Sums, products and averages of half precision are computed in single
+precision and rounded once.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ _Documented = TypeVar("_Documented", bound=Callable[..., Any])
 
 
 class Op(NamedTuple):
-    """How values of several ranks, or slices, become one; element by element, in the order of the ranks.
+    """How values of several ranks, or slices, are reduced: element by element, in the order of the ranks.
 
     Attributes
     ----------
     on_device : str
-        In C for a GPU: what becomes of an element ``a`` when ``b`` joins it (``s`` is the weight of ``b``).
+        C expression for a GPU that combines an element ``b`` into ``a`` (``s`` is the weight of ``b``).
     nccl : str or None
-        What NCCL calls it; ``None`` if it cannot do it.
+        Name of the op in NCCL; ``None`` if NCCL does not support it.
     weighted : bool
         Whether values are first multiplied by weights, which sum to one.
     widens : bool
-        Whether results that are returned have NumPy's dtype for a sum, lest small integers overflow.
+        Whether returned results have NumPy's dtype for a sum, so that small integers do not overflow.
     """
 
     on_device: str
@@ -59,7 +59,7 @@ class Op(NamedTuple):
     widens: bool = False
 
 
-#: By name. Comparisons keep NaN, as NumPy's do.
+#: Ops by name. Comparisons keep NaN, as NumPy's do.
 OPS: dict[str, Op] = {
     "avg": Op("a = a + b * s", "sum", weighted=True),
     "sum": Op("a = a + b", "sum", widens=True),
@@ -70,7 +70,16 @@ OPS: dict[str, Op] = {
 
 
 def check_op(what: str, op: Any, *others: Any) -> Any:
-    """The name of an op, or one of ``others``, as the user gave it for ``what``, without the prefix ``c_`` of 2017.
+    """Return the name of an op, or one of ``others``, without the prefix ``c_`` of 2017.
+
+    Parameters
+    ----------
+    what : str
+        What the op is for, for the message.
+    op : object
+        The user's argument.
+    *others
+        Accepted in addition to the keys of `OPS`; may include ``None``.
 
     Raises
     ------
@@ -85,7 +94,7 @@ def check_op(what: str, op: Any, *others: Any) -> Any:
 
 
 def lists_ops(function: _Documented) -> _Documented:
-    """Put the names of all ops in the place of ``{ops}`` in a docstring."""
+    """Replace ``{ops}`` in a docstring by the names of all ops."""
     if function.__doc__:
         names = [f'``"{name}"``' for name in OPS]
         function.__doc__ = function.__doc__.replace("{ops}", f"{', '.join(names[:-1])} or {names[-1]}")
@@ -93,7 +102,7 @@ def lists_ops(function: _Documented) -> _Documented:
 
 
 def result_dtype(dtype: np.dtype, op: str) -> np.dtype:
-    """The dtype of a reduction that is returned: NumPy's, so integers and booleans average to float64."""
+    """Return the dtype of a returned reduction: NumPy's, so integers and booleans average to float64."""
     if OPS[op].weighted:
         return np.dtype(np.float64) if dtype.kind in "iub" else dtype
     if OPS[op].widens and dtype.kind in "iub":
@@ -103,7 +112,7 @@ def result_dtype(dtype: np.dtype, op: str) -> np.dtype:
 
 @functools.lru_cache(maxsize=256)
 def reduction_of(op: str, dtype: np.dtype, returned: np.dtype, weights: tuple[float, ...]) -> native.Reduction:
-    """What reduces as many flat arrays as there are weights, made once."""
+    """Return the (cached) reduction of as many flat arrays as there are weights."""
     return native.Reduction(op, dtype, returned, weights)
 
 
@@ -117,19 +126,19 @@ def combine(arrays: Sequence[Any], op: str, weights: Sequence[float], what: str)
     op : str
         A key of `OPS`, or ``"gather"`` (concatenate on axis 0; 0-d arrays count as length 1).
     weights : sequence of float
-        As many; used by a weighted op alone.
+        One for each array; used by weighted ops only.
     what : str
-        What the arrays are, for messages.
+        Name of the arrays, for messages.
 
     Returns
     -------
     array
-        Of the dtype `result_dtype`; gathered arrays keep theirs.
+        Of the dtype `result_dtype`; gathered arrays keep their dtype.
 
     Raises
     ------
     ValueError
-        If the shapes do not allow it.
+        If the shapes do not fit together.
     """
     first = np.asarray(arrays[0])
     if op == "gather":
@@ -150,14 +159,14 @@ def combine(arrays: Sequence[Any], op: str, weights: Sequence[float], what: str)
 
 @functools.lru_cache(maxsize=256)
 def _way(op: str, dtype: np.dtype, weights: tuple[float, ...]) -> tuple[np.dtype, np.dtype, native.Reduction]:
-    """The dtype of the operands, that of what is returned, and what reduces them."""
+    """Return the dtype of the operands, the dtype of the result, and the reduction."""
     dtype = dtype.newbyteorder("=")
     returned = result_dtype(dtype, op)
     return dtype, returned, reduction_of(op, dtype, returned, weights)
 
 
 def check_equal_shapes(shapes: Sequence[tuple[int, ...]], op: str, what: str) -> None:
-    """Raise `ValueError` where an op that needs equal shapes did not get them."""
+    """Raise `ValueError` if shapes are not equal."""
     if shapes.count(shapes[0]) < len(shapes):
         raise ValueError(
             f'{what}: op "{op}" needs equal shapes on all ranks and slices; got {shapes}. '
@@ -166,7 +175,9 @@ def check_equal_shapes(shapes: Sequence[tuple[int, ...]], op: str, what: str) ->
 
 
 class Accumulator:
-    """Reduces the results of a rank's slices one after the other, holding no more than one of them.
+    """Reduce the results of a rank's slices one after the other, and keep only the partial result.
+
+    A gathering keeps all results.
 
     Parameters
     ----------
@@ -175,7 +186,7 @@ class Accumulator:
     total : int
         Number of data points in all slices together.
     what : str
-        What is accumulated, for messages.
+        Name of the accumulated value, for messages.
     dtype : numpy.dtype, optional
         Of the result; default: `result_dtype`.
     """
@@ -215,7 +226,7 @@ class Accumulator:
         native.add_to_sums(self._sums, value, (count if self._total else 1) if whole else share)
 
     def result(self) -> np.ndarray:
-        """The reduction (for a weighted op, of values weighted by their counts)."""
+        """Return the reduction; for a weighted op, values are weighted by their counts."""
         if self._op == "gather":
             return combine(self._parts, "gather", (), self._what)
         assert self._dtype is not None
@@ -230,12 +241,12 @@ class Accumulator:
 
 
 def _accumulated(dtype: np.dtype) -> np.dtype:
-    """The dtype of partial results: single precision for half precision, which is rounded once, at the end."""
+    """Return the dtype of partial results: single precision for half precision, which is rounded at the end."""
     return np.dtype(np.float32) if dtype == np.float16 else dtype
 
 
 def as_stored(value: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """A reduction result in the dtype of the variable that will hold it; averages of integers round to the nearest."""
+    """Convert a result to the dtype of the variable that will hold it; averages round to the nearest integer."""
     if value.dtype == dtype:
         return value
     if value.dtype.kind == "f" and dtype.kind in "iub":

@@ -1,6 +1,7 @@
-"""The memory that collectives between processes work in.
+"""Collectives between the processes of one node, through shared memory.
 
-Collectives of arrays in the ranks' own memory, which the compiled core carries out; see ``_core/collectives.h``.
+The compiled core executes them; see ``_core/collectives.h``. Arrays in the shared heap are reduced in place; others are
+copied to lanes, the staging buffers of the ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ OUTBOX_BYTES = 64 * 1024
 
 
 class Workspace:
-    """Shared memory for the collectives of one session; made by the master before it forks.
+    """Shared memory for the collectives of one session; the controller creates it before it forks.
 
     Parameters
     ----------
@@ -33,11 +34,11 @@ class Workspace:
     Attributes
     ----------
     memory : uint8 array
-        Where `SharedMemoryTransport` publishes notes and lanes.
+        Notes and lanes of `SharedMemoryTransport`.
     outboxes : uint8 array of shape (n_ranks, OUTBOX_BYTES)
-        Where workers put small results for the master.
+        Small results of workers for the controller.
     nccl_signatures : int64 array of shape (2, n_ranks)
-        Where ranks note what shapes they bring to `NcclTransport`.
+        Hashes of the shapes that ranks pass to `NcclTransport`.
     """
 
     def __init__(self, n_ranks: int) -> None:
@@ -54,15 +55,15 @@ class ShapesDiffer(Exception):
 
 
 class SharedMemoryTransport:
-    """What one rank does in the collectives between processes of one machine.
+    """One rank's end of the collectives between the processes of one node.
 
     Parameters
     ----------
     workspace : Workspace
     words : Words
-        As this rank has them.
+        This rank's words for signals between the ranks.
     regions : Regions
-        Memory that all ranks map. What lies there is reduced where it lies; the rest is copied to lanes.
+        The shared heap. Arrays in it are reduced in place; others are copied to lanes.
     barrier : Barrier
     timeline : Timeline
     """
@@ -74,7 +75,7 @@ class SharedMemoryTransport:
         self._core = native.Collectives(workspace.memory, words, regions)
         self._barrier = barrier
         self._timeline = timeline
-        #: Every rank calls this at the start of a command, so that all are in step.
+        #: Called by every rank at the start of a command, so that all are in step.
         self.restart = self._core.restart
 
     def meet(self) -> None:
@@ -82,7 +83,7 @@ class SharedMemoryTransport:
         self._barrier()
 
     def reduction_of(self, op: str, dtype: np.dtype, returned: np.dtype, weights: tuple[float, ...]) -> Any:
-        """What `run` takes for a reduction of all ranks."""
+        """Return the description of a reduction over all ranks that `run` takes."""
         return reduction_of(op, dtype, returned, weights)
 
     def all_reduce(
@@ -97,26 +98,26 @@ class SharedMemoryTransport:
         op : str
             A key of `OPS`.
         weights : sequence of float, or None
-            For a weighted op: one for each rank; a rank of weight 0 is left out.
+            For a weighted op: one for each rank; a rank of weight 0 is ignored.
         layout : hashable
-            What must be the same on all ranks, too, for the elements to belong together.
+            Must be equal on all ranks, like the shapes, for the elements to belong together.
 
         Returns
         -------
         bool
-            Whether large ones were reduced where they lie.
+            Whether large arrays were reduced in the shared heap, without lanes.
 
         Raises
         ------
         ShapesDiffer
-            On every rank, before anything is changed, if the shapes, or the layouts, are not the same on all.
+            On every rank, before anything is changed, if the shapes or the layouts differ between ranks.
         """
         return self._reduce(arrays, arrays, op, weights, [array.dtype for array in arrays], layout)
 
     def reduce(
         self, arrays: Sequence[np.ndarray], op: str, outs: Sequence[np.ndarray] | None, dtypes: Sequence[np.dtype]
     ) -> bool:
-        """Reduce arrays over the ranks, with equal weights, into ``outs`` on the ranks that have them.
+        """Reduce arrays over the ranks, with equal weights, into ``outs`` on the ranks that pass them.
 
         Parameters
         ----------
@@ -132,12 +133,12 @@ class SharedMemoryTransport:
         Returns
         -------
         bool
-            Whether large ones were reduced where they lie.
+            Whether large arrays were reduced in the shared heap, without lanes.
 
         Raises
         ------
         ShapesDiffer
-            On every rank, before anything is changed, if the shapes are not the same on all.
+            On every rank, before anything is changed, if the shapes differ between ranks.
         """
         return self._reduce(arrays, [None] * len(arrays) if outs is None else outs, op, None, dtypes)
 
@@ -165,14 +166,14 @@ class SharedMemoryTransport:
         arrays : sequence of array
             C-contiguous; of the same dtypes on every rank.
         sizes : sequence of sequence of int
-            For each array, the number of elements that each rank has.
+            For each array, the number of elements on each rank.
 
         Returns
         -------
         gathered : list of array
-            New ones, flat.
+            New arrays, flat.
         directly : bool
-            Whether large ones were read where they lie.
+            Whether large arrays were read in the shared heap, without lanes.
         """
         gathered = [np.empty(sum(size), array.dtype) for array, size in zip(arrays, sizes)]
         return gathered, self._run(list(zip(arrays, gathered, sizes)), 0)
@@ -184,7 +185,7 @@ class SharedMemoryTransport:
         return directly
 
     def run(self, parts: list[tuple[Any, Any, Any]], signature: int) -> bool | None:
-        """Carry out a collective; arguments and result as of `native.Collectives.run`."""
+        """Execute a collective; arguments and result as for `native.Collectives.run`."""
         return self._run_here(parts, signature)
 
     def _run_here(self, parts: list[tuple[Any, Any, Any]], signature: int, is_open: bool = False) -> bool | None:

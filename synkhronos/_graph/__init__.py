@@ -1,11 +1,11 @@
-"""Functions and shared variables as the floors above see them, whatever engine computes them."""
+"""Graphs, compiled functions and shared variables, independent of the backend."""
 
 from __future__ import annotations
 
 from synkhronos._graph.definitions import Definitions
 from synkhronos._graph.fast_call import run_function, variables_used
 from synkhronos._graph.graph import Graph, Variant, pairs_of
-from synkhronos._graph.minibatches import minibatches
+from synkhronos._graph.minibatch_slices import minibatches
 from synkhronos._graph.pickling import Bundle, Unpacked, bytes_variable, claim_stream, dump, load
 from synkhronos._graph.pickling import pack_values as pack
 from synkhronos._graph.shared_variables import (

@@ -1,7 +1,8 @@
-"""What other processes have of the program's own functions, classes and their state, and what must be sent to them.
+"""Track which of the program's own functions, classes and their state other processes have, and which must be sent.
 
-Workers inherit it when they are forked. Leaders of other nodes ran the program up to their first `fork`, so they have
-what the controller had then, in all sessions. What changed since is found by digests and sent with the next functions.
+Workers inherit them when they are forked. Leaders of other nodes have run the program up to their first `fork`, so in
+all sessions they have what the controller had then. Digests detect later changes, which are sent with the next
+functions.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _FIXED = (type, types.FunctionType, *WRAPPERS, int, float, complex, str, bytes, 
 
 
 class Change(NamedTuple):
-    """A slot of which other processes have another value, or of which it is unknown what they have.
+    """A slot whose value in other processes is different or unknown.
 
     Attributes
     ----------
@@ -46,9 +47,10 @@ class Change(NamedTuple):
     value : Any
     digest : bytes
     reader : str
-        A function or a class that reads it.
+        A function or a class that reads the slot.
     is_same : bool
-        Whether the object is the one that they inherited, or unknown to them.
+        Whether the object is the one that other processes inherited, or the slot was not recorded when they were
+        forked.
     """
 
     slot: Slot
@@ -59,11 +61,11 @@ class Change(NamedTuple):
 
 
 class Definitions:
-    """The functions and classes that exist now, and that processes forked now inherit, with what these read.
+    """Functions and classes that exist now, and that processes forked now inherit, with the state that these read.
 
-    What the main program (a notebook, say) defines later, or defines again, does not reach them under its name: it
-    travels by value. An Op of a module that was reloaded cannot, because it belongs with the rest of that module. A
-    module that is imported later is imported by each process.
+    Other processes cannot find definitions by name if the main program (a notebook, say) makes them later, or again:
+    such definitions are sent by value. An Op of a reloaded module cannot be sent, because it belongs with the rest of
+    that module. Each process imports for itself a module that is imported later.
 
     Parameters
     ----------
@@ -86,23 +88,30 @@ class Definitions:
                 if isinstance(value, PureOp):
                     roots.append(function_of(value) if isinstance(value, FromFunctionOp) else type(value))
         self._known = {id(obj): weakref.ref(obj) for obj in inherited}
-        self._used: weakref.WeakSet[Any] = weakref.WeakSet()  # by functions of all ranks
-        self._pickled: list[Any] = []  # since `begin`
+        self._used: weakref.WeakSet[Any] = weakref.WeakSet()  # functions and classes that functions of all ranks use
+        self._pickled: list[Any] = []  # functions and classes pickled since `begin`
         self._held: dict[Slot, bytes] = {}
         for slot, value, digest, _ in walk(roots, self._digest):
             self._held[slot], self._inherited[slot] = digest, self._digester.number(value)
 
     def begin(self, all_in_use: bool) -> None:
-        """Have `changes` include what functions and classes read that are pickled from now on, or all in use."""
+        """Start to collect the functions and classes whose state `changes` checks.
+
+        Parameters
+        ----------
+        all_in_use : bool
+            Include those that functions of the ranks already use, in addition to those pickled from now on.
+        """
         self._pickled = list(self._used) if all_in_use else []
 
     def reach(self, obj: Any) -> bool:
-        """Whether other processes find this object under its name; true, too, for one that is not pickled by name.
+        """Return whether other processes find an object under its name, or it is not pickled by name.
 
         Parameters
         ----------
         obj : Any
-            Something to be pickled. If it is a function or a class, `changes` includes what it reads.
+            An object to be pickled. If it is a function or a class of the program, `changes` includes the state that it
+            reads.
 
         Raises
         ------
@@ -127,7 +136,7 @@ class Definitions:
         return self._is_found(obj, named)
 
     def _is_found(self, obj: Any, named: Any) -> bool:
-        """Whether other processes find an object under the name of a function or a class."""
+        """Return whether other processes find an object under the name of a function or a class."""
         module = module_of(named)
         if find(module, named.__qualname__) is not obj:
             return False
@@ -142,12 +151,16 @@ class Definitions:
         return self._digester.digest(value, lambda named: self._is_found(named, named))
 
     def changes(self, already: Container[Slot] = ()) -> Iterator[Change]:
-        """The slots to be sent, so that other processes have what is read by what was pickled since `begin`.
+        """Yield the slots to be sent: changed state that functions and classes pickled since `begin` read.
 
         Parameters
         ----------
         already : container of Slot
-            What to leave out.
+            Slots to leave out.
+
+        Yields
+        ------
+        Change
         """
         used = list(self._pickled)
         self._used.update(used)
@@ -160,7 +173,7 @@ class Definitions:
             if slot in already or self._held.get(slot) == digest:
                 continue
             if slot.owner and not self._is_found(*[find(slot.module, slot.owner)] * 2):
-                continue  # it travels with its owner
+                continue  # sent with its owner
             inherited = self._inherited.get(slot)
             is_same = inherited is None or inherited == self._digester.number(value)
             if slot not in self._held and self._is_fixed(slot, value, inherited):
@@ -168,7 +181,7 @@ class Definitions:
             yield Change(slot, value, digest, f"{reader.__qualname__}", is_same)
 
     def _is_fixed(self, slot: Slot, value: Any, inherited: int | None) -> bool:
-        """Whether other processes have this value, though it was never compared."""
+        """Return whether other processes have this value of a slot, although no digest of it is recorded."""
         is_definition = isinstance(value, (type, types.FunctionType)) and self._is_found(value, value)
         if is_definition and (value.__module__, value.__qualname__) == (slot.module, slot.name):
             return True
@@ -176,17 +189,24 @@ class Definitions:
         return is_same and (isinstance(value, _FIXED) or is_opaque(value))
 
     def doubt(self, slots: Iterable[Slot]) -> None:
-        """These slots are about to be set in other processes, which may fail."""
+        """Forget the digests of slots that are about to be set in other processes, which may fail."""
         for slot in slots:
             self._held.pop(slot, None)
 
     def note(self, digests: dict[Slot, bytes]) -> None:
-        """Other processes have set these slots."""
+        """Record the digests of slots that other processes have set."""
         self._held.update(digests)
 
 
 def pickled_by_value(definition: Any, pickle_it: Callable[[], Any]) -> Any:
-    """How to pickle a function, a decorated one or a class by value; ``pickle_it`` is cloudpickle's way."""
+    """Return the reduction that pickles a function, a decorated function or a class by value.
+
+    Parameters
+    ----------
+    definition : function, decorated function, or class
+    pickle_it : callable
+        Returns cloudpickle's reduction of it.
+    """
     if isinstance(definition, FromFunctionOp):
         shapes = definition._FromFunctionOp__infer_shape
         return FromFunctionOp, (function_of(definition), definition.itypes, definition.otypes, shapes)

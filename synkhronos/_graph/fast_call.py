@@ -1,12 +1,10 @@
-"""Room for recursion: graphs are deep, and Theano and pickle walk them recursively.
+"""Fast calls of compiled functions, deep stacks for recursion, and the variables of a diverted ``function`` call.
 
-What a program asks of the engine's ``function``, where that is diverted.
+The compiled core does what the backend's own ``Function.__call__`` does in Python in 4 to 12 µs, more than a small
+function itself takes. It checks the arguments, too. All other cases are left to the backend: arguments to be cast,
+arguments that the function may write to, inputs with default values, profiles.
 
-Calling a compiled function again and again: what the engine's own ``Function.__call__`` does, in the compiled core.
-
-That takes 4 to 12 µs in Python, more than a small function itself. What an argument must be is looked at here, too; all
-that is not plain (arguments to be cast, or that the function may write to; inputs with default values; a profile) is
-left to the engine.
+Theano and pickle traverse graphs recursively, and graphs are deep: `with_deep_stack` gives them room.
 """
 
 from __future__ import annotations
@@ -30,17 +28,18 @@ __all__ = ["run_function", "variables_used", "with_deep_stack"]
 _Result = TypeVar("_Result")
 _STACK_BYTES = 512 * 1024 * 1024  # address space only; pages are used as the recursion needs them
 _RECURSION_LIMIT = 1_000_000
-_SECONDS = 0.05  # between two looks at signals
+_SECONDS = 0.05  # interval of checks for signals
 
-# Both settings are the process's: who comes first raises the limit, who leaves last lowers it again.
+# Both settings are process-wide: the first of concurrent calls raises the limit, the last one restores it.
 _settings = threading.Lock()
 _limits: list[int] = []
 
 
 def with_deep_stack(work: Callable[[], _Result]) -> _Result:
-    """Run ``work`` where deep recursion overflows neither Python's limit nor the C stack.
+    """Run ``work`` in a thread where deep recursion overflows neither Python's limit nor the C stack.
 
-    Handlers of signals run meanwhile. What they raise stops the work: when this returns or raises, it is over.
+    Signal handlers run meanwhile. An exception from a handler stops the work. The work has ended when this function
+    returns or raises.
     """
     with deferred_interrupts():
         deep = Background(work, "synkhronos-deep-stack")
@@ -69,15 +68,15 @@ def with_deep_stack(work: Callable[[], _Result]) -> _Result:
 
 
 def variables_used(arguments: dict[str, Any]) -> list[Any]:
-    """The variables that a function will use, in some order that depends on the program alone.
+    """Return the variables that a function will use, in an order that depends on the program alone.
 
     Parameters
     ----------
     arguments : dict
-        As `synkhronos._backends.divert` hands them on.
+        Arguments of the backend's ``function``, as `synkhronos._backends.divert` passes them.
     """
     asked = (arguments[name] for name in ("outputs", "givens", "updates"))
-    outputs, givens, updates = ([] if one is None else one for one in asked)  # an expression has no truth
+    outputs, givens, updates = ([] if one is None else one for one in asked)  # an expression has no truth value
     outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
     pairs = [pair for pairs in (givens, updates) for pair in (pairs.items() if hasattr(pairs, "items") else pairs)]
     found = [*(getattr(output, "variable", output) for output in outputs), *(new for _, new in pairs)]
@@ -86,9 +85,16 @@ def variables_used(arguments: dict[str, Any]) -> list[Any]:
 
 
 def run_function(function: Any, subset: Sequence[int] | None = None) -> Callable[[list[Any]], list[Any]]:
-    """What calls a compiled function, whose inputs are tensors, with a list of arrays; it returns (some) outputs.
+    """Return a callable that takes a list of arrays, calls a compiled function, and returns its outputs.
 
-    All ranks make such a call: the updates are values that all of them have.
+    All ranks make such a call, so that all of them have the values of the updates afterwards.
+
+    Parameters
+    ----------
+    function : compiled function
+        All its inputs are tensors.
+    subset : sequence of int, optional
+        Positions of the outputs to compute.
     """
     execute, updated = _executing(function, subset), syncs_of(function)
     if not updated:

@@ -1,15 +1,11 @@
-"""What a user gives as inputs and as sliceable shared variables of a function, checked.
-
-Which functions are compiled from what a user asked for.
-
-What a user asked `synk.function` for, and the functions compiled from it, each when first needed.
+"""Graph of one `synk.function`: its checked arguments, and the variants compiled from it, each when first needed.
 
 Invariants
 ----------
-* The plain function is compiled by the engine from the user's own arguments, untouched (but its outputs stay on a GPU).
+* The backend compiles the plain function from the user's own arguments, unchanged (but its outputs may stay on a GPU).
 * A variant computes the same expressions. "Accumulating" ones return the new values of the updated variables instead of
-  storing them (random states excepted: they advance at every call); "range" and "index" ones use only the given rows
-  of the sliceable shared variables, wherever these appear in the graph, in givens and in default updates too.
+  storing them, except for random states, which advance at every call. "Range" and "index" ones use only the given rows
+  of the sliceable shared variables wherever these appear in the graph, in givens and default updates too.
 """
 
 from __future__ import annotations
@@ -37,7 +33,7 @@ from synkhronos._backends import (
     stay_on_device,
 )
 from synkhronos._graph.fast_call import with_deep_stack
-from synkhronos._graph.minibatches import picks_rows_of_shared
+from synkhronos._graph.minibatch_slices import picks_rows_of_shared
 from synkhronos._graph.pickling import Unpacked, bytes_variable
 from synkhronos._graph.pickling import pack_values as pack
 from synkhronos._graph.shared_variables import (
@@ -63,7 +59,7 @@ __all__ = [
 
 
 def as_in(item: Any, allow_downcast: bool | None) -> Any:
-    """An input as the engine's ``In``."""
+    """Return an input as the backend's ``In``."""
     if isinstance(item, In):
         return item
     if not isinstance(item, Variable):
@@ -74,8 +70,7 @@ def as_in(item: Any, allow_downcast: bool | None) -> Any:
 def with_leaves(ins: Sequence[Any]) -> tuple[list[Any], list[tuple[Any, Any]], dict[int, Any]]:
     """Replace inputs that a function cannot take as they are by new variables.
 
-    These are results in the middle of a graph, from whose new variables nothing leads upwards; and values that are no
-    dense arrays, which come as bytes.
+    These inputs are results in the middle of a graph, and values that are not dense arrays, which arrive as bytes.
 
     Parameters
     ----------
@@ -84,11 +79,11 @@ def with_leaves(ins: Sequence[Any]) -> tuple[list[Any], list[tuple[Any, Any]], d
     Returns
     -------
     list of In
-        In the same order.
+        The inputs in the same order.
     list of (variable, expression)
-        The inputs that were replaced, with what stands for them: givens of the function.
+        The replaced inputs with their replacements: givens of the function.
     dict
-        The types of the inputs that come as bytes, by position.
+        The types of the inputs that arrive as bytes, by position.
     """
     found, replaced, packed = [], [], {}
     for position, spec in enumerate(ins):
@@ -107,7 +102,7 @@ def with_leaves(ins: Sequence[Any]) -> tuple[list[Any], list[tuple[Any, Any]], d
 
 
 def copy_of(spec: Any, variable: Any = None) -> Any:
-    """Copy an input, which may be of another variable. Functions write into the ``In`` that they are given.
+    """Copy an ``In``, for another variable if one is given, because functions write into the ``In`` they get.
 
     The copy is not mutable: a function must never destroy a value that the program passed.
     """
@@ -116,12 +111,12 @@ def copy_of(spec: Any, variable: Any = None) -> Any:
 
 
 def pairs_of(givens: Any) -> list[tuple[Any, Any]]:
-    """Givens, a dict or pairs, as a list of pairs."""
+    """Return givens, a dict or pairs, as a list of pairs."""
     return list(givens.items() if hasattr(givens, "items") else givens or ())
 
 
 def check_givens(ins: Sequence[Any], givens: Sequence[tuple[Any, Any]]) -> None:
-    """Raise `RuntimeError` if inputs are to be replaced, as the engine does when it compiles a graph."""
+    """Raise `RuntimeError` if givens replace inputs, as the backend does when it compiles a graph."""
     inputs = {spec.variable for spec in ins}
     for old, _ in givens:
         if isinstance(old, Variable) and old in inputs:
@@ -132,7 +127,7 @@ def check_givens(ins: Sequence[Any], givens: Sequence[tuple[Any, Any]]) -> None:
 
 
 def check_arguments(ins: Sequence[Any], n_scattered: int, sliceable_shareds: Sequence[Any]) -> None:
-    """Raise `TypeError` for inputs, the scattered ones first, and variables that cannot be that."""
+    """Raise `TypeError` for unsupported inputs, the first of them scattered, and sliceable shared variables."""
     for position, spec in enumerate(ins):
         if is_device_type(spec.variable.type) or (position < n_scattered and not is_host_variable(spec.variable)):
             raise TypeError(
@@ -156,15 +151,15 @@ def check_arguments(ins: Sequence[Any], n_scattered: int, sliceable_shareds: Seq
 
 
 class Variant(NamedTuple):
-    """Which of the functions compiled from one graph."""
+    """Selects one of the functions compiled from a graph."""
 
     accumulate: bool = False  # return the new values of updated variables instead of storing them
     rows: str = "all"  # of the sliceable shared variables: "all", "range" (start, stop), or "index" (a vector)
     device: bool = False  # leave the outputs on the GPU
-    outputs: tuple[int, ...] | None = None  # these only
+    outputs: tuple[int, ...] | None = None  # positions of the outputs to compute; None: all
 
     def told(self, subset: tuple[int, ...] | None) -> tuple[Variant, tuple[int, ...] | None]:
-        """The variant that computes some outputs, and of these which a call of it must ask for."""
+        """Return the variant for a subset of the outputs, and the subset that a call of it must request."""
         return (self, subset) if TAKES_SUBSETS else (self._replace(outputs=subset), None)
 
 
@@ -176,30 +171,30 @@ _logger = logging.getLogger("synkhronos")
 
 
 class Graph:
-    """Inputs, outputs, updates and givens of one function, checked.
+    """Checked inputs, outputs, updates and givens of one function.
 
     Parameters
     ----------
-    inputs, bcast_inputs : list of the engine's variables or ``In``
-    outputs : list of the engine's variables or ``Out``
+    inputs, bcast_inputs : list of the backend's variables or ``In``
+    outputs : list of the backend's variables or ``Out``
     updates : list of (shared variable, expression)
     givens : dict, list of pairs, or None
     sliceable_shareds : list of shared variables
     kwargs : dict
-        Further arguments of the engine's ``function``.
+        Further arguments of the backend's ``function``.
 
     Attributes
     ----------
     input_variables, input_names, input_defaults : list
-        Of all inputs, the scattered ones first; ``None`` where there is no name or no default value. In place of an
-        input that is a result in the middle of the graph, or no dense array, stands a new variable.
+        One entry for each input, the scattered ones first; ``None`` for a missing name or default value. A new variable
+        replaces an input that is a result in the middle of the graph, or not a dense array.
     packed : dict
-        The types of the inputs that are no dense arrays, such as sparse matrices, by position.
+        The types of the inputs that are not dense arrays, such as sparse matrices, by position.
     packed_names : list of str
-        Of these inputs, which every rank gets in full.
+        The names of these inputs, which every rank gets in full.
     n_scattered : int
     axes : list of int
-        Along which the scattered inputs are scattered.
+        The axes along which the scattered inputs are scattered.
     """
 
     def __init__(
@@ -227,7 +222,7 @@ class Graph:
         given = pairs_of(givens)
         check_givens(ins, given)
         self._ins, replaced, self.packed = with_leaves(ins)
-        self._givens = [*replaced, *given]  # so what is given may itself depend on an input in the middle
+        self._givens = [*replaced, *given]  # a given's expression may depend on an input in the middle of the graph
         self._leaves = dict(replaced)
         self.input_variables = [spec.variable for spec in self._ins]
         self.input_names = [spec.name or spec.variable.name for spec in self._ins]
@@ -235,7 +230,7 @@ class Graph:
         self.input_defaults = [getattr(spec.value, "data", spec.value) for spec in ins]
 
     def compile(self, variant: Variant = PLAIN) -> Any:
-        """Compile one variant; its inputs are the graph's, then ``start, stop`` or ``index`` where it takes rows."""
+        """Compile one variant; its inputs are the graph's, then ``start, stop`` or ``index`` if it takes rows."""
         if variant in self._plain:
             return self._plain[variant]
         start = time.perf_counter()
@@ -249,7 +244,7 @@ class Graph:
         return function
 
     def compute(self, variant: Variant, inputs: Sequence[Any], subset: Sequence[int] | None) -> Any:
-        """What the engine's own call of a variant gives: all outputs, or some."""
+        """Call a variant through the backend's own ``Function.__call__``; return all outputs, or the subset."""
         variant, asked = variant.told(None if subset is None else tuple(subset))
         inputs = [self.filter_input(i, value) if i in self.packed else value for i, value in enumerate(inputs)]
         return self.compile(variant)(*inputs, **({} if asked is None else {"output_subset": list(asked)}))
@@ -276,9 +271,17 @@ class Graph:
         return compile_function([*self._copied_ins(), *extra], outputs, updates=updates, **kwargs)
 
     def compile_serial(self, wanted: Sequence[int], others: Sequence[Any] = (), shapes: bool = False) -> Any:
-        """Compile a function of all inputs, then of values for sliceable and other variables, which updates nothing.
+        """Compile a function that computes outputs and new values without updates.
 
-        Its outputs, or their shapes, are some of the graph's and, counted after these, of the `accumulated` new values.
+        Its inputs are the graph's, followed by values for the sliceable and the other variables.
+
+        Parameters
+        ----------
+        wanted : sequence of int
+            Positions among the graph's outputs followed by the `accumulated` new values.
+        others : sequence of shared variables
+        shapes : bool
+            Compute only the shapes of these.
         """
         return with_deep_stack(lambda: self._compile_serial(wanted, [*self.sliceable_shareds, *others], shapes))
 
@@ -293,7 +296,7 @@ class Graph:
         return compile_function([*self._copied_ins(), *values], clone(outputs, replace=replace), **kwargs)
 
     def part(self, outputs: Sequence[Any], updates: list[tuple[Any, Any]], inputs: Any = None) -> Graph:
-        """A graph of other `expressions`, of the same inputs; or of others in the place of the scattered ones."""
+        """Return a graph of other expressions on the same inputs, or with ``inputs`` instead of the scattered ones."""
         ins = self._copied_ins()
         return Graph(
             ins[: self.n_scattered] if inputs is None else (),
@@ -314,7 +317,7 @@ class Graph:
         return function
 
     def _check_sliceable(self, used: Sequence[Any]) -> None:
-        """Raise `ValueError` for a sliceable shared variable that is not among those that are used."""
+        """Raise `ValueError` for a sliceable shared variable that is not among the used variables."""
         for var in self.sliceable_shareds:
             if not any(var is other for other in used):
                 raise ValueError(f"sliceable_shareds: the function does not use {var}")
@@ -323,7 +326,7 @@ class Graph:
         return list(map(copy_of, self._ins))
 
     def _rebuilt(self) -> tuple[list[Any], list[tuple[Any, Any]]]:
-        """Outputs and all updates (default ones too) as the engine itself sees them, with the givens worked in."""
+        """Return the outputs and all updates, default ones too, with the givens substituted as the backend does."""
         if self._cloned is None:
             outputs, updates, self._clones = rebuilt(
                 [getattr(output, "variable", output) for output in self.outputs],
@@ -337,25 +340,25 @@ class Graph:
 
     @property
     def expressions(self) -> tuple[list[Any], list[tuple[Any, Any]]]:
-        """What is computed: the outputs, and all updates, with the givens worked in."""
+        """The outputs and all updates, with the givens substituted."""
         return self._cloned or with_deep_stack(self._rebuilt)
 
     def leaf_of(self, variable: Any) -> Any:
-        """The variable that takes the values of an input; any other variable stays as it is."""
+        """Return the variable that takes the values of an input, and any other variable unchanged."""
         return self._leaves.get(variable, variable)
 
     def expression_of(self, variable: Any) -> Any:
-        """What stands for a variable of the user's in `expressions`; ``None`` if nothing does."""
+        """Return the counterpart of a user's variable in `expressions`; ``None`` if there is none."""
         return self._clones.get(variable) if self.expressions else None
 
     @property
     def apart(self) -> list[Any]:
-        """The inputs and variables that are not the same on all ranks, and not in all slices."""
+        """The inputs and variables that differ between ranks or slices."""
         return [*self.input_variables[: self.n_scattered], *self.sliceable_shareds]
 
     @property
     def common(self) -> list[Any]:
-        """What is the same on all ranks and in all slices, though it is computed of what is `apart`."""
+        """Variables that are the same on all ranks and in all slices, though computed from those of `apart`."""
         return []
 
     @property
@@ -365,16 +368,22 @@ class Graph:
 
     @property
     def is_random(self) -> bool:
-        """Whether a call draws random numbers."""
+        """Return whether a call draws random numbers."""
         return any(is_random_state(var) for var, _ in self.expressions[1])
 
     def picks_rows_of_shared(self) -> bool:
-        """Whether an input that is not scattered says which rows of a shared variable are used."""
+        """Return whether an input that is not scattered selects rows of a shared variable."""
         outputs, updates = self.expressions
         return picks_rows_of_shared([*outputs, *(new for _, new in updates)], self.input_variables[self.n_scattered :])
 
     def filter_input(self, position: int, value: Any) -> Any:
-        """Cast a value as the engine would for this input, and pack what is no dense array; `TypeError` if refused."""
+        """Cast a value as the backend would for this input, and pack one that is not a dense array.
+
+        Raises
+        ------
+        TypeError
+            If the input does not accept the value.
+        """
         if position in self.packed:
             return pack([self.packed[position].filter(value)])
         spec = self._ins[position]

@@ -1,7 +1,7 @@
 """State that the program's own functions and classes read: globals, class attributes, defaults, closures.
 
-A pickle that names a function or a class says nothing of this state. It is divided into *slots*, each a name in a
-module, a class or a function, which can be compared by a digest, sent to another process, and set there.
+A pickle that names a function or a class does not contain this state. The state is divided into *slots*. Each is a name
+in a module, a class or a function, whose value can be compared by a digest, sent to another process, and set there.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ __all__ = [
 
 MAIN = "__main__"
 
-#: Their state is not the program's, even where they are installed from a working tree.
+#: Packages whose state is not the program's, even if they are installed from a working tree.
 _LIBRARIES = frozenset(["cloudpickle", "pygpu", "pymc", "pytensor", "synkhronos", "theano"])
-_LIBRARY_FOLDERS = frozenset(["dist-packages", "site-packages"])  # of any Python
+_LIBRARY_FOLDERS = frozenset(["dist-packages", "site-packages"])  # of any Python installation
 _HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8  # flags of classes (CPython's object.h); 3.9 lacks the second
 
 _BLOCK = 4096
 _key = os.urandom(_BLOCK + 16)
 
-#: Decorated functions, which pickles name as they name functions: those of `as_op`, and of `functools.lru_cache`.
+#: Decorated functions, which are pickled by name as functions are: those of `as_op` and of `functools.lru_cache`.
 WRAPPERS = (FromFunctionOp, functools._lru_cache_wrapper)
 
 _Definition = (type, types.FunctionType)
@@ -69,12 +69,12 @@ class Slot(NamedTuple):
     Attributes
     ----------
     module : str
-        Its owner's.
+        The owner's module.
     owner : str
-        The qualified name of a class or a function; empty: the module itself.
+        The qualified name of a class or a function; empty for the module itself.
     name : str
-        Of an attribute; a number: the closure's cell; a number after "#": the class itself, which processes
-        have that have unpickled it before.
+        An attribute's name; a number for a cell of the closure; "#" and a number for the class itself, which
+        processes have if they have unpickled it before.
     """
 
     module: str
@@ -83,11 +83,11 @@ class Slot(NamedTuple):
 
     @classmethod
     def of_class(cls, definition: type, number: int) -> Slot:
-        """The slot of a class that travels by value. cloudpickle updates the one that has arrived before."""
+        """Return the slot of a class that is sent by value. cloudpickle updates one that has arrived before."""
         return cls(definition.__module__, definition.__qualname__, f"#{number}")
 
     def __str__(self) -> str:
-        """As it stands in the program."""
+        """Return the name as the program writes it."""
         return ".".join(part for part in (self.module.replace(MAIN, ""), self.owner, self.name) if part)
 
 
@@ -105,7 +105,7 @@ def _is_of_library(file: str) -> bool:
 
 
 def is_programs(module: str | None) -> bool:
-    """Whether a module is the program's own: the main one, or one of a file that is not in a library's folder."""
+    """Return whether a module is the program's own: the main one, or one whose file is not in a library folder."""
     if module == MAIN:
         return True
     if module is None or module.partition(".")[0] in _LIBRARIES:
@@ -115,31 +115,31 @@ def is_programs(module: str | None) -> bool:
 
 
 def is_opaque(value: Any) -> bool:
-    """Whether a value is compared by identity: modules, files that are mapped, and objects of the engine's."""
+    """Return whether a value is compared by identity: modules, built-in functions, memory maps, library objects."""
     of_library = type(value).__module__.partition(".")[0] in _LIBRARIES
     return of_library or isinstance(value, (types.ModuleType, types.BuiltinFunctionType, np.memmap))
 
 
 def module_of(obj: Any) -> str | None:
-    """The module that a class or a function says it is defined in."""
+    """Return the ``__module__`` of a class or a function; ``None`` if it has none."""
     module = getattr(obj, "__module__", None)
     return module if isinstance(module, str) else None
 
 
 def function_of(wrapper: Any) -> Any:
-    """The function that one of `WRAPPERS` decorates."""
+    """Return the function that one of `WRAPPERS` decorates."""
     return wrapper._FromFunctionOp__fn if isinstance(wrapper, FromFunctionOp) else wrapper.__wrapped__
 
 
 def find(module: str | None, qualname: str) -> Any:
-    """What this process has under a name; ``None`` if there is nothing."""
+    """Return the object that this process has under a name; ``None`` if there is none."""
     outermost, *inner = qualname.split(".")
     found = vars(sys.modules[module]).get(outermost) if module in sys.modules else None
     return reduce(lambda obj, name: getattr(obj, name, None), inner, found)
 
 
 def assign(slot: Slot, value: Any) -> None:
-    """Set a slot in this process; the module is imported if necessary."""
+    """Set a slot in this process; import the module if necessary."""
     if slot.name.startswith("#"):
         return
     owner = importlib.import_module(slot.module)
@@ -149,9 +149,9 @@ def assign(slot: Slot, value: Any) -> None:
 
 
 def slots_of(definition: Any) -> Iterator[tuple[Slot, Any]]:
-    """The slots that a function or a class reads, with their values.
+    """Yield the slots that a function or a class reads, with their values.
 
-    Slots of its own are among them if it is found under its name. Slots that functions in these slots read are not.
+    Its own slots are among them if it is found under its name. Slots that functions in these slots read are not.
     """
     module, qualname = module_of(definition), definition.__qualname__
     assert module is not None
@@ -166,7 +166,7 @@ def slots_of(definition: Any) -> Iterator[tuple[Slot, Any]]:
 
 
 def _read(module: types.ModuleType, names: set[str], seen: set[str]) -> Iterator[tuple[Slot, Any]]:
-    """What code with these names may read of a module, and of the program's modules in it."""
+    """Yield the slots that code with these names may read, in a module and in the program's modules that it names."""
     seen.add(module.__name__)
     for name in sorted(names & vars(module).keys()):
         value = vars(module)[name]
@@ -176,22 +176,22 @@ def _read(module: types.ModuleType, names: set[str], seen: set[str]) -> Iterator
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """The names of globals and attributes that code refers to."""
+    """Return the names of globals and attributes that code refers to."""
     inner = (_names(one) for one in code.co_consts if isinstance(one, types.CodeType))
     return set(code.co_names).union(*inner)
 
 
 def state_of(definition: Any) -> dict[str, Any]:
-    """What a program can change of a class or a function: attributes; of a function defaults and closure, too."""
+    """Return the state of a class or a function that a program can change: attributes, defaults and closure."""
     if isinstance(definition, type):
-        if not definition.__flags__ & _HEAP_TYPE or definition.__flags__ & _IMMUTABLE_TYPE:  # in C or Cython
+        if not definition.__flags__ & _HEAP_TYPE or definition.__flags__ & _IMMUTABLE_TYPE:  # a class in C or Cython
             return {}
         return {name: value for name, value in list(vars(definition).items()) if not _is_made_by_python(name, value)}
     state = {"__defaults__": definition.__defaults__, "__kwdefaults__": definition.__kwdefaults__}
     for i, cell in enumerate(definition.__closure__ or ()):
         try:
             state[str(i)] = cell.cell_contents
-        except ValueError:  # it is empty
+        except ValueError:  # the cell is empty
             continue
     return {name: value for name, value in {**state, **vars(definition)}.items() if value is not None}
 
@@ -203,10 +203,10 @@ def _is_made_by_python(name: str, value: Any) -> bool:
 
 
 def reduced_function(function: Any) -> Any:
-    """How to pickle a function by value; ``NotImplemented`` if its globals are no module's.
+    """Return the reduction that pickles a function by value; ``NotImplemented`` if its globals are not a module's.
 
-    Its globals are those of the module in the process where it arrives: they travel as slots. cloudpickle would give
-    each function that is pickled by itself a copy of the globals that it reads.
+    The unpickled function uses the globals of that module in its process; their values are sent as slots. cloudpickle
+    would give each separately pickled function its own copy of the globals that it reads.
     """
     module = function.__globals__.get("__name__", "")
     if module not in sys.modules or vars(sys.modules[module]) is not function.__globals__:
@@ -233,29 +233,29 @@ def _set(owner: Any, name: str, value: Any) -> None:
         vars(owner)[name] = value
     elif isinstance(owner, type):
         try:
-            type.__setattr__(owner, name, value)  # not the metaclass's: an enum's refuses
+            type.__setattr__(owner, name, value)  # the metaclass's own may refuse, as an enum's does
         except TypeError:  # a metaclass in C, such as that of ctypes.Structure
-            with contextlib.suppress(AttributeError, TypeError):  # what it refuses, the program cannot have changed
+            with contextlib.suppress(AttributeError, TypeError):  # the program cannot have changed such an attribute
                 setattr(owner, name, value)
     else:
         setattr(owner, name, value)
 
 
 class Digester:
-    """Digests of values, equal as long as a value is not changed. What cannot be pickled is compared by identity."""
+    """Digests of values that stay equal while a value is unchanged. Values that cannot be pickled count by identity."""
 
     def __init__(self) -> None:
         self._numbers: dict[int, tuple[Any, int]] = {}
         self._last = 0
 
     def number(self, obj: Any) -> int:
-        """A number that no other object has that lives at the same time."""
+        """Return a number that identifies an object among all that live at the same time."""
         known, number = self._numbers.get(id(obj), (None, 0))
         if not number or (known is not None and known() is not obj):
             self._last = number = self._last + 1
             reference: Any = None
             if isinstance(obj, _SCALARS):
-                reference = functools.partial(_itself, obj)  # else another one may take its place in memory
+                reference = functools.partial(_itself, obj)  # keeps it alive, or another object may take its address
             else:
                 with contextlib.suppress(TypeError):
                     reference = weakref.ref(obj)
@@ -263,19 +263,19 @@ class Digester:
         return number
 
     def digest(self, value: Any, is_known: Any) -> tuple[bytes, list[Any]]:
-        """The digest of a value, and the program's functions and classes in it.
+        """Return the digest of a value, and the program's functions and classes in it.
 
         Parameters
         ----------
         value : Any
         is_known : callable
-            Whether other processes find a function or a class under its name. It counts by its identity, others with
-            their state.
+            Returns whether other processes find a function or a class under its name. If so, it counts by identity,
+            else with its state.
         """
         pickler = _DigestPickler(self.number, is_known)
         try:
             pickler.dump(value)
-        except Exception as error:  # what objects of the program's raise as they are pickled
+        except Exception as error:  # objects of the program may raise anything while they are pickled
             let_interrupts_pass(error)
             return str(self.number(value)).encode(), pickler.found
         return pickler.hash.digest(), pickler.found
@@ -286,7 +286,7 @@ def _itself(obj: Any) -> Any:
 
 
 class _Hash:
-    """A file that keeps a hash of what is written to it."""
+    """A file object that hashes the bytes written to it."""
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
@@ -294,7 +294,7 @@ class _Hash:
 
     def write(self, content: Any) -> None:
         array = np.frombuffer(content, np.uint8)
-        if len(array) > _BLOCK:  # quicker
+        if len(array) > _BLOCK:  # hashing blocks in the compiled core is faster
             numbers = np.arange(-(-len(array) // _BLOCK))
             digests = np.empty((len(numbers), 4), np.uint64)
             native.digest_blocks(array, numbers, _key, digests)
@@ -329,21 +329,27 @@ class _DigestPickler(pickle.Pickler):
         how = copyreg.dispatch_table.get(type(obj))
         try:
             reduced = obj.__reduce_ex__(5) if how is None else how(obj)
-        except Exception as error:  # it cannot be pickled
+        except Exception as error:  # cannot be pickled
             let_interrupts_pass(error)
             return self._by_identity(obj)
-        return self._by_identity(obj) if isinstance(reduced, str) else reduced  # a name may be another object's now
+        return self._by_identity(obj) if isinstance(reduced, str) else reduced  # the name may have another object now
 
     def _by_identity(self, obj: Any) -> Any:
         return _Named, (self._number(obj),)
 
 
 class _Named:
-    """Stands in digests for an object; nothing is unpickled from them."""
+    """Placeholder of an object in digests, which are never unpickled."""
 
 
 def walk(roots: Iterable[Any], digest: Any) -> Iterator[tuple[Slot, Any, bytes, Any]]:
-    """All slots that functions and classes read, and those that functions and classes in these slots read.
+    """Yield all slots that functions and classes read, and those read by functions and classes in these slots.
+
+    Parameters
+    ----------
+    roots : iterable of functions and classes
+    digest : callable
+        Returns the digest of a value, and the functions and classes in it; see `Digester.digest`.
 
     Yields
     ------

@@ -1,25 +1,23 @@
-"""Which random states are the ranks' own, so that replicated dropout draws different masks, and which are common.
+"""Pickling of compiled functions, so that every rank gets a replica, and of values that are not dense arrays.
 
-Ops as they were built: what they gather at run time and cannot be pickled does not travel.
+Functions. The backend decides which parts of a function are pickled. A shared variable consists of three objects: the
+variable, its container, and the container's storage list. Each is replaced by a persistent id, so that functions that
+arrive one after the other share what they share on the controller. A variable that is new to the ranks is sent as type,
+name and value. Buffers are sent out of band, without a copy. Pickling recurses deeply and runs in a thread with a large
+stack. Classes and functions are sent by name, or by value if the ranks do not have them under their name. The state
+that they read (globals, class attributes, defaults, closures) is sent with them if it has changed: see `Definitions`.
 
-Ops keep things that they make when they first run: ufuncs, compiled inner functions, handles of libraries. What the
-engine itself is known to make never travels. If a function cannot be pickled, it is pickled once more, and each
-attribute of its Ops that cannot be pickled travels as it was when the Op was first pickled, provided that it was
-missing, ``None`` or an empty container then. For an Op that ran before it was first pickled, another Op is built from
-its ``__props__``, and the attribute is taken from that.
+Ops. They keep objects that they create when they first run: ufuncs, compiled inner functions, handles of libraries.
+Attributes known to be created by the backend itself are never sent. If a function cannot be pickled, it is pickled a
+second time; each attribute of its Ops that cannot be pickled is then sent as it was when the Op was first pickled,
+provided that it was missing, ``None`` or an empty container then. For an Op without such a record, another Op is built
+from its ``__props__``, and the attribute is taken from that.
 
-Values that are no dense arrays, as bytes: how they reach other ranks, which get arrays alone.
+Random states. Each rank gets a stream of its own, so that replicated dropout draws different masks, unless
+`claim_stream` has made the stream common to all ranks.
 
-A sparse matrix that is an input, say, enters a function as bytes, of which `Unpacked` makes it on each rank.
-
-Compiled functions as bytes, so that every rank gets a replica.
-
-What travels of a function is the engine's to say. A shared variable lives in three objects: the variable, its
-container, and the container's storage list; each is replaced by a persistent id, so that functions that arrive one
-after the other share what they shared in the master. A variable new to the ranks travels as type, name and value;
-values go out of band, beside the pickle, uncopied. Graphs are deep, and pickling recurses: it runs in a thread with a
-stack of its own. Classes and functions travel by name, or by value where the ranks do not have them under it. What they
-read (globals, class attributes, defaults, closures) travels with them where it has changed: see `Definitions`.
+Values. An input that is not a dense array, such as a sparse matrix, enters a function as bytes, which `Unpacked`
+unpickles on each rank.
 """
 
 from __future__ import annotations
@@ -71,17 +69,26 @@ __all__ = [
 ]
 
 
-#: For containers of states whether all ranks draw the same of them.
+# -- random states
+
+#: Whether all ranks draw the same numbers from a random state, by the state's container.
 _is_common: Any = weakref.WeakKeyDictionary()
 
 
 def claim_stream(var: Any, common: bool) -> None:
-    """A function draws of this random state: of a common stream, or of streams that differ between ranks.
+    """Record whether a function draws from a random state the same numbers on all ranks.
+
+    Parameters
+    ----------
+    var : shared variable
+        The random state.
+    common : bool
+        Whether the stream is common to all ranks, instead of different on each.
 
     Raises
     ------
     ValueError
-        If another function was built that does otherwise.
+        If a function that was built before needs the other kind of stream.
     """
     if _is_common.setdefault(var.container, common) != common:
         raise ValueError(
@@ -91,20 +98,22 @@ def claim_stream(var: Any, common: bool) -> None:
 
 
 def has_common_stream(var: Any) -> bool:
-    """Whether all ranks are to draw the same of a random state."""
+    """Return whether all ranks draw the same numbers from a random state."""
     return bool(_is_common.get(var.container))
 
+
+# -- Ops
 
 _BLANK = (type(None), dict, list, set)
 _MISSING, _OTHER = object(), object()
 
-#: By the id of an Op: a reference to it, and for each attribute the class of its value, if that was blank, or `_OTHER`.
+#: By the id of an Op: a reference to it, and by attribute the class of its value if that was blank, else `_OTHER`.
 _first: dict[int, tuple[weakref.ref[Any], dict[str, Any]]] = {}
 _ended: Endings[int] = Endings()
 
 
 def note_ops(ops: Iterable[Any]) -> None:
-    """Note the attributes of Ops that were pickled as they are, the first time."""
+    """Record the attributes of Ops when they are first pickled as they are."""
     for key in _ended.take():
         _first.pop(key, None)
     for op in ops:
@@ -115,13 +124,13 @@ def note_ops(ops: Iterable[Any]) -> None:
 
 
 def reduced_op(op: Any, as_built: bool) -> Any:
-    """How to make an Op, for pickle.
+    """Return the reduction that pickles an Op.
 
     Parameters
     ----------
     op : Op
     as_built : bool
-        Replace attributes that cannot be pickled by what they were when the Op was built, as far as that is known.
+        Replace attributes that cannot be pickled by their values when the Op was built, if these are known.
     """
     how = op.__reduce_ex__(5)
     if not (isinstance(how, tuple) and len(how) > 2 and isinstance(how[2], dict)):
@@ -142,7 +151,7 @@ def reduced_op(op: Any, as_built: bool) -> Any:
 
 
 def _value_when_built(op: Any, name: str) -> Any:
-    """What an attribute of an Op was; `_MISSING` if it was not there, `_OTHER` if that is not known."""
+    """Return an attribute's value when the Op was built: `_MISSING` if it did not exist, `_OTHER` if it is unknown."""
     reference, kinds = _first.get(id(op), (None, {}))
     if reference is not None and reference() is op:
         kind = kinds.get(name, _MISSING)
@@ -151,7 +160,7 @@ def _value_when_built(op: Any, name: str) -> Any:
         again = type(op)(**{prop: getattr(op, prop) for prop in op.__props__})
         if again != op:
             return _OTHER
-    except Exception as error:  # its constructor takes something else
+    except Exception as error:  # its constructor takes other arguments
         let_interrupts_pass(error)
         return _OTHER
     return vars(again).get(name, _MISSING)
@@ -166,23 +175,26 @@ def _can_be_pickled(value: Any) -> bool:
     return True
 
 
+# -- values that are not dense arrays
+
+
 def pack_values(values: Sequence[Any]) -> np.ndarray:
-    """Pickle values: a vector of uint8."""
+    """Pickle values into a vector of uint8."""
     return np.frombuffer(cloudpickle.dumps(list(values), protocol=5), np.uint8)
 
 
 def bytes_variable(name: str | None = None) -> Any:
-    """Return a variable for what `pack_values` makes."""
+    """Return a variable for the result of `pack_values`."""
     return T.vector(name, dtype="uint8")
 
 
 class Unpacked(Op):
-    """The values that `pack_values` has packed.
+    """Operation that unpickles the values of `pack_values`.
 
     Parameters
     ----------
     types : tuple of Type
-        Of the values.
+        Types of the values.
     """
 
     __props__ = ("types",)
@@ -194,7 +206,7 @@ class Unpacked(Op):
         return "Unpacked"
 
     def make_node(self, packed: Any) -> Any:
-        """Apply it to bytes."""
+        """Apply the operation to bytes."""
         return Apply(self, [packed], [type_() for type_ in self.types])
 
     def perform(self, node: Any, inputs: Sequence[Any], output_storage: Sequence[list[Any]]) -> None:
@@ -203,13 +215,16 @@ class Unpacked(Op):
             storage[0] = value
 
 
+# -- functions
+
+
 class Bundle(NamedTuple):
-    """Pickled functions: the pickle, and the arrays that it refers to, each as flat bytes."""
+    """Pickled functions."""
 
     pickled: bytes
-    buffers: list[np.ndarray]
-    new: dict[int, Any]  # the shared variables that the ranks do not have yet, by the keys that they will have
-    slots: dict[Slot, bytes]  # the digests of what is set in the ranks' modules and classes
+    buffers: list[np.ndarray]  # the out-of-band buffers of the pickle, each as flat bytes
+    new: dict[int, Any]  # the shared variables that the ranks do not have yet, by their future keys
+    slots: dict[Slot, bytes]  # the digests of the state to be set in the ranks' modules and classes
 
 
 class _Pickler(cloudpickle.Pickler):
@@ -226,7 +241,7 @@ class _Pickler(cloudpickle.Pickler):
         self._definitions = definitions
         self._frames: dict[Any, Any] = {}
         self._as_built = as_built
-        self.ops: list[Any] = []  # that were met
+        self.ops: list[Any] = []  # the pickled Ops
 
     def persistent_id(self, obj: Any) -> tuple[str, int] | None:
         return self._ids.get(id(obj))
@@ -260,23 +275,27 @@ def dump(
     definitions: Definitions | None = None,
     refresh: bool = False,
 ) -> Bundle:
-    """Pickle compiled functions; shared variables not yet in ``variables`` travel along.
+    """Pickle compiled functions, with the shared variables that are not yet in ``variables``.
 
-    ``variables`` is left as it is: once the ranks have loaded the bundle, add what is `Bundle.new`.
+    ``variables`` is not changed: add `Bundle.new` to it when the ranks have loaded the bundle.
 
     Parameters
     ----------
     functions : dict
-        By key.
+        Compiled functions by key.
     variables : VariableTable
     also : sequence of shared variables
-        Further ones that are to travel.
+        Further variables to send.
     everything : bool
-        All variables travel, for a rank that has none.
+        Send all variables, for a rank that has none.
     definitions : Definitions, optional
-        What the ranks know; default: all that is there.
+        The definitions that the ranks have; by default, all are taken to be there.
     refresh : bool
-        What functions of the ranks read travels again where it has changed.
+        Send changed state that functions already on the ranks read, too.
+
+    Returns
+    -------
+    Bundle
 
     Raises
     ------
@@ -285,14 +304,14 @@ def dump(
     """
     used = [*also, *(var for function in functions.values() for var in shared_variables_of(function))]
     new: dict[int, Any] = {}
-    new_keys: dict[int, int] = {}  # by the ids of their containers
+    new_keys: dict[int, int] = {}  # keys by the ids of containers
     for var in used:
         if variables.key(var) is None and id(var.container) not in new_keys:
             new_keys[id(var.container)] = key = variables.new_key()
             new[key] = var
-    known = {**variables.items(), **new}  # held until the end: an id means something only while its object lives
+    known = {**variables.items(), **new}  # held until the end: an id is valid only while its object lives
     ids: dict[int, tuple[str, int]] = {}
-    for var in used:  # aliases, too: variables over one container arrive as one
+    for var in used:  # includes aliases: variables with the same container arrive as one
         known_key = variables.key(var)
         ids[id(var)] = ("variable", new_keys[id(var.container)] if known_key is None else known_key)
     for key, var in known.items():
@@ -315,7 +334,7 @@ def dump(
         first.dump(described, {})
         ops = last.dump(parts, ids, as_built)
         more = definitions is not None
-        while more:  # what is to be set may contain functions that read more
+        while more:  # values to be set may contain functions that read further slots
             more = False
             assert definitions is not None
             for change in definitions.changes(slots):
@@ -326,7 +345,7 @@ def dump(
                     part.dump((change.slot, change.value), ids)
                 except Exception as error:
                     let_interrupts_pass(error)
-                    if change.is_same or everything:  # as the ranks have inherited it
+                    if change.is_same or everything:  # the ranks have inherited it
                         continue
                     raise pickle.PicklingError(
                         f"{change.slot}, which {change.reader} reads, was set after synkhronos.fork(), and cannot be "
@@ -348,7 +367,7 @@ def dump(
 
 
 class _Part:
-    """A part of a bundle."""
+    """One pickle of a bundle, with its buffers."""
 
     def __init__(self, definitions: Definitions | None) -> None:
         self.file = io.BytesIO()
@@ -356,7 +375,7 @@ class _Part:
         self._definitions = definitions
 
     def dump(self, obj: Any, ids: dict[int, tuple[str, int]], as_built: bool = False) -> list[Any]:
-        """Pickle an object; returns the Ops in it."""
+        """Pickle an object, and return the Ops in it."""
 
         def keep(buffer: pickle.PickleBuffer) -> None:
             self.buffers.append(np.frombuffer(buffer.raw(), dtype=np.uint8))
@@ -375,7 +394,7 @@ def _portable(value: Any) -> Any:
 
 
 def load(bundle: Bundle, variables: VariableTable, stream: int) -> dict[int, Any]:
-    """Unpickle functions on another rank; their new shared variables are added to ``variables``.
+    """Unpickle functions on another rank, and add their new shared variables to ``variables``.
 
     Parameters
     ----------
@@ -383,13 +402,18 @@ def load(bundle: Bundle, variables: VariableTable, stream: int) -> dict[int, Any
         Its arrays are copied.
     variables : VariableTable
     stream : int
-        Random states that arrive are moved to this stream of their own; 0 leaves them as they are.
+        Number of the rank's own random stream, to which states that are not common are moved; 0 leaves them unchanged.
+
+    Returns
+    -------
+    dict
+        Compiled functions by key.
     """
     find_compiled()
     file = io.BytesIO(bundle.pickled)
     buffers = iter([np.array(buffer) for buffer in bundle.buffers])  # aligned, and in huge pages, unlike a bytearray
     path = _Unpickler(file, variables, buffers).load()
-    sys.path[:] = [*path, *(folder for folder in sys.path if folder not in path)]  # for modules that workers import now
+    sys.path[:] = [*path, *(folder for folder in sys.path if folder not in path)]  # for later imports of the workers
     for key, (cls, type_, name, is_random, value) in _Unpickler(file, variables, buffers).load().items():
         if is_random and stream:
             value = other_stream(value, stream)

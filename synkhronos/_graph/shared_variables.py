@@ -1,12 +1,11 @@
-"""Shared variables: telling them apart, reading and writing their device arrays, naming them across ranks.
-
-Track which values of shared variables the other ranks have.
+"""Shared variables: access to their arrays, keys across ranks, and tracking of the values that other ranks have.
 
 A program changes the controller's value of a variable by `set_value` or another setter of its container, by
-``f[var] = value``, by writing to the container's storage, or by a plain function of the engine that updates it, also in
-place. The ranks change it together, by functions and collectives: `follow` records these values.
-An array that is changed in place (``get_value(borrow=True)``) and the call of a function's machine (``f.fn()``,
-``f.vm()``) that updates in place are not detected.
+``f[var] = value``, by writing to the container's storage, or by a plain function of the backend that updates it, also
+in place. All ranks change it together by functions and collectives: `follow` records these values.
+
+Not detected: changes of an array in place (``get_value(borrow=True)``), and direct calls of a function's virtual
+machine (``f.fn()``, ``f.vm()``) that update in place.
 """
 
 from __future__ import annotations
@@ -65,52 +64,63 @@ _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 
 
 def is_shared_variable(obj: Any) -> bool:
-    """Whether ``obj`` is a shared variable."""
+    """Return whether ``obj`` is a shared variable."""
     return isinstance(obj, SharedVariable)
 
 
 def is_host_variable(obj: Any) -> bool:
-    """Whether ``obj`` is a variable whose values are NumPy arrays."""
+    """Return whether ``obj`` is a variable whose values are NumPy arrays."""
     return isinstance(getattr(obj, "type", None), DenseType)
 
 
 def is_tensor_variable(obj: Any) -> bool:
-    """Whether ``obj`` is a variable whose values are dense arrays, in host memory or on a GPU."""
+    """Return whether ``obj`` is a variable whose values are dense arrays, in host memory or on a GPU."""
     return is_host_variable(obj) or is_device_type(getattr(obj, "type", None))
 
 
 def shared_variables_of(function: Any) -> list[Any]:
-    """The shared variables that a compiled function reads or updates."""
+    """Return the shared variables that a compiled function reads or updates."""
     return [spec.variable for spec in function.maker.inputs if spec.implicit or spec.shared]
 
 
 def updated_variables(function: Any) -> list[Any]:
-    """The shared variables that a compiled function gives new values, states of random streams among them."""
+    """Return the shared variables that a compiled function updates, states of random streams included."""
     return [spec.variable for spec in function.maker.inputs if spec.shared and spec.update is not None]
 
 
 def uses(function: Any, var: Any) -> bool:
-    """Whether a compiled function reads or updates a shared variable, or another one over its container."""
+    """Return whether a compiled function reads or updates a shared variable, or another one with its container."""
     return any(other.container is var.container for other in shared_variables_of(function))
 
 
 def describe(function: Any) -> str:
-    """A compiled function, for messages."""
+    """Describe a compiled function, for messages."""
     inputs = ", ".join(str(spec.variable) for spec in function.maker.inputs if not (spec.implicit or spec.shared))
-    named_by_engine = (function.name or "").startswith(_PACKAGE)  # by the line that compiles it
+    named_by_engine = (function.name or "").startswith(_PACKAGE)  # after the line that compiles it
     return f"the function {'' if named_by_engine else function.name or ''}({inputs})"
 
 
 def get_array(var: Any) -> Any:
-    """The value of a shared variable (NumPy or device array), without a copy: writing to it writes to the variable."""
+    """Return a shared variable's NumPy or device array without a copy: writing to it changes the variable."""
     return var.container.storage[0]
 
 
 def host_array(var: Any, any_order: bool = False) -> np.ndarray:
-    """The value of a shared variable as a C-contiguous, writable NumPy array: its own where it is one, else a copy.
+    """Return the value of a shared variable as a C-contiguous, writable NumPy array.
 
-    With ``any_order`` it may be contiguous in another order, its `memory_order`. What is no dense array (a
-    `RandomState`, a sparse matrix, any object) is pickled.
+    This is the variable's own array if it is one, else a copy. A value that is not a dense array (a `RandomState`, a
+    sparse matrix, any object) is pickled.
+
+    Parameters
+    ----------
+    var : shared variable
+    any_order : bool
+        Also return an array that is contiguous in another order, its `memory_order`, without a copy.
+
+    Returns
+    -------
+    ndarray
+        The value; a pickled one is a read-only vector of uint8.
     """
     if not is_tensor_variable(var):
         return np.frombuffer(pickle.dumps(get_array(var)), np.uint8)
@@ -120,7 +130,7 @@ def host_array(var: Any, any_order: bool = False) -> np.ndarray:
 
 
 def memory_order(array: np.ndarray) -> tuple[int, ...]:
-    """The axes in the order of memory if the array is contiguous in another order than C's, else ``()``."""
+    """Return the axes in memory order if the array is contiguous in another order than C's, else ``()``."""
     if array.flags.c_contiguous:
         return ()
     order = tuple(sorted(range(array.ndim), key=lambda axis: -array.strides[axis]))
@@ -128,7 +138,7 @@ def memory_order(array: np.ndarray) -> tuple[int, ...]:
 
 
 def set_array(var: Any, value: Any) -> None:
-    """Make ``value``, which nobody else may own, the variable's value, without a copy where it is on its device."""
+    """Set a variable to ``value``, an array without other users; it is copied only to move it to a device."""
     if is_device_type(var.type):
         value = to_device(value)
     var.container.storage[0] = var.type.filter(value, strict=True)
@@ -136,7 +146,7 @@ def set_array(var: Any, value: Any) -> None:
 
 
 def copy_array(var: Any, value: np.ndarray) -> None:
-    """Copy a `host_array` into a shared variable, into its existing array where that fits."""
+    """Copy a `host_array` into a shared variable, into its existing array if the shape fits."""
     old = get_array(var)
     if not is_tensor_variable(var):
         var.container.storage[0] = pickle.loads(value.tobytes())
@@ -153,7 +163,7 @@ def copy_array(var: Any, value: np.ndarray) -> None:
 
 
 def start_worker(profiles: bool, rank: int) -> Callable[[], None]:
-    """Prepare the engine in a process that was just forked; returns what to call before the process exits."""
+    """Prepare the backend in a process that was just forked; return a function to call before the process exits."""
     label_prints(rank)
 
     def finish() -> None:
@@ -164,14 +174,19 @@ def start_worker(profiles: bool, rank: int) -> Callable[[], None]:
 
 
 class VariableTable:
-    """Shared variables by key: the same key names the replicas of one variable on every rank.
+    """Shared variables by key: a key identifies the replicas of one variable on all ranks.
 
-    Variables over one container (``theano.clone(var, share_inputs=False)`` makes such an alias, and Lasagne's batch
-    normalisation uses it) have one key: they are one variable on the other ranks.
+    Variables with the same container (``theano.clone(var, share_inputs=False)`` makes such an alias, and Lasagne's
+    batch normalization uses it) have one key: they are one variable on the other ranks.
 
-    The master's table holds containers weakly: when the program has dropped the last variable over one, its key is
-    noted in ``ended``; until then it is noted when the program gives it a value. A worker's table holds its variables
-    until told to `drop` them.
+    The controller's table holds containers weakly. When the program has dropped the last variable with a container, the
+    key is added to ``ended``; until then, the table detects when the program sets the variable. A worker's table
+    holds its variables until `drop` removes them.
+
+    Parameters
+    ----------
+    ended : Endings, optional
+        Queue for the keys of variables that the program has dropped. Only the controller's table has one.
     """
 
     def __init__(self, ended: Endings[int] | None = None) -> None:
@@ -183,11 +198,11 @@ class VariableTable:
         self._counter = itertools.count()
 
     def new_key(self) -> int:
-        """A key that was never given before."""
+        """Return a key that was never used before."""
         return next(self._counter)
 
     def put(self, key: int, var: Any) -> None:
-        """Take in a variable."""
+        """Add a variable under a key."""
         self._by_key[key] = var
         self._containers[key] = var.container
         self._like[key] = type(var), var.name
@@ -204,16 +219,16 @@ class VariableTable:
             self._key_of.pop(var.container, None)
 
     def key(self, var: Any) -> int | None:
-        """The key of a variable, ``None`` if it is not in the table."""
+        """Return the key of a variable, ``None`` if it is not in the table."""
         return self._key_of.get(var.container)
 
     def keys_of(self, variables: Iterable[Any]) -> tuple[int, ...]:
-        """The keys of variables; `KeyError` if one is not in the table."""
+        """Return the keys of variables; raise `KeyError` if one is not in the table."""
         return tuple(self._key_of[var.container] for var in variables)
 
     def __getitem__(self, key: int) -> Any:
         var = self._by_key.get(key)
-        if var is None:  # the one that was taken in is gone, an alias is not
+        if var is None:  # the program has dropped the added variable, but not an alias of it
             (cls, name), container = self._like[key], self._containers[key]
             var = cls(name=name, type=container.type, value=None, strict=None, container=container)
             self._by_key[key] = var
@@ -223,16 +238,19 @@ class VariableTable:
         return {key: self[key] for key in list(self._containers)}
 
 
+# -- tracking of the values that other ranks have
+
+
 class Sync:
-    """What the other ranks have of one shared variable.
+    """Record of the value of one shared variable that the other ranks have.
 
     Attributes
     ----------
     storage : list
-        That of its container: one item, the controller's value.
+        The container's storage: one item, the controller's value.
     sent : object
-        The value that the other ranks have; ``None`` if the program has changed it since. The program has set the
-        variable unless this is the object in ``storage``.
+        The value that the other ranks have; ``None`` if the program has set the variable since. If this is not the
+        object in ``storage``, the program has set the variable.
     """
 
     __slots__ = ("__weakref__", "sent", "storage")
@@ -243,12 +261,12 @@ class Sync:
 
 
 _by_container: weakref.WeakKeyDictionary[Any, Sync] = weakref.WeakKeyDictionary()
-_by_storage: Any = weakref.WeakValueDictionary()  # functions have other containers
-_references: dict[int, Any] = _by_storage.data  # to look in the weak dictionary itself takes 0.3 µs
+_by_storage: Any = weakref.WeakValueDictionary()  # functions have containers of their own, with the same storage
+_references: dict[int, Any] = _by_storage.data  # a lookup in the weak dictionary itself takes 0.3 µs
 
 
 def sync_of(container: Any) -> Sync:
-    """The record of the variable with this container; it is made if there is none."""
+    """Return the record of the variable with this container; create it if there is none."""
     sync = _by_container.get(container)
     if sync is None:
         sync = _by_container[container] = _by_storage[id(container.storage)] = Sync(container.storage)
@@ -256,7 +274,7 @@ def sync_of(container: Any) -> Sync:
 
 
 def syncs_of(function: Any) -> list[Sync]:
-    """The records of the variables that a compiled function updates, as far as there are any."""
+    """Return the existing records of the variables that a compiled function updates."""
     found = [_by_storage.get(id(storage)) for storage in updated_storage(function)]
     return [sync for sync in found if sync is not None]
 
@@ -296,7 +314,7 @@ def _set_and_note(self: Any, value: Any) -> None:
 
 def _set_data(self: Any, value: Any) -> None:
     _set(self, value)
-    if self in _by_container:  # not a function's container: some linkers store updates by its property data
+    if self in _by_container:  # not a function's container: some linkers store updates through that one's property data
         _note_set(self.storage)
 
 

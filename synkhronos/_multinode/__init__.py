@@ -1,4 +1,4 @@
-"""Several machines: one process of each, its leader, speaks MPI with the others; workers never do."""
+"""Sessions on several nodes: one process of each node, its leader, speaks MPI; workers never do."""
 
 from __future__ import annotations
 

@@ -1,27 +1,24 @@
-"""Detect silent nodes: what one node concludes from the heartbeats that it receives, and from those that it misses.
+"""Heartbeats between nodes, to detect a node that is frozen or unreachable; TCP reports this only after minutes.
+
+Next to each leader run two small processes, forked before the ranks. The *heartbeat process* sends datagrams to those
+of the other nodes, prints a warning about a silent node, and writes the number of a lost node to shared memory. The
+*guardian* is its parent, and restarts it if it is killed. If the guardian is killed, the heartbeat process becomes the
+guardian of a new one. They share no lock with the leader, so that it cannot delay them.
+
+`Silence` holds the conclusions that a node draws from received and missing heartbeats.
 
 Invariants
 ----------
 * A node that was never heard from is not watched, because a firewall may drop its datagrams. Neither is one that left.
-* Time counts only while this process runs. A process that was frozen, or a machine that was suspended, therefore does
+* Time counts only while this process runs. A process that was frozen, or a node that was suspended, therefore does
   not take its own absence for the silence of others.
-* A node that hears nobody, of two or more, or cannot send, is cut off itself: it blames no other node.
-
-Heartbeats between nodes: detect a node that is frozen or out of reach, which TCP reports after minutes only.
-
-Next to each leader run two small processes, forked before the ranks are. The *heartbeat process* sends datagrams to
-those of the other nodes, prints a warning about a node that is silent, and writes into shared memory which node is
-lost. The *guardian* is its parent, and starts it again if it is killed; if the guardian is killed, the heartbeat
-process becomes the guardian of a new one. They share no lock with the leader, so that nothing there delays them.
-
-Invariants
-----------
-* Both are killed when their leader ends (`end_with`). A leader whose node has lost node 0 is ended by its heartbeat
-  process, and its ranks end with it.
-* Neither is a child of the leader: a program that waits for its children, or kills them, does not meet them.
-* The socket is open in the leader and in these two processes, and nowhere else. When the kernel of another node refuses
-  a datagram, all three have ended there.
-* A datagram that does not contain this node's token is ignored. What cannot be sent or received now is left out.
+* A node that hears none of at least two nodes, or cannot send, is cut off itself: it blames no other node.
+* Both processes are killed when their leader ends (`end_with`). A leader whose node has lost node 0 is ended by its
+  heartbeat process, and its ranks end with it.
+* Neither is a child of the leader, so that a program that waits for its children, or kills them, does not affect them.
+* The socket is open in the leader and in these two processes, and nowhere else. If the kernel of another node refuses a
+  datagram, all three have ended there.
+* A datagram without this node's token is ignored. Datagrams that cannot be sent or received at once are skipped.
 """
 
 from __future__ import annotations
@@ -61,18 +58,18 @@ __all__ = [
 ]
 
 
-#: A warning is printed after so many seconds of silence.
+#: Seconds of silence after which a warning is printed.
 WARNING_SECONDS = 2.0
-#: In place of the number of a node.
+#: Stands for no node in a message.
 NOBODY = 0xFFFF
 
-_MOST_SECONDS = 0.5  # between two looks at the clock; any more, this process did not run
+_MOST_SECONDS = 0.5  # between two looks at the clock; if it is more, this process did not run
 _RECENT_SECONDS = 1.0
-_REFUSED_SECONDS = 0.5  # of silence with which a refused message means that a node has ended, and is no firewall's
+_REFUSED_SECONDS = 0.5  # of silence after which a refused datagram means that the node ended, not a firewall
 
 
 class State(enum.IntEnum):
-    """What is known about a node."""
+    """Knowledge about a node."""
 
     UNKNOWN = 0
     HEARD = 1
@@ -80,11 +77,11 @@ class State(enum.IntEnum):
 
 
 class Reason(enum.IntEnum):
-    """Why a node is lost."""
+    """Reason why a node is lost."""
 
     SILENT = 0
     ENDED = 1  # none of its processes holds its socket
-    CUT_OFF = 2  # this node itself: it hears nobody
+    CUT_OFF = 2  # this node itself hears no other
 
 
 class Loss(NamedTuple):
@@ -110,11 +107,12 @@ class Message(NamedTuple):
     ----------
     sender : int
     leaves : bool
-        Whether the sender sends no more, because its program ends.
+        Whether this is the sender's last heartbeat, because its program ends.
     silent : int
-        The node that the sender has heard nothing from for the longest time, if that is time to warn; or `NOBODY`.
+        The node that the sender has not heard from for the longest time, if that is long enough for a warning; else
+        `NOBODY`.
     is_lost : bool
-        Whether that node was silent for so long that it is lost.
+        Whether that node has been silent for so long that it is lost.
     """
 
     sender: int
@@ -124,7 +122,7 @@ class Message(NamedTuple):
 
 
 class Silence:
-    """What one node knows about the silence of others.
+    """One node's knowledge about the silence of the others.
 
     Parameters
     ----------
@@ -138,17 +136,17 @@ class Silence:
         self._own, self._states = own, states
         self._seconds = {node: 0.0 for node, state in enumerate(states) if state == State.HEARD}
         self._ended: set[int] = set()
-        self._reports: dict[int, Message] = {}  # by sender, those that name a silent node
+        self._reports: dict[int, Message] = {}  # those that name a silent node, by sender
         self._warned: set[int] = set()
         self._can_send = True
 
     def advance(self, seconds: float) -> None:
-        """Count time that has passed since the last look at the clock."""
+        """Add the seconds that have passed since the last look at the clock."""
         for node in self._seconds:
             self._seconds[node] += min(seconds, _MOST_SECONDS)
 
     def receive(self, messages: Iterable[Message]) -> None:
-        """Evaluate heartbeats."""
+        """Process heartbeats."""
         for message in messages:
             sender = message.sender
             if sender >= len(self._states):
@@ -165,7 +163,15 @@ class Silence:
                 self._reports[sender] = message
 
     def sent(self, refused: Iterable[int], can_send: bool) -> None:
-        """Record which nodes refused a message, because nobody holds their sockets, and whether any could be sent."""
+        """Record the result of sending.
+
+        Parameters
+        ----------
+        refused : iterable of int
+            Nodes that refused a datagram, because no process holds their sockets.
+        can_send : bool
+            Whether the network could be reached.
+        """
         self._ended.update(refused)
         self._can_send = can_send
 
@@ -179,7 +185,7 @@ class Silence:
     def warnings(self) -> dict[int, int]:
         """Return the nodes that fell silent since the last call, each with the node that noticed it.
 
-        Of the nodes that hear each other only the first warns, so that a user reads one warning.
+        Among nodes that hear each other only the first warns, so that a user reads one warning.
         """
         observers: Mapping[int, int] = {}
         quiet = self._quiet()
@@ -223,7 +229,7 @@ class Silence:
         return node in self._seconds
 
     def _is_cut_off(self) -> bool:
-        """Whether it is this node that is cut off, rather than others that are silent."""
+        """Return whether this node is cut off, rather than the others being silent."""
         is_alone = len(self._seconds) > 1 or not self._can_send
         return is_alone and bool(self._quiet()) and min(self._seconds.values()) > _RECENT_SECONDS
 
@@ -232,7 +238,7 @@ class Silence:
 LEAVE = signal.SIGRTMAX - 1
 _LEAVE_SECONDS = 1.0
 
-#: Seconds of silence after which a node is lost, unless `fork` says otherwise.
+#: Seconds of silence after which a node is lost, by default; `fork(heartbeat=)` changes it.
 DEFAULT_LIMIT = 10.0
 
 _BETWEEN_SECONDS = 0.25
@@ -242,7 +248,7 @@ _GOODBYES = 3  # one may be lost
 _MOST_STARTS = 20  # of heartbeat processes in one job
 
 _STDERR = 2
-_IP_RECVERR = 11  # that of Linux; Python has no name for it
+_IP_RECVERR = 11  # from Linux's <linux/in.h>; Python has no name for it
 _ERROR = struct.Struct("=IB")  # the beginning of `struct sock_extended_err`: number and origin
 _BY_ICMP = 2
 
@@ -250,27 +256,27 @@ _logger = logging.getLogger("synkhronos")
 
 
 class Door(NamedTuple):
-    """Where a node listens, and the token that it expects."""
+    """A node's UDP port, and the token that it expects in datagrams."""
 
     port: int
     token: bytes
 
 
 class _Shared(ctypes.Structure):
-    """What a leader and its heartbeat processes share; the `State` of each node follows."""
+    """Memory shared by a leader and its heartbeat processes; the `State` of each node follows it."""
 
     _fields_ = (
         ("limit", ctypes.c_double),
         ("is_leaving", ctypes.c_bool),
         ("is_over", ctypes.c_bool),
         ("n_starts", ctypes.c_int),
-        ("is_lost", ctypes.c_bool),  # whether the three numbers of a `Loss` are there
+        ("is_lost", ctypes.c_bool),  # whether `loss` is set: the three fields of a `Loss`
         ("loss", ctypes.c_int * 3),
     )
 
 
 class Heartbeat:
-    """That of one node; makes its socket at once.
+    """Heartbeat of one node; its socket is bound at once.
 
     Parameters
     ----------
@@ -285,7 +291,7 @@ class Heartbeat:
         self._node = node
         listening = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         listening.bind(("", 0))
-        with contextlib.suppress(OSError):  # then a node whose processes have ended is found to be silent
+        with contextlib.suppress(OSError):  # without it, a node whose processes ended counts as silent
             listening.setsockopt(socket.IPPROTO_IP, _IP_RECVERR, 1)
         self.door = Door(listening.getsockname()[1], secrets.token_bytes(_TOKEN_BYTES))
         self._socket = OwnedSocket(listening)
@@ -293,7 +299,7 @@ class Heartbeat:
         self._others: dict[tuple[str, int], tuple[int, bytes]] = {}
         self._shared: _Shared
         self._states: memoryview
-        self._alive: Descriptor | None = None  # the end of a pipe whose other end only the two processes hold
+        self._alive: Descriptor | None = None  # a pipe's reading end: only the two processes hold the other
         self._tie: Descriptor | None = None
         self._is_starting = False
         self._unprinted: list[bytes] = []
@@ -312,19 +318,19 @@ class Heartbeat:
         self._launch()
 
     def set_limit(self, seconds: float) -> None:
-        """Set after how many seconds of silence a node is lost."""
-        if not self._shared.is_lost:  # whose message says after how many seconds it was
+        """Set the seconds of silence after which a node is lost."""
+        if not self._shared.is_lost:  # the message about a loss names the limit of its time
             self._shared.limit = seconds
 
     def loss(self) -> Loss | None:
-        """The node that is lost, if one is."""
+        """Return the lost node, or ``None``."""
         if not self._shared.is_lost:
             return None
         node, reason, observer = self._shared.loss
         return Loss(node, Reason(reason), observer)
 
     def describe(self, loss: Loss) -> str:
-        """Return what happened to a lost node."""
+        """Describe what happened to a lost node."""
         name, seconds = self._names[loss.node], f"{self._shared.limit:g} seconds"
         if loss.reason == Reason.ENDED:
             return f"{name} has closed its connection: its processes were killed, or the machine was restarted"
@@ -336,11 +342,11 @@ class Heartbeat:
         return f"{heard} from {name} for {seconds}: it is down or frozen, or the link to it is cut"
 
     def leave(self) -> None:
-        """From now on the leader cannot look: it is killed if any node is lost."""
+        """Have the leader killed if any node is lost from now on, because it no longer checks `loss`."""
         self._shared.is_leaving = True
 
     def stop(self) -> None:
-        """Tell the other nodes that this one leaves, so that they do not wait for it."""
+        """Notify the other nodes that this one leaves, so that they do not wait for it; close the socket."""
         self._shared.is_over = True
         for _ in range(_GOODBYES):
             self._send(Message(self._node, leaves=True))
@@ -348,9 +354,9 @@ class Heartbeat:
         self._alive = self._tie = None
 
     def look_after(self) -> None:
-        """In the leader: start the two processes again if both were killed."""
+        """Restart the two processes if both were killed; called in the leader."""
         alive = -1 if self._alive is None else self._alive.find()
-        if alive < 0:  # the program has closed it: nothing can be known
+        if alive < 0:  # the program has closed it: their end can no longer be detected
             return
         ended = select.poll()
         ended.register(alive, 0)
@@ -371,13 +377,13 @@ class Heartbeat:
         writer.close()
 
     def _let_go(self) -> None:
-        """In a process that was forked from the leader, if it is none of the two."""
+        """Close the socket and pipes in a process forked from the leader, unless it is one of the two."""
         if not self._is_starting:
             self._socket.close()
             self._alive = self._tie = None
 
     def _send(self, message: Message) -> bool:
-        """Send a message to all others; returns whether there is a network to send it to."""
+        """Send a message to all other nodes; return whether the network can be reached."""
         has_network = False
         with contextlib.suppress(SessionError), self._socket.use() as sending:  # the program may have closed it
             for address, (_, token) in self._others.items():
@@ -391,10 +397,10 @@ class Heartbeat:
                         break
         return has_network
 
-    # -- the two processes
+    # -- heartbeat process and guardian
 
     def _guard(self, leader: int) -> None:
-        """Be the guardian of heartbeat processes, or one of these."""
+        """Run as guardian of heartbeat processes; a child runs as heartbeat process, and may become guardian."""
         while self._shared.n_starts < _MOST_STARTS:
             self._shared.n_starts += 1
             guardian = os.getpid()
@@ -411,7 +417,7 @@ class Heartbeat:
         self._print(f"{text}, and is not started again: other nodes will take this one for lost")
 
     def _watch(self, leader: int, guardian: int) -> bool:
-        """Send heartbeats and receive those of others; returns whether this process is to be the guardian."""
+        """Exchange heartbeats with other nodes to the end; return whether this process is to become the guardian."""
         silence = Silence(self._node, self._states)
         looked = time.monotonic()
         while True:
@@ -432,20 +438,20 @@ class Heartbeat:
             self._judge(silence, leader)
 
     def _judge(self, silence: Silence, leader: int) -> None:
-        """Report a loss to the leader, or end it."""
+        """Report a loss to the leader, or end the leader."""
         losses = silence.losses(self._shared.limit)
         if losses and not self._node and not self._shared.is_lost:
             self._shared.loss = tuple(losses[min(losses)])
             self._shared.is_lost = True
         if losses and (self._shared.is_leaving or (self._node and 0 in losses)):
             loss = losses.get(0) or losses[min(losses)]
-            if loss.reason != Reason.ENDED:  # that, the launcher reports
+            if loss.reason != Reason.ENDED:  # the launcher reports that itself
                 self._print(f"{self.describe(loss)}; {self._names[self._node]} ends")
             self._send(silence.report(self._shared.limit))
             _end(leader)
 
     def _received(self) -> list[Message]:
-        """What others have sent since the last time."""
+        """Return the heartbeats that arrived since the last call."""
         found: list[Message] = []
         with self._socket.use() as receiving:
             while True:
@@ -453,7 +459,7 @@ class Heartbeat:
                     datagram = receiving.recv(_FORM.size + 1)
                 except BlockingIOError:
                     return found
-                except OSError:  # about something that was sent before
+                except OSError:  # an error of an earlier datagram
                     continue
                 if len(datagram) == _FORM.size:
                     token, *message = _FORM.unpack(datagram)
@@ -461,7 +467,7 @@ class Heartbeat:
                         found.append(Message(*message))
 
     def _refused(self) -> list[int]:
-        """The nodes whose kernels have refused a datagram since the last time, because nobody listens there."""
+        """Return the nodes whose kernels refused a datagram since the last call, because no process listens there."""
         found: list[int] = []
         with self._socket.use() as receiving:
             while True:
@@ -475,7 +481,7 @@ class Heartbeat:
                     if is_refused and address in self._others:
                         found.append(self._others[address][0])
 
-    # -- what they print
+    # -- warnings
 
     def _warn(self, node: int, observer: int) -> None:
         seconds, limit = f"{WARNING_SECONDS:g} seconds", f"{self._shared.limit:g} seconds"
@@ -493,7 +499,7 @@ class Heartbeat:
         self._flush()
 
     def _flush(self) -> None:
-        """Print what can be printed without waiting: nobody may read the pipe while a node is frozen."""
+        """Print as much as possible without blocking: nobody may read the pipe while a node is frozen."""
         with contextlib.suppress(OSError):
             writable = select.poll()
             writable.register(_STDERR, select.POLLOUT)

@@ -1,18 +1,13 @@
-"""Files that a library of MPI has left in ``/dev/shm``, because its program was killed.
+"""Connection of the processes that a launcher of MPI started together, and preparations on each host.
 
-Invariant: only files of this user are removed, and only those that no process holds open or maps.
-
-Time limit of a session's start on several nodes.
-
-Most of the start can be left by an exception. What cannot, such as ``MPI_Init`` where a firewall is between the nodes,
-ends with this process: a small process next to it kills it some seconds after the limit, and the launcher ends the job.
-
-Processes of a job that are on one machine share its cores, and its GPUs.
-
-Detect whether this process was started with others by MPI, and connect it with them.
-
-What launchers set in the environment is compared with what MPI knows: where they do not fit together, MPI takes each
-process for one that is alone, and each of them would execute the script.
+- Detection: the launcher's environment variables are compared with MPI's own view. If they do not fit together, MPI
+  takes each process for the only one, and each of them would execute the script.
+- Time limit of the start: most of the start can be left by an exception. Calls that cannot, such as ``MPI_Init`` behind
+  a firewall, end with this process: a small process next to it kills it some seconds after the limit, and the launcher
+  ends the job.
+- Cores: processes of a job on one host share its cores and its GPUs.
+- Cleaning: files that an MPI library left in ``/dev/shm``, because its program was killed, are removed. Invariant: only
+  files of this user, and only those that no process holds open or maps.
 """
 
 from __future__ import annotations
@@ -39,19 +34,19 @@ from synkhronos.errors import DeviceError
 __all__ = ["StartLimit", "find_line", "own_part", "part_of", "share_cores", "sweep"]
 
 
-#: MPICH's and UCX's, Open MPI's (versions 5 and 4), Intel MPI's.
+#: Names of the files of MPICH and UCX, of Open MPI (versions 5 and 4), and of Intel MPI.
 _NAMES = re.compile(r"(mpich_sh(m_|ar_tmp)|ucx_shm_posix_|sm_segment\.|vader_segment\.|Intel_MPI_).+")
 
 _FIRST_NAMESPACES = {"pid": "pid:[4026531836]", "ipc": "ipc:[4026531839]"}
 
 
 def sweep(folder: Path = Path("/dev/shm")) -> None:
-    """Remove what nobody uses.
+    """Remove files of MPI libraries that nobody uses.
 
     Parameters
     ----------
     folder : Path
-        Where shared memory has names.
+        Folder of named shared memory.
     """
     left = {}
     with contextlib.suppress(OSError):  # there is no such folder
@@ -62,7 +57,7 @@ def sweep(folder: Path = Path("/dev/shm")) -> None:
                     left[status.st_dev, status.st_ino] = folder / name
     if not left:
         return
-    with contextlib.suppress(OSError):  # a process that does not tell what it uses may use anything
+    with contextlib.suppress(OSError):  # a process whose files are hidden may use any of these
         for used in _used():
             left.pop(used, None)
         for path in left.values():
@@ -70,12 +65,12 @@ def sweep(folder: Path = Path("/dev/shm")) -> None:
 
 
 def _used() -> Iterator[tuple[int, int]]:
-    """Device and inode of all files that processes hold open or map: those of this user, at least.
+    """Yield device and inode of all files that processes hold open or map: at least those of this user's processes.
 
     Raises
     ------
     PermissionError
-        If there are processes of this user that do not tell, or that this one cannot see.
+        If processes of this user may exist whose files cannot be listed.
     """
     own = {name: os.readlink(f"/proc/self/ns/{name}") for name in _FIRST_NAMESPACES}
     if own["ipc"] == _FIRST_NAMESPACES["ipc"] and own["pid"] != _FIRST_NAMESPACES["pid"]:
@@ -85,7 +80,7 @@ def _used() -> Iterator[tuple[int, int]]:
             yield from _used_by(f"/proc/{process}")
         except PermissionError:
             with contextlib.suppress(FileNotFoundError):
-                if process != "1" and os.stat(f"/proc/{process}").st_uid == os.geteuid():  # 1: that of a container
+                if process != "1" and os.stat(f"/proc/{process}").st_uid == os.geteuid():  # 1: init of a container
                     raise
         except (FileNotFoundError, ProcessLookupError):  # it has ended
             continue
@@ -103,14 +98,14 @@ def _used_by(process: str) -> Iterator[tuple[int, int]]:
             yield status.st_dev, status.st_ino
 
 
-_GRACE_SECONDS = 5.0  # in which an exception should have come
+_GRACE_SECONDS = 5.0  # of grace after the limit, for an exception to come first
 _LOOK_SECONDS = 0.2
-_ABORT_SECONDS = 1.0  # that the launcher has to end the job, before this process's end does so where it can
+_ABORT_SECONDS = 1.0  # for the launcher to end the job, before this process is killed
 _STDERR = 2
 
 
 class StartLimit:
-    """Limit of one start, which begins when this is made.
+    """Time limit of one start, which begins when this object is made.
 
     Parameters
     ----------
@@ -120,7 +115,7 @@ class StartLimit:
     Raises
     ------
     ValueError
-        If this is no positive number.
+        If ``seconds`` is not a positive number.
     """
 
     def __init__(self, seconds: Any) -> None:
@@ -129,21 +124,21 @@ class StartLimit:
             raise ValueError(f"start_timeout must be a positive number of seconds, or None; got {seconds!r}")
         self.seconds: float | None = seconds
         self._began = time.monotonic()
-        self._disarmed: mmap.mmap | None = None  # a byte that the small process looks at
+        self._disarmed: mmap.mmap | None = None  # a byte that the small process polls
 
     def remaining(self) -> float | None:
         """Return the seconds that are left; ``None``: no limit."""
         return None if self.seconds is None else max(0.0, self.seconds - (time.monotonic() - self._began))
 
     def arm(self, what: str, margin: float = 0.0) -> None:
-        """Have this process killed if it does not come to `disarm` in time.
+        """Have this process killed if it does not call `disarm` in time.
 
         Parameters
         ----------
         what : str
-            The end of the message.
+            End of the message.
         margin : float
-            Seconds more, so that another process ends the job before.
+            Additional seconds, so that another process ends the job first.
         """
         seconds, leader = self.remaining(), os.getpid()
         if seconds is None:
@@ -173,7 +168,7 @@ def _end_late(leader: int, seconds: float, message: bytes, disarmed: mmap.mmap) 
 
 
 def share_cores(communicator: Any) -> tuple[int, int]:
-    """Let this process, and what it forks, run on a part of its machine's cores; all processes of the job call it.
+    """Restrict this process, and its future children, to a part of its host's cores; all processes of the job call it.
 
     Parameters
     ----------
@@ -183,11 +178,11 @@ def share_cores(communicator: Any) -> tuple[int, int]:
     Returns
     -------
     tuple of int
-        The number of this process among those of its machine, and how many these are.
+        Number of this process among those of its host, and how many these are.
     """
     try:
         own = tuple(sorted(os.sched_getaffinity(0)))
-    except OSError:  # the kernel refuses to tell
+    except OSError:  # the kernel refuses the call
         own = ()
     known = communicator.allgather((_machine(), own))
     here = [rank for rank, (machine, _) in enumerate(known) if machine == _machine()]
@@ -199,17 +194,17 @@ def share_cores(communicator: Any) -> tuple[int, int]:
 
 
 def part_of(cores: Sequence[Sequence[int]], number: int) -> Sequence[int]:
-    """Which cores one of the processes on a machine takes; empty: those that it has.
+    """Return the cores that one of the processes on a host takes; empty: it keeps its own.
 
-    Parts are disjoint, and their sizes differ by one core at most. Where the launcher has already given processes
-    different cores, these stay; so they do where there are fewer cores than processes.
+    Parts are disjoint, and their sizes differ by at most one core. Processes keep their cores if the launcher has
+    already given them different ones, or if there are fewer cores than processes.
 
     Parameters
     ----------
     cores : sequence of sequences of int
-        On which each process of that machine may run, in order.
+        Cores on which each process of the host may run, in order.
     number : int
-        Of the process, among these.
+        Number of the process among these.
     """
     n, own = len(cores), cores[number]
     if n == 1 or len(own) < n or any(one != own for one in cores):
@@ -218,7 +213,7 @@ def part_of(cores: Sequence[Sequence[int]], number: int) -> Sequence[int]:
 
 
 def _machine() -> tuple[str, str]:
-    """What tells this machine from others: hosts may have the same name, and containers the same kernel."""
+    """Return an identifier of this host: hosts may share a name, and containers a kernel."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return socket.gethostname(), file.read()
@@ -226,33 +221,34 @@ def _machine() -> tuple[str, str]:
         return socket.gethostname(), ""
 
 
-#: What the names of variables begin with by which launchers tell a process about its job.
+#: Prefixes of the environment variables by which launchers describe the job to a process.
 _OF_LAUNCHERS = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "HYDI_", "HYDRA_", "MPIR_", "SLURM_STEP_NUM_TASKS")
 
-#: UCX, by which MPICH's wheel sends, passes so much to TCP at a time; by itself a quarter of it.
+#: Bytes that UCX, the transport of MPICH's wheel, passes to TCP at a time: four times its default.
 _SEGMENT = "UCX_TCP_RX_SEG_SIZE", "256k"
-#: UCX gives up a connection 16 seconds after its link went down, and the process crashes. Here, heartbeats decide.
+#: By default UCX drops a connection 16 seconds after its link went down, and the process crashes. Heartbeats decide.
 _KEEPALIVE = "UCX_TCP_KEEPIDLE", "inf"
 
-_LEADERS_SECONDS = 10.0  # that other processes leave the first one to name a node
+_LEADERS_SECONDS = 10.0  # of margin for other processes: the first one ends the job, and names the node
 
 _TOGETHER = "processes that were launched together"
 
 _line: Line | None = None
-_place = 0, 1  # the number of this process among those of the job on its machine, and how many these are
+_place = 0, 1  # number of this process among those of the job on its host, and their count
 
 
 def find_line(limit: StartLimit) -> Line | None:
-    """Return the connection to the other nodes; ``None`` where this process was started alone. Made once.
+    """Return the connection to the other nodes, or ``None`` if this process was started alone. It is made once.
 
-    Processes of one node get a part of its cores each. Files that killed programs of MPI have left are removed.
+    Each of several processes on a host is restricted to a part of its cores. Files that killed programs of MPI left
+    behind are removed.
 
     Raises
     ------
     DeviceError
         If the launcher has started several processes, and MPI does not connect them.
     NodeLost
-        If another process has ended, or does not come to `fork` in time.
+        If another process has ended, or does not reach `fork` in time.
     """
     global _line, _place
     sweep()
@@ -264,7 +260,7 @@ def find_line(limit: StartLimit) -> Line | None:
     mpi = _import_mpi(launched)
     rendezvous.meet(limit.seconds)
     if rendezvous.rank:
-        limit = StartLimit(limit.seconds)  # the first process's has begun, and ends the job before
+        limit = StartLimit(limit.seconds)  # that of the first process began earlier, and ends the job first
     names = [rendezvous.describe(rank) for rank in range(launched) if rank != rendezvous.rank]
     try:
         limit.arm(
@@ -272,20 +268,23 @@ def find_line(limit: StartLimit) -> Line | None:
             "docs/machines.md, When it hangs",
             margin=_LEADERS_SECONDS if rendezvous.rank else 0.0,
         )
-        with deferred_interrupts():  # all processes come together once
+        with deferred_interrupts():  # all processes join exactly once
             _initialize(mpi, launched)
             _place = share_cores(mpi.COMM_WORLD)
             _line = Line(mpi)
             rendezvous.joined()
             for name in [name for name in os.environ if name.startswith(_OF_LAUNCHERS)]:
-                del os.environ[name]  # programs that this one starts are no part of the job
+                del os.environ[name]  # programs that this one starts are not part of the job
     finally:
         limit.disarm()
     return _line
 
 
 def own_part(devices: list[str]) -> list[str]:
-    """Of all devices of this machine, those that are this process's: all, unless others of the job are here, too."""
+    """Return this process's part of the host's devices.
+
+    That is all of them, if no other process of the job is on the host, or if there are fewer devices than processes.
+    """
     number, n = _place
     if len(devices) < n:
         return devices
@@ -307,7 +306,7 @@ def _import_mpi(launched: int) -> Any:
         ) from error
     library = _library(MPI)
     if not MPI.Is_initialized() and "OMPI_COMM_WORLD_SIZE" in os.environ and not library.startswith("Open MPI"):
-        # MPICH's library ends a process that starts it there
+        # MPICH would end a process that initializes it under Open MPI's launcher
         raise DeviceError(f"this is one of {launched} {_TOGETHER}: {_mend(library)}")
     return MPI
 
@@ -322,17 +321,17 @@ def _initialize(mpi: Any, launched: int) -> None:
     size = mpi.COMM_WORLD.Get_size()
     if launched != size:
         if is_ours:
-            atexit.register(mpi.Finalize)  # which removes its files
+            atexit.register(mpi.Finalize)  # removes MPI's files
         raise DeviceError(f"this is one of {launched} {_TOGETHER}, and MPI knows {size}: {_mend(_library(mpi))}")
 
 
 def _library(mpi: Any) -> str:
-    """Return the name and version of the library."""
+    """Return the name and version of the MPI library."""
     return " ".join(mpi.Get_library_version().splitlines()[0].strip("\0 ").split(",")[0].split())
 
 
 def _mend(library: str) -> str:
-    """Why a library of MPI knows nothing of its launcher, and what to do."""
+    """Explain why an MPI library does not know its launcher, and how to fix it."""
     if "SLURM_STEP_NUM_TASKS" in os.environ:
         way = "pmix, or mpiexec in place of srun" if library.startswith("Open MPI") else "pmi2"
         return f"srun and the library ({library}) do not understand each other: pass --mpi={way}"

@@ -1,25 +1,18 @@
-"""What is sent from leader to leader: messages, and parts of arrays, by MPI.
+"""Communication between node leaders by MPI: messages, votes, exchanges of arrays, and aborts.
 
-What must be the same on all machines of a session, and what of it is not.
-
-The flag by which ranks are told that one of them has failed, on all machines.
-
-Meetings of the leaders: each tells all others whether its ranks are there, and all go on to an exchange, or none.
+Leaders vote before each exchange of arrays: each sends all others a word, and all enter the exchange or none does.
+Before a session, they also compare the versions of what must be the same on all nodes.
 
 Invariants
 ----------
-* Commands are numbered, and votes by command and meeting; what a message says of an earlier command is forgotten.
-* All leaders enter a collective of MPI, or none: each has heard from all others before that they will. One that has
-  voted and has to leave before it has heard all of them takes part when it has, with anything; nobody uses that.
-
-The way between the leaders: messages by MPI, from one to another, and the exchange of arrays.
-
-Invariants
-----------
-* Only the leader's main thread, or whoever holds the session's lock in the master, speaks MPI.
-* Messages with rows and those without go ways of their own, and may overtake each other. Orders are numbered: one that
-  comes after a later one is forgotten, for the master has given it up.
-* A leader never waits in a call of MPI: it looks for messages, and at its own team, with naps in between that grow.
+* Only the leader's main thread, or on the controller the holder of the session's lock, calls MPI.
+* A leader never blocks in a call of MPI. It polls for messages and checks its own process group, with naps in between
+  that grow.
+* Messages with large arrays and those without use separate communicators, and may overtake each other. Orders are
+  numbered: one that arrives after a later one is dropped, because the controller has given it up.
+* Commands are numbered, and votes are identified by command and vote. Messages about earlier commands are dropped. *
+All leaders enter a collective of MPI, or none: each enters only after the votes of all others. A leader that has voted
+  and fails before it has all votes takes part later, with arbitrary data, which nobody uses.
 """
 
 from __future__ import annotations
@@ -47,36 +40,37 @@ __all__ = ["ABORT", "VOTE", "FleetSignals", "Line", "Meetings", "Transfer", "Wir
 
 
 class Transfer(NamedTuple):
-    """One step of an exchange, under way.
+    """A non-blocking collective of MPI in flight: one step of an exchange.
 
     Attributes
     ----------
     request : mpi4py.MPI.Request
     arrays : tuple of array
-        The memory that it reads and writes.
+        Memory that it reads and writes.
     """
 
     request: Any
     arrays: tuple[np.ndarray, ...]
 
     def is_complete(self) -> bool:
-        """Whether nothing of it is left to do."""
+        """Return whether the transfer has completed."""
         return bool(self.request.Test())
 
 
 class Wire:
-    """One leader's end; the master's has number 0. Whoever uses it overrides `take`.
+    """One leader's MPI communicators; the controller is leader of node 0. Subclasses override `take`.
 
     Parameters
     ----------
     mpi : module
-        ``mpi4py.MPI``, initialised.
+        ``mpi4py.MPI``, initialized.
 
     Attributes
     ----------
     machine, n_machines : int
+        Number of this node, and number of nodes.
     others : list of int
-        The other machines.
+        The other nodes.
     """
 
     def __init__(self, mpi: Any) -> None:
@@ -90,16 +84,16 @@ class Wire:
         self._sending: list[Any] = []
 
     def send(self, machine: int, kind: int, message: Any, has_rows: bool = False) -> None:
-        """Send a message, which nobody changes until it has arrived; ``has_rows``: with large arrays in it."""
+        """Send a message, which nobody changes until it has arrived; ``has_rows``: it contains large arrays."""
         self._sending = [request for request in self._sending if not request.test()[0]]
         way = self._rows if has_rows else self._messages
         self._sending.append(way.isend(message, machine, kind))
 
     def take_in(self) -> None:
-        """Receive what has arrived, and `take` it."""
+        """Receive the messages that have arrived, and pass them to `take`."""
         for way in (self._messages, self._rows):
             while way.iprobe():
-                with deferred_interrupts():  # a message that is half received is lost
+                with deferred_interrupts():  # a half received message would be lost
                     self._receive(way)
 
     def _receive(self, way: Any) -> None:
@@ -109,11 +103,11 @@ class Wire:
             self.take(status.Get_tag(), status.Get_source(), found.recv())
 
     def take(self, kind: int, machine: int, message: Any) -> None:
-        """A message has come, of a kind, from a machine."""
+        """Process a message of some kind from a node."""
         raise NotImplementedError
 
     def has_arrived(self) -> bool:
-        """Whether all that was sent has arrived."""
+        """Return whether all sent messages have arrived."""
         return all(request.test()[0] for request in self._sending)
 
     def all_to_all(
@@ -124,9 +118,19 @@ class Wire:
         got: np.ndarray,
         got_lengths: Sequence[int],
     ) -> Transfer:
-        """Give each leader a part of an array, and get one from each, which are put one after the other.
+        """Send a part of an array to each leader, and receive a part from each.
 
-        ``lengths`` are those of the parts, in elements, ``starts`` where they begin; ``None``: one after the other.
+        Parameters
+        ----------
+        given : array
+        lengths : sequence of int
+            Number of elements of the part for each leader.
+        starts : sequence of int, or None
+            First element of each part in ``given``; ``None``: the parts follow each other.
+        got : array
+            Receives the parts, one after the other.
+        got_lengths : sequence of int
+            Number of elements of the part from each leader.
         """
         byte = self._mpi.BYTE
         sent = [_bytes(given), _layout(lengths, given.itemsize, starts), byte]
@@ -134,7 +138,7 @@ class Wire:
         return Transfer(self._parts.Ialltoallv(sent, received), (given, got))
 
     def all_gather(self, array: np.ndarray, lengths: Sequence[int]) -> Transfer:
-        """Complete an array of which each leader has a part, in the order of the machines."""
+        """Fill in, in place, an array of which each leader has a part, in the order of the nodes."""
         received = [_bytes(array), _layout(lengths, array.itemsize), self._mpi.BYTE]
         return Transfer(self._wholes.Iallgatherv(self._mpi.IN_PLACE, received), (array,))
 
@@ -144,7 +148,7 @@ def _bytes(array: np.ndarray) -> np.ndarray:
 
 
 def _layout(lengths: Sequence[int], itemsize: int, starts: Sequence[int] | None = None) -> tuple[list[int], list[int]]:
-    """How many bytes each part has, and where it begins."""
+    """Return the number of bytes of each part, and its first byte."""
     counts = [length * itemsize for length in lengths]
     if starts is None:
         return counts, [sum(counts[:i]) for i in range(len(counts))]
@@ -152,7 +156,7 @@ def _layout(lengths: Sequence[int], itemsize: int, starts: Sequence[int] | None 
 
 
 def describe() -> dict[str, str]:
-    """The versions on this machine, and the type that numbers have by default."""
+    """Return the versions on this node, and the default floating-point dtype."""
     return {
         "Python": platform.python_version(),
         "Synkhronos": _version_of("synkhronos"),
@@ -165,19 +169,19 @@ def describe() -> dict[str, str]:
 def _version_of(package: str) -> str:
     try:
         return version(package)
-    except PackageNotFoundError:  # its folder is on the path, and that is all
+    except PackageNotFoundError:  # not installed: its folder is on the path
         return "of unknown version"
 
 
 def tell_differences(machines: Sequence[dict[str, str]], hosts: Sequence[str]) -> str:
-    """Tell in one line what is not on every machine as it is on the first one; empty if all is.
+    """Describe in one line what differs between the nodes; return an empty string if nothing does.
 
     Parameters
     ----------
     machines : list of dict
-        What `describe` says on each.
+        Result of `describe` on each node.
     hosts : list of str
-        Their names.
+        Their host names.
     """
     told = []
     for machine, (found, host) in enumerate(zip(machines, hosts)):
@@ -189,7 +193,7 @@ def tell_differences(machines: Sequence[dict[str, str]], hosts: Sequence[str]) -
 
 
 class FleetSignals:
-    """What the dispatcher asks of `Signals`, for all machines."""
+    """The signals that the dispatcher needs, for all nodes."""
 
     def __init__(self, team: Team, line: Line) -> None:
         self._signals, self._line = team.signals, line
@@ -204,26 +208,26 @@ class FleetSignals:
         self._signals.abort()
 
 
-#: Kinds of messages: their tags.
+#: Tags of messages.
 VOTE, ABORT = 3, 4
 
 _Fill = Callable[[], None]
 
 
 class Meetings(Wire):
-    """One leader's part in them. Whoever uses it overrides `wait`.
+    """Votes of one leader. Subclasses override `wait`.
 
     Parameters
     ----------
     mpi : module
-        ``mpi4py.MPI``, initialised.
+        ``mpi4py.MPI``, initialized.
 
     Attributes
     ----------
     number : int
-        Of the command under way.
+        Number of the current command.
     is_lost : bool
-        Whether a leader is silent, or did not answer when it was told to stop.
+        Whether a leader is silent, or did not answer an order to stop.
     """
 
     def __init__(self, mpi: Any) -> None:
@@ -238,25 +242,25 @@ class Meetings(Wire):
         self._due: _Fill | None = None
 
     def wait(self, found: Callable[[], Any], check: Callable[[], None] | None = None) -> Any:
-        """Wait until ``found()`` returns something, and return that; ``check`` may raise."""
+        """Wait until ``found()`` returns something true, and return it; ``check`` may raise."""
         raise NotImplementedError
 
     def take_vote(self, machine: int, number: int, meeting: int, word: Any) -> None:
-        """What another leader tells has come."""
+        """Record the vote of another leader."""
         self._votes.setdefault((number, meeting), {})[machine] = word
 
     def take_abort(self, number: int) -> None:
-        """Another leader does not come to any meeting of a command more."""
+        """Record that another leader takes part in no further vote of a command."""
         self._aborted = max(self._aborted, number)
 
     def begin(self, number: int) -> None:
-        """A command begins."""
+        """Begin a command."""
         self.number, self._meeting = number, 0
         owed = self._owed and self._owed[0]
         self._votes = {key: votes for key, votes in self._votes.items() if key[0] >= number or key == owed}
 
     def abort(self) -> None:
-        """Tell the other leaders that this one does not come to any meeting of this command more."""
+        """Notify the other leaders that this one takes part in no further vote of this command."""
         if self._aborted < self.number:
             with deferred_interrupts():
                 self._aborted = self.number
@@ -266,23 +270,30 @@ class Meetings(Wire):
     def vote(
         self, word: Any, arrays: Sequence[np.ndarray], check: Callable[[list[int]], None], fill_in: _Fill
     ) -> list[Any]:
-        """Tell the other leaders a word, and small arrays; returns what all of them have told, in order.
+        """Send the other leaders a word and small arrays, and wait for theirs.
 
         Parameters
         ----------
-        word, arrays
+        word : hashable
+            All leaders continue with the exchange if all words are equal and not ``None``.
+        arrays : sequence of array
         check : callable
-            Gets the machines that are waited for, and may raise.
+            Called with the nodes that have not voted; may raise.
         fill_in : callable
-            Takes part in what is left of the exchange that follows when all tell the same word. It is called later if
-            this raises, and they turn out to do so; and by `pay`.
+            Takes part in the rest of the exchange that follows if all words are equal. It is called by `pay`, or, if
+            this method raises, later, once the votes turn out to be equal.
+
+        Returns
+        -------
+        list of tuple
+            The word and the arrays of each leader, in the order of the nodes.
 
         Raises
         ------
         CollectiveAborted
-            If one of them has failed in this command.
+            If a leader has failed in this command.
         """
-        self.take_in()  # who hears that another has failed does not vote, which keeps everybody out of the exchange
+        self.take_in()  # after another's failure this leader does not vote, so nobody enters the exchange
         self._check_aborted()
         place = self.number, self._meeting
         votes = self._votes.setdefault(place, {})
@@ -298,7 +309,7 @@ class Meetings(Wire):
 
         self._owed = self._due = None
         try:
-            with deferred_interrupts():  # all of them get it, or none
+            with deferred_interrupts():  # all of them receive it, or none
                 self._meeting += 1
                 self._voting = place, fill_in
                 for machine in self.others:
@@ -315,7 +326,7 @@ class Meetings(Wire):
         return [votes[machine] for machine in range(self.n_machines)]
 
     def pay_what_is_owed(self) -> None:
-        """Take part in the exchange that this leader has voted for and left, if all others are in it."""
+        """Take part in an exchange that this leader has voted for and left, if all others have voted for it, too."""
         if self._owed is None or self.is_lost:
             return
         place, fill_in = self._owed
@@ -328,14 +339,14 @@ class Meetings(Wire):
                     fill_in()
 
     def pay(self) -> None:
-        """Take part in what is left of the exchange that all leaders have agreed on, if this one has to leave it."""
+        """Take part in the rest of the exchange that all leaders agreed on, because this one has to leave it."""
         with deferred_interrupts():
             fill_in, self._due = self._due, None
             if fill_in is not None and not self.is_lost:
                 fill_in()
 
     def leave(self) -> None:
-        """Leave a meeting for good, from within it: by a handler of a signal."""
+        """Leave a vote or an exchange for good, from a signal handler that runs within it."""
         with deferred_interrupts():
             self.abort()
             if self._voting is not None:
@@ -348,67 +359,68 @@ class Meetings(Wire):
 
 
 def _agree(votes: dict[int, Any]) -> bool:
-    """Whether all leaders go on: their words are the same, and a word."""
+    """Return whether all leaders continue: their words are equal, and not ``None``."""
     words = {word for word, _ in votes.values()}
     return len(words) == 1 and None not in words
 
 
-#: Kinds of messages: their tags.
+#: Tags of messages.
 ORDER, ANSWER = 1, 2
 
 _SPIN_SECONDS = 2e-4
-_YIELD_SECONDS = 2e-2  # in which whoever else wants the core has it
+_YIELD_SECONDS = 2e-2  # of waiting during which the core is yielded, before naps begin
 _LONGEST_NAP = 4e-3
 _LOOK_SECONDS = 0.05
-_DEFERRED_SECONDS = 2.0  # that Ctrl-C may wait for an exchange
+_DEFERRED_SECONDS = 2.0  # for which an exchange may delay Ctrl-C
 
 
 class Line(Meetings):
-    """One leader's end; the master's has number 0.
+    """One leader's end of the communication; the controller is leader of node 0.
 
     Parameters
     ----------
     mpi : module
-        ``mpi4py.MPI``, initialised.
+        ``mpi4py.MPI``, initialized.
 
     Attributes
     ----------
     machine, n_machines : int
+        Number of this node, and number of nodes.
     hosts : list of str
-        The names of all machines.
+        Host names of all nodes.
     differences : str
-        What is not on all machines as it is on the first one; see `tell_differences`.
+        What differs between the nodes; see `tell_differences`.
     orders : deque
-        What the master has said and this leader has not done yet.
-    answers : dict
-        ``answers[machine]``: the last answer of another leader.
+        Orders of the controller that this leader has not executed yet.
+    answers : dict of int to object
+        Last answer of each other leader, by node.
     """
 
     def __init__(self, mpi: Any) -> None:
         super().__init__(mpi)
         self._heartbeat = Heartbeat(self.machine)
         own = socket.gethostname(), describe(), self._heartbeat.door
-        known = self._messages.allgather(own)  # before anything of ours is pickled
+        known = self._messages.allgather(own)  # before any object of this package is pickled
         self.hosts: list[str] = [host for host, _, _ in known]
         self.differences = tell_differences([versions for _, versions, _ in known], self.hosts)
         self.orders: deque[Any] = deque()
-        self._ordered = 0  # the number of the last one
+        self._ordered = 0  # number of the last order
         self.answers: dict[int, Any] = {}
-        self._abandoned: list[Any] = []  # what MPI may still write to
+        self._abandoned: list[Any] = []  # keeps memory alive that MPI may still write to
         self._pid = os.getpid()
-        self._looked_after = 0.0  # when the heartbeat was
+        self._looked_after = 0.0  # time of the last check of the heartbeat process
         self._heartbeat.start(self.hosts, [door for _, _, door in known])
 
     # -- messages
 
     def send(self, machine: int, kind: int, message: Any, has_rows: bool = False) -> None:
-        """As `Wire.send`; nothing once the processes of a node have ended, because MPI crashes then."""
+        """Send as `Wire.send` does; send nothing once the processes of a node have ended, because MPI would crash."""
         loss = self._heartbeat.loss()
         if loss is None or loss.reason != Reason.ENDED:
             super().send(machine, kind, message, has_rows)
 
     def take(self, kind: int, machine: int, message: Any) -> None:
-        """A message has come."""
+        """Process a received message."""
         if kind == ORDER:
             if message.number > self._ordered:
                 self._ordered = message.number
@@ -421,7 +433,7 @@ class Line(Meetings):
             self.take_abort(message)
 
     def wait(self, found: Callable[[], Any], check: Callable[[], None] | None = None) -> Any:
-        """Wait until ``found()`` returns something, and return that; ``check`` may raise."""
+        """Wait until ``found()`` returns something true, and return it; ``check`` may raise."""
         start = looked = time.perf_counter()
         while True:
             self.take_in()
@@ -441,7 +453,7 @@ class Line(Meetings):
                 os.sched_yield()
 
     def wait_outside_calls(self, found: Callable[[], Any]) -> Any:
-        """Wait as `wait` does, for `fork` and `close`; the message of a `NodeLost` is complete, as in calls."""
+        """Wait as `wait` does, in `fork` and `close`; complete the message of a `NodeLost`, as calls do."""
         try:
             return self.wait(found)
         except NodeLost as error:
@@ -461,18 +473,21 @@ class Line(Meetings):
             )
 
     def set_heartbeat(self, seconds: float) -> None:
-        """Set after how many seconds of silence a node is lost."""
+        """Set the seconds of silence after which a node is lost."""
         self._heartbeat.set_limit(seconds)
 
     def is_told_to_stop(self) -> bool:
-        """Whether the master has said that the ranks are to end, which this leader has not done yet."""
+        """Return whether the controller has ordered the ranks to end, and this leader has not done so yet."""
         self.take_in()
         return any(isinstance(order, Stop) for order in self.orders)
 
-    # -- exchange
+    # -- exchange of arrays
 
     def complete(self, is_done: Callable[[], bool], check: Callable[[], None]) -> None:
-        """Wait for transfers. If that is given up no other session can be had: MPI may still write to the arrays."""
+        """Wait for transfers.
+
+        If the wait is given up, this program can have no other session, because MPI may still write to the arrays.
+        """
         start = time.perf_counter()
 
         def look() -> None:
@@ -487,14 +502,14 @@ class Line(Meetings):
             self._abandoned.append(is_done)
             raise
 
-    # -- the end
+    # -- shutdown
 
     def is_own_process(self) -> bool:
-        """Whether this process is the leader, and none that was forked from it."""
+        """Return whether this process is the leader itself, not one forked from it."""
         return os.getpid() == self._pid
 
     def close(self) -> None:
-        """Leave MPI, once all that was sent has arrived; all leaders do so."""
+        """Leave MPI, once all sent messages have arrived; all leaders call this."""
         if self.is_own_process() and not self._mpi.Is_finalized():
             self.wait(self.has_arrived)
             self._heartbeat.leave()

@@ -1,7 +1,7 @@
-"""The ranks of all machines, as the master's dispatcher sees them: with the methods of a `Team`, numbered over all.
+"""Process group of all nodes, for the controller's dispatcher: the methods of a `Team`, with global rank numbers.
 
-The master's own team gets each message as ever; the leaders of the other machines get the same message, and what their
-machines need for it, and answer with what their ranks have answered.
+The controller's own process group receives each message as in a session on one node. The leaders of the other nodes
+receive the same message with the data that their nodes need for it, and return the answers of their ranks.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from synkhronos.errors import CLOSED_WITHIN, SessionError, WorkerDied, WorkerTim
 __all__ = ["Fleet"]
 
 _QUESTIONS = 8
-_STOP_SECONDS = 5.0  # how long a leader may take to stop its ranks, and how much longer to say so
+_STOP_SECONDS = 5.0  # that a leader may take to stop its ranks, and then to answer
 
 
 class Fleet:
-    """All ranks.
+    """All ranks of all nodes.
 
     Parameters
     ----------
     team : Team
-        Those of the master's machine.
+        Process group of the controller's node.
     devices : list of str
-        Of all ranks.
+        Devices of all ranks.
     segments : SegmentTable
-        The master's.
+        The controller's.
 
     Attributes
     ----------
-    signals : Signals
-        Which reach all machines.
+    signals : FleetSignals
+        Signals that reach all nodes.
     ahead : list of int
-        How far each rank's clock was ahead of the master's when this was made, in nanoseconds.
+        How far each rank's clock was ahead of the controller's when this object was made, in nanoseconds.
     """
 
     def __init__(self, team: Team, devices: list[str], segments: SegmentTable) -> None:
@@ -54,22 +54,22 @@ class Fleet:
         self._line: Line = world.line
         self._shipping = Shipping(segments, world)
         self._decoder = Decoder()
-        self._own: list[bytes | None] | None = None  # what the master's machine has answered
-        self._waiting = False  # for other machines
-        self._sent = 0  # when
-        self._told: dict[int, int] = {}  # by machine, the number of the last message that it got
-        self._waited: dict[int, int] = {}  # how long each machine waited for others after the last message
+        self._own: list[bytes | None] | None = None  # answers of the controller's node
+        self._waiting = False  # for other nodes
+        self._sent = 0  # time of the last message
+        self._told: dict[int, int] = {}  # number of the last order to each node
+        self._waited: dict[int, int] = {}  # nanoseconds that each node waited for others after its last answer
         self.ahead = self.tell()[0]
 
     def send(self, message: bytes, memory: Sequence[Segment] = ()) -> None:
-        """As `Team.send`."""
+        """Send a message, as `Team.send`."""
         envelope: Envelope = self._decoder.loads(message)
         self._doubt()
         self._told.clear()
         self._look_for_files(envelope)
         self._shipping.forget(envelope.release.segments)
         loads = [self._bring(envelope, machine) for machine in self._line.others]
-        with deferred_interrupts():  # all machines get it, or none
+        with deferred_interrupts():  # all nodes receive it, or none
             self._own, self._waiting, self._sent = None, True, monotonic_ns()
             self._line.begin(self._line.number + 1)
             for machine, (cargo, refusal) in zip(self._line.others, loads):
@@ -79,14 +79,22 @@ class Fleet:
             self._team.send(message, memory)
 
     def _doubt(self) -> None:
-        """Of machines that have not said that they took in what the last command needed, take nothing for known."""
+        """Assume nothing about the memory of nodes that have not confirmed the data of the last command."""
         for machine in self._line.others:
             answer = self._line.answers.get(machine)
             if not isinstance(answer, Answer) or answer.number != self._told.get(machine) or answer.lacks:
                 self._shipping.doubt(machine)
 
     def _bring(self, envelope: Envelope, machine: int) -> tuple[Cargo, Exception | None]:
-        """Send a machine what a command needs, but for the last piece: returns that, or why there is no room."""
+        """Send a node the data for a command, except for the last piece.
+
+        Returns
+        -------
+        last : Cargo
+            The last piece, empty if the node refused an earlier one.
+        refusal : Exception or None
+            Why the node could not take in the data.
+        """
         pieces = self._shipping.load(envelope.command, machine)
         last = next(pieces)
         for piece in pieces:
@@ -100,7 +108,7 @@ class Fleet:
         return last, None
 
     def _wait_for(self, machines: list[int]) -> None:
-        """Wait until machines have answered what was said last."""
+        """Wait until nodes have answered the last order."""
 
         def silent() -> list[int]:
             return [machine for machine in self._silent() if machine in machines]
@@ -114,7 +122,7 @@ class Fleet:
         self._raise_losses()
 
     def _look_for_files(self, envelope: Envelope) -> None:
-        """Have other machines look for files that a command needs and they have not looked for."""
+        """Order other nodes to look for files that a command needs and that they have not looked for."""
         wanted = self._shipping.files(envelope.command)
         if not wanted:
             return
@@ -127,10 +135,17 @@ class Fleet:
             self._shipping.found(machine, wanted, self._line.answers[machine].replies)
 
     def tell(self) -> tuple[list[int], list[tuple[int, int, int]]]:
-        """How far each rank's clock is ahead of the master's, in nanoseconds, and what the regions of others hold.
+        """Compare the clocks of all ranks with the controller's, and count what the other nodes' shared heaps hold.
 
-        Between two machines, clocks are compared by the quickest of some questions, to half the time that it took;
-        leaders answer, and their ranks are not disturbed.
+        The clocks of two nodes are compared by the quickest of several questions, to within half of its round trip.
+        Leaders answer, so that their ranks are not disturbed.
+
+        Returns
+        -------
+        ahead : list of int
+            Nanoseconds by which each rank's clock is ahead of the controller's.
+        counts : list of tuple of int
+            Counts of each rank's part of the shared heap; zeros for the ranks of this node.
         """
         self._doubt()
         ahead, counts = [0] * self.n_ranks, [(0, 0, 0)] * self.n_ranks
@@ -153,7 +168,7 @@ class Fleet:
 
     @property
     def n_shipped(self) -> int:
-        """Bytes of the master's memory that have been sent to other machines."""
+        """Bytes of the controller's memory that have been sent to other nodes."""
         return self._shipping.n_bytes
 
     @property
@@ -167,7 +182,7 @@ class Fleet:
         return self._waiting or self._team.outstanding
 
     def collect(self) -> list[bytes | None]:
-        """As `Team.collect`; a rank that is lost on another machine raises what its leader has found."""
+        """Collect answers, as `Team.collect`; a lost rank of another node raises what its leader has found."""
         if self._own is None:
             self._own = self._team.collect()
         before = self.timeline.switch(STRAGGLING)
@@ -188,7 +203,7 @@ class Fleet:
         return answers
 
     def _silent(self) -> list[int]:
-        """The machines that have not answered the last message."""
+        """Return the nodes that have not answered the last order."""
         return list(filter(self._is_silent, self._line.others))
 
     def _is_silent(self, machine: int) -> bool:
@@ -210,12 +225,15 @@ class Fleet:
         check_machines(self._team, self._silent())
 
     def check_workers(self) -> None:
-        """Raise if a worker of this machine is dead, or a rank of another one lost."""
+        """Raise if a worker of this node is dead, or a rank of another node lost."""
         self._team.check_workers()
         self._raise_losses()
 
     def dead(self) -> list[int]:
-        """The workers that have ended, also if they are replaced, and all ranks of a machine that has none more."""
+        """Return the workers that have ended, even if they were replaced.
+
+        For a node that has no ranks left, all of its ranks.
+        """
         ranks = [self._world.first + rank for rank in self._team.dead()]
         for machine, loss in self._losses().items():
             there = self._world.ranks_of(machine)
@@ -226,7 +244,7 @@ class Fleet:
         return {machine: one for machine, one in self._line.answers.items() if isinstance(one, Lost)}
 
     def settle(self, seconds: float | None = None) -> bool:
-        """As `Team.settle`; a machine that has no ranks more never does."""
+        """Wait as `Team.settle` does; return ``False`` if a node has no ranks left."""
         patience = Patience(seconds)
         if not self._team.settle(seconds):
             return False
@@ -234,7 +252,7 @@ class Fleet:
         return not self._silent() and all(loss.replaced for loss in self._losses().values())
 
     def replace(self, ranks: Sequence[int]) -> None:
-        """Fork new workers in place of dead ones of this machine; other machines have done so with theirs."""
+        """Fork new workers in place of dead ones of this node; other nodes have already replaced theirs."""
         for machine in self._losses():
             del self._line.answers[machine]
         self._waiting = False
@@ -242,7 +260,7 @@ class Fleet:
         self._team.replace([own.index(rank) for rank in ranks if rank in own])
 
     def stop(self, grace: float = _STOP_SECONDS) -> None:
-        """Wait for the ranks, which were told to stop; without grace have all machines end theirs."""
+        """Wait for the ranks, which have received the message to stop; without grace, order all nodes to end theirs."""
         if not grace:
             self._line.leave()
             self._line.begin(self._line.number + 1)

@@ -1,4 +1,4 @@
-"""A leader's life: it hands on what the master says to the ranks of its machine, of which it is one itself."""
+"""Main loop of a node leader: it passes the controller's orders to the ranks of its node, and is one of them."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ __all__ = ["lead"]
 
 
 def lead(line: Line, find_devices: Callable[..., list[str]]) -> NoReturn:
-    """Serve the master until it ends; never returns.
+    """Serve the controller until it ends; never return.
 
     Parameters
     ----------
     line : Line
     find_devices : callable
-        Takes arguments of `fork`, and names the device of each rank.
+        Takes arguments of `fork`, and returns the device of each rank of this node.
     """
-    # Not by `os._exit`: MPICH takes leave of its launcher in a handler of `exit`, and the launcher ends all processes
-    # of the job when one goes without that. Nor by Python's, which ends what the program has begun.
+    # C's `exit` runs MPICH's exit handler; without it, as after `os._exit`, the launcher would end the whole job.
+    # Python's exit would also run the exit handlers of the program.
     leave: Callable[[int], NoReturn] = ctypes.CDLL(None).exit
     try:
         _ignore_signals()
@@ -48,18 +48,21 @@ def lead(line: Line, find_devices: Callable[..., list[str]]) -> NoReturn:
         line.break_off()
     finally:
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):  # a program may have closed it, or have another thing there
+            with contextlib.suppress(Exception):  # the program may have closed or replaced it
                 stream.flush()
         leave(0)
 
 
 def _ignore_signals() -> None:
-    """Those that end a program, and those that the script handles: they are the master's, as on one machine."""
+    """Ignore the signals that end a program and those that the script handles.
+
+    They are the controller's, as in a session on one node.
+    """
     if threading.current_thread() is threading.main_thread():
         for number in signal.valid_signals():
             ends = number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
             if ends or callable(signal.getsignal(number)):
-                is_of_children = number == signal.SIGCHLD  # of children of who ignores it, nobody hears how they ended
+                is_of_children = number == signal.SIGCHLD  # if it were ignored, exit codes of children would be lost
                 signal.signal(number, signal.SIG_DFL if is_of_children else signal.SIG_IGN)
 
 
@@ -78,7 +81,7 @@ def _serve(line: Line, find_devices: Callable[..., list[str]]) -> None:
             except Exception as error:
                 answer = Answer(order.number, error)
         elif isinstance(order, Start):
-            if crew is not None:  # the master was interrupted as it forked
+            if crew is not None:  # the controller was interrupted while it forked
                 crew.end()
             line.set_heartbeat(order.heartbeat)
             crew = Crew(line, order)
@@ -102,7 +105,7 @@ def _serve(line: Line, find_devices: Callable[..., list[str]]) -> None:
 
 
 class Crew:
-    """The ranks of this machine.
+    """The ranks of this node.
 
     Parameters
     ----------
@@ -131,21 +134,21 @@ class Crew:
             self._lost = Lost(0, f"machine {line.machine} ({line.hosts[line.machine]}): {summarize(error)}")
 
     def look(self, order: Look) -> Answer | Lost:
-        """Open files of the master's that are here, too."""
+        """Open those of the controller's files that this node has, too."""
         if self._lost is not None:
             return self._lost._replace(number=order.number)
         return Answer(order.number, [self._stowage.open(key, part) for key, part in order.parts.items()])
 
     def counts(self) -> list[tuple[int, int, int]]:
-        """What each rank's region holds; empty if there are none."""
+        """Return the counts of each rank's part of the shared heap; empty if there are no ranks."""
         return [] if self._replica is None else self._replica.regions.counts()
 
     def _begin(self) -> None:
-        """In a worker in the place of one that died: let go of what the leader alone needs."""
+        """In a worker that replaces a dead one: release what it inherited and only the leader needs."""
         self._stowage.abandon()
 
     def bring(self, order: Bring) -> Answer | Lost:
-        """Take in what a command needs."""
+        """Take in a part of the data for a command."""
         if self._lost is not None:
             return self._lost._replace(number=order.number)
         try:
@@ -155,7 +158,7 @@ class Crew:
         return Answer(order.number, None)
 
     def do(self, order: Do) -> Answer | Lost | None:
-        """Have all ranks do what the master says; ``None`` if that is to stop."""
+        """Have all ranks execute a message of the controller; return ``None`` if it is a stop."""
         envelope: Envelope = self._decoder.loads(order.message)
         if self._lost is not None:
             return None if envelope.command is None else self._lost._replace(number=order.number)
@@ -181,13 +184,16 @@ class Crew:
             return lost
 
     def _replace_dead(self) -> tuple[int, ...]:
-        """Fork new workers in the places of dead ones; none if the others do not come to an end in time."""
+        """Fork new workers in place of dead ones, and return their ranks.
+
+        Returns an empty tuple if the other ranks do not become idle in time.
+        """
         assert self._replica is not None
         self._team.signals.abort()
         if not self._team.settle(self._start.timeout):
             return ()
         ranks = tuple(self._team.dead())
-        inherited = self._segments.lent()  # in this frame, which workers keep
+        inherited = self._segments.lent()  # this frame stays alive in the workers, and so do these arrays
         self._replica.regions.share(self._team.replace, ranks)
         del inherited
         self._team.timeline.end()
@@ -225,7 +231,7 @@ class Crew:
         return replies  # type: ignore[return-value]
 
     def _carry_out(self, envelope: Envelope) -> bytes:
-        """What this rank itself does, and answers."""
+        """Execute the command on this rank itself, and return its reply."""
         assert self._replica is not None and envelope.command is not None
         try:
             self._replica.forget(*envelope.release)
@@ -250,7 +256,7 @@ class Crew:
         self._replica.thread_limits.restore()
         self._replica.regions.close()
         self._stowage.close()
-        if self._replica.context is not None:  # of a GPU
+        if self._replica.context is not None:  # it has a GPU
             _backends.unbind()
         self._replica = None
 

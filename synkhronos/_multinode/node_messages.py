@@ -1,4 +1,4 @@
-"""What the master says to the leaders of the other machines, and they to it."""
+"""Messages between the controller and the leaders of the other nodes: orders out, answers back."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["Answer", "Ask", "Bring", "Do", "Leave", "Look", "Lost", "Start", "St
 
 
 class Ask(NamedTuple):
-    """Tell the devices that there are; the arguments are those of `fork`."""
+    """Report the devices of the node; the arguments are those of `fork`."""
 
     number: int
     arguments: tuple[Any, ...]
 
 
 class Start(NamedTuple):
-    """Start ranks on these devices; ``sizes`` are the numbers of ranks of all machines."""
+    """Start a rank on each device; ``sizes`` are the numbers of ranks of all nodes."""
 
     number: int
     devices: list[str]
@@ -33,21 +33,25 @@ class Start(NamedTuple):
 
 
 class Bring(NamedTuple):
-    """Take in a part of what the next `Do` needs; the answer is an exception if that cannot be."""
+    """Take in a part of the data for the next `Do`; the answer has an exception if that fails."""
 
     number: int
     cargo: Cargo
 
 
 class Do(NamedTuple):
-    """Have the ranks do what a message of the master's says, when there is what it needs.
+    """Have the ranks execute a message of the controller, with the data that it needs.
 
     Attributes
     ----------
+    message : bytes
+        A pickled `Envelope`.
+    cargo : Cargo
+        The last part of the data.
     refusal : Exception or None
-        What a `Bring` before it was answered: then they need not begin.
+        The node's answer to an earlier `Bring` that failed: then the ranks do not begin.
     waited : int
-        Nanoseconds from the machine's last answer until all machines had answered.
+        Nanoseconds from the node's last answer until all nodes had answered.
     """
 
     number: int
@@ -58,14 +62,14 @@ class Do(NamedTuple):
 
 
 class Look(NamedTuple):
-    """Tell which parts of files, by key, are here, too; they are the memory of their keys from then on."""
+    """Report which parts of files, by key, this node has, too; from then on they are the memory of their keys."""
 
     number: int
     parts: dict[str, FilePart]
 
 
 class Tell(NamedTuple):
-    """Tell the time, in nanoseconds of the monotonic clock, and what each rank's region holds."""
+    """Report the time of the monotonic clock, in nanoseconds, and the counts of each rank's part of the shared heap."""
 
     number: int
 
@@ -77,18 +81,22 @@ class Stop(NamedTuple):
 
 
 class Leave(NamedTuple):
-    """The master ends."""
+    """End the leader, because the controller ends."""
 
     number: int
 
 
 class Answer(NamedTuple):
-    """What was asked for: of `Do`, what each rank has answered, and the nanoseconds that they took.
+    """Result of an order.
 
     Attributes
     ----------
+    replies : object
+        Requested data; for `Do`, the reply of each rank.
+    took : int
+        For `Do`, the nanoseconds that the ranks took.
     lacks : bool
-        Whether some of what came with it could not be taken in.
+        Whether some of the data that came with the order could not be taken in.
     """
 
     number: int
@@ -98,14 +106,14 @@ class Answer(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """A rank of the machine is dead, or silent, and the others are ended; or they could not be started.
+    """Failure of a node: a rank is dead or silent, and the others have been ended; or the ranks could not be started.
 
     Attributes
     ----------
     rank : int or None
-        On that machine; ``None``: it is none of the ranks, and ``text`` says all.
+        Rank on that node; ``None``: no particular rank, and ``text`` is the full message.
     replaced : tuple of int
-        The ranks, on that machine, that are new processes now, and all of the others are well; empty: it has no ranks.
+        Ranks on that node that were replaced by new processes, while all others are well; empty: the node has no ranks.
     """
 
     number: int

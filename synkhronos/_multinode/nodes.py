@@ -1,4 +1,4 @@
-"""The machines of a session, seen from the master as it forks."""
+"""Start of a session on several nodes, on the controller."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from synkhronos.errors import DeviceError, NodeLost, SessionError
 
 __all__ = ["Machines", "find_machines"]
 
-_STOP_SECONDS = 5.0  # how long a leader may take to stop its ranks
+_STOP_SECONDS = 5.0  # that a leader may take to stop its ranks
 
 
 class Machines:
-    """All machines, of which the master's is number 0.
+    """All nodes; the controller's is number 0.
 
     Parameters
     ----------
@@ -32,12 +32,13 @@ class Machines:
     ----------
     line : Line
     names : list of str
-        Of all ranks' devices.
+        Names of all ranks' devices.
     devices : list of str
-        The same with the names of their machines.
+        The same, with the names of their nodes.
     world : World
     definitions : Definitions
-        What the processes of other nodes have of the program, in all sessions: leaders stay in their first `fork`.
+        Definitions of the program that the processes of other nodes have. Shared by all sessions, because leaders stay
+        in their first `fork`.
     """
 
     def __init__(self, line: Line) -> None:
@@ -53,17 +54,21 @@ class Machines:
         Parameters
         ----------
         own : list of str
-            The devices of this machine.
+            Devices of this node.
         master_rank : int
         asked : tuple
-            What tells devices, of the arguments of `fork`.
+            The arguments of `fork` that select devices.
         options : Options
         limit : StartLimit
 
         Raises
         ------
+        DeviceError
+            If the nodes differ in versions or in the kind of devices.
         NodeLost
             If another node does not answer in time.
+        SessionError
+            If a node was lost in an earlier session.
         """
         if self.line.is_lost:
             raise SessionError(f"a node does not answer, or did not when the last session was stopped; {RESTART}")
@@ -111,7 +116,7 @@ class Machines:
         ]
 
     def _ask(self, orders: list[Any], limit: StartLimit) -> None:
-        """Give each leader its order, and wait until all have answered."""
+        """Send each leader its order, and wait until all have answered."""
         silent = self._tell(orders, limit.remaining())
         if silent:
             self.line.is_lost = True
@@ -122,9 +127,9 @@ class Machines:
             )
 
     def _tell(self, orders: list[Any], seconds: float | None) -> list[int]:
-        """Give each leader its order, and wait for the answers; returns who has not answered within so many seconds."""
+        """Send each leader its order, wait at most ``seconds`` for the answers, and return the nodes without one."""
         number, patience = orders[0].number, Patience(seconds)
-        with deferred_interrupts():  # all of them get it, or none
+        with deferred_interrupts():  # all of them receive it, or none
             self.line.begin(number)
             for machine in self.line.others:
                 self.line.send(machine, ORDER, orders[machine])
@@ -137,7 +142,7 @@ class Machines:
         return silent()
 
     def stop(self) -> None:
-        """Have all leaders end the ranks that they may have, because the session has not come about."""
+        """Have all leaders end the ranks that they may have, because the start of the session failed."""
         if not self.line.is_lost:
             self._tell([Stop(self.line.number + 1)] * self.line.n_machines, _STOP_SECONDS)
 
@@ -148,16 +153,16 @@ def _definitions() -> Definitions:
 
 
 def find_machines(find_devices: Callable[..., list[str]], limit: StartLimit) -> Machines | None:
-    """The machines of this job; ``None`` if it is one process, on one machine. Leaders of other machines stay in here.
+    """Return the nodes of this job, or ``None`` if it is a single process. On the leaders of other nodes, never return.
 
     Parameters
     ----------
     find_devices : callable
-        Takes arguments of `fork`, and names the device of each rank.
+        Takes arguments of `fork`, and returns the device of each rank of this node.
     limit : StartLimit
     """
     line = find_line(limit)
-    if line is None or not line.is_own_process():  # forked by the program: on its own
+    if line is None or not line.is_own_process():  # a process that the program forked runs alone
         return None
     if line.machine:
         lead(line, find_devices)
@@ -167,7 +172,7 @@ def find_machines(find_devices: Callable[..., list[str]], limit: StartLimit) -> 
 
 
 def _leave(line: Line) -> None:
-    """At the end of the master."""
+    """Order all leaders to leave; called when the controller exits."""
     if not line.is_own_process():
         return
     rendezvous.farewell()

@@ -1,17 +1,15 @@
-"""Blocks of memory: in which ones arrays lie, their digests, and their contents, taken and put.
+"""Transfer of the controller's shared memory to the other nodes.
 
-What of the master's shared memory a command needs on another machine.
+Each node has memory of the same keys and sizes. Before a command runs on a node, `Shipping` finds the blocks that its
+ranks will read, and sends those whose digests differ from the last sent ones. So a program may write to the memory
+without notice. `Stowage` on the node takes them in.
 
-Invariant: before a command runs on a machine, the rows of every array that its ranks will read are there as they are
-here. Other rows of that memory hold anything there.
+A part of a file that the other node has, too, is neither sent nor read here. Before each command, both nodes check that
+the file has not changed.
 
-Memory travels by blocks, each when it is first needed, and again when it is needed and its digest is another than when
-it was sent: so whoever writes to it need not tell. What is part of a file that is on the other machine, too, does not
-travel, nor is it read here; both machines look before each command whether the file was changed.
-
-What the master has sent, on another machine: memory of the same keys and sizes, of which ranks read what has come.
-
-Of memory that is large no more is taken of the machine than what has come.
+Invariant: before a command runs on a node, the rows of every array that its ranks will read are equal to those on the
+controller. Other rows of that memory have arbitrary content. Large memory occupies no more of the node than the blocks
+that have been sent.
 """
 
 from __future__ import annotations
@@ -38,28 +36,28 @@ BLOCK = 4096  # bytes
 
 
 class Digests:
-    """What blocks held when they were last noted; in the beginning, nothing that any block may hold.
+    """Digests of the last sent content of each block; at first zeros, which match no content.
 
     Two different blocks have the same digest with a probability of at most 2^-128, since the key is random and secret.
 
     Parameters
     ----------
     n_bytes : int
-        Of the memory.
+        Size of the memory.
     """
 
     _key = os.urandom(BLOCK + 16)
 
     def __init__(self, n_bytes: int) -> None:
-        self._noted = np.zeros((-(-n_bytes // BLOCK), 4), np.uint64)  # pages that are not written to take no memory
+        self._noted = np.zeros((-(-n_bytes // BLOCK), 4), np.uint64)  # unwritten pages occupy no memory
 
     def changed(self, content: np.ndarray, blocks: np.ndarray) -> np.ndarray:
-        """Those of some blocks that are not as they were noted."""
+        """Return those of some blocks whose content differs from the recorded one."""
         fresh = self._of(content, blocks)
         return np.asarray(blocks[(fresh != self._noted[blocks]).any(axis=1)])
 
     def note(self, blocks: np.ndarray, values: np.ndarray) -> None:
-        """Note what blocks hold, as `take` has taken it."""
+        """Record the content of blocks, as copied by `take`."""
         self._noted[blocks] = self._of(values, np.arange(len(blocks)))
 
     def _of(self, content: np.ndarray, blocks: np.ndarray) -> np.ndarray:
@@ -69,7 +67,7 @@ class Digests:
 
 
 def take(content: np.ndarray, blocks: np.ndarray) -> np.ndarray:
-    """A copy of blocks, which are in order, one after the other, as a uint8 array."""
+    """Copy blocks, given in ascending order, into one uint8 array."""
     first, last = int(blocks[0]), int(blocks[-1])
     if last - first == len(blocks) - 1:
         return content[BLOCK * first : BLOCK * (last + 1)].copy()
@@ -81,7 +79,7 @@ def take(content: np.ndarray, blocks: np.ndarray) -> np.ndarray:
 
 
 def put(content: np.ndarray, blocks: np.ndarray, values: np.ndarray) -> None:
-    """Write to memory what `take` has taken of other memory of its size."""
+    """Write blocks that `take` has copied from other memory of the same size."""
     first, last = int(blocks[0]), int(blocks[-1])
     if last - first == len(blocks) - 1:
         content[BLOCK * first : BLOCK * (last + 1)] = values
@@ -94,7 +92,16 @@ def put(content: np.ndarray, blocks: np.ndarray, values: np.ndarray) -> None:
 
 
 def blocks_of(ref: ArrayRef, axis: int = 0, chosen: Rows | np.ndarray | None = None) -> np.ndarray:
-    """The blocks, in order, in which chosen rows of an array along an axis lie; ``None``: all of it."""
+    """Return the blocks, in ascending order, that contain chosen rows of an array.
+
+    Parameters
+    ----------
+    ref : ArrayRef
+    axis : int
+        Axis of the rows.
+    chosen : Rows or int64 array, optional
+        Default: the full array.
+    """
     if chosen is None:
         axis, chosen, shape = 0, Rows(0, 1), (1, *ref.shape)
     else:
@@ -112,35 +119,35 @@ def blocks_of(ref: ArrayRef, axis: int = 0, chosen: Rows | np.ndarray | None = N
     lengths = stops - starts
     ends = np.cumsum(lengths)
     blocks = np.arange(ends[-1]) + np.repeat(starts - ends + lengths, lengths)
-    return blocks[np.flatnonzero(np.diff(blocks, prepend=-1))]  # neighbours may begin where others end
+    return blocks[np.flatnonzero(np.diff(blocks, prepend=-1))]  # adjacent runs may share a block
 
 
 def runs(numbers: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Numbers, in order, as ranges: the first one of each, and the one after its last."""
+    """Yield ascending numbers as ranges: the first of each, and the one after its last."""
     if len(numbers):
         cuts = np.flatnonzero(np.diff(numbers) != 1) + 1
         firsts, lasts = numbers[np.concatenate([[0], cuts])], numbers[np.concatenate([cuts - 1, [-1]])]
         yield from zip(firsts.tolist(), (lasts + 1).tolist())
 
 
-#: So many blocks travel together, or less than twice as many: of more no copy is made at a time.
+#: A piece has fewer than twice as many blocks: this limits the memory for its copy.
 PIECE = 2048
 
-#: An array that is read, and which rows of it along an axis (``None``: all).
+#: An array that is read, the axis of its rows, and the rows (``None``: the full array).
 _Part = tuple[ArrayRef, int, Union[Rows, np.ndarray, None]]
 
 
 class Cargo(NamedTuple):
-    """What a leader does before its ranks execute a command.
+    """Data that a leader takes in before its ranks execute a command.
 
     Attributes
     ----------
     make : list of (str, int)
-        Memory that there is to be: key, bytes.
+        Memory to create: key, bytes.
     fill : list of (str, int64 array, uint8 array)
-        What is to be written, and where: key, blocks, and what these hold, one after the other.
+        Blocks to write: key, block numbers, and their contents, one after the other.
     files : list of FilePart
-        What must not have been changed.
+        Parts of files that must not have changed.
     """
 
     make: list[tuple[str, int]]
@@ -149,30 +156,30 @@ class Cargo(NamedTuple):
 
 
 class Shipping:
-    """What each machine has been sent.
+    """Memory that has been sent to each node.
 
     Parameters
     ----------
     segments : SegmentTable
-        The master's.
+        The controller's.
     world : World
 
     Attributes
     ----------
     n_bytes : int
-        How many of the memory have been sent, to all machines.
+        Bytes that have been sent, to all nodes together.
     """
 
     def __init__(self, segments: SegmentTable, world: World) -> None:
         self._segments = segments
         self._world = world
-        self._there: list[dict[str, Digests]] = [{} for _ in world.sizes]  # of what was sent, by key
-        self._parts: dict[str, FilePart] = {}  # of files that were looked for, by key
-        self._opened: list[set[str]] = [set() for _ in world.sizes]  # and found
+        self._there: list[dict[str, Digests]] = [{} for _ in world.sizes]  # of the sent memory, by node and key
+        self._parts: dict[str, FilePart] = {}  # that nodes have looked for, by key
+        self._opened: list[set[str]] = [set() for _ in world.sizes]  # keys whose files were found, by node
         self.n_bytes = 0
 
     def forget(self, keys: Sequence[str]) -> None:
-        """The master has dropped memory."""
+        """Forget memory that the controller has dropped."""
         for key in keys:
             self._parts.pop(key, None)
             for there, opened in zip(self._there, self._opened):
@@ -180,12 +187,12 @@ class Shipping:
                 opened.discard(key)
 
     def doubt(self, machine: int) -> None:
-        """What was to be sent to a machine may not be there: take nothing for being there."""
+        """Assume that nothing is on a node, because the last data may not have arrived."""
         self._there[machine].clear()
-        self._parts.clear()  # files are looked for anew
+        self._parts.clear()  # look for files again
 
     def files(self, command: Command | None) -> dict[str, FilePart]:
-        """The parts of files, by key, that a command needs, and that must be looked for on other machines first."""
+        """Return the parts of files, by key, that a command needs and other nodes must look for first."""
         if not self._segments.files:
             return {}
         wanted = {}
@@ -202,7 +209,7 @@ class Shipping:
         return wanted
 
     def found(self, machine: int, wanted: dict[str, FilePart], found: Sequence[bool]) -> None:
-        """What a machine has answered that was to look for files."""
+        """Record a node's answer to an order to look for files."""
         self._parts.update(wanted)
         self._opened[machine].update(key for key, is_there in zip(wanted, found) if is_there)
 
@@ -210,9 +217,9 @@ class Shipping:
         return self._segments.view(ArrayRef(key, 0, (self._segments.n_bytes(key),), "|u1"))
 
     def load(self, command: Command | None, machine: int) -> Iterator[Cargo]:
-        """What a machine needs for a command, in pieces; the last one may be empty.
+        """Yield the data that a node needs for a command, in pieces; the last one may be empty.
 
-        Each is taken for sent as it is made.
+        Each piece counts as sent from the moment it is made.
         """
         cargo, there, n_bytes = Cargo([], [], []), self._there[machine], 0
         for ref, axis, chosen in self._needed(command, self._world.ranks_of(machine)):
@@ -227,7 +234,7 @@ class Shipping:
             for start in range(0, len(blocks), PIECE):
                 changed = there[ref.key].changed(content, blocks[start : start + PIECE])
                 if len(changed):
-                    values = take(content, changed)  # what is noted is what travels, whoever writes to it meanwhile
+                    values = take(content, changed)  # digests are of this copy: the program may write meanwhile
                     there[ref.key].note(changed, values)
                     cargo.fill.append((ref.key, changed, values))
                     self.n_bytes += values.nbytes
@@ -238,7 +245,7 @@ class Shipping:
         yield cargo
 
     def _needed(self, command: Command | None, ranks: range) -> Iterator[_Part]:
-        """What ranks read: arrays, and which elements along an axis (``None``: all)."""
+        """Yield the arrays that ranks read, with axis and rows (``None``: the full array)."""
         if isinstance(command, InOrder):
             for part in command.parts:
                 yield from self._needed(part, ranks)
@@ -271,7 +278,7 @@ class Shipping:
                 yield rows, 0, None
 
     def _rows(self, source: Source, part: Rows | None, first: int) -> Iterator[_Part]:
-        """A part of the rows that a source selects, ``None``: all of these."""
+        """Yield the arrays that a source reads for a part of its selected rows; ``None``: for all of them."""
         array, rows, axis = source
         if rows is None:
             yield array, 0, None
@@ -286,13 +293,13 @@ class Shipping:
 
 
 def _span(shares: Sequence[Rows], which: Sequence[int]) -> Rows:
-    """The rows from the first to the last one of some shares."""
+    """Return the range from the first to the last row of some shards."""
     some = [shares[i] for i in which if len(shares[i])]
     return Rows(min(one.start for one in some), max(one.stop for one in some)) if some else Rows(0, 0)
 
 
 def _blocks_of(ref: ArrayRef, axis: int, chosen: Rows | np.ndarray | None) -> np.ndarray:
-    """As `blocks_of`; remembered for rows that are asked for again."""
+    """Return `blocks_of`, from a cache for rows that are needed again."""
     if isinstance(chosen, np.ndarray) or not isinstance(ref.dtype, str):
         return blocks_of(ref, axis, chosen)
     return _remembered(ref._replace(key=""), axis, chosen)
@@ -301,11 +308,11 @@ def _blocks_of(ref: ArrayRef, axis: int, chosen: Rows | np.ndarray | None) -> np
 _remembered = functools.lru_cache(maxsize=64)(blocks_of)
 
 
-_LARGE = 4 * 1024 * 1024  # bytes; each such memory keeps a descriptor
+_LARGE = 4 * 1024 * 1024  # bytes; memory of this size or more keeps a file descriptor
 
 
 class Stowage:
-    """A machine's copy of the master's memory.
+    """A node's copy of the controller's memory.
 
     Parameters
     ----------
@@ -315,11 +322,11 @@ class Stowage:
     Attributes
     ----------
     new : list of Segment
-        What not all workers have mapped.
+        Memory that workers have yet to map.
     replaced : set of str
-        What they must forget before: memory of these keys is another now.
+        Keys whose memory was replaced: workers must unmap the old memory first.
     lacks : bool
-        Whether some of what came last could not be taken in.
+        Whether some of the last data could not be taken in.
     """
 
     def __init__(self, segments: SegmentTable) -> None:
@@ -331,7 +338,7 @@ class Stowage:
         self._files: set[str] = set()
 
     def open(self, key: str, part: FilePart) -> bool:
-        """Have part of a file as the memory of a key, if that file is here, too; returns whether it is."""
+        """Use part of a file as the memory of a key, if this node has that file; return whether it has."""
         segment = open_part(part, key)
         if segment is not None:
             with deferred_interrupts():
@@ -340,14 +347,14 @@ class Stowage:
         return segment is not None
 
     def take(self, cargo: Cargo, dropped: Sequence[str]) -> None:
-        """Take in what has come, without what the master has dropped; the cargo is empty then.
+        """Take in data, after the controller's dropped memory is released; this empties the cargo.
 
-        Memory that is to be made and is there is not made again: what could not be done can be tried again.
+        Memory that exists already is not created again, so a failed attempt can be repeated.
 
         Raises
         ------
         MemoryError
-            If the machine has no room for it.
+            If the node has too little memory.
         OSError
             If this process has too many open files, or a file was changed.
         """
@@ -364,7 +371,7 @@ class Stowage:
                 self._make(key, n_bytes)
         cargo.fill.reverse()
         while cargo.fill:
-            key, blocks, values = cargo.fill.pop()  # what is in its place is not kept twice
+            key, blocks, values = cargo.fill.pop()  # frees each piece once it is written
             if key in self._sparse:
                 self._sparse[key].reserve(blocks)
             put(self._segments.view(ArrayRef(key, 0, (self._segments.n_bytes(key),), "|u1")), blocks, values)
@@ -379,7 +386,7 @@ class Stowage:
                 self._sparse[key] = _Sparse(segment)
 
     def _put_in_place(self, segment: Segment, content: np.ndarray) -> None:
-        """Have memory, rather than what there was of its key."""
+        """Use new memory for a key in place of the old, if there was any."""
         key = segment.ref.key
         if key in self._segments:
             self._drop([key])
@@ -398,26 +405,26 @@ class Stowage:
         self.new = [segment for segment in self.new if segment.ref.key not in keys]
 
     def delivered(self) -> None:
-        """All workers have mapped what is new."""
+        """Record that all workers have mapped the new memory."""
         for segment in self.new:
             segment.close_fd()
         self.new = []
         self.replaced.clear()
 
     def abandon(self) -> None:
-        """In a worker that was forked late: let go of what it inherited and the leader alone needs."""
+        """In a worker that was forked later: release what it inherited and only the leader needs."""
         for segment in (*self.new, *(one.segment for one in self._sparse.values())):
             segment.abandon()
         self.new = []
         self._sparse.clear()
 
     def close(self) -> None:
-        """Give descriptors back."""
+        """Close all file descriptors."""
         self._drop([*self._sparse, *(segment.ref.key for segment in self.new)])
 
 
 class _Sparse:
-    """Memory of which only the blocks are reserved that have come, with a descriptor of its own."""
+    """Memory of which only the received blocks are reserved, with its own file descriptor."""
 
     def __init__(self, segment: Segment) -> None:
         file = Descriptor(os.dup(segment.fileno()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from synkhronos._processes.monitor import Sight
 from synkhronos._processes.process_group import Team, World, check_exchange, check_machines, kind_of
-from synkhronos._processes.rank_process import end_with, start_apart
+from synkhronos._processes.rank_process import end_with, log, start_apart
 from synkhronos._processes.sync import Barrier, Patience
 from synkhronos._processes.timeline import (
     CATEGORIES,
@@ -42,6 +42,7 @@ __all__ = [
     "check_machines",
     "end_with",
     "kind_of",
+    "log",
     "spans",
     "start_apart",
 ]

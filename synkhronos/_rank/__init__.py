@@ -1,4 +1,4 @@
-"""One rank: what it holds, and how it executes the commands that the master gives."""
+"""State of one rank, and execution of the controller's commands on it."""
 
 from __future__ import annotations
 

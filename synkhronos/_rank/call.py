@@ -1,11 +1,11 @@
-"""A rank without data points in a function that has collectives: it takes part, for the others would wait.
+"""Call a function on one rank: on its shard of the data, in slices, and together with the other ranks.
 
-It computes on a row of another rank's (of sliceable shared variables, on its own first one), is left out of every
-collective, and stores only what comes of these: what is the same on all ranks.
+In a sliced call each rank computes its shard piece by piece, from the values of shared variables before the call. It
+accumulates the results and applies the updates once.
 
-A call in slices: each rank computes its share piece by piece, from the values before the call.
-
-How one rank calls a function: on its share of the data, in slices, and with the other ranks.
+A rank without rows still takes part in a function that has collectives, because the other ranks would wait for it. It
+computes on one row of another rank (of sliceable shared variables: on its own first row), has weight 0 in every
+collective, and keeps only those updates that are results of collectives, which are the same on all ranks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["Caller", "borrowed", "call_in_slices", "kept"]
 
 
 def borrowed(call: Call) -> Rows:
-    """A row of the first rank that has any, of the scattered inputs; none if there are none."""
+    """Return one row of the first rank that has rows of the scattered inputs; an empty range if no rank has."""
     for share in call.shares or ():
         if len(share):
             return Rows(share.start, share.start + 1)
@@ -40,7 +40,7 @@ def borrowed(call: Call) -> Rows:
 
 @contextlib.contextmanager
 def kept(variables: Sequence[Any]) -> Iterator[None]:
-    """Leave shared variables as they are, whatever is computed meanwhile."""
+    """Restore the values of shared variables at the end of the block."""
     values = [_graph.get_array(var).copy() for var in variables]
     try:
         yield
@@ -57,21 +57,28 @@ def call_in_slices(
     updated: Sequence[Any],
     follow: Callable[..., list[Any]],
 ) -> list[Any]:
-    """Compute in pieces, accumulate, apply the updates once, and do what follows; returns the outputs.
+    """Compute a shard in slices, accumulate the results, apply the updates once, and call the function that follows.
 
     Parameters
     ----------
     call : Call
     n_points : int
-        How many data points there are.
+        Number of data points of this rank.
     run : callable
-        ``run(part, some)`` computes on rows of the scattered inputs, and of the sliceable shared variables.
+        ``run(part, some)`` computes on rows ``part`` of the scattered inputs and ``some`` of the sliceable shared
+        variables. It returns the outputs, then the new values of ``updated``.
     rows : tuple
-        This rank's rows of both.
+        This rank's rows of the scattered inputs, and of the sliceable shared variables (``None``: all rows, as they
+        are).
     updated : list of shared variables
-        Those whose new values the function returns after its outputs.
+        Variables whose new values the function returns after its outputs.
     follow : callable
-        ``follow(*entering)`` gives the outputs of the function in `Call.follow`.
+        ``follow(*entering)`` returns the outputs of the function in `Call.follow`.
+
+    Returns
+    -------
+    list
+        The outputs that the call asks for.
     """
     share, sliceable = rows
     parts = pieces(n_points, call.num_slices)
@@ -93,7 +100,7 @@ def call_in_slices(
             accumulator.add(result, len(part))
     results = [accumulator.result() for accumulator in accumulators]
     results, values = results[: len(modes)], results[len(modes) :]
-    if call.follow is not None:  # from the values before the call, too
+    if call.follow is not None:  # before the updates: it uses the values before the call, too
         n_local = len(modes) - call.follow.n_entering
         results[n_local:] = follow(*map(to_host, results[n_local:]))
         results = [results[i] for i in call.follow.order]
@@ -103,20 +110,20 @@ def call_in_slices(
 
 
 def _accumulator(result: Any, mode: str, total: int, name: str, dtype: np.dtype | None) -> Any:
-    """What accumulates results like this one: on the device where they are there and it can."""
+    """Return an accumulator for results like this one: on the device if they are there and it supports them."""
     if is_device_array(result) and accumulates(result.dtype, mode, dtype):
         return DeviceAccumulator(mode, total, name)
     return Accumulator(mode, total, name, dtype)
 
 
 class Caller:
-    """Calls functions on one rank.
+    """Call functions on one rank.
 
     Parameters
     ----------
     team : Team
-    functions : dict
-        By key.
+    functions : dict of int to function
+        Compiled functions by key. The caller sees later additions.
     segments : SegmentTable
     excerpts : Excerpts
     exchange : Exchange
@@ -128,7 +135,7 @@ class Caller:
         self._rank = team.world.first + team.rank
         self._is_master = self._rank == team.world.master_rank
         self._functions = functions
-        self._ready: dict[int, tuple[Call, Callable[[], list[Any] | None]]] = {}  # by function
+        self._ready: dict[int, tuple[Call, Callable[[], list[Any] | None]]] = {}  # last command by function
         self._runners: dict[tuple[int, tuple[int, ...] | None], Callable[[list[Any]], list[Any]]] = {}
         self._segments = segments
         self._excerpts = excerpts
@@ -139,9 +146,10 @@ class Caller:
         self._standing = Standing(self._rank, world.n_ranks, world.master_rank, exchange.transport, team.timeline)
 
     def call(self, command: Call) -> list[Any] | None:
-        """Call a function on this rank's share; returns its outputs, ``None`` where a rank has none to give.
+        """Call a function on this rank's shard; return its outputs, or ``None`` on a rank that has none to return.
 
-        What a command asks of this rank is made out once, when the command differs from the last one of its function.
+        The work that a command requires is prepared once, and again only if the command differs from the last command
+        of its function.
         """
         last, execute = self._ready.get(command.function, (None, None))
         if execute is None or last is not command:
@@ -150,19 +158,19 @@ class Caller:
         return execute()
 
     def forget(self, function: int) -> None:
-        """The function is dropped, and maybe others that are called with it."""
+        """Forget a dropped function, and every prepared call, because others may call this function as well."""
         self._ready.clear()
         self._runners = {key: runner for key, runner in self._runners.items() if key[0] != function}
 
     def _runner(self, function: int, subset: tuple[int, ...] | None) -> Callable[[list[Any]], list[Any]]:
-        """What calls a function for some of its outputs."""
+        """Return a callable that computes some outputs of a function."""
         key = function, subset
         if key not in self._runners:
             self._runners[key] = _graph.run_function(self._functions[function], subset)
         return self._runners[key]
 
     def _prepare(self, command: Call) -> Callable[[], list[Any] | None]:
-        """What executes a command, again and again."""
+        """Return a callable that executes a command, any number of times."""
         is_absent = not (command.counts[self._rank] or command.everybody or command.exact)
         if is_absent and not command.meets:
             return lambda: None
@@ -196,13 +204,13 @@ class Caller:
         return execute
 
     def _in_one(self, command: Call, share: Rows) -> Callable[[], list[Any]]:
-        """What computes a whole share at once."""
+        """Return a callable that computes a full shard at once."""
         run = self._run_on(command)
         rows = command.rows[self._rank] if command.rows else None
         return lambda: run(share, None if rows is None else self._excerpts.rows(rows))
 
     def _in_slices(self, command: Call, share: Rows) -> Callable[[], list[Any]]:
-        """What computes a share slice by slice, and then what follows."""
+        """Return a callable that computes a shard slice by slice, and then the function that follows."""
         run = self._run_on(command)
         n_points = len(share) if command.shares else command.counts[self._rank]
         updated = [self._variables[key] for key in command.updated]
@@ -226,7 +234,7 @@ class Caller:
         return compute
 
     def _run_on(self, command: Call) -> Callable[[Rows, Selection | None], list[Any]]:
-        """What calls the function on rows of the scattered inputs, and of the sliceable shared variables."""
+        """Return a callable that runs the function on rows of scattered inputs and of sliceable shared variables."""
         runner = self._runner(command.function, command.output_subset)
         n_scattered, starts = command.n_scattered, command.starts
         scattered = [(source, (command.function, i)) for i, source in enumerate(command.inputs[:n_scattered])]
@@ -252,7 +260,10 @@ class Caller:
         return run
 
     def _reduce_over_nccl(self, command: Call, outputs: list[Any]) -> None:
-        """Reduce outputs to the master, where their shapes allow it; else the master will get, and refuse, them all."""
+        """Reduce outputs to the controller over NCCL.
+
+        Outputs whose shapes differ between ranks stay as they are: the controller then receives all of them and raises.
+        """
         nccl = self._exchange.nccl
         assert nccl is not None
         by_op: dict[Any, list[int]] = {}
@@ -269,17 +280,21 @@ class Caller:
 
 
 def _weights(command: Call) -> tuple[int, ...]:
-    """By which ranks count in collectives. Of no rows all do alike; but of an exact function each has the whole."""
+    """Return the weight of each rank in collectives.
+
+    The weights are the counts of data points, unless `Call.everybody` is set: then all ranks compute without rows, with
+    equal weights. In an exact function each of them has the full result, so only the controller counts.
+    """
     if not command.everybody:
         return command.counts
     return tuple(int(rank == command.master or not command.exact) for rank in range(len(command.counts)))
 
 
 def _numbers(command: Call, part: Rows) -> list[np.ndarray]:
-    """What exact functions are told: how many rows there are, the first one of a part, how many it has."""
+    """Return the extra inputs of exact functions: the total row count, a part's first row, and its row count."""
     return list(map(np.asarray, (sum(command.counts), part.start, len(part))))
 
 
 def _array(output: Any) -> Any:
-    """An output as an array: outputs that are scalars come as such from some ops."""
+    """Return an output as an array; some ops return NumPy scalars."""
     return output if output is None or is_device_array(output) else np.asarray(output)

@@ -1,4 +1,4 @@
-"""What one rank does for the collectives: its shared variables in and out, combined with those of other ranks."""
+"""Handlers of the commands that set, get and combine one rank's shared variables."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _logger = logging.getLogger("synkhronos")
 
 
 class Exchange:
-    """One rank's part in the collectives.
+    """One rank's part in commands on shared variables.
 
     Parameters
     ----------
@@ -41,13 +41,16 @@ class Exchange:
     variables : VariableTable
     excerpts : Excerpts
     regions : Regions
+        The shared heap.
 
     Attributes
     ----------
     nccl : NcclTransport or None
-        There once the ranks have met in NCCL.
+        ``None`` until the ranks have joined an NCCL communicator.
     transport : SharedMemoryTransport
     variables : VariableTable
+    handlers : dict of type to callable
+        The method that executes each kind of command.
     """
 
     def __init__(
@@ -70,7 +73,7 @@ class Exchange:
         self._regions = regions
         self.transport = make_transport(team, workspace, regions)
         self._timeline = team.timeline
-        self._at_work: list[np.ndarray] = []  # what the ranks read and write in this command
+        self._at_work: list[np.ndarray] = []  # arrays that other ranks may read or write during this command
         self.handlers: dict[type, Callable[[Any], Any]] = {
             Get: self._get,
             Put: self._put,
@@ -83,18 +86,18 @@ class Exchange:
         }
 
     def meet_in_nccl(self, comm: Any) -> None:
-        """Use a communicator that the ranks have just joined."""
+        """Use an NCCL communicator that the ranks have just joined."""
         self.nccl = NcclTransport(comm, self._workspace, self.rank, self._team.barrier)
 
     def restart(self) -> None:
-        """Every rank calls this at the start of a command, so that their transports are in step."""
+        """Reset the transports; every rank calls this at the start of a command, so that they are in step."""
         self._at_work.clear()
         self.transport.restart()
         if self.nccl is not None:
             self.nccl.restart()
 
     def _tell(self, what: str, variables: Sequence[Any], way: str) -> None:
-        """Log, on the master, which way variables took; the bytes are those of the master's values."""
+        """Log on the controller which way variables took; the byte count is that of the controller's values."""
         if self._is_master and _logger.isEnabledFor(logging.DEBUG):
             values = [one for one in map(_graph.get_array, variables) if hasattr(one, "dtype")]  # no random states
             n_bytes = sum(int(one.size) * one.dtype.itemsize for one in values)
@@ -127,26 +130,26 @@ class Exchange:
         return self._digest(Digest(command.digests)) if command.digests else None
 
     def house(self, variables: Sequence[Any]) -> None:
-        """Move values of shared variables into this rank's region."""
+        """Move values of shared variables into this rank's part of the shared heap."""
         for var in variables:
             if self._is_outside(var):
                 _graph.set_array(var, np.array(_graph.get_array(var), order="C"))
 
     def _is_outside(self, var: Any) -> bool:
-        """Whether a value is not in the region where it might be."""
+        """Return whether a value that could be in the shared heap is outside it."""
         value = _graph.get_array(var)
         if self._regions.base is None or not isinstance(value, np.ndarray) or not _graph.is_tensor_variable(var):
             return False
         return value.nbytes >= native.SMALLEST_BLOCK and self._regions.offset(value) is None
 
     def _all_reduce(self, command: AllReduce) -> None:
-        """Over NCCL what can go that way, the rest over shared memory."""
+        """All-reduce over NCCL the variables that it supports, and the others over the host transport."""
         hosts = [self.variables[key] for key in command.variables]
         if self.nccl is not None and command.nccl:
             on_gpu = [var for var in hosts if is_device_array(_graph.get_array(var))]
             direct = [var for var in on_gpu if nccl_reduces(np.dtype(var.dtype), command.op, False)]
             if direct:
-                self.nccl.agree([_graph.get_array(var) for var in hosts])  # on all shapes, before anything changes
+                self.nccl.agree([_graph.get_array(var) for var in hosts])  # before anything changes
                 self.nccl.all_reduce([_graph.get_array(var) for var in direct], command.op, command.weights)
                 self._tell("all-reduce", direct, "over NCCL")
             hosts = [var for var in hosts if not any(var is other for other in direct)]
@@ -154,7 +157,7 @@ class Exchange:
             return
         try:
             directly = self._all_reduce_hosts(command, hosts, any_order=True)
-        except ShapesDiffer:  # or the orders of axes in memory do, and C's is known to all
+        except ShapesDiffer:  # maybe only the orders of axes differ: try again in C order
             directly = self._all_reduce_hosts(command, hosts, any_order=False)
         self._tell("all-reduce", hosts, _way(directly))
 
@@ -184,9 +187,11 @@ class Exchange:
         return None if command.in_place else outs
 
     def _host_arrays(self, variables: Sequence[Any], any_order: bool = False) -> list[np.ndarray]:
-        """Their values, writable and C-contiguous (or in any order); copies of others, and of what shares memory.
+        """Return values as writable host arrays that share no memory: C-contiguous, or in any order with ``any_order``.
 
-        They live until the next command: a rank that was interrupted may be left behind by one that still writes.
+        A value that fulfills this is returned itself, every other one as a copy; an object that is no tensor is
+        pickled. The arrays stay alive until the next command: after an interrupt of this rank, another rank may still
+        write to them.
         """
         before = self._timeline.switch(TRANSFERS)
         arrays = _apart([_graph.host_array(var, any_order) for var in variables])
@@ -195,7 +200,7 @@ class Exchange:
         return arrays
 
     def _write_back(self, variables: Sequence[Any], arrays: Sequence[np.ndarray]) -> None:
-        """Set variables to what their `_host_arrays` hold now."""
+        """Set variables to the current content of their `_host_arrays`."""
         before = self._timeline.switch(TRANSFERS)
         for var, array in zip(variables, arrays):
             if array is not _graph.get_array(var):
@@ -238,14 +243,14 @@ class Exchange:
 
 
 def digest_of(array: np.ndarray) -> bytes:
-    """A digest of a C-contiguous array: of its shape, its dtype and its values."""
+    """Return a 16-byte BLAKE2b digest of a C-contiguous array: of its shape, dtype and values."""
     digest = hashlib.blake2b(repr((array.shape, array.dtype.str)).encode(), digest_size=16)
     digest.update(array.reshape(-1).view(np.uint8).data)
     return digest.digest()
 
 
 def _apart(arrays: list[np.ndarray]) -> list[np.ndarray]:
-    """The arrays, or copies of those that share memory with others."""
+    """Return the arrays, with copies in place of those that share memory with others."""
     if len(arrays) < 2:
         return arrays
     starts = [array.__array_interface__["data"][0] for array in arrays]

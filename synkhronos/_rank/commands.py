@@ -1,6 +1,6 @@
-"""The commands that the master gives and every rank executes.
+"""Commands of the controller, which every rank executes.
 
-Arrays never travel inside one: an `ArrayRef` says where in shared memory they lie.
+A command contains no arrays: an `ArrayRef` says where an array is in shared memory.
 """
 
 from __future__ import annotations
@@ -34,42 +34,45 @@ __all__ = [
     "meets",
 ]
 
-#: Rows of an array as they travel: a range, or where an index array lies.
+#: Rows of an array in a command: a range, or the place of an index array in shared memory.
 RowsRef = Union[Rows, ArrayRef]
 
 
 class Source(NamedTuple):
-    """An array in shared memory, and which of its rows are meant (``None``: the whole array)."""
+    """An array in shared memory, and the selected rows of it (``None``: the full array)."""
 
     array: ArrayRef
     rows: RowsRef | None
-    axis: int = 0  # along which the rows lie
+    axis: int = 0  # of the rows
 
 
 @dataclass(frozen=True)
 class Settle:
-    """Do nothing, for the envelope says what to attach and to release; or give back what memory is kept."""
+    """Apply only the envelope (attach, release); with `trim`, also free memory that the allocator keeps."""
 
     trim: bool = False
 
 
 @dataclass(frozen=True)
 class Bind:
-    """Make a GPU this rank's own: ``devices[rank]``."""
+    """Make the GPU ``devices[rank]`` this rank's device."""
 
     devices: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Connect:
-    """Meet the other ranks in NCCL."""
+    """Join the other ranks in an NCCL communicator."""
 
     clique: bytes
 
 
 @dataclass(frozen=True)
 class Load:
-    """Unpickle functions and their new shared variables."""
+    """Unpickle functions and their new shared variables, on some workers (``None``: all).
+
+    With `replicate_rng`, random streams are the same on all ranks; else each rank has its own.
+    """
 
     pickled: ArrayRef
     buffers: tuple[ArrayRef, ...]
@@ -78,20 +81,21 @@ class Load:
 
 
 class Follow(NamedTuple):
-    """What follows the slices of a call whose function has collectives: a function of what enters these.
+    """The function that a sliced call runs after its slices, where the called function has collectives.
 
-    The function of the slices returns the outputs that need no collective, then what enters them.
+    The function of the slices returns the outputs that need no collective, then the values that enter collectives. The
+    function that follows takes these values.
     """
 
     function: int
-    modes: tuple[str, ...]  # of what the function of the slices returns
+    modes: tuple[str, ...]  # how to combine each result of the slices
     n_entering: int
     output_subset: tuple[int, ...] | None
-    order: tuple[int, ...]  # of the outputs that are wanted, among those of the slices and then those of this function
+    order: tuple[int, ...]  # of the wanted outputs: indexes in the outputs of the slices, then this function's
 
 
 class Call(NamedTuple):
-    """Call a function on this rank's share of the data.
+    """Call a function on this rank's shard of the data.
 
     The function of a sliced call returns the new values of the variables `updated` after its outputs.
     """
@@ -99,22 +103,22 @@ class Call(NamedTuple):
     function: int
     inputs: tuple[Source, ...]
     n_scattered: int
-    shares: tuple[Rows, ...] | None  # of the scattered inputs, one for each rank
-    rows: tuple[RowsRef, ...]  # of the sliceable shared variables, one for each rank; empty: all of them, as they are
-    counts: tuple[int, ...]  # data points on each rank; a rank with 0 sits out, unless `everybody`
+    shares: tuple[Rows, ...] | None  # rows of the scattered inputs, by rank
+    rows: tuple[RowsRef, ...]  # of the sliceable shared variables, by rank; empty: all rows, as they are
+    counts: tuple[int, ...]  # data points by rank; 0: does not compute, unless `everybody`, `exact` or `meets`
     everybody: bool
     num_slices: int
-    output_modes: tuple[str | None, ...]  # of the outputs that are wanted
+    output_modes: tuple[str | None, ...]  # of the wanted outputs; ``None``: the controller's own value
     output_subset: tuple[int, ...] | None
     updated: tuple[int, ...]
     update_modes: tuple[str, ...]
-    nccl: tuple[int, ...] = ()  # the outputs, of those that are wanted, that NCCL reduces to the master
-    master: int = 0  # its rank
-    meets: bool = False  # there are collectives in it: a rank without data points takes part, left out of all of them
-    kept: tuple[int, ...] = ()  # variables that such a rank must not update
-    exact: bool = False  # the function takes numbers, too: of all rows, of the first one of a rank, and of those there
+    nccl: tuple[int, ...] = ()  # indexes of the wanted outputs that NCCL reduces to the controller
+    master: int = 0  # the controller's rank
+    meets: bool = False  # the function has collectives; a rank without data points takes part with weight 0
+    kept: tuple[int, ...] = ()  # variables that a rank without data points must not update
+    exact: bool = False  # the function also takes: the total row count, the rank's first row, its row count
     follow: Follow | None = None
-    starts: ArrayRef | None = None  # where the first row of each scattered input is listed; its range begins at 0 then
+    starts: ArrayRef | None = None  # array of each scattered input's first row; their ranges then begin at 0
 
 
 @dataclass(frozen=True)
@@ -127,9 +131,10 @@ class Get:
 
 @dataclass(frozen=True)
 class Put:
-    """Set variables to (rows of) arrays, on some ranks; `shares` gives each rank's part of the rows.
+    """Set variables to arrays, or to rows of them, on some ranks (``None``: all).
 
-    For the variables `digests`, the value of each rank is its own, and the rank returns the digest of it.
+    `shares` gives the rows of each rank, for each variable. With `digests`, each rank returns the digests of its values
+    of these variables, which may then differ between ranks.
     """
 
     variables: tuple[int, ...]
@@ -145,12 +150,12 @@ class AllReduce(NamedTuple):
     variables: tuple[int, ...]
     op: str
     weights: tuple[float, ...] | None
-    nccl: bool = True  # where there is NCCL
+    nccl: bool = True  # whether to use NCCL where it is available
 
 
 @dataclass(frozen=True)
 class Reduce:
-    """Reduce variables over all ranks to the master: into its variables, or into arrays that it returns."""
+    """Reduce variables over all ranks, into the controller's variables or into arrays that it returns."""
 
     variables: tuple[int, ...]
     op: str
@@ -159,9 +164,10 @@ class Reduce:
 
 @dataclass(frozen=True)
 class Nccl:
-    """Broadcast variables of the given shapes from rank `root`, reduce them to it, or all-gather them, over NCCL.
+    """Broadcast variables from rank `root`, reduce them to it, or all-gather them, over NCCL.
 
-    `kind` is ``"broadcast"``, ``"reduce"`` or ``"all_gather"``. The root gets what is reduced; no variable changes.
+    `kind` is ``"broadcast"``, ``"reduce"`` or ``"all_gather"``. A broadcast takes the `shapes` of the variables. A
+    reduction returns its result on the root and changes no variable.
     """
 
     kind: str
@@ -173,7 +179,10 @@ class Nccl:
 
 @dataclass(frozen=True)
 class AllGather:
-    """Set each variable to the concatenation of all ranks' values; ``shapes[i][rank]`` are those of variable ``i``."""
+    """Set each variable to the concatenation of all ranks' values, on axis 0.
+
+    ``shapes[i][rank]`` is the shape of variable ``i`` on a rank.
+    """
 
     variables: tuple[int, ...]
     shapes: tuple[tuple[tuple[int, ...], ...], ...]
@@ -181,7 +190,7 @@ class AllGather:
 
 @dataclass(frozen=True)
 class Digest:
-    """Return digests of variables' values: equal for values that are equal to the bit, of equal shapes."""
+    """Return digests of variables' values, which are equal for values of equal shape, dtype and bits."""
 
     variables: tuple[int, ...]
 
@@ -195,7 +204,10 @@ class Shapes:
 
 @dataclass(frozen=True)
 class Record:
-    """Note from now on how this rank spends its time (and its last `room` changes), or stop and return the notes."""
+    """Start to record how this rank spends its time, or stop and return the record.
+
+    The record holds the time in each category, and the last `room` changes of category.
+    """
 
     on: bool
     room: int = 0
@@ -203,7 +215,7 @@ class Record:
 
 @dataclass(frozen=True)
 class InOrder:
-    """Execute commands one after the other, each when all ranks have completed the one before; return all results."""
+    """Execute commands one after the other, and return all results; all ranks complete one before the next."""
 
     parts: tuple[Command, ...]
 
@@ -214,5 +226,5 @@ Command = Union[
 
 
 def meets(command: Command) -> bool:
-    """Whether all ranks meet in a command before they change anything."""
+    """Return whether all ranks meet in a command before any of them changes anything."""
     return isinstance(command, (AllReduce, Reduce, AllGather))

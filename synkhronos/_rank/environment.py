@@ -1,9 +1,10 @@
-"""Seeds of the global generators of NumPy and of the module ``random``, different on each rank.
+"""Environment of a rank's process: seeds of its global random generators, and limits of its threads.
 
-Forked processes inherit the controller's states, and would draw the same numbers. Each rank but the controller is seeded
-by a hash of the controller's states at `fork` and of its own number: a program that seeds its generators before `fork`
-gets the same numbers in each run. The controller's own states stay as they are.
-"""  # noqa: E501
+A forked process inherits the controller's global generators (of NumPy and of the module ``random``), and would draw the
+same numbers. Each worker is therefore seeded with a hash of the controller's states at `fork` and of its own rank. A
+program that seeds its generators before `fork` gets the same numbers in each run. The controller's own states do not
+change.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +25,7 @@ __all__ = ["ThreadLimits", "digest_of_states", "set_apart"]
 
 
 def digest_of_states() -> bytes:
-    """Return a hash of the states of this process's global generators, from which nothing is drawn.
-
-    Each rank's fair part of the cores.
-    """
+    """Return a hash of the states of this process's global generators, without drawing from them."""
     states = np.random.get_state(legacy=False), random.getstate()  # noqa: NPY002
     return hashlib.sha256(pickle.dumps(states, protocol=4)).digest()
 
@@ -38,18 +36,18 @@ def set_apart(digest: bytes, rank: int, start: int) -> None:
     Parameters
     ----------
     digest : bytes
-        That of the controller, at `fork`.
+        `digest_of_states` of the controller at `fork`.
     rank : int
-        Of this process, among all ranks.
+        Global rank of this process.
     start : int
-        Different for a worker that takes the place of one that died, so that it does not draw the same numbers again.
+        A number that differs for a worker that replaces a dead one, so that it does not draw the same numbers again.
     """
     seed = hashlib.sha256(digest + f"{rank} {start}".encode()).digest()
     random.seed(seed)
     numbers = np.frombuffer(seed, np.uint32)
     try:
         np.random.seed(numbers)  # noqa: NPY002
-    except TypeError:  # the program has set another bit generator, which takes seeds only when it is made
+    except TypeError:  # the program set another bit generator, which only its constructor can seed
         numpy_random: Any = np.random
         kind = type(numpy_random.get_bit_generator())
         numpy_random.set_bit_generator(kind(np.random.SeedSequence(numbers)))
@@ -59,13 +57,14 @@ _logger = logging.getLogger("synkhronos")
 
 
 class ThreadLimits:
-    """Keeps the threads of this process, those of BLAS, OpenMP and the engine, to its fair part of the cores.
+    """Limit the threads of BLAS, OpenMP and the backend in this process to its fair share of the cores.
 
     Parameters
     ----------
     n_ranks : int
+        Number of processes that share the node's cores.
     quiet : bool
-        Whether others will tell what goes wrong.
+        Do not warn, because another process does.
     """
 
     def __init__(self, n_ranks: int, quiet: bool) -> None:
@@ -76,7 +75,7 @@ class ThreadLimits:
         self._engine_limited = False
 
     def apply(self) -> None:
-        """Limit the libraries that this process has loaded by now, and that are not limited yet."""
+        """Limit the libraries that this process has loaded since the last call."""
         if not self._engine_limited:
             end = limit_threads(self._n_threads)
             if end is not None:
@@ -88,7 +87,7 @@ class ThreadLimits:
         libraries = controller.info()
         loaded = {library["filepath"] for library in libraries}
         if loaded - self._limited:
-            limits: dict[str, int] = {}  # no more than the user has set, either
+            limits: dict[str, int] = {}  # never more than the user's own setting
             for library in libraries:
                 most = min(library["num_threads"], self._n_threads)
                 limits[library["prefix"]] = min(most, limits.get(library["prefix"], most))
@@ -96,10 +95,10 @@ class ThreadLimits:
             self._limited |= loaded
 
     def _find(self) -> ThreadpoolController | None:
-        with deferred_interrupts():  # handlers may raise errors like that one
+        with deferred_interrupts():  # signal handlers may raise an OSError, too
             try:
                 return ThreadpoolController()
-            except OSError as error:  # it reads /proc
+            except OSError as error:  # ThreadpoolController reads /proc
                 if not self._quiet:
                     text = "the threads of BLAS and OpenMP cannot be limited to each rank's cores (%s): set "
                     _logger.warning(text + "OMP_NUM_THREADS", error)

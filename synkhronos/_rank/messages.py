@@ -1,4 +1,4 @@
-"""What travels between the master and the workers, and how it is pickled: a command there, a reply back."""
+"""Messages between the controller and the workers, and their pickling: commands out, replies back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Arrays", "Decoder", "Encoder", "Envelope", "Failure", "Release", "su
 
 
 class Release(NamedTuple):
-    """What the master has dropped since the last command."""
+    """Keys of segments, functions and variables that the controller has dropped since the last command."""
 
     segments: tuple[str, ...] = ()
     functions: tuple[int, ...] = ()
@@ -25,7 +25,7 @@ class Release(NamedTuple):
 
 
 class Envelope(NamedTuple):
-    """What travels from the master to a worker: a command (``None``: stop), and what to map and to forget first."""
+    """A message to a worker: a command (``None``: stop), and the memory to map and the objects to drop first."""
 
     attach: tuple[SegmentRef, ...]
     release: Release
@@ -33,26 +33,27 @@ class Envelope(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """What a worker answers when a command failed there."""
+    """A worker's reply to a command that failed there."""
 
-    when: float  # time.monotonic(), the same clock on every rank of a machine
+    when: float  # time.monotonic(), one clock for all ranks of a node
     summary: str  # type and message of the exception
-    traceback: str  # without them
-    aborted: bool = False  # it only stopped because another rank had failed
-    unprepared: bool = False  # it could not map what the envelope said, and did not begin
-    completed: int = 0  # parts of the command that it had completed, if there are several
+    traceback: str  # without type and message
+    aborted: bool = False  # the worker stopped only because another rank had failed
+    unprepared: bool = False  # the worker could not apply the envelope, and did not begin
+    completed: int = 0  # number of completed parts of an `InOrder`
 
     @classmethod
     def of(cls, error: Exception, unprepared: bool = False, completed: int = 0) -> Failure:
-        """What a rank answers when this was raised there; to be called while the exception is handled."""
+        """Return the reply for an exception; call it while the exception is handled."""
         aborted = isinstance(error, CollectiveAborted)
         return cls(time.monotonic(), summarize(error), _way_to(error), aborted, unprepared, completed)
 
 
 def _way_to(error: Exception) -> str:
-    """The traceback of an exception, without its message, which is told beside it; before that, what it came from.
+    """Return the traceback of an exception without its message, after the exception that caused it.
 
-    What Theano raises while it computes is a copy, with a longer message, of an exception that it has caught.
+    An exception that Theano raises while it computes is a copy, with a longer message, of an exception that it caught.
+    The cause is then that of the original.
     """
     origin: BaseException = error
     context = error.__context__
@@ -65,7 +66,10 @@ def _way_to(error: Exception) -> str:
 
 
 def summarize(error: BaseException) -> str:
-    """The class of an exception, and its message if it has one that can be had: ``__str__`` is the user's code."""
+    """Return the class of an exception and its message, if it has one.
+
+    The message comes from ``__str__``, which is the user's code and may raise.
+    """
     name = type(error).__name__
     try:
         return f"{name}: {error}".rstrip(": ")
@@ -74,7 +78,7 @@ def summarize(error: BaseException) -> str:
 
 
 class Placed(NamedTuple):
-    """Where an array lies: in which memory that master and workers see, from which byte on, shape, and dtype."""
+    """An array in memory that controller and worker share: which memory, offset in bytes, shape and dtype."""
 
     memory: int
     offset: int
@@ -83,7 +87,7 @@ class Placed(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """An array that lies in no such memory."""
+    """An array that is sent with the message."""
 
     content: bytes
     shape: tuple[int, ...]
@@ -91,7 +95,7 @@ class Sent(NamedTuple):
 
 
 class Arrays(NamedTuple):
-    """What a worker answers when a command gave arrays (``None`` entries: not wanted by the master)."""
+    """A worker's reply to a command that returns arrays (``None``: not wanted by the controller)."""
 
     values: list[Placed | Sent | None]
 
@@ -102,17 +106,20 @@ def _reduced(value: Any) -> tuple[type, tuple[Any, ...]]:
 
 copyreg.pickle(Rows, Rows.__reduce__)
 for _type in (ArrayRef, SegmentRef, Source, Release, Call, AllReduce, Follow, Envelope, Placed):
-    copyreg.pickle(_type, _reduced)  # half the time of what pickle does for named tuples by itself
+    copyreg.pickle(_type, _reduced)  # takes half the time of pickle's default for named tuples
 
 
 class Encoder:
-    """Pickles messages, which nobody changes later; one that equals the message before is not pickled again."""
+    """Pickle messages; a message that equals the previous one is not pickled again.
+
+    Nobody may change a message after it was sent.
+    """
 
     def __init__(self) -> None:
         self._last: tuple[Any, bytes] = (self, b"")
 
     def dumps(self, message: Any) -> bytes:
-        """The message, for a `Decoder`."""
+        """Return a message as bytes, for a `Decoder`."""
         last, pickled = self._last
         if message != last:
             pickled = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
@@ -121,7 +128,7 @@ class Encoder:
 
 
 class Decoder:
-    """Reads the messages of one `Encoder`; of bytes that came before, it returns the message that it has made of them.
+    """Unpickle the messages of one `Encoder`; bytes that equal the previous ones give the same object again.
 
     So nobody may change a message.
     """
@@ -130,7 +137,7 @@ class Decoder:
         self._last: tuple[bytes, Any] = (b"", None)
 
     def loads(self, pickled: bytes) -> Any:
-        """The message."""
+        """Return the message."""
         last, message = self._last
         if pickled != last:
             message = pickle.loads(pickled)

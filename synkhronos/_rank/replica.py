@@ -1,7 +1,7 @@
-"""What one rank holds (functions, shared variables, data), and how it executes a command on them.
+"""Functions, shared variables and data of one rank, and the execution of commands on them.
 
-The same code runs on every rank, the master included; only the master's functions are compiled rather than unpickled,
-and its results are used where they are instead of being published.
+The same code runs on every rank, the controller included. The controller differs in two ways: its functions are
+compiled instead of unpickled, and its results are used in place instead of being published.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ class Replica:
     Parameters
     ----------
     team : Team
-        As this rank sees it.
+        This rank's view of it.
     workspace : Workspace
-        Where the ranks' collectives work.
+        Memory for the collectives of the ranks.
     segments : SegmentTable
     variables : VariableTable
     regions : Regions
-        Where this rank has its region.
+        The shared heap, of which this rank has a part.
 
     Attributes
     ----------
     completed : int
-        How many parts of the last command this rank has completed, if there were several.
+        Number of completed parts of the last command, if it is an `InOrder`.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Replica:
         self.regions = regions
         self.functions: dict[int, Any] = {}
         self.thread_limits = ThreadLimits(team.n_ranks, quiet=not self.is_master)
-        self.context: Any = None  # of the rank's GPU
+        self.context: Any = None  # of the rank's GPU, once it is bound
         self._team = team
         self._timeline = team.timeline
         self._excerpts = Excerpts(segments)
@@ -82,17 +82,24 @@ class Replica:
         }
 
     def describe(self, command: Command) -> str:
-        """A command in a word or two: its kind, and the name of the function that it calls."""
+        """Describe a command in a word or two: its kind, and the name of the function that it calls."""
         if isinstance(command, InOrder):
             return f"Sequence ({', '.join(map(self.describe, command.parts))})"
         function = self.functions[command.function].name if isinstance(command, Call) else None
         return f"{type(command).__name__} {function or ''}".rstrip()
 
     def execute(self, command: Command) -> Any:
-        """Carry out one command, in memory of this rank's region.
+        """Execute one command; allocate its arrays in this rank's part of the shared heap.
 
-        Returns arrays for `Call`, `Get` and `Reduce`, from workers as `Arrays`, a list for `InOrder`, else metadata or
-        ``None``.
+        Parameters
+        ----------
+        command : Command
+
+        Returns
+        -------
+        object
+            Arrays for `Call`, `Get` and `Reduce` (workers return `Arrays` for the first two), a list for `InOrder`, and
+            metadata or ``None`` for other commands.
         """
         if self.regions.short:
             look_at_free_memory(self.regions, self._team.n_ranks)
@@ -139,11 +146,14 @@ class Replica:
         return None
 
     def attach(self, refs: Sequence[SegmentRef], passage: Passage) -> None:
-        """Map what the master has made: all that can be mapped, before an exception for what cannot."""
+        """Map memory that the controller has created.
+
+        Everything that can be mapped is mapped before an exception is raised for the rest.
+        """
         failed: Exception | None = None
         for ref in refs:
             try:
-                if ref.key not in self.segments:  # it may be inherited
+                if ref.key not in self.segments:  # a forked worker may have inherited it
                     self.segments.add(ref.key, passage.map(ref))
             except Exception as error:
                 failed = error
@@ -151,7 +161,7 @@ class Replica:
             raise failed
 
     def forget(self, segments: Sequence[str], functions: Sequence[int], variables: Sequence[int]) -> None:
-        """Drop what the master has dropped."""
+        """Drop the objects that the controller has dropped."""
         for segment in segments:
             self.segments.release(segment)
         for function in functions:
@@ -161,9 +171,9 @@ class Replica:
         for variable in variables:
             self.variables.drop(variable)
         if (functions or variables) and not self.is_master:
-            gc.collect()  # compiled functions are cycles, and may hold much memory
+            gc.collect()  # compiled functions are reference cycles, and may hold much memory
 
-    # -- the device
+    # -- GPU
 
     def _bind(self, command: Bind) -> None:
         self.context = _backends.bind(command.devices[self.rank], self.rank, quiet=not self.is_master)
@@ -174,7 +184,7 @@ class Replica:
     # -- functions
 
     def house(self, variables: Sequence[Any]) -> None:
-        """Have the values of shared variables in this rank's region, from where other ranks can read them."""
+        """Move values of shared variables into this rank's part of the shared heap, where other ranks can read them."""
         self.regions.call(self._exchange.house, variables)
 
     def _load(self, command: Load) -> None:
@@ -185,7 +195,7 @@ class Replica:
                 {},
                 {},
             )
-            # 0 is the master's stream, as the user made it
+            # stream 0 is the controller's, as the user created it
             stream = 0 if command.replicate_rng else (self.rank - self._team.world.master_rank) % self.n_ranks
             self.functions.update(_graph.load(bundle, self.variables, stream))
-        self.thread_limits.apply()  # compiled functions may have brought a BLAS library with them
+        self.thread_limits.apply()  # the functions may have loaded a BLAS library

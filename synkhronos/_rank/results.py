@@ -1,6 +1,7 @@
-"""Rows of arrays in shared memory, excerpted by each rank for itself.
+"""Access to rows of arrays in shared memory, and publication of a worker's results to the controller.
 
-How a worker hands results to the master: where they lie, if the master sees that, else copied to where it does.
+A published array stays where it is if the controller maps that memory; else it is copied to memory that the controller
+maps, or sent with the reply.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ __all__ = ["Excerpts", "Publisher"]
 
 
 class Excerpts:
-    """Takes one rank's rows; those picked one by one go to buffers that are used again.
+    """Select one rank's rows of arrays; rows picked by index are copied to buffers that are used again.
 
-    No view is kept: the master's memory is the program's until nobody has a view of it any more.
+    Views are not cached, because a view keeps the controller's memory from being used again.
 
     Parameters
     ----------
@@ -36,14 +37,26 @@ class Excerpts:
         self._buffers: dict[tuple[int, int], np.ndarray] = {}
 
     def rows(self, rows: RowsRef) -> Selection:
-        """A range, or the index array that lies in shared memory."""
+        """Return a range itself, or an index array as a view of shared memory."""
         return rows if isinstance(rows, Rows) else self._segments.view(rows)
 
     def take(self, source: Source, part: Rows, key: tuple[int, int] | None = None, first: int = 0) -> np.ndarray:
-        """Rows ``part`` of what ``source`` selects: a view where they are contiguous, else copied.
+        """Return rows ``part`` of the rows that ``source`` selects: a view of a range, a copy of rows picked by index.
 
-        A range begins ``first`` rows further on than ``source`` says. With a ``key`` (function, input) the copy goes to
-        a buffer that the next excerpt of that key overwrites.
+        Parameters
+        ----------
+        source : Source
+        part : Rows
+            Positions in the selected rows.
+        key : tuple of (function, input), optional
+            Copy to the buffer of this key, which the next copy of the same key overwrites.
+        first : int
+            Offset that is added to a range's start.
+
+        Returns
+        -------
+        array
+            The full array where the source selects no rows.
         """
         array, chosen, axis = source
         data = self._segments.view(array)
@@ -64,11 +77,11 @@ class Excerpts:
             or buffer.dtype != data.dtype
         ):
             buffer = self._buffers[key] = np.empty((len(rows), *data.shape[1:]), data.dtype)
-        # the indexes were checked by the master; mode="raise" would make take() copy twice
+        # the controller has checked the indexes; with mode="raise", take() would copy twice
         return np.take(data, rows, axis=0, out=buffer[: len(rows)], mode="clip")
 
     def forget(self, function: int) -> None:
-        """Give back the buffers of a function."""
+        """Free the buffers of a function."""
         self._buffers = {key: buffer for key, buffer in self._buffers.items() if key[0] != function}
 
 
@@ -76,15 +89,17 @@ _MOST_PLACES = 256
 
 
 class Publisher:
-    """One rank's way to hand out arrays, and the master's to read them.
+    """Publish one rank's arrays; read those of other ranks on the controller.
 
     Parameters
     ----------
     workspace : Workspace
     regions : Regions
+        The shared heap.
     rank : int
+        This rank on its node.
     by_message : bool
-        Whether the master is on another machine, and sees none of this memory.
+        Whether the controller is on another node and maps none of this memory.
     """
 
     def __init__(self, workspace: Workspace, regions: native.Regions, rank: int, *, by_message: bool) -> None:
@@ -98,15 +113,15 @@ class Publisher:
         self._used = 0
         self._handed_out: list[Any] = []
         self._small: dict[tuple[int, tuple[int, ...], np.dtype], tuple[Placed, np.ndarray]] = {}
-        self._read: dict[tuple[int, int], tuple[Arrays, list[np.ndarray | None]]] = {}  # the last ones
+        self._read: dict[tuple[int, int], tuple[Arrays, list[np.ndarray | None]]] = {}  # last reply by place
 
     def forget(self) -> None:
-        """The next command has come: nobody reads any more what was handed out."""
+        """Release the published arrays: the next command has come, so nobody reads them any more."""
         self._handed_out.clear()
         self._used = 0
 
     def publish(self, values: Sequence[Any]) -> Arrays:
-        """Hand out arrays, which stay where they are until `forget`."""
+        """Publish arrays, which stay where they are until `forget`."""
         return Arrays([None if value is None else self._place(value) for value in values])
 
     def _place(self, value: Any) -> Placed | Sent:
@@ -124,7 +139,7 @@ class Publisher:
             return placed
         offset = self._regions.offset(array)
         if offset is None:
-            array = array.copy()  # in this rank's region, if it has room
+            array = array.copy()  # in the shared heap, if it has room
             offset = self._regions.offset(array)
         if offset is None:
             return Sent(array.tobytes(), array.shape, dtype_spec(array.dtype))
@@ -132,7 +147,7 @@ class Publisher:
         return Placed(1, offset, array.shape, dtype_spec(array.dtype))
 
     def _small_place(self, used: int, shape: tuple[int, ...], dtype: np.dtype) -> tuple[Placed, np.ndarray]:
-        """Where a small array goes, and a view of that; functions return the same shapes again and again."""
+        """Return the place of a small array and a view of it, from a cache: shapes repeat from call to call."""
         key = used, shape, dtype
         if key not in self._small:
             if len(self._small) >= _MOST_PLACES:
@@ -147,7 +162,15 @@ class Publisher:
         return np.ndarray(one.shape, one.dtype, self._memory[one.memory], one.offset)
 
     def read(self, place: tuple[int, int], arrays: Arrays) -> list[np.ndarray | None]:
-        """What another rank has handed out in a part of its command: views that are good until its next command."""
+        """Return the arrays that another rank has published, as views that are valid until its next command.
+
+        Parameters
+        ----------
+        place : tuple of int
+            Identifies the rank and the part of its command; the last views are cached by it.
+        arrays : Arrays
+            The rank's reply.
+        """
         last, views = self._read.get(place, (None, []))
         if arrays is not last:
             views = [None if one is None else self._view(one) for one in arrays.values]

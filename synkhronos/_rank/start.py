@@ -1,7 +1,4 @@
-"""A worker's life.
-
-The ranks of one machine: forked, and each with its replica.
-"""
+"""Start of the ranks of one node: fork the workers, give each its replica, and serve commands."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ __all__ = ["serve", "start_ranks"]
 
 
 def serve(team: Team, replica: Replica) -> None:
-    """A worker's life: execute what the master says until it says stop."""
+    """Execute the controller's commands until it sends a stop."""
     decoder, encoder = Decoder(), Encoder()
     while True:
         envelope: Envelope = decoder.loads(team.receive())
@@ -43,7 +40,7 @@ def serve(team: Team, replica: Replica) -> None:
                 reply = Failure.of(error, completed=replica.completed)
         try:
             _answer(team, encoder, reply)
-        except MemoryError:  # there is no room for all that this rank has to tell
+        except MemoryError:  # no memory for the reply: free what the heap keeps, then send less
             replica.regions.trim()
             try:
                 _answer(team, encoder, reply)
@@ -52,7 +49,7 @@ def serve(team: Team, replica: Replica) -> None:
 
 
 def _answer(team: Team, encoder: Encoder, reply: Any) -> None:
-    """Tell the master, and, of a failure, the ranks that wait."""
+    """Reply to the controller; after a failure of this rank, abort the other ranks' waits first."""
     if isinstance(reply, Failure) and not reply.aborted:
         team.signals.abort()
     team.answer(encoder.dumps(reply))
@@ -66,20 +63,24 @@ def start_ranks(
     begin: Callable[[], Any],
     seed: bytes | None,
 ) -> Replica:
-    """Fork the workers of a team, which serve until they are told to stop; returns the replica of this process.
+    """Fork the workers of a process group, which serve until they receive a stop; return the replica of this process.
 
     Parameters
     ----------
     team : Team
     segments : SegmentTable
     ended : Endings, or None
-        Takes the keys of variables that the program has dropped.
+        Receives the keys of variables that the program has dropped.
     profile_workers : bool
         Print Theano's profiles of the workers when they stop.
     begin : callable
-        Called in each worker as it begins.
+        Called in each worker as it starts.
     seed : bytes, optional
-        Of which the global random states of each worker are made; see `seeding`.
+        Seed of each worker's global random generators; see `set_apart`.
+
+    Returns
+    -------
+    Replica
     """
     workspace = Workspace(team.n_ranks)
     regions = make_regions(team.n_ranks, team.master_rank)
@@ -88,7 +89,7 @@ def start_ranks(
         begin()
         if seed is not None:
             set_apart(seed, team.world.first + rank, team.signals.sent)
-        gc.freeze()  # what was inherited is not this process's to collect: quicker, and its pages stay shared
+        gc.freeze()  # inherited objects are never collected here: this is faster, and their pages stay shared
         team.timeline.reset(rank)
         regions.take(rank)
         finish = _graph.start_worker(profile_workers, team.world.first + rank)
@@ -99,7 +100,7 @@ def start_ranks(
 
     try:
         _backends.prepare_fork()
-        inherited = segments.lent()  # in this frame, which workers keep
+        inherited = segments.lent()  # this frame stays alive in the workers, and so do these arrays
         regions.share(team.start, work)
         del inherited
         replica = Replica(team, workspace, segments, _graph.VariableTable(ended), regions)

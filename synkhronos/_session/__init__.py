@@ -7,9 +7,9 @@ from synkhronos._session.diagnostics import warn
 from synkhronos._session.instruments import Profile, memory, profile, trace
 from synkhronos._session.lifecycle import close, current, distribute, fork, functions, get_n_gpu, held, settle
 from synkhronos._session.replica_check import distances
-from synkhronos._session.sequence import sequence
-from synkhronos._session.session import Session
+from synkhronos._session.sequences import sequence
 from synkhronos._session.shards import Origin, origin_of
+from synkhronos._session.state import Session
 from synkhronos._session.submission import Future
 
 __all__ = [

@@ -10,8 +10,7 @@ from typing import Any, Callable
 
 from synkhronos._core import native
 from synkhronos._multinode import Fleet
-from synkhronos._processes import Team
-from synkhronos._processes import rank_process as log
+from synkhronos._processes import Team, log
 from synkhronos._rank import Arrays, Command, Decoder, Encoder, Failure, InOrder, Replica, summarize
 from synkhronos._session.diagnostics import BROKEN, LOST, first_failure, worker_error
 from synkhronos._session.ledger import Ledger

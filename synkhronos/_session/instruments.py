@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from synkhronos._session.lifecycle import current
-from synkhronos._session.profile import Profile, Serial, begin, events, finish
+from synkhronos._session.profiles import Profile, Serial, begin, events, finish
 from synkhronos._utils.display import html_table
 
 __all__ = ["Memory", "Profile", "memory", "profile", "trace"]

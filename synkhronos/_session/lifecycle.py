@@ -22,8 +22,8 @@ from synkhronos._session.devices import count_gpus, find_free_devices
 from synkhronos._session.diagnostics import check_cores, check_threads
 from synkhronos._session.dispatch import BUSY
 from synkhronos._session.options import make_options
-from synkhronos._session.profile import Profile, Serial, begin, finish
-from synkhronos._session.session import Session
+from synkhronos._session.profiles import Profile, Serial, begin, finish
+from synkhronos._session.state import Session
 from synkhronos._utils.display import checks_keywords
 from synkhronos._utils.interrupts import collect_garbage
 from synkhronos.errors import SessionError

@@ -14,7 +14,7 @@ from synkhronos._rank import Command, InOrder, summarize
 from synkhronos.errors import SessionError, WorkerError
 
 if TYPE_CHECKING:
-    from synkhronos._session.session import Session
+    from synkhronos._session.state import Session
 
 __all__ = ["Future", "Part", "Recorder", "Sequencer"]
 

@@ -1,4 +1,4 @@
-"""Exact functions: a graph is divided by its rows, with a collective exactly where rows meet."""
+"""Sharding of a graph by its rows, with collectives only where values of different rows are combined."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Rows in blocks: a loop within the compiled function, each of whose steps computes on rows that fit into a cache.
+"""Cache blocking: a loop inside the compiled function, each step of which computes on rows that fit into a cache.
 
-To the graph a block is what a rank is: what enters an all-reduce is a sum over ranks, and so it is one over blocks.
-What is read of memory once then serves all that is computed of it, and intermediate values do not leave the cache.
+A value that enters an all-reduce is summed over ranks, so it may be summed over blocks of a rank's rows first. Each
+block is read from memory once for all that is computed from it, and intermediate values stay in the cache.
 """
 
 from __future__ import annotations
@@ -18,29 +18,33 @@ from synkhronos._sharding.placements import typed
 
 __all__ = ["in_blocks"]
 
-#: Bytes of rows in a block. A processor's core has 1 to 2 MiB of cache for itself, which intermediate values share.
+#: Bytes of rows in a block. A core has 1 to 2 MiB of private cache, which the rows share with intermediate values.
 _BYTES = 1 << 20
 
 
 def in_blocks(
     expressions: Sequence[Any], rows: Rows, scattered: Mapping[Any, int], common: Collection[Any]
 ) -> list[Any]:
-    """The same expressions, of all-reduces of what a loop over blocks of rows has accumulated.
+    """Rewrite expressions so that their all-reduces take sums that a loop over blocks of rows has accumulated.
 
     Parameters
     ----------
     expressions : list of variables
-        Of a divided graph.
+        Expressions of a sharded graph.
     rows : Rows
     scattered : dict
-        The variables of which ranks have rows, with the axis of each.
+        The inputs and shared variables with rows, with the axis of each.
     common : collection of variables
         Lengths along axes without rows.
+
+    Returns
+    -------
+    list of variables
 
     Raises
     ------
     ValueError
-        If rows meet otherwise than in sums, or before the end.
+        If rows are combined by anything but sums over ranks, before the end of the graph, or not at all.
     """
     parts = {*scattered, rows.first, rows.here}
     if meets_in_a_loop(expressions):
@@ -70,7 +74,7 @@ def in_blocks(
 
 
 def _accumulated(entering: list[Any], rows: Rows, scattered: Mapping[Any, int], parts: set[Any]) -> list[Any]:
-    """Sums over blocks of what enters all-reduces."""
+    """Return the sums over blocks of the values that enter all-reduces."""
     leaves = leaves_of(entering)
     used = [one for one in leaves if one in scattered]
     outer = [*used, rows.first, rows.here, *_wholes(entering, parts)]
@@ -100,7 +104,7 @@ def _accumulated(entering: list[Any], rows: Rows, scattered: Mapping[Any, int], 
 
 
 def _wholes(entering: Sequence[Any], parts: set[Any]) -> list[Any]:
-    """The tensors that are the same for all blocks, which are computed once; what is no tensor is computed of these."""
+    """Return the tensors that are equal for all blocks and computed once; other types are computed in the loop."""
     found: dict[Any, None] = {}
     seen: set[Any] = set()
     waiting = list(entering)

@@ -1,9 +1,10 @@
-"""Failed analyses of a graph: they only serve speed, so the slower path is taken and the failure is logged.
+"""Safeguards against faulty sharding rules: log a failed analysis, and check shapes for debugging.
 
-Check the shape of each variable of a divided graph against the serial program's, for debugging.
+A failed analysis of a graph costs only speed: it is logged, and the slower path is taken.
 
-Where a sharding rule has been applied, each rank also computes the node as the serial program does, of whole inputs,
-and compares what it holds with the shape of that. What a rule gets wrong is found at its own node, and raised there.
+Shape checks compare each variable of a sharded graph with the serial program. After each rule, every rank also computes
+the Apply node as the serial program does, from full inputs, and compares the shapes. A wrong rule thus raises an error
+at its own node.
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ _logged: set[tuple[str, str]] = set()
 
 @contextlib.contextmanager
 def tolerated(analysis: str, subject: object) -> Iterator[None]:
-    """Log what a block raises, once for each analysis and subject, instead of raising it.
+    """Log errors of a block instead of raising them, once for each analysis and subject.
 
-    The block must leave its caller with a result that is right, if slow, wherever it ends. In a test run the
-    environment variable ``SYNKHRONOS_RAISE_ANALYSIS_ERRORS=1`` has the error raised.
+    Wherever the block ends, its caller must have a correct result, even if a slow one. The environment variable
+    ``SYNKHRONOS_RAISE_ANALYSIS_ERRORS=1``, for tests, has errors raised.
 
     Parameters
     ----------
     analysis : str
-        What failed, for the log.
+        Name of the analysis, for the log.
     subject : object
-        The operation or graph that was analysed.
+        The operation or graph that was analyzed.
     """
     try:
         yield
-    except (RecursionError, MemoryError):  # the slower path would not do with less
+    except (RecursionError, MemoryError):  # the slower path would fail as well
         raise
     except Exception as error:
         if os.environ.get(_RAISE_VARIABLE, "0") not in ("", "0"):
@@ -63,19 +64,19 @@ _ENVIRONMENT = "SYNKHRONOS_CHECK_SHARDING"
 
 
 def environment_asks() -> bool:
-    """Whether the environment variable ``SYNKHRONOS_CHECK_SHARDING`` asks for checks."""
+    """Return whether the environment variable ``SYNKHRONOS_CHECK_SHARDING`` requests shape checks."""
     return os.environ.get(_ENVIRONMENT, "0") not in ("", "0")
 
 
 class ShapeChecks:
-    """The serial program's values next to those of a walk, and comparisons of their shapes.
+    """Serial values of a graph's variables, computed next to those of the sharded graph, to compare their shapes.
 
     Parameters
     ----------
     rows : Rows
     lengths : Lengths
     whole : callable
-        The serial value of a variable, made of what ranks hold of it.
+        Returns the serial value of a variable, reduced or gathered from the ranks.
     """
 
     def __init__(self, rows: Rows, lengths: Lengths, whole: Callable[[Any], Any]) -> None:
@@ -83,7 +84,7 @@ class ShapeChecks:
         self._serial: dict[Any, Any] = {}
 
     def checked(self, node: Any, placed: Sequence[Placed]) -> list[Placed]:
-        """What a rule made of a node, with a check of each tensor's shape."""
+        """Add a check of each tensor's shape to a rule's outputs for an Apply node."""
         serial = copied(node, [self._serial_value(one) for one in node.inputs])
         return [self._compared(node, *each) for each in zip(node.outputs, placed, serial)]
 
@@ -95,7 +96,7 @@ class ShapeChecks:
     def _compared(self, node: Any, output: Any, placed: Placed, serial: Any) -> Placed:
         new, placement = placed
         if isinstance(output.type, TensorType):
-            serial = typed(serial, output)  # which engines may not infer of other inputs
+            serial = typed(serial, output)  # backends may infer another type from other inputs
             numbers, axis, kind = [], None, type(placement).__name__
             if isinstance(placement, Shard):
                 axis = placement.axis
@@ -105,25 +106,25 @@ class ShapeChecks:
             line = line_of(output)
             where = f"{node.op} ({line})" if line else str(node.op)
             new = CheckShape(where, kind, axis)(new, ops.Shape()(serial), *numbers)
-        # a replicated value, whose shape has been checked, serves as the serial one
+        # a replicated value with a checked shape serves as the serial value
         self._serial[output] = new if isinstance(placement, Replicate) else serial
         return Placed(new, placement)
 
 
 class CheckShape(Op):
-    """The first input, if it has the shape that the serial program's shape and its placement demand.
+    """Return the first input if its shape is the one that the serial shape and the placement require.
 
-    Inputs: what a rank holds, the serial shape; along a sharded axis also the number of rows, of those here, and
-    ``outer`` and ``inner`` of the placement.
+    The inputs are a rank's value and the serial shape; for a sharded axis also the number of all rows, the number of
+    this rank's rows, and ``outer`` and ``inner`` of the placement.
 
     Parameters
     ----------
     where : str
         The operation and the user's line, for the message.
     placement : str
-        For the message.
+        The placement, for the message.
     axis : int or None
-        The sharded one.
+        The sharded axis.
     """
 
     __props__ = ("where", "placement", "axis")
@@ -133,11 +134,11 @@ class CheckShape(Op):
         self.where, self.placement, self.axis = where, placement, axis
 
     def make_node(self, here: Any, serial: Any, *numbers: Any) -> Any:
-        """Apply it to these variables."""
+        """Apply the operation to a rank's value, the serial shape and the integers."""
         return Apply(self, [here, serial, *map(T.as_tensor_variable, numbers)], [here.type()])
 
     def perform(self, node: Any, inputs: Any, outputs: Any) -> None:
-        """Compare the shapes, and raise `AssertionError` where they do not fit together."""
+        """Compare the shapes, and raise `AssertionError` if they do not fit together."""
         here, serial = inputs[0], tuple(map(int, inputs[1]))
         expected, whole = list(serial), list(serial)
         if self.axis is not None and self.axis < len(serial):
@@ -152,5 +153,5 @@ class CheckShape(Op):
         outputs[0][0] = here
 
     def infer_shape(self, node: Any, shapes: Any) -> Any:
-        """That of the first input."""
+        """Return the shape of the first input."""
         return [shapes[0]]

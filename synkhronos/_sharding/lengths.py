@@ -1,10 +1,8 @@
-"""What is known of lengths: which numbers of the serial program are exactly rows × k, and along which axes they lie.
+"""Inference of symbolic lengths: which integers of the serial program are exactly rows × k, and which axes have them.
 
-All that is not known is a symbol of its own, whose value is the serial program's. So a number is rows × k only where
-that is proven, by the kinds of nodes in `following` alone; whatever else is computed from shapes (N + 1, N // 2, a cast
-to floats) is a plain number, the same on every rank.
-
-What nodes make of lengths that are known: the only ways in which a number of the program is known to be rows × k.
+Each unknown integer is a symbol of its own, whose value is the serial program's. An integer is rows × k only where the
+functions in `_FOLLOWERS` prove it. All else that is computed from shapes (N + 1, N // 2, a cast to floats) is an
+ordinary number, the same on every rank.
 """
 
 from __future__ import annotations
@@ -32,14 +30,24 @@ __all__ = ["Lengths", "Rows", "constant_of", "follow", "reduced_axes"]
 
 
 class Rows:
-    """The rows of a call, as symbolic int64 scalars: how many in all, the first one here, how many here."""
+    """Rows of a call as symbolic int64 scalars.
+
+    Parameters
+    ----------
+    whole : variable
+        Number of rows on all ranks together.
+    first : variable
+        Index of this rank's first row.
+    here : variable
+        Number of rows on this rank.
+    """
 
     def __init__(self, whole: Any, first: Any, here: Any) -> None:
         self.whole, self.first, self.here = whole, first, here
 
 
 def constant_of(variable: Any) -> int | None:
-    """The value of an integer that never changes, as far as Theano sees that; else ``None``."""
+    """Return the value of an integer variable that the backend recognizes as constant, else ``None``."""
     try:
         value = get_scalar_constant_value(variable, only_process_constants=False)
     except (NotScalarConstantError, AttributeError, TypeError):
@@ -48,28 +56,30 @@ def constant_of(variable: Any) -> int | None:
 
 
 def reduced_axes(node: Any) -> tuple[int, ...]:
-    """The axes over which a node reduces its input."""
+    """Return the axes over which a node reduces its input."""
     n_axes = node.inputs[0].ndim
     if not n_axes:
-        return ()  # PyTensor has numbers reduced over an axis 0, too
+        return ()  # PyTensor may reduce a scalar over an axis 0
     return tuple(range(n_axes)) if node.op.axis is None else tuple(axis % n_axes for axis in node.op.axis)
 
 
 class Lengths:
-    """Lengths of the variables of the user's graph.
+    """Known lengths and integers of the user's graph, with their symbolic values.
 
     Parameters
     ----------
     rows : Rows
-    new, whole : callable
-        What a rank holds of a variable of the user's graph, and its value as in the serial program.
+    new : callable
+        Returns the counterpart of a variable of the user's graph: what a rank holds of it.
+    whole : callable
+        Returns the serial value of a variable of the user's graph.
     """
 
     def __init__(self, rows: Rows, new: Callable[[Any], Any], whole: Callable[[Any], Any]) -> None:
         self._rows = rows
         self._new, self._whole = new, whole
         self._numbers: dict[tuple[Any, int | None], int] = {}
-        self._symbols: list[tuple[Any, int | None]] = [(None, None)]  # 0: the rows
+        self._symbols: list[tuple[Any, int | None]] = [(None, None)]  # symbol 0: the number of rows
         self._scalars: dict[Any, Length] = {}
         self._vectors: dict[Any, tuple[Length, ...]] = {}
         self._dims: dict[Any, tuple[Length, ...]] = {}
@@ -77,7 +87,7 @@ class Lengths:
         self._values: dict[Length, Any] = {}
         self._of_shapes: list[Any] = []
 
-    # -- what is known
+    # -- known lengths
 
     def _symbol(self, variable: Any, axis: int | None) -> Length:
         key = (variable, axis)
@@ -87,7 +97,7 @@ class Lengths:
         return Length(1, (self._numbers[key],))
 
     def scalar(self, variable: Any) -> Length:
-        """An integer of the user's graph."""
+        """Return the `Length` that equals an integer variable of the user's graph."""
         if variable not in self._scalars:
             constant = constant_of(variable)
             if constant is not None and constant >= -1:
@@ -97,14 +107,14 @@ class Lengths:
         return self._scalars[variable]
 
     def vector(self, variable: Any) -> tuple[Length, ...] | None:
-        """The integers in a vector; ``None`` where nothing is known of it."""
+        """Return the lengths that equal the elements of an integer vector; ``None`` if they are unknown."""
         is_constant = isinstance(variable, TensorConstant) and variable.ndim == 1 and variable.dtype == "int64"
         if variable not in self._vectors and is_constant and all(variable.data >= -1):
             self._vectors[variable] = tuple(Length(int(number)) for number in variable.data)
         return self._vectors.get(variable)
 
     def dims(self, variable: Any) -> tuple[Length, ...]:
-        """The serial program's shape of a variable."""
+        """Return the shape that a variable has in the serial program."""
         if variable not in self._dims:
             if isinstance(variable, TensorConstant):
                 dims = tuple(map(Length, variable.data.shape))
@@ -117,33 +127,33 @@ class Lengths:
         return self._dims[variable]
 
     def set_scalar(self, variable: Any, length: Length) -> None:
-        """Take notice of an integer."""
+        """Record which length an integer variable equals."""
         self._scalars[variable] = length
 
     def set_vector(self, variable: Any, lengths: Sequence[Length]) -> None:
-        """Take notice of the integers in a vector."""
+        """Record which lengths the elements of an integer vector equal."""
         self._vectors[variable] = tuple(lengths)
 
     def set_range(self, variable: Any, length: Length) -> None:
-        """Take notice of what is 0, 1, 2, …, ``length`` - 1."""
+        """Record that a vector is 0, 1, 2, …, ``length`` - 1."""
         self._ranges[variable] = length
 
     def set_length(self, variable: Any, axis: int, length: Length) -> None:
-        """Take notice of a length along one axis."""
+        """Record the length of a variable along one axis."""
         dims = list(self.dims(variable))
         dims[axis] = length
         self._dims[variable] = tuple(dims)
 
     def range(self, variable: Any) -> Length | None:
-        """The length of what is 0, 1, 2, …; else ``None``."""
+        """Return the length of a vector that is known to be 0, 1, 2, …; else ``None``."""
         return self._ranges.get(variable)
 
     def is_sure(self, length: Length) -> bool:
-        """Whether a length cannot be negative, as a number of the program's own may be: -1, in Reshape."""
+        """Return whether a length cannot be negative, unlike an integer that the program computes: -1 in a Reshape."""
         return length.constant >= 0 and all(self._symbols[symbol][1] is not None for symbol in length.symbols if symbol)
 
     def takes_all(self, index: Any, length: Length) -> bool:
-        """Whether a basic index takes all of an axis of some length, in order."""
+        """Return whether a basic index selects all of an axis of a given length, in order."""
         if not isinstance(index, slice):
             return False
         begins = index.start is None or self.scalar(index.start) == Length(0)
@@ -152,13 +162,13 @@ class Lengths:
 
     @staticmethod
     def per_row(length: Length) -> Length | None:
-        """The k of rows × k; ``None`` for what is not known to be that."""
+        """Return k if a length is rows × k, else ``None``."""
         return length.over(ROWS)
 
-    # -- their values
+    # -- symbolic values
 
     def value(self, length: Length) -> Any:
-        """The serial program's value: a symbolic int64 scalar."""
+        """Return the serial program's value of a length: a symbolic int64 scalar."""
         if length not in self._values:
             factors = [self._value_of_symbol(symbol) for symbol in length.symbols]
             if length.constant != 1 or not factors:
@@ -178,22 +188,29 @@ class Lengths:
 
     @property
     def common(self) -> list[Any]:
-        """Lengths that are taken of what a rank holds, and that are the same whichever rows these are."""
+        """Symbolic lengths that are read from a rank's own values, and do not depend on which rows it has."""
         return list(self._of_shapes)
 
     def here(self, per_row: Length) -> Any:
-        """The twin of rows × k: rows here × k."""
+        """Return the counterpart of rows × k: k times the number of rows on this rank."""
         return self._rows.here if per_row == ONE else self._rows.here * self.value(per_row)
 
     def resolve(self, variable: Any, entries: Sequence[Length]) -> tuple[Length, ...]:
-        """The entries of a new shape, with what -1 stands for where that can be told."""
+        """Return the entries of a new shape, with each -1 replaced by its length if that can be inferred.
+
+        Parameters
+        ----------
+        variable : variable
+            Input of the Reshape.
+        entries : sequence of Length
+        """
         others = functools.reduce(Length.times, [one for one in entries if one != UNKNOWN], ONE)
         size = functools.reduce(Length.times, self.dims(variable), ONE).over(others)
         return tuple(size if one == UNKNOWN and size is not None else one for one in entries)
 
 
 def follow(known: Lengths, node: Any) -> None:
-    """Take notice of the outputs of a node, where it is of a kind that is understood."""
+    """Record the lengths and integers that an Apply node's outputs have, if its type of Op is supported."""
     follower = _FOLLOWERS.get(type(node.op))
     if follower is not None:
         follower(known, node)
@@ -210,7 +227,7 @@ def _set_product(known: Lengths, output: Any, factors: Sequence[Length]) -> None
         known.set_scalar(output, functools.reduce(Length.times, factors, ONE))
 
 
-# -- numbers and vectors of numbers
+# -- integers and vectors of integers
 
 
 def _shape(known: Lengths, node: Any) -> None:
@@ -238,7 +255,7 @@ def _arange(known: Lengths, node: Any) -> None:
     start, stop, step = map(known.scalar, node.inputs)
     if start == Length(0) and step == ONE and known.is_sure(stop):
         known.set_length(node.outputs[0], 0, stop)
-        if node.outputs[0].dtype in ("int32", "int64"):  # narrower ones may overflow
+        if node.outputs[0].dtype in ("int32", "int64"):  # narrower dtypes may overflow
             known.set_range(node.outputs[0], stop)
 
 
@@ -268,7 +285,7 @@ def _subtensor(known: Lengths, node: Any) -> None:
 
 
 def _pick(known: Lengths, output: Any, numbers: Sequence[Length], index: Any) -> None:
-    """What an index of constants takes of a vector's numbers."""
+    """Record the elements that a constant index selects from a vector."""
     if not isinstance(index, slice):
         place = constant_of(index)
         if place is not None and -len(numbers) <= place < len(numbers):
@@ -320,7 +337,7 @@ def _dot(known: Lengths, node: Any) -> None:
 
 
 def _blockwise(known: Lengths, node: Any) -> None:
-    """An operation for each place along some first axes; the axes after these have names."""
+    """Record the output shapes of a Blockwise: batch axes come first, and the core axes after them have names."""
     op, n_batch = node.op, node.op.batch_ndim(node)
     named: dict[str, Length] = {}
     for one, names in zip(node.inputs, op.inputs_sig):
@@ -332,7 +349,10 @@ def _blockwise(known: Lengths, node: Any) -> None:
 
 
 def _common(known: Lengths, inputs: Sequence[Any], axis: int) -> Length | None:
-    """Of lengths along an axis, all of which are equal but for those of 1, what tells most."""
+    """Return the most informative of the inputs' equal lengths along an axis, broadcast axes left out.
+
+    That is one with the rows as a factor, if there is one, and then that of the fewest symbols.
+    """
     lengths = [known.dims(one)[axis] for one in inputs if not one.broadcastable[axis]]
     return min(lengths, key=lambda length: (0 not in length.symbols, len(length.symbols)), default=None)
 
@@ -344,8 +364,8 @@ def _specified(known: Lengths, node: Any) -> None:
 
 
 def _alloc(known: Lengths, node: Any) -> None:
-    sizes = node.inputs[len(node.inputs) - node.outputs[0].ndim :]  # after the value that Alloc fills in
-    lengths = map(known.scalar, sizes)  # none of them is negative, once it is made
+    sizes = node.inputs[len(node.inputs) - node.outputs[0].ndim :]  # without the value of an Alloc
+    lengths = map(known.scalar, sizes)  # none is negative once the array exists
     _set_dims(known, node.outputs[0], [one if known.per_row(one) or known.is_sure(one) else None for one in lengths])
 
 

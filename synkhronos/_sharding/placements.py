@@ -1,10 +1,7 @@
-"""Where the rows of a variable are: every variable of a divided graph has one of three placements.
+"""Placements of variables across ranks, symbolic lengths, and helpers for Apply nodes and their source lines.
 
-The terms are those of GSPMD and of PyTorch's DTensor. A length is a product of whole numbers of the serial program.
-
-What a user knows a variable by: its name, and the line of the program that made it.
-
-Nodes of the user's graph and of the divided one, side by side.
+Every variable of a sharded graph is `Replicate`, `Partial` or `Shard`, as in GSPMD and PyTorch's DTensor. A `Length` is
+a product of integers of the serial program.
 """
 
 from __future__ import annotations
@@ -41,17 +38,24 @@ __all__ = [
 
 
 class Length(NamedTuple):
-    """A product: of a constant, and of symbols, which are sorted numbers; symbol 0 is the number of rows of a call."""
+    """A length: the product of a constant and of symbols.
+
+    Attributes
+    ----------
+    constant : int
+    symbols : tuple of int
+        The sorted numbers of the symbols. Symbol 0 is the number of rows of a call.
+    """
 
     constant: int
     symbols: tuple[int, ...] = ()
 
     def times(self, other: Length) -> Length:
-        """The product of two lengths."""
+        """Return the product of two lengths."""
         return Length(self.constant * other.constant, tuple(sorted(self.symbols + other.symbols)))
 
     def over(self, other: Length) -> Length | None:
-        """The quotient, where each factor of ``other`` is found here too; else ``None``."""
+        """Return the quotient if each factor of ``other`` is also a factor of this length, else ``None``."""
         left = Counter(self.symbols)
         left.subtract(other.symbols)
         if other.constant <= 0 or self.constant % other.constant or any(n < 0 for n in left.values()):
@@ -61,22 +65,30 @@ class Length(NamedTuple):
 
 ONE = Length(1)
 ROWS = Length(1, (0,))
-UNKNOWN = Length(-1)  # as in Reshape
+UNKNOWN = Length(-1)  # the -1 of a Reshape
 
 
 @dataclass(frozen=True)
 class Replicate:
-    """Every rank holds the serial program's value."""
+    """Placement in which every rank holds the serial program's value."""
 
 
 @dataclass(frozen=True)
 class Partial:
-    """The serial program's value is the sum of what the ranks hold; its shape is that on each rank."""
+    """Placement in which the serial program's value is the sum of the ranks' values, which have its shape."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Each rank holds its rows; along ``axis`` a place is (one of ``outer``, row, one of ``inner``), row-major."""
+    """Placement in which each rank holds its own rows along an axis.
+
+    The axis has length ``outer`` × rows × ``inner``: its positions are (outer index, row, inner index), row-major.
+
+    Attributes
+    ----------
+    axis : int
+    outer, inner : Length
+    """
 
     axis: int
     outer: Length = ONE
@@ -84,15 +96,15 @@ class Shard:
 
     @property
     def length(self) -> Length:
-        """That of the whole along the axis."""
+        """Length of the full value along the axis."""
         return self.outer.times(ROWS).times(self.inner)
 
     def moved(self, axis: int) -> Shard:
-        """The same along another axis."""
+        """Return the same sharding along another axis."""
         return Shard(axis, self.outer, self.inner)
 
     def agrees(self, other: Any) -> bool:
-        """Whether the places are the same in arrays that are as long along the axis."""
+        """Return whether both put the rows at the same positions of arrays that have equal length along the axis."""
         if not isinstance(other, Shard) or self.axis != other.axis:
             return False
         return self == other or self.outer == other.outer == ONE or self.inner == other.inner == ONE
@@ -102,27 +114,29 @@ Placement = Union[Replicate, Partial, Shard]
 
 
 class Placed(NamedTuple):
-    """A variable of the divided graph, and where its rows are."""
+    """A variable of the sharded graph with its placement."""
 
     variable: Any
     placement: Placement
 
+
+# -- names and source lines of variables
 
 _OWN = os.path.dirname(os.path.dirname(__file__))
 _LIBRARIES = (*map(sysconfig.get_path, ("purelib", "platlib", "stdlib", "platstdlib")), "<frozen ")
 
 
 def described(variable: Any) -> str:
-    """A variable's name, and where the program made it."""
+    """Return a variable's name, and the line of the program that made it."""
     line = line_of(variable)
     return f"{variable} ({line})" if line else str(variable)
 
 
 def line_of(variable: Any) -> str:
-    """Where the user's program made a variable: file, number and text of the line; empty where that is not known.
+    """Return file, number and text of the user's line that made a variable; empty if it is not known.
 
-    Of gradients Theano often keeps none of the program's lines; it is that of the nearest variable then which they are
-    computed of.
+    Theano often records none of the program's lines for gradients. The line is then that of the nearest variable from
+    which the gradient is computed.
     """
     waiting, seen = [variable], {variable}
     while waiting:
@@ -132,24 +146,26 @@ def line_of(variable: Any) -> str:
         inputs = [one for each in waiting if each.owner is not None for one in each.owner.inputs]
         waiting = [one for one in dict.fromkeys(inputs) if one not in seen]
         seen.update(waiting)
-        waiting.sort(key=lambda one: one.owner is None)  # where inputs are declared tells least
+        waiting.sort(key=lambda one: one.owner is None)  # the declaration of an input is the least helpful line
     return ""
 
 
 def _own_line(variable: Any) -> str:
-    """The innermost line of the program's own, of those that Theano has kept; else the innermost one of a library's."""
+    """Return the innermost recorded line of the user's program, or of a library if there is none."""
     traces = getattr(variable.tag, "trace", None) or []
     frames = [frame for trace in traces for frame in reversed(trace) if not frame[0].startswith((FOLDER, _OWN))]
     frames.sort(key=lambda frame: frame[0].startswith(_LIBRARIES))
     return f"{os.path.basename(frames[0][0])}:{frames[0][1]} {frames[0][3] or ''}".strip() if frames else ""
 
 
-#: By what an operation computes.
+# -- Apply nodes and operations
+
+#: The methods that define what an operation computes.
 _COMPUTING = ("perform", "c_code", "make_thunk")
 
 
 def kind_of(op: Any) -> type:
-    """The type of an operation, or that of a check or an inner graph, if it is derived from that and computes alike."""
+    """Return an operation's type; for a subclass of a check or an inner graph that computes as its base, the base."""
     for base in (ops.CheckAndRaise, ops.OpFromGraph):
         if isinstance(op, base) and all(
             getattr(type(op), name, None) is getattr(base, name, None) for name in _COMPUTING
@@ -158,14 +174,14 @@ def kind_of(op: Any) -> type:
     return type(op)
 
 
-#: The packages whose operations always give the same results for the same inputs.
+#: Packages whose operations are deterministic functions of their inputs.
 _PURE = ("theano", "pytensor", "pymc", "lasagne", "synkhronos")
 
 
 def is_of_the_user(op: Any) -> bool:
-    """Whether an operation, or one within it, is computed by Python code from outside of the known packages.
+    """Return whether Python code from outside the known packages computes an operation or one inside it.
 
-    What such code does is not known: it may draw from ``np.random``.
+    The effects of such code are unknown: it may draw from ``np.random``.
     """
     if isinstance(op, ops.Blockwise):
         return is_of_the_user(op.core_op)
@@ -173,7 +189,7 @@ def is_of_the_user(op: Any) -> bool:
         return True
     if _package_of(op, "c_code") in _PURE and any(_package_of(op, name) not in _PURE for name in ("perform", "impl")):
         return True
-    scalar_op = getattr(op, "scalar_op", None)  # which Elemwise applies to each element
+    scalar_op = getattr(op, "scalar_op", None)  # applied by Elemwise to each element
     if scalar_op is not None and is_of_the_user(scalar_op):
         return True
     inner = {variable.owner for variable in ancestors(ops.inner_outputs(op))} - {None}
@@ -181,22 +197,22 @@ def is_of_the_user(op: Any) -> bool:
 
 
 def _package_of(op: Any, method: str) -> str:
-    """The package that defines a method of an operation; that of the engine where nothing does."""
+    """Return the package that defines a method of an operation, the first of `_PURE` if there is no such method."""
     function = getattr(type(op), method, None)
     return str(getattr(function, "__module__", None) or _PURE[0]).split(".")[0]
 
 
 def copied(node: Any, inputs: Sequence[Any], *, is_serial: bool = False) -> list[Any]:
-    """The outputs of a node like this one, of other inputs.
+    """Apply a node's operation to other inputs, and return the outputs.
 
     Parameters
     ----------
     node : Apply
-        Of the user's graph.
+        Apply node of the user's graph.
     inputs : list of variables
-        Of the same types, except for static lengths.
+        Variables of the same types, except for static lengths.
     is_serial : bool
-        Whether the inputs have the values of the serial program, and so the static lengths that it gives them.
+        Whether the inputs have the serial program's values, and so its static lengths.
     """
     if all(new is old for new, old in zip(inputs, node.inputs)):
         return list(node.outputs)
@@ -204,7 +220,10 @@ def copied(node: Any, inputs: Sequence[Any], *, is_serial: bool = False) -> list
 
 
 def is_of_one_sum(variable: Any, placements: Mapping[Any, Placement]) -> bool:
-    """Whether a variable is made of one that is no larger and can be reduced in its place, for others too."""
+    """Return whether an elementwise node computes a variable from one non-replicated input that is no larger.
+
+    Reducing that input instead also serves its other uses.
+    """
     node = variable.owner
     if node is None or not isinstance(node.op, (ops.Elemwise, ops.DimShuffle)):
         return False
@@ -213,12 +232,15 @@ def is_of_one_sum(variable: Any, placements: Mapping[Any, Placement]) -> bool:
 
 
 def is_broadcast(placed: Placed) -> bool:
-    """Whether rows are said to lie along an axis that is broadcast, or of a length that is the same on all ranks."""
+    """Return whether a sharded axis has a static length: it is broadcast, or equally long on all ranks."""
     return isinstance(placed.placement, Shard) and known_lengths(placed.variable)[placed.placement.axis] is not None
 
 
 def typed(new: Any, variable: Any) -> Any:
-    """A variable of the divided graph, of the type of the user's; but it need not tell lengths other than 1."""
+    """Return a variable of the sharded graph with the type of the user's variable.
+
+    Static lengths other than 1 may be missing.
+    """
     if new.type == variable.type:
         return new
     if isinstance(new.type, TensorType) and new.dtype == variable.dtype and new.ndim == variable.ndim:

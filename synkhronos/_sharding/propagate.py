@@ -1,10 +1,11 @@
-"""The walk over the user's graph: each variable gets its twin in the divided graph, and its placement there.
+"""Sharding propagation: give each variable of the user's graph a counterpart in the sharded graph, and a placement.
 
 Invariants
 ----------
-* A twin has the type of the user's variable. Which part of the value a rank holds, its placement alone says.
-* A rule that does not understand a node says why; its inputs are gathered, and every rank computes the whole.
-* A variable is reduced, gathered, or cut to the same rows once.
+* A counterpart has the type of the user's variable. Only its placement says which part of the value a rank holds.
+* A rule that does not support a node returns the reason. The inputs are then gathered or reduced, and every rank
+  computes the full result.
+* A variable is reduced, gathered, or cut to the same rows at most once.
 """
 
 from __future__ import annotations
@@ -38,35 +39,36 @@ __all__ = ["MAKERS", "RULES", "Rule", "Walk"]
 
 Rule = Callable[["Walk", Any], Union[str, Sequence[Placed]]]
 
-#: For types of Ops: rules for Apply nodes of which some input is not replicated. `synkhronos._sharding.rules` fills it.
+#: By type of Op: rules for Apply nodes with an input that is not replicated, from `synkhronos._sharding.rules`.
 RULES: dict[type, Rule] = {}
 
-#: Rules for Apply nodes of replicated inputs: what they make has rows, or another way makes it cheaper.
+#: Rules for Apply nodes with replicated inputs only, where the result has rows or can be computed at less cost.
 MAKERS: dict[type, Rule] = {}
 
 
 class Walk:
-    """A graph that is being divided.
+    """Propagation of placements through a graph, which builds the sharded graph.
 
     Parameters
     ----------
     sharded : dict
-        Variables whose rows are divided, with the axis of each.
+        Sharded variables, with the axis of each.
     rows : Rows
     collectives : Collectives
     rules : dict
-        For types of Ops, what their nodes do with inputs that are not whole.
+        By type of Op, rules for Apply nodes with an input that is not replicated.
     makers : dict
-        For types of Ops, what their nodes make of whole inputs, if not wholes.
+        By type of Op, rules for Apply nodes with replicated inputs only.
     checks_shapes : bool
-        Whether the divided graph compares each variable's shape with the serial program's; see `ShapeChecks`.
+        Whether the sharded graph compares each variable's shape with the serial program's; see `ShapeChecks`.
 
     Attributes
     ----------
     lengths : Lengths
     met : list of Collective
+        The collectives of the sharded graph.
     gathered : list of (node, reason)
-        What no rule understood.
+        Apply nodes that no rule supports, and whose sharded inputs are gathered.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class Walk:
             self.put(variable, Placed(variable, Shard(axis)))
 
     def run(self, outputs: Sequence[Any]) -> None:
-        """Walk over all that some variables are computed of."""
+        """Propagate placements to some variables, through all Apply nodes that compute them."""
         known = list(self._new)
         order = io_toposort(known, outputs)
         self._used.update(outputs, (one for node in order for one in node.inputs))
@@ -105,35 +107,35 @@ class Walk:
         for node in order:
             self._divide(node)
 
-    # -- what rules ask for
+    # -- interface for sharding rules
 
     def new(self, variable: Any) -> Any:
-        """What a rank holds of a variable."""
+        """Return the counterpart of a variable: what a rank holds of it."""
         return self._new[variable]
 
     def knows(self, variable: Any) -> bool:
-        """Whether the walk came by it."""
+        """Return whether a variable has a counterpart."""
         return variable in self._new
 
     def items(self) -> list[tuple[Any, Any]]:
-        """All variables that it came by, in order, and what a rank holds of each."""
+        """Return all variables with their counterparts, in the order in which they were placed."""
         return list(self._new.items())
 
     def placement(self, variable: Any) -> Placement:
-        """Where its rows are."""
+        """Return the placement of a variable."""
         return self._placements[variable]
 
     def is_used(self, variable: Any) -> bool:
-        """Whether anything is computed of it, or it is asked for."""
+        """Return whether an Apply node uses a variable, or it is a requested output."""
         return variable in self._used
 
     def shard_of(self, variables: Iterable[Any]) -> Shard | None:
-        """The placement of the first one that is sharded."""
+        """Return the placement of the first sharded variable; ``None`` if there is none."""
         placements = (self._placements[variable] for variable in variables)
         return next((one for one in placements if isinstance(one, Shard)), None)
 
     def whole(self, variable: Any, reason: str = "") -> Any:
-        """Its value as in the serial program, on every rank."""
+        """Return a variable's serial value on every rank; reduce or gather it if necessary."""
         placement = self._placements[variable]
         if isinstance(placement, Replicate):
             return self._new[variable]
@@ -148,14 +150,21 @@ class Walk:
         return self._wholes[variable]
 
     def was_made_whole(self, variable: Any) -> bool:
-        """Whether ranks have met for a variable's value."""
+        """Return whether a variable has been made replicated."""
         return variable in self._wholes
 
     def part(self, variable: Any, shard: Shard, *, lenient: bool = False, broadcasts: bool = False) -> Any:
-        """The rows of this rank, with places as in ``shard``; whole where the variable has none to be cut there.
+        """Return this rank's rows of a variable, placed as in ``shard``; the full value if that axis has no rows.
 
-        ``lenient`` is for Ops that compare lengths themselves: rows may then be told by lengths that are equal.
-        ``broadcasts`` is for Ops that do with lengths of 1 as NumPy does, whatever the type says.
+        Parameters
+        ----------
+        variable : variable
+            Variable of the user's graph.
+        shard : Shard
+        lenient : bool
+            The operation compares lengths itself, so that `Shard.agrees` is enough.
+        broadcasts : bool
+            The operation broadcasts axes of length 1 as NumPy does, whatever their type says.
         """
         placement = self._placements[variable]
         if placement == shard or (lenient and shard.agrees(placement)):
@@ -174,7 +183,7 @@ class Walk:
         return self._parts[key]
 
     def put(self, variable: Any, placed: Placed) -> None:
-        """Say what a rank holds of a variable; what has been whole can still be had whole."""
+        """Set a variable's counterpart and placement. If it had a placement before, its full value stays available."""
         if variable in self._new:
             self._wholes[variable] = self.whole(variable)
         new, placement = placed
@@ -189,29 +198,29 @@ class Walk:
             self.lengths.set_length(variable, placement.axis, placement.length)
 
     def reduced(self, variable: Any, new: Any, op: str) -> Any:
-        """The sum, product, … over ranks of what each has for a variable."""
+        """Reduce the ranks' values of a variable with ``op``, and record the collective."""
         result = self._all_reduced(new, op)
         self.met.append(Collective(f"all-reduce ({op})", variable, "", result))
         return result
 
     def met_for(self, outputs: Sequence[Any]) -> list[Collective]:
-        """The collectives that some variables of the divided graph need."""
+        """Return the collectives that some variables of the sharded graph need."""
         needed = {one.owner for one in ancestors(outputs)}
         return [one for one in self.met if one.result.owner in needed]
 
     def meet_within(self, result: Any, inside: Container[Any]) -> None:
-        """Take notice of the collectives of a loop's steps, of which ``result`` is an output."""
+        """Record that collectives with results ``inside`` run in the steps of a loop with output ``result``."""
         self.met = [one.within(result) if one.result in inside else one for one in self.met]
 
-    # -- inside
+    # -- implementation
 
     def _all_reduced(self, new: Any, op: str) -> Any:
-        if new.dtype == "bool":  # numbers are what is reduced
+        if new.dtype == "bool":  # reductions need a numeric dtype
             return T.cast(self._collectives.all_reduce(T.cast(new, "uint8"), op), "bool")
         return self._collectives.all_reduce(new, op)
 
     def _made_whole(self, variable: Any) -> Any:
-        """The serial value, by a collective that is not recorded."""
+        """Return the serial value, by a collective that is not recorded."""
         new, shard = self._new[variable], self._placements[variable]
         if isinstance(shard, Partial):
             return self._all_reduced(new, "sum")
@@ -232,12 +241,12 @@ class Walk:
 
     def _divide(self, node: Any) -> None:
         if any(output in self._new for output in node.outputs):
-            return  # what is sharded may be a variable inside the graph
+            return  # the user sharded this variable inside the graph
         placements = [self._placements[one] for one in node.inputs]
         is_whole = all(isinstance(one, Replicate) for one in placements)
         is_users, has_graph = is_of_the_user(node.op), bool(ops.inner_outputs(node.op))
         if is_whole and is_users and has_graph:
-            is_whole = False  # so that the rule finds the user's operation inside
+            is_whole = False  # so that the rule propagates into the inner graph and finds the user's operation
         kind = type(node.op) if type(node.op) in self._rules else kind_of(node.op)
         rule = (self._makers if is_whole else self._rules).get(kind)
         placed: str | Sequence[Placed] = "there is no rule for it"
@@ -265,14 +274,21 @@ class Walk:
                 self.lengths.set_length(output, shard.axis, shard.length)
 
     def computed_whole(self, node: Any, reason: str = "") -> list[Placed]:
-        """A node of whole inputs: every rank computes what the serial program does."""
+        """Make a node's inputs replicated, and compute it on every rank; the user's Python code runs on the controller.
+
+        Parameters
+        ----------
+        node : Apply
+        reason : str
+            Why its inputs are gathered, for the report.
+        """
         inputs = [self.whole(one, reason) for one in node.inputs]
         if is_of_the_user(node.op):
             return self._broadcast(node, inputs)
         return [Placed(output, Replicate()) for output in copied(node, inputs, is_serial=True)]
 
     def _broadcast(self, node: Any, inputs: Sequence[Any]) -> list[Placed]:
-        """A node that the controller alone computes, as the serial program does, for all ranks."""
+        """Compute a node on the controller alone, and broadcast its outputs to all ranks."""
         if isinstance(node.op, ops.Scan):
             raise ValueError(
                 f"{described(node.outputs[0])}: a loop whose steps run an operation in Python cannot be divided here. "

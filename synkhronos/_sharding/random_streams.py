@@ -1,8 +1,8 @@
-"""Random draws with a stream of its own for each rank, which draws what it needs and no more.
+"""Random streams that differ between ranks, so that each rank draws for its own rows only.
 
-Whether a stream differs between ranks is for all its draws alike: those of a size that has the rows take one that does,
-all others one that does not. The states that draws leave are of the stream that they began with. That is a shared
-variable, or else the draws are the serial program's, as in the steps of a loop.
+All draws of a stream are of one kind: a stream with draws of a sharded size differs between ranks, any other is the
+same on all of them. The state that a draw leaves belongs to the stream that the draw began with. A stream must be a
+shared variable to differ; other draws, as in the steps of a loop, are the serial program's.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ __all__ = ["OwnDraws"]
 
 
 class OwnDraws:
-    """The rule for draws of a graph, and which states differ between ranks then.
+    """Sharding rule for the random draws of one graph, and record of the states that differ between ranks.
 
     Attributes
     ----------
     rules : dict
-        For nodes whose inputs are whole, and for others.
+        By type of Op, for Apply nodes with replicated inputs and for others.
     """
 
     def __init__(self) -> None:
         self.rules: dict[type, Rule] = dict.fromkeys(ops.DRAWS, self._draw)
         self._is_own: dict[Any, bool] = {}  # by stream
         self._streams: dict[Any, Any] = {}  # by the states that draws leave
-        self._mixed: list[Any] = []  # drawn from a stream of both kinds
+        self._mixed: list[Any] = []  # values drawn from a stream of both kinds
 
     @property
     def states(self) -> list[Any]:
@@ -38,7 +38,7 @@ class OwnDraws:
         return [stream for stream, is_own in self._is_own.items() if is_own]
 
     def check(self, outputs: Sequence[Any], updates: Sequence[tuple[Any, Any]]) -> None:
-        """Refuse streams of both kinds, and what else uses states that differ, such as a loop that draws from one."""
+        """Raise `ValueError` for streams of both kinds, and for other uses of states that differ, as by a loop."""
         if self._mixed:
             raise ValueError(
                 f'random="own": {described(self._mixed[0])} is drawn from a stream of which other numbers are drawn, '
@@ -67,12 +67,12 @@ class OwnDraws:
         is_own = bool(places) and fits and isinstance(stream, SharedVariable)
         if self._is_own.setdefault(stream, is_own) != is_own:
             self._mixed.append(node.outputs[1])
-            return "its stream is of both kinds"  # which `check` refuses
+            return "its stream is of both kinds"  # `check` raises an error for it
         self._streams[node.outputs[0]] = stream
         if not is_own:
             return walk.computed_whole(node, "an argument of a random draw")
         per_row = walk.lengths.per_row(entries[places[0]])
-        assert per_row is not None  # by the choice of places
+        assert per_row is not None  # by the choice of `places`
         shard = Shard(places[0], ONE, per_row)
         here = list(map(walk.lengths.value, entries))
         here[shard.axis] = walk.lengths.here(per_row)
@@ -84,7 +84,7 @@ class OwnDraws:
 
     @staticmethod
     def _shape_of(walk: Walk, node: Any) -> Sequence[Length]:
-        """What is known of the shape of what is drawn: that is given, or else that of the arguments."""
+        """Return the known lengths of a draw's shape: from its size argument, else from its other arguments."""
         _, size, *arguments = node.inputs
         if not isinstance(size.type, NO_TENSORS):
             return walk.lengths.vector(size) or ()

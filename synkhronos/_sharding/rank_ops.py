@@ -1,6 +1,6 @@
-"""The collectives of divided graphs on real ranks: those of `_inside`, of any axis, with dtypes kept.
+"""Operations of sharded graphs that depend on the rank: all-reduce, all-gather along any axis, and local shards.
 
-The Op that takes a rank's rows of what every rank holds whole.
+The collectives are those of `synkhronos._graph.ops`, with dtypes kept.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ __all__ = ["ON_RANKS", "Collective", "Collectives", "Part", "label"]
 
 
 class Collectives(NamedTuple):
-    """What makes the variables on which ranks meet: ``all_reduce(variable, op)``, ``all_gather(variable, axis)``."""
+    """Functions that build collectives: ``all_reduce(variable, op)`` and ``all_gather(variable, axis)``."""
 
     all_reduce: Callable[[Any, str], Any]
     all_gather: Callable[[Any, int], Any]
 
 
 class Collective(NamedTuple):
-    """One place where rows meet."""
+    """A recorded collective of a sharded graph."""
 
     kind: str  # "all-reduce (sum)", "all-gather"
     variable: Any  # of the user's graph
     reason: str
-    result: Any  # in the divided graph
-    is_within: bool = False  # in each step of a loop
+    result: Any  # of the sharded graph
+    is_within: bool = False  # runs in each step of a loop
 
     def within(self, result: Any) -> Collective:
-        """The same in each step of a loop, of which ``result`` is an output."""
+        """Return the same collective as part of each step of a loop, of which ``result`` is an output."""
         where = "in each step of a loop"
         reason = self.reason if self.reason.endswith(where) else f"{self.reason} {where}".strip()
         return self._replace(reason=reason, result=result, is_within=True)
 
 
 def label(collectives: Sequence[Collective]) -> None:
-    """Have a compiled function tell where each of some collectives is, by its place among them; but not in loops."""
+    """Label the operations of collectives by position, to find them in a compiled function; those in loops excepted."""
     for place, one in enumerate(collectives):
         node = one.result.owner
         while node is not None and not isinstance(node.op, (graph_ops.Collective, ops.Scan)):
@@ -64,15 +64,16 @@ ON_RANKS = Collectives(_all_reduce, _all_gather)
 
 
 class Part(Op):
-    """The rows of this rank along an axis, whose places are (outer, row, inner); a view where ``outer`` is 1.
+    """Select this rank's rows along an axis, placed as `Shard` describes; a view where ``outer`` is 1.
 
-    Inputs: the whole, the number of rows, of the first one here, of those here, ``outer``, ``inner``.
+    The inputs are the full value, the number of all rows, the index of this rank's first row, the number of its rows,
+    ``outer`` and ``inner``.
 
     Parameters
     ----------
     axis : int
     broadcasts : bool
-        The part is for an Op that broadcasts whatever has length 1, as NumPy does: such a whole is the part, too.
+        Return the full value if the axis has length 1, for an operation that broadcasts as NumPy does.
     """
 
     __props__ = ("axis", "broadcasts")
@@ -82,11 +83,11 @@ class Part(Op):
         self.axis, self.broadcasts = axis, broadcasts
 
     def make_node(self, whole: Any, *numbers: Any) -> Any:
-        """Apply it to the whole and the five numbers."""
+        """Apply the operation to the full value and the five integers."""
         return Apply(self, [whole, *map(T.as_tensor_variable, numbers)], [retyped(whole, free=(self.axis,))()])
 
     def perform(self, node: Any, inputs: Any, outputs: Any) -> None:
-        """Refuse a whole that is not as long as the rows demand: the serial program would not accept it either."""
+        """Select the rows; raise `ValueError` if the length does not fit, as the serial program would also fail."""
         whole = inputs[0]
         rows, first, here, outer, inner = map(int, inputs[1:])
         before, length, after = whole.shape[: self.axis], whole.shape[self.axis], whole.shape[self.axis + 1 :]
@@ -94,7 +95,7 @@ class Part(Op):
             outputs[0][0] = whole
             return
         if length != outer * rows * inner:
-            what = "an array" if node is None else described(node.outputs[0])  # numba runs an Op without its node
+            what = "an array" if node is None else described(node.outputs[0])  # numba runs an Op without its Apply node
             raise ValueError(
                 f"{what} meets an array that is divided by its rows: its length along axis "
                 f"{self.axis} is {length}, expected {outer * rows * inner}, for the {rows} rows of this call. If it "
@@ -105,7 +106,7 @@ class Part(Op):
         outputs[0][0] = here_only.reshape(*before, outer * here * inner, *after)
 
     def infer_shape(self, node: Any, shapes: Any) -> Any:
-        """As long as the rows here demand."""
+        """Return the input's shape, with this rank's length along the axis."""
         shape = list(shapes[0])
         shape[self.axis] = (
             length_along(node.outputs[0], self.axis)

@@ -1,6 +1,6 @@
-"""What a user sees of a division: where ranks meet, for the sake of what, and what was computed whole.
+"""Report of the collectives of an exact function, as a table, and as a drawing of the user's graph.
 
-A picture of the user's graph: where the rows of each value are, by colours, and where ranks meet.
+The drawing is made by Graphviz. It colors each value by its placement, and marks the collectives.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class Entry(NamedTuple):
     collective : str
         ``"all-reduce (sum)"``, ``"all-gather"``, …
     variable : str
-        What is reduced or gathered, as the engine names it.
+        The variable that is reduced or gathered, as the backend names it.
     n_bytes : int or None
-        The size of the result on each rank, in bytes; as it was in the first call. Before, and in loops, it is known
-        only where the type of the variable tells.
+        Size of the result on each rank in bytes, as it was in the first call. Before that call and in loops, it is
+        known only if all axes of the variable are broadcastable.
     line : str
-        The line of the program where the variable was made: file, number and text; empty where that is not known.
+        The line of the program that made the variable: file, number and text; empty if it is not known.
     reason : str
-        Why something is gathered.
+        Why the variable is gathered.
     meeting : int or None
-        Those of one number meet together, in the order of the numbers; ``None`` in loops, and
-        where nothing is optimised.
+        Collectives with the same number run together, in the order of the numbers; ``None`` in loops, and if the graph
+        was not optimized.
     """
 
     collective: str
@@ -58,15 +58,15 @@ class Entry(NamedTuple):
 class Partition(list):
     """The collectives of an exact function, as it is executed: a list of `Entry`.
 
-    Equal ones have been merged, and those that do not depend on each other meet together.
+    Equal collectives are merged, and those that do not depend on each other run together.
 
     Parameters
     ----------
     collectives : list of Collective
-        Labelled by their places.
-    compiled : theano function
+        Labeled by their positions; see `label`.
+    compiled : compiled function
     draw : callable
-        ``draw(path)`` makes the picture.
+        ``draw(path)`` draws the graph.
     """
 
     def __init__(self, collectives: Sequence[Collective], compiled: Any, draw: Callable[[str], None]) -> None:
@@ -74,22 +74,23 @@ class Partition(list):
         self._draw = draw
         for op in collectives_of(compiled):
             sizes = op.n_bytes or (None,) * len(op.labels)
-            number = None if op.number == UNNUMBERED else op.number  # where nothing is optimised
+            number = None if op.number == UNNUMBERED else op.number  # the graph was not optimized
             self += [_entry(collectives[label], n_bytes, number) for label, n_bytes in zip(op.labels, sizes)]
         self += [_entry(one, None, None) for one in collectives if one.is_within]
 
     def picture(self, path: str) -> None:
-        """Draw the program's graph, coloured by where the rows of each value are, with its collectives.
+        """Draw the program's graph, colored by the placement of each value, with its collectives.
 
         Parameters
         ----------
         path : str
-            Of the file. Its ending is the format: ``".dot"`` (text), or one of those of Graphviz, such as ``".svg"``.
+            Path of the file. Its suffix selects the format: ``".dot"`` (text), or a format of Graphviz, such as
+            ``".svg"``.
 
         Raises
         ------
         RuntimeError
-            Where Graphviz is needed and is not there, or fails.
+            If Graphviz is needed and is not installed, or fails.
         """
         self._draw(str(path))
 
@@ -135,7 +136,7 @@ def _entry(one: Collective, n_bytes: int | None, meeting: int | None) -> Entry:
 
 
 def _n_bytes(variable: Any) -> int | None:
-    """The size of a variable whose shape its type tells."""
+    """Return the size in bytes of a variable with broadcastable axes only, else ``None``."""
     is_known = isinstance(variable.type, TensorType) and all(variable.broadcastable)
     return int(np.dtype(variable.dtype).itemsize) if is_known else None
 
@@ -145,12 +146,21 @@ _MEETING = "#cb181d"
 
 
 def draw(walk: Walk, outputs: Sequence[Any], path: str) -> None:
-    """Write a picture of all that some variables are computed of.
+    """Draw the graph that computes some variables.
+
+    Parameters
+    ----------
+    walk : Walk
+        The propagation through this graph.
+    outputs : sequence of variables
+        Variables of the user's graph.
+    path : str
+        See `Partition.picture`.
 
     Raises
     ------
     RuntimeError
-        Where Graphviz is needed and is not there, or fails.
+        If Graphviz is needed and is not installed, or fails.
     """
     text = "\n".join(_lines(walk, outputs)) + "\n"
     kind = os.path.splitext(path)[1].lstrip(".") or "dot"
@@ -170,14 +180,14 @@ def draw(walk: Walk, outputs: Sequence[Any], path: str) -> None:
 
 
 def _lines(walk: Walk, outputs: Sequence[Any]) -> Iterator[str]:
-    """The text in Graphviz's language."""
+    """Yield the lines of the drawing in Graphviz's DOT language."""
     yield 'digraph partition {\nnode [style=filled, fontname="sans-serif", shape=box];'
     for what, colour in _COLOURS.items():
         yield f'"{what}" [fillcolor="{colour}"];'
     yield f'"ranks meet" [fillcolor=white, color="{_MEETING}", penwidth=3];'
     kinds = {one.variable: one.kind for one in walk.met}
     names: dict[Any, str] = {}
-    reduced: set[Any] = set(kinds)  # and what is computed of these alone: no part of a sum any more
+    reduced: set[Any] = set(kinds)  # with variables whose partial inputs are all reduced: no longer partial
     for node in io_toposort([], list(outputs)):
         sums = [one for one in node.inputs if walk.knows(one) and isinstance(walk.placement(one), Partial)]
         if sums and reduced.issuperset(sums):
@@ -203,7 +213,7 @@ def _box(name: str, title: str, kind: str, variable: Any, kinds: dict[Any, str])
 
 
 def _kind(walk: Walk, variable: Any, kinds: dict[Any, str], reduced: set[Any]) -> str:
-    """What a rank holds of a value; of one that ranks reduce, what it holds before."""
+    """Return the legend entry for a value's placement; for one that is reduced, the placement before."""
     if not walk.knows(variable):
         return ""
     placement = walk.placement(variable)

@@ -1,6 +1,6 @@
-"""Whether a divided graph can be computed in slices: where all collectives come last.
+"""Sharded graph: a user's graph rewritten for one rank's rows, with the report of its collectives.
 
-A user's graph, divided: a graph to be compiled, and the table of the collectives in it.
+It can be computed in slices if nothing with rows needs the result of a collective.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _REMEDY = "Call it without slices, with a smaller batch"
 
 
 def why_not_sliced(walk: Walk, needed: Sequence[Any], drawn: Sequence[Any], is_given: bool, random: str) -> str:
-    """What keeps a function from being computed in slices; empty if nothing does.
+    """Return the reason why a function cannot be computed in slices; empty if it can.
 
     Parameters
     ----------
     walk : Walk
     needed : list of variables
-        What the divided graph computes.
+        Outputs and new values of the sharded graph.
     drawn : list of shared variables
         States of random streams that are common to all ranks.
     is_given : bool
-        Whether calls tell the rows.
+        Whether calls pass the rows.
     random : str
         ``"serial"`` or ``"own"``, as the function was built.
     """
@@ -60,7 +60,7 @@ def why_not_sliced(walk: Walk, needed: Sequence[Any], drawn: Sequence[Any], is_g
 
 
 def _draw_of(state: Any, needed: Sequence[Any]) -> str:
-    """Describe what is drawn from a stream, by the program's line."""
+    """Describe a random draw from a stream, with its line in the program."""
     for node in io_toposort([], list(needed)):
         if state in node.inputs:
             return described(node.outputs[-1 if type(node.op) in ops.DRAWS else 0])
@@ -71,16 +71,17 @@ _logger = logging.getLogger("synkhronos")
 
 
 class DividedGraph(Graph):
-    """What each rank computes of a user's graph, on its rows of the scattered inputs.
+    """A user's graph as each rank computes it, on its rows of the scattered inputs.
 
-    After the graph's inputs, its functions take three int64 numbers: of all rows, of the first one here, of those here;
-    but if nothing is divided when a call begins, they count the rows by themselves.
+    After the graph's inputs, its functions take three int64 scalars: the number of all rows, the index of this rank's
+    first row, and the number of its rows. If no input or sliceable variable is sharded when a call begins, they take
+    none and count the rows inside the graph.
 
     Parameters
     ----------
     user : Graph
     kwargs : dict
-        For `theano.function`.
+        Further arguments of the backend's ``function``.
     shard : dict or list of variables, or None
         See `Sharding`.
     random : str
@@ -91,23 +92,24 @@ class DividedGraph(Graph):
     Attributes
     ----------
     takes_rows : bool
-        Whether its functions take the numbers.
+        Whether its functions take the three scalars.
     checks_shapes : bool
         Whether its functions compare shapes with the serial program's, as the environment variable
-        ``SYNKHRONOS_CHECK_SHARDING`` asks: not in blocks, and not in slices.
+        ``SYNKHRONOS_CHECK_SHARDING`` requests; ``blocked`` is then ignored.
     undivided : list of str
-        What might be a minibatch along another axis than 0, where nothing has rows.
+        Slices of shared variables that might be minibatches but are not sharded, where nothing has rows.
     own_states : list of shared variables
         States of random streams that differ between ranks.
     modes : list of "gather" or None
-        For each output: whether ranks have rows of it, in order, or all of them the whole.
+        For each output: ``"gather"`` if the ranks hold its rows in rank order, ``None`` if each has the full value.
 
     Raises
     ------
     ValueError
-        For a scattered input that cannot have rows, and for collectives that the user has put into the graph.
-    theano.compile.UnusedInputError
-        As Theano, which sees the divided graph alone.
+        If a scattered input cannot be sharded, if the user's graph has collectives, or if ``blocked`` is not possible.
+    UnusedInputError
+        For unused inputs, unless ``on_unused_input`` allows them. The backend cannot raise it: it sees only the sharded
+        graph.
     """
 
     def __init__(
@@ -188,10 +190,10 @@ class DividedGraph(Graph):
         return [*super()._copied_ins(), *(numbers if self.takes_rows else ())]
 
     def _check_sliceable(self, used: Sequence[Any]) -> None:
-        """Accept all: of a variable whose length alone is used, ranks use the number of rows."""
+        """Accept all variables: a variable used only for its length is absent, since the graph uses the row count."""
 
     def partition(self, compiled: Any) -> Partition:
-        """The collectives of a function that was compiled from this graph."""
+        """Return the report of the collectives in a function that was compiled from this graph."""
         return Partition(self._met, compiled, self._draw)
 
     def check_slices(self) -> None:
@@ -202,12 +204,12 @@ class DividedGraph(Graph):
 
     @property
     def apart(self) -> list[Any]:
-        """As of other graphs, and which rows are here."""
+        """Inputs and variables that differ between ranks or slices, with this rank's first row and number of rows."""
         return [*super().apart, self._given.first, self._given.here]
 
     @property
     def common(self) -> list[Any]:
-        """Lengths along axes without rows."""
+        """Lengths along axes without rows, which are the same on all ranks and in all slices."""
         found = map(self.expression_of, self._lengths.common)
         return [one for one in found if one is not None]
 
@@ -224,6 +226,6 @@ def _look_for_unused(inputs: Sequence[Any], expressions: Sequence[Any], asked: s
 
 
 def _rows_come_in_order(walk: Walk, output: Any) -> bool:
-    """Whether what ranks have of an output, one after the other along axis 0, is the whole."""
+    """Return whether concatenating the ranks' values along axis 0 in rank order gives the full output."""
     placement = walk.placement(output)
     return isinstance(placement, Shard) and placement.axis == 0 and placement.outer == ONE

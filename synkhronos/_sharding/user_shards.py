@@ -1,4 +1,4 @@
-"""What is sharded besides scattered inputs along axis 0: other axes, scattered variables, any variable of the graph."""
+"""Choice of the sharded variables: inputs along any axis, sliceable shared variables, any variable in the graph."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ __all__ = ["Sharding", "check_open"]
 
 
 class Sharding:
-    """What a user wants to be sharded, and along which axes.
+    """Variables that the user wants to be sharded, and their axes.
 
     Parameters
     ----------
     user : Graph
     shard : dict, list of variables, or None
-        As the user gave it.
+        The user's argument ``shard``.
 
     Attributes
     ----------
     axes : list of int
-        Those of the scattered inputs.
+        Sharded axes of the scattered inputs.
     is_given : bool
-        Whether calls tell the rows.
+        Whether calls pass the rows.
     given : Rows
-        Variables for these.
+        Input variables for the rows that calls pass.
     rows : Rows
-        Those of the divided graph.
+        Rows of the sharded graph: those passed, or those counted inside the graph.
     undivided : list of variables
-        Slices of shared variables that might be minibatches, where nothing has rows.
+        Slices of shared variables that might be minibatches but are not sharded, where nothing has rows.
 
     Raises
     ------
     TypeError, ValueError
-        For what cannot be sharded.
+        If a variable cannot be sharded.
     """
 
     def __init__(self, user: Graph, shard: Any) -> None:
@@ -72,7 +72,7 @@ class Sharding:
             self.rows = Rows(self.given.whole if given else whole, first, here)
 
     def _divide_minibatches(self, user: Graph) -> None:
-        """Divide slices of shared variables, as tutorials take minibatches, where nothing else has rows."""
+        """Shard slices of shared variables that look like minibatches; called if nothing else has rows."""
         outputs, updates = user.expressions
         slices, others = minibatches(list(ancestors([*outputs, *(new for _, new in updates)])))
         self._inside = dict.fromkeys(slices, 0)
@@ -81,11 +81,11 @@ class Sharding:
 
     @property
     def scattered(self) -> dict[Any, int]:
-        """What ranks have their rows of when a call begins, with the axes."""
+        """Variables of which each rank already has its rows when a call begins, with the axes."""
         return self._placements
 
     def divide(self, walk: Walk) -> None:
-        """Divide the variables inside the graph, each of which every rank computes whole."""
+        """Shard the variables inside the graph: select this rank's rows, unless propagation already sharded them."""
         for variable, axis in self._inside.items():
             walk.run([variable])
             if walk.placement(variable) == Shard(axis):
@@ -95,7 +95,7 @@ class Sharding:
             walk.put(variable, Placed(part, Shard(axis)))
 
     def _found(self, user: Graph, asked: dict[Any, int]) -> dict[Any, int]:
-        """What stands for variables in the graph, in an order in which they can be computed."""
+        """Return the graph's expressions for variables, in an order in which they can be computed."""
         outputs, updates = user.expressions
         used = set(ancestors([*outputs, *(new for _, new in updates)]))
         found = {}
@@ -123,7 +123,7 @@ def _read(shard: Any) -> dict[Any, int]:
 
 
 def check_open(variable: Any, axis: int) -> None:
-    """Raise `ValueError` for a variable whose type tells how many rows there are along an axis."""
+    """Raise `ValueError` for a variable whose type fixes the length of an axis."""
     length = known_lengths(variable)[axis]
     if length is not None:
         raise ValueError(

@@ -23,7 +23,7 @@ from synkhronos._processes.timeline import (
     Timeline,
     spans,
 )
-from synkhronos._session.profile import check_serial
+from synkhronos._session.profiles import check_serial
 
 _built = {}
 

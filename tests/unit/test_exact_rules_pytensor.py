@@ -7,7 +7,8 @@ from engine import T, on_theano, theano
 
 from synkhronos._backends import TITLE
 from synkhronos._sharding.propagate import Walk
-from synkhronos._sharding.rules import MAKERS, RULES, OwnDraws
+from synkhronos._sharding.random_streams import OwnDraws
+from synkhronos._sharding.rules import MAKERS, RULES
 
 pytestmark = pytest.mark.skipif(on_theano, reason=f"{TITLE} has none of these operations")
 

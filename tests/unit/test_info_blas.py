@@ -15,8 +15,8 @@ from synkhronos._cli import cpu_benchmark as arithmetic
 from synkhronos._cli import cpu_benchmark as blas
 from synkhronos._cli import report as remedies
 from synkhronos._cli.backends import ENGINES
+from synkhronos._cli.launcher import chosen_in
 from synkhronos._cli.probes import Answer, ask, python
-from synkhronos._cli.run import chosen_in
 from synkhronos._theano_compat.blas import candidates
 
 ENGINE = ENGINES["theano"]  # of which the tables below tell

@@ -26,13 +26,13 @@ from support import ROOT, is_running, wait_until
 import synkhronos
 from synkhronos import _backends
 from synkhronos._cli import gpu_libraries as libraries
+from synkhronos._cli import launcher
 from synkhronos._cli import probes as probing
 from synkhronos._cli import report as remedies
-from synkhronos._cli import run as launcher
 from synkhronos._cli.backends import ENGINES
 from synkhronos._cli.gpu_libraries import Finder, Gpu, ask_gpus, private_folder, survey
 from synkhronos._cli.info import examine
-from synkhronos._cli.run import interpreter_options, package_links, variables
+from synkhronos._cli.launcher import interpreter_options, package_links, variables
 
 ENGINE = ENGINES[_backends.name]
 CC = shutil.which("gcc") or shutil.which("cc")
@@ -257,7 +257,7 @@ class TestVersions:
         assert gpus == [] and error.startswith(f"ended by signal {signal.SIGABRT.value}")
 
     def test_broken_libraries_are_refused_and_others_chosen(self, tmp_path, empty_cache, monkeypatch):
-        monkeypatch.setattr(libraries, "_PATIENCE", 5.0)
+        monkeypatch.setattr(libraries, "_LIBRARIES_SECONDS", 5.0)
         folder = tmp_path / "usr/local/cuda/lib64"
         lasting = "#include <unistd.h>\n__attribute__((constructor)) void start(void) { sleep(60); }"
         build(
@@ -409,7 +409,7 @@ def without_the_package(program, *arguments):
 def test_the_launcher_imports_nothing_heavy():
     program = """
         import sys
-        import synkhronos._cli.run, synkhronos.__main__
+        import synkhronos._cli.launcher, synkhronos.__main__
         print(sorted({"theano", "numpy", "pygpu", "scipy", "threadpoolctl", "ctypes", "json.tool"} & set(sys.modules)))
     """
     done = subprocess.run(without_the_package(program), capture_output=True, text=True, timeout=60, check=True)
@@ -419,7 +419,7 @@ def test_the_launcher_imports_nothing_heavy():
 def test_run_does_not_import_theano(tmp_path):
     done = launch("run", "-c", "pass", cache=tmp_path, options=["-X", "importtime"], check=True)
     imported = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
-    assert "synkhronos._cli.run" in imported
+    assert "synkhronos._cli.launcher" in imported
     assert not {"theano", "numpy"} & imported
 
 

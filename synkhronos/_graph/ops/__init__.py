@@ -1,4 +1,4 @@
-"""Collectives inside a function: the ops, what they must know at run time, and what the optimizer makes of them."""
+"""Collectives inside a compiled function: operations, their state at run time, gradients and graph rewrites."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""What a graph tells of its collectives.
+"""Find the collectives of a graph, and cut a graph in two at its collectives for calls in slices.
 
-A graph in two, for calls in slices: what each rank computes on its data points, and what all make of that together.
-
-Where collectives come last, the first part can be computed slice by slice, and what enters the collectives accumulated
-by their own ops: averages of averages, weighted, are averages of the whole. The second part, with the collectives and
-all that follows, is then computed once; so it is no matter how many slices a rank has. What enters a collective and
-needs no data point is computed there, too: a slice would be no part of it.
+If no data point is needed after a collective, the first part is computed slice by slice. The values that enter the
+collectives are accumulated by the collectives' own ops: a weighted average of averages is the average of all. The
+second part, with the collectives and all that depends on them, is then computed once, so ranks may have different
+numbers of slices. A value that enters a collective and does not depend on data points is computed in the second part,
+too, because slices do not divide it.
 """
 
 from __future__ import annotations
@@ -35,21 +34,21 @@ __all__ = [
 
 
 def meets(function: Any) -> bool:
-    """Whether a compiled function has collectives, in inner graphs too, or numbers that a rank knows of itself.
+    """Return whether a compiled function has collectives or numbers that depend on the rank, in inner graphs too.
 
-    The gradient of a collective can have such numbers alone.
+    The gradient of a collective may have only such numbers.
     """
     return any(_needs_standing(node.op) or meets_within(node.op) for node in function.maker.fgraph.apply_nodes)
 
 
 def collectives_of(function: Any) -> list[Collective]:
-    """The collectives in a compiled function, in the order of their meetings; those of inner graphs left out."""
+    """Return the collectives in a compiled function, in their order of execution, without those of inner graphs."""
     ops = [node.op for node in function.maker.fgraph.toposort() if _is_collective(node.op)]
     return sorted(ops, key=lambda op: op.number)
 
 
 def after_meetings(expressions: Iterable[Any]) -> set[Any]:
-    """The variables that come of collectives, among all that expressions are computed of."""
+    """Return the variables that depend on collectives, among all from which expressions are computed."""
     found: set[Any] = set()
     for node in io_toposort([], list(expressions)):
         if _is_collective(node.op) or meets_within(node.op) or not found.isdisjoint(node.inputs):
@@ -58,14 +57,21 @@ def after_meetings(expressions: Iterable[Any]) -> set[Any]:
 
 
 def meets_in_a_loop(expressions: Iterable[Any]) -> bool:
-    """Whether expressions have collectives in inner graphs: in a scan, or in what the optimizer may dissolve."""
+    """Return whether expressions have collectives in inner graphs: of a Scan, or of an operation to be inlined."""
     return any(var.owner is not None and meets_within(var.owner.op) for var in ancestors(list(expressions)))
 
 
 def depends_on(expression: Any, variables: Iterable[Any], *, or_rank: bool = True, but_for: Iterable[Any] = ()) -> bool:
-    """Whether an expression depends, otherwise than through collectives, on some of the variables, or on the rank.
+    """Return whether an expression depends on some of the variables, or on the rank, other than through collectives.
 
-    What it needs of them for the sake of the variables ``but_for`` does not count.
+    Parameters
+    ----------
+    expression : variable
+    variables : iterable of variables
+    or_rank : bool
+        Whether numbers that depend on the rank count.
+    but_for : iterable of variables
+        Dependencies through these variables do not count.
     """
     sought, seen = set(variables), set(but_for)
     waiting = [expression]
@@ -89,12 +95,12 @@ def _needs_standing(op: Any) -> bool:
 
 
 def meets_within(op: Any) -> bool:
-    """Whether the inner graph of an op, of a scan say, has collectives."""
+    """Return whether the inner graph of an operation, such as a Scan, has collectives or depends on the rank."""
     return expresses_meetings(ops.inner_outputs(op))
 
 
 def expresses_meetings(expressions: Iterable[Any]) -> bool:
-    """Whether there are collectives in expressions, in inner graphs too."""
+    """Return whether expressions have collectives or numbers that depend on the rank, in inner graphs too."""
     waiting, seen = list(expressions), set()
     while waiting:
         var = waiting.pop()
@@ -108,34 +114,39 @@ def expresses_meetings(expressions: Iterable[Any]) -> bool:
 
 
 class Cut(NamedTuple):
-    """What `cut` makes of some expressions."""
+    """Result of `cut`."""
 
-    before: list[int]  # the expressions, by position, that are computed slice by slice
-    entering: list[Any]  # what enters the collectives
-    ops: list[str]  # of these
-    inputs: list[Any]  # variables for what comes of them
-    after: dict[int, Any]  # the other expressions, of the inputs
+    before: list[int]  # positions of the expressions that are computed slice by slice
+    entering: list[Any]  # the values that enter the collectives
+    ops: list[str]  # the ops of their collectives
+    inputs: list[Any]  # variables for the accumulated values
+    after: dict[int, Any]  # the other expressions by position, computed from these variables
 
 
 def cut(
     expressions: Sequence[Any], names: Sequence[str], apart: Sequence[Any], common: Sequence[Any] = ()
 ) -> Cut | None:
-    """Cut expressions where they enter collectives; ``None`` if there are none.
+    """Cut expressions at their collectives.
 
     Parameters
     ----------
     expressions : list of variables
     names : list of str
-        What they are called in messages.
+        Names of the expressions in messages.
     apart : list of variables
-        What is not the same on all ranks, and not in all slices.
+        Variables that differ between ranks or slices.
     common : list of variables
-        What is, though it is computed of that.
+        Variables that are the same on all ranks and in all slices, though computed from those.
+
+    Returns
+    -------
+    Cut or None
+        ``None`` if there are no collectives.
 
     Raises
     ------
     ValueError
-        If collectives of data points do not come last.
+        If data points are needed together with the result of a collective, or there is a collective in a loop.
     """
     nodes = {var.owner: None for var in ancestors(list(expressions)) if var.owner is not None}
     if any(meets_within(node.op) for node in nodes):

@@ -1,6 +1,6 @@
-"""The op: a collective in a graph.
+"""Operation for a collective in a graph.
 
-It is never executed while a function is compiled, where one process would be alone with it.
+It is never executed while a function is compiled, because only one process compiles it.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ __all__ = ["UNNUMBERED", "Collective"]
 
 UNNUMBERED = -1
 
-#: The ops that take rows as they are.
+#: The ops that move rows without arithmetic.
 _OF_ROWS = (GATHER, BROADCAST)
 
 _contiguous = functools.partial(np.asarray, order="C")
 
 
 class Collective(Op):
-    """Reductions of some arrays over the ranks, and gatherings of others, in one meeting.
+    """Reduce, gather or broadcast several arrays over the ranks in one collective.
 
-    Output i is what the ranks have as input i, reduced or gathered by ``ops[i]``.
+    Output i has the ranks' values of input i, combined by ``ops[i]``.
 
     Parameters
     ----------
     ops : tuple of str
-        For each input a key of `OPS`, ``"gather"`` (concatenation on axis 0, in rank order), or ``"broadcast"`` (the
-        rows that the controller has).
+        For each input a key of `OPS`, ``"gather"`` (concatenation along axis 0, in rank order), or ``"broadcast"`` (the
+        controller's rows).
     inplace : tuple of int
         The inputs whose memory takes the results.
     number : int
-        By which ranks see that they meet in the same collective. Given after optimization: before, it would keep
-        equal collectives from being merged.
+        Number by which ranks check that they are in the same collective. It is set after optimization, because it would
+        keep equal collectives from being merged.
     labels : tuple of int
-        By which who made the collectives finds them in a compiled function, those that were not merged with others.
+        Labels that identify collectives in a compiled function, except for those merged into equal ones.
 
     Attributes
     ----------
     n_bytes : tuple of int
-        How large the results were when it was executed first, on this rank; empty before.
+        Sizes of the results on this rank in bytes at the first execution; empty before.
     """
 
     __props__ = ("ops", "inplace", "number")
@@ -73,14 +73,14 @@ class Collective(Op):
         return f"Collective{number}{{{'; '.join(ops)}}}"
 
     def make_node(self, *inputs: Any) -> Any:
-        """Apply to as many tensor variables as there are ops."""
+        """Apply the operation to one tensor variable for each op."""
         inputs = tuple([T.as_tensor_variable(x) for x in inputs])
         return Apply(self, inputs, [_type_of(x, op)() for x, op in zip(inputs, self.ops)])
 
     def perform(self, node: Any, inputs: Sequence[np.ndarray], output_storage: Sequence[list[Any]]) -> None:
-        """Meet the other ranks; alone, outside of a call, the result is what one rank has."""
+        """Run the collective; outside a call it is that of a single rank."""
         standing = current()
-        arrays = list(map(_contiguous, inputs))  # a copy of what is not
+        arrays = list(map(_contiguous, inputs))  # copies those that are not
         if standing is None or standing.n_ranks == 1:
             triples = zip(arrays, self._own, self.ops)
             results = [array if is_own else array.astype(_dtype_of(array, op)) for array, is_own, op in triples]
@@ -92,11 +92,11 @@ class Collective(Op):
             storage[0] = result
 
     def do_constant_folding(self, *_: Any) -> bool:
-        """Never: the master alone would meet nobody."""
+        """Return false: the controller compiles alone, and would have no partners."""
         return False
 
     def infer_shape(self, node: Any, shapes: Sequence[Any]) -> list[Any]:
-        """Reductions keep shapes; how long a gathered array is, is known when it is there."""
+        """Return the shapes: reductions keep them, and gathered arrays have a length that is known at run time only."""
         found = []
         for op, shape, output in zip(self.ops, shapes, node.outputs):
             gathered = (length_along(output, 0),) if op in _OF_ROWS else ()
@@ -104,12 +104,12 @@ class Collective(Op):
         return found
 
     def connection_pattern(self, node: Any) -> list[list[bool]]:
-        """Each output comes of its own input."""
+        """Connect each output with its own input only."""
         n = len(self.ops)
         return [[i == k for k in range(n)] for i in range(n)]
 
     def L_op(self, inputs: Sequence[Any], outputs: Sequence[Any], output_gradients: Sequence[Any]) -> list[Any]:
-        """See `gradients`."""
+        """Return the gradients; see `synkhronos._graph.ops.gradients`."""
 
         def collective(op: str, x: Any) -> Any:
             return Collective((op,))(x)
@@ -118,7 +118,7 @@ class Collective(Op):
         return [gradient(op, x, y, g, collective) for op, x, y, g in of_each]
 
     def R_op(self, inputs: Sequence[Any], eval_points: Sequence[Any]) -> list[Any]:
-        """The same collectives of the tangents, where they are linear."""
+        """Return the same collectives of the tangents; raise `NotImplementedError` for a nonlinear op."""
         nonlinear = [op for op in self.ops if op in ("prod", "max", "min")]
         if nonlinear:
             raise NotImplementedError(f"there is no R-operator of the op {nonlinear[0]!r}")

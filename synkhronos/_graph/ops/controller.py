@@ -1,8 +1,8 @@
-"""Operations that the controller computes alone, and whose results it broadcasts to all ranks.
+"""Run operations on the controller alone, and broadcast the results to all ranks.
 
-A user's operation in Python may draw from ``np.random``, count its calls or read a file: on each rank it could give
-something else. In the graph of an exact function three operations take its place. `OnController` runs it on the
-controller, and gives its results as bytes; a collective broadcasts these; `Unpacked` gives the results on all ranks.
+A user's operation in Python may draw from ``np.random``, count its calls or read a file, with another result on each
+rank. In the graph of an exact function three operations replace it: `OnController` runs it on the controller and
+returns its results as bytes, a collective broadcasts these, and `Unpacked` returns the results on all ranks.
 """
 
 from __future__ import annotations
@@ -21,13 +21,18 @@ __all__ = ["broadcast_outputs"]
 
 
 def broadcast_outputs(node: Any, inputs: Sequence[Any]) -> list[Any]:
-    """Return the outputs of a node as the controller computes them, as expressions.
+    """Return expressions for the outputs of an Apply node that only the controller computes.
 
     Parameters
     ----------
     node : Apply
     inputs : list of variables
-        In place of the node's own; of equal values on the controller.
+        Variables that replace the node's inputs, with equal values on the controller.
+
+    Returns
+    -------
+    list of variables
+        One for each output of the node.
     """
     types_in, types_out = ([one.type for one in variables] for variables in (node.inputs, node.outputs))
     sent = OnController(node.op, tuple(types_in), tuple(types_out))(*inputs)
@@ -36,18 +41,18 @@ def broadcast_outputs(node: Any, inputs: Sequence[Any]) -> list[Any]:
 
 
 class OnController(Op):
-    """Run an operation on the controller alone; gives its results as bytes, and none on other ranks.
+    """Run an operation on the controller alone: its results as bytes, and no bytes on other ranks.
 
     Parameters
     ----------
     op : Op
-        One that computes by its ``perform``.
+        An operation that computes by its ``perform``.
     types_in, types_out : tuple of Type
-        Of its inputs and outputs.
+        Types of its inputs and outputs.
     """
 
     __props__ = ("op", "types_in", "types_out")
-    is_kept = False  # on disk, by numba: it is the program's
+    is_kept = False  # numba must not cache it on disk: it is the program's
 
     def __init__(self, op: Any, types_in: tuple[Any, ...], types_out: tuple[Any, ...]) -> None:
         self.op, self.types_in, self.types_out = op, types_in, types_out
@@ -57,18 +62,18 @@ class OnController(Op):
         return f"OnController{{{self.op}}}"
 
     def make_node(self, *inputs: Any) -> Any:
-        """Apply to inputs of the operation."""
+        """Apply the operation to the inputs of the user's operation."""
         return Apply(self, list(inputs), [bytes_variable()])
 
     def perform(self, node: Any, inputs: Sequence[Any], output_storage: Sequence[list[Any]]) -> None:
-        """Run the operation on the controller, and where there is one rank; on others do nothing."""
+        """Run the user's operation on the controller, and outside a call; do nothing on other ranks."""
         standing = current()
         if standing is not None and standing.rank != standing.controller:
             output_storage[0][0] = np.empty(0, np.uint8)
             return
         own = Apply(self.op, [type_() for type_ in self.types_in], [type_() for type_ in self.types_out])
         values = list(inputs)
-        for i in self._copied:  # an operation in place must not change what others read
+        for i in self._copied:  # an in-place operation must not change values that others read
             values[i] = values[i].copy()
         storage: list[list[Any]] = [[None] for _ in self.types_out]
         params = [own.run_params()] if getattr(self.op, "params_type", None) and hasattr(own, "run_params") else []
@@ -76,5 +81,5 @@ class OnController(Op):
         output_storage[0][0] = pack([type_.filter(value) for type_, (value,) in zip(self.types_out, storage)])
 
     def do_constant_folding(self, *arguments: Any) -> bool:
-        """As the operation itself: the serial program computes it as it is compiled, too."""
+        """Return the operation's own answer: the serial program computes it during compilation, too."""
         return bool(self.op.do_constant_folding(*arguments))

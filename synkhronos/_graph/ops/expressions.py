@@ -39,6 +39,8 @@ def averaged(x: Any) -> Any:
     ------
     TypeError
         If ``x`` cannot be converted to a tensor variable.
+    WorkerError
+        In a call, if the shapes of ``x`` differ between ranks.
 
     Examples
     --------
@@ -69,6 +71,8 @@ def summed(x: Any) -> Any:
     ------
     TypeError
         If ``x`` cannot be converted to a tensor variable.
+    WorkerError
+        In a call, if the shapes of ``x`` differ between ranks.
 
     Examples
     --------
@@ -102,6 +106,8 @@ def reduced(x: Any, op: Reduction = "avg") -> Any:
     ------
     TypeError
         If ``x`` cannot be converted to a tensor variable.
+    WorkerError
+        In a call, if the shapes of ``x`` differ between ranks.
     ValueError
         For an unknown op.
 
@@ -134,6 +140,8 @@ def gathered(x: Any) -> Any:
     ------
     TypeError
         If ``x`` cannot be converted to a tensor variable.
+    WorkerError
+        In a call, if the shapes of ``x`` differ between ranks beyond axis 0.
 
     Examples
     --------

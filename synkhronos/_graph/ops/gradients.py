@@ -1,17 +1,17 @@
 """Gradients of the collectives.
 
-What is differentiated is the weighted mean of the ranks' costs, sum_k w_k C_k, where w_k is rank k's part of the data
-points; a cost that is the same on all ranks counts once, since the w_k sum to one. A gradient on rank k stands for its
-part of it: g_k such that sum_k w_k g_k (`averaged`) is the whole. So the gradient of a collective y = F(x_1, x_2, …) is
-its adjoint in the inner product <u, v> = sum_k w_k u_k · v_k:
+The differentiated cost is the weighted mean of the ranks' costs, sum_k w_k C_k, where w_k is rank k's fraction of the
+data points. A cost that is the same on all ranks counts once, since the w_k sum to one. Rank k holds a gradient g_k
+such that sum_k w_k g_k (`averaged`) is the full gradient. So the gradient of a collective y = F(x_1, x_2, …) is its
+adjoint in the inner product <u, v> = sum_k w_k u_k · v_k:
 
 * averaged, y = sum_j w_j x_j:  <g, y> = (sum_k w_k g_k) · sum_j w_j x_j, so it is averaged(g).
 * summed, y = sum_j x_j:  <g, y> = sum_j w_j (averaged(g) / w_j) · x_j, so it is averaged(g) / w_j on rank j.
-* gathered:  the rows of rank j in averaged(g), over w_j, likewise.
-* max, min:  averaged(g) / w_j where x_j is the extreme, ties included, as in Theano's own; else 0.
-* prod:  averaged(g) / w_j times the product of the other ranks' values.
+* gathered:  likewise, it is the rows of rank j in averaged(g), divided by w_j.
+* max, min:  it is averaged(g) / w_j where x_j is the extreme, ties included, as in Theano's own gradients; else 0.
+* prod:  it is averaged(g) / w_j times the product of the other ranks' values.
 
-On a rank that is left out it is 0, or anything.
+On a rank that is left out (w_k = 0), the gradient is arbitrary.
 """
 
 from __future__ import annotations
@@ -33,16 +33,25 @@ __all__ = ["gradient"]
 
 
 def gradient(op: str, x: Any, y: Any, g: Any, collective: Callable[[str, Any], Any]) -> Any:
-    """The gradient with respect to the input ``x`` of one collective, of output ``y``, whose gradient is ``g``.
+    """Return the gradient with respect to the input of one collective.
 
-    ``collective(op, x)`` makes the collectives that it takes.
+    Parameters
+    ----------
+    op : str
+        The collective's op.
+    x, y : variable
+        Its input and output.
+    g : variable
+        The gradient with respect to the output.
+    collective : callable
+        ``collective(op, x)`` returns a collective for use in the gradient.
     """
     if isinstance(g.type, DisconnectedType):
         return g
     if x.dtype not in CONTINUOUS:
         return x.zeros_like(dtype=config.floatX)
     constant = _constant(g)
-    if constant and op in ("avg", "sum", GATHER):  # zeros may be PyTensor's, by which it then differentiates
+    if constant and op in ("avg", "sum", GATHER):  # not for zeros: PyTensor may differentiate with respect to them
         mean = T.fill(x, T.cast(constant, x.dtype))
         return mean if op == "avg" else mean * _whole(x)
     mean = collective("avg", g)
@@ -58,7 +67,7 @@ def gradient(op: str, x: Any, y: Any, g: Any, collective: Callable[[str, Any], A
 
 
 def _constant(g: Any) -> Any:
-    """The number that all elements of a gradient are on all ranks, if it is known by now: no rank need be asked."""
+    """Return the constant that all elements of a gradient equal on all ranks; ``None`` if there is none."""
     try:
         return get_scalar_constant_value(g)
     except NotScalarConstantError:
@@ -66,22 +75,22 @@ def _constant(g: Any) -> Any:
 
 
 def _whole(x: Any) -> Any:
-    """One over the weight of this rank."""
+    """Return one over this rank's fraction of the total weight."""
     return T.cast(Known("whole")(), x.dtype)
 
 
 def _own_rows(x: Any, all_rows: Any, collective: Callable[[str, Any], Any]) -> Any:
-    """The rows of a gathered array that are this rank's."""
+    """Return this rank's rows of a gathered array."""
     rank, n_ranks = Known("rank")(), Known("n_ranks")()
     lengths = collective("sum", T.set_subtensor(T.zeros((n_ranks,), "int64")[rank], x.shape[0]))
     rows = lengths[:rank].sum() + T.arange(x.shape[0])
-    return all_rows[T.minimum(rows, all_rows.shape[0] - 1)]  # a rank that is left out has none there
+    return all_rows[T.minimum(rows, all_rows.shape[0] - 1)]  # a rank that is left out has no rows there
 
 
 def _product_of_others(x: Any, collective: Callable[[str, Any], Any]) -> Any:
-    """The product of the other ranks' values, some of which may be 0."""
+    """Return the product of the other ranks' values, some of which may be 0."""
     is_zero = T.eq(x, 0)
     n_zeros = collective("sum", is_zero)
-    of_others = collective("prod", T.switch(is_zero, 1, x))  # of those that are not 0
+    of_others = collective("prod", T.switch(is_zero, 1, x))  # the product of the nonzero values
     own = T.cast(T.switch(is_zero, 1, x), x.dtype)
     return T.switch(T.eq(n_zeros, T.cast(is_zero, "int64")), T.cast(of_others, x.dtype) / own, 0).astype(x.dtype)

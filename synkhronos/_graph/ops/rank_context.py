@@ -1,10 +1,10 @@
-"""Where a rank stands while it executes a function: what the ops of a graph must know at run time.
+"""Rank context: rank, weights and transport that the operations of a graph use at run time.
 
-There is one `Standing` for each rank, and it is `current` in the thread that executes a function with collectives, from
-its beginning to its end. Everywhere else there is none, and a collective is that of one rank: the identity.
+Each rank has one `Standing`. It is `current` in a thread while this executes a function with collectives. Elsewhere
+there is none, and a collective is that of a single rank: the identity.
 
-All ranks must come to the same collectives in the same order. Each compares a signature whenever they meet, and they
-meet once more at the end of the function; so one that goes another way is an error on all of them, not a wait.
+All ranks must run the same collectives in the same order. They compare signatures in each collective, and in one more
+at the end of the function, so that a rank that takes another path is an error on all ranks, not a deadlock.
 """
 
 from __future__ import annotations
@@ -27,35 +27,39 @@ if TYPE_CHECKING:
 __all__ = ["BROADCAST", "GATHER", "Standing", "current"]
 
 GATHER = "gather"
-BROADCAST = "broadcast"  # of bytes, or of other rows: all ranks get the controller's
+BROADCAST = "broadcast"  # all ranks get the controller's rows, or bytes
 
 _logger = logging.getLogger("synkhronos")
 _here = threading.local()
-_END = -2  # the number of the meeting at the end of a function
+_END = -2  # the number of the collective at the end of a function
 
 
 def current() -> Standing | None:
-    """The standing of the rank whose function this thread executes; ``None`` if it executes none."""
+    """Return the context of the rank whose function this thread executes; ``None`` if it executes none."""
     return getattr(_here, "standing", None)
 
 
 class Standing:
-    """One rank among the others in a call.
+    """Context of one rank in calls of functions with collectives.
 
     Parameters
     ----------
-    rank, n_ranks, controller : int
-        This rank, how many there are, and the one in which the program runs.
+    rank : int
+        This rank.
+    n_ranks : int
+        Number of ranks.
+    controller : int
+        Rank of the controller.
     transport : SharedMemoryTransport
     timeline : Timeline
 
     Attributes
     ----------
     weights : tuple of int
-        By which the ranks count in the call under way: their data points, if there are any. A rank of weight 0 is left
-        out of every collective.
+        Weights of the ranks in the current call: their numbers of data points, if there are any. Ranks of weight 0 are
+        left out of every collective, but for the controller's rows in a broadcast.
     own : int
-        This rank's weight; in a call in slices, how many data points the slice has.
+        This rank's weight; in a call in slices, the number of data points of the slice.
     """
 
     def __init__(
@@ -70,16 +74,26 @@ class Standing:
         self._timeline = timeline
         self._lost: Exception | None = None
         self._known: dict[Any, Any] = {}  # the last reductions of each collective
-        self._left: list[Any] = []  # what other ranks may still read and write
+        self._left: list[Any] = []  # memory that other ranks may still read and write after an error
 
     def execute(self, weights: tuple[int, ...], function: Callable[[], Any]) -> Any:
-        """Call a function with this standing, and meet the others at its end.
+        """Call a function in this context, and check at its end that all ranks have finished it.
 
         Parameters
         ----------
         weights : tuple of int
-            Of each rank; not all of them 0.
+            Weights of the ranks; not all of them 0.
         function : callable
+
+        Returns
+        -------
+        object
+            The result of the function.
+
+        Raises
+        ------
+        WorkerDied, WorkerTimeout
+            If another rank died or did not respond in time during a collective.
         """
         self.weigh(weights)
         self._left.clear()
@@ -100,32 +114,38 @@ class Standing:
             _here.standing = None
 
     def weigh(self, weights: tuple[int, ...]) -> None:
-        """Have the ranks count by these; no one has met the others yet."""
+        """Set the weights of the ranks, before the first collective of a call."""
         self.weights = weights
         self.own = weights[self.rank]
 
     def combine(
         self, number: int, ops: Sequence[str], arrays: Sequence[np.ndarray], in_place: Sequence[bool]
     ) -> list[np.ndarray]:
-        """Reduce arrays over the ranks, and gather others; all ranks come out with the same.
+        """Reduce, gather or broadcast arrays over the ranks; all ranks get the same results.
 
         Parameters
         ----------
         number : int
-            Of this collective in its function, the same on all ranks.
+            Number of this collective in its function, the same on all ranks.
         ops : sequence of str
             For each array a key of `OPS`, ``"gather"`` or ``"broadcast"``.
-        arrays : sequence of array
-            C-contiguous.
+        arrays : sequence of ndarray
+            C-contiguous arrays.
         in_place : sequence of bool
-            For each array whether its memory takes the result, which has its dtype then.
+            For each array whether its memory takes the result, which then has the array's dtype.
+
+        Returns
+        -------
+        list of ndarray
 
         Raises
         ------
         ValueError
-            On every rank, if shapes differ between ranks where they must not.
+            On every rank, if shapes that must be equal differ between ranks.
         RuntimeError
             On every rank, if not all are in this collective.
+        CollectiveAborted
+            If another rank died or did not respond in time; `execute` raises the cause.
         """
         timeline = self._timeline
         if not timeline.on:
@@ -159,7 +179,7 @@ class Standing:
         return results
 
     def _reductions(self, number: int, ops: Sequence[str], arrays: Sequence[np.ndarray]) -> tuple[int, list[Any]]:
-        """What must be the same on all ranks; and for each array dtype and way of its result, ``None`` for rows."""
+        """Return a checksum that must equal that of all ranks, and for each array the reduction, ``None`` for rows."""
         seen = [(array.shape, array.dtype) for array in arrays]
         last, weights, known = self._known.get((number, ops), (None, None, None))
         if known is None or last != seen or weights != self.weights:
@@ -171,16 +191,16 @@ class Standing:
                     None if returned is None else self._transport.reduction_of(op, array.dtype, returned, self.weights)
                 )
                 reductions.append(None if how is None else (returned, how))
-            known = zlib.crc32(repr((number, same)).encode()), reductions  # the same on every machine
+            known = zlib.crc32(repr((number, same)).encode()), reductions  # unlike hash(), the same on every node
             self._known[number, ops] = seen, self.weights, known
         return known
 
     def _is_present(self, rank: int, op: str) -> bool:
-        """Whether a rank has rows of what is gathered or broadcast."""
+        """Return whether a rank contributes rows to a gather or a broadcast."""
         return rank == self.controller if op == BROADCAST else bool(self.weights[rank])
 
     def _exchange_shapes(self, number: int, arrays: Sequence[tuple[np.ndarray, str]]) -> list[list[tuple[int, ...]]]:
-        """For each array, with its op, the shapes that it has on the ranks: without rows where a rank is left out."""
+        """Return the shapes of each array on all ranks; those of ranks that are left out have no rows."""
         own = [(array.shape[0] * self._is_present(self.rank, op), *array.shape[1:]) for array, op in arrays]
         lengths = np.array([length for shape in own for length in shape], np.int64)
         table = np.empty((self.n_ranks, len(lengths)), np.int64)
@@ -196,21 +216,21 @@ class Standing:
         return found
 
     def _run(self, parts: list[tuple[Any, Any, Any]], number: int, signature: int) -> bool:
-        """Meet, if the signature is the same on all ranks."""
+        """Run the transport's collective; raise an error if the signature is not the same on all ranks."""
         try:
             directly = self._transport.run(parts, signature)
             if directly is None:
                 raise self._difference(number, [part[0] for part in parts if not isinstance(part[2], list)])
         except BaseException as error:
             self._left += parts
-            if isinstance(error, (WorkerDied, WorkerTimeout)):  # which Theano cannot raise again with its own words
+            if isinstance(error, (WorkerDied, WorkerTimeout)):  # Theano cannot raise these again with its own message
                 self._lost = error
                 raise CollectiveAborted(str(error)) from error
             raise
         return bool(directly)
 
     def _difference(self, number: int, arrays: Sequence[np.ndarray]) -> Exception:
-        """What tells in which way ranks differ: all of them come here, since signatures differ for all."""
+        """Return an error that describes how the ranks differ; a mismatch brings all ranks here."""
         shape = [length for array in arrays for length in array.shape]
         numbers = [tuple(row) for row in self._tell_all([number, len(shape)])]
         if len(set(numbers)) == 1:
@@ -235,7 +255,7 @@ class Standing:
         )
 
     def _tell_all(self, numbers: Sequence[int]) -> list[list[int]]:
-        """The numbers of all ranks, as many on each."""
+        """Gather equally many integers from each rank: a list for each one."""
         own = np.array(numbers, np.int64)
         table = np.empty(self.n_ranks * len(own), np.int64)
         self._transport.run([(own, table, [len(own)] * self.n_ranks)], 0)
@@ -243,7 +263,7 @@ class Standing:
 
 
 def _describe(ops: Sequence[str], arrays: Sequence[np.ndarray]) -> str:
-    """A collective for traces: its ops, how many arrays, how many bytes on this rank."""
+    """Describe a collective for traces: its ops, the number of arrays, and their bytes on this rank."""
     names = ", ".join(sorted(set(ops)))
     n_bytes = sum(array.nbytes for array in arrays)
     return f"{names} of {len(arrays)} array{'s' if len(arrays) > 1 else ''}, {n_bytes} bytes"

@@ -1,10 +1,12 @@
-"""What Theano's optimizer makes of collectives: few that have many arrays, numbers, and work in place.
+"""Graph rewrites that join collectives, number them, and let them work in place.
 
-Collectives of which none depends on another become one. What lies on one depth does not: the depth of a collective is
-by one greater than the greatest of those that it depends on. Then each depends on one of the depth before, and there is
-but one order to execute them in. Numbers come with that, late: until then equal collectives are merged.
+The depth of a collective is one more than the greatest depth of the collectives that it depends on. Collectives of
+equal depth do not depend on each other and are joined into one. Each joined collective then depends on that of the
+depth before, so there is only one order of execution. Numbers are set in the same step, after equal collectives have
+been merged.
 
-What a branch of an `IfElse` alone needs stays by itself: with others, it would be computed whatever the condition says.
+A collective that only one branch of an `IfElse` needs is not joined, because it would be computed whatever the
+condition is.
 """
 
 from __future__ import annotations
@@ -28,13 +30,13 @@ __all__: list[str] = []
 
 
 class _Join(Rewriter):
-    """One collective for each depth, numbered."""
+    """Join the collectives of each depth, and number them."""
 
     def add_requirements(self, fgraph: Any) -> None:
         fgraph.attach_feature(ReplaceValidate())
 
     def apply(self, fgraph: Any) -> None:
-        """Rewrite a graph."""
+        """Join the collectives of a graph."""
         depths: dict[Any, int] = {}
         levels: dict[int, list[Any]] = {}
         always = _always_computed(fgraph)
@@ -63,7 +65,7 @@ class _Join(Rewriter):
 
 
 def _always_computed(fgraph: Any) -> set[Any]:
-    """The nodes that are computed whichever branches are."""
+    """Return the Apply nodes that are computed whichever branches are taken."""
     waiting = [var.owner for var in fgraph.outputs]
     found: set[Any] = set()
     while waiting:
@@ -76,13 +78,13 @@ def _always_computed(fgraph: Any) -> set[Any]:
 
 
 class _WorkInPlace(Rewriter):
-    """Reduce where nobody else needs what is reduced."""
+    """Reduce in place if no other Apply node needs the input."""
 
     def add_requirements(self, fgraph: Any) -> None:
         fgraph.attach_feature(ReplaceValidate())
 
     def apply(self, fgraph: Any) -> None:
-        """Rewrite a graph."""
+        """Make the collectives of a graph work in place."""
         for node in fgraph.toposort():
             if isinstance(node.op, Collective) and not node.op.inplace:
                 places = [i for i, x in enumerate(node.inputs) if _may_change(node, i, x)]

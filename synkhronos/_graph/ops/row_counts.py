@@ -1,7 +1,4 @@
-"""Numbers that a rank knows of itself, in a graph.
-
-How many rows a call has, and which of them are this rank's: counted in the graph, and compared.
-"""
+"""Operations for numbers that depend on the rank: its weight and index, and its range of the rows of a call."""
 
 from __future__ import annotations
 
@@ -18,13 +15,13 @@ __all__ = ["Counted", "Known"]
 
 
 class Known(Op):
-    """A number that a rank knows of itself, and that another rank may know otherwise.
+    """A scalar that may have another value on each rank.
 
     Parameters
     ----------
     what : str
-        ``"rank"``, ``"n_ranks"`` (int64), or ``"whole"`` (float64): how many times its own weight all ranks have
-        together, 0 on a rank that is left out. A single rank has 0, 1 and 1.
+        ``"rank"`` or ``"n_ranks"`` (int64), or ``"whole"`` (float64): the total weight of all ranks divided by this
+        rank's weight, 0 on a rank that is left out. Outside a call they are 0, 1 and 1.
     """
 
     __props__: tuple[str, ...] = ("what",)
@@ -33,11 +30,11 @@ class Known(Op):
         self.what = what
 
     def make_node(self) -> Any:
-        """Takes nothing."""
+        """Apply the operation, which has no inputs."""
         return Apply(self, [], [T.dscalar() if self.what == "whole" else T.lscalar()])
 
     def perform(self, node: Any, inputs: Sequence[Any], output_storage: Sequence[list[Any]]) -> None:
-        """Ask where the rank stands."""
+        """Read the number from the current rank context."""
         standing = current()
         if self.what == "whole":
             own = 1 if standing is None else standing.own
@@ -49,27 +46,27 @@ class Known(Op):
             output_storage[0][0] = np.asarray(getattr(standing, self.what))
 
     def do_constant_folding(self, *_: Any) -> bool:
-        """Never: it is another number on other ranks."""
+        """Return false: other ranks have another number."""
         return False
 
     def infer_shape(self, node: Any, shapes: Sequence[Any]) -> list[Any]:
-        """No dimensions."""
+        """Return the shape of a scalar."""
         return [()]
 
 
 class Counted(Known):
-    """The number of rows of a call, the first one of this rank, and how many are here: three int64 scalars.
+    """Number of rows of a call, index of this rank's first row, and number of its rows: three int64 scalars.
 
-    Inputs: those three as the call gives them, where ``given`` says of what; then lengths, all of which must be the
-    number of rows. Without ``given`` rows are divided here. If there are fewer of them than ranks, each rank has them
-    all, and only one counts in collectives.
+    The inputs are these three numbers if the call passes them, followed by lengths, all of which must equal the number
+    of rows. If the call passes none, the rows are divided among the ranks here. If there are fewer rows than ranks,
+    each rank has all of them, and only rank 0 counts in collectives.
 
     Parameters
     ----------
     names : tuple of str
-        What the lengths are of.
+        Names of the variables that have the lengths.
     given : str
-        What the call's own rows are of; empty if it gives none.
+        Names of the variables that have the rows passed by the call; empty if it passes none.
     """
 
     __props__ = ("names", "given")
@@ -78,11 +75,11 @@ class Counted(Known):
         self.names, self.given = names, given
 
     def make_node(self, *numbers: Any) -> Any:
-        """Apply it to the three numbers, if they are given, and to the lengths."""
+        """Apply the operation to the three numbers, if the call passes them, and to the lengths."""
         return Apply(self, list(map(T.as_tensor_variable, numbers)), [T.lscalar() for _ in range(3)])
 
     def perform(self, node: Any, inputs: Sequence[Any], output_storage: Sequence[list[Any]]) -> None:
-        """Refuse lengths that differ, on all ranks alike."""
+        """Compute the three numbers; raise `ValueError` on all ranks if the lengths differ."""
         numbers = list(map(int, inputs))
         names = [self.given, *self.names] if self.given else self.names
         lengths = [numbers[0], *numbers[3:]] if self.given else numbers
@@ -94,7 +91,7 @@ class Counted(Known):
             storage[0] = np.asarray(number)
 
     def infer_shape(self, node: Any, shapes: Sequence[Any]) -> list[Any]:
-        """No dimensions."""
+        """Return the shapes of three scalars."""
         return [(), (), ()]
 
 

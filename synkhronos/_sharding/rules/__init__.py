@@ -1,8 +1,8 @@
-"""What each kind of operation does with rows: a table from types of Ops to rules.
+"""Sharding rules: how placements pass through each type of operation.
 
-A rule is given the walk and a node of which some input is not whole. It returns the outputs with their placements, or
-says in a few words why it cannot: then the inputs are gathered. A type that is not in the table is not understood, and
-neither are types derived from those that are, but for those of OpFromGraph that compute their inner graphs alone.
+A rule takes the propagation and an Apply node with an input that is not replicated. It returns the outputs with their
+placements, or a short reason why it cannot; then the inputs are gathered. Types without a rule are not supported. A
+subclass does not inherit a rule, except for subclasses of checks and of OpFromGraph that compute as their base does.
 """
 
 from __future__ import annotations

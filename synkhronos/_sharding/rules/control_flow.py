@@ -1,15 +1,15 @@
-"""The steps of a Scan: its inner graph, walked over with given placements of the states.
+"""Sharding rules of Scan and IfElse.
 
-What the steps have of the graph outside, the user's variables, stands in for the inner ones: so the walk knows it all
-by now, and what is gathered, reduced or cut of it is so once, before the loop.
+Scan: placements are propagated through the inner graph by the same rules, with given placements of the states. Outer
+variables take the place of the inner ones, so that they are gathered, reduced or cut once, before the loop.
 
-Scan: its steps are divided by the same rules, once it is known where the rows of its states are.
+A fixed-point iteration finds the placements of the states. A state that begins sharded, or is sharded after a step,
+stays so if each step keeps it. A sum over rows to which steps only add is partial until the end of the loop. All other
+states are replicated. Each iteration propagates through a step again. It ends, because a state becomes sharded at most
+once, and replicated at most once.
 
-The placements of the states are found by trying: what begins in rows, or becomes that in a step, stays in rows, if each
-step leaves it so; a sum over rows that steps only add to waits for the end of the loop; all other states are whole.
-Each try walks over a step anew. A state gets rows once and loses them once, so that tries come to an end.
-
-IfElse: ranks must take the same branch, so that the condition is whole; what both branches give is placed alike.
+IfElse: all ranks must take the same branch, so the condition is replicated. The results of both branches get the same
+placement.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ _WHOLE = "a state that is whole"
 
 
 class Steps:
-    """One try.
+    """Propagation through the steps of a Scan, for given placements of its states.
 
     Parameters
     ----------
     walk : Walk
     node : Apply
-        Of a Scan in the user's graph.
+        Apply node of a Scan in the user's graph.
     loop : Loop
-        What it is made of.
+        The inputs, states and outputs of the Scan.
     placements : list of Placement
-        Of one entry of each state.
+        Placement of one entry of each state.
     """
 
     def __init__(self, walk: Walk, node: Any, loop: Any, placements: Sequence[Placement]) -> None:
         self._walk, self._node, self._loop, self._placements = walk, node, loop, placements
-        self._entries: list[Any] = []  # what differs from step to step
+        self._entries: list[Any] = []  # variables that differ from step to step
         self._n_met = len(walk.met)
         replaced = {}
         for inner, outer in loop.sequences:
@@ -85,18 +85,18 @@ class Steps:
         self._walk.put(entry, Placed(entry, placement))
         return entry
 
-    # -- what came of it
+    # -- resulting placements
 
     def rows_of(self, i: int) -> Shard | None:
-        """The rows that a state has after a step, if any, with places that are the same in all steps."""
+        """Return the sharding of a state after a step, if it has one that is the same in all steps."""
         found = [self._walk.placement(new) for new in self._new_states[i]]
         shard = next((one for one in found if isinstance(one, Shard)), None)
         return shard if shard is not None and self._are_fixed(shard.outer, shard.inner) else None
 
     def keeps(self, i: int) -> bool:
-        """Whether a state is placed after a step as it was before; whole ones may be made whole.
+        """Return whether a step keeps a state's placement; it always does for a state that is made replicated.
 
-        A sum that waits must not be needed within a step.
+        A deferred sum must not be needed within a step.
         """
         placement = self._placements[i]
         if isinstance(placement, Replicate):
@@ -106,7 +106,7 @@ class Steps:
         return all(self._walk.placement(new) == placement for new in self._new_states[i])
 
     def meets_for(self, i: int) -> bool:
-        """Whether ranks meet in each step for the sake of a state."""
+        """Return whether a state needs a collective in each step."""
         inside = self._inside([])
         results = {one.result for one in self._walk.met[self._n_met :] if one.result in inside}
         return all(
@@ -115,7 +115,7 @@ class Steps:
         )
 
     def _inside(self, more: Iterable[Any]) -> set[Any]:
-        """All that is computed in each step anew."""
+        """Return all variables that are computed again in each step."""
         outputs = [*map(self._walk.new, self._outputs), *(one.result for one in self._walk.met[self._n_met :]), *more]
         found = set(self._entries)
         for node in io_toposort(self._entries, outputs):
@@ -124,13 +124,13 @@ class Steps:
         return found
 
     def _are_fixed(self, *lengths: Length) -> bool:
-        """Whether lengths are known outside of the loop."""
+        """Return whether lengths are known outside the loop."""
         return set(self._entries).isdisjoint(ancestors(list(map(self._walk.lengths.value, lengths))))
 
-    # -- the Scan
+    # -- the sharded Scan
 
     def scan(self) -> list[Placed]:
-        """The divided Scan's outputs, with their placements."""
+        """Build the sharded Scan, and return its outputs with their placements."""
         walk, loop = self._walk, self._loop
         outputs, placements = self._divided()
         outside = self._outside(outputs)
@@ -151,7 +151,7 @@ class Steps:
         return [Placed(result, placement) for result, placement in zip(results, placements)]
 
     def _divided(self) -> tuple[list[Any], list[Placement]]:
-        """What each step gives, and how the Scan's outputs are placed."""
+        """Return the outputs of a step, and the placements of the Scan's outputs."""
         walk, loop = self._walk, self._loop
         outputs: list[Any] = []
         placements: list[Placement] = []
@@ -166,7 +166,7 @@ class Steps:
             else:
                 outputs.append(walk.new(output))
                 placements.append(_of_all(placement))
-        outputs += [walk.whole(one) for one in self._outputs[len(outputs) :]]  # of shared variables; a condition
+        outputs += [walk.whole(one) for one in self._outputs[len(outputs) :]]  # of shared variables; the condition
         return outputs, [*placements, *[Replicate()] * len(loop.shared)]
 
     def _as_before(self, new: Any, placement: Placement) -> Any:
@@ -177,7 +177,7 @@ class Steps:
         return self._walk.whole(outer, "steps over rows") if steps_over_rows else self._walk.new(outer)
 
     def _state(self, outer: Any, placement: Placement) -> Any:
-        """What a state begins with, of the placement of its entries."""
+        """Return a state's initial value, with the placement of the state's entries."""
         walk = self._walk
         if isinstance(placement, Shard):
             return walk.part(outer, placement.moved(placement.axis + 1))
@@ -186,10 +186,10 @@ class Steps:
         whole = walk.whole(outer, _WHOLE)
         if isinstance(placement, Replicate) or _begins_with_zero(outer):
             return whole
-        return T.switch(T.eq(walk.rows.first, 0), whole, T.zeros_like(whole))  # of those that count, one has row 0
+        return T.switch(T.eq(walk.rows.first, 0), whole, T.zeros_like(whole))  # one rank of nonzero weight has row 0
 
     def _outside(self, outputs: Sequence[Any]) -> list[Any]:
-        """What is computed before the loop, of all that steps need; Theano's numbers that are no tensors follow it."""
+        """Return the outer variables that steps need; scalars and slices that are not tensors are computed inside."""
         inside = self._inside(outputs)
         waiting = [one for one in outputs if one not in inside]
         for node in io_toposort(self._entries, outputs):
@@ -207,7 +207,7 @@ class Steps:
         return list(found)
 
     def _tell_lengths(self) -> None:
-        """Take notice of how long the outputs are, but for those of a loop that may end before."""
+        """Record the lengths of the outputs, except for axes that are shorter if the loop ends early."""
         loop, lengths, outputs = self._loop, self._walk.lengths, self._node.outputs
         for output, (_, outer) in zip(outputs, loop.states):
             for axis, length in enumerate(lengths.dims(outer)):
@@ -224,19 +224,19 @@ class Steps:
 
 
 def _of_entry(placement: Placement) -> Placement:
-    """The placement of an entry of a sequence; of those that are made whole for the loop, too."""
+    """Return the placement of an entry of a sequence; one that is sharded along axis 0 is replicated for the loop."""
     if isinstance(placement, Shard):
         return placement.moved(placement.axis - 1) if placement.axis else Replicate()
     return placement
 
 
 def _of_all(placement: Placement) -> Placement:
-    """The placement of all entries, which lie along a new axis 0."""
+    """Return the placement of all entries, stacked along a new axis 0."""
     return placement.moved(placement.axis + 1) if isinstance(placement, Shard) else placement
 
 
 def _begins_with_zero(outer: Any) -> bool:
-    """Whether all that a state begins with is zero, but for what its steps write."""
+    """Return whether a state's initial value is zero, except for memory that its steps write."""
     node = outer.owner
     if node is not None and isinstance(node.op, ops.IncSubtensor) and isinstance(node.inputs[0].owner, Apply):
         return isinstance(node.inputs[0].owner.op, ops.AllocEmpty) and is_zero(node.inputs[1])
@@ -250,11 +250,11 @@ def _scan(walk: Walk, node: Any) -> str | Sequence[Placed]:
 
 
 def _settled(walk: Walk, node: Any, loop: Any) -> Steps:
-    """The steps, walked over with placements of the states that they keep."""
+    """Return the steps with placements of the states that they keep."""
     n_gathered = len(walk.gathered)
     states = [outer for _, outer in loop.states]
     placements: list[Placement] = [_inside(walk.placement(outer)) for outer in states]
-    fixed: set[int] = set()  # states that turned out to be whole
+    fixed: set[int] = set()  # states that must be replicated
     may_wait = True
     while True:
         del walk.gathered[n_gathered:]
@@ -280,13 +280,13 @@ def _settled(walk: Walk, node: Any, loop: Any) -> Steps:
 
 
 def _inside(placement: Placement) -> Placement:
-    """Where the rows of one entry of a state are, or of a sequence, at first: sums are whole."""
+    """Return the first placement to try for an entry of a state: partial values are replicated."""
     is_inside = isinstance(placement, Shard) and placement.axis > 0
     return placement.moved(placement.axis - 1) if is_inside else Replicate()  # type: ignore[union-attr]
 
 
 def _mapped(walk: Walk, node: Any, loop: Any) -> Sequence[Placed] | None:
-    """A map over the rows, whose steps are independent of each other: each rank maps its own."""
+    """Shard a map over the rows, whose steps are independent: each rank maps its own rows; ``None`` for other loops."""
     lengths, sequences = walk.lengths, [outer for _, outer in loop.sequences]
     placements = [walk.placement(one) for one in sequences]
     shard = next((one for one in placements if isinstance(one, Shard) and one.axis == 0), None)
@@ -309,6 +309,9 @@ def _mapped(walk: Walk, node: Any, loop: Any) -> Sequence[Placed] | None:
 RULES.update({ops.Scan: _scan})
 
 
+# -- IfElse
+
+
 def _if_else(walk: Walk, node: Any) -> str | Sequence[Placed]:
     n = node.op.n_outs
     condition, pairs = node.inputs[0], list(zip(node.inputs[1 : 1 + n], node.inputs[1 + n :]))
@@ -324,7 +327,7 @@ def _if_else(walk: Walk, node: Any) -> str | Sequence[Placed]:
 
 
 def _of_both(walk: Walk, pair: Sequence[Any]) -> Placement:
-    """A placement that both can have: rows, where both are known to have as many places for them."""
+    """Return a placement for both branches: sharded if both are known to have the sharded axis's full length."""
     found = [walk.placement(one) for one in pair]
     shard = walk.shard_of(pair)
     if shard is not None:

@@ -1,6 +1,7 @@
-"""Softmax, cross-entropy and their gradients, which compute each row of a matrix by itself.
+"""Sharding rules of convolution, pooling, softmax, cross-entropy and their gradients.
 
-Convolutions, pooling and their gradients: images are the rows, filters are whole.
+Images have the rows of convolutions and pooling; filters are replicated. Softmax and cross-entropy compute each row of
+a matrix independently.
 """
 
 from __future__ import annotations
@@ -18,15 +19,18 @@ from synkhronos._sharding.rules.reductions import is_summed
 __all__: list[str] = []
 
 
+# -- softmax and cross-entropy
+
+
 def _row_by_row(*whole: int, broadcasts: Collection[int] = ()) -> Rule:
-    """The rule of an Op whose inputs and outputs have the rows along axis 0.
+    """Return the rule of an operation whose inputs and outputs have the rows along axis 0.
 
     Parameters
     ----------
     *whole : int
-        Places of inputs that have no rows.
+        Positions of inputs without rows.
     broadcasts : collection of int
-        Places of inputs that the Op broadcasts where they turn out to have length 1.
+        Positions of inputs that the operation broadcasts if they have length 1 at run time.
     """
 
     def rule(walk: Walk, node: Any) -> str | Sequence[Placed]:
@@ -47,7 +51,7 @@ def _row_by_row(*whole: int, broadcasts: Collection[int] = ()) -> Rule:
 
 
 def _softmax(walk: Walk, node: Any) -> str | Sequence[Placed]:
-    """Where rows are added, an inner graph is divided, if there is one."""
+    """Keep the placement of a softmax; one that sums over rows is replaced by its inner graph, if it has one."""
     shard = walk.shard_of(node.inputs)
     if shard is None:
         return walk.computed_whole(node)
@@ -70,8 +74,11 @@ RULES.update(
 )
 
 
+# -- convolution and pooling
+
+
 def _of_any_batch(node: Any, inputs: Sequence[Any]) -> Any:
-    """The output of a convolution's Op, which may have been told how many images there are."""
+    """Apply a convolution to inputs with any number of images, which its ``imshp`` may fix."""
     op = node.op
     if op.imshp is not None:
         op = copy.copy(op)
@@ -80,7 +87,7 @@ def _of_any_batch(node: Any, inputs: Sequence[Any]) -> Any:
 
 
 def _convolve(image: int, kernel: int) -> Rule:
-    """The rule of a convolution, or of its gradient for images, of which the inputs have these places."""
+    """Return the rule of a convolution, or of its gradient for images, with inputs at the given positions."""
 
     def rule(walk: Walk, node: Any) -> str | Sequence[Placed]:
         shard = walk.placement(node.inputs[image])
@@ -104,7 +111,7 @@ def _weights(walk: Walk, node: Any) -> str | Sequence[Placed]:
 
 
 def _pool(n_images: int) -> Rule:
-    """The rule of pooling and its gradients, of which the first inputs are images."""
+    """Return the rule of pooling or a gradient of it, whose first ``n_images`` inputs are images."""
 
     def rule(walk: Walk, node: Any) -> str | Sequence[Placed]:
         images, others = node.inputs[:n_images], node.inputs[n_images:]

@@ -1,4 +1,4 @@
-"""Elementwise operations: each place is computed of the same place of the inputs."""
+"""Sharding rules of elementwise operations, which compute each element from the same element of the inputs."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ def _elementwise(walk: Walk, node: Any) -> str | Sequence[Placed]:
     shard = walk.shard_of(node.inputs)
     if shard is None:
         return _of_sums(walk, node)
-    # Elemwise compares the lengths of what is not broadcastable
+    # Elemwise compares the lengths of axes that are not broadcastable
     inputs = [walk.part(one, shard, lenient=True) for one in node.inputs]
     return [Placed(output, shard) for output in copied(node, inputs)]
 
 
 def _of_sums(walk: Walk, node: Any) -> Sequence[Placed]:
-    """Of what is still to be summed over ranks, and wholes: what is linear may be computed before the sum.
+    """Place an operation on partial and replicated inputs: a linear one may be computed before the sum over ranks.
 
-    Not so factors that are not constants: 0 × inf on one rank would make NaN of what is inf in the serial program.
+    Factors must be constants: with others, 0 × inf on one rank would give NaN where the serial program gives inf.
     """
     partial = [isinstance(walk.placement(one), Partial) for one in node.inputs]
     inputs, kind = list(map(walk.new, node.inputs)), node.op.scalar_op
-    # whole numbers that overflow do so alike in one dtype alone
+    # integers overflow in the same way only if the dtype stays the same
     same = all(one.dtype == node.outputs[0].dtype for one, is_sum in zip(node.inputs, partial) if is_sum)
     is_linear = False
     if isinstance(kind, (scalar.Add, scalar.Sub)):
@@ -44,7 +44,7 @@ def _of_sums(walk: Walk, node: Any) -> Sequence[Placed]:
         is_linear = same and len(factors) == len(partial) - 1 and all(map(_scales, factors))
     elif isinstance(kind, scalar.TrueDiv):
         is_linear = same and partial == [True, False] and (_scales(node.inputs[1]) or _counts(walk, node.inputs[1]))
-    elif isinstance(kind, scalar.Second) and not partial[1]:  # only the shape of the first counts
+    elif isinstance(kind, scalar.Second) and not partial[1]:  # only the shape of the first input matters
         return [Placed(output, Replicate()) for output in copied(node, inputs)]
     if not is_linear:
         return walk.computed_whole(node)
@@ -52,7 +52,7 @@ def _of_sums(walk: Walk, node: Any) -> Sequence[Placed]:
 
 
 def _scales(variable: Any) -> bool:
-    """Whether a variable is one finite number other than zero."""
+    """Return whether a variable is a finite constant other than zero."""
     try:
         value = get_scalar_constant_value(variable)
     except NotScalarConstantError:
@@ -61,7 +61,10 @@ def _scales(variable: Any) -> bool:
 
 
 def _counts(walk: Walk, variable: Any) -> bool:
-    """Whether a variable is rows × a positive constant, as means are divided by; 0 of 0 rows is NaN all the same."""
+    """Return whether a variable is rows × a positive constant, as the divisor of a mean is.
+
+    Without rows, 0 / 0 is NaN before and after the sum over ranks.
+    """
     node = variable.owner
     if node is not None and isinstance(node.op, ops.DimShuffle):
         return _counts(walk, node.inputs[0])
@@ -69,7 +72,7 @@ def _counts(walk: Walk, variable: Any) -> bool:
     if _is_cast(node) and variable.ndim == 0:
         length = walk.lengths.scalar(node.inputs[0])
     elif node is not None and isinstance(node.op, ops.Subtensor) and _is_cast(node.inputs[0].owner):
-        # T.mean casts all lengths at once
+        # T.mean casts the vector of lengths, not one of them
         numbers = walk.lengths.vector(node.inputs[0].owner.inputs[0])
         place = constant_of(ops.basic_index(node.inputs, node.op)[0])
         length = numbers[place] if numbers is not None and place is not None else None
@@ -81,7 +84,10 @@ def _is_cast(node: Any) -> bool:
 
 
 def _fill(walk: Walk, node: Any) -> Sequence[Placed]:
-    """A number that is filled with another, as gradients begin, is the other: the first may cost a collective."""
+    """Replace a scalar that is filled with another one, as gradients begin, by the other.
+
+    Computing the first may take a collective.
+    """
     value = node.inputs[-1]
     if isinstance(node.op.scalar_op, scalar.Second) and value.ndim == 0 and value.type == node.outputs[0].type:
         return [Placed(walk.new(value), Replicate())]
@@ -90,5 +96,5 @@ def _fill(walk: Walk, node: Any) -> Sequence[Placed]:
 
 RULES.update({ops.Elemwise: _elementwise})
 
-#: For nodes of whole inputs.
+#: Rules for Apply nodes with replicated inputs only.
 MAKERS.update({ops.Elemwise: _fill})

@@ -1,6 +1,7 @@
-"""Operations that hand their first input on: views, checks, and what only gradients see.
+"""Sharding rules of operations that return their first input, or that an equivalent expression replaces.
 
-Operations that are computed as expressions, which are divided in their place: inner graphs, and some of Theano's.
+The first kind has views, checks and modifiers of gradients. The second has inner graphs, and some operations of the
+backends: placements are propagated through the expression.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ RULES.update({**dict.fromkeys(_PASSING, _pass), ops.DimShuffle: _shuffle})
 
 
 def _expressed(rewrite: Callable[[Any], Any]) -> Rule:
-    """The rule of an Op that a function of the engine takes apart: of a node it makes expressions, or nothing."""
+    """Return the rule of an operation that a backend's function rewrites; it returns expressions, or none."""
 
     def rule(walk: Walk, node: Any) -> str | Sequence[Placed]:
         expressions = rewrite(node)
@@ -67,7 +68,11 @@ def _differ(one: Any, other: Any) -> bool:
 
 
 def inner_graph(walk: Walk, node: Any) -> Sequence[Placed]:
-    """The inner graph of an operation that is nothing else, and whose gradients the program has taken by now."""
+    """Propagate placements through an operation's inner graph, which replaces it.
+
+    The operation must compute nothing but this graph. Gradients that it defines itself are already in the program's
+    graph.
+    """
     expressions = ops.inlined(node)
     walk.run(expressions)
     return [Placed(walk.new(one), walk.placement(one)) for one in expressions]

@@ -1,4 +1,8 @@
-"""Indexing, and its gradients: rows stay where all are taken in order; tables that are whole are looked up by rows."""
+"""Sharding rules of indexing and its gradients.
+
+An axis with rows stays sharded if the index selects all of it in order. A replicated table may be indexed by sharded
+arrays of integers.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +20,23 @@ _PICKED = "rows are picked"
 
 
 def _index(walk: Walk, variable: Any, inputs: Sequence[Any], op: Any) -> list[Any]:
-    """The basic index of a node; ``slice(None)`` wherever it takes all."""
+    """Return the basic index of an Apply node, with ``slice(None)`` for each axis that is selected fully, in order."""
     index, dims = ops.basic_index(inputs, op), walk.lengths.dims(variable)
     return [slice(None) if walk.lengths.takes_all(one, dims[axis]) else one for axis, one in enumerate(index)]
 
 
 def _axis_after(index: Sequence[Any], axis: int) -> int | None:
-    """Where an axis is after basic indexing; ``None`` where not all of it is taken in order."""
+    """Return the position of an axis after basic indexing; ``None`` if it is not selected fully, in order."""
     if len(index) > axis and index[axis] != slice(None):
         return None
     return axis - sum(not isinstance(one, slice) for one in index[:axis])
 
 
 def _part_of_increment(walk: Walk, y: Any, shard: Shard, axis: int, n_axes: int) -> Any:
-    """What is put where x[index], of so many axes, has its rows along an axis; y may have fewer axes."""
+    """Return this rank's part of an increment ``y`` of x[index], which has ``n_axes`` axes and its rows along ``axis``.
+
+    ``y`` may have fewer axes.
+    """
     own = axis - (n_axes - y.ndim)
     return walk.whole(y, _PICKED) if own < 0 else walk.part(y, shard.moved(own), broadcasts=True)
 
@@ -71,7 +78,7 @@ def _inc_subtensor(walk: Walk, node: Any) -> str | Sequence[Placed]:
 
 
 def _are_sums(walk: Walk, node: Any) -> bool:
-    """Whether a sum over ranks, or zeros, is put into such: memory that is not written yet is as good as zeros."""
+    """Return whether x and y are both partial or zero; unwritten memory counts as zero if y is set, not added."""
     x, y = node.inputs[:2]
     is_empty = x.owner is not None and isinstance(x.owner.op, ops.AllocEmpty) and node.op.set_instead_of_inc
     fits = [isinstance(walk.placement(one), Partial) or is_zero(one) for one in (x, y)]
@@ -79,31 +86,31 @@ def _are_sums(walk: Walk, node: Any) -> bool:
 
 
 class _Places(NamedTuple):
-    """Where axes are after indexing by arrays, which are broadcast to one shape."""
+    """Positions of axes after indexing by arrays, which are broadcast to one shape."""
 
-    entries: list[Any]  # an array or a slice for each axis; ``slice(None)`` wherever it takes all
-    n_axes: int  # of that shape
-    first: int  # the first of these axes in the result
+    entries: list[Any]  # an array or a slice for each axis; ``slice(None)`` if it selects all in order
+    n_axes: int  # of the common shape
+    first: int  # position of its first axis in the result
 
     @property
     def arrays(self) -> list[Any]:
-        """What is no slice."""
+        """The entries that are not slices."""
         return [one for one in self.entries if not isinstance(one, slice)]
 
     @property
     def n_results(self) -> int:
-        """How many axes the result has."""
+        """Number of axes of the result."""
         return self.n_axes + len(self.entries) - len(self.arrays)
 
     def axis_after(self, axis: int) -> int | None:
-        """Where an axis is that slices take; ``None`` where not all of it is taken in order."""
+        """Return the position of an axis in the result; ``None`` if no slice selects it fully, in order."""
         if self.entries[axis] != slice(None):
             return None
         n_before = sum(isinstance(one, slice) for one in self.entries[:axis])
         return n_before + (self.n_axes if n_before >= self.first else 0)
 
     def shard_of_arrays(self, walk: Walk) -> Shard | None:
-        """The rows of the arrays, along an axis of their common shape."""
+        """Return the placement of the first sharded array, in terms of the common shape; ``None`` if none is."""
         one = next((one for one in self.arrays if isinstance(walk.placement(one), Shard)), None)
         if one is None:
             return None
@@ -111,7 +118,7 @@ class _Places(NamedTuple):
         return None if shard is None else shard.moved(shard.axis + self.n_axes - one.ndim)
 
     def here(self, walk: Walk, inputs: Sequence[Any], shard: Shard) -> list[Any]:
-        """A rank's part of arrays, and whole bounds of slices."""
+        """Return this rank's part of the index arrays among the inputs, and the replicated values of all others."""
         arrays = set(self.arrays)
         return [
             _part_of_increment(walk, one, shard, shard.axis, self.n_axes) if one in arrays else walk.whole(one)
@@ -120,7 +127,7 @@ class _Places(NamedTuple):
 
 
 def _places(walk: Walk, x: Any, index: Sequence[Any]) -> _Places | None:
-    """``None`` where a mask, or something else that is no array of integers, is among the index."""
+    """Return the positions of axes after advanced indexing; ``None`` if an entry is not a slice or integer array."""
     dims = walk.lengths.dims(x)
     known: list[Any] = [
         slice(None) if walk.lengths.takes_all(one, dims[axis]) else one for axis, one in enumerate(index)
@@ -135,7 +142,10 @@ def _places(walk: Walk, x: Any, index: Sequence[Any]) -> _Places | None:
 
 
 def _rows_of_points(walk: Walk, x: Any, index: Sequence[Any]) -> Shard | None:
-    """The rows of ``x[arange(rows × k), y, …]``, x as long: where each is taken once, in order; else ``None``."""
+    """Return the placement of ``x[arange(rows × k), y, …]``, with x of length rows × k; ``None`` for other indices.
+
+    Such an index selects each row once, in order.
+    """
     if any(isinstance(one, slice) or not isinstance(one.type, TensorType) for one in index):
         return None
     length = walk.lengths.range(index[0])
@@ -201,7 +211,10 @@ def _advanced_inc(walk: Walk, node: Any) -> str | Sequence[Placed]:
 
 
 def _entries_of(walk: Walk, y: Any, places: _Places) -> Shard | None:
-    """The rows of what is added, if they are entries of the index, along an axis of the index."""
+    """Return the placement of an increment in terms of the common shape of the index arrays.
+
+    ``None`` if its rows are not along an axis of that shape, or if all arrays are broadcast along that axis.
+    """
     shard = walk.shard_of([y])
     if shard is None:
         return None
@@ -214,7 +227,7 @@ def _entries_of(walk: Walk, y: Any, places: _Places) -> Shard | None:
 
 
 def _added_to_table(walk: Walk, node: Any, places: _Places, shard: Shard | None) -> str | Sequence[Placed]:
-    """What all ranks add to a table that is whole, each of its rows."""
+    """Sum the ranks' increments to a replicated table, each computed from the rank's own rows."""
     table, y, *rest = node.inputs
     if shard is None:
         return "the rows are no entries of the table"

@@ -1,7 +1,4 @@
-"""Joining, splitting and repeating along axes other than that of the rows.
-
-Sorting and accumulating along axes other than that of the rows.
-"""
+"""Sharding rules of joining, splitting, repeating, sorting and cumulative operations along an axis without rows."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ def _split(walk: Walk, node: Any) -> str | Sequence[Placed]:
 def _repeat(walk: Walk, node: Any) -> str | Sequence[Placed]:
     variable, repeats = node.inputs
     shard = walk.shard_of([variable])
-    axis = ops.axis_of(node)  # may count from the end
+    axis = ops.axis_of(node)  # may be negative
     if shard is None or axis is None or axis % variable.ndim == shard.axis or walk.shard_of([repeats]):
         return "rows are repeated"
     return [Placed(copied(node, [walk.new(variable), walk.whole(repeats)])[0], shard)]

@@ -1,6 +1,7 @@
-"""Products of matrices and of stacks of matrices: where rows are contracted, each rank has its part of a sum.
+"""Sharding rules of products of matrices, of stacks of matrices, and of a dense with a sparse matrix.
 
-Products with sparse matrices, which are whole on every rank: the rows are those of the dense factor.
+A product that contracts the rows gives a `Partial` result. Sparse matrices are replicated: only dense factors have
+rows.
 """
 
 from __future__ import annotations
@@ -17,20 +18,21 @@ __all__: list[str] = []
 
 
 class _Axes(NamedTuple):
-    """A label for each axis of each input and of each output, as in `numpy.einsum`.
+    """Labels of the axes of all inputs and outputs, as in `numpy.einsum`.
 
-    Along axes of one label all inputs have the same length, or length 1 and are broadcast.
+    Axes with the same label have the same length in all inputs, or length 1 and are broadcast.
     """
 
     inputs: Sequence[Sequence[str]]
     outputs: Sequence[Sequence[str]]
-    summed: str | None = None  # the label that the operation sums over, if rows may lie there
+    summed: str | None = None  # the label that the operation sums over, if rows may be along it
 
 
 def _multiply(walk: Walk, node: Any, axes: _Axes) -> str | Sequence[Placed]:
-    """Divide one label, which an input has its rows along; another input may have the rows along that label, too.
+    """Shard a product along one label, along which an input has its rows.
 
-    Labels of outputs come first: the result then keeps its rows, and no collective is needed for it.
+    A label of the outputs is preferred: the result then keeps its rows without a collective. Other inputs with this
+    label are sharded along it, all others are made replicated.
     """
     found: list[tuple[str, Shard]] = []
     for one, labels in zip(node.inputs, axes.inputs):
@@ -52,7 +54,7 @@ def _multiply(walk: Walk, node: Any, axes: _Axes) -> str | Sequence[Placed]:
             return "rows that are contracted with an axis of length 1"
     reason = "both factors have rows, along different axes of the product"
     inputs = [
-        # what contracts axes compares their lengths itself
+        # an operation that contracts axes compares their lengths itself
         walk.part(one, shard.moved(labels.index(label)), lenient=not kept)
         if label in labels
         else walk.whole(one, reason)
@@ -81,7 +83,7 @@ def _batched_dot(walk: Walk, node: Any) -> str | Sequence[Placed]:
 
 
 def _blockwise(walk: Walk, node: Any) -> str | Sequence[Placed]:
-    """An operation on the last axes, for each place along the first ones, which have numbers as labels here."""
+    """Shard a Blockwise along its batch axes, which come first and have numbers as labels, or as a product."""
     op, batch = node.op, list(map(str, range(node.op.batch_ndim(node))))
     if type(op.core_op) is ops.Dot:
         return _multiply(walk, node, _Axes([[*batch, "i", "k"], [*batch, "k", "j"]], [[*batch, "i", "j"]], "k"))
@@ -103,7 +105,7 @@ def _sparse_dot(walk: Walk, node: Any) -> str | Sequence[Placed]:
 
 
 def _values(walk: Walk, node: Any) -> str | Sequence[Placed]:
-    """The gradient for what a sparse matrix has: of sums over the columns of both factors."""
+    """Shard the gradient for the values of a sparse matrix, which sums over the columns of both factors."""
     *indices, dense, gradient = node.inputs
     shard = walk.shard_of([dense, gradient])
     if shard is None or shard.axis != 1 or walk.shard_of(indices) or not is_summed(node.outputs[0]):

@@ -1,4 +1,4 @@
-"""Reductions: over rows, each rank reduces its own, and all-reduces what it has; sums may wait for that."""
+"""Sharding rules of reductions: each rank reduces its own rows before an all-reduce, which sums may defer."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _DTYPES = ("float32", "float64", "int8", "int16", "int32", "int64", "uint8", "ui
 
 
 def is_summed(variable: Any) -> bool:
-    """Whether the ranks' values of a variable can be added."""
+    """Return whether the ranks' values of a variable can be added."""
     return variable.dtype in _DTYPES
 
 
 def is_zero(variable: Any) -> bool:
-    """Whether a variable is known to be zero in all places."""
+    """Return whether all elements of a variable are known to be zero."""
     try:
         return bool(get_scalar_constant_value(variable) == 0)
     except NotScalarConstantError:
@@ -49,9 +49,9 @@ def _reduce(walk: Walk, node: Any) -> str | Sequence[Placed]:
 
 
 def _op_over_ranks(node: Any) -> str | None:
-    """The op that makes the whole of the ranks' results; ``None`` where there is none."""
+    """Return the op that combines the ranks' results into the full one, else ``None``."""
     kind, output = node.op.scalar_op, node.outputs[0]
-    if output.dtype == "bool":  # as uint8
+    if output.dtype == "bool":  # reduced as uint8
         return {scalar.AND: "min", scalar.OR: "max", scalar.Maximum: "max", scalar.Minimum: "min"}.get(type(kind))
     if not is_summed(output):
         return None
@@ -72,7 +72,7 @@ def _max_and_argmax(walk: Walk, node: Any) -> str | Sequence[Placed]:
     if walk.is_used(place) or not is_summed(largest):
         return "argmax over rows"
     whole = walk.reduced(largest, here[0], "max")
-    return [Placed(whole, Replicate()), Placed(here[1], Replicate())]  # the second one is not used
+    return [Placed(whole, Replicate()), Placed(here[1], Replicate())]  # the second output is not used
 
 
 def _argmax(walk: Walk, node: Any) -> str | Sequence[Placed]:

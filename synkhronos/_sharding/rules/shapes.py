@@ -1,4 +1,8 @@
-"""Shapes, and what is made of them: values are the serial program's; twins are for what is exactly rows × k."""
+"""Sharding rules of operations that read or use shapes.
+
+Shapes have the serial program's values. A length that is exactly rows × k is replaced by this rank's, where it is the
+sharded axis of a result.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ def _shape_i(walk: Walk, node: Any) -> str | Sequence[Placed]:
 
 
 def _made(walk: Walk, node: Any) -> Sequence[Placed]:
-    """Alloc of a whole value: the first axis with rows × k places along which the value is the same is divided."""
+    """Shard an Alloc of a replicated value along the first axis of rows × k positions that repeats the value."""
     value, *sizes = node.inputs
     lengths, n_missing = walk.lengths, len(sizes) - value.ndim
     for axis, size in enumerate(sizes):
@@ -38,7 +42,7 @@ def _made(walk: Walk, node: Any) -> Sequence[Placed]:
 
 
 def _made_empty(walk: Walk, node: Any) -> Sequence[Placed]:
-    """AllocEmpty: what will be written there is likely to be divided along the first axis with rows × k places."""
+    """Shard an AllocEmpty along the first axis of rows × k positions, as values to be written there probably are."""
     for axis, size in enumerate(node.inputs):
         per_row = walk.lengths.per_row(walk.lengths.scalar(size))
         if per_row is not None:
@@ -78,21 +82,21 @@ def _reshape(walk: Walk, node: Any) -> str | Sequence[Placed]:
 
 
 def _specified(walk: Walk, node: Any) -> Sequence[Placed]:
-    """A check of lengths, of which one may be that of all rows."""
+    """Place a SpecifyShape, whose length along the sharded axis is compared with that of all rows."""
     variable, *lengths = node.inputs
     placement, here, entries = walk.placement(variable), walk.new(variable), list(map(walk.whole, lengths))
     if isinstance(placement, Shard) and not isinstance(lengths[placement.axis].type, NO_TENSORS):
         is_right = T.eq(walk.lengths.value(placement.length), entries[placement.axis])
         here = ops.Assert(f"SpecifyShape: axis {placement.axis} has another length, for all ranks")(here, is_right)
-        entries[placement.axis] = None  # which is not an input of the node, but an argument of the operation
+        entries[placement.axis] = None  # not an input of the Apply node, but an argument of the operation
     return [Placed(node.op(here, *entries), placement)]
 
 
 def _axis_of_rows(walk: Walk, variable: Any, placement: Shard, entries: Sequence[Length]) -> Shard | None:
-    """Where the rows are in a new shape.
+    """Return the placement of the rows in a new shape, ``None`` if it is not proven that rows stay together.
 
-    All places are numbered row by row; with the rows between ``outer`` and ``inner``, what stands before the rows must
-    be the same product in both shapes, which one length tells after the other. What stands after them follows then.
+    Elements are in row-major order. The product of all lengths before the rows, ``outer`` included, must be the same in
+    both shapes; the product of those after the rows is then the same, too.
     """
     dims = walk.lengths.dims(variable)
     before = functools.reduce(Length.times, dims[: placement.axis], placement.outer)
@@ -108,7 +112,7 @@ def _axis_of_rows(walk: Walk, variable: Any, placement: Shard, entries: Sequence
     return None
 
 
-#: For nodes of which some input is not whole.
+#: Rules for Apply nodes with an input that is not replicated.
 RULES.update(
     {
         ops.Shape: _shape,
@@ -119,5 +123,5 @@ RULES.update(
     }
 )
 
-#: For nodes of whole inputs.
+#: Rules for Apply nodes with replicated inputs only.
 MAKERS.update({ops.Alloc: _made, ops.AllocEmpty: _made_empty})

@@ -1,4 +1,4 @@
-"""Whether a graph picks rows of what it holds, as tutorials do: ``data[index * n : (index + 1) * n]``."""
+"""Detect minibatches of shared variables in a graph, as in tutorials: ``data[index * n : (index + 1) * n]``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PICK = (ops.Subtensor, ops.AdvancedSubtensor1, ops.AdvancedSubtensor)
 
 
 def picks_rows_of_shared(expressions: Sequence[Any], inputs: Sequence[Any]) -> bool:
-    """Whether some inputs say which rows of a shared variable are used."""
+    """Return whether some of the inputs select rows of a shared variable."""
     wanted = set(inputs)
     for var in ancestors(list(expressions)):
         node = var.owner
@@ -32,15 +32,15 @@ def minibatches(variables: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     Parameters
     ----------
     variables : list of variables
-        All that a function computes, inputs included.
+        All variables of a function, inputs included.
 
     Returns
     -------
     list of variables
-        Slices along axis 0, with the same bounds, of shared variables with as many rows now: those of most bytes, if
-        there are several such groups.
+        Slices along axis 0, with the same bounds, of shared variables that now have the same number of rows. If there
+        are several such groups, the one whose shared variables have the most bytes.
     list of variables
-        All other slices with computed bounds: along other axes, or with a step.
+        Slices with computed bounds along other axes, or with a step, or of static length.
     """
     groups: list[tuple[Any, int, list[Any], int]] = []  # bounds, number of rows, slices, bytes
     others = []
@@ -64,7 +64,7 @@ def minibatches(variables: Sequence[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def _sliced(var: Any) -> Any:
-    """The shared variable of which a variable is a slice, or of whose values in another dtype; else ``None``."""
+    """Return the shared variable of which a variable is a slice, possibly cast to another dtype; else ``None``."""
     node = var.owner
     if node is None or not isinstance(node.op, ops.Subtensor):
         return None
@@ -77,14 +77,14 @@ def _sliced(var: Any) -> Any:
 
 
 def _is_computed(entry: Any) -> bool:
-    """Whether an entry of an index is a slice with a bound that is no constant of the program."""
+    """Return whether an entry of an index is a slice with a bound that depends on anything but constants."""
     bounds = (entry.start, entry.stop) if isinstance(entry, slice) else ()
     found = ancestors([one for one in bounds if hasattr(one, "owner")])
     return any(one.owner is None and not isinstance(one, Constant) for one in found)
 
 
 def _equal(ones: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Whether expressions are the same operations on the same variables and constants."""
+    """Return whether expressions are the same operations on the same variables and constants."""
     return len(ones) == len(others) and all(map(_equal_pair, ones, others))
 
 

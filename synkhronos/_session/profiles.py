@@ -8,7 +8,7 @@ from typing import Any, Union
 from synkhronos._backends import TITLE
 from synkhronos._processes import CATEGORIES, Notes, by_other_clock, spans
 from synkhronos._rank import Record
-from synkhronos._session.session import Session
+from synkhronos._session.state import Session
 from synkhronos._utils.display import html_table, public_names
 from synkhronos.errors import SessionError, SynkhronosError
 

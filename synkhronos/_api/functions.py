@@ -12,7 +12,7 @@ from synkhronos._api.arguments import arrange, check_num_slices, check_subset, d
 from synkhronos._api.call_plan import LastCall, Planner, look_at
 from synkhronos._api.checks import Averages, Doubt, Serial, environment_asks, is_asked
 from synkhronos._api.combine import Meetings, Results
-from synkhronos._api.data import Data
+from synkhronos._api.data_arrays import Data
 from synkhronos._api.make_data import data
 from synkhronos._api.rows import Selector, rows_on_ranks, sliceable_rows
 from synkhronos._backends import as_asked, machine

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from synkhronos import _backends, _graph
 from synkhronos._api.arguments import arrange
 from synkhronos._api.build import function
-from synkhronos._api.function import Function
+from synkhronos._api.functions import Function
 from synkhronos._session import Future, current, held
 from synkhronos._utils.display import checks_keywords
 from synkhronos.errors import SessionError
