@@ -1,10 +1,11 @@
-"""Synkhronos: every device of the machine works on a serial Theano or PyTensor program.
+"""Data-parallel Theano and PyTensor: serial programs that run on every core or GPU of one or several nodes.
 
-A master process forks one worker for each further device, replicates functions and shared variables on each, feeds them
-shares of the inputs from shared memory, and combines results and variables with collectives.
+The controller, which is the user's process, forks one worker for each further device. Functions and shared variables
+are replicated on each rank. Inputs are split over the ranks from shared memory, and results and variables are combined
+by collectives.
 
-``engine`` is ``"theano"`` or ``"pytensor"``: what the environment variable ``SYNKHRONOS_ENGINE`` names, else what the
-program has imported, else what is installed.
+``engine`` is the name of the backend, ``"theano"`` or ``"pytensor"``: the value of the environment variable
+``SYNKHRONOS_ENGINE``, or else the one that the program has imported, or else the one that is installed.
 
 Sessions        session, fork, close, distribute, get_n_gpu, sequence, Future, engine
 Functions       function, parallelize, Function
@@ -17,8 +18,8 @@ Errors          errors, and from there SynkhronosError, SessionError, DeviceErro
                 WorkerDied, WorkerRestarted, WorkerTimeout
 Extensions      extensions: training steps, update rules, schedules, checkpoints
 
-The public names are imported when they are first used, and the engine with them: ``python -m synkhronos``, which
-imports this package before anything else, must neither wait for it nor fail with it, and must not open a GPU.
+The public names are imported on first use, and the backend with them. ``python -m synkhronos`` imports this package
+before anything else, and must not wait for the backend, fail with it, or open a GPU.
 """
 
 from __future__ import annotations
@@ -123,24 +124,24 @@ __all__ = [
     "trace",
 ]
 
-#: The modules in which the public names are looked for, in this order.
+#: The modules that define the public names, in the order in which they are searched.
 _HOMES = ("errors", "_session", "_api", "_graph.ops")
 
 _install()
 _list_public_modules(__path__)
 
 
-if not TYPE_CHECKING:  # who checks types reads the names above
+if not TYPE_CHECKING:  # type checkers read the names above
 
     def __getattr__(name: str) -> object:
-        """Import a public name on its first use, and the others with it: while Python shuts down, nothing can be."""
+        """Import all public names when the first one is used: none can be imported while Python shuts down."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         if name in ("errors", "extensions"):
             return import_module(f"{__name__}.{name}")
         if name == "engine":
             return import_module(f"{__name__}._backends").name
-        if name == "close" and sys.meta_path is None:  # Python shuts down, and no session has ever begun
+        if name == "close" and sys.meta_path is None:  # Python shuts down, and there was never a session
             return lambda: None
         is_error = name in import_module(f"{__name__}.errors").__all__
         for home in _HOMES[:1] if is_error else _HOMES:
@@ -151,5 +152,5 @@ if not TYPE_CHECKING:  # who checks types reads the names above
 
 
 def __dir__() -> list[str]:
-    """List the public names, and nothing else, whether they have been used or not."""
+    """List the public names and nothing else, whether they have been used or not."""
     return [*__all__, "__version__"]

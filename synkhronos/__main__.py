@@ -1,4 +1,4 @@
-"""The command line: ``synkhronos`` and ``python -m synkhronos``, with ``run script.py``, ``info`` and ``top``."""
+"""Command line: ``synkhronos`` and ``python -m synkhronos``, with the commands ``run``, ``info`` and ``top``."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises
     ------
     SystemExit
-        After help and version, with code 0; for arguments that make no sense, with code 2.
+        With code 0 after help and version, and with code 2 for invalid arguments.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
     own = count_own_options(given[1:])
     if given[:1] == ["run"] and given[1 + own :] and given[1 + own] not in ("-h", "--help"):
         check_option(given[1 + own])
         options = make_parser().parse_args(given[: 1 + own])
-        return run(given[1 + own :], options.hosts, options.verbose)  # what follows is the program's, and its options
+        return run(given[1 + own :], options.hosts, options.verbose)  # the program and its own options
     options = make_parser().parse_args(given)
     if options.command == "run":
         make_parser().error(f"run: name a program: {program_name()} run SCRIPT [ARGUMENT ...]")
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Make the parser."""
+    """Make the argument parser."""
     from synkhronos import __version__
 
     parser = argparse.ArgumentParser(prog=program_name(), description="Synkhronos: data-parallel Theano and PyTensor.")
@@ -72,13 +72,13 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def program_name() -> str:
-    """The command as the user gave it."""
+    """Return the command as the user typed it."""
     name = os.path.basename(sys.argv[0])
     return "python -m synkhronos" if name == "__main__.py" else name
 
 
 def count_own_options(words: Sequence[str]) -> int:
-    """How many words, of those that follow `run`, are not the program's.
+    """Count the words after ``run`` that are options of ``run``, not of the program.
 
     >>> count_own_options(["--hosts", "a,b", "--verbose", "script.py", "--verbose"])
     3
@@ -95,7 +95,7 @@ def count_own_options(words: Sequence[str]) -> int:
 
 
 def check_option(word: str) -> None:
-    """Refuse what is meant for one of the options of `run`: Python, which would get it, knows no such option."""
+    """Exit with an error if a word is a misspelled option of ``run``, which Python would get and not know."""
     name = word.partition("=")[0]
     close = difflib.get_close_matches(name, ["--hosts", "--verbose"]) if name.startswith("--") else []
     if close and name != "--version":
@@ -103,7 +103,7 @@ def check_option(word: str) -> None:
 
 
 def run(program: list[str], hosts: str | None, verbose: bool) -> int:
-    """Become a Python process that executes ``program`` ready for GPUs; or have others do that on hosts."""
+    """Replace this process by Python executing ``program`` in an environment for GPUs, or start it on ``hosts``."""
     from synkhronos._cli import run as launch
     from synkhronos._cli import run_on
 
@@ -122,7 +122,7 @@ def run(program: list[str], hosts: str | None, verbose: bool) -> int:
 
 
 def info(as_json: bool) -> int:
-    """Print what there is; returns the exit code."""
+    """Print a report about this computer; returns the exit code."""
     import json
 
     from synkhronos import __version__
@@ -134,7 +134,7 @@ def info(as_json: bool) -> int:
 
 
 def search_path() -> list[str]:
-    """Return where programs find packages: this process's path, but what ``-m`` or the script has put first."""
+    """Return the search path of programs: that of this process, without the first entry from ``-m`` or the script."""
     own = (os.getcwd(), os.path.dirname(os.path.abspath(sys.argv[0])))
     return [folder for index, folder in enumerate(sys.path) if index or folder not in own]
 

@@ -1,7 +1,7 @@
-"""The errors that Synkhronos raises, in one tree under `SynkhronosError`.
+"""Exceptions that Synkhronos raises, all derived from `SynkhronosError`.
 
-Bad arguments raise Python's own `TypeError`, `ValueError`, `IndexError` and `MemoryError`, in the master, before
-anything is sent to a worker. The classes here tell of what happens on the ranks.
+Invalid arguments raise Python's own `TypeError`, `ValueError`, `IndexError` and `MemoryError`, in the controller,
+before anything is sent to a worker. The classes here report failures of the session and of its ranks.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ __all__ = [
     "WorkerTimeout",
 ]
 
-#: What a `SessionError` says in a call from within which, by a handler of a signal, the session was closed.
+#: Message of the `SessionError` in a call during which a signal handler closed the session.
 CLOSED_WITHIN = "the session was closed while this call was under way"
 
 
 class SynkhronosError(Exception):
-    """Base class of every error that is particular to Synkhronos.
+    """Base class of all exceptions that are specific to Synkhronos.
 
     Examples
     --------
@@ -38,7 +38,7 @@ class SynkhronosError(Exception):
 
 
 class SessionError(SynkhronosError, RuntimeError):
-    """A call came out of order, or the session is broken; the message says what to call first.
+    """A call came at the wrong time, or the session is broken; the message says what to call first.
 
     Examples
     --------
@@ -64,22 +64,22 @@ class DeviceError(SynkhronosError, RuntimeError):
 
 
 class WorkerError(SynkhronosError, RuntimeError):
-    """An exception was raised on a rank while it executed a command.
+    """An exception was raised on a rank while it executed a command; the session stays usable.
 
-    ``str()`` gives what was raised, once, and after it the traceback from that rank. The session stays usable.
+    ``str()`` gives the exception's message, and after it the traceback from that rank.
 
     Attributes
     ----------
     rank : int
         The rank that failed first.
     device : str
-        That rank's device.
+        The device of that rank.
     traceback_text : str
-        Where on that rank it was raised, and what it came from.
+        The traceback on that rank, with the exceptions that caused it.
     exception : Exception or None
-        The exception itself, if the rank is the master's own: exceptions of workers stay there.
+        The exception itself if the rank is the controller; exceptions of workers stay in the workers.
     part : int
-        Which part of a `sequence` it was, counted from 0; 0 outside of one.
+        The index of the part of a `sequence` that failed, from 0; 0 outside of a sequence.
 
     Examples
     --------
@@ -111,18 +111,22 @@ class WorkerError(SynkhronosError, RuntimeError):
         self.part = part
 
     def __str__(self) -> str:
-        """What was raised, then where."""
+        """Return the message, and then the traceback."""
         where = f"\n\nOn rank {self.rank}: {self.traceback_text.rstrip()}" if self.traceback_text else ""
         return f"{super().__str__()}{where}"
 
 
 class WorkerDied(SynkhronosError, RuntimeError):
-    """A worker process ended without being told to; the session is broken and can only be closed.
+    """A worker process ended unexpectedly; the session is broken and can only be closed.
 
     Attributes
     ----------
-    rank, pid, exitcode : int
-        Which worker, its process id, and its exit code (negative: the signal that ended it).
+    rank : int
+        The rank of that worker.
+    pid : int
+        Its process id.
+    exitcode : int or None
+        Its exit code; negative: the signal that ended it.
 
     Examples
     --------
@@ -141,24 +145,24 @@ class WorkerDied(SynkhronosError, RuntimeError):
 
 
 class NodeLost(WorkerDied):
-    """A node of several was silent for longer than ``fork(heartbeat=...)``, or ended, or did not start in time.
+    """A node was silent for longer than ``fork(heartbeat=...)``, or ended, or did not start in time.
 
     A silent node is down or frozen, or the link to it is cut. `fork` raises this for a node that ends without calling
     `fork`, or does not start within ``start_timeout``.
 
-    This program can have no other session and must be started again; it may close this one, and save its results. At
-    its end the whole job ends.
+    This program can have no other session and must be started again. It may still close this one and save its results.
+    When it ends, the whole job ends.
 
     Attributes
     ----------
     machine : int
-        The number of that node; 0: this one, whose link is down, or which was frozen itself.
+        The number of that node; 0: this node, whose link is down, or which was frozen itself.
 
     Examples
     --------
     >>> try:
     ...     raise synk.NodeLost("nothing was heard from node 1 (b)", machine=1)
-    ... except synk.WorkerDied as error:  # for the ranks there count as dead
+    ... except synk.WorkerDied as error:  # the ranks of a lost node count as dead
     ...     print(error.machine)
     1
     """
@@ -169,20 +173,20 @@ class NodeLost(WorkerDied):
 
 
 class WorkerRestarted(SynkhronosError, RuntimeError):
-    """A worker died in a call, and was replaced: the call was not completed, and can be made again.
+    """A worker died in a call and was replaced; the call was not completed, and can be made again.
 
-    The new worker has the functions, the data, and the master's values of the shared variables; of scattered variables
-    it has its own rows, if the array that was scattered still exists with the same contents. Rows that only the dead
-    worker had are lost: each use of the variable is a `SessionError` until it is scattered, broadcast or set again.
-    Other ranks may have done their part of the interrupted call already; ``synkhronos.broadcast`` makes replicas equal
-    again. The `WorkerDied` is the ``__cause__``.
+    The new worker has the functions, the data, and the controller's values of the shared variables. Of scattered
+    variables it has its own rows if the array that was scattered still exists with the same contents. Otherwise these
+    rows are lost, and each use of the variable is a `SessionError` until it is scattered, broadcast or set again. Other
+    ranks may have done their part of the interrupted call already; ``synkhronos.broadcast`` makes replicas equal again.
+    The `WorkerDied` is the ``__cause__``.
 
     Attributes
     ----------
     ranks : tuple of int
         The ranks whose workers were replaced.
     lost : list of shared variables
-        Those of which rows are lost.
+        The variables of which rows are lost.
 
     Examples
     --------
@@ -201,12 +205,14 @@ class WorkerRestarted(SynkhronosError, RuntimeError):
 
 
 class WorkerTimeout(SynkhronosError, TimeoutError):
-    """A rank did not answer within the ``timeout`` given to ``fork``; the session is broken and can only be closed.
+    """A rank did not answer within ``fork(timeout=...)``; the session is broken and can only be closed.
 
     Attributes
     ----------
-    rank, pid : int
-        Which rank kept the others waiting, and its process id.
+    rank : int
+        The rank that kept the others waiting.
+    pid : int
+        Its process id.
 
     Examples
     --------

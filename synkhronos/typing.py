@@ -1,6 +1,6 @@
-"""What type checkers know of arguments, for programs that annotate their own names, too.
+"""Types of public arguments, for type checkers and for the annotations of user programs.
 
-Theano has no types, and PyTensor's are not needed: a variable is what has an owner and a type.
+Theano has no types, and PyTensor's are not needed: a `Variable` is any object with an owner and a type.
 """
 
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, TypedDict, Union
 
 __all__ = ["Input", "Keywords", "Op", "Output", "Outputs", "Reduction", "Update", "Variable", "Variables"]
 
-#: The ops of collectives; ``"c_avg"`` and its like ask for the CPU path.
+#: The ops of reductions; the prefix ``c_`` requests the CPU path.
 Reduction = Literal["avg", "sum", "prod", "max", "min", "c_avg", "c_sum", "c_prod", "c_max", "c_min"]
 
 #: The ops of a function's outputs.
@@ -20,7 +20,7 @@ class Variable(Protocol):
 
     @property
     def owner(self) -> Any:
-        """The node that computes it, or ``None``."""
+        """The Apply node that computes it, or ``None``."""
 
     @property
     def type(self) -> Any:
@@ -28,31 +28,31 @@ class Variable(Protocol):
 
 
 class Wrapped(Protocol):
-    """A variable with what else a function is told of it: ``In`` and ``Out`` of Theano and PyTensor."""
+    """A variable with options of a function: ``In`` and ``Out`` of Theano and PyTensor."""
 
     @property
     def variable(self) -> Any:
-        """That variable."""
+        """The variable."""
 
 
-#: One variable, or several.
+#: One variable or a sequence of variables.
 Variables = Union[Variable, Sequence[Variable]]
 
 #: An input of a function.
 Input = Union[Variable, Wrapped]
 
-#: An output of a function, with its op or without.
+#: An output of a function, with or without an op.
 Output = Union[Variable, Wrapped, tuple[Variable, Op]]
 
 #: All outputs of a function.
 Outputs = Union[Output, Sequence[Output], None]
 
-#: An update of a function: the shared variable, what it becomes, perhaps the op.
+#: An update of a function: the shared variable, its new value, and optionally the op.
 Update = Union[tuple[Variable, Any], tuple[Variable, Any, Reduction]]
 
 
 class Keywords(TypedDict, total=False):
-    """What `synkhronos.function` passes on to the engine's own function."""
+    """Keyword arguments that `synkhronos.function` passes on to the backend's function."""
 
     mode: Any
     name: Union[str, None]

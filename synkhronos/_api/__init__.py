@@ -1,9 +1,4 @@
-"""Building functions, and calling them on all ranks.
-
-What users hand over: arrays in shared memory, and values cast as Theano would cast them.
-
-The collectives on shared variables.
-"""
+"""Public interface: functions that all ranks compute, arrays in shared memory, and collectives on shared variables."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`check_replicas`: the same variable on all ranks, compared.
-
-One rank at a time: reading, writing and measuring the replicas of shared variables.
-"""
+"""Read, write and compare the replicas of shared variables on single ranks."""
 
 from __future__ import annotations
 
@@ -20,21 +17,35 @@ __all__ = ["check_replicas", "get_lengths", "get_shapes", "get_value", "set_valu
 
 
 def check_replicas(shared_vars: Variables | None = None) -> dict[Any, float]:
-    """Which shared variables differ between ranks, and by how much; nothing changes.
+    """Compare shared variables between ranks, and return those that differ; no variable changes.
 
-    Each rank computes a digest of each value; the values themselves travel only where digests differ.
+    Each rank computes a digest of each value (BLAKE2b of 128 bits, RFC 7693). Only where digests differ are the values
+    themselves sent to the controller and compared there.
 
     Parameters
     ----------
     shared_vars : shared variable or list, optional
-        Default: all that ought to be equal, which are those that functions use but for the states of random streams,
-        ``sliceable_shareds``, and what was scattered and not broadcast since.
+        Tensor variables that a function of the session uses. Default: all that should be equal, which are the variables
+        that functions use, without the states of random streams, ``sliceable_shareds``, and variables that were
+        scattered and not broadcast since. Functions that are not yet distributed are distributed first.
 
     Returns
     -------
     dict
-        By variable, the largest absolute difference of any element from the master's value: infinite where shapes
-        differ, or one of the two is NaN. Empty if all replicas are equal.
+        For each variable that differs, a float: the largest absolute difference of any element from the controller's
+        value, infinite where shapes differ or one of the two elements is NaN. Empty if all replicas are equal. 0.0
+        equals -0.0, and NaN equals NaN.
+
+    Raises
+    ------
+    SessionError
+        Without a session, and in a `sequence` after its first part.
+    TypeError
+        If an item is not a shared variable that holds an array.
+    ValueError
+        If the list is empty or names a variable twice, or no function of the session uses a variable.
+    WorkerError
+        If a rank fails.
 
     Examples
     --------
@@ -57,15 +68,37 @@ def check_replicas(shared_vars: Variables | None = None) -> dict[Any, float]:
 
 @checks_keywords
 def set_value(rank: int, shared_vars: Variables, values: Any, batch: Any = None) -> None:
-    """Set one rank's copy of each variable.
+    """Set each variable on one rank; the other ranks keep their values.
+
+    A variable's own ``set_value`` acts on the controller alone; this function acts on any rank. A NumPy value is copied
+    into shared memory, and from there into the rank's variable. Variables that no function of the session uses yet are
+    given to the ranks first.
 
     Parameters
     ----------
     rank : int
+        From 0 to the number of ranks minus 1.
     shared_vars : shared variable or list
+        Tensor variables of any dtype and shape.
     values : array_like or Data, or list
-    batch : int, slice, list or array, optional
-        Which rows of the values to use.
+        One for each variable, with the variable's number of dimensions; cast as by `broadcast`.
+    batch : int, slice, or list / 1-d array of integers or booleans, optional
+        The rows of each value to use: the first ``batch`` rows, a range, or an index list. Default: all.
+
+    Raises
+    ------
+    SessionError
+        Without a session.
+    TypeError
+        If ``rank`` is not an int, an item is not a shared variable that holds an array, a value does not have its dtype
+        and dimensions, or ``batch`` is of another type.
+    ValueError
+        If there is no such rank, the number of values differs, ``batch`` is given for a 0-dimensional value, or a value
+        is not of length 1 along a broadcastable axis.
+    IndexError
+        If ``batch`` is out of range.
+    WorkerError
+        If a rank fails.
 
     Examples
     --------
@@ -84,16 +117,30 @@ def set_value(rank: int, shared_vars: Variables, values: Any, batch: Any = None)
 
 @checks_keywords
 def get_value(rank: int, shared_vars: Variables) -> Any:
-    """One rank's value of each variable, copied.
+    """Return a copy of one rank's value of each variable; no variable changes.
 
     Parameters
     ----------
     rank : int
+        From 0 to the number of ranks minus 1.
     shared_vars : shared variable or list
+        Tensor variables that a function of the session uses.
 
     Returns
     -------
-    array, or list of array
+    numpy.ndarray, or list of numpy.ndarray
+        A new array in the controller's memory, of the variable's dtype and of its shape on that rank.
+
+    Raises
+    ------
+    SessionError
+        Without a session, and in a `sequence` after its first part.
+    TypeError
+        If ``rank`` is not an int, or an item is not a shared variable that holds an array.
+    ValueError
+        If there is no such rank, or no function of the session uses a variable.
+    WorkerError
+        If a rank fails.
 
     Examples
     --------
@@ -113,16 +160,28 @@ def get_value(rank: int, shared_vars: Variables) -> Any:
 
 @checks_keywords
 def get_shapes(shared_vars: Variables) -> list[Any]:
-    """The shape of each variable on each rank.
+    """Return the shape of each variable on each rank.
 
     Parameters
     ----------
     shared_vars : shared variable or list
+        Tensor variables that a function of the session uses.
 
     Returns
     -------
-    list
-        One shape for each rank; for a list of variables, a list of these.
+    list of tuple of int
+        One shape for each rank, in rank order; for a list of variables, a list of such lists.
+
+    Raises
+    ------
+    SessionError
+        Without a session, and in a `sequence` after its first part.
+    TypeError
+        If an item is not a shared variable that holds an array.
+    ValueError
+        If no function of the session uses a variable.
+    WorkerError
+        If a rank fails.
 
     Examples
     --------
@@ -138,21 +197,28 @@ def get_shapes(shared_vars: Variables) -> list[Any]:
 
 @checks_keywords
 def get_lengths(shared_vars: Variables) -> list[Any]:
-    """The length of axis 0 of each variable on each rank.
+    """Return the length of axis 0 of each variable on each rank.
 
     Parameters
     ----------
     shared_vars : shared variable or list
+        Tensor variables that a function of the session uses, with one dimension at least.
 
     Returns
     -------
-    list
-        One length for each rank; for a list of variables, a list of these.
+    list of int
+        One length for each rank, in rank order; for a list of variables, a list of such lists.
 
     Raises
     ------
+    SessionError
+        Without a session, and in a `sequence` after its first part.
+    TypeError
+        If an item is not a shared variable that holds an array.
     ValueError
-        For a 0-dimensional variable.
+        For a 0-dimensional variable, or if no function of the session uses a variable.
+    WorkerError
+        If a rank fails.
 
     Examples
     --------

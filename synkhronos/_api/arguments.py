@@ -1,4 +1,4 @@
-"""The arguments of a function call: matching them to inputs, and checking them."""
+"""Arguments of a function call: match them to the inputs, and check them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from synkhronos._utils.display import unknown_keyword
 __all__ = ["Input", "arrange", "check_num_slices", "check_subset", "describe_inputs", "inputs_of"]
 
 
-#: What a call takes beside the inputs.
+#: The arguments of a call other than the inputs.
 CALL_OPTIONS = ("output_subset", "batch", "batch_s", "num_slices")
 
 
 def arrange(
     graph: Any, args: Sequence[Any], kwargs: dict[str, Any], options: Sequence[str] = CALL_OPTIONS
 ) -> list[Any]:
-    """The value given for each input, in the order of the inputs; `TypeError` for missing and surplus ones.
+    """Return the value for each input, in the order of the inputs; `TypeError` for missing and surplus ones.
 
-    ``graph`` has ``input_names`` and ``input_defaults``. ``options`` are the arguments beside the inputs, one of which
+    ``graph`` has ``input_names`` and ``input_defaults``. ``options`` are the other arguments of the call, one of which
     the user may have misspelled.
     """
     names, defaults = graph.input_names, graph.input_defaults
@@ -49,7 +49,7 @@ def arrange(
 
 
 def check_subset(subset: Any, n_outputs: int) -> tuple[int, ...] | None:
-    """``output_subset`` as a tuple of ints, or ``None``."""
+    """Return ``output_subset`` as a tuple of ints, or ``None``."""
     if subset is None:
         return None
     if not isinstance(subset, (list, tuple)) or not all(isinstance(i, (int, np.integer)) for i in subset):
@@ -61,7 +61,7 @@ def check_subset(subset: Any, n_outputs: int) -> tuple[int, ...] | None:
 
 
 def check_num_slices(num_slices: Any) -> int:
-    """``num_slices`` as an int."""
+    """Return ``num_slices`` as an int."""
     if isinstance(num_slices, bool) or not isinstance(num_slices, (int, np.integer)):
         raise TypeError(f"num_slices must be an int; got {num_slices!r}")
     if num_slices < 1:
@@ -70,17 +70,17 @@ def check_num_slices(num_slices: Any) -> int:
 
 
 class Input(NamedTuple):
-    """What `Data` must be like for an input of a function."""
+    """Requirements of a function's input for `Data`."""
 
     name: str
     dtype: np.dtype
     ndim: int
-    lengths: dict[int, int]  # along axes where the type tells it
-    axis: int  # along which its rows lie, if it is scattered
+    lengths: dict[int, int]  # by axis, where the type determines it
+    axis: int  # the axis of its rows, if it is scattered
 
 
 def inputs_of(graph: Graph) -> list[Input]:
-    """The inputs of a function."""
+    """Return the inputs of a function."""
     axes = [*graph.axes, *[0] * (len(graph.input_variables) - graph.n_scattered)]
     return [
         Input(
@@ -95,7 +95,7 @@ def inputs_of(graph: Graph) -> list[Input]:
 
 
 def describe_inputs(graph: Graph) -> str:
-    """The names of the inputs: of the scattered ones, then of the broadcast ones."""
+    """Return the names of the scattered inputs, and then of the broadcast ones."""
     names = [name or str(var) for name, var in zip(graph.input_names, graph.input_variables)]
     groups = names[: graph.n_scattered], names[graph.n_scattered :]
     return "; ".join([", ".join(groups[0]), *([", ".join(groups[1])] if groups[1] else [])])

@@ -1,4 +1,4 @@
-"""`synk.function`: reading what the user wants computed, and how the ranks' values become one."""
+"""`synk.function`: read the arguments, and build a function for all ranks."""
 
 from __future__ import annotations
 
@@ -44,52 +44,67 @@ def function(
     blocked: bool = False,
     **kwargs: Unpack[Keywords],
 ) -> Function:
-    """Build a function that runs on every rank; replaces `theano.function` or `pytensor.function`.
+    """Build a function that runs on every rank, in place of ``theano.function`` or ``pytensor.function``.
+
+    It is called in the controller. In each call, every rank computes its shard of the scattered inputs, and the
+    controller combines the ranks' outputs. The function is compiled here, and replicated on the workers with its first
+    call or by `distribute`. Shared variables are copied to every rank; updates act on each rank's own copy.
 
     Parameters
     ----------
     inputs : list of variables or ``In``
-        Scattered over the ranks along axis 0, as evenly as possible.
+        Scattered over the ranks along axis 0, as evenly as possible: each has shape ``(n, ...)`` in a call, and
+        ``(n_k, ...)`` on rank k. Inputs that are no dense arrays are given to every rank in full.
     outputs : variable, (variable, op), or a list of these, optional
-        ``op`` says how the ranks' values become one: element by element by {ops} (``"avg"``, the default, is
-        weighted by data points); ``"gather"`` (concatenated on axis 0 in rank order); or ``None`` (the master's own
-        value). ``"c_avg"``, ``"c_sum"``, … ask for the CPU path.
+        ``op`` is how the ranks' values are combined: {ops}, element by element; ``"gather"``, concatenation along axis
+        0 in rank order; or ``None``, the controller's own value. ``"avg"``, the default, is
+        ``sum(n_k * x_k) / sum(n_k)``, with ``n_k`` the data points of rank k. The prefix ``c_``, as in ``"c_avg"``,
+        requests the CPU path.
     bcast_inputs : list of variables, optional
-        Inputs that every rank uses whole.
+        Inputs that every rank gets in full.
     updates : dict, or list of (shared, expression) or (shared, expression, op), optional
-        They act locally on each rank. ``op`` (default ``"avg"``) says how a call with ``num_slices`` accumulates.
+        Computed on each rank from its own shard, for its own copy; `averaged` makes them equal. In a call with
+        ``num_slices``, ``op`` (default ``"avg"``) combines the new values of the slices.
     givens : dict or list of pairs, optional
         As in Theano.
     sliceable_shareds : list of shared variables, optional
-        Those that hold data, subject to ``batch_s`` and ``num_slices``.
+        Shared variables that hold data, each rank its own rows along axis 0; ``batch_s`` and ``num_slices`` pick rows
+        of them.
     exact : bool
-        The function computes what the serial program computes, whatever that is: the graph is divided by the rows of
-        the scattered inputs, and ranks meet where rows meet (docs/exact.md). Then outputs and updates have no ops, and
-        sliceable shared variables are what was scattered, of which each rank has rows.
+        Build an exact function: it computes what the serial program computes. Sharding is propagated through the graph,
+        and collectives are inserted where rows meet, as in GSPMD (Y. Xu et al. (2021), GSPMD: general and scalable
+        parallelization for ML computation graphs, arXiv:2105.04663); see docs/exact.md. Outputs and updates take no
+        ops. ``sliceable_shareds`` must have been scattered.
     shard : dict or list of variables, optional
-        For exact functions: what else is divided by rows, with the axis of these (in a list: 0). Scattered inputs that
-        have their rows along another axis; and any variable of the graph, such as a minibatch that `givens` takes from
-        data that all ranks have.
+        For exact functions: other variables that are sharded, with the axis of their rows (in a list: 0). These are
+        scattered inputs whose rows lie along another axis, and any variable of the graph, such as a minibatch that
+        `givens` takes from data that all ranks have.
     random : str
-        For exact functions: ``"serial"`` (draws are the serial program's) or ``"own"`` (where there is a draw for each
-        row, each rank makes its own; equal in distribution, and cheaper).
+        For exact functions. ``"serial"``: draws are those of the serial program. ``"own"``: where there is a draw for
+        each row, each rank draws its own; equal in distribution, and cheaper.
     blocked : bool
-        For exact functions whose rows meet only in sums, at the end, such as a loss of much data and its gradient: each
-        rank computes in a loop over blocks of its rows, of 1 MiB, which stay in its core's cache until all is done with
-        them. That is quicker where memory is what bounds the computation.
+        For exact functions whose rows meet only in sums at the end, such as a loss of much data and its gradient. Each
+        rank computes in a loop over blocks of its rows, of 1 MiB, which stay in its core's cache until all operations
+        are done. This is faster where memory bandwidth limits the computation.
     **kwargs
-        For `theano.function`.
+        Keyword arguments of the backend's function, such as ``name`` and ``mode``.
 
     Returns
     -------
     Function
+        Called with NumPy arrays or `Data`; see `Function.__call__`.
 
     Raises
     ------
     SessionError
-        A `RuntimeError`: before ``fork``.
+        Without a session.
     TypeError, ValueError
-        For arguments that make no sense, and whatever the engine raises.
+        For invalid arguments, and any error of the backend.
+
+    Warns
+    -----
+    RuntimeWarning
+        For an exact function of which nothing can be sharded.
 
     Examples
     --------
@@ -101,7 +116,7 @@ def function(
     3.0 6.0 [ 2.  4. 12.] (2, 1)
     """
     if sys._getframe(1).f_globals.get("__name__", "").startswith(f"{_backends.name}."):
-        # the program has set the engine's function to this one; Variable.eval and the like mean the engine's own
+        # the program has replaced the backend's function by this one; Variable.eval and the like need the backend's
         own = {"outputs": outputs, "updates": updates, "givens": givens, **kwargs}
         return _backends.compile_function(inputs, **{name: value for name, value in own.items() if value is not None})
     session = current("function")
@@ -153,7 +168,7 @@ def function(
             updated = [] if delete_updates else [var for var, _ in graph.expressions[1]]
             new = {**{var: var.default_update for var in updated if var not in dict(pairs)}, **dict(pairs)}
             pairs_given = _graph.pairs_of(givens)
-            if swap:  # the engine refuses givens that depend on variables which others replace
+            if swap:  # the backend refuses givens that depend on replaced variables
                 pairs_given = [
                     (old, _backends.clone(value, replace=swap) if isinstance(value, _backends.Variable) else value)
                     for old, value in pairs_given
@@ -197,19 +212,19 @@ def function(
 
 
 def _with_streams(function: Function, own: Sequence[Any] | None = None) -> Function:
-    """A function that draws of a rank's own streams, all or some, and of others that are common to all ranks."""
+    """Record which random streams of a function differ between ranks: ``own``, by default all. Return the function."""
     for var in filter(_backends.is_random_state, function.get_shared()):
         _graph.claim_stream(var, common=own is not None and var not in own)
     return function
 
 
 def _is_pair(item: Any) -> bool:
-    """Whether ``item`` is ``(variable, op)`` rather than a list of outputs."""
+    """Return whether ``item`` is ``(variable, op)`` rather than a list of outputs."""
     return isinstance(item, tuple) and len(item) == 2 and (item[1] is None or isinstance(item[1], str))
 
 
 def _read_updates(updates: Any) -> tuple[list[tuple[Any, Any]], dict[Any, str], list[Any]]:
-    """Shared variables with their new values, the op of each, and those whose op was named."""
+    """Return the pairs of shared variable and new value, the op of each, and the variables whose op was named."""
     pairs: list[tuple[Any, Any]] = []
     modes: dict[Any, str] = {}
     named: list[Any] = []

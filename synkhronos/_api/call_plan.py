@@ -1,10 +1,9 @@
-"""Calls that differ from the last one in nothing but the contents of arrays: what these ask of the ranks is known.
+"""Plan of a call, and cache of the last call's plan.
 
-The contents are those of `Data`, which each rank reads for itself, and those of what is staged: NumPy inputs, index
-lists, and where slices begin. What is staged is overwritten by whatever any thread stages next, so it is staged anew
-for each call, in the same places.
-
-What every rank is to do in a call: rows, shares, variants, and where in shared memory the inputs lie.
+A plan is what every rank does: rows, shards, variants, and the places of the inputs in shared memory. `LastCall` keeps
+it for calls that differ from the last one only in the contents of arrays: those of `Data`, which each rank reads
+itself, and those of staged arrays (NumPy inputs, index lists, and the starts of slices). Anything that is staged later,
+by any thread, overwrites these, so they are staged again for each call, in the same places.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ __all__ = ["LastCall", "Planner", "Sight", "look_at"]
 
 
 class Sight(NamedTuple):
-    """A call as far as it can be repeated: all that it depends on, and what is staged for it."""
+    """A call as far as it can be repeated: a signature of all that its plan depends on, and the contents to stage."""
 
     signature: tuple[Any, ...]
     contents: Sequence[np.ndarray]
 
 
 def look_at(values: Sequence[Any], batch: Any, scattered: Sequence[Input], *options: Any) -> Sight | None:
-    """What a call depends on; ``None`` if there is more to look into.
+    """Return the signature and the contents of a call; ``None`` if it must be planned.
 
     Parameters
     ----------
@@ -46,9 +45,9 @@ def look_at(values: Sequence[Any], batch: Any, scattered: Sequence[Input], *opti
     batch : Any
         As given by the user.
     scattered : sequence of Input
-        The first ones, which `batch` is for.
+        The scattered inputs, to which `batch` applies. They come first.
     *options : hashable
-        What else was asked for.
+        The other arguments of the call.
     """
     picks = batch is not None and type(batch) is not int
     if picks and not (scattered and isinstance(batch, (slice, list, np.ndarray))):
@@ -71,7 +70,7 @@ def look_at(values: Sequence[Any], batch: Any, scattered: Sequence[Input], *opti
         for i, one in enumerate(scattered):
             try:
                 rows = choose(values[i], batch, selected, one)
-            except (TypeError, ValueError, IndexError) as error:  # which whoever plans the call will raise
+            except (TypeError, ValueError, IndexError) as error:  # planning the call raises it again
                 let_interrupts_pass(error)
                 return None
             signature.append(len(rows))
@@ -88,7 +87,7 @@ def look_at(values: Sequence[Any], batch: Any, scattered: Sequence[Input], *opti
 
 
 class LastCall:
-    """The last call of a function, to be given again."""
+    """Plan of the last call of a function, to be used again."""
 
     def __init__(self) -> None:
         self._signature: tuple[Any, ...] | None = None
@@ -97,12 +96,12 @@ class LastCall:
         self._rows: list[Selection] | None = None
 
     def keep(self, sight: Sight | None, call: Call, refs: Sequence[ArrayRef], rows: list[Selection] | None) -> None:
-        """Remember a call, where what it needs was staged, and the rows of the sliceable shared variables."""
+        """Record a call, where its arrays were staged, and the rows of the sliceable shared variables."""
         self._signature = None if sight is None else sight.signature
         self._call, self._refs, self._rows = call, refs, rows
 
     def find(self, session: Session, sight: Sight) -> tuple[Call | None, list[Selection] | None]:
-        """The last call and its rows if it was like this one, with what it needs staged anew, in the same places."""
+        """Return the last call and its rows if the signature is the same, with the new contents staged in place."""
         if sight.signature == self._signature and (not sight.contents or session.restage(self._refs, sight.contents)):
             return self._call, self._rows
         return None, None
@@ -117,7 +116,7 @@ class Planner:
     results : Results
     meetings : Meetings
     update_modes : dict
-        The op of each update that was given.
+        The op of each given update.
     device : bool
         Whether the function computes on GPUs.
     """
@@ -137,20 +136,20 @@ class Planner:
         num_slices: int,
         subset: tuple[int, ...] | None,
     ) -> tuple[Call, Sequence[ArrayRef]]:
-        """Stage what is not in shared memory; returns what every rank is to do, and where that was staged.
+        """Stage what is not in shared memory; returns the command for every rank, and the staged places.
 
         Parameters
         ----------
         session : Session
         distributed : callable
-            Gives the key of a variant of a graph, which it sees to that every rank has.
+            Distributes a variant of a graph if necessary, and returns its key.
         selector : Selector
             The inputs.
         rows : list of selections, or None
-            Those of the sliceable shared variables on each rank.
+            The rows of the sliceable shared variables on each rank.
         num_slices : int
         subset : tuple of int, or None
-            The outputs that are wanted; ``None``: all.
+            The outputs to compute; ``None``: all.
         """
         modes = self._results.modes
         wanted = tuple(range(len(modes))) if subset is None else subset
@@ -200,7 +199,7 @@ class Planner:
         before: Graph,
         after: Graph,
     ) -> tuple[Graph, tuple[int, ...], Follow]:
-        """What is computed slice by slice, which outputs of that are needed, and what follows."""
+        """Return the graph to compute slice by slice, its outputs that are needed, and the function that follows."""
         local = [i for i in wanted if i in cut.before]
         rest = [i for i in wanted if i in cut.after]
         n_local = len(before.outputs) - len(cut.ops)
@@ -218,5 +217,5 @@ class Planner:
 
 
 def _some(subset: tuple[int, ...], n: int) -> tuple[int, ...] | None:
-    """An ``output_subset`` for a function of ``n`` outputs, without which Theano's linkers in Python do it all."""
+    """Return ``output_subset`` for a function of ``n`` outputs; ``None`` if it is all of them, in order."""
     return None if subset == tuple(range(n)) else subset

@@ -1,14 +1,14 @@
-"""Whether values of a function have rows for its data points: shapes tell, and values where the graph fixes sizes.
+"""Checks of a function's results: averages that mix rows, ops that do not fit, and work that nothing divides.
 
-What Theano gives in one piece, and the results of a call beside it: an op that does not suit its output shows.
+`Averages` refuses to average values that have a row for each data point. `Growth` finds these values: their shapes
+change with the number of rows, or, where the graph fixes sizes, their rows follow the order of the data.
 
-A word to users whose function gives every rank the whole of the work.
+`Serial` computes the function in one process for ``check_against_theano``, which compares it with the ranks' results.
 
-A tutorial's ``theano.function([index], cost, givens={x: data[index * n : (index + 1) * n]})``, ported with ``index``
-among the `bcast_inputs`, is right on all ranks, and no quicker than on one. The same call is meant where ``data`` was
-scattered before; so the graph alone cannot tell. What tells is that all ranks come to the same values.
-
-Averages that would mix rows: of a value with rows for its data points, over parts of the data; they are refused.
+`Doubt` warns when every rank computes everything. A tutorial's
+``theano.function([index], cost, givens={x: data[index * n : (index + 1) * n]})``, with ``index`` among the
+`bcast_inputs`, is right on all ranks, but no faster than on one. The same call is correct usage where ``data`` was
+scattered before, so the graph alone cannot distinguish the two; equal results on all ranks do.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["Averages", "Doubt", "Growth", "Sample", "Serial", "environment_asks"
 
 _T = TypeVar("_T")
 
-_MOST_BYTES = 64 * 1024 * 1024  # of the rows that shapes are told by
+_MOST_BYTES = 64 * 1024 * 1024  # of the rows from which shapes are computed
 _LEAST_ROWS = 16
 
 
@@ -45,9 +45,9 @@ class Sample:
     Parameters
     ----------
     inputs : list of array
-        Of the scattered inputs the rows of the part, the others whole.
+        The rows of the part for scattered inputs, the others in full.
     n_scattered : int
-        How many of them are scattered.
+        The number of scattered inputs.
     variables : list of array
         The rows of the shared variables that hold data.
     """
@@ -58,24 +58,24 @@ class Sample:
         self._whole = inputs[n_scattered:]
 
     def compute(self, function: Callable[[list[Any], list[Any]], _T], change: Callable[[np.ndarray], Any]) -> _T:
-        """What a function of inputs and of the values of variables gives for changed rows."""
+        """Return the result of a function of inputs and of values of variables, for changed rows."""
         changed = [change(array) for array in self._rows]
         n = self._n_scattered
         return function([*changed[:n], *self._whole], changed[n:])
 
     def lengths(self) -> set[int]:
-        """How many rows there are."""
+        """Return the numbers of rows."""
         return {len(array) for array in self._rows}
 
 
 class Growth:
-    """Which values have rows for the data points; each is looked at once, and what was found is remembered.
+    """Detects values that have rows for the data points; the result for each value is cached.
 
     Parameters
     ----------
     serial : Serial
     others : list of shared variables
-        Those that hold data beside the sliceable ones.
+        Variables that hold data, in addition to the sliceable ones.
     """
 
     def __init__(self, serial: Serial, others: Sequence[Any]) -> None:
@@ -85,36 +85,37 @@ class Growth:
         self._follows: dict[tuple[int, tuple[int, ...]], bool | None] = {}
 
     def unknown(self, values: Sequence[int]) -> list[int]:
-        """Those of the values that were not looked at yet."""
+        """Return the values that were not examined yet."""
         return [i for i in values if i not in self._grows]
 
     def learn(self, values: Sequence[int], sample: Sample) -> None:
-        """Find out which values have other shapes where there are more rows."""
+        """Detect the values whose shapes change with the number of rows."""
 
         def shapes(inputs: list[Any], variables: list[Any]) -> list[tuple[int, ...]]:
             return self._serial.shapes(inputs, variables, values, self._others)
 
         if 0 in sample.lengths():
-            return  # which tells nothing
+            return  # shapes of no rows prove nothing
         try:
             some = sample.compute(shapes, lambda array: _some(array, 1))
             more = sample.compute(shapes, lambda array: _some(array, 3))
             grows = [one != other for one, other in zip(some, more)]
         except MemoryError:
             return
-        except Exception as error:  # sizes may be fixed in the graph
+        except Exception as error:  # the graph may fix sizes
             let_interrupts_pass(error)
             grows = [False] * len(values)
         self._grows.update(zip(values, grows))
 
     def grows(self, i: int) -> bool:
-        """Whether the shape of a value changes with the number of data points."""
+        """Return whether the shape of a value changes with the number of data points."""
         return self._grows.get(i, False)
 
     def follows(self, i: int, shape: tuple[int, ...], sample: Callable[[], Sample]) -> bool | None:
-        """Whether a value whose shape does not seem to change has rows for data points all the same.
+        """Return whether a value of constant shape has rows for the data points.
 
-        That can be where the graph fixes the number of rows. Then rows in reverse tell; ``None`` if they do not.
+        The graph may fix the number of rows. Then the value for the rows in reverse order decides; ``None`` if it
+        cannot.
         """
         if (i, shape) not in self._follows:
             self._follows[i, shape] = self._compare(i, shape, sample())
@@ -147,12 +148,12 @@ class Growth:
 
 
 def _repeated(array: Any, n: int) -> Any:
-    """So many rows: those that there are, and then the first ones again."""
+    """Return ``n`` rows: those of the array, and then its first ones again."""
     return array[np.arange(n) % max(1, len(array))]
 
 
 def _some(array: Any, times: int) -> Any:
-    """Rows of an array, repeated: a few at least, and no more than fit into memory."""
+    """Return rows of an array, repeated: a few at least, and no more than fit into memory."""
     row = max(1, array.nbytes // max(1, len(array)))
     n = max(_LEAST_ROWS, min(len(array), _MOST_BYTES // row))
     return _repeated(array, times * n)
@@ -162,14 +163,14 @@ _ENVIRONMENT = "SYNKHRONOS_CHECK"
 
 
 def environment_asks() -> bool:
-    """Whether calls are to be compared with Theano where they do not say; asked when a function is built."""
+    """Return whether the environment requests a comparison with Theano; read when a function is built."""
     return os.environ.get(_ENVIRONMENT, "0") not in ("", "0")
 
 
 def is_asked(argument: Any, default: bool, place: int) -> bool:
-    """Whether a call is to be compared with Theano: as its argument says, else by default, where that can be.
+    """Return whether to compare a call with Theano: as its argument says, otherwise by default where possible.
 
-    It cannot be after the first ``place`` in a sequence: parts that are not carried out yet may change variables.
+    It is not possible after the first part of a sequence (``place`` > 1), since earlier parts may change variables.
     """
     if argument is None:
         return default and place < 2
@@ -181,7 +182,7 @@ def is_asked(argument: Any, default: bool, place: int) -> bool:
 
 
 class Serial:
-    """What a function computes, in the master alone and without storing updates; compiled when first needed.
+    """Serial computation of a function, in the controller and without storing updates; compiled when first needed.
 
     Parameters
     ----------
@@ -197,15 +198,15 @@ class Serial:
     def compute(
         self, inputs: Sequence[Any], variables: Sequence[Any], wanted: Sequence[int], others: Sequence[Any] = ()
     ) -> list[np.ndarray]:
-        """Some outputs, and new values of updated variables, which are counted after the outputs.
+        """Return some outputs and new values of updated variables, which are numbered after the outputs.
 
         Parameters
         ----------
         inputs, variables : list of array
-            Values of all inputs, and of the sliceable shared variables, then of the others.
+            Values of all inputs, and of the sliceable shared variables followed by the others.
         wanted : list of int
         others : list of shared variables
-            Those that are given values beside the sliceable ones.
+            Variables that are given values, in addition to the sliceable ones.
         """
         values = self._function(wanted, others, False)(*inputs, *variables)
         return [np.asarray(to_host(value)) for value in values]
@@ -213,7 +214,7 @@ class Serial:
     def shapes(
         self, inputs: Sequence[Any], variables: Sequence[Any], wanted: Sequence[int], others: Sequence[Any]
     ) -> list[tuple[int, ...]]:
-        """The shapes of what `compute` gives, computing no more than they need."""
+        """Return the shapes of the results of `compute`, computing no more than they need."""
         return [tuple(shape.tolist()) for shape in self._function(wanted, others, True)(*inputs, *variables)]
 
     def _function(self, wanted: Sequence[int], others: Sequence[Any], shapes: bool) -> Any:
@@ -225,15 +226,15 @@ class Serial:
     def expected(
         self, session: Session, inputs: Sequence[Any], rows: list[Selection] | None, wanted: Sequence[int]
     ) -> list[np.ndarray]:
-        """What Theano gives for the rows of all ranks in one piece; to be asked before the call and its updates.
+        """Return the serial outputs for the rows of all ranks; call it before the call and its updates.
 
         Parameters
         ----------
         session : Session
         inputs : list of array
-            All rows that are chosen.
+            All chosen rows.
         rows : list of selections, or None
-            Those of the sliceable shared variables on each rank.
+            The rows of the sliceable shared variables on each rank.
         wanted : list of int
             The outputs.
 
@@ -258,9 +259,9 @@ class Serial:
             raise ValueError(f"check_against_theano: {TITLE} fails on all rows in one piece: {error}") from error
 
     def compare(self, outputs: Sequence[Any], expected: Sequence[np.ndarray], wanted: Sequence[int]) -> None:
-        """Raise `ValueError` for the output that differs most from what Theano gives, if any does.
+        """Raise `ValueError` for the output that differs most from the serial one, if any does.
 
-        Outputs with the op ``None``, and scalars that are gathered, are what no serial call gives: they are left out.
+        Outputs with the op ``None``, and gathered scalars, are left out, because no serial call returns them.
         """
         worst = None
         for i, output, right in zip(wanted, outputs, expected):
@@ -287,12 +288,12 @@ class Serial:
 
 
 def rows_of(value: Any, rows: Selection) -> Any:
-    """The rows that are chosen of an array."""
+    """Return the chosen rows of an array."""
     return value[slice(*rows.bounds)] if isinstance(rows, tuple) else value[rows]
 
 
 def _largest_difference(got: np.ndarray, right: np.ndarray) -> tuple[float, float]:
-    """The largest difference, and what rounding may make of it: half the digits of the dtype, of the largest value."""
+    """Return the largest difference and its tolerance: half the digits of the dtype, relative to the largest value."""
     differences = distances(got, right)
     if not differences.size:
         return 0.0, 1.0
@@ -303,10 +304,10 @@ def _largest_difference(got: np.ndarray, right: np.ndarray) -> tuple[float, floa
 
 
 class Doubt:
-    """Whether a function gives every rank the whole, to be settled by the values of its first call.
+    """Warns if a function gives every rank all of the work, which the values of its first call show.
 
-    There is none about functions that have scattered inputs, sliceable shared variables, no inputs at all, or no
-    outputs to be reduced; nor where the inputs are but numbers, such as a learning rate, that pick no rows.
+    Not in doubt are functions with scattered inputs or sliceable shared variables, without inputs or reduced outputs,
+    and those whose inputs do not pick rows, such as a learning rate.
 
     Parameters
     ----------
@@ -325,12 +326,12 @@ class Doubt:
         )
 
     def settle(self, name: str | None, results: Sequence[Any]) -> None:
-        """Warn, once, if all ranks came to the same values.
+        """Warn, once, if all ranks have the same values.
 
         Parameters
         ----------
         name : str, optional
-            Of the function.
+            The function's name.
         results : list
             For each rank, its outputs.
         """
@@ -339,7 +340,7 @@ class Doubt:
         self._open = False
         first, *others = results
         pairs = [pair for values in others for pair in zip(first, values)]
-        known = [pair for pair in pairs if not any(value is None for value in pair)]  # others are of the master alone
+        known = [pair for pair in pairs if not any(value is None for value in pair)]  # None: only the controller has it
         if known and all(_same(*pair) for pair in known):
             warn(
                 f"{name or 'a function'}: no input is scattered, and all {len(results)} ranks came to the same values: "
@@ -354,16 +355,16 @@ def _same(one: Any, other: Any) -> bool:
 
 
 class _Suspect(NamedTuple):
-    """A value that nobody asked to be averaged, and is."""
+    """A value that is averaged without an op that the user named."""
 
-    i: int  # among the outputs of the serial function: the outputs, then the new values of updated variables
-    shape: tuple[int, ...]  # in all parts
+    i: int  # position in the serial function: the outputs, then the new values of updated variables
+    shape: tuple[int, ...]  # the same in all parts
     name: str
     remedy: str
 
 
 class Averages:
-    """Which values of a function are averaged, over ranks or over the pieces of a rank, though no op says so.
+    """Finds values that are averaged over ranks or slices without a named op, and refuses those that have rows.
 
     Parameters
     ----------
@@ -372,9 +373,9 @@ class Averages:
     results : Results
     meetings : Meetings
     named : list of bool
-        Of which outputs the user named the op.
+        For each output, whether the user named the op.
     named_updates : list of shared variables
-        Those whose updates have an op that the user named.
+        The variables whose updates have an op that the user named.
     """
 
     def __init__(
@@ -404,10 +405,10 @@ class Averages:
         return _graph.is_tensor_variable(variable) and not all(variable.broadcastable)
 
     def see_parts(self, session: Session, scattered: Sequence[Any]) -> None:
-        """Take notice of variables that were scattered, and that the function reads as a whole on each rank.
+        """Record variables that were scattered, and that the function reads in full on each rank.
 
-        There is a warning where the ranks have different numbers of rows, and count as equal in averages. Where an
-        input picks the rows, the ranks' parts are as even as the user makes them.
+        Warn where the ranks have different numbers of rows, and count the same in averages. Where an input picks the
+        rows, the user is responsible for even shards.
         """
         declared = {id(var) for var in self._graph.sliceable_shareds}
         undeclared = [var for var in scattered if id(var) not in declared]
@@ -435,23 +436,22 @@ class Averages:
         select: Callable[[], Selector],
         rows: Any = None,
     ) -> None:
-        """Refuse to average what has rows for the data points, if the user did not name the op.
+        """Refuse to average values that have rows for the data points, if the user did not name the op.
 
-        Whether a value has, its shape tells: it is another one where there are more rows. Where a graph fixes sizes,
-        the values for the same rows in reverse tell; if they cannot, there is a warning. What one call has shown is
-        not looked into again.
+        A value has rows if its shape changes with their number. Where the graph fixes sizes, the values for the same
+        rows in reverse order decide; if they cannot, warn. What one call has shown is not examined again.
 
         Parameters
         ----------
         results : list
-            Of each rank, its values; ``None`` for a rank without data points.
+            For each rank, its values; ``None`` for a rank without data points.
         call : Call
         wanted : list of int
-            The outputs that the values are of.
+            The outputs of which the values are.
         select : callable
-            Gives the inputs with the rows that are chosen.
+            Returns the inputs with the chosen rows.
         rows : list of selections, or None
-            Those of the sliceable shared variables on each rank.
+            The rows of the sliceable shared variables on each rank.
 
         Raises
         ------
@@ -496,12 +496,12 @@ class Averages:
             )
 
     def _part(self, call: Call) -> int:
-        """The number of data points in a part of the data, of the master where it has any."""
+        """Return the number of data points in a part of the data; of the controller, if it has any."""
         count = call.counts[call.master] or max(call.counts)
         return len(next(iter(pieces(count, call.num_slices))))
 
     def _suspects(self, results: Sequence[Any], call: Call, wanted: Sequence[int]) -> Iterator[_Suspect]:
-        """Values that are averaged over two and more parts, and of one shape in all."""
+        """Yield values that are averaged over two or more parts, and have the same shape in all."""
         if not (self._graph.n_scattered or self._graph.sliceable_shareds or self._undeclared):
             return
         n_parts = sum(min(count, call.num_slices) for count in call.counts)

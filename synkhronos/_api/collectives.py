@@ -1,8 +1,9 @@
-"""Collectives on shared variables: moving the replicas of a variable across ranks.
+"""Collectives that move the values of shared variables between ranks.
 
-Every function here takes one shared variable or a list of them, and, where it takes or returns values, one value or a
-list to match. A variable must be used by a function of the session; a function that is not yet distributed is
-distributed first.
+Every function takes one shared variable or a list of them. Where it takes or returns values, it takes or returns one
+value for one variable, and a list of values for a list of variables. It is called in the controller and acts on all
+ranks of the session, those on other nodes included. Functions of the session that are not yet distributed and use a
+variable are distributed first.
 """
 
 from __future__ import annotations
@@ -25,15 +26,42 @@ __all__ = ["all_gather", "broadcast", "gather", "scatter"]
 
 @checks_keywords
 def broadcast(shared_vars: Variables, values: Any = None, nccl: bool = True) -> None:
-    """Give every rank the master's value of each variable, or ``values``.
+    """Set each variable to the same value on every rank: to ``values``, or to the controller's value.
+
+    Without ``values`` the controller's variables stay as they are, and all other ranks get a copy. With ``values``
+    every rank, the controller included, gets a copy. A NumPy value is copied once into shared memory; each rank then
+    copies it from there into its own variable. `Data` lies in shared memory already, so the first copy is left out.
+
+    Variables that no function of the session uses yet are given to the ranks first.
 
     Parameters
     ----------
     shared_vars : shared variable or list
+        Tensor variables of any dtype and shape.
     values : array_like or Data, or list, optional
-        New values, cast as the engine would.
+        New values, one for each variable, with the variable's number of dimensions. Arrays are cast to the variable's
+        dtype where that is safe (`numpy.can_cast`), numbers and lists where no value changes; a Python float is cast to
+        any floating dtype. Default: the controller's values.
     nccl : bool
-        Use NCCL where the variable lives on a CUDA GPU; on CPU cores it changes nothing.
+        Use NCCL for variables on CUDA GPUs where the ranks are connected by it, and ``values`` is not given. No effect
+        on CPU cores.
+
+    Raises
+    ------
+    SessionError
+        Without a session. Without ``values`` also in a `sequence`, unless it is the first part.
+    TypeError
+        If an item is not a shared variable that holds an array, or a value does not have its dtype and dimensions.
+    ValueError
+        If there is no variable, one is named twice, the number of values differs, or a value is not of length 1 along a
+        broadcastable axis.
+    WorkerError
+        If a rank fails.
+
+    See Also
+    --------
+    scatter : Give each rank its own rows.
+    set_value : Set the value of one rank.
 
     Examples
     --------
@@ -64,15 +92,40 @@ def broadcast(shared_vars: Variables, values: Any = None, nccl: bool = True) -> 
 
 @checks_keywords
 def scatter(shared_vars: Variables, values: Any, batch: Any = None) -> None:
-    """Split each value along axis 0, as evenly as possible, and give each rank its share as the variable's value.
+    """Split each value along axis 0, and set the variable on each rank to its shard.
+
+    ``n`` rows are split as evenly as possible, in rank order: the first ``n % n_ranks`` ranks get one row more than the
+    others. Ranks get no rows where ``n`` is smaller than the number of ranks. A NumPy value (with an index list as
+    ``batch``: its chosen rows) is copied once into shared memory; each rank then copies its own rows. `Data` lies in
+    shared memory already, so the first copy is left out.
+
+    Variables that no function of the session uses yet are given to the ranks first. Until they are broadcast again,
+    scattered variables are left out of `check_replicas` without arguments.
 
     Parameters
     ----------
     shared_vars : shared variable or list
+        Tensor variables with one dimension at least, of any dtype.
     values : array_like or Data, or list
-        Shape ``(n, ...)``.
-    batch : int, slice, list or array, optional
-        Which rows of the values to use, as in a function call.
+        One for each variable, of shape ``(n, ...)``. Cast as by `broadcast`.
+    batch : int, slice, or list / 1-d array of integers or booleans, optional
+        The rows of each value to use, as in a function call: the first ``batch`` rows, a range, or an index list.
+        Default: all.
+
+    Raises
+    ------
+    SessionError
+        Without a session.
+    TypeError
+        If an item is not a shared variable that holds an array, or a value does not have its dtype and dimensions, or
+        ``batch`` is of another type.
+    ValueError
+        If a variable is 0-dimensional or its axis 0 is broadcastable and ranks would not have one row each; or as
+        `broadcast`.
+    IndexError
+        If ``batch`` is out of range.
+    WorkerError
+        If a rank fails.
 
     Examples
     --------
@@ -95,20 +148,36 @@ def scatter(shared_vars: Variables, values: Any, batch: Any = None) -> None:
 
 @checks_keywords
 def gather(shared_vars: Variables, nd_up: int = 1, nccl: bool = True) -> Any:
-    """All ranks' values of each variable, in rank order; nothing changes on any rank.
+    """Return all ranks' values of each variable in the controller, in rank order; no variable changes.
+
+    Each rank's value is read where it lies, or copied to shared memory first; the result is a new array.
 
     Parameters
     ----------
     shared_vars : shared variable or list
+        Tensor variables that a function of the session uses.
     nd_up : int
-        1: stacked on a new first axis, which needs equal shapes. 0: concatenated on axis 0; lengths may differ.
+        1: stack values of equal shapes along a new axis 0. 0: concatenate values along axis 0; their lengths may
+        differ.
     nccl : bool
-        Use NCCL where the variable lives on a CUDA GPU; on CPU cores it changes nothing.
+        Accepted for symmetry with the other collectives; values are always gathered through host memory.
+
+    Returns
+    -------
+    numpy.ndarray, or list of numpy.ndarray
+        For a variable of shape ``(n_k, ...)`` on rank k: with ``nd_up=1`` shape ``(n_ranks, n, ...)``, with ``nd_up=0``
+        shape ``(sum of n_k, ...)``. Of the variable's dtype.
 
     Raises
     ------
+    SessionError
+        Without a session, and in a `sequence` after its first part.
+    TypeError
+        If an item is not a shared variable that holds an array.
     ValueError
-        If the shapes do not allow it.
+        If the shapes do not allow it, ``nd_up`` is neither 0 nor 1, or no function of the session uses a variable.
+    WorkerError
+        If a rank fails.
 
     Examples
     --------
@@ -133,18 +202,30 @@ def gather(shared_vars: Variables, nd_up: int = 1, nccl: bool = True) -> Any:
 
 @checks_keywords
 def all_gather(shared_vars: Variables, nccl: bool = True) -> None:
-    """Make every rank's variable the concatenation, on axis 0 in rank order, of all ranks' values.
+    """Set each variable on every rank to the concatenation of all ranks' values, along axis 0 in rank order.
+
+    Each rank gets a new array of its own, which it copies from the other ranks' shared memory.
 
     Parameters
     ----------
     shared_vars : shared variable or list
+        Tensor variables that a function of the session uses, of shape ``(n_k, ...)`` on rank k; afterwards of shape
+        ``(sum of n_k, ...)`` on every rank. The dtype does not change.
     nccl : bool
-        Use NCCL where the variable lives on a CUDA GPU; on CPU cores it changes nothing.
+        Use NCCL for variables on CUDA GPUs that have equal shapes on all ranks, where the ranks are connected by it. No
+        effect on CPU cores.
 
     Raises
     ------
+    SessionError
+        Without a session, and in a `sequence` after its first part.
+    TypeError
+        If an item is not a shared variable that holds an array.
     ValueError
-        If the shapes differ beyond axis 0, or a variable is 0-dimensional; then nothing changes.
+        If the shapes differ beyond axis 0, or a variable is 0-dimensional or broadcastable along axis 0, or no function
+        of the session uses it. Then nothing changes.
+    WorkerError
+        If a rank fails.
 
     Examples
     --------

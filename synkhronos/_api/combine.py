@@ -1,7 +1,4 @@
-"""What follows for a call if its function has collectives in it.
-
-Making one value of the ranks' values, for each output of a function.
-"""
+"""Combining the ranks' outputs into one value each, and properties of functions with collectives in their graphs."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ __all__ = ["Meetings", "Results"]
 
 
 class Meetings:
-    """The collectives in a function, and what comes of them: values that are the same on all ranks.
+    """The collectives in a function's graph, and the values that they make equal on all ranks.
 
     Parameters
     ----------
@@ -34,12 +31,12 @@ class Meetings:
     Attributes
     ----------
     any : bool
-        Whether there are collectives, or what a gradient of theirs has of the rank.
+        Whether there are collectives, or constants of the rank from their gradients.
 
     Raises
     ------
     ValueError
-        For an output that is the same on all ranks, and that an op would count as often as there are ranks.
+        For an output that is the same on all ranks, and that its op would count once for each rank.
     """
 
     def __init__(self, graph: _graph.Graph, compiled: Any, results: Results) -> None:
@@ -59,23 +56,23 @@ class Meetings:
                 )
 
     def is_replicated(self, i: int, scattered: Sequence[Any] = ()) -> bool:
-        """Whether an output comes of data, and of scattered variables, by collectives alone: the same on all ranks."""
+        """Return whether an output is equal on all ranks, since it depends on data only through collectives."""
         return self.any and not self._depends(i, tuple(scattered))
 
     def _depends(self, i: int, also: tuple[Any, ...] = ()) -> bool:
-        """Whether an output, or a new value, depends on what is not the same on all ranks; found out once."""
+        """Return whether an output, or a new value, depends on values that differ between ranks; cached."""
         if (i, also) not in self._known:
             expressions = [*self._outputs, *(new for _, new in self._updates)]
             self._known[i, also] = depends_on(expressions[i], [*self._apart, *also])
         return self._known[i, also]
 
     def kept(self, counts: Sequence[int]) -> list[Any]:
-        """The variables that a rank without data points must not update: those that come of the data otherwise.
+        """Return the variables that a rank without data points must not update: those that depend on its own data.
 
         Raises
         ------
         ValueError
-            If there is such a rank, and what comes of collectives cannot be told.
+            If there is such a rank, and this cannot be determined.
         """
         if not self.any or all(counts) or not any(counts):
             return []
@@ -87,19 +84,19 @@ class Meetings:
         return [var for var, _ in self._updates if not is_random_state(var) and self.is_averaged(var)]
 
     def is_averaged(self, var: Any) -> bool:
-        """Whether slices average the new values of a variable, if they average any."""
+        """Return whether slices average the new values of a variable, if they average any."""
         n = len(self._outputs)
         return not self.any or any(self._depends(n + i) for i, (one, _) in enumerate(self._updates) if one is var)
 
     def cut(self) -> tuple[Cut, _graph.Graph, _graph.Graph] | None:
-        """How a call in slices is computed: what before the collectives, and what with them, as graphs.
+        """Return the parts of a call in slices: the graph before the collectives, and the graph from them on.
 
-        ``None`` if there are none, but numbers that a rank knows of itself in a gradient.
+        ``None`` if there are no collectives, but only constants of the rank from gradients.
 
         Raises
         ------
         ValueError
-            If that cannot be.
+            If the graph cannot be cut.
         """
         if not self._is_cut:
             n, updates = len(self._outputs), self._updates
@@ -121,7 +118,7 @@ class Meetings:
 
 
 class Results:
-    """How the values of a function's outputs become one.
+    """How the ranks' values of a function's outputs are combined.
 
     Parameters
     ----------
@@ -129,17 +126,17 @@ class Results:
     modes : list of str or None
         The op of each output.
     on_host : list of bool
-        The outputs that are to take the CPU path.
+        The outputs that must take the CPU path.
     on_gpu : bool
         Whether the ranks compute on GPUs.
     name : str
-        Of the function, for messages.
+        The function's name in messages.
 
     Attributes
     ----------
     modes : list of str or None
     names : list of str
-        What the outputs are called in messages.
+        The names of the outputs in messages.
     """
 
     def __init__(
@@ -163,11 +160,11 @@ class Results:
         return ", ".join(f"{output} ({mode})" for output, mode in zip(outputs, self.modes)) or "nothing"
 
     def over_nccl(self, wanted: Sequence[int]) -> tuple[int, ...]:
-        """Which of the wanted outputs NCCL can reduce, by their places among these."""
+        """Return the places, among the wanted outputs, of those that NCCL can reduce."""
         return tuple(place for place, i in enumerate(wanted) if i in self._reducible)
 
     def check_not_borrowed(self) -> None:
-        """Refuse outputs that what comes after them in a sequence could overwrite."""
+        """Refuse borrowed outputs, which later parts of a sequence could overwrite."""
         for name, output in zip(self.names, self._outputs):
             if getattr(output, "borrow", False):
                 raise TypeError(f"{name} is borrowed (theano.Out), and in a sequence later parts could overwrite it")
@@ -182,21 +179,21 @@ class Results:
         meetings: Meetings,
         private: Callable[[Any], Any],
     ) -> list[Any]:
-        """The value of each output that is wanted, as its Theano type says: a NumPy array, or one on the GPU.
+        """Return the value of each wanted output, of its Theano type: a NumPy array, or an array on the GPU.
 
         Parameters
         ----------
         results : list
-            For each rank, its values of the wanted outputs; ``None`` for a rank that had no data points.
+            For each rank, its values of the wanted outputs; ``None`` for a rank without data points.
         call : Call
         wanted : sequence of int
             Positions among all outputs.
         weights : sequence of float
             One for each rank.
         meetings : Meetings
-            Tells what a master without data points has all the same.
+            Determines which values a controller without data points has all the same.
         private : callable
-            Gives what the master has computed as the program gets it.
+            Returns a value of the controller as the program gets it.
         """
         present, present_weights = results, weights
         if not all(weights):

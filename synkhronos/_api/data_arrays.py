@@ -1,8 +1,7 @@
-"""Values, shapes and sizes that users give, brought into form or refused.
+"""`Data`: function inputs in shared memory, written once and read by every rank where they lie.
 
-The shared memory that `Data` hold: one of them, or several in which it was unpickled.
-
-`Data`: function inputs in shared memory, written once and read by every rank where they lie.
+`Holding` is the shared memory of one `Data`, or of several after unpickling. The functions at the top convert and check
+the values, shapes and sizes that users give.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ __all__ = ["Data", "Holding", "check_oversize", "check_shape", "condition", "siz
 
 
 def condition(value: Any, dtype: np.dtype, ndim: int, force_cast: bool) -> np.ndarray:
-    """``value`` as an array of the given dtype and ndim, by Theano's rules for what may be cast without being asked.
+    """Return ``value`` as an array of the given dtype and ndim, by Theano's rules for implicit casts.
 
-    An array is cast if its dtype's values all fit into ``dtype``; other values (numbers, lists) if they come out
-    equal; a Python float always becomes any floating dtype.
+    An array is cast if ``dtype`` can hold all values of its dtype; other values (numbers, lists) if they compare equal
+    after the cast; a Python float can be cast to any floating dtype.
     """
     array = np.asanyarray(value) if isinstance(value, np.memmap) else np.asarray(value)
     if array.ndim != ndim:
@@ -63,7 +62,7 @@ def size_in_bytes(shape: tuple[int, ...], dtype: np.dtype) -> int:
 
 
 def check_shape(shape: Any, ndim: int | None) -> tuple[int, ...]:
-    """``shape`` (an int counts as one dimension) as a tuple, of ``ndim`` dimensions if that is not ``None``."""
+    """Return ``shape`` (an int counts as one dimension) as a tuple, of ``ndim`` dimensions if that is not ``None``."""
     if isinstance(shape, (int, np.integer)):
         shape = (shape,)
     try:
@@ -84,18 +83,18 @@ def check_oversize(oversize: Any) -> None:
         raise ValueError(f"oversize must be from 1 to 2; got {oversize}")
 
 
-#: By key: the memory of this process, and what it inherited.
+#: By key: the memory that this process made or inherited.
 _known: Any = weakref.WeakValueDictionary()
 
 
 class Holding:
-    """Memory that is given back when the last `Data` lets go of it.
+    """Memory that is freed with the last `Data` that uses it.
 
     Parameters
     ----------
     key : str
     content : uint8 array
-        All of it.
+        All bytes of the memory.
     is_file : bool
         Whether it is a file of the user's.
     """
@@ -108,12 +107,12 @@ class Holding:
 
     @classmethod
     def allocate(cls, n_bytes: int) -> Holding:
-        """New memory, filled with zeros."""
+        """Allocate memory, filled with zeros."""
         return cls.share(current("Data").allocate(n_bytes), n_bytes, is_file=False)
 
     @classmethod
     def share(cls, segment: Segment, n_bytes: int, is_file: bool) -> Holding:
-        """Memory that is mapped already, made known to all ranks."""
+        """Make memory that is mapped already known to all ranks."""
         session = current("Data")
         made = cls(segment.ref.key, segment.bytes[:n_bytes], is_file)
         session.share(segment, made.bytes)
@@ -121,20 +120,21 @@ class Holding:
 
     @classmethod
     def find(cls, key: str) -> Holding | None:
-        """The memory of this key, if this process has it."""
+        """Return the memory of this key, or ``None`` if this process does not have it."""
         found: Holding | None = _known.get(key)
         return found
 
 
-#: Of an array; NumPy 2 does not tell.
+#: The largest number of dimensions of an array, which NumPy 2 does not export.
 _MAX_DIMENSIONS = getattr(np, "MAXDIMS", 64)
 
 
 class Data:
     """An array in shared memory; made by `data`. Reads and writes like a NumPy array.
 
-    ``copy.copy`` and ``copy.deepcopy`` copy the memory. Pickled `Data` is the same memory again, in the process that
-    made it and in those forked from it later; in others unpickling it is a `TypeError`: pickle ``numpy.asarray(data)``.
+    ``copy.copy`` and ``copy.deepcopy`` copy the memory. Unpickled `Data` shares the memory of the original, in the
+    process that made it and in those forked from it later. In other processes unpickling is a `TypeError`: pickle
+    ``numpy.asarray(data)`` instead.
 
     Attributes
     ----------
@@ -143,8 +143,9 @@ class Data:
     dtype, ndim, shape, size
         As NumPy's.
     alloc_size : int
-        Number of elements that there is memory for.
+        Number of elements that the allocated memory can hold.
     minibatch : bool
+        Whether it holds just the current batch; see `data`.
     name : str or None
 
     Examples
@@ -178,7 +179,7 @@ class Data:
 
     @property
     def ref(self) -> ArrayRef:
-        """Where the array lies, for the other ranks."""
+        """Place of the array in shared memory, for the other ranks."""
         if self._held is None:
             raise ValueError(f"{self!r} has no memory: set its value or shape first")
         if self._ref is None or self._ref.key != self._held.key or self._ref.shape != self._array.shape:
@@ -187,7 +188,7 @@ class Data:
 
     @property
     def memory(self) -> Any:
-        """What keeps the array's memory, whatever becomes of this object."""
+        """Object that keeps the array's memory alive, independently of this one."""
         return None if self._held is None else self._held.bytes
 
     def __len__(self) -> int:
@@ -208,7 +209,7 @@ class Data:
         return f"<synkhronos.Data {name}shape {self.shape}, {self.dtype}, {self.data.nbytes:,} bytes{minibatch}>"
 
     def _repr_html_(self) -> str:
-        """The same as a table, as notebooks show it."""
+        """Return a table of the attributes, as notebooks show it."""
         head = ("Data", "shape", "dtype", "bytes", "minibatch")
         line = (self.name or "", self.shape, self.dtype, f"{self.data.nbytes:,}", self.minibatch)
         return html_table([head, line])
@@ -217,23 +218,62 @@ class Data:
         return public_names(self, "memory", "ref")
 
     def condition_data(self, value: Any, force_cast: bool = False) -> np.ndarray:
-        """What `set_value` would store: ``value`` as an array of this dtype and ndim.
+        """Return ``value`` as `set_value` would store it: as an array of this dtype and ndim.
+
+        Parameters
+        ----------
+        value : array_like or Data
+            Of any shape with this ndim.
+        force_cast : bool
+            Convert the value even if that loses precision.
+
+        Returns
+        -------
+        numpy.ndarray
+            ``value`` itself if it is such an array already, otherwise a new array.
 
         Raises
         ------
         TypeError
-            If the ndim differs, or the dtype cannot hold every value of ``value``'s dtype and ``force_cast`` is false.
+            If the ndim differs, or this dtype cannot hold every value of ``value``'s dtype and ``force_cast`` is false.
+
+        Examples
+        --------
+        >>> with synk.session(2):
+        ...     d = synk.data(dtype="float32", ndim=1)
+        ...     print(d.condition_data([1, 2]).dtype)
+        float32
         """
         return condition(value.data if isinstance(value, Data) else value, self.dtype, self.ndim, force_cast)
 
     def set_value(self, value: Any, force_cast: bool = False, oversize: float = 1) -> None:
-        """Store a value of any shape; memory is allocated anew only if it does not fit.
+        """Store a value of any shape; new memory is allocated only if the value does not fit.
+
+        Parameters
+        ----------
+        value : array_like or Data
+            Of any shape with this ndim; copied. A `numpy.memmap` is shared as the file that it is, as by `data`.
+        force_cast : bool
+            Convert the value even if that loses precision.
+        oversize : float
+            From 1 to 2: allocate this many times the memory needed, if new memory is allocated.
 
         Raises
         ------
+        SessionError
+            If memory is needed, and there is no session.
         TypeError, ValueError
+            If the value does not fit dtype and ndim, or ``oversize`` is out of range.
         MemoryError
-            If shared memory is too small; the old contents stand.
+            If there is too little shared memory; the old contents stay.
+
+        Examples
+        --------
+        >>> with synk.session(2):
+        ...     d = synk.data([1.0, 2.0, 6.0])
+        ...     d.set_value([3.0, 4.0])
+        ...     print(d.shape, d[:], d.alloc_size)
+        (2,) [3. 4.] 3
         """
         check_oversize(oversize)
         array = self.condition_data(value, force_cast)
@@ -248,16 +288,40 @@ class Data:
         self._array = fresh
 
     def set_shape(self, shape: Sequence[int], oversize: float = 1) -> None:
-        """Change the shape: what lies inside both the old and the new shape stays, the rest becomes zeros.
+        """Change the shape: elements inside both the old and the new shape stay, the others become zeros.
 
-        (Rows that were cut off data that is a file come back as they are in the file.)
+        Rows that were cut off data of a file have the file's contents when they come back.
+
+        Parameters
+        ----------
+        shape : tuple of int, or int
+            The new shape, of this ndim.
+        oversize : float
+            From 1 to 2: allocate this many times the memory needed, if new memory is allocated.
+
+        Raises
+        ------
+        SessionError
+            If memory is needed, and there is no session.
+        TypeError, ValueError
+            For an invalid shape or ``oversize``.
+        MemoryError
+            If there is too little shared memory.
+
+        Examples
+        --------
+        >>> with synk.session(2):
+        ...     d = synk.data([[1.0, 2.0], [3.0, 4.0]])
+        ...     d.set_shape((3, 1))
+        ...     print(d[:].tolist())
+        [[1.0], [3.0], [0.0]]
         """
         check_oversize(oversize)
         shape = check_shape(shape, self.ndim)
         if shape == self.shape and self._held is not None:
             return
         old = self._array
-        if shape[1:] == old.shape[1:] and self._fits(shape):  # only the length changes, in place
+        if shape[1:] == old.shape[1:] and self._fits(shape):  # only the length of axis 0 changes, in place
             self._array = self._view(shape)
             if self.ndim and not self._is_file:
                 self._array[len(old) :] = np.zeros((), self.dtype)
@@ -273,15 +337,51 @@ class Data:
         self._array = fresh
 
     def set_length(self, length: int, oversize: float = 1) -> None:
-        """Change the length of axis 0; the rows that remain are kept. Shrinking never re-allocates."""
+        """Change the length of axis 0; rows that remain are kept, new rows are zeros. Shrinking never allocates memory.
+
+        Parameters
+        ----------
+        length : int
+            The new length.
+        oversize : float
+            From 1 to 2: allocate this many times the memory needed, if new memory is allocated.
+
+        Raises
+        ------
+        TypeError
+            For 0-dimensional data, and as `set_shape`.
+        SessionError, ValueError, MemoryError
+            As `set_shape`.
+
+        Examples
+        --------
+        >>> with synk.session(2):
+        ...     d = synk.data([1.0, 2.0])
+        ...     d.set_length(4)
+        ...     print(d[:])
+        [1. 2. 0. 0.]
+        """
         if self.ndim == 0:
             raise TypeError("0-dimensional data has no length")
         self.set_shape((length, *self.shape[1:]), oversize)
 
     def free_memory(self) -> None:
-        """Give the memory back, on all ranks, now; the shape becomes all zeros.
+        """Free the memory on all ranks, now; all lengths of the shape become 0.
 
-        Other `Data` over the same memory, which came of pickling, keep it.
+        Other `Data` that share the memory after unpickling keep it.
+
+        Raises
+        ------
+        WorkerError
+            If a rank fails.
+
+        Examples
+        --------
+        >>> with synk.session(2):
+        ...     d = synk.data([1.0, 2.0])
+        ...     d.free_memory()
+        ...     print(d.shape, d.alloc_size)
+        (0,) 0
         """
         held = self._held is not None
         self._hold(None)
@@ -306,12 +406,12 @@ class Data:
         return self._held is not None and size_in_bytes(shape, self.dtype) <= self._n_bytes
 
     def _allocate(self, shape: tuple[int, ...], oversize: float) -> np.ndarray:
-        """A view of the given shape, in new memory."""
+        """Return a view of the given shape, in new memory."""
         self._hold(Holding.allocate(max(1, int(size_in_bytes(shape, self.dtype) * oversize))))
         return self._view(shape)
 
     def _hold(self, memory: Holding | None) -> None:
-        """Have this memory rather than what there was."""
+        """Replace the current memory by this one."""
         self._array = np.zeros((0,) * self.ndim, self.dtype)
         self._held = memory
 
@@ -332,7 +432,7 @@ class Data:
 
 
 def _unpickled(key: str | None, shape: tuple[int, ...], dtype: Any, minibatch: bool, name: str | None) -> Data:
-    """The `Data` that was pickled, over the same memory."""
+    """Return `Data` over the memory of the pickled one."""
     made = Data(np.dtype(dtype), len(shape), minibatch, name)
     if key is not None:
         held = Holding.find(key)

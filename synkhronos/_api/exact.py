@@ -1,4 +1,4 @@
-"""`ExactFunction`: all ranks together compute what the serial program computes, updates included."""
+"""`ExactFunction`: a function whose results and updates on all ranks are those of the serial program."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ __all__ = ["ExactFunction"]
 
 
 class ExactFunction(Function):
-    """A function whose graph is divided by the rows of its scattered inputs; made by `function(..., exact=True)`.
+    """A function whose graph is sharded by the rows of its scattered inputs; made by `function(..., exact=True)`.
 
     Parameters
     ----------
     session : Session
     user : Graph
-        What the user asked for.
+        The user's graph.
     divided : DividedGraph
-        What each rank computes of it.
+        The part of it that each rank computes.
     single : bool
         Whether a call returns one array rather than a list.
     name : str or None
     again : callable
-        ``again(swap, delete_updates, **keywords)`` builds the function again, with other shared variables, without
-        updates, and with other keywords of the engine's ``function``.
+        ``again(swap, delete_updates, **keywords)`` builds the function with other shared variables, without updates,
+        and with other keywords of the backend's ``function``.
     """
 
     _graph: DividedGraph
@@ -61,7 +61,7 @@ class ExactFunction(Function):
         self._serial = Serial(user, Results(user.outputs, ["exact"] * n_outputs, [False] * n_outputs, False, title))
         self._meetings = _AlwaysThere(divided, self._theano, results)
         self._averages = _NoParts(divided, self._serial, results, self._meetings, named, named_updates=[])
-        alike = dict.fromkeys((var for var, _ in divided.updates), "max")  # new values that all slices give, to the bit
+        alike = dict.fromkeys((var for var, _ in divided.updates), "max")  # the new values of all slices are equal
         self._planner = _ExactPlanner(divided, results, self._meetings, alike, session.on_gpu)
         self._common = [var for var in self.get_shared() if var not in divided.own_states]
         self._syncs = [_graph.sync_of(var.container) for var in self._common]
@@ -87,12 +87,12 @@ class ExactFunction(Function):
         name: str | None = None,
         profile: Any = None,
     ) -> Any:
-        """Copy the function, as ``copy`` of the engine's functions does.
+        """Copy the function, as ``copy`` of the backend's functions does.
 
         Parameters
         ----------
         share_memory : bool
-            Changes nothing: a copy without other arguments is the same compiled function, others are compiled again.
+            No effect: a copy without other arguments is the same compiled function, others are compiled again.
         swap : dict, optional
             Shared variables of the function, with the shared variables of the same type that replace them.
         delete_updates : bool
@@ -100,7 +100,7 @@ class ExactFunction(Function):
         name : str, optional
             Default: that of this function, with ``" copy"``.
         profile : optional
-            As of the engine's ``function``.
+            As for the backend's ``function``.
 
         Returns
         -------
@@ -108,10 +108,12 @@ class ExactFunction(Function):
 
         Raises
         ------
+        SessionError
+            Without a session.
         ValueError
             For a variable in ``swap`` that the function does not use.
         TypeError
-            For what cannot replace it.
+            For a replacement that is no shared variable of the same type.
         """
         session, swap = current("copy"), dict(swap or {})
         own = self.get_shared()
@@ -136,14 +138,14 @@ class ExactFunction(Function):
             _graph.note_sent(self._common)
 
     def _not_told(self, session: Session) -> list[Any]:
-        """The variables of which other ranks have an older value; what they do not have comes with the function."""
+        """Return variables that were set here since the ranks got them; ranks get missing ones with the function."""
         pairs = zip(self._common, self._syncs)
         found = {var.container: var for var, sync in pairs if sync.sent is not sync.storage[0]}
         parts, key = session.replicas.scattered(list(found.values())), session.replica.variables.key
         return [var for var in found.values() if var not in parts and key(var) is not None]
 
     def _check_values(self, session: Session) -> None:
-        """Refuse new values that would come before the call on the master alone."""
+        """Refuse new values that the controller alone would use before the recorded call."""
         there = self._not_told(session)
         if there:
             raise SessionError(
@@ -153,18 +155,18 @@ class ExactFunction(Function):
 
 
 class _AlwaysThere(Meetings):
-    """No rank is ever without data points."""
+    """`Meetings` of exact functions, in which no rank is without data points."""
 
     def kept(self, counts: Sequence[int]) -> list[Any]:
-        """Nothing."""
+        """Return no variables."""
         return []
 
 
 class _NoParts(Averages):
-    """Nothing is averaged, and no variable may be in parts but those that are to be."""
+    """`Averages` of exact functions: nothing is averaged, and only sliceable variables may be scattered."""
 
     def see_parts(self, session: Session, scattered: Sequence[Any]) -> None:
-        """Refuse them."""
+        """Refuse other scattered variables."""
         unknown = [var for var in scattered if var not in self._graph.sliceable_shareds]
         if unknown:
             raise ValueError(
@@ -173,7 +175,7 @@ class _NoParts(Averages):
             )
 
     def judge(self, *arguments: Any, **keywords: Any) -> None:
-        """Nothing to be judged."""
+        """Accept all results."""
 
 
 class _ExactPlanner(Planner):
@@ -188,7 +190,7 @@ class _ExactPlanner(Planner):
         num_slices: int,
         subset: tuple[int, ...] | None,
     ) -> tuple[Call, Sequence[ArrayRef]]:
-        """As of other functions, but that all ranks compute, and are told which rows they have."""
+        """Plan a call as for other functions, but have all ranks compute, and give them their rows."""
         if num_slices > 1 and self._graph.checks_shapes:
             num_slices = 1  # which computes the same; checks gather inputs first
         if num_slices > 1:
@@ -201,14 +203,14 @@ class _ExactPlanner(Planner):
         call = call._replace(exact=True, shares=selector.shares)
         if all(call.counts):
             return call, refs
-        # fewer rows than ranks, or none: each computes the whole, and where they meet the master's counts
+        # fewer rows than ranks, or none: each rank computes all rows, and collectives take the controller's value
         n_rows = sum(call.counts)
         counts = tuple(n_rows * (rank == call.master) for rank in range(session.n_ranks))
         shares = (Rows(0, n_rows),) * session.n_ranks
         return call._replace(shares=shares, counts=counts, everybody=n_rows == 0), refs
 
     def _follow_rows(self, session: Session, selector: Selector, rows: list[Selection] | None) -> None:
-        """Have the inputs divided as the scattered variables are."""
+        """Shard the inputs as the scattered variables are sharded."""
         variables = self._graph.sliceable_shareds
         for var in variables:
             if not session.replicas.scattered([var]):

@@ -1,7 +1,4 @@
-"""What a `Function` shows of itself: in text, in notebooks, and to `dir`.
-
-`Function`: a compiled function that every rank computes on its share of the data.
-"""
+"""`Function`: a compiled function that every rank computes on its shard of the data."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ __all__ = ["Appearance", "Function"]
 
 
 class Appearance:
-    """The part of a `Function` that people look at."""
+    """Representation of a `Function`: as text, in notebooks, and for `dir`."""
 
     name: str | None
     _graph: Any
@@ -43,7 +40,7 @@ class Appearance:
         return f"<synkhronos.Function {self.name or ''}({describe_inputs(self._graph)}) -> {self._results}; {ranks}>"
 
     def _repr_html_(self) -> str:
-        """Inputs and outputs as a table, as notebooks show it."""
+        """Return inputs and outputs as a table, as notebooks show it."""
         return html_table(
             [("Function", self.name or ""), ("inputs", describe_inputs(self._graph)), ("outputs", self._results)]
         )
@@ -60,7 +57,7 @@ class Appearance:
 
 
 class Function(Appearance):
-    """A function on all ranks; made by `function`, called like one of Theano or PyTensor.
+    """A function on all ranks; made by `function`, and called like one of Theano or PyTensor.
 
     Attributes
     ----------
@@ -68,10 +65,22 @@ class Function(Appearance):
     output_modes : list of str or None
         The op of each output.
     update_modes : list of str
-        The op of each update that was given.
+        The op of each given update.
     counts : tuple of int, or None
-        How many data points each rank computed in the last call: the weights of ``"avg"``. Ones, for a function
-        without data; ``None`` before the first call. In a `sequence` they are known at once.
+        The number of data points that each rank computed in the last call, which are the weights of ``"avg"``. All 1
+        for a function without data; ``None`` before the first call. In a `sequence` they are known at once.
+    maker, fn, vm, profile
+        Those of the controller's compiled function: its maker, what it runs (``vm`` is PyTensor's name), and the
+        backend's profile of it.
+
+    Examples
+    --------
+    >>> x = T.dvector("x")
+    >>> with synk.session(2):
+    ...     f = synk.function([x], [x.mean(), (x.max(), "max")], name="f")
+    ...     outputs = f([1, 2, 6])
+    ...     print(f.name, f.output_modes, f.counts)
+    f ['avg', 'max'] (2, 1)
     """
 
     def __init__(
@@ -115,11 +124,47 @@ class Function(Appearance):
     profile: Any = property(lambda self: self._theano.profile, doc="The engine's profile of it, or ``None``.")
 
     def get_shared(self) -> list[Any]:
-        """The shared variables that the function reads or updates, as of the engine's own."""
+        """Return the shared variables that the function reads or updates, as the backend's functions do.
+
+        Returns
+        -------
+        list of shared variables
+
+        Examples
+        --------
+        >>> s = theano.shared(0.0, "s")
+        >>> with synk.session(2):
+        ...     print(synk.function([], 2 * s).get_shared())
+        [s]
+        """
         return _graph.shared_variables_of(self._theano)
 
     def as_theano(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the plain function of Theano or PyTensor, in the master only, on the whole arguments."""
+        """Call the plain function of Theano or PyTensor, in the controller only, on the full arguments.
+
+        Parameters
+        ----------
+        *args, **kwargs : Data or array_like
+            The inputs, in order or by name. ``output_subset``: a list of the outputs to compute.
+
+        Returns
+        -------
+        array, list of array
+            As in Theano. Updates change the controller's variables only.
+
+        Raises
+        ------
+        TypeError
+            For missing and surplus inputs, and any error of the backend.
+
+        Examples
+        --------
+        >>> x = T.dvector("x")
+        >>> with synk.session(2):
+        ...     f = synk.function([x], x.sum())
+        ...     print(f([1, 2, 6]), f.as_theano([1, 2, 6]))  # the average of 3 (twice) and 6, and the sum
+        4.0 9.0
+        """
         subset = kwargs.pop("output_subset", None)
         given = arrange(self._graph, args, kwargs, ("output_subset",))
         inputs = [value.data if isinstance(value, Data) else value for value in given]
@@ -131,13 +176,37 @@ class Function(Appearance):
     def build_inputs(
         self, *args: Any, force_cast: bool = False, oversize: float = 1, minibatch: bool = False, **kwargs: Any
     ) -> Any:
-        """Make `Data` for each input, from one value for each, given in order or by name.
+        """Make `Data` for the inputs, from one value for each, given in order or by name.
+
+        Parameters
+        ----------
+        *args, **kwargs : array_like
+            The values, which are copied into shared memory.
+        force_cast : bool
+            Convert a value to the input's dtype even if that loses precision.
+        oversize : float
+            From 1 to 2: allocate this many times the memory needed, so that the data can grow in place.
+        minibatch : bool
+            Whether the data will hold just the current batch; see `data`.
 
         Returns
         -------
         Data, or list of Data
             A list unless the function has one input. A value that is no dense array, such as a sparse matrix, is
             returned as it is.
+
+        Raises
+        ------
+        SessionError, TypeError, ValueError, MemoryError
+            As `data`; also a `TypeError` for missing and surplus inputs.
+
+        Examples
+        --------
+        >>> x = T.dvector("x")
+        >>> with synk.session(2):
+        ...     f = synk.function([x], x.mean())
+        ...     print(f(f.build_inputs([1, 2, 6])))
+        3.0
         """
         values = arrange(self._graph, args, kwargs, ("force_cast", "oversize", "minibatch"))
         made = [
@@ -158,40 +227,56 @@ class Function(Appearance):
         check_against_theano: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Compute on all ranks.
+        """Compute on all ranks: each rank computes its shard of the chosen rows, and the outputs are combined.
+
+        NumPy inputs are copied into shared memory in each call (with an index list as ``batch``: their chosen rows).
+        `Data` is read by each rank where it lies. Shared variables are updated on every rank.
 
         Parameters
         ----------
         *args, **kwargs : Data or array_like
-            The scattered inputs, then the broadcast ones, in order or by name.
+            The scattered inputs, of shape ``(n, ...)`` with the same ``n``, then the broadcast ones, in order or by
+            name. Cast to an input's dtype as in Theano.
         output_subset : list of int, optional
-            Which outputs to compute, as in Theano.
+            The outputs to compute, as in Theano.
         batch : int, slice, or list / 1-d array of integers or booleans, optional
-            Which rows of the scattered inputs to use: picked from the whole data set, before scattering.
+            The rows of the scattered inputs to use, picked before the rows are split: the first ``batch`` rows, a
+            range, or an index list. Default: all.
         batch_s : the same, or a list with one slice or list for each rank, optional
-            Which rows of the sliceable shared variables each rank uses.
+            The rows of the sliceable shared variables that each rank uses.
         num_slices : int
-            Each rank computes its share in this many pieces; updates are computed from the values before the call and
-            applied once.
+            Each rank computes its shard in this many pieces, which saves memory. Updates are computed from the values
+            before the call, and applied once.
         check_against_theano : bool, optional
-            Compare the outputs with what one process gives for the same rows in one piece, in the master. Default: what
-            the environment variable ``SYNKHRONOS_CHECK`` said (``1`` or ``0``) when the function was built, but for
-            functions that draw random numbers.
+            Compare the outputs with the result of one process for the same rows, computed in the controller. Default:
+            the value of the environment variable ``SYNKHRONOS_CHECK`` (``1`` or ``0``) when the function was built, and
+            ``False`` for functions that draw random numbers.
 
         Returns
         -------
         array, list of array
-            As in Theano; a list where the function was given one. In a `sequence`: a `Future` of that.
+            As in Theano; a list where the function was built with one. New arrays in the controller, except for outputs
+            built with ``borrow=True``. In a `sequence`: a `Future` of that.
 
         Raises
         ------
+        SessionError
+            Without a session.
         TypeError, ValueError, IndexError
-            For bad arguments, before anything is sent.
+            For invalid arguments, before anything is sent.
         ValueError
-            After the call and its updates: for what has a row for each data point and is averaged though no op says so,
-            and where outputs differ from those. The message has the largest difference.
+            After the call and its updates: for an output that is averaged without a named op and has a row for each
+            data point, and for outputs that differ from the serial result. The message has the largest difference.
         WorkerError
             If a rank fails.
+
+        Examples
+        --------
+        >>> x = T.dvector("x")
+        >>> with synk.session(2):
+        ...     f = synk.function([x], x.mean())
+        ...     print(f([1, 2, 6]), f([1, 2, 6], batch=[0, 2]))
+        3.0 3.5
         """
         session = current("Function")
         values: Sequence[Any] = args
@@ -245,12 +330,12 @@ class Function(Appearance):
             return session.submit(call, finish, shared=self.get_shared, check=self._check_values)
 
     def _check_values(self, session: Session) -> None:
-        """The master's values of variables are its own."""
+        """Accept the program's changes of shared variables: the controller's values are its own."""
 
     def _combined(
         self, session: Session, results: Sequence[Any], call: Call, wanted: Sequence[int], select: Any, rows: Any
     ) -> list[Any]:
-        """The outputs, of those of all ranks; or what is wrong with these."""
+        """Combine the ranks' outputs, or raise what is wrong with them."""
         session.timeline.switch(COLLECTIVES)
         self._doubt.settle(self.name, results)
         self.counts = call.counts
@@ -259,13 +344,13 @@ class Function(Appearance):
         return self._results.combine(results, call, wanted, weights, meetings=self._meetings, private=session.private)
 
     def _distributed(self, session: Session, variant: Variant, graph: _graph.Graph) -> int:
-        """The key of a variant, which every rank has, and the plain function too."""
+        """Return the key of a variant, after distributing it and the plain function."""
         key = self._key(session, variant, graph)
         session.distribute((self._keys[self._graph, self._plain], key))
         return key
 
     def join(self, session: Session) -> bool:
-        """Become a function of a session, to be distributed there; returns whether that is possible."""
+        """Join a session, so that the function is distributed there; returns whether that is possible."""
         if self._session is None or self._session() is not session:
             if self._plain.device and not session.on_gpu:
                 return False
@@ -276,7 +361,7 @@ class Function(Appearance):
         return True
 
     def _key(self, session: Session, variant: Variant, graph: _graph.Graph) -> int:
-        """The key of a variant in the session; compiles it and hands it in where it is new."""
+        """Return the key of a variant in the session; compile and register it if it is new."""
         if (graph, variant) not in self._keys:
             self._keys[graph, variant] = session.add_function(graph.compile(variant), self)
         return self._keys[graph, variant]

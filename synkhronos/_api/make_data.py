@@ -1,4 +1,4 @@
-"""`synk.data`: reading what kind of array is wanted, and making it."""
+"""`synk.data`: determine dtype and dimensions, and make the array."""
 
 from __future__ import annotations
 
@@ -29,39 +29,47 @@ def data(
     oversize: float = 1,
     name: str | None = None,
 ) -> Data:
-    """Make an array in shared memory, to be given to functions as input.
+    """Make an array in shared memory, which functions take as input without copying it in each call.
+
+    It is called in the controller. Every rank of this node maps the memory and reads its own rows where they lie; other
+    nodes are sent the rows that they need.
 
     Parameters
     ----------
     value : array_like, optional
-        Initial contents, copied; a `numpy.memmap` of a whole or part of a file (C-contiguous, not of mode ``"c"``) is
+        Initial contents, copied. A `numpy.memmap` of a file or a part of it (C-contiguous, not of mode ``"c"``) is
         shared as the file that it is, and not copied.
     var : variable, optional
-        The input that this is for: gives dtype and ndim.
-    dtype, ndim : optional
-        Given explicitly. dtype and ndim never change later.
+        The input that this is for: determines dtype and ndim, and the default of ``name``.
+    dtype : dtype, optional
+        Default: that of ``var``, or else of ``value``. It never changes later.
+    ndim : int, optional
+        Number of dimensions. Default: that of ``var``, or else of ``value`` or ``shape``. It never changes later.
     shape : tuple of int, optional
         Shape to allocate, filled with zeros, if there is no value.
     minibatch : bool
-        Whether this will hold just the current batch, so that ``batch`` indexes count from the lowest one asked for.
+        Whether this will hold just the current batch. Then row 0 is the lowest row of a range in ``batch``, and row i
+        belongs to the i-th index of an index list.
     force_cast : bool
         Convert the value even if that loses precision.
     oversize : float
-        From 1 to 2: allocate this many times the memory needed, so that it can grow in place.
+        From 1 to 2: allocate this many times the memory needed, so that the array can grow in place.
     name : str, optional
+        Shown in messages and by ``repr``. Default: that of ``var``.
 
     Returns
     -------
     Data
+        Of shape ``(0, ...)`` and without memory, if neither ``value`` nor ``shape`` is given.
 
     Raises
     ------
     SessionError
-        A `RuntimeError`: before ``fork``.
+        Without a session.
     TypeError, ValueError
         If dtype or ndim stay unknown, or the value does not fit them.
     MemoryError
-        If shared memory is too small.
+        If there is too little shared memory.
 
     Examples
     --------

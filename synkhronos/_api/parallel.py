@@ -1,4 +1,4 @@
-"""`synk.parallelize`: `theano.function` builds exact functions, for programs that know nothing of ranks."""
+"""`synk.parallelize`: have `theano.function` build exact functions, for programs that do not know about ranks."""
 
 from __future__ import annotations
 
@@ -24,32 +24,35 @@ def parallelize(
     shard: Mapping[Any, int] | Sequence[Variable | str] = (),
     random: Literal["serial", "own"] = "serial",
 ) -> contextlib.ExitStack:
-    """From now on `theano.function` builds exact functions, which all ranks compute.
+    """Have ``theano.function`` build exact functions from now on, which all ranks compute.
 
-    So programs become parallel that call `theano.function` themselves, or in which a library does. Inputs of one
-    dimension and more are scattered along axis 0, unless it is broadcastable; scalars are broadcast. What has no such
-    inputs is computed whole on every rank, or, if it changes nothing, by the master alone. Functions that were
-    compiled before remain serial, and so do those that the engine compiles itself (``Variable.eval``).
+    This parallelizes programs that call ``theano.function`` (``pytensor.function``) themselves or through a library.
+    Inputs with one dimension or more are scattered along axis 0, unless it is broadcastable; scalars are broadcast. A
+    function without such inputs is computed in full on every rank, or by the controller alone if it updates nothing.
+    Functions that were compiled before stay serial, and so do those that the backend compiles itself
+    (``Variable.eval``).
 
     Parameters
     ----------
     bcast_inputs : list of variables or of str
-        Inputs, or names of inputs, that every rank uses whole though they have dimensions.
+        Inputs with dimensions, or their names, that every rank gets in full.
     shard : dict or list of variables or of str
-        What else is divided by rows in the functions that use it, as in `function`: inputs whose rows lie along another
-        axis than 0, and variables in graphs, such as a minibatch that is given by its number.
+        Other variables that are sharded in the functions that use them, as in `function`: inputs whose rows lie along
+        another axis than 0, and variables of graphs, such as a minibatch that is given by its number.
     random : str
         As in `function`.
 
     Returns
     -------
     contextlib.ExitStack
-        A context manager, at whose end `theano.function` is as before; its method ``close`` does that, too.
+        A context manager that restores ``theano.function`` at its end; its method ``close`` does so, too.
 
     Raises
     ------
     SessionError
-        A `RuntimeError`: before ``fork``.
+        Without a session.
+    TypeError, ValueError
+        For invalid arguments.
 
     Examples
     --------
@@ -71,7 +74,7 @@ def parallelize(
 
 
 class _Builder:
-    """Builds what a program asks of `theano.function`."""
+    """Builds the functions that a program requests from `theano.function`."""
 
     def __init__(self, bcast_inputs: list[Any], axes: dict[Any, int], random: Literal["serial", "own"]) -> None:
         self._whole, self._axes, self._random = bcast_inputs, axes, random
@@ -92,7 +95,7 @@ class _Builder:
         shard = self._sharded(asked) if self._axes else {}
         if not (n_scattered or shard or asked["updates"] or any(_graph.minibatches(_graph.variables_used(asked)))):
             made = plain(**asked)
-            if not _graph.updated_variables(made):  # it may draw random numbers
+            if not _graph.updated_variables(made):  # drawing random numbers updates their states
                 return made
         divided = [inputs[position] for position in order]
         own = ("inputs", "output_keys", "accept_inplace")
@@ -111,11 +114,11 @@ class _Builder:
         if not _graph.is_tensor_variable(variable) or any(_is_meant(one, item) for one in self._whole):
             return False
         axis = next(iter(self._axes_of(item)), 0)
-        # an axis that there is not is refused later, with what else may be wrong in shard
+        # an axis that does not exist is refused later, with other errors in shard
         return variable.ndim > 0 and not (axis in range(-variable.ndim, variable.ndim) and variable.broadcastable[axis])
 
     def _sharded(self, asked: dict[str, Any]) -> dict[Any, int]:
-        """What of ``shard`` a function uses."""
+        """Return the entries of ``shard`` that a function uses."""
         used = _graph.variables_used(asked)
         names = {item.variable: item for item in asked["inputs"] if hasattr(item, "variable")}
         return {variable: axis for variable in used for axis in self._axes_of(names.get(variable, variable))}
@@ -125,22 +128,22 @@ class _Builder:
 
 
 def _is_meant(one: Any, item: Any) -> bool:
-    """Whether an input or a variable is the one that is meant, or has the name that is meant."""
+    """Return whether ``one`` is an input or a variable, or the name of it."""
     variable = getattr(item, "variable", item)
     return one is variable or one is item or (isinstance(one, str) and one in (item.name, variable.name))
 
 
 class _Inputs(NamedTuple):
-    """The inputs of a function in the order of the program."""
+    """The inputs of a function, in the program's order."""
 
     input_names: list[Any]
     input_defaults: list[Any]
 
 
 class ParallelFunction:
-    """What `theano.function` builds under `parallelize`: an exact function that is called as Theano's are.
+    """Exact function with the interface of the backend's functions; made by `theano.function` under `parallelize`.
 
-    Of what Theano's functions have, it has what is listed here.
+    Of the attributes of Theano's functions, it has those that are listed here.
 
     Attributes
     ----------
@@ -150,7 +153,7 @@ class ParallelFunction:
         Those of ``exact``.
     output_keys : list of str, or None
     trust_input : bool
-        May be set, and changes nothing: inputs are always checked.
+        May be set, but has no effect: inputs are always checked.
     """
 
     def __init__(self, exact: Any, inputs: Sequence[Any], order: list[int], output_keys: Any) -> None:
@@ -169,7 +172,7 @@ class ParallelFunction:
         *args, **kwargs : Data or array_like
             The inputs, in the program's order or by name.
         output_subset : list, optional
-            Which outputs to compute: numbers, or keys where outputs have keys.
+            The outputs to compute: their numbers, or their keys where outputs have keys.
 
         Returns
         -------
@@ -195,11 +198,11 @@ class ParallelFunction:
     partition: Any = property(lambda self: self.exact.partition)
 
     def get_shared(self) -> list[Any]:
-        """The shared variables that the function reads or updates."""
+        """Return the shared variables that the function reads or updates."""
         return self.exact.get_shared()
 
     def copy(self, *args: Any, **kwargs: Any) -> ParallelFunction:
-        """Copy the function, with the arguments of the engine's own ``copy``; see `ExactFunction.copy`."""
+        """Copy the function, with the arguments of the backend's own ``copy``; see `ExactFunction.copy`."""
         made = object.__new__(ParallelFunction)
         made.__dict__.update(self.__dict__, exact=self.exact.copy(*args, **kwargs))
         return made

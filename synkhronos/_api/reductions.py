@@ -1,4 +1,4 @@
-"""Collectives on shared variables: combining the replicas of a variable across ranks."""
+"""Collectives that reduce the values of shared variables over ranks."""
 
 from __future__ import annotations
 
@@ -22,18 +22,49 @@ __all__ = ["all_reduce", "reduce"]
 @checks_keywords
 @lists_ops
 def reduce(shared_vars: Variables, op: Reduction = "avg", in_place: bool = True, nccl: bool = True) -> Any:
-    """Reduce all ranks' values of each variable to the master.
+    """Reduce all ranks' values of each variable to the controller, element by element.
+
+    Values are reduced in rank order; over several nodes, those of each node first, and then the nodes' results in node
+    order. ``"avg"`` is ``sum(x_k) / n_ranks``: every rank counts the same. Averages, sums and products of half
+    precision are computed in single precision and rounded once. No rank but the controller changes.
+
+    Large arrays are reduced where they lie in shared memory, each rank a part of the elements. Other arrays pass
+    through buffers in shared memory.
 
     Parameters
     ----------
     shared_vars : shared variable or list
+        Tensor variables that a function of the session uses, of the same shape on all ranks.
     op : str
         {ops}.
     in_place : bool
-        ``True``: into the master's variable (integers keep their dtype: averages round to the nearest). ``False``:
-        returned (in NumPy's dtype for such a reduction), and nothing changes.
+        ``True``: set the controller's variable to the result, in its own dtype; averages of integers round to the
+        nearest. ``False``: return the result, and change no variable.
     nccl : bool
-        Use NCCL where the variable lives on a CUDA GPU; on CPU cores it changes nothing.
+        Use NCCL for variables on CUDA GPUs where the ranks are connected by it and it supports the dtype and ``op``.
+        Its order of summation is its own. No effect on CPU cores.
+
+    Returns
+    -------
+    None, numpy.ndarray, or list of numpy.ndarray
+        ``None`` if ``in_place``. Otherwise new arrays of the variables' shapes, in NumPy's dtype for such a reduction:
+        averages of integers and booleans are float64, their sums and products as of `numpy.sum`; other dtypes are kept.
+
+    Raises
+    ------
+    SessionError
+        Without a session. With ``in_place=False`` also in a `sequence`, unless it is the first part.
+    TypeError
+        If an item is not a shared variable that holds an array.
+    ValueError
+        If the op is unknown, the shapes differ between ranks, or no function of the session uses a variable. Then
+        nothing changes.
+    WorkerError
+        If a rank fails.
+
+    See Also
+    --------
+    all_reduce : Give every rank the result.
 
     Examples
     --------
@@ -69,23 +100,43 @@ def reduce(shared_vars: Variables, op: Reduction = "avg", in_place: bool = True,
 def all_reduce(
     shared_vars: Variables, op: Reduction = "avg", nccl: bool = True, weights: Sequence[float] | None = None
 ) -> None:
-    """Reduce all ranks' values of each variable into every rank's variable, the same to the bit everywhere.
+    """Reduce all ranks' values of each variable, and set the variable to the result on every rank.
+
+    The result is the same to the bit on every rank. Values are reduced element by element in rank order; over several
+    nodes, those of each node first, and then the nodes' results in node order.
+
+    Large arrays are reduced where they lie in shared memory: each rank reduces a part of the elements and writes the
+    result to all ranks, which is a reduce-scatter followed by an all-gather (R. Thakur, R. Rabenseifner, W. Gropp
+    (2005), Optimization of collective communication operations in MPICH, IJHPCA 19(1)). Other arrays pass through
+    buffers in shared memory, from which each rank reduces all elements itself.
 
     Parameters
     ----------
     shared_vars : shared variable or list
+        Tensor variables that a function of the session uses, of the same shape on all ranks.
     op : str
-        {ops}. Integers keep their dtype: averages round to the nearest.
+        {ops}. Integers keep their dtype: averages round to the nearest. Averages, sums and products of half precision
+        are computed in single precision and rounded once.
     nccl : bool
-        Use NCCL where the variable lives on a CUDA GPU; on CPU cores it changes nothing.
+        Use NCCL for variables on CUDA GPUs where the ranks are connected by it and it supports the dtype and ``op``.
+        Its order of summation is its own. No effect on CPU cores.
     weights : sequence of float, optional
-        For ``"avg"``: one number for each rank; a weight of 0 leaves that rank's value out altogether. With
-        ``f.counts`` the average over ranks of a mean over data points is the mean over all data points.
+        For ``"avg"``: one weight ``w_k`` for each rank, so that the result is ``sum(w_k * x_k) / sum(w_k)``. A rank of
+        weight 0 is left out altogether, NaNs included. With ``f.counts`` the average over ranks of a mean over data
+        points is the mean over all data points. Default: all ranks count the same.
 
     Raises
     ------
+    SessionError
+        Without a session.
+    TypeError
+        If an item is not a shared variable that holds an array.
     ValueError
-        If a variable's shape is not the same on all ranks; then nothing changes.
+        If a variable's shape is not the same on all ranks, no function of the session uses it, the op is unknown, or
+        the weights are not one for each rank, not finite, negative, all 0, or given with another op. Then nothing
+        changes.
+    WorkerError
+        If a rank fails.
 
     Examples
     --------
@@ -105,7 +156,7 @@ def all_reduce(
 
 
 def _run(session: Session, function: str, variables: Sequence[Any], command: Command) -> list[Any]:
-    """Run a command that needs equal shapes on all ranks; if it fails, and they are not, say which."""
+    """Run a command that needs equal shapes on all ranks; if it fails because they differ, name the variable."""
     try:
         return session.run(command)
     except WorkerError:
@@ -114,16 +165,16 @@ def _run(session: Session, function: str, variables: Sequence[Any], command: Com
 
 
 def _submit(session: Session, function: str, variables: Sequence[Any], command: Command) -> None:
-    """The same at once or in a sequence, for a command that returns nothing."""
+    """Run or record a command that returns nothing, and explain its failure as `_run` does."""
     session.sequencer.keep(variables)
     session.submit(command, no_value, functools.partial(_explain, session, function, variables))
 
 
 def _explain(session: Session, function: str, variables: Sequence[Any]) -> None:
-    """Raise `ValueError` for the variable whose shapes differ between ranks, if there is one."""
+    """Raise `ValueError` for a variable whose shapes differ between ranks, if there is one."""
     every = list(zip(*session.shapes(variables)))
     try:
         for var, shapes in zip(variables, every):
             check_shapes(function, var, shapes)
     except ValueError as error:
-        raise error from None  # it says all that there is to say
+        raise error from None

@@ -1,7 +1,4 @@
-"""How many data points each rank computes on, and which rows of the sliceable shared variables these are.
-
-Which rows of the inputs of a call are meant, and which of them each rank takes.
-"""
+"""Rows of one call: the chosen rows of the inputs and of sliceable shared variables, and how the ranks share them."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ __all__ = ["Selector", "Staging", "choose", "count_points", "lend_rows", "rows_o
 
 
 def sliceable_rows(session: Session, graph: Graph, batch_s: Any, num_slices: int) -> list[Selection] | None:
-    """The rows of the sliceable shared variables on each rank; ``None`` for all, as they are."""
+    """Return the rows of the sliceable shared variables on each rank; ``None`` for all, as they are."""
     if not graph.sliceable_shareds:
         if batch_s is not None:
             raise ValueError("batch_s was given, but the function was built without sliceable_shareds")
@@ -38,9 +35,9 @@ def sliceable_rows(session: Session, graph: Graph, batch_s: Any, num_slices: int
 
 
 def rows_on_ranks(session: Session, graph: Graph) -> list[int]:
-    """The number of rows of the sliceable shared variables on each rank, which must agree between them."""
+    """Return each rank's number of rows of the sliceable shared variables; it must be the same for all of them."""
     unknown = [var for var in graph.sliceable_shareds if session.replica.variables.key(var) is None]
-    if unknown:  # a function that uses their lengths alone does not bring them to the ranks
+    if unknown:  # a function that uses only their lengths is distributed without them
         session.distribute_variables(unknown)
     shapes = session.shapes(graph.sliceable_shareds)
     for rank, on_rank in enumerate(shapes):
@@ -54,7 +51,7 @@ def rows_on_ranks(session: Session, graph: Graph) -> list[int]:
 def count_points(
     session: Session, graph: Graph, selector: Selector, rows: list[Selection] | None, num_slices: int
 ) -> tuple[tuple[int, ...], bool]:
-    """How many data points each rank computes on, and whether ranks without any compute all the same."""
+    """Return each rank's number of data points, and whether ranks compute although none has any."""
     if selector.shares is not None:
         counts = selector.counts
         if rows is not None and num_slices > 1 and counts != tuple(map(len, rows)):
@@ -72,7 +69,7 @@ def count_points(
 
 
 def lend_rows(session: Session, graph: Graph, rows: list[Selection], counts: tuple[int, ...]) -> list[Selection]:
-    """The rows, but for ranks without data points that pick none: their own first one, on which they can compute."""
+    """Return the rows; a rank without data points that picks none gets its first row, so that it can compute."""
     lent: list[Selection] = [Rows(0, min(1, length)) for length in rows_on_ranks(session, graph)]
     if not isinstance(rows[0], Rows):
         lent = [np.arange(len(one), dtype=np.int64) for one in lent]
@@ -81,13 +78,13 @@ def lend_rows(session: Session, graph: Graph, rows: list[Selection], counts: tup
 
 @functools.lru_cache(maxsize=256)
 def _split(n: int, n_ranks: int) -> tuple[tuple[Rows, ...], tuple[int, ...]]:
-    """The ranks' shares of ``n`` data points, and their lengths."""
+    """Return the ranks' shards of ``n`` data points, and their lengths."""
     split = tuple(shares(n, n_ranks))
     return split, tuple(map(len, split))
 
 
 def _second_axes(shapes: Sequence[tuple[int, ...]]) -> str:
-    """A hint for inputs of unequal lengths whose data points seem to lie along axis 1, as in time-major sequences."""
+    """Return a hint for inputs of unequal lengths whose data points seem to lie along axis 1 (time-major sequences)."""
     lengths = [set(shape[:2]) for shape in shapes]
     if not set.intersection(*lengths):
         return ""
@@ -99,7 +96,7 @@ def _second_axes(shapes: Sequence[tuple[int, ...]]) -> str:
 
 
 class Staging(NamedTuple):
-    """Where a call's inputs lie: each of them, the rows of the sliceable shared variables, where ranges begin; all."""
+    """Places in shared memory of a call's inputs, of the sliceable rows, and of the starts of ranges; all of them."""
 
     sources: tuple[Source, ...]
     rows: tuple[RowsRef, ...]
@@ -108,12 +105,12 @@ class Staging(NamedTuple):
 
 
 def _index(rows: Selection, axis: int) -> tuple[Any, ...]:
-    """What takes rows of an array along an axis."""
+    """Return the index that selects rows of an array along an axis."""
     return (*[slice(None)] * axis, slice(*rows.bounds) if isinstance(rows, Rows) else rows)
 
 
 def choose(value: Any, batch: Any, selected: dict[int, Selection], scattered: Input) -> Selection:
-    """The rows of a scattered input that a batch selects; ``selected`` keeps those of each number of rows."""
+    """Return the rows of a scattered input that a batch selects; ``selected`` caches them by the number of rows."""
     if batch is not None and isinstance(value, Data) and value.minibatch:
         return shift(batch, value.shape[scattered.axis], f"input {scattered.name}: batch")
     length = value.shape[scattered.axis]
@@ -123,25 +120,25 @@ def choose(value: Any, batch: Any, selected: dict[int, Selection], scattered: In
 
 
 class Selector:
-    """The inputs of one call: arrays, the rows chosen from each, and how ranks share these rows.
+    """The inputs of one call: arrays, the rows chosen from each, and each rank's shard of these rows.
 
     Parameters
     ----------
     session : Session
     graph : Graph
     inputs : list of Input
-        Its `inputs_of`.
+        The result of `inputs_of` for the graph.
     values : list of Data or array_like
         One for each input.
     batch : Any
-        What the user gave.
+        As given by the user.
 
     Attributes
     ----------
     shares : tuple of Rows, or None
-        Which of the chosen rows each rank takes; ``None`` without scattered inputs.
+        Each rank's shard of the chosen rows; ``None`` without scattered inputs.
     counts : tuple of int
-        How many rows each rank takes; empty without scattered inputs.
+        The number of rows of each rank; empty without scattered inputs.
     """
 
     def __init__(
@@ -183,7 +180,7 @@ class Selector:
                 type_ = self._graph.input_variables[position].type
                 raise TypeError(f"input {name}: not an array of {type_}: {error}") from None
         if value.dtype != dtype:
-            try:  # each rank casts its own rows, where Theano would cast an array
+            try:  # each rank casts its own rows, if Theano would cast an array of this dtype
                 self._graph.filter_input(position, np.zeros((1,) * ndim, value.dtype))
             except Exception as error:
                 let_interrupts_pass(error)
@@ -198,7 +195,7 @@ class Selector:
         return value
 
     def chosen(self) -> list[Any]:
-        """The arrays that are used, all ranks together: the chosen rows of each scattered input, the others whole."""
+        """Return the arrays of all ranks together: the chosen rows of scattered inputs, the other inputs in full."""
         arrays = [value.data if isinstance(value, Data) else value for value in self._values]
         return [
             value if rows is None else value[_index(rows, one.axis)]
@@ -206,9 +203,9 @@ class Selector:
         ]
 
     def stage(self, sliceable_rows: Sequence[Selection] | None) -> Staging:
-        """Put into shared memory what is not there yet: NumPy inputs (the chosen rows alone) and index arrays.
+        """Copy to shared memory what is not there yet: NumPy inputs (only the chosen rows) and index arrays.
 
-        If the batch is a slice, what says where it begins is put there, too: the next slice may differ in that alone.
+        If the batch is a slice, its starts are staged, too, because the next slice may differ in them alone.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""What the collectives share: finding replicated variables, matching values to them, checking, and writing them."""
+"""Helpers of the collectives: find replicated variables, match values to them, check both, and write them."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ __all__ = [
 
 
 def start(function: str, shared_vars: Any, to_set: bool = False) -> tuple[Session, list[Any]]:
-    """The session and the variables, checked to be replicated.
+    """Return the session and the variables as a list, all of which the ranks have.
 
-    With ``to_set`` the ranks get variables that no function uses yet.
+    With ``to_set``, variables that no function uses yet are given to the ranks; otherwise they are a `ValueError`.
     """
     session = current(function)
     variables = list(shared_vars) if isinstance(shared_vars, (list, tuple)) else [shared_vars]
@@ -60,7 +60,7 @@ def start(function: str, shared_vars: Any, to_set: bool = False) -> tuple[Sessio
 
 
 def over_nccl(session: Session, variables: Sequence[Any], nccl: bool, allowed: Callable[[Any], bool]) -> list[Any]:
-    """The variables for which NCCL is wanted and can be used: those on GPUs, with a dtype that is allowed."""
+    """Return the variables that NCCL is to move: those on GPUs with an allowed dtype, if it is wanted and connected."""
     if not (nccl and session.nccl):
         return []
     return [var for var in variables if is_device_array(_graph.get_array(var)) and allowed(np.dtype(var.dtype))]
@@ -71,12 +71,12 @@ def like(shared_vars: Any, results: list[Any]) -> Any:
 
 
 def as_list(shared_vars: Any, values: Any) -> list[Any]:
-    """Values as a list, as many as there are variables."""
+    """Return values as a list, with one value for each variable."""
     return list(values) if isinstance(shared_vars, (list, tuple)) else [values]
 
 
 def match(shared_vars: Any, variables: Sequence[Any], values: Any) -> list[Any]:
-    """One value for each variable, as Data or as an array of the variable's dtype."""
+    """Return one value for each variable, as `Data` or as an array of the variable's dtype."""
     if not isinstance(shared_vars, (list, tuple)):
         values = [values]
     elif not isinstance(values, (list, tuple)) or len(values) != len(variables):
@@ -102,10 +102,10 @@ def put(
     split: bool = False,
     given: Sequence[Any] | None = None,
 ) -> None:
-    """Set variables on some ranks to (rows of) values; ``split`` gives each rank its share of the rows.
+    """Set variables on some ranks to (rows of) values, now or in the recorded sequence.
 
-    In a sequence it is recorded. ``given`` is what the program passed, where ranks get rows of their own; the default
-    means that all ranks get the same values.
+    With ``split`` each rank gets its shard of the rows. ``given`` are the values as the program passed them, and is
+    needed where ranks get different rows; ``None`` means that all ranks get the same values.
     """
     if batch is not None and any(value.ndim == 0 for value in values):
         raise ValueError("batch picks rows, but a value is 0-dimensional")
@@ -148,7 +148,7 @@ def put(
 
 
 def no_value(results: Sequence[Any]) -> None:
-    """What the program gets of a command that returns nothing."""
+    """Return ``None``, as the result of a command without one."""
 
 
 def check_rank(session: Session, rank: Any) -> int:
@@ -182,5 +182,5 @@ def check_shapes(function: str, var: Any, shapes: Sequence[tuple[int, ...]], con
 
 
 def without(variables: Sequence[Any], others: Sequence[Any]) -> list[Any]:
-    """The variables that are not among the others."""
+    """Return the variables that are not among the others."""
     return [var for var in variables if not any(var is other for other in others)]

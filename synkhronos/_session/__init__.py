@@ -1,4 +1,4 @@
-"""The master's side: the session, which issues commands, keeps the books, and tells what failed."""
+"""Controller side of a session: issues commands to the ranks, tracks their state, and reports failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`session`: `fork` and `close` around a ``with`` block."""
+"""`session`: `fork` and `close` as a context manager."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _logger = logging.getLogger("synkhronos")
 
 
 class Block(contextlib.ContextDecorator, contextlib.AbstractContextManager[int]):
-    """What `session` makes: a session from the beginning of a ``with`` block to its end; may be entered again after."""
+    """Context manager and decorator that `session` returns; it may be entered again after its end."""
 
     def __init__(self, args: Any, kwargs: Any) -> None:
         self._args, self._kwargs = args, kwargs
@@ -41,7 +41,7 @@ class Block(contextlib.ContextDecorator, contextlib.AbstractContextManager[int])
         return f"<synkhronos.session{self._args!r}: {held() or 'not entered'}>"
 
     def _repr_html_(self) -> str:
-        """The ranks of the session that there is, as notebooks show them."""
+        """Return a table of the ranks of the current session, for notebooks."""
         session = held()
         if session is None:
             return html_table([("Session", "ranks"), ("not entered", 0)])
@@ -61,7 +61,7 @@ class Block(contextlib.ContextDecorator, contextlib.AbstractContextManager[int])
 def _close_beside_an_error() -> None:
     try:
         close()
-    except Exception as error:  # the one that is on its way says more
+    except Exception as error:  # the exception of the block says more
         let_interrupts_pass(error)
         _logger.error("closing the session failed, too: %s: %s", type(error).__name__, error)
 
@@ -69,7 +69,7 @@ def _close_beside_an_error() -> None:
 def _like_fork(
     fork: Callable[_Parameters, int],
 ) -> Callable[[Callable[..., _Made]], Callable[_Parameters, _Made]]:
-    """Give a function the signature of `fork`, but for what it returns."""
+    """Give a function the signature of `fork`, except for its return annotation."""
 
     def decorate(function: Callable[..., _Made]) -> Callable[_Parameters, _Made]:
         signature = inspect.signature(fork)
@@ -81,24 +81,24 @@ def _like_fork(
 
 @_like_fork(fork)
 def session(*args: Any, **kwargs: Any) -> Block:
-    """Have a session in a ``with`` block: `fork` at its beginning, `close` at its end, however it is left.
+    """Open a session for a ``with`` block: call `fork` at its beginning, and `close` at its end, however it is left.
 
-    An exception in the block goes on as it is, whatever becomes of closing. A session that is broken, or that was
-    closed in the block, is no error at its end. The function also makes a decorator.
+    An exception in the block is raised unchanged, even if closing fails, too. Leaving the block with a broken session,
+    or with one that was closed in the block, is no error. The returned object may also decorate a function.
 
     Parameters
     ----------
     *args, **kwargs
-        Those of `fork`.
+        The arguments of `fork`.
 
     Returns
     -------
     context manager
-        Its value is the number of ranks.
+        Its value in ``with session(...) as n_ranks`` is the number of ranks.
 
     Raises
     ------
-    SessionError, DeviceError, TypeError, ValueError
+    SessionError, DeviceError, NodeLost, TypeError, ValueError
         As `fork`, when the block is entered.
 
     Examples

@@ -1,8 +1,6 @@
-"""What there is to compute on: CPU cores, CUDA GPUs, OpenCL devices, and their names.
+"""Devices of the ranks: CPU cores, CUDA GPUs and OpenCL devices; giving each rank its GPU; connecting GPUs by NCCL.
 
-GPUs are listed in a subprocess, so that asking leaves this process without a GPU context and thereby fit to fork.
-
-Giving each rank of a new session its GPU, and connecting the GPUs by NCCL.
+GPUs are listed in a subprocess, so that this process opens no GPU context and can still be forked.
 """
 
 from __future__ import annotations
@@ -44,10 +42,10 @@ _logger = logging.getLogger("synkhronos")
 _NAME = re.compile(r"cpu|cuda\d+|opencl\d+:\d+")
 _HINT = "`python -m synkhronos info` tells what is there and what is missing"
 
-#: Devices for scripts that name none: names with commas between them.
+#: Names the devices for scripts that name none, separated by commas.
 _ENVIRONMENT = "SYNKHRONOS_DEVICES"
 
-#: Prints the names of the GPUs that pygpu sees, by kind, or why there are none.
+#: A program that prints the names of the GPUs that pygpu finds, by kind, or why there are none.
 _LIST_GPUS = """
 import json, sys
 from pygpu import gpuarray
@@ -66,7 +64,7 @@ print(json.dumps({kind: list_gpus(kind) for kind in sys.argv[1:]}))
 
 
 def count_gpus() -> int:
-    """The number of CUDA devices that pygpu can see, counted in a subprocess; 0 without pygpu or without a driver."""
+    """Count the CUDA devices that pygpu finds, in a subprocess; 0 without pygpu or without a driver."""
     names = _list_gpus("cuda")
     if isinstance(names, str):
         _logger.debug("no CUDA GPU: %s", names)
@@ -75,7 +73,7 @@ def count_gpus() -> int:
 
 
 def _list_gpus(wanted: str) -> list[str] | str:
-    """The names of the GPUs of a kind, ``"cuda"`` or ``"opencl"``, or why there are none."""
+    """Return the names of the GPUs of a kind, ``"cuda"`` or ``"opencl"``, or a message why there are none."""
     if importlib.util.find_spec("pygpu") is None:
         return "pygpu is not installed"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -98,10 +96,10 @@ def _list_gpus(wanted: str) -> list[str] | str:
 
 
 def may_use_nccl(devices: Sequence[str]) -> bool:
-    """Whether NCCL can serve these ranks.
+    """Return whether NCCL can connect these ranks.
 
-    They need CUDA GPUs, and each one of its own, unless NCCL is told otherwise: by ``NCCL_MULTI_RANK_GPU_ENABLE``
-    (NCCL 2.30 and later), or by ``NCCL_HOSTID``, of which each rank then gets a variation.
+    Each rank needs a CUDA GPU of its own. Ranks may share one only if NCCL is configured for it: by
+    ``NCCL_MULTI_RANK_GPU_ENABLE`` (NCCL 2.30 and later), or by ``NCCL_HOSTID``, of which each rank then gets a variant.
     """
     shared = len(set(devices)) < len(devices)
     told = "NCCL_HOSTID" in os.environ or os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
@@ -109,24 +107,24 @@ def may_use_nccl(devices: Sequence[str]) -> bool:
 
 
 def find_devices(n_parallel: int | None, use_gpu: bool | None, devices: str | Sequence[str] | None) -> list[str]:
-    """Name the device of each rank.
+    """Return the name of each rank's device.
 
     Parameters
     ----------
     n_parallel : int or None
-        Number of ranks; ``None`` for one on each device.
+        Number of ranks; ``None``: one for each device.
     use_gpu : bool or None
-        ``None``: CUDA GPUs if there are any, else CPU cores.
+        ``None``: CUDA GPUs if there are any, otherwise CPU cores.
     devices : str, list of str or None
-        Explicit names; with one name, ``n_parallel`` ranks share it. ``None``: what
-        the environment variable ``SYNKHRONOS_DEVICES`` names, unless ``use_gpu`` is ``False``.
+        Explicit names; with one name, ``n_parallel`` ranks share it. ``None``: the names in the environment variable
+        ``SYNKHRONOS_DEVICES``, unless ``use_gpu`` is ``False``.
 
     Raises
     ------
     TypeError, ValueError
-        For arguments that make no sense.
+        For invalid arguments.
     DeviceError
-        If a device cannot be had; the message says what is missing.
+        If a device is not available; the message says what is missing.
     """
     if n_parallel is not None:
         if isinstance(n_parallel, bool) or not hasattr(n_parallel, "__index__"):
@@ -193,9 +191,9 @@ def _check_there(names: list[str], wanted: str) -> None:
 
 
 def check_unused() -> None:
-    """Raise `DeviceError` if this process has initialised CUDA, which does not survive a fork."""
+    """Raise `DeviceError` if this process has initialized CUDA, which does not survive a fork."""
     for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the listing's own is closed by now
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed by now
             if os.readlink(f"/proc/self/fd/{fd}").startswith("/dev/nvidia-uvm"):
                 raise DeviceError(
                     "this process has used CUDA already, and a CUDA context does not survive a fork: call "
@@ -204,7 +202,7 @@ def check_unused() -> None:
 
 
 def find_free_devices(n_parallel: int | None, use_gpu: bool | None, devices: str | Sequence[str] | None) -> list[str]:
-    """As `find_devices`; GPUs only where this process has used none, and so can fork workers for them.
+    """Return the devices as `find_devices` does; GPUs only if this process has used none, since it must fork.
 
     Raises
     ------
@@ -228,7 +226,7 @@ def _check_no_gpu_is_held() -> None:
 
 
 def take_gpus(devices: Sequence[str], run: Callable[[Command], Any]) -> None:
-    """Have each rank take its GPU.
+    """Have each rank bind its GPU.
 
     Parameters
     ----------
@@ -251,7 +249,10 @@ def take_gpus(devices: Sequence[str], run: Callable[[Command], Any]) -> None:
 
 
 def connect_gpus(devices: Sequence[str], context: Any, run: Callable[[Command], Any]) -> bool:
-    """Have the ranks meet in NCCL; returns whether they did. If not, the log says why, and the host's memory serves."""
+    """Connect the ranks by NCCL; returns whether that succeeded.
+
+    If not, the log says why, and collectives go through host memory.
+    """
     if not may_use_nccl(devices):
         _logger.info("no NCCL between %s: collectives go through host memory", ", ".join(devices))
         return False

@@ -1,7 +1,4 @@
-"""Warnings about what the user's program does, at the line of that program which does it.
-
-What a user is told when a command failed.
-"""
+"""Warnings at the line of the user's program that causes them, and error messages for failed commands."""
 
 from __future__ import annotations
 
@@ -19,10 +16,10 @@ from synkhronos.errors import WorkerError
 __all__ = ["BROKEN", "LOST", "check_cores", "check_threads", "first_failure", "warn", "worker_error"]
 
 
-#: Whose threads are there in every notebook and every debugger, and hold no lock that a worker needs.
+#: Packages of notebooks and debuggers, whose threads hold no lock that a worker needs.
 _HARMLESS = ("IPython", "ipykernel", "debugpy", "_pydevd_bundle", "pydevd")
 
-#: Modules between the user's program and a warning.
+#: Packages whose frames are skipped to find the line of the user's program.
 _OWN = ("synkhronos", "contextlib")
 
 
@@ -37,7 +34,7 @@ def check_cores(n_ranks: int) -> None:
 
 
 def check_threads() -> None:
-    """Warn if threads run beside the one that forks."""
+    """Warn if other threads are running while this one forks."""
     names = sorted(_names_of_other_threads())
     if names:
         warn(
@@ -55,27 +52,27 @@ def _names_of_other_threads() -> Iterator[str]:
 
 
 def warn(message: str) -> None:
-    """Warn, at the line of the program that called this package."""
+    """Warn at the line of the program that called this package."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _OWN:
         level, frame = level + 1, frame.f_back
     warnings.warn(message, RuntimeWarning, stacklevel=level)
 
 
-#: What to do when a session cannot go on.
+#: How to continue after a session is broken.
 BROKEN = "the session is broken: call synkhronos.close(), then synkhronos.fork() again"
-#: The same if a node does not answer: there can be no other session in this process.
+#: The same if a node is lost: there can be no other session in this process.
 LOST = "the session is broken: a node does not answer; start the program again"
 
-#: What Theano's messages about shapes that do not fit have in their first lines.
+#: Matches the first line of Theano's messages about shapes that do not fit.
 _OF_SHAPES = re.compile("shape|dimension|size|align|broadcast|out of bounds|mis-?match", re.IGNORECASE)
 
 
 def first_failure(results: Sequence[Any], master_rank: int, ahead: Sequence[int]) -> int | None:
-    """The rank that failed first, by the clock; one that only gave up because another had failed comes last.
+    """Return the rank that failed first by the clock; ranks that gave up because another had failed come last.
 
-    Ranks' clocks are so many nanoseconds ``ahead``. If all ranks failed alike it is the master, whose exception is at
-    hand.
+    ``ahead`` has the nanoseconds by which each rank's clock is ahead. If all ranks failed alike, it is the controller,
+    whose exception is available.
     """
     failures = {rank: result for rank, result in enumerate(results) if isinstance(result, Failure)}
     if not failures:
@@ -93,7 +90,7 @@ def worker_error(
     results: Sequence[Any],
     own_error: Exception | None,
 ) -> WorkerError:
-    """The error for the failure of ``rank`` in a command; ``own_error`` is the exception itself on the master."""
+    """Return the error for the failure of ``rank`` in a command; ``own_error`` is the controller's exception itself."""
     failure = results[rank]
     parts: tuple[Command, ...] = ()
     if isinstance(command, InOrder):
@@ -119,7 +116,7 @@ def worker_error(
 
 
 def _share(command: Call, rank: int, summary: str) -> str:
-    """Which of the data points a rank had: graphs with a batch size built in fail on shares of another size."""
+    """Describe the rank's data points: graphs with a fixed batch size fail on shards of another size."""
     n_points, n_all = command.counts[rank], sum(command.counts)
     if command.everybody:
         return (

@@ -1,4 +1,4 @@
-"""Issuing commands to all ranks, and what happens when one fails, dies, falls silent, or the user interrupts."""
+"""Dispatch of commands to all ranks, and recovery when one fails, dies, falls silent, or the user interrupts."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from synkhronos.errors import CLOSED_WITHIN, NodeLost, SessionError, WorkerDied,
 
 __all__ = ["BUSY", "CLOSED", "Dispatcher"]
 
-_INTERRUPT_SECONDS = 0.7  # how long a rank may take to answer after the master was interrupted
+_INTERRUPT_SECONDS = 0.7  # how long a rank may take to reply after the controller was interrupted
 _MAX_RESTARTS = 3
-_FRAMES = 150  # deeper than the library's own code calls from `Dispatcher.issue`, errors and logging included
+_FRAMES = 150  # an upper limit of the frames that `Dispatcher.issue` needs, errors and logging included
 
-#: What is said to a handler of a signal, or to a finalizer, that wants the ranks in the middle of a call.
+#: Error message for a signal handler or a finalizer that needs the ranks in the middle of a call.
 BUSY = (
     "a call is under way on the ranks, and this one comes from within it (from a signal's handler, or from a "
     "finalizer): have the handler note that the signal came, and look at the note after the call; or have it raise an "
     "exception, and do what is to be done where that is caught"
 )
 
-#: What a thread is told that waited for its turn while another closed the session.
+#: Error message for a thread that waited for the lock while another thread closed the session.
 CLOSED = "the session was closed"
 
 
-_n_forks = 0  # of which this process came, as far as Python made them
+_n_forks = 0  # number of forks, made by Python, between the first process and this one
 
 
 def _note_fork() -> None:
@@ -42,17 +42,17 @@ def _note_fork() -> None:
     _n_forks += 1
 
 
-os.register_at_fork(after_in_child=_note_fork)  # to ask for the number of the process takes 0.3 µs, in every call
+os.register_at_fork(after_in_child=_note_fork)  # cheaper than `os.getpid`, which would take 0.3 µs in every call
 
 
 class Dispatcher:
-    """Tells the workers, does the same on the master's replica, and collects the results.
+    """Sends commands to the workers, executes them on the controller's replica, and collects the results.
 
     Parameters
     ----------
     team : Team or Fleet
     replica : Replica
-        The master's.
+        The controller's.
     ledger : Ledger
     timeout : float or None
         Seconds that a rank may take for a command.
@@ -70,7 +70,7 @@ class Dispatcher:
         restore: Callable[[tuple[int, ...]], list[Any]] | None,
     ) -> None:
         self.lock = threading.RLock()
-        self.broken: str | None = None  # why
+        self.broken: str | None = None  # the reason, if the session is broken
         self._n_forks = _n_forks
         self._team = team
         self._replica = replica
@@ -83,12 +83,12 @@ class Dispatcher:
         self._last: tuple[list[bytes | None], list[Any]] = (
             [],
             [],
-        )  # replies that told of no failure, and what they say
-        self._restarts = 0  # without a success in between
+        )  # the last replies without a failure, and their decoded results
+        self._restarts = 0  # in a row, without a success
 
     def issue(self, command: Command) -> list[Any]:
         """Have every rank execute a command; returns their results in rank order."""
-        native.require_frames(_FRAMES)  # once the command is sent, only what the functions of the ranks do may fail
+        native.require_frames(_FRAMES)  # so that no RecursionError comes after the command is sent
         with self.lock, self._team.timeline.call(type(command).__name__):
             self.check_usable()
             if self._team.outstanding:
@@ -96,7 +96,7 @@ class Dispatcher:
             envelope, memory = self._ledger.envelope(command)
             message = self._encoder.dumps(envelope)
             own_error: Exception | None = None
-            if self._team.signals.aborted:  # an interrupt came before the flag of a failed command was lowered
+            if self._team.signals.aborted:  # an interrupt came before the flag of a failed command was reset
                 self._team.signals.reset()
             try:
                 self._team.send(message, memory)
@@ -138,13 +138,13 @@ class Dispatcher:
             return results
 
     def check_closed(self, error: BaseException) -> None:
-        """Raise what is the matter, if a call went wrong because a signal's handler has closed the session."""
+        """Raise `SessionError` if a call failed because a signal handler has closed the session."""
         is_own = isinstance(error, Exception) and not isinstance(error, SessionError)
         if self.broken == CLOSED and is_own and interrupt_behind(error) is None:
             raise SessionError(CLOSED_WITHIN) from error
 
     def _read(self, rank: int, result: Any, in_order: bool) -> Any:
-        """What a rank has answered, its arrays as views."""
+        """Return a rank's result, with arrays as views."""
         if in_order:
             return [self._read_part(rank, part, one) for part, one in enumerate(result)]
         return self._read_part(rank, 0, result)
@@ -164,26 +164,26 @@ class Dispatcher:
         return results
 
     def _take_up(self) -> None:
-        """Before another command is sent: see to one that is not over."""
+        """Clean up after an unfinished command, before another one is sent."""
         frame = sys._getframe(1).f_back
         while frame is not None:
             if frame.f_code is Dispatcher.issue.__code__ and frame.f_locals["self"] is self:
                 raise SessionError(BUSY)
             frame = frame.f_back
-        # it was interrupted, and so was its clean-up
+        # the command was interrupted, and so was its clean-up
         self._interrupted(SessionError("an interrupt during the clean-up after an interrupt"), None)
         self.check_usable()
 
     def _interrupted(self, error: BaseException, command: Command | None) -> None:
-        """Clean up after the master left a command early: a worker died or is silent, or a signal's handler raised."""
-        if self.broken is not None:  # the handler has closed the session
+        """Clean up after a command that ended early: a worker died or is silent, or a signal handler raised."""
+        if self.broken is not None:  # the signal handler has closed the session
             return
         lost = isinstance(error, (WorkerDied, WorkerTimeout))
         if lost:
             error.args = (f"{error} (in {self._describe(command)})",)
         cause = summarize(error)
         second: BaseException | None = None
-        unreplaced = ""  # why no worker can replace a dead one
+        unreplaced = ""  # why a dead worker could not be replaced
         try:
             self._team.signals.abort()
             if isinstance(error, WorkerDied) and self._restore is not None and not isinstance(error, NodeLost):
@@ -192,7 +192,7 @@ class Dispatcher:
                 return
         except WorkerRestarted:
             raise
-        except BaseException as another:  # a second Ctrl-C, say
+        except BaseException as another:  # such as a second Ctrl-C
             if not lost and not self._team.outstanding:
                 raise
             second = another
@@ -210,18 +210,18 @@ class Dispatcher:
             raise second
 
     def _settled(self) -> bool:
-        """Have the ranks give up or finish what they do, if they can soon; returns whether all is in order again."""
+        """Have the ranks give up or finish their command, if they soon can; returns whether all is in order again."""
         with deferred_interrupts():
             if not self._team.settle(_INTERRUPT_SECONDS) or self._team.dead():
                 return False
             self._team.signals.reset()
-            self._replica.forget(*self._ledger.sent)  # if the interrupt came before the master had done that
+            self._replica.forget(*self._ledger.sent)  # in case the interrupt came before the controller did
             self._received(self._team.collect())
             log(logging.WARNING, "interrupted; the session is usable, but replicas may differ now")
         return True
 
     def _restart(self, error: WorkerDied) -> str:
-        """Replace dead workers and raise `WorkerRestarted`, or return why that cannot be done."""
+        """Replace dead workers and raise `WorkerRestarted`, or return the reason why that is not possible."""
         self._restarts += 1
         if self._restarts > _MAX_RESTARTS:
             return f"{_MAX_RESTARTS} replacements in a row died before they were ready"
@@ -229,7 +229,7 @@ class Dispatcher:
             return f"other workers did not answer within {self._timeout} seconds"
         ranks = tuple(self._team.dead())
         with deferred_interrupts():
-            inherited = self._replica.segments.lent()  # in this frame, which workers keep
+            inherited = self._replica.segments.lent()  # a reference in this frame, which the workers keep
             self._replica.regions.share(self._team.replace, ranks)
             del inherited
         assert self._restore is not None
@@ -257,11 +257,11 @@ class Dispatcher:
         return self._replica.describe(command) if isinstance(command, InOrder) else type(command).__name__
 
     def _remedy(self) -> str:
-        """What can be done about a broken session."""
+        """Return the message that says how to continue after a session is broken."""
         return LOST if isinstance(self._team, Fleet) and self._team.is_lost else BROKEN
 
     def check_usable(self) -> None:
-        """Raise `SessionError` if this session cannot carry out commands any more."""
+        """Raise `SessionError` if this session cannot execute commands any more."""
         if self.broken is not None:
             raise SessionError(self.broken if self.broken == CLOSED else f"{self._remedy()} (the cause: {self.broken})")
         if _n_forks != self._n_forks:

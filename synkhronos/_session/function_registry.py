@@ -1,4 +1,4 @@
-"""The compiled functions of a session, and which of them are still to be replicated."""
+"""Registry of a session's compiled functions, and of those that are still to be replicated."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _logger = logging.getLogger("synkhronos")
 
 
 class Library:
-    """Functions by key, in the master.
+    """Functions by key, in the controller.
 
     Parameters
     ----------
     replica : Replica
-        The master's.
+        The controller's.
     ledger : Ledger
     load : callable
         ``load(bundle, ranks)`` has ranks (``None``: all) load pickled functions.
     definitions : Definitions
-        What the ranks have of the program.
+        The definitions of the program (classes, globals) that the ranks have.
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class Library:
         self._ledger = ledger
         self._load = load
         self._pending: dict[int, Any] = {}  # compiled, not yet distributed
-        self._failed: set[int] = set()  # of these, the ones that could not be distributed
+        self._failed: set[int] = set()  # the pending ones that could not be distributed
         self._definitions = definitions
         self._ended: Endings[int] = Endings()
         self._distributing = False
         self._next = 0
 
     def add(self, function: Any, owner: Any) -> int:
-        """Take in a compiled function, to be distributed, and forgotten when its owner ends; returns its key."""
+        """Register a compiled function, to be distributed, and dropped when its owner ends; returns its key."""
         key = self._next
         self._next += 1
         self._ended.watch(owner, key)
@@ -62,8 +62,8 @@ class Library:
         return key
 
     def forget_what_ended(self) -> None:
-        """Have every rank forget functions, with the next command."""
-        if self._distributing or not self._ended.waiting:  # what a function brings must not be sent after what drops it
+        """Have every rank drop ended functions, with the next command."""
+        if self._distributing or not self._ended.waiting:  # a function must not be sent after the entry that drops it
             return
         for key in self._ended.take():
             self._settled(key)
@@ -72,15 +72,15 @@ class Library:
     def distribute(self, keys: Sequence[int] | None = None, variable: Any = None) -> None:
         """Replicate functions that are not yet on every rank.
 
-        One that fails does so alone: the others are replicated all the same. It is tried again when it is called, not
-        whenever others are replicated.
+        If one fails, the others are replicated all the same. It is tried again when it is called, not whenever others
+        are replicated.
 
         Parameters
         ----------
         keys : sequence of int, optional
-            These; default: all that have not failed yet.
+            The functions; default: all that have not failed yet.
         variable : shared variable, optional
-            Those that use it; it does not matter which of them fail, if one brings it to the ranks.
+            Replicate the functions that use it. Failures are no error if one of them brings the variable to the ranks.
 
         Raises
         ------
@@ -89,7 +89,7 @@ class Library:
         WorkerError
             If a rank cannot load one.
         """
-        is_explicit = keys is None and variable is None  # a call of the program's
+        is_explicit = keys is None and variable is None  # the program has called `distribute`
         if not self._pending and not is_explicit:
             return
         self.forget_what_ended()
@@ -111,12 +111,12 @@ class Library:
             try:
                 raise failed
             finally:
-                del failed  # else it and this frame keep each other, and what the user drops, alive
+                del failed  # otherwise it and this frame keep each other, and the user's objects, alive
         if is_explicit:
             self._refresh()
 
     def _refresh(self) -> None:
-        """Send what functions of all ranks read, where it was changed."""
+        """Send definitions that functions of all ranks read, where they have changed."""
         try:
             bundle = _graph.dump({}, self._replica.variables, definitions=self._definitions, refresh=True)
         except pickle.PicklingError as error:
@@ -125,11 +125,11 @@ class Library:
             self._send(bundle)
 
     def _replicate(self, key: int) -> Exception | None:
-        """Replicate one function; returns why that cannot be done."""
+        """Replicate one function; returns the error if that fails."""
         function = self._pending[key]
         try:
             precompile(function)
-        except RecursionError:  # this call came near the limit of the program; another one may not
+        except RecursionError:  # the program's own depth is the cause, and may differ in the next call
             raise
         except Exception as error:
             let_interrupts_pass(error)
@@ -167,7 +167,7 @@ class Library:
         return None
 
     def distribute_variables(self, variables: Sequence[Any]) -> None:
-        """Give the ranks shared variables that no function of theirs uses yet."""
+        """Give the ranks shared variables that no distributed function uses yet."""
         self._send(_graph.dump({}, self._replica.variables, also=variables, definitions=self._definitions))
 
     def _send(self, bundle: _graph.Bundle) -> None:
@@ -175,21 +175,21 @@ class Library:
         try:
             self._load(bundle, None)
         except BaseException:
-            self._ledger.variables.extend(bundle.new)  # some ranks may have them; the next try uses other keys
+            self._ledger.variables.extend(bundle.new)  # some ranks may have them; the next attempt uses other keys
             raise
-        with deferred_interrupts():  # what the ranks have now is noted here
+        with deferred_interrupts():  # the records must match what the ranks have
             self._definitions.note(bundle.slots)
             for new, var in bundle.new.items():
                 self._replica.variables.put(new, var)
             self._replica.house(list(bundle.new.values()))
 
     def _settled(self, key: int) -> None:
-        """The function ``key`` is no longer pending."""
+        """Remove the function ``key`` from the pending ones."""
         self._pending.pop(key, None)
         self._failed.discard(key)
 
     def restore(self, ranks: tuple[int, ...]) -> None:
-        """Give new workers the functions that the others have, and the master's values of all variables."""
+        """Give new workers the functions that the others have, and the controller's values of all variables."""
         functions = {key: one for key, one in self._replica.functions.items() if key not in self._pending}
-        known = self._definitions  # on other machines new workers inherit no more
+        known = self._definitions  # new workers on other nodes inherit no more than their node leader has
         self._load(_graph.dump(functions, self._replica.variables, everything=True, definitions=known), ranks)

@@ -1,7 +1,4 @@
-"""What the ranks hold of the memory in which they compute.
-
-The instruments: `profile` and `trace`.
-"""
+"""Instruments: `profile` and `trace` measure where the time goes, `memory` shows what the shared heaps hold."""
 
 from __future__ import annotations
 
@@ -23,16 +20,16 @@ _MEGABYTE = 10**6
 
 @dataclass(frozen=True)
 class Memory:
-    """What each rank's region holds, in bytes; made by `memory`. ``str()`` gives a table, in megabytes.
+    """Contents of each rank's shared heap, in bytes; made by `memory`. ``str()`` gives a table, in megabytes.
 
     Attributes
     ----------
     in_use : dict
-        ``in_use[rank]``: in arrays that are still needed, such as the values of shared variables.
+        ``in_use[rank]``: bytes of arrays that are still needed, such as the values of shared variables.
     kept : dict
-        ``kept[rank]``: in freed arrays, whose memory is kept for the next ones.
+        ``kept[rank]``: bytes of freed arrays, whose memory is kept for the next ones.
     largest : dict
-        ``largest[rank]``: the most that was in use at once.
+        ``largest[rank]``: the most bytes that were in use at the same time.
     """
 
     in_use: dict[int, int]
@@ -40,7 +37,7 @@ class Memory:
     largest: dict[int, int]
 
     def _lines(self) -> list[list[str]]:
-        """The cells of the table, line by line."""
+        """Return the cells of the table, line by line."""
         rows = {"In use": self.in_use, "Kept": self.kept, "Largest": self.largest}
         lines = [["Memory (MB)", *(f"rank {rank}" for rank in self.in_use)]]
         for name, row in rows.items():
@@ -48,7 +45,7 @@ class Memory:
         return lines
 
     def _repr_html_(self) -> str:
-        """The table, as notebooks show it."""
+        """Return the table, as notebooks show it."""
         return html_table(self._lines())
 
     def __str__(self) -> str:
@@ -58,17 +55,16 @@ class Memory:
 
 
 def memory() -> Memory:
-    """Tell what each rank holds of the memory in which it computes, now.
+    """Return what each rank's shared heap holds now.
 
-    No rank is asked but those that lead other machines.
-
-    That is memory of arrays of 16 KiB and more that functions and collectives make, rounded up by a quarter at most.
-    `Data`, results, and what the program itself allocates are not in it.
+    The shared heap holds arrays of 16 KiB and more that functions and collectives make; each is rounded up by a quarter
+    at most. `Data`, results, and memory that the program allocates itself are not included. The numbers are read from
+    shared memory: only the node leaders of other nodes are asked, and no other rank.
 
     Returns
     -------
     Memory
-        All zeros where the kernel, or a limit of this process, allowed no such memory.
+        Three dicts of bytes by rank. All zeros where the kernel, or a limit of this process, allowed no shared heap.
 
     Raises
     ------
@@ -90,10 +86,12 @@ def memory() -> Memory:
 def profile(serial: Serial | None = None) -> Iterator[Profile]:
     """Measure, in a ``with`` block, where the time of every rank goes.
 
+    At every moment each rank is in one category of `Profile`, so that its categories sum to the measured time.
+
     Parameters
     ----------
     serial : Profile or dict, optional
-        The times of the same work in serial, for a column of their own: the profile of a session of one rank, or
+        The times of the same work in serial, for another column of the table: the profile of a session of one rank, or
         seconds by category (and ``"total"``), such as ``{"total": 395.1, "function": 382.5}``.
 
     Yields
@@ -105,6 +103,8 @@ def profile(serial: Serial | None = None) -> Iterator[Profile]:
     ------
     SessionError
         Without a session, or if it is being profiled already.
+    TypeError, ValueError
+        For a ``serial`` that is no profile of one rank and no dict of seconds.
 
     Examples
     --------
@@ -127,15 +127,15 @@ def profile(serial: Serial | None = None) -> Iterator[Profile]:
 
 @contextlib.contextmanager
 def trace(path: str | os.PathLike[str]) -> Iterator[Profile]:
-    """Write, in a ``with`` block, what every rank did and when to a file for https://ui.perfetto.dev.
+    """Record, in a ``with`` block, what every rank does and when, in a file for https://ui.perfetto.dev.
 
-    The file holds Chrome trace events: a process for each rank, in it the commands and what they consist of, all on one
-    clock. Each rank keeps the last million of changes, in 16 MB.
+    The file holds Chrome trace events in the JSON object format: a process for each rank, in it the commands and their
+    phases, all on the controller's clock. Each rank keeps its last million changes of phase, in 16 MB.
 
     Parameters
     ----------
     path : str or path
-        Of a JSON file, which is written when the block is left.
+        The JSON file. It is opened when the block is entered, and written when it is left.
 
     Yields
     ------

@@ -1,4 +1,8 @@
-"""What the master notes for its workers: the memory to map, and what to forget, with the next command."""
+"""Ledger of shared memory and dropped objects, which the next command passes on to the workers.
+
+An entry is sent with every command until all workers have replied, so that a failed or interrupted command loses
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from synkhronos._utils.interrupts import Endings, deferred_interrupts
 __all__ = ["Ledger", "Staged"]
 
 
-#: Segments that may wait to be mapped, and bytes that may wait to be unmapped, before the workers are told.
+#: Limits of the segments that wait to be mapped, and of the bytes that wait to be unmapped, with the next command.
 _MAX_WAITING = 64
 _MAX_DROPPED_BYTES = 64 * 1024 * 1024
 _LARGE_BYTES = 4 * 1024 * 1024
@@ -25,30 +29,30 @@ _NOTHING = Release()
 
 _Memory = TypeVar("_Memory")
 
-#: What can be staged: an array, or an array and the numbers of the rows of it that are wanted.
+#: An item to stage: an array, or an array and the indexes of its rows to stage.
 Staged = Union[np.ndarray, "tuple[np.ndarray, np.ndarray]"]
 
 
 class Ledger:
-    """The shared memory of one session, seen from the master.
+    """The shared memory of one session, seen from the controller.
 
     Parameters
     ----------
     table : SegmentTable
-        The master's.
+        The controller's.
     make_room : callable
-        Has every rank give back what it keeps and what was dropped; called when memory cannot be had, before it is
-        tried again. With ``True``, the second time: garbage is collected before, which copies what a fork shares.
+        Has every rank free the memory that it keeps and that was dropped; called when an allocation fails, before it is
+        tried again. Called with ``True`` the second time: collect garbage first, which copies pages that a fork shares.
     n_workers : int
 
     Attributes
     ----------
     functions, variables : deque
-        Keys of what was dropped.
+        Keys of dropped functions and variables.
     ended_variables : Endings
-        Of those that the program has dropped.
+        Keys of variables that the program has dropped.
     sent : Release
-        What the last envelope said of what was dropped.
+        The dropped objects that the last envelope named.
     """
 
     def __init__(self, table: SegmentTable, make_room: Callable[[bool], None], n_workers: int) -> None:
@@ -56,27 +60,27 @@ class Ledger:
         self.functions: deque[int] = deque()
         self.variables: deque[int] = deque()
         self.ended_variables: Endings[int] = Endings()
-        # the kernel allows as many descriptors under way, of all programs of a user, as a process may have open
+        # the kernel limits the descriptors in flight of all programs of a user to RLIMIT_NOFILE
         open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._most_waiting = max(1, min(_MAX_WAITING, open_files // (8 * max(1, n_workers))))
         self._table = table
         self._make_room = make_room
-        self._new: list[Segment] = []  # what not all workers have mapped
+        self._new: list[Segment] = []  # segments that not all workers have mapped
         self._staging: list[Arena] = []
         self._dropped_bytes = 0
         self.sent = _NOTHING
         self._n_sent = 0
-        self._bare = Envelope((), _NOTHING, None)  # the last one that said nothing of memory
+        self._bare = Envelope((), _NOTHING, None)  # the last envelope without entries
 
     def share(self, segment: Segment, content: np.ndarray) -> None:
-        """Take in new memory, which is there until ``content`` ends."""
+        """Register new memory, which is shared for the lifetime of ``content``."""
         self._table.lend(segment.ref.key, content)
         if segment.path is not None:
             self._table.files[segment.ref.key] = segment.path, segment.ref.offset
         self._new.append(segment)
 
     def _drop_what_ended(self) -> None:
-        """The workers hold it until their next command."""
+        """Move ended objects to the queues of what to drop; the workers hold them until their next command."""
         if self._table.ended.waiting:
             for key, n_bytes in self._table.ended.take():
                 self._segments.append(key)
@@ -86,16 +90,16 @@ class Ledger:
 
     @property
     def is_full(self) -> bool:
-        """Whether so much has gathered that the workers should be told without waiting for the next command."""
+        """Whether so much has gathered that it should be sent without waiting for the next command."""
         self._drop_what_ended()
         return len(self._new) >= self._most_waiting or self._dropped_bytes > _MAX_DROPPED_BYTES
 
     def allocate(self, n_bytes: int) -> Segment:
-        """New shared memory, still to be taken in."""
+        """Allocate shared memory that is not registered yet."""
         return self._with_room(lambda: Segment.create(n_bytes))
 
     def stage(self, items: Sequence[Staged], place: int = 0) -> list[ArrayRef]:
-        """Copy arrays, or rows of arrays, to one of the staging arenas; what was there before is overwritten."""
+        """Copy arrays, or rows of arrays, to one of the staging arenas; its previous contents are overwritten."""
         while len(self._staging) <= place:
             self._staging.append(Arena(self._table, self._new.append, self._segments.append))
         arena = self._staging[place]
@@ -104,7 +108,7 @@ class Ledger:
         return [arena.place_rows(*item) if isinstance(item, tuple) else arena.place(item) for item in items]
 
     def restage(self, refs: Sequence[ArrayRef], arrays: Sequence[np.ndarray]) -> bool:
-        """Copy arrays to where others like them were staged; returns whether that memory is still there."""
+        """Copy arrays to where arrays of the same form were staged; returns whether that memory still exists."""
         for ref, array in zip(refs, arrays):
             try:
                 view = self._table.view(ref)
@@ -122,16 +126,13 @@ class Ledger:
         return allocate()
 
     def trim(self) -> None:
-        """Give the first staging arena back if it is large, after something that is not done often."""
+        """Free the first staging arena if it is large, after an operation that is rare."""
         arena = self._staging[0]
         if arena.ref is not None and arena.ref.size > _LARGE_BYTES:
             arena.free()
 
     def envelope(self, command: Command) -> tuple[Envelope, list[Segment]]:
-        """A command, with what the workers must map and may forget first: all that is not yet `delivered`.
-
-        With it, the memory that they must be given beforehand.
-        """
+        """Return a command with all entries that are not yet `delivered`, and the segments to send along."""
         self._drop_what_ended()
         if not (self._new or self._segments or self.functions or self.variables):
             self.sent, self._n_sent = _NOTHING, 0
@@ -145,7 +146,7 @@ class Ledger:
         return Envelope(tuple(segment.ref for segment in self._new), self.sent, command), self._new[:]
 
     def _let_go(self, dropped: set[str]) -> None:
-        """Of new memory that was dropped before any command: nobody is to map it, and it ends here."""
+        """Remove new memory that was dropped before any command: no worker needs to map it."""
         with deferred_interrupts():
             for segment in self._new:
                 if segment.ref.key in dropped:
@@ -153,7 +154,7 @@ class Ledger:
             self._new[:] = [segment for segment in self._new if segment.ref.key not in dropped]
 
     def delivered(self) -> None:
-        """Every worker has done what the last envelope said."""
+        """Record that every worker has applied the entries of the last envelope."""
         if self.sent is _NOTHING and not self._n_sent:
             return
         queues: tuple[deque[Any], ...] = (self._segments, self.functions, self.variables)
@@ -176,7 +177,7 @@ class Ledger:
             segment.close_fd()
 
     def abandon(self) -> None:
-        """In a worker that was forked late: let go of what it inherited and the master alone needs."""
+        """Release, in a worker that was forked late, what it inherited and only the controller needs."""
         for segment in self._new:
             segment.abandon()
         self._new.clear()

@@ -1,4 +1,4 @@
-"""The life of a session: `fork`, `close`, and finding the one that there is."""
+"""Life cycle of the session: `fork`, `close`, and the functions that return the current session."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ __all__ = ["close", "current", "distribute", "fork", "functions", "get_n_gpu", "
 
 _logger = logging.getLogger("synkhronos")
 _session: Session | None = None
-_measured: Profile | None = None  # from `fork` to `close`
-_ends = False  # whether Python shuts down, and has closed the session: programs may close it later (`__del__`)
+_measured: Profile | None = None  # the profile of the entire session, if `fork` was asked for it
+_ends = False  # whether Python shuts down and has closed the session; programs may call `close` after that (`__del__`)
 _lock = threading.RLock()
-_FRAMES = 220  # deeper than `fork` and `close` call; `Dispatcher.issue` needs most of them
+_FRAMES = 220  # an upper limit of the frames that `fork` and `close` need; `Dispatcher.issue` needs most of them
 _Callable = TypeVar("_Callable", bound=Callable[..., Any])
 
-#: Every `Function` there is: a new session takes in those of sessions before it.
+#: All existing `Function` objects: a new session adopts those of earlier sessions.
 functions: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def current(function: str = "this") -> Session:
-    """The session; without one a `SessionError`, which says that ``fork`` comes first."""
+    """Return the session; a `SessionError` without one, which says to call ``fork`` first, and from within a call."""
     if _session is None:
         raise SessionError(f"synkhronos.{function}: there is no session; call synkhronos.fork() first")
     if _session.in_a_call():
@@ -52,14 +52,15 @@ def current(function: str = "this") -> Session:
 
 
 def _one_at_a_time(function: _Callable) -> _Callable:
-    """Let one thread at a time be in any of the functions so decorated.
+    """Decorate functions of which only one may run at a time, in one thread.
 
-    What comes from within a call does not wait: who is there already may be waiting for that call.
+    A call from within a call on the ranks does not wait, since the thread that holds the lock may wait for that very
+    call.
     """
 
     @functools.wraps(function)
     def wait_and_call(*args: Any, **kwargs: Any) -> Any:
-        native.require_frames(_FRAMES)  # a RecursionError within would leave workers behind
+        native.require_frames(_FRAMES)  # a RecursionError halfway would leave workers behind
         if _session is None or not _session.in_a_call():
             with _lock:
                 return function(*args, **kwargs)
@@ -75,7 +76,7 @@ def _one_at_a_time(function: _Callable) -> _Callable:
 
 
 def held() -> Session | None:
-    """The session of this process, if it has one; a process that the user has forked does not."""
+    """Return the session of this process, or ``None``; a process forked by the user has none."""
     return _session if _session is not None and _session.pid == os.getpid() else None
 
 
@@ -99,52 +100,56 @@ def fork(
     heartbeat: float = 10.0,
     start_timeout: float | None = 300,
 ) -> int:
-    """Start one worker process for each further device; this process becomes one of the ranks, the master.
+    """Start a session: fork one worker process for each further device; this process becomes the controller.
+
+    The controller is one of the ranks and runs the user's program. Workers inherit its memory as it is at this moment.
+    Under MPI the session spans all nodes, each of which calls `fork` and forks its own ranks; the program goes on in
+    the process of node 0 alone. Call `fork` before anything uses a GPU, and before starting threads.
 
     Parameters
     ----------
     n_parallel : int, optional
-        Number of ranks, this process included; of several machines, on each. Default: one for each device.
+        Number of ranks, this process included; on several nodes: of each node. Default: one for each device, which on
+        CPU means one for each core.
     use_gpu : bool, optional
-        ``None``: CUDA GPUs if pygpu finds any, else CPU cores. ``True``: GPUs, or a `DeviceError` that says what is
-        missing. ``False``: CPU cores.
+        ``None``: CUDA GPUs if pygpu finds any, otherwise CPU cores. ``True``: GPUs, or a `DeviceError` that says what
+        is missing. ``False``: CPU cores.
     master_rank : int
         The rank of this process.
     profile_workers : bool
-        Print the engine's profiles of the workers when they stop (functions must be built with ``profile=True``, or
-        the engine's flag ``profile`` be set).
+        Print the backend's profiles of the workers when they stop (functions must be built with ``profile=True``, or
+        the backend's flag ``profile`` be set).
     max_n_var, max_dim : int
         Accepted for scripts of 2017; they limit nothing.
     devices : str or list of str, optional
-        Name the device of each rank: ``"cuda0"``, ``"opencl0:0"``, … or ``"cpu"``; several ranks may share one. With
-        one name, ``n_parallel`` ranks share it. All are of one kind. Default:
-        what the environment variable ``SYNKHRONOS_DEVICES`` names (``"cuda0,cuda2"``), unless ``use_gpu`` is ``False``.
+        The device of each rank: ``"cuda0"``, ``"opencl0:0"``, … or ``"cpu"``, all of one kind; several ranks may share
+        one. With one name, ``n_parallel`` ranks share it. Default: the names in the environment variable
+        ``SYNKHRONOS_DEVICES`` (``"cuda0,cuda2"``), unless ``use_gpu`` is ``False``.
     replicate_rng : bool
-        ``False`` gives the random states that are distributed a stream of their own on each rank; ``True`` keeps them
-        equal.
+        ``False``: distributed random states get a stream of their own on each rank. ``True``: they stay equal.
     timeout : float, optional
-        Seconds that the master waits for the others in one command; then `WorkerTimeout` names the rank that keeps
-        them waiting. Time in which the whole job is stopped does not count. Default: no limit.
+        Seconds that the controller waits for the other ranks in one command; then `WorkerTimeout` names the rank that
+        keeps them waiting. Time during which the whole job is stopped does not count. Default: no limit.
     restart_workers : bool
-        Replace a worker that dies: it gets the functions, the data, and the master's values of the shared variables;
-        the interrupted call raises `WorkerRestarted`, and the next one works. On CPU cores only.
+        Replace a worker that dies. The new worker gets the functions, the data, and the controller's values of the
+        shared variables; the interrupted call raises `WorkerRestarted`, and the next one works. On CPU cores only.
     profile : bool, Profile or dict
         Measure from here to `close` where the time of every rank goes; `close` writes the table to standard error. The
-        times of a serial run give it a further column, as in `synkhronos.profile`.
+        times of a serial run, as for `synkhronos.profile`, add a column.
     check_replicas : int
-        At every so many-th call of a function, compare the replicas of its shared variables before, and warn of each
-        that differs, once. 0: never.
+        Before every so many-th call of a function, compare the replicas of its shared variables, and warn once of each
+        variable that differs. 0: never.
     exchange : str, optional
-        ``"bfloat16"`` or ``"float16"``: large arrays of float32 that are reduced travel between machines rounded to
-        this, in half the bytes; their sums are in float32, and rounded once. Default: as they are. On one machine
-        nothing is rounded.
+        ``"bfloat16"`` or ``"float16"``: the wire dtype of large float32 arrays that are reduced between nodes. They are
+        rounded to it, which halves the bytes; they are summed in float32, and the sums are rounded once. Default:
+        float32. No effect on one node.
     heartbeat : float
-        Seconds, more than 2, after which a node of several that sends no sign of life is lost: `NodeLost` names it. A
-        warning is printed after 2 seconds, whatever this is. A node whose processes were killed is lost at once. The
-        value on the first node holds for all nodes. No effect on one machine.
+        Seconds, more than 2, after which a node that sends no sign of life is lost: `NodeLost` names it. A warning is
+        printed after 2 seconds in any case. A node whose processes were killed is lost at once. The value on node 0
+        holds for all nodes. No effect on one node.
     start_timeout : float, optional
         Seconds that the start of a session on several nodes may take, from this call on; then `NodeLost` names the
-        nodes that did not call `fork`, or did not start their ranks. ``None``: no limit.
+        nodes that did not call `fork` or did not start their ranks. ``None``: no limit.
 
     Returns
     -------
@@ -154,11 +159,18 @@ def fork(
     Raises
     ------
     SessionError
-        A `RuntimeError`: if there is a session already.
+        If there is a session already, or Python is shutting down.
+    TypeError, ValueError
+        For invalid arguments.
     DeviceError
-        If a device that was asked for cannot be used.
+        If a requested device cannot be used.
     NodeLost
         If the process of another node has ended without calling `fork`, or the start takes too long.
+
+    Warns
+    -----
+    RuntimeWarning
+        If there are more ranks than CPU cores, or other threads are running.
 
     Examples
     --------
@@ -214,7 +226,21 @@ def fork(
 
 @_one_at_a_time
 def close() -> None:
-    """Stop the workers and join them. Runs by itself at exit; without a session it warns and does nothing.
+    """Stop the workers, wait until they have ended, and free the session's memory.
+
+    Called in the controller; it ends the workers on all nodes. Python calls it at exit. `Data`, functions and the
+    controller's values of shared variables remain, and can be used in the next session. If `fork` was asked for a
+    profile, its table is written to standard error.
+
+    Raises
+    ------
+    SessionError
+        If another thread closes the session and waits for the call from within which this comes.
+
+    Warns
+    -----
+    RuntimeWarning
+        If there is no session.
 
     Examples
     --------
@@ -237,7 +263,7 @@ def close() -> None:
             _session.stop()
     finally:
         _session = None
-        collect_garbage()  # a session's parts refer to each other; this gives its memory back now
+        collect_garbage()  # a session's parts refer to each other; this frees their memory now
 
 
 def _close_at_exit() -> None:
@@ -248,9 +274,15 @@ def _close_at_exit() -> None:
 
 
 def get_n_gpu() -> int:
-    """The number of CUDA devices visible, counted in a subprocess, so that this process stays fit to fork.
+    """Return the number of visible CUDA devices.
 
-    0 without pygpu or without a driver.
+    They are counted in a subprocess, so that this process opens no CUDA context and can still be forked. It needs no
+    session, and raises no error.
+
+    Returns
+    -------
+    int
+        0 without pygpu or without a driver.
 
     Examples
     --------
@@ -260,31 +292,34 @@ def get_n_gpu() -> int:
 
 
 def distribute() -> None:
-    """Replicate on every rank all functions built so far, with their shared variables.
+    """Replicate all functions built so far, and their shared variables, on every rank.
 
-    What several functions share in the master they share on every rank, whenever they were distributed. May be called
-    again after further functions are built; the first call of a function that is not yet distributed does it too.
-    If all are, globals and class attributes that Ops of the program read are sent again where they have changed.
+    Shared variables that several functions use in the controller are shared on every rank, too, even if the functions
+    are distributed at different times. New shared variables get copies of the controller's values. The first call of a
+    function that is not yet distributed distributes it. If all functions are distributed already, globals and class
+    attributes that the program's own Ops read are sent again where they have changed.
 
     Raises
     ------
     TypeError
         If a function, or a changed global that one reads, cannot be pickled.
+    WorkerError
+        If a rank cannot load a function. The other functions are distributed all the same.
     SessionError
-        Before ``fork`` or after ``close``.
+        Without a session.
 
     Examples
     --------
     >>> x = T.dvector("x")
     >>> with synk.session(2):
     ...     f = synk.function([x], x.mean())
-    ...     synk.distribute()  # now, and not in the first call
+    ...     synk.distribute()  # now, instead of in the first call
     """
     current("distribute").distribute()
 
 
 def settle() -> None:
-    """Have every rank forget at once what was dropped, if there is a session that can be told."""
+    """Have every rank free at once what was dropped, if there is a usable session."""
     session = held()
     if session is not None and not session.broken:
         session.settle()

@@ -1,4 +1,4 @@
-"""What the user asked of a session, beside its ranks."""
+"""Options of a session: the checked arguments of `fork` that do not concern devices."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["Options", "make_options"]
 
 
 class Options(NamedTuple):
-    """Arguments of `fork`, checked.
+    """Checked arguments of `fork`.
 
     Attributes
     ----------
     profile_workers : bool
-        Print the engine's profiles of the workers when they stop.
+        Print the backend's profiles of the workers when they stop.
     replicate_rng : bool
-        Leave all ranks the same random streams.
+        Give all ranks the same random streams.
     timeout : float or None
         Seconds that a rank may take for a command.
     restart_workers : bool
@@ -27,9 +27,9 @@ class Options(NamedTuple):
     check_replicas : int
         Compare replicas at every so many-th call; 0: never.
     exchange : str or None
-        The type of float32 numbers on their way between machines; ``None``: their own.
+        The wire dtype of float32 arrays between nodes; ``None``: float32.
     seed : bytes or None
-        Of which each rank's global random states are made; ``None``: all ranks keep those that they inherit.
+        The seed of each rank's global random states; ``None``: all ranks keep the states that they inherit.
     heartbeat : float
         Seconds of silence after which a node is lost.
     """

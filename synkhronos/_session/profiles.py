@@ -1,4 +1,4 @@
-"""Where the time of all ranks goes: a table like that of the paper, and the events that Perfetto draws."""
+"""Times of all ranks by category: a table like that of the paper (arXiv:1710.04162), and trace events for Perfetto."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from synkhronos.errors import SessionError, SynkhronosError
 
 __all__ = ["Profile", "Serial", "begin", "check_serial", "events", "finish"]
 
-#: Marks that each rank keeps for a trace, of 16 bytes each; older ones give way.
+#: Marks that each rank keeps for a trace, of 16 bytes each; the oldest are overwritten.
 _ROOM = 1_000_000
 
 _NOTHING = "nothing was measured yet"
@@ -28,22 +28,24 @@ _ITEMS = dict(
 
 
 class Profile:
-    """Where the time of each rank went; made by `profile` and `trace`. ``str()`` gives a table, times in seconds.
+    """Times of each rank by category, in seconds; made by `profile` and `trace`. ``str()`` gives a table.
 
     Attributes
     ----------
     seconds : dict
-        ``seconds[rank][category]``, for the categories ``"function"``, ``"shuffle"``, ``"straggling"``,
-        ``"collectives"``, ``"transfers"``, ``"control"`` and ``"outside"``. Empty until the block is left; then it
-        has every rank, or the master alone if the session broke in the block.
+        ``seconds[rank][category]``, with the categories ``"function"`` (compiled functions), ``"shuffle"`` (copying
+        rows that an index list picks), ``"straggling"`` (waiting for the slowest rank), ``"collectives"``,
+        ``"transfers"`` (copying inputs and results), ``"control"`` (the rest of a call) and ``"outside"`` (outside of
+        calls). Empty until the block is left. Then it has every rank, or the controller alone if the session broke in
+        the block.
     total : dict
         ``total[category]``: the sum over the ranks.
     elapsed : dict
-        ``elapsed[rank]``: how long was measured, which is the sum of the rank's categories.
+        ``elapsed[rank]``: the measured time, which is the sum of the rank's categories.
     serial : dict or None
-        What the same work took in serial, as it was given; the key ``"total"`` is that of the whole.
+        The given times of the same work in serial, by category; the key ``"total"`` holds the total time.
     sent : int
-        Bytes of inputs, and of values for shared variables, that were sent to other machines.
+        Bytes of inputs, and of values for shared variables, that were sent to other nodes.
 
     Examples
     --------
@@ -64,7 +66,7 @@ class Profile:
         self._sent_before = 0
         self._notes: dict[int, Notes] = {}
         self._devices: list[str] = []
-        self._ahead: list[list[int]] = []  # for a trace: how far ranks' clocks were ahead at its beginning, and its end
+        self._ahead: list[list[int]] = []  # for a trace: how far the ranks' clocks were ahead at its start and its end
 
     @property
     def total(self) -> dict[str, float]:
@@ -84,13 +86,13 @@ class Profile:
         return "\n".join("  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines)
 
     def _repr_html_(self) -> str:
-        """The table, as notebooks show it."""
+        """Return the table, as notebooks show it."""
         if not self.seconds:
             return f"<p>{_NOTHING}</p>"
         return html_table(self._lines())
 
     def _lines(self) -> list[list[str]]:
-        """The cells of the table, line by line."""
+        """Return the cells of the table, line by line."""
         n_ranks = len(self.seconds)
         mean = {"total": sum(self.elapsed.values()) / n_ranks}
         mean.update((name, seconds / n_ranks) for name, seconds in self.total.items())
@@ -115,12 +117,12 @@ class Profile:
             self.elapsed[rank] = (one.stop - one.start) / 1e9
 
 
-#: The times of a serial run: a profile of one, or seconds by category and ``"total"``.
+#: The times of a serial run: its profile, or seconds by category and ``"total"``.
 Serial = Union[Profile, Mapping[str, float]]
 
 
 def check_serial(serial: Any) -> dict[str, float] | None:
-    """The times of a serial run by category, from what a user gave."""
+    """Return the times of a serial run by category, in seconds; ``None`` if none are given."""
     if serial is None:
         return None
     if isinstance(serial, Profile):
@@ -139,7 +141,7 @@ def check_serial(serial: Any) -> dict[str, float] | None:
 
 
 def begin(session: Session, profile: Profile, spans: bool = False) -> None:
-    """Have every rank note its times from now on, for this profile; with ``spans`` also each change."""
+    """Have every rank measure its times from now on, for this profile; with ``spans`` also record each change."""
     with session.lock:
         if session.profile is not None:
             raise SessionError("this session is being profiled already; end that profile, or trace, first")
@@ -151,7 +153,7 @@ def begin(session: Session, profile: Profile, spans: bool = False) -> None:
 
 
 def finish(session: Session) -> None:
-    """End the profile that there is, and fill it; if the session is broken, with the master's times alone."""
+    """End and fill the current profile, if there is one; with the controller's times alone if the session is broken."""
     with session.lock:
         profile, session.profile = session.profile, None
         if profile is None:
@@ -167,7 +169,7 @@ def finish(session: Session) -> None:
 
 
 def events(profile: Profile) -> dict[str, Any]:
-    """What a profile with spans tells, in the JSON object format of Chrome's trace events."""
+    """Return the spans of a profile in the JSON object format of Chrome's trace events."""
     found: list[dict[str, Any]] = []
     ahead = list(zip(profile._ahead[0], profile._ahead[-1]))
     every = {rank: by_other_clock(notes, *ahead[rank]) for rank, notes in profile._notes.items()}

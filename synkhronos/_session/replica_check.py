@@ -1,4 +1,4 @@
-"""Whether the replicas of shared variables are equal: digests first, then the values of those that differ."""
+"""Detect replicas that differ between ranks: compare digests first, then the values where digests differ."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["Replicas", "distances"]
 
 
 class Replicas:
-    """The shared variables of a session that ought to be equal on all ranks.
+    """Registry of which shared variables should be equal on all ranks, and their comparison.
 
-    Those that differ by purpose are left out: states of random streams, and parts of data (sliceable shared variables,
-    and what was scattered).
+    Variables that differ on purpose are left out: states of random streams, and parts of data (sliceable shared
+    variables, and variables that were scattered).
 
     Parameters
     ----------
@@ -31,12 +31,12 @@ class Replicas:
         Has every rank execute a command; returns the results in rank order.
     master_rank : int
     every : int
-        Look at the variables of a function before every so many-th call of functions; 0: never.
+        Compare the variables of a function before every so many-th call of functions; 0: never.
 
     Attributes
     ----------
     n_changes : int
-        Goes up with whatever changes what `scattered` tells.
+        Incremented whenever the result of `scattered` may change.
     """
 
     def __init__(
@@ -53,16 +53,16 @@ class Replicas:
         self._warned: Any = weakref.WeakSet()
 
     def note_data(self, variables: Sequence[Any]) -> None:
-        """These variables hold data, of which each rank has another part."""
+        """Record that variables hold data, of which each rank has another part."""
         for var in variables:
             self._data.add(var.container)
 
     def is_data(self, var: Any) -> bool:
-        """Whether a variable holds data, of which each rank may have another part."""
+        """Return whether a variable holds data, of which each rank may have another part."""
         return var.container in self._data
 
     def note_parts(self, variables: Sequence[Any], are_parts: bool = True) -> None:
-        """These variables were scattered, or (if not ``are_parts``) made equal on all ranks."""
+        """Record that variables were scattered, or (if not ``are_parts``) made equal on all ranks."""
         for var in variables:
             self.n_changes += are_parts or var.container in self._parts
             (self._parts.add if are_parts else self._parts.discard)(var.container)
@@ -70,11 +70,11 @@ class Replicas:
                 self._data.discard(var.container)
 
     def scattered(self, variables: Sequence[Any]) -> list[Any]:
-        """Those of the variables that were scattered last."""
+        """Return the variables that were scattered last."""
         return [var for var in variables if var.container in self._parts]
 
     def all(self) -> list[Any]:
-        """The variables that ought to be equal."""
+        """Return the variables that should be equal."""
         return self._equal(list(self._table.items().values()))
 
     def _equal(self, variables: Sequence[Any]) -> list[Any]:
@@ -89,7 +89,7 @@ class Replicas:
         ]
 
     def compare(self, variables: Sequence[Any]) -> dict[Any, float]:
-        """The variables that differ from the master's, and by how much; see `check_replicas`."""
+        """Return the variables that differ from the controller's, and by how much; see `check_replicas`."""
         if not variables:
             return {}
         keys = self._table.keys_of(variables)
@@ -100,12 +100,12 @@ class Replicas:
             values = [result[0] for result in self._run(Get((key,)))]
             own = values[self._master_rank]
             most = max(float(distances(own, value).max(initial=0)) for value in values)
-            if most > 0:  # digests tell 0.0 from -0.0, and NaNs apart
+            if most > 0:  # digests differ for 0.0 and -0.0, and for different NaNs
                 differ[var] = most
         return differ
 
     def see_calls(self, variables: Sequence[list[Any]]) -> None:
-        """Compare the variables of functions that are about to be called, if it is time to, and warn of each once."""
+        """Compare the variables of functions before a call, if it is their turn, and warn of each variable once."""
         n_before, self._n_calls = self._n_calls, self._n_calls + len(variables)
         if n_before // self.every == self._n_calls // self.every:
             return
@@ -120,9 +120,9 @@ class Replicas:
 
 
 def distances(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Absolute differences, element by element: 0 where both are the same, NaN and infinity included.
+    """Return absolute differences, element by element: 0 where both are equal, NaN and infinity included.
 
-    They are infinite where one is NaN, or if the shapes differ.
+    They are infinite where only one is NaN, or if the shapes differ.
     """
     if one.shape != other.shape:
         return np.array(np.inf)

@@ -1,4 +1,4 @@
-"""`sequence`: calls and collectives that go to the ranks as one message, at the end of a ``with`` block."""
+"""`sequence`: send calls and collectives of a ``with`` block to the ranks in one message."""
 
 from __future__ import annotations
 
@@ -14,23 +14,28 @@ __all__ = ["sequence"]
 
 @contextlib.contextmanager
 def sequence() -> Iterator[None]:
-    """Send calls of functions and collectives as one message, at the end of a ``with`` block.
+    """Record the calls and collectives of a ``with`` block, and send them to the ranks in one message at its end.
 
-    In the block they are checked and prepared, and NumPy inputs are copied; a call returns a `Future`. At its end the
-    ranks carry out one part after the other, each when all ranks have completed the one before, and answer once.
+    In the block each part is checked and prepared, NumPy inputs are copied into shared memory, and a call returns a
+    `Future`. At the end of the block the ranks execute one part after the other, with a barrier in between, and reply
+    once.
 
-    What acts on the master at once (`Data` that is written to, a variable's own ``set_value`` and ``get_value``) comes
-    before all that the block records. What needs an answer of the ranks (reading a variable, `all_gather`, `broadcast`
-    of what the master holds) can be the first in the block, or stand outside. If the block is left by an exception,
-    nothing of it is sent. The calls of other threads are not recorded.
+    Anything that acts on the controller at once (writes to `Data`, a variable's own ``set_value`` and ``get_value``)
+    happens before all recorded parts. Anything that needs a reply of the ranks (reading a variable, `all_gather`,
+    `broadcast` of the controller's values) must be the first part of the block, or stand outside. If the block is left
+    by an exception, nothing of it is sent. Calls of other threads are not recorded.
+
+    Yields
+    ------
+    None
 
     Raises
     ------
     SessionError
         Without a session, or in another sequence.
     WorkerError
-        At the end, if a rank fails: the message tells in which part, and which are complete on all ranks. The others
-        are not made up for.
+        At the end, if a rank fails. The message names the part, and the parts that are complete on all ranks; the
+        remaining parts are not executed.
 
     Examples
     --------
@@ -57,7 +62,7 @@ def sequence() -> Iterator[None]:
             except BaseException as error:
                 recorder.drop(error)
                 raise
-            with session.lock, session.timeline.call("sequence"):  # from here on no handler of a signal can call
+            with session.lock, session.timeline.call("sequence"):  # signal handlers cannot call from here on
                 sequencer.recorder = None
                 recorder.send(session)
         finally:

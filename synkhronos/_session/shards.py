@@ -1,11 +1,10 @@
-"""The shapes of shared variables on the ranks, as far as the master knows them without asking.
+"""Shapes of shared variables on the ranks, and the origins of the rows that ranks have of scattered variables.
 
-Track where each rank's rows of scattered variables came from, to give them to a new worker or to report their loss.
-
-Only sessions with ``restart_workers`` do this. The array that was scattered is held weakly, with a digest of each
-rank's rows: they are restored if the array still exists and its rows are the same to the bit. What a rank alone had
-(rows of an array that is gone or was changed, or that an update has changed since) is lost with its worker; each use of
-the variable is then an error until the rows are set again.
+`Extents` caches shapes. `Shards` is used by sessions with ``restart_workers``: it records where each rank's rows came
+from, to give them to a new worker or to report their loss. The scattered array is held weakly, with a digest of each
+rank's rows. They are restored if the array still exists and the rows are the same to the bit. Rows that only the dead
+worker had (of an array that is gone or has changed, or changed by an update since) are lost. Each use of the variable
+is then an error until the rows are set again.
 """
 
 from __future__ import annotations
@@ -41,20 +40,20 @@ from synkhronos.errors import SessionError
 __all__ = ["Extents", "Origin", "Shards", "origin_of"]
 
 
-#: What changes no shapes; a `Call` changes those of the variables that it updates.
+#: Commands that change no shapes; a `Call` changes those of the variables that it updates.
 _KEEPING = (AllReduce, Digest, Get, Record, Reduce, Settle, Shapes)
 
 
 class Extents:
-    """Shapes are asked for once, and known until a command may have changed them, or the master's own differ.
+    """Cache of shapes, valid until a command may have changed them, or the controller's own shapes differ.
 
-    Workers that take the place of dead ones are given functions, and that is such a command.
+    Workers that replace dead ones are given functions, which is such a command.
 
     Parameters
     ----------
     sequencer : Sequencer
     replica : Replica
-        The master's.
+        The controller's.
     master_rank : int
     """
 
@@ -63,7 +62,7 @@ class Extents:
         self._known: dict[tuple[int, ...], list[list[tuple[int, ...]]]] = {}
 
     def of(self, variables: Sequence[Any]) -> list[list[tuple[int, ...]]]:
-        """For each rank, the shapes of shared variables there."""
+        """Return for each rank the shapes of shared variables there."""
         self._sequencer.check_first(Shapes.__name__)
         keys = self._replica.variables.keys_of(variables)
         known = self._known.get(keys)
@@ -72,7 +71,7 @@ class Extents:
         return known
 
     def see(self, command: Command) -> None:
-        """Forget what a command may change."""
+        """Drop the shapes that a command may change."""
         for part in command.parts if isinstance(command, InOrder) else (command,):
             if not self._known:
                 return
@@ -90,16 +89,16 @@ class Extents:
 
 
 class Origin(NamedTuple):
-    """Where one rank's rows of a variable came from.
+    """Source of one rank's rows of a variable.
 
     Parameters
     ----------
     array : callable
-        Returns the program's array, ``None`` if it is gone.
+        Returns the program's array, or ``None`` if it is gone.
     rows : Rows, array or None
-        Which rows of it; ``None``: the full array.
+        The rows of it; ``None``: the full array.
     digest : bytes
-        Of the rows as the rank got them.
+        Digest of the rows as the rank got them.
     """
 
     array: Callable[[], Any]
@@ -107,7 +106,7 @@ class Origin(NamedTuple):
     digest: bytes
 
     def read(self, dtype: Any) -> np.ndarray | None:
-        """The rows; ``None`` if the array is gone or they are not the same any more."""
+        """Return the rows; ``None`` if the array is gone or they have changed."""
         array = self.array()
         if array is None:
             return None
@@ -122,21 +121,21 @@ class Origin(NamedTuple):
 
 
 def origin_of(given: Any, value: Any) -> Callable[[], Any]:
-    """Return what gives an array of the program again, without keeping it alive.
+    """Return a callable that returns an array of the program, without keeping the array alive.
 
     Parameters
     ----------
     given : object
-        What the program passed.
+        The value that the program passed.
     value : numpy.ndarray or Data
-        What became of it; the same object unless it was converted.
+        The converted value; the same object unless it was converted.
     """
     if not isinstance(value, np.ndarray) and given is value:  # Data
         data: Callable[[], Any] = weakref.ref(value)
         return lambda: getattr(data(), "data", None)
     array = given if isinstance(given, np.ndarray) else value
     owner = array
-    while isinstance(owner.base, np.ndarray):  # a view, X[:100], may be gone while the array exists
+    while isinstance(owner.base, np.ndarray):  # a view such as X[:100] may end before the array X
         owner = owner.base
     found, n_bytes = weakref.ref(owner), owner.nbytes
     offset = _address(array) - _address(owner)
@@ -156,7 +155,7 @@ def _address(array: np.ndarray) -> int:
 
 
 class _View:
-    """A view of an array's memory, as NumPy takes it."""
+    """A view of an array's memory, by NumPy's array interface."""
 
     def __init__(self, owner: Any, data: tuple[int, bool], shape: Any, strides: Any, dtype: str) -> None:
         self._owner = owner
@@ -186,18 +185,18 @@ class Shards:
     ) -> None:
         self._replica, self._n_ranks, self._issue, self._stage = replica, n_ranks, issue, stage
         self._all = frozenset(range(n_ranks))
-        # by container: for each rank where its rows came from (None: only the rank has them); the ranks whose are lost
+        # by container: the origin of each rank's rows (None: only the rank has them), and the ranks whose rows are lost
         self._origins: Any = weakref.WeakKeyDictionary()
         self._lost: Any = weakref.WeakKeyDictionary()
         self._harmless: set[int] = set()  # functions that update no variable with an origin
         self._waiting: set[int] = set()  # ranks whose new workers still wait for their rows
 
     def tracks(self, var: Any) -> bool:
-        """Whether ranks have rows of their own of a variable."""
+        """Return whether ranks have rows of their own of a variable."""
         return var.container in self._origins
 
     def note(self, var: Any, rank: int, origin: Origin) -> None:
-        """Record where the rows came from that a rank now has."""
+        """Record the origin of the rows that a rank now has."""
         self._origins[var.container][rank] = origin
         self._harmless.clear()
 
@@ -212,7 +211,7 @@ class Shards:
         Raises
         ------
         SessionError
-            If it uses rows that are lost; nothing is sent then.
+            If the command uses lost rows; nothing is sent then.
         """
         if not self._origins and not isinstance(command, (Put, InOrder)):
             return self._issue(command)
@@ -226,7 +225,7 @@ class Shards:
         return results
 
     def _follow(self, command: Command, lost: dict[Any, set[int]], equal: list[Any]) -> None:
-        """Check what a command uses, and forget the origins of what it changes; it may fail, so for all ranks."""
+        """Check the variables that a command uses, and drop the origins of those that it may change."""
         if isinstance(command, Call):
             if lost:
                 self._check(self._used(command, _graph.shared_variables_of), self._all, lost)
@@ -254,7 +253,7 @@ class Shards:
         return [self._replica.variables[key] for key in keys]
 
     def _used(self, call: Call, variables_of: Callable[[Any], list[Any]]) -> list[Any]:
-        """Some variables of the functions of a call, and all those that it updates."""
+        """Return some variables of the functions of a call, and all those that it updates."""
         keys = (call.function, *(() if call.follow is None else (call.follow.function,)))
         variables = [var for key in keys for var in variables_of(self._replica.functions[key])]
         return [*variables, *self._variables(call.updated)]
@@ -278,7 +277,7 @@ class Shards:
     def restore(self, ranks: Sequence[int]) -> None:
         """Give new workers their rows again; record as lost what cannot be restored."""
         self._waiting.update(ranks)
-        while self._waiting:  # if a worker dies meanwhile, all that wait are served before the error arrives here
+        while self._waiting:  # if another worker dies, a nested call serves all that wait before its error arrives here
             rank = min(self._waiting)
             for key, var in self._replica.variables.items().items():
                 if self.tracks(var):
@@ -292,5 +291,5 @@ class Shards:
             self._waiting.discard(rank)
 
     def lost(self) -> list[Any]:
-        """The variables of which rows are lost."""
+        """Return the variables of which rows are lost."""
         return [var for var in self._replica.variables.items().values() if var.container in self._lost]

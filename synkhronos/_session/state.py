@@ -1,8 +1,8 @@
-"""The session: the single owner of mutable state between `fork` and `close`; public functions delegate to it.
+"""`Session`: owner of all mutable state between `fork` and `close`; public functions delegate to it.
 
-`Session.run` is the one way in which anything happens on the ranks: the workers are told, the master does the same on
-its own replica, and the results of all ranks come back in rank order. Results of other ranks are views of shared
-memory, good until the next command, so callers combine them while they hold `Session.lock`.
+`Session.run` is the only way to execute something on the ranks: the workers get the command, the controller executes it
+on its own replica, and the results of all ranks are returned in rank order. Results of other ranks are views of shared
+memory and valid until the next command, so callers combine them while they hold `Session.lock`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from synkhronos._utils.interrupts import collect_garbage, deferred_interrupts
 
 __all__ = ["Session", "segments"]
 
-#: Segments of this process; they outlive a session, so that `Data` made in one can be used in the next.
+#: Segments of this process; they outlive a session, so that `Data` of one session can be used in the next.
 segments = SegmentTable()
 
 
 class Session:
-    """Ranks, what they hold, and the commands that go to them.
+    """The ranks, the state that they hold, and the commands that they execute.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class Session:
     master_rank : int
     options : Options
     machines : Machines, optional
-        Where the other machines are; ``devices`` are those of this one.
+        The other nodes, if there are any; ``devices`` are those of this node.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Session:
         self.pid = os.getpid()
         self.on_gpu = kind_of(devices[0]) != "cpu"
         self.nccl = False  # whether NCCL connects the ranks
-        self.profile: Any = None  # the one that is being filled
+        self.profile: Any = None  # the profile that is being recorded
         self.sequencer = Sequencer(self)
         self.run, self.submit = self.sequencer.run, self.sequencer.submit
         self.shards: Shards | None = None
@@ -71,7 +71,7 @@ class Session:
         self.timeline = team.timeline
 
         def begin() -> None:
-            if hasattr(self, "_dispatcher"):  # in a worker in the place of one that died
+            if hasattr(self, "_dispatcher"):  # in a worker that replaces a dead one
                 self._ledger.abandon()
 
         definitions = _graph.Definitions() if machines is None else machines.definitions
@@ -114,14 +114,14 @@ class Session:
     # -- commands
 
     def issue(self, command: Command) -> list[Any]:
-        """Have every rank execute a command; returns their results in rank order, arrays as arrays.
+        """Have every rank execute a command; returns their results in rank order, with arrays as NumPy views.
 
         Raises
         ------
         WorkerError
-            If a rank raised; the session stays usable.
+            If a rank raised an exception; the session stays usable.
         WorkerDied
-            If a worker is dead; the session is broken from then on. With ``restart_workers``, `WorkerRestarted`.
+            If a worker died; the session is broken from then on. With ``restart_workers``: `WorkerRestarted`.
         WorkerTimeout
             If a rank is silent for longer than the timeout; the session is broken from then on.
         """
@@ -133,13 +133,13 @@ class Session:
     # -- shared variables
 
     def keys(self, variables: Sequence[Any]) -> tuple[int, ...]:
-        """The keys of shared variables, which must be replicated."""
+        """Return the keys of shared variables, which must be replicated."""
         return self.replica.variables.keys_of(variables)
 
     # -- memory
 
     def private(self, value: Any) -> Any:
-        """A result of the master as the program gets it: never in a region, which is for the ranks."""
+        """Return a result of the controller for the program, copied if it lies in a shared heap."""
         is_in_region = isinstance(value, np.ndarray) and self.replica.regions.offset(value) is not None
         return value.copy() if is_in_region else value
 
@@ -161,25 +161,25 @@ class Session:
             raise
 
     def allocate(self, n_bytes: int) -> Segment:
-        """New memory, still to be shared.
+        """Allocate memory that is not shared with the workers yet.
 
         Raises
         ------
         MemoryError
-            If there is no room, even after all ranks have forgotten what was dropped.
+            If there is too little memory, even after all ranks have freed what was dropped.
         """
         with self.lock:
             return self._ledger.allocate(n_bytes)
 
     def share(self, segment: Segment, content: np.ndarray) -> None:
-        """Make memory known here at once, and to every worker before its next command; until ``content`` ends."""
+        """Register memory here now, and with every worker before its next command, until ``content`` ends."""
         with self.lock:
             self._ledger.share(segment, content)
             if self._ledger.is_full:
                 self.settle()
 
     def tell(self) -> tuple[list[int], list[tuple[int, int, int]]]:
-        """How far each rank's clock is ahead of the master's, in nanoseconds, and what its region holds."""
+        """Return each rank's clock offset from the controller, in nanoseconds, and the contents of its shared heap."""
         with self.lock:
             self.check_usable()
             own, ahead, counts = self.replica.regions.counts(), [0] * self.n_ranks, [(0, 0, 0)] * self.n_ranks
@@ -189,15 +189,15 @@ class Session:
 
     @property
     def n_shipped(self) -> int:
-        """Bytes of this memory that have been sent to other machines."""
+        """Bytes of this memory that have been sent to other nodes."""
         return self._team.n_shipped if isinstance(self._team, Fleet) else 0
 
     def settle(self) -> None:
-        """Bring the workers up to date about memory, now."""
+        """Update the workers' memory mappings now."""
         self.issue(Settle())
 
     def _make_room(self, collect: bool) -> None:
-        """Have every rank give back memory, because it is short."""
+        """Have every rank free memory, because it is short."""
         if collect:
             collect_garbage()
         self.issue(Settle(trim=True))
@@ -205,7 +205,7 @@ class Session:
     # -- functions
 
     def add_function(self, function: Any, owner: Any) -> int:
-        """Take in a compiled function, to be distributed, and forgotten when its owner ends; returns its key."""
+        """Register a compiled function, to be distributed, and dropped when its owner ends; returns its key."""
         return self._library.add(function, owner)
 
     def distribute(self, keys: Sequence[int] | None = None, variable: Any = None) -> None:
@@ -221,7 +221,7 @@ class Session:
             self._library.distribute(keys, variable)
 
     def distribute_variables(self, variables: Sequence[Any]) -> None:
-        """Give the ranks shared variables that no function of theirs uses yet."""
+        """Give the ranks shared variables that no distributed function uses yet."""
         with self.lock:
             self._library.distribute_variables(variables)
 
@@ -248,7 +248,7 @@ class Session:
         """Stop and join the workers, and free the memory that only the session needed."""
         if os.getpid() != self.pid:
             return
-        within = self.in_a_call()  # by a signal's handler
+        within = self.in_a_call()  # called by a signal handler
         with self.lock, deferred_interrupts():
             if within and not self.broken:
                 self._dispatcher.broken = CLOSED
@@ -258,15 +258,15 @@ class Session:
                     self._team.send(Encoder().dumps(Envelope((), Release(), None)))
                     self._dispatcher.broken = CLOSED
                     self._team.stop()
-            finally:  # a node may be lost
+            finally:  # also if a node is lost
                 self._release(within)
 
     def _release(self, within: bool) -> None:
-        """Free what only the session needed; ``within`` one of its calls, by a signal's handler."""
+        """Free what only the session needed; ``within``: a signal handler closes the session during a call."""
         self.replica.thread_limits.restore()
         if self._line is not None and self._line.is_lost:
-            pass  # MPI may still write to what lies in the regions
-        elif within:  # that call goes on to read what the ranks have computed
+            pass  # MPI may still write to the shared heaps
+        elif within:  # the interrupted call still reads the ranks' results
             weakref.finalize(self, self.replica.regions.close).atexit = False
         else:
             self.replica.regions.close()

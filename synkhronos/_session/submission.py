@@ -1,7 +1,7 @@
-"""What goes to the ranks as one message: a call or a collective, or what a `sequence` has recorded of them.
+"""Execution of parts on the ranks, either one at once or all those recorded by a `sequence` in one message.
 
-Each part is prepared when it is given: its command is made, and its NumPy inputs are copied, each part's to an arena of
-its own. What becomes of the results is done when the answers of all ranks are there.
+A part is a call or a collective. It is prepared when it is submitted: its command is made, and its NumPy inputs are
+copied, each part's to a staging arena of its own. The controller processes the results when all ranks have replied.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ __all__ = ["Future", "Part", "Recorder", "Sequencer"]
 
 
 class Part(NamedTuple):
-    """A command, and what the master makes of the results.
+    """A command, and how the controller processes its results.
 
     Parameters
     ----------
     command : Command
     finish : callable
-        ``finish(results)`` gives what the program gets, of the results in rank order.
+        ``finish(results)`` returns the program's value, from the results in rank order.
     explain : callable, optional
-        Raises what says more than the `WorkerError` of this part, if there is more to say.
+        Raises an error that says more than the `WorkerError` of this part, if there is one.
     shared : callable, optional
-        Of a function: gives its shared variables.
+        For a call: returns the function's shared variables.
     check : callable, optional
-        ``check(session)`` raises what speaks against it when the sequence with it ends; then nothing of that is sent.
+        ``check(session)`` raises an error if the part cannot be executed when the sequence ends; then nothing is sent.
     """
 
     command: Command
@@ -43,7 +43,7 @@ class Part(NamedTuple):
 
 
 class Future:
-    """What a call in a `sequence` will return.
+    """The result of a call in a `sequence`, available after the block.
 
     Examples
     --------
@@ -65,19 +65,34 @@ class Future:
         return "<synkhronos.Future, not known>" if self._unknown else f"<synkhronos.Future: {self._value!r}>"
 
     def result(self) -> Any:
-        """What the call returns, once the sequence is carried out.
+        """Return the result of the call; it does not wait, since the end of the block does.
+
+        Returns
+        -------
+        array, list of array, or dict
+            As the call outside of a sequence.
 
         Raises
         ------
         SessionError
             In the block, and if the sequence failed.
+
+        Examples
+        --------
+        >>> x = T.dvector("x")
+        >>> with synk.session(2):
+        ...     f = synk.function([x], x.sum(), exact=True)
+        ...     with synk.sequence():
+        ...         futures = [f([1, 2, 6]), f([3, 4])]
+        ...     print(*[future.result() for future in futures])
+        9.0 7.0
         """
         if self._unknown is not None:
             raise SessionError(f"the result of this part of a sequence is not known: {self._unknown}")
         return self._value
 
     def through(self, make: Callable[[Any], Any]) -> Future:
-        """Have what ``make`` makes of the value; returns the same `Future`."""
+        """Have the result passed through ``make``; returns the same `Future`."""
         self._make = make
         return self
 
@@ -95,7 +110,7 @@ class Recorder:
     ----------
     parts : list of Part
     thread : int
-        Whose calls are recorded.
+        The thread whose calls are recorded.
     """
 
     def __init__(self) -> None:
@@ -105,18 +120,18 @@ class Recorder:
         self._kept: list[Any] = []
 
     def record(self, part: Part) -> Future:
-        """Take in a part."""
+        """Add a part, and return the `Future` of its result."""
         future = Future()
         self.parts.append(part)
         self._futures.append(future)
         return future
 
     def keep(self, things: Sequence[Any]) -> None:
-        """Keep what the parts need, and the program may drop meanwhile."""
+        """Keep objects alive that the parts need and the program may drop."""
         self._kept += things
 
     def send(self, session: Session) -> None:
-        """Carry out all parts; raises the first error that there is, when every other part has its result."""
+        """Execute all parts; raises the first error after all other parts have their results."""
         first: BaseException | None = None
         try:
             for part in self.parts:
@@ -136,16 +151,16 @@ class Recorder:
             try:
                 raise first
             finally:
-                del first  # else it and this frame keep each other alive
+                del first  # otherwise it and this frame keep each other alive
 
     def drop(self, error: BaseException) -> None:
-        """There will be no results, because of an error."""
+        """Mark all results as failed, because of an error."""
         for future in self._futures:
             future._fail(error)
 
 
 class Sequencer:
-    """Commands of a session on their way to the ranks: at once, or recorded.
+    """Submit commands of a session: execute them at once, or record them in a sequence.
 
     Parameters
     ----------
@@ -154,9 +169,9 @@ class Sequencer:
     Attributes
     ----------
     recorder : Recorder or None
-        Of the sequence in whose block a thread is.
+        That of the sequence in whose block a thread is.
     one_at_a_time : threading.RLock
-        Which that thread holds; a handler of a signal that comes in between may take it again.
+        Held by that thread; reentrant, since a signal handler may interrupt it and take it again.
     """
 
     def __init__(self, session: Session) -> None:
@@ -166,24 +181,24 @@ class Sequencer:
 
     @property
     def recording(self) -> Recorder | None:
-        """The recorder, if this thread is in the block."""
+        """The recorder, if this thread is in the block of the sequence; otherwise ``None``."""
         recorder = self.recorder
         return recorder if recorder is not None and recorder.thread == threading.get_ident() else None
 
     @property
     def place(self) -> int:
-        """Which part of a sequence is given now, from 1 on; 0: none, so that it goes to the ranks at once."""
+        """The number of the part that is submitted now, from 1; 0 outside of a sequence."""
         recorder = self.recorder and self.recording
         return 0 if recorder is None else 1 + len(recorder.parts)
 
     def keep(self, things: Sequence[Any]) -> None:
-        """Keep what a part of the sequence needs, if there is one, until it is sent."""
+        """Keep objects alive until the recorded sequence, if there is one, is sent."""
         recorder = self.recording
         if recorder is not None:
             recorder.keep(things)
 
     def check_first(self, what: str) -> None:
-        """Raise `SessionError` if parts of a sequence come first, and are not sent yet."""
+        """Raise `SessionError` if the recorded sequence has parts already, which are not sent yet."""
         if self.place > 1:
             raise SessionError(
                 f"{what} needs what the ranks hold now, and the parts of the sequence that come before it are not sent "
@@ -191,7 +206,7 @@ class Sequencer:
             )
 
     def run(self, command: Command) -> list[Any]:
-        """As `Session.issue`; but it cannot come after parts of a sequence."""
+        """Execute a command as `Session.issue` does; refused after the first part of a sequence."""
         self.check_first(type(command).__name__)
         return self._session.issue(command)
 
@@ -203,9 +218,9 @@ class Sequencer:
         shared: Callable[[], list[Any]] | None = None,
         check: Callable[[Session], None] | None = None,
     ) -> Any:
-        """Have every rank execute a command, at once or in the sequence that is recorded; see `Part`.
+        """Have every rank execute a command, at once or in the recorded sequence; parameters as of `Part`.
 
-        Returns what ``finish`` makes of the results, or a `Future` of that.
+        Returns the value of ``finish(results)``, or a `Future` of it.
         """
         part = Part(command, finish, explain, shared, check)
         recorder = self.recorder and self.recording
@@ -213,7 +228,7 @@ class Sequencer:
 
 
 def _execute(session: Session, parts: Sequence[Part]) -> list[Sequence[Any]]:
-    """Have every rank carry out the parts, in one message; returns the results of each, in rank order."""
+    """Have every rank execute the parts, sent as one message; returns the results of each part, in rank order."""
     if session.replicas.every:
         session.replicas.see_calls([part.shared() for part in parts if part.shared is not None])
     if len(parts) == 1:

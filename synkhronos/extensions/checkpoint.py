@@ -1,8 +1,8 @@
-"""Saving every rank's values of shared variables to a file, and loading them back.
+"""Checkpoints: save every rank's values of shared variables to a file, and load them.
 
-The file is a NumPy ``.npz`` archive with one array for each variable and rank, named ``<position>/<rank>``; nothing
-in it is pickled. It is written under another name, flushed to the disk, and then renamed, so that whatever ends the
-process, the path holds either the whole old checkpoint or the whole new one.
+The file is a NumPy ``.npz`` archive with one array for each variable and rank, named ``<position>/<rank>``; nothing in
+it is pickled. It is written under another name, flushed to the disk, and then renamed. So whatever ends the process,
+the path holds either the complete old checkpoint or the complete new one.
 """
 
 from __future__ import annotations
@@ -29,21 +29,23 @@ Path = Union[str, "os.PathLike[str]"]
 
 
 def save(path: Path, shared_vars: Any) -> None:
-    """Write the values that shared variables have on every rank.
+    """Save the values of shared variables on every rank to a file.
+
+    The controller copies the values of all ranks and writes the file.
 
     Parameters
     ----------
     path : str or path
-        An existing file is replaced, atomically. While saving, there is also ``<path>.partial`` beside it; what lies
-        there before is removed, and no symbolic link is followed.
+        An existing file is replaced, atomically. While saving, there is also ``<path>.partial`` next to it. An older
+        file of that name is removed, and no symbolic link is followed.
     shared_vars : shared variable or list
-        Used by functions of the session; of any dtype and shape, which may differ between ranks.
+        Used by functions of the session; of any dtype and shape. Shapes may differ between ranks.
 
     Raises
     ------
     OSError
-        If the file cannot be written, because the disk is full, for example; an older one stands, and nothing is left
-        beside it. The message names file and reason.
+        If the file cannot be written, for example because the disk is full. An older checkpoint stays, and no partial
+        file is left. The message names the file and the reason.
     TypeError, ValueError, SessionError
         As `synkhronos.get_value`.
 
@@ -62,7 +64,7 @@ def save(path: Path, shared_vars: Any) -> None:
     target = os.fsdecode(path)
     partial = f"{target}.partial"
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(partial)  # what a kill has left, or a link, which would be written through
+        os.unlink(partial)  # a file that a killed process left, or a link, which would be followed
     made: list[Any] = []
     try:
         with deferred_interrupts():
@@ -88,7 +90,7 @@ def save(path: Path, shared_vars: Any) -> None:
     with (
         deferred_interrupts(),
         contextlib.suppress(OSError),
-    ):  # the file is there, whether its folder can be read or not
+    ):  # the file is complete, even if its folder cannot be flushed
         folder = os.open(os.path.dirname(os.path.abspath(target)), os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -97,21 +99,26 @@ def save(path: Path, shared_vars: Any) -> None:
 
 
 def load(path: Path, shared_vars: Any) -> None:
-    """Give every rank the values that `save` wrote.
+    """Set shared variables on every rank to the values in a file that `save` wrote.
+
+    A session may have another number of ranks than the saved one if the values were equal on all ranks.
 
     Parameters
     ----------
     path : str or path
+        The file, which the controller reads.
     shared_vars : shared variable or list
-        As many as were saved, in the same order.
+        As many as were saved, in the same order, with the same dtypes and numbers of dimensions.
 
     Raises
     ------
+    SessionError
+        Without a session.
     OSError
-        If there is no such file.
+        If the file does not exist or cannot be read.
     ValueError
-        If the file is damaged or no checkpoint, or holds other variables, or values that differ between ranks, of
-        another number of ranks. Nothing is changed. The message names file and reason.
+        If the file is damaged or no checkpoint, or holds other variables, or the number of ranks differs and the values
+        differ between ranks. Nothing is changed. The message names the file and the reason.
 
     Examples
     --------
@@ -150,11 +157,11 @@ def load(path: Path, shared_vars: Any) -> None:
 
 
 def _read(path: Path) -> tuple[dict[tuple[int, int], np.ndarray], int]:
-    """Every array of a checkpoint, by position and rank, and the number of ranks."""
+    """Return every array of a checkpoint, by position and rank, and the number of ranks."""
     path = os.fsdecode(path)
-    with deferred_interrupts():  # one that comes when the opener returns would lose the descriptor
+    with deferred_interrupts():  # an interrupt when the opener returns would leak the descriptor
         opened = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
-    with opened as file:  # which may be a pipe
+    with opened as file:  # it may be a pipe
         try:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise ValueError("it is not a regular file")
@@ -168,7 +175,7 @@ def _read(path: Path) -> tuple[dict[tuple[int, int], np.ndarray], int]:
                 raise ValueError(f"it holds {n_entries} arrays of {n_variables} variables, other than were saved")
         except MemoryError:
             raise
-        except Exception as error:  # zipfile, zlib and NumPy have a dozen classes for what may be wrong with bytes
+        except Exception as error:  # zipfile, zlib and NumPy raise a dozen classes for damaged files
             let_interrupts_pass(error)
             if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
                 raise
@@ -178,12 +185,12 @@ def _read(path: Path) -> tuple[dict[tuple[int, int], np.ndarray], int]:
 
 
 def _comment(n_variables: int, n_arrays: int) -> bytes:
-    """What the archive says of itself: zipfile does not miss entries that a damaged directory leaves out."""
+    """Return the archive's comment, with the number of entries: zipfile does not notice entries that are missing."""
     return f"synkhronos: {n_variables} variables, {n_arrays} arrays".encode()
 
 
 def _place(name: str) -> tuple[int, int]:
-    """The position and the rank of an array, by its name."""
+    """Return the position and the rank of an array, by its name."""
     position, _, rank = name[: -len(".npy")].partition("/")
     if not (position.isdecimal() and rank.isdecimal() and name == f"{int(position)}/{int(rank)}.npy"):
         raise ValueError(f"it holds {name!r}")
@@ -191,7 +198,7 @@ def _place(name: str) -> tuple[int, int]:
 
 
 def _array(contents: bytes) -> np.ndarray:
-    """A view of the array in a ``.npy`` file, whose bytes zipfile has checked."""
+    """Return a view of the array in a ``.npy`` file, whose bytes zipfile has checked."""
     file = io.BytesIO(contents)
     if npy.read_magic(file) != (1, 0):
         raise ValueError("it holds an array of another format than NumPy writes for numbers")

@@ -1,7 +1,8 @@
-"""Learning rates that change, as shared scalars: linear scaling and warm-up, for minibatches that grow with the ranks.
+"""Learning rate schedules as shared scalars: linear scaling and warm-up, for minibatches that grow with the ranks.
 
-P. Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour", arXiv:1706.02677 (2017): with k times the
-rows in a minibatch, k times the learning rate; in the first steps it rises to that from what it was.
+With k times the rows in a minibatch, the learning rate is multiplied by k; in the first steps it rises to that value
+from the original one (P. Goyal et al. (2017), Accurate, large minibatch SGD: training ImageNet in 1 hour,
+arXiv:1706.02677).
 """
 
 from typing import Any, Callable
@@ -17,10 +18,26 @@ __all__ = ["Schedule", "linear_scaling", "warm_up"]
 def linear_scaling(rate: float, factor: float) -> float:
     """Scale a learning rate for a minibatch that is ``factor`` times as large: ``rate * factor``.
 
+    Parameters
+    ----------
+    rate : float
+        The learning rate of the original minibatch.
+    factor : float
+        The new number of rows divided by the original one.
+
+    Returns
+    -------
+    float
+        The learning rate of the larger minibatch.
+
     Raises
     ------
     ValueError
         If the rate or the factor is not a positive number.
+
+    References
+    ----------
+    P. Goyal et al. (2017), Accurate, large minibatch SGD: training ImageNet in 1 hour, arXiv:1706.02677, section 2.1.
 
     Examples
     --------
@@ -39,21 +56,26 @@ def warm_up(rate: float, factor: float, n_steps: int) -> Callable[[int], float]:
     Parameters
     ----------
     rate : float
-        Of the first step: the learning rate of the minibatch before it grew.
+        The learning rate of the first step, which is that of the original minibatch.
     factor : float
-        By how much the minibatch has grown: the number of ranks, where each has as many rows as the serial program.
+        The new number of rows divided by the original one: the number of ranks, if each has as many rows as the serial
+        program.
     n_steps : int
-        In how many steps. Goyal et al. take those of five epochs.
+        The number of steps of the rise. Goyal et al. use those of five epochs.
 
     Returns
     -------
     callable
-        Gives the rate of each step, of which the first is 0: ``rate * (1 + (factor - 1) * min(1, step / n_steps))``.
+        ``f(step)`` returns the rate of a step, counted from 0: ``rate * (1 + (factor - 1) * min(1, step / n_steps))``.
 
     Raises
     ------
     ValueError
-        If the rate or the factor is not a positive number, or there are no steps.
+        If the rate or the factor is not a positive number, or ``n_steps`` is not a positive int.
+
+    References
+    ----------
+    P. Goyal et al. (2017), Accurate, large minibatch SGD: training ImageNet in 1 hour, arXiv:1706.02677, section 2.2.
 
     Examples
     --------
@@ -73,16 +95,16 @@ class Schedule:
     Parameters
     ----------
     rate : callable
-        ``rate(step)`` is the learning rate of each step, such as `warm_up` makes.
+        ``rate(step)`` is the learning rate of a step, as `warm_up` returns it.
     step : int
-        The first one: more than 0 where a training goes on.
+        The first step: more than 0 if a training is continued.
     dtype : str
         That of the parameters.
 
     Attributes
     ----------
-    variable : shared variable
-        A scalar: the learning rate, for an update rule.
+    variable : shared variable, shape ``()``
+        The learning rate, for an update rule.
     step : int
         The number of the next training step.
 
@@ -108,12 +130,22 @@ class Schedule:
         return f"<synkhronos Schedule: {self._rate(self.step):g} in step {self.step}>"
 
     def advance(self) -> None:
-        """Go to the next step, and give every rank its learning rate, if that is another.
+        """Go to the next step, and set the learning rate on every rank if it changes.
 
         Raises
         ------
         SessionError
-            Without a session; then the step is as it was.
+            Without a session, if the learning rate changes; then the step does not change.
+        WorkerError
+            If a rank fails.
+
+        Examples
+        --------
+        >>> with synk.session(2):
+        ...     rate = schedules.Schedule(schedules.warm_up(0.125, factor=2, n_steps=1))
+        ...     rate.advance()
+        ...     print(synk.get_value(1, rate.variable))
+        0.25
         """
         before, after = self._rate(self.step), self._rate(self.step + 1)
         if after != before:

@@ -1,4 +1,4 @@
-"""Training steps, and what all of them take: inputs, singly or in lists, and hyperparameters by name."""
+"""Training steps as callables, and helpers for their inputs: single arrays or lists, and hyperparameters by name."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ __all__ = ["ExactTrainFunction", "TrainFunction", "check_names", "flatten", "fre
 
 
 def free(expressions: Any, inputs: Sequence[Any], givens: Any) -> list[Any]:
-    """List the symbolic variables in expressions that have no value yet, each with a name of its own."""
+    """Return the symbolic variables in expressions that have no value yet, each with a unique name."""
     replaced = dict(givens or ())
     found = [var for var in leaves_of([*expressions, *replaced.values()], list(replaced)) if var.owner is None]
     known = {*inputs, *replaced}
@@ -38,17 +38,17 @@ def check_names(given: dict[str, Any], names: Any) -> None:
 
 
 def listed(one_or_more: Any) -> list[Any]:
-    """List one or more variables."""
+    """Return one or more variables as a list."""
     return list(one_or_more) if isinstance(one_or_more, (list, tuple)) else [one_or_more]
 
 
 def rows(batch: Any) -> Any:
-    """Give the index that picks a batch: an int counts rows, everything else indexes already."""
+    """Return the index of a batch: an int counts rows, everything else is an index already."""
     return slice(batch) if isinstance(batch, Integral) else batch
 
 
 def flatten(pair: Any, structure: Any) -> list[Any]:
-    """List the inputs in `pair`; where `structure` has a list, `pair` must have one as long."""
+    """Return the inputs in `pair` as a list; where `structure` has a list, `pair` must have one of that length."""
     inputs: list[Any] = []
     for item, pattern, name in zip(pair, structure, ("x_data", "y_data")):
         if not isinstance(pattern, (list, tuple)):
@@ -61,12 +61,12 @@ def flatten(pair: Any, structure: Any) -> list[Any]:
 
 
 class ExactTrainFunction:
-    """One step of training as one exact function on all ranks; made by `make_train_function`.
+    """A training step on all ranks as one exact function; made by `make_train_function`.
 
     Attributes
     ----------
     function : Function
-        Computes the loss and changes the parameters. Its inputs are symbolic hyperparameters, too.
+        Computes the loss and changes the parameters. Symbolic hyperparameters are inputs of it, too.
 
     Examples
     --------
@@ -93,7 +93,44 @@ class ExactTrainFunction:
         return f"<synkhronos ExactTrainFunction: {self.function!r}>"
 
     def __call__(self, x_data: Any, y_data: Any, batch: Any = None, num_slices: int = 1, **hyperparameters: Any) -> Any:
-        """Make one training step; as of a `TrainFunction`."""
+        """Make one training step.
+
+        Parameters
+        ----------
+        x_data, y_data : Data or array_like, of shape ``(n, ...)``
+            Scattered over the ranks along axis 0. Lists where the variables were lists.
+        batch : int, slice, or list / 1-d array of integers or booleans, optional
+            The rows of the minibatch: the first ones, a range, or an index list. Default: all.
+        num_slices : int
+            The number of slices in which each rank computes its shard, to save memory.
+        **hyperparameters
+            The values of the other symbolic variables in the loss or in the rule, by name.
+
+        Returns
+        -------
+        numpy.ndarray, shape ``()``
+            The loss of the minibatch before the step.
+
+        Raises
+        ------
+        SessionError
+            Without a session.
+        TypeError
+            If a hyperparameter is missing, or there is none of that name.
+        ValueError
+            If there are no data points; the parameters are not changed.
+        WorkerError
+            If a rank fails.
+
+        Examples
+        --------
+        >>> w, x, t = theano.shared(np.zeros(2), "w"), T.dmatrix("x"), T.dvector("t")
+        >>> with synk.session(2):
+        ...     loss = T.sqr(x.dot(w) - t).mean()
+        ...     step = train.make_train_function(loss, [w], x, t, "sgd", T.dscalar("rate"), exact=True)
+        ...     print(float(step(np.eye(2), [1, 1], rate=0.5)), w.get_value())
+        1.0 [0.5 0.5]
+        """
         inputs = flatten((x_data, y_data), self._structure)
         check_names(hyperparameters, self._names)
         loss = self.function(*inputs, batch=batch, num_slices=num_slices, **hyperparameters)
@@ -103,17 +140,16 @@ class ExactTrainFunction:
 
 
 class TrainFunction:
-    """One step of synchronous gradient descent on all ranks; made by `make_train_function`.
+    """A step of synchronous gradient descent on all ranks; made by `make_train_function`.
 
     Attributes
     ----------
     gradient : Function
-        Computes the loss, and each rank's gradients into `grad_shared`.
+        Computes the loss, and writes each rank's gradients to `grad_shared`.
     update : Function
-        Changes the parameters on every rank. Its inputs are symbolic hyperparameters, if there are
-        any; it has no outputs.
+        Changes the parameters on every rank. Symbolic hyperparameters are inputs of it; it has no outputs.
     grad_shared : shared variable, or list of them
-        After a call: the gradient of the whole minibatch, on every rank.
+        After a call: the gradient of the full minibatch, on every rank.
 
     Examples
     --------
@@ -153,15 +189,15 @@ class TrainFunction:
 
         Parameters
         ----------
-        x_data, y_data : Data, or what `numpy.asarray` takes, of shape ``(n, ...)``
+        x_data, y_data : Data or array_like, of shape ``(n, ...)``
             Scattered over the ranks along axis 0. Lists where the variables were lists.
-        batch : int, slice or 1-d integer array, optional
-            Which rows make the minibatch: the first ones, a range, or an index list.
+        batch : int, slice, or list / 1-d array of integers or booleans, optional
+            The rows of the minibatch: the first ones, a range, or an index list. Default: all.
         num_slices : int
-            In how many pieces each rank computes its share, to save memory.
+            The number of slices in which each rank computes its shard, to save memory.
         **hyperparameters
-            The values of the other symbolic variables in the loss or in the rule, by name: of a
-            learning rate ``T.scalar("rate")``, say.
+            The values of the other symbolic variables in the loss or in the rule, by name, such as that of a learning
+            rate ``T.scalar("rate")``.
 
         Returns
         -------
@@ -170,11 +206,24 @@ class TrainFunction:
 
         Raises
         ------
+        SessionError
+            Without a session.
         TypeError
-            If a hyperparameter is missing, or is not one.
+            If a hyperparameter is missing, or there is none of that name.
         ValueError
-            If there are no data points, or the weights are not finite, negative, or all 0; the parameters are left as
-            they are.
+            If there are no data points, or the weights are not finite, negative, or all 0; the parameters are not
+            changed.
+        WorkerError
+            If a rank fails.
+
+        Examples
+        --------
+        >>> w, x, t = theano.shared(np.zeros(2), "w"), T.dmatrix("x"), T.dvector("t")
+        >>> with synk.session(2):
+        ...     loss = T.sqr(x.dot(w) - t).mean()
+        ...     step = train.make_train_function(loss, [w], x, t, "sgd", T.dscalar("rate"))
+        ...     print(float(step(np.eye(2), [1, 1], rate=0.5)), w.get_value())
+        1.0 [0.5 0.5]
         """
         inputs = flatten((x_data, y_data), self._structure)
         check_names(hyperparameters, {*self._names[0], *self._names[1]})

@@ -1,9 +1,8 @@
-"""A whole training step in one call, on all ranks or in plain Theano.
+"""Training steps in one call, on all ranks or in plain Theano.
 
-A step on all ranks is three commands, which go to them as one message: the gradient function on
-scattered data, one all-reduce of the gradients, and the update function. Weighting the all-reduce
-by the number of data points that each rank computed makes the step equal to a serial one on any
-split of the data.
+A step on all ranks consists of three commands, which are sent in one message: the gradient function on scattered data,
+an all-reduce of the gradients, and the update function. The all-reduce is weighted by the number of data points that
+each rank computed, so the step is equal to the serial one for any split of the data.
 """
 
 from collections import OrderedDict
@@ -34,29 +33,39 @@ def make_train_function(
     exact: bool = False,
     **kwargs: Any,
 ) -> Union[TrainFunction, ExactTrainFunction]:
-    """Make a function that trains on all ranks as if one process trained on the whole minibatch.
+    """Make a function that trains on all ranks as one process would train on the full minibatch.
+
+    The step is synchronous data-parallel gradient descent: each rank computes the gradients of its shard, an all-reduce
+    averages them by ``sum(n_k * g_k) / sum(n_k)``, with ``n_k`` the data points of rank k, and every rank makes the
+    same update of its copy of the parameters. It is called in the controller and acts on all ranks.
 
     Parameters
     ----------
     loss : scalar expression
-        A mean over the data points, plus terms of the parameters alone if any. Not a sum: the
-        ranks' losses and gradients are averaged.
+        A mean over the data points, plus terms of the parameters alone if any. It must not be a sum, because the ranks'
+        losses and gradients are averaged.
     params : list of shared variables
-        What to train. Ranks must start from equal values, which `synk.distribute` sees to.
+        The parameters to train. They must be equal on all ranks at the start, as they are after
+        `synkhronos.distribute`.
     x, y : variable or list of variables
         The inputs of the loss, all scattered along axis 0.
     update_rule : str or callable
-        One of `synkhronos.extensions.updates`, or its name, or one of Lasagne, or another that is called
-        with ``(loss or gradients, params, *args, **kwargs)`` and gives updates. Symbolic variables in it,
-        such as a learning rate, become inputs of the function that is made, by their names.
+        A rule of `synkhronos.extensions.updates`, or its name, or a rule of Lasagne, or another callable that takes
+        ``(loss or gradients, params, *args, **kwargs)`` and returns updates. Its symbolic variables, such as a learning
+        rate, become inputs of the step, by their names.
+    *args
+        Further arguments of the rule.
     givens, mode
         As for `theano.function`: `givens` for the loss and the gradients, `mode` for both functions.
     weights : scalar expression, optional
-        By what the loss divides, if that is not the number of data points: ``m.sum()`` for
-        ``(m * l).sum() / m.sum()``. Where it is 0, neither loss nor gradients count, NaNs among them.
+        The divisor of the loss, if that is not the number of data points: ``m.sum()`` for ``(m * l).sum() / m.sum()``.
+        Where it is 0, neither loss nor gradients count, NaNs included.
     exact : bool
-        The step is one exact function (docs/exact.md), the serial step whatever the loss is: batch normalisation over
-        the whole minibatch, sums, masks. It takes no `weights`, and draws random numbers as the serial program.
+        Make the step one exact function (docs/exact.md): the serial step for any loss, such as one with batch
+        normalization over the full minibatch, sums, or masks. It takes no `weights`, and draws random numbers as the
+        serial program does.
+    **kwargs
+        Further keyword arguments of the rule.
 
     Returns
     -------
@@ -65,11 +74,11 @@ def make_train_function(
 
     Raises
     ------
-    RuntimeError
-        Before `synk.fork`.
+    SessionError
+        Without a session.
     TypeError, ValueError
-        If there is no such rule, it does not take these arguments or cannot be divided, or a symbolic
-        variable has no name.
+        If there is no such rule, it does not take these arguments or cannot be divided, a symbolic variable has no
+        name, or `weights` are given with ``exact``.
 
     Examples
     --------
@@ -125,15 +134,28 @@ def make_train_function_theano(
     weights: Optional[Any] = None,
     **kwargs: Any,
 ) -> Callable[..., Any]:
-    """Make the same training step for this process alone, in one plain function.
+    """Make the same training step for this process alone, as one plain function of Theano or PyTensor.
 
-    It needs no `synk.fork`. Parameters as in `make_train_function`; `weights` change nothing here.
+    It needs no session, and takes the parameters of `make_train_function`.
+
+    Parameters
+    ----------
+    loss, params, x, y, update_rule, *args, givens, mode, **kwargs
+        As in `make_train_function`.
+    weights : scalar expression, optional
+        No effect: the loss is divided by them already.
 
     Returns
     -------
     callable
-        ``f(x_data, y_data, batch=None, **hyperparameters)`` makes a step and returns the loss; `x_data`
-        and `y_data` are arrays (or lists of them) and `batch` is an int, a slice or an index list.
+        ``f(x_data, y_data, batch=None, **hyperparameters)`` makes a step and returns the loss. `x_data` and `y_data`
+        are arrays of shape ``(n, ...)``, or lists of them, and `batch` is an int, a slice or an index list.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If there is no such rule, it does not take these arguments or cannot be divided, or a symbolic variable has no
+        name.
 
     Examples
     --------

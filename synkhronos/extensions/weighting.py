@@ -1,11 +1,10 @@
-"""Losses that are averages by other weights than the number of data points.
+"""Weighted losses: averages by other weights than the number of data points.
 
-A loss that is an average by other weights, ``(m * l).sum() / m.sum()``, has a rank's sum of weights
-as that rank's weight. Then loss and gradients are multiplied by the weight of one data point, on the
-mean of a rank's or slice's points, so that the same averages by numbers of points add them up; and
-that weight is averaged along, and divides them in the end. Where it is 0 they are replaced by 0,
-not multiplied: 0 · NaN is NaN. Where it makes no sense the update function, which runs before the
-master sees the weights, leaves everything as it is.
+In a loss such as ``(m * l).sum() / m.sum()``, the weight of a rank is its sum of weights. Loss and gradients are
+multiplied by the mean weight of a data point on the rank, or slice, so that averages by numbers of data points add up.
+The mean weight is averaged, too, and divides the results in the end. Where the weight is 0, values are replaced by 0
+rather than multiplied, because 0 · NaN is NaN. Where the weight is invalid, the update function leaves everything
+unchanged; it runs before the controller sees the weights.
 """
 
 from typing import Any
@@ -16,7 +15,7 @@ from synkhronos._backends import T
 
 
 def per_point(weights: Any, data: Any) -> Any:
-    """Give the weight of one of a rank's, or slice's, data points."""
+    """Return the mean weight of a data point of a rank or slice."""
     weights = T.as_tensor_variable(weights)
     if weights.ndim:
         raise TypeError(
@@ -26,22 +25,22 @@ def per_point(weights: Any, data: Any) -> Any:
 
 
 def times(weight: Any, value: Any, dtype: str) -> Any:
-    """Multiply a value by a weight; it is 0 where that is 0, whatever the value."""
+    """Multiply a value by a weight; the result is 0 where the weight is 0, whatever the value."""
     return T.switch(T.eq(weight, 0), np.zeros((), dtype), weight.astype(dtype) * value)
 
 
 def not_negative(weight: Any) -> Any:
-    """Give a weight, or NaN, which no average hides, where it is negative."""
+    """Return a weight, or NaN where it is negative, which no average hides."""
     return T.switch(T.lt(weight, 0), np.nan, weight)
 
 
 def where_valid(weight: Any, new: Any, old: Any) -> Any:
-    """Give a new value where the weight of one data point is one, else the old value."""
+    """Return a new value where the weight is positive and finite, otherwise the old value."""
     return T.switch(T.gt(weight, 0) & T.lt(weight, np.inf), new, old)
 
 
 def weighted(loss: Any, weight: Any, lowest: Any) -> Any:
-    """Divide the loss by the weight of one data point, which is checked."""
+    """Divide the loss by the mean weight of a data point, after checking it."""
     if not np.isfinite(weight) or not lowest >= 0 or not weight > 0:
         raise ValueError(
             "weights must be finite, not negative, and not 0 on all ranks; their mean is "

@@ -1,4 +1,4 @@
-"""Collectives that users write as expressions in a graph."""
+"""Collectives as symbolic expressions: `averaged`, `summed`, `reduced` and `gathered`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from synkhronos._backends import T
 from synkhronos._collectives import check_op, lists_ops
-from synkhronos._graph.ops import rewrites as joining  # noqa: F401  (registers the rewrites)
+from synkhronos._graph.ops import rewrites as joining  # noqa: F401  (registers the rewrites of the op)
 from synkhronos._graph.ops.collective_op import Collective
 from synkhronos._graph.ops.rank_context import GATHER
 from synkhronos.typing import Reduction
@@ -15,27 +15,32 @@ __all__ = ["averaged", "gathered", "reduced", "summed"]
 
 
 def averaged(x: Any) -> Any:
-    """Average the ranks' values of an expression, weighted by their numbers of data points.
+    """Average a variable over ranks, weighted by their data points, as a symbolic expression.
 
-    In a call of a function made by `synk.function`, the ranks run an all-reduce, and all of them get the same result.
-    Outside such a call the average is that of a single rank: the identity. The average of gradients of a mean over data
-    points is the gradient of the mean over all of them, for use with any optimizer.
+    The value is ``sum(n_k * x_k) / sum(n_k)``, where ``x_k`` is the value on rank k and ``n_k`` the number of data
+    points that rank k has in the call. Ranks without data points are left out. In a function built by
+    `synkhronos.function`, all ranks wait for each other at this expression, and all get the same value, to the bit.
+
+    The average of the gradients of a mean over data points is the gradient of the mean over all of them, which any
+    optimizer accepts. The expression has a gradient itself, which is the average of the gradient. In a plain function
+    of Theano or PyTensor, and in ``f.as_theano``, it is the identity, as for one rank.
 
     Parameters
     ----------
-    x : tensor variable, or any value that `theano.tensor.as_tensor_variable` accepts
-        Has the same shape on every rank. Ranks without data points are left out.
+    x : tensor variable or array_like
+        Of any dtype, and of the same shape on every rank that has data points.
 
     Returns
     -------
     tensor variable
-        The average, with the type of ``x``; for integers and booleans float64. Its gradient is the average of the
-        gradient.
+        Of the same type, but float64 for integers and booleans. Each rank gets its own copy of the value.
 
     Raises
     ------
-    ValueError
-        In a call, on every rank, if the shapes of ``x`` differ between ranks.
+    TypeError
+        If ``x`` cannot be converted to a tensor variable.
+    WorkerError
+        In a call, if the shapes of ``x`` differ between ranks.
 
     Examples
     --------
@@ -50,22 +55,24 @@ def averaged(x: Any) -> Any:
 
 
 def summed(x: Any) -> Any:
-    """Sum the ranks' values of an expression; see `averaged`.
+    """Sum a variable over ranks, in rank order, as a symbolic expression; see `averaged`.
 
     Parameters
     ----------
-    x : tensor variable, or any value that `theano.tensor.as_tensor_variable` accepts
-        Has the same shape on every rank. Ranks without data points are left out.
+    x : tensor variable or array_like
+        Of any dtype, and of the same shape on every rank that has data points. Ranks without data points are left out.
 
     Returns
     -------
     tensor variable
-        The sum, with the type of ``x``; for small integers and booleans int64, for small unsigned integers uint64.
+        Of the same type, but int64 for small signed integers and booleans, and uint64 for small unsigned integers.
 
     Raises
     ------
-    ValueError
-        In a call, on every rank, if the shapes of ``x`` differ between ranks.
+    TypeError
+        If ``x`` cannot be converted to a tensor variable.
+    WorkerError
+        In a call, if the shapes of ``x`` differ between ranks.
 
     Examples
     --------
@@ -80,24 +87,29 @@ def summed(x: Any) -> Any:
 
 @lists_ops
 def reduced(x: Any, op: Reduction = "avg") -> Any:
-    """Reduce the ranks' values of an expression elementwise, in rank order; see `averaged`.
+    """Reduce a variable over ranks, element by element in rank order, as a symbolic expression; see `averaged`.
 
     Parameters
     ----------
-    x : tensor variable, or any value that `theano.tensor.as_tensor_variable` accepts
-        Has the same shape on every rank. Ranks without data points are left out.
+    x : tensor variable or array_like
+        Of any dtype, and of the same shape on every rank that has data points. Ranks without data points are left out.
     op : str
         {ops}.
 
     Returns
     -------
     tensor variable
-        The reduction, with the shape of ``x`` and the dtype of a function's output that is reduced with this op.
+        Of the dtype that an output with this op has: float64 for averages of integers and booleans, that of `numpy.sum`
+        for their sums and products, otherwise that of ``x``.
 
     Raises
     ------
+    TypeError
+        If ``x`` cannot be converted to a tensor variable.
+    WorkerError
+        In a call, if the shapes of ``x`` differ between ranks.
     ValueError
-        If the op is unknown; in a call, on every rank, if the shapes of ``x`` differ between ranks.
+        For an unknown op.
 
     Examples
     --------
@@ -111,23 +123,25 @@ def reduced(x: Any, op: Reduction = "avg") -> Any:
 
 
 def gathered(x: Any) -> Any:
-    """Concatenate the ranks' values of an expression along axis 0, in rank order; see `averaged`.
+    """Concatenate a variable of all ranks along axis 0, in rank order, as a symbolic expression; see `averaged`.
 
     Parameters
     ----------
-    x : tensor variable, or any value that `theano.tensor.as_tensor_variable` accepts
-        Shape ``(n, ...)``, where n may differ between ranks. A scalar counts as one row. Ranks without data points are
-        left out.
+    x : tensor variable or array_like
+        Of any dtype, and of shape ``(n_k, ...)`` on rank k; shapes may differ along axis 0. A scalar counts as one row.
+        Ranks without data points are left out.
 
     Returns
     -------
     tensor variable
-        The rows of all ranks, with the dtype of ``x``.
+        Of the same dtype and of shape ``(sum of n_k, ...)``. Its length along axis 0 is known when it is computed.
 
     Raises
     ------
-    ValueError
-        In a call, on every rank, if the shapes of ``x`` differ beyond axis 0.
+    TypeError
+        If ``x`` cannot be converted to a tensor variable.
+    WorkerError
+        In a call, if the shapes of ``x`` differ between ranks beyond axis 0.
 
     Examples
     --------

@@ -1,8 +1,8 @@
-"""PyMC: a model's log-probability and its gradient, divided by the rows of its data.
+"""PyMC models: log-probability and gradient on all ranks, sharded by the rows of the model's data.
 
-`parallel` is a context in which the functions that PyMC builds for a model are exact functions: observed values and
-covariates lie on the ranks by their rows, parameters go to all ranks with each evaluation. PyMC's samplers call these
-functions as they call their own, and need not know.
+`parallel` is a context in which the functions that PyMC builds for a model are exact functions. Each rank holds its
+rows of observed values and covariates; parameters are sent to all ranks with each evaluation. PyMC's samplers call
+these functions as they call their own.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ __all__ = ["parallel"]
 
 @contextlib.contextmanager
 def parallel(model: Any, rows: int | None = None) -> Iterator[Any]:
-    """A context in which all ranks together evaluate a model, for `pm.sample`, `pm.find_MAP`, `pm.fit` and the like.
+    """Have all ranks evaluate a model in a ``with`` block, for `pm.sample`, `pm.find_MAP`, `pm.fit` and the like.
 
-    Functions that PyMC builds in it, and that use the model's data, are divided by the rows of these: observed values,
-    `pm.Data`, and constants of 65 numbers and more. Their values are those of PyMC's own functions, up to rounding.
-    Data are sent once, and again after ``set_data``. Functions that only draw random numbers are PyMC's own, on the
-    controller. The context is that of the model, too.
+    Functions that PyMC builds in the block, and that use the model's data, are sharded by the rows of the data:
+    observed values, `pm.Data`, and constants of 65 numbers or more. Their values are those of PyMC's own functions, up
+    to rounding. Data are sent to the ranks once, and again after ``set_data``. Functions that only draw random numbers
+    are PyMC's own, on the controller. The block is also a context of the model.
 
     Parameters
     ----------
     model : pymc.Model
+        Not frozen: its functions are compiled in the block.
     rows : int, optional
-        How many rows the data have: the arrays are divided that are as long along some axis, the first of these.
-        Default: the length of the observed variable with most values, along its first axis of 65 entries and more, or
+        The number of rows of the data: arrays with an axis of this length are sharded along the first such axis.
+        Default: the length of the observed variable with most values, along its first axis of 65 entries or more, or
         else along its longest axis. It changes speed, not results.
 
     Yields
@@ -45,16 +46,16 @@ def parallel(model: Any, rows: int | None = None) -> Iterator[Any]:
     Raises
     ------
     SessionError
-        A `RuntimeError`: before ``fork``.
+        Without a session.
     TypeError
-        For what is no model, and for a frozen one, whose functions are compiled before.
+        If ``model`` is not a model, or a frozen one, whose functions are compiled already.
     ValueError
-        If ``rows`` is given and no data have as many.
+        If ``rows`` is given and no array of the data has that many.
 
     Warns
     -----
     RuntimeWarning
-        If the model has no data that can be divided.
+        If the model has no data that can be sharded.
 
     Examples
     --------

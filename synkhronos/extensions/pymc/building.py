@@ -1,4 +1,4 @@
-"""Functions that PyMC asks PyTensor for, built as exact functions where they use a model's data."""
+"""Functions that PyMC requests from PyTensor, built as exact functions where they use a model's data."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from synkhronos.extensions.pymc.rows import ModelData, Scattered
 
 __all__ = ["ONE_CORE", "Builder", "ModelFunction"]
 
-#: The arguments of `pytensor.function` that are passed otherwise, or that exact functions have no use for.
+#: The arguments of `pytensor.function` that are passed in another way, or that exact functions do not use.
 _OWN = ("inputs", "outputs", "updates", "givens", "accept_inplace", "rebuild_strict")
 
-#: What is said to several chains at a time.
+#: Error message for several chains at a time.
 ONE_CORE = (
     "under synkhronos.extensions.pymc.parallel all ranks together evaluate the model, so that chains cannot be sampled "
     "in processes or threads of their own: give pm.sample the argument cores=1, and chains follow each other. Where "
@@ -26,7 +26,7 @@ ONE_CORE = (
 
 
 class Builder:
-    """Builds the functions that PyMC asks `pytensor.function` for.
+    """Builds the functions that PyMC requests from `pytensor.function`.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class Builder:
         self._data = data
 
     def __call__(self, plain: Callable[..., Any], asked: dict[str, Any]) -> Any:
-        """Build an exact function of what uses the data; else, and for what only draws random numbers, PyMC's own."""
+        """Build an exact function if it uses the data; otherwise, and if it only draws random numbers, PyMC's own."""
         outputs, inputs = asked["outputs"], [getattr(one, "variable", one) for one in asked["inputs"]]
         updates, givens = dict(asked["updates"] or ()), dict(asked["givens"] or ())
         many = isinstance(outputs, (list, tuple))
@@ -66,7 +66,7 @@ class Builder:
         )
         try:
             exact = divided(blocked=True)
-        except ValueError:  # rows meet otherwise than in sums at the end
+        except ValueError:  # rows meet elsewhere than in sums at the end
             exact = divided()
         return ModelFunction(exact, scattered, functools.partial(build, givens=givens))
 
@@ -74,7 +74,7 @@ class Builder:
 class ModelFunction:
     """A function of a model that all ranks compute, and that PyMC calls as it calls PyTensor's.
 
-    Data of fewer rows than ranks, and data of different numbers of rows, cannot be divided. With these every rank
+    Data with fewer rows than ranks, and data with different numbers of rows, cannot be sharded. With these every rank
     computes the function in full.
 
     Parameters
@@ -83,14 +83,14 @@ class ModelFunction:
     data : list of Scattered
         The data that it uses.
     build_undivided : callable
-        Builds the function of undivided data.
+        Builds the function for unsharded data.
 
     Attributes
     ----------
     exact : synkhronos.Function
         Its attributes are those of this function, too.
     trust_input : bool
-        May be set, and changes nothing: inputs are always checked.
+        May be set, but has no effect: inputs are always checked.
     """
 
     trust_input = False
@@ -119,7 +119,7 @@ class ModelFunction:
         return function(*args, **kwargs)
 
     def copy(self, *args: Any, **kwargs: Any) -> ModelFunction:
-        """Copy it, with the arguments of PyTensor's ``Function.copy``."""
+        """Copy the function, with the arguments of PyTensor's ``Function.copy``."""
         return ModelFunction(
             self.exact.copy(*args, **kwargs), self._data, lambda: self._undivided().copy(*args, **kwargs)
         )

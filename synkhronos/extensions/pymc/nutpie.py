@@ -1,8 +1,8 @@
-"""nutpie, which samples in Rust: a model's function for it, and failures that end the sampling.
+"""nutpie, a sampler in Rust: a model's functions for it, and failures that end the sampling.
 
-nutpie takes compiled code, in which an exception becomes a divergent draw; or functions of Python, which it is given
-here. It calls them from a thread of its own. Whatever goes wrong there, and Ctrl-C, is raised where the program waits
-for draws: those that there are by then are no result.
+nutpie takes compiled code, in which an exception becomes a divergent draw, or Python functions, which it gets here and
+calls from a thread of its own. An exception in them, and Ctrl-C, is raised where the program waits for draws; the draws
+made until then are no result.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["diverted"]
 
 @contextlib.contextmanager
 def diverted() -> Iterator[None]:
-    """A context in which ``nutpie.compile_pymc_model``, which `pm.sample` calls, is the one of this module."""
+    """Replace ``nutpie.compile_pymc_model``, which `pm.sample` calls, by that of this module, in a ``with`` block."""
     import nutpie
 
     plain = nutpie.compile_pymc_model
@@ -42,16 +42,16 @@ def compile_pymc_model(
     var_names: Any = None,
     **others: Any,
 ) -> Any:
-    """Make what nutpie samples, as ``nutpie.compile_pymc_model`` does, of functions that are called in Python.
+    """Make a model for nutpie, as ``nutpie.compile_pymc_model`` does, of functions that are called in Python.
 
     Parameters
     ----------
     model, initial_points, jitter_rvs, default_initialization_strategy, var_names
-        As there.
+        As in nutpie.
     backend : str
-        ``"numba"``, which is nutpie's default, and here means PyTensor's default mode.
+        ``"numba"``, which is nutpie's default, and means PyTensor's default mode here.
     **others
-        Refused, but where they are ``None``.
+        Refused unless they are ``None``.
     """
     unknown = {name: value for name, value in others.items() if value is not None}
     if backend.lower() != "numba" or unknown:
@@ -86,7 +86,7 @@ def compile_pymc_model(
     failures = Failures()
 
     def evaluated(point: Any) -> tuple[float, Any]:
-        value, gradient = density(np.array(point))  # of nutpie's memory, which it uses again
+        value, gradient = density(np.array(point))  # a copy, since nutpie reuses the memory
         return float(value), np.asarray(gradient, "float64", order="C")
 
     def expanded(point: Any) -> dict[str, Any]:
@@ -109,17 +109,17 @@ def compile_pymc_model(
 
 
 class Failures:
-    """What has gone wrong in functions that nutpie calls, whatever nutpie makes of it."""
+    """Failures of functions that nutpie calls, however nutpie handles them."""
 
     def __init__(self) -> None:
         self.first: BaseException | None = None
 
     def note(self, failure: BaseException) -> None:
-        """Keep the first one."""
+        """Record a failure if it is the first one."""
         self.first = self.first or failure
 
     def noted(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function whose failures are kept, and after one of which nothing is computed any more."""
+        """Return a function that records its failures, and that computes nothing after a failure."""
 
         def call(*args: Any) -> Any:
             self.check()
@@ -138,7 +138,7 @@ class Failures:
 
 
 class Sampler:
-    """nutpie's sampler, which gives no results after a failure.
+    """nutpie's sampler, without results after a failure.
 
     Parameters
     ----------
@@ -153,22 +153,22 @@ class Sampler:
         """Wait for the draws."""
         try:
             self._sampler.wait(*args)
-        except BaseException as failure:  # Ctrl-C, too, which nutpie would answer with the draws that there are
-            with contextlib.suppress(BaseException):  # nutpie panics where its thread has ended
+        except BaseException as failure:  # also Ctrl-C, after which nutpie would return the draws made so far
+            with contextlib.suppress(BaseException):  # nutpie panics if its thread has ended
                 self._sampler.abort()
             self._failures.note(failure)
             self._failures.check()
 
     def abort(self) -> None:
-        """End the sampling, if nothing else has."""
+        """End the sampling, unless a failure has ended it."""
         if self._failures.first is None:
             self._sampler.abort()
 
     def take_results(self) -> Any:
-        """The draws, of a sampling in which nothing has gone wrong."""
+        """Return the draws of a sampling without failures."""
         self._failures.check()
         results = self._sampler.take_results()
-        self._failures.check()  # a draw may have failed meanwhile
+        self._failures.check()  # a draw may have failed in the meantime
         return results
 
     def __getattr__(self, name: str) -> Any:
@@ -176,7 +176,7 @@ class Sampler:
 
 
 def _watched(model: Any, failures: Failures) -> Any:
-    """A model of nutpie's, whose samplers are watched."""
+    """Return a model of nutpie's whose samplers are watched."""
 
     class Watched(type(model)):  # type: ignore[misc]
         def _make_sampler(self, settings: Any, init_mean: Any, cores: int, *others: Any) -> Any:

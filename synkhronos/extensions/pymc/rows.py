@@ -1,4 +1,4 @@
-"""The data of a model: which arrays have rows, and the shared variables by which each rank has its rows of them."""
+"""Data of a model: the arrays that have rows, and the shared variables that hold each rank's rows of them."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from synkhronos._backends import (
 
 __all__ = ["ModelData", "Scattered"]
 
-#: A constant of as many numbers is data: NumPy's arrays have at most 64 dimensions, so that no shape is as long.
+#: A constant of this many numbers is data. NumPy's arrays have at most 64 dimensions, so it cannot be a shape.
 _LARGE = 65
 
 
 class Scattered:
-    """An array of a model's data, as a shared variable of whose value each rank has its rows.
+    """An array of a model's data, as a shared variable of which each rank has its rows.
 
     Parameters
     ----------
     source : constant or shared variable
         The array in the model.
     axis : int
-        Along which its rows lie.
+        The axis of its rows.
 
     Attributes
     ----------
     expression : variable
-        Replaces the source in a divided graph.
+        Replaces the source in a sharded graph.
     variable : shared variable
-        Rows lie along its axis 0.
+        Has the rows along axis 0.
     n_rows : int
-        Of the value that was sent last.
+        The number of rows of the value that was sent last.
     is_divided : bool
         Whether every rank has a row of it.
     """
@@ -61,10 +61,10 @@ class Scattered:
         self._sent: Any = None
 
     def send(self) -> None:
-        """Give each rank its rows of the value, unless it has them."""
+        """Scatter the value, unless the ranks have it already."""
         value = _value_of(self.source)
         if value is not self._sent:
-            synkhronos.scatter(self.variable, np.moveaxis(value, self._axis, 0))  # a view, from which it is restored
+            synkhronos.scatter(self.variable, np.moveaxis(value, self._axis, 0))  # a view, so that it can be restored
             on_ranks = synkhronos.get_lengths(self.variable)
             self.n_rows, self.is_divided = int(sum(on_ranks)), all(on_ranks)
             self._sent = value
@@ -77,10 +77,11 @@ class Scattered:
 
 
 class ModelData:
-    """Which arrays of a model are divided, and their shared variables, made and sent once for all functions.
+    """The arrays of a model that are sharded, and their shared variables, made and sent once for all functions.
 
-    These are observed values, `pm.Data`, and constants of 65 numbers and more. An array is divided along its first axis
-    of ``n_rows`` entries. For each `pm.Data` that is decided once, so that it holds when ``set_data`` changes lengths.
+    These arrays are observed values, `pm.Data`, and constants of 65 numbers or more. An array is sharded along its
+    first axis of ``n_rows`` entries. For each `pm.Data` the axis is determined once, so that it holds when ``set_data``
+    changes lengths.
 
     Parameters
     ----------
@@ -126,7 +127,7 @@ class ModelData:
     def used_by(
         self, expressions: Sequence[Any], inputs: Iterable[Any] = (), givens: Mapping[Any, Any] | None = None
     ) -> list[tuple[Any, Scattered]]:
-        """Find the data that are needed for expressions, in which variables are inputs or given others.
+        """Find the data that expressions need, where some variables are inputs, and others are replaced by ``givens``.
 
         Returns
         -------
@@ -148,7 +149,7 @@ class ModelData:
         return found
 
     def _axis(self, one: Any) -> int | None:
-        """The axis along which rows of a variable lie; ``None`` if it is no data."""
+        """Return the axis of a variable's rows; ``None`` if it is no data."""
         if not isinstance(one.type, TensorType):
             return None
         if isinstance(one, TensorConstant):
@@ -161,7 +162,7 @@ class ModelData:
         return self._axes[one]
 
     def _first_axis(self, one: Any) -> int | None:
-        """The first axis as long as there are rows; one whose type says that it has length 1 is broadcast."""
+        """Return the first axis with as many entries as there are rows; axes of fixed length 1 are broadcast."""
         lengths = zip(_value_of(one).shape, known_lengths(one))
         return next((axis for axis, (n, known) in enumerate(lengths) if n == self.n_rows and known != 1), None)
 
@@ -169,12 +170,12 @@ class ModelData:
         return constant.data.size >= _LARGE or any(constant.data is one for one in self._observed())
 
     def _observed(self) -> list[np.ndarray]:
-        """The arrays of observed values that are constants."""
+        """Return the arrays of observed values that are constants."""
         values = [self._model.rvs_to_values[one] for one in self._model.observed_RVs]
         return [one.data for one in values if isinstance(one, TensorConstant)]
 
     def _most(self, density: list[Any]) -> int:
-        """The length that most observed values have, or else most of the data; 1 if none has more than one row."""
+        """Return the length of most observed values, or else of most of the data; 1 if none has more than one row."""
         for expressions in ([self._model.rvs_to_values[one] for one in self._model.observed_RVs], density):
             sizes: collections.Counter[int] = collections.Counter()
             for one in ancestors(expressions):

@@ -1,4 +1,4 @@
-"""Rules that adapt the step of each parameter to its gradients so far."""
+"""Update rules that adapt the step of each parameter to its past gradients."""
 
 from collections import OrderedDict
 from typing import Any
@@ -12,11 +12,42 @@ __all__ = ["adadelta", "adagrad", "adam", "adamax", "rmsprop"]
 
 
 def adagrad(loss_or_grads: Any, params: Any, learning_rate: Any = 1.0, epsilon: Any = 1e-6) -> Divided:
-    """Adagrad: ``a := a + g**2``, ``p := p - learning_rate * g / sqrt(a + epsilon)``.
+    """Adagrad: steps divided by the root of the sum of all squared gradients.
 
-    Parameters and returns as in `sgd`, and `epsilon`, which keeps the quotient finite. Source:
-    J. Duchi, E. Hazan, Y. Singer (2011), Adaptive subgradient methods for online learning and
-    stochastic optimization, JMLR 12.
+    ``a := a + g**2``, ``p := p - learning_rate * g / sqrt(a + epsilon)``
+
+    Parameters
+    ----------
+    loss_or_grads : scalar expression, or list of expressions
+        The loss, or one gradient for each parameter, of the parameter's shape and dtype.
+    params : iterable of shared variables
+        The parameters to train; all of one floating-point dtype.
+    learning_rate : float or symbolic scalar
+        The step size. A shared variable must be changed on every rank: ``synk.broadcast(learning_rate, value)``.
+    epsilon : float or symbolic scalar
+        A small number that keeps the quotient finite.
+
+    Returns
+    -------
+    grad_updates : OrderedDict
+        The updates of the gradient function, which write each rank's gradients to ``grad_shared``.
+    param_updates : OrderedDict
+        The updates of the parameter function, which change the sums and the parameters on each rank.
+    grad_shared : shared variable, shape ``(n,)``
+        The gradients of all n elements of the parameters, one after the other in C order.
+
+    Raises
+    ------
+    TypeError
+        If the parameters differ in dtype, a gradient's dtype differs from its parameter's, or a parameter is not a
+        shared variable.
+    ValueError
+        If there is no parameter, or the number of gradients differs from that of the parameters.
+
+    References
+    ----------
+    J. Duchi, E. Hazan, Y. Singer (2011), Adaptive subgradient methods for online learning and stochastic optimization,
+    JMLR 12.
 
     Examples
     --------
@@ -42,10 +73,41 @@ def rmsprop(
 ) -> Divided:
     """RMSProp: steps divided by a moving root mean square of the gradients.
 
-    ``a := rho * a + (1 - rho) * g**2``, ``p := p - learning_rate * g / sqrt(a + epsilon)``.
-    Parameters and returns as in `adagrad`, and `rho` in [0, 1], the part of the mean square a that
-    is kept. Source: T. Tieleman, G. Hinton (2012), Neural networks for machine learning, lecture
-    6.5, Coursera.
+    ``a := rho * a + (1 - rho) * g**2``, ``p := p - learning_rate * g / sqrt(a + epsilon)``
+
+    Parameters
+    ----------
+    loss_or_grads : scalar expression, or list of expressions
+        The loss, or one gradient for each parameter, of the parameter's shape and dtype.
+    params : iterable of shared variables
+        The parameters to train; all of one floating-point dtype.
+    learning_rate : float or symbolic scalar
+        The step size. A shared variable must be changed on every rank: ``synk.broadcast(learning_rate, value)``.
+    rho : float or symbolic scalar
+        The fraction of the mean square a that is kept, from 0 to 1.
+    epsilon : float or symbolic scalar
+        A small number that keeps the quotient finite.
+
+    Returns
+    -------
+    grad_updates : OrderedDict
+        The updates of the gradient function, which write each rank's gradients to ``grad_shared``.
+    param_updates : OrderedDict
+        The updates of the parameter function, which change the mean squares and the parameters on each rank.
+    grad_shared : shared variable, shape ``(n,)``
+        The gradients of all n elements of the parameters, one after the other in C order.
+
+    Raises
+    ------
+    TypeError
+        If the parameters differ in dtype, a gradient's dtype differs from its parameter's, or a parameter is not a
+        shared variable.
+    ValueError
+        If there is no parameter, or the number of gradients differs from that of the parameters.
+
+    References
+    ----------
+    T. Tieleman, G. Hinton (2012), Neural networks for machine learning, lecture 6.5, Coursera.
 
     Examples
     --------
@@ -72,9 +134,42 @@ def adadelta(
     """Adadelta: steps in the ratio of moving root mean squares of steps and of gradients.
 
     ``a := rho * a + (1 - rho) * g**2``, ``s := g * sqrt(d + epsilon) / sqrt(a + epsilon)``,
-    ``d := rho * d + (1 - rho) * s**2``, ``p := p - learning_rate * s``.
-    Parameters and returns as in `rmsprop`. Source, with a learning rate of 1: M. D. Zeiler (2012),
-    ADADELTA: an adaptive learning rate method, arXiv:1212.5701.
+    ``d := rho * d + (1 - rho) * s**2``, ``p := p - learning_rate * s``
+
+    Parameters
+    ----------
+    loss_or_grads : scalar expression, or list of expressions
+        The loss, or one gradient for each parameter, of the parameter's shape and dtype.
+    params : iterable of shared variables
+        The parameters to train; all of one floating-point dtype.
+    learning_rate : float or symbolic scalar
+        The factor of all steps; 1 in the source. A shared variable must be changed on every rank:
+        ``synk.broadcast(learning_rate, value)``.
+    rho : float or symbolic scalar
+        The fraction of the mean squares a and d that is kept, from 0 to 1.
+    epsilon : float or symbolic scalar
+        A small number that keeps the quotient finite.
+
+    Returns
+    -------
+    grad_updates : OrderedDict
+        The updates of the gradient function, which write each rank's gradients to ``grad_shared``.
+    param_updates : OrderedDict
+        The updates of the parameter function, which change the mean squares and the parameters on each rank.
+    grad_shared : shared variable, shape ``(n,)``
+        The gradients of all n elements of the parameters, one after the other in C order.
+
+    Raises
+    ------
+    TypeError
+        If the parameters differ in dtype, a gradient's dtype differs from its parameter's, or a parameter is not a
+        shared variable.
+    ValueError
+        If there is no parameter, or the number of gradients differs from that of the parameters.
+
+    References
+    ----------
+    M. D. Zeiler (2012), ADADELTA: an adaptive learning rate method, arXiv:1212.5701.
 
     Examples
     --------
@@ -104,10 +199,45 @@ def adam(
     """Adam: moving first and second moments of the gradients, corrected for their start at 0.
 
     ``t := t + 1``, ``m := beta1 * m + (1 - beta1) * g``, ``v := beta2 * v + (1 - beta2) * g**2``,
-    ``p := p - learning_rate * sqrt(1 - beta2**t) / (1 - beta1**t) * m / (sqrt(v) + epsilon)``.
-    Parameters and returns as in `adagrad`, and `beta1`, `beta2`, the parts of the moments m and v
-    that are kept. Source: D. P. Kingma, J. Ba (2014), Adam: a method for stochastic optimization,
-    arXiv:1412.6980; the efficient form at the end of its section 2.
+    ``p := p - learning_rate * sqrt(1 - beta2**t) / (1 - beta1**t) * m / (sqrt(v) + epsilon)``
+
+    Parameters
+    ----------
+    loss_or_grads : scalar expression, or list of expressions
+        The loss, or one gradient for each parameter, of the parameter's shape and dtype.
+    params : iterable of shared variables
+        The parameters to train; all of one floating-point dtype.
+    learning_rate : float or symbolic scalar
+        The step size. A shared variable must be changed on every rank: ``synk.broadcast(learning_rate, value)``.
+    beta1 : float or symbolic scalar
+        The fraction of the first moment m that is kept, from 0 to 1.
+    beta2 : float or symbolic scalar
+        The fraction of the second moment v that is kept, from 0 to 1.
+    epsilon : float or symbolic scalar
+        A small number that keeps the quotient finite.
+
+    Returns
+    -------
+    grad_updates : OrderedDict
+        The updates of the gradient function, which write each rank's gradients to ``grad_shared``.
+    param_updates : OrderedDict
+        The updates of the parameter function, which change the step number, the moments and the parameters on each
+        rank.
+    grad_shared : shared variable, shape ``(n,)``
+        The gradients of all n elements of the parameters, one after the other in C order.
+
+    Raises
+    ------
+    TypeError
+        If the parameters differ in dtype, a gradient's dtype differs from its parameter's, or a parameter is not a
+        shared variable.
+    ValueError
+        If there is no parameter, or the number of gradients differs from that of the parameters.
+
+    References
+    ----------
+    D. P. Kingma, J. Ba (2014), Adam: a method for stochastic optimization, arXiv:1412.6980; the efficient form at the
+    end of section 2.
 
     Examples
     --------
@@ -137,8 +267,44 @@ def adamax(
     """Adamax: Adam with the infinity norm in place of the second moment.
 
     ``t := t + 1``, ``m := beta1 * m + (1 - beta1) * g``, ``u := max(beta2 * u, abs(g))``,
-    ``p := p - learning_rate / (1 - beta1**t) * m / (u + epsilon)``.
-    Parameters and returns as in `adam`. Source: section 7.1 of the same paper.
+    ``p := p - learning_rate / (1 - beta1**t) * m / (u + epsilon)``
+
+    Parameters
+    ----------
+    loss_or_grads : scalar expression, or list of expressions
+        The loss, or one gradient for each parameter, of the parameter's shape and dtype.
+    params : iterable of shared variables
+        The parameters to train; all of one floating-point dtype.
+    learning_rate : float or symbolic scalar
+        The step size. A shared variable must be changed on every rank: ``synk.broadcast(learning_rate, value)``.
+    beta1 : float or symbolic scalar
+        The fraction of the first moment m that is kept, from 0 to 1.
+    beta2 : float or symbolic scalar
+        The fraction of the norm u that is kept, from 0 to 1.
+    epsilon : float or symbolic scalar
+        A small number that keeps the quotient finite.
+
+    Returns
+    -------
+    grad_updates : OrderedDict
+        The updates of the gradient function, which write each rank's gradients to ``grad_shared``.
+    param_updates : OrderedDict
+        The updates of the parameter function, which change the step number, the moment, the norm and the parameters on
+        each rank.
+    grad_shared : shared variable, shape ``(n,)``
+        The gradients of all n elements of the parameters, one after the other in C order.
+
+    Raises
+    ------
+    TypeError
+        If the parameters differ in dtype, a gradient's dtype differs from its parameter's, or a parameter is not a
+        shared variable.
+    ValueError
+        If there is no parameter, or the number of gradients differs from that of the parameters.
+
+    References
+    ----------
+    D. P. Kingma, J. Ba (2014), Adam: a method for stochastic optimization, arXiv:1412.6980, section 7.1.
 
     Examples
     --------
@@ -157,7 +323,7 @@ def adamax(
 
 
 def _first_moment(flat: FlatGradient, beta1: Any) -> tuple[Updates, Any, Any]:
-    """Begin Adam's and Adamax's updates: the new step number and the new first moment."""
+    """Return the first updates of Adam and Adamax, the new step number and the new first moment."""
     steps = shared(np.asarray(0, config.floatX), name="steps")
     moment = flat.zeros("first_moment")
     keep, add = flat.numbers(beta1, 1 - beta1)

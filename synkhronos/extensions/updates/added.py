@@ -1,7 +1,7 @@
-"""Momentum added to the updates of any rule.
+"""Momentum that is added to the updates of any rule.
 
-As in Lasagne, and in its order of operations: the velocity is computed from the value u that the
-rule gives to a parameter p. `momentum` gets the same from the gradient, in fewer steps.
+Formulas and order of operations are Lasagne's: the velocity is computed from the value u that the rule gives to a
+parameter p. `momentum` gives the same from the gradient, in fewer operations.
 """
 
 from collections import OrderedDict
@@ -14,29 +14,35 @@ __all__ = ["apply_momentum", "apply_nesterov_momentum"]
 
 
 def apply_momentum(updates: Updates, params: Optional[Any] = None, momentum: Any = 0.9) -> Updates:
-    """Add momentum to another rule: ``v := momentum * v + u - p``, ``p := p + v``.
+    """Add momentum to the updates of a rule.
+
+    ``v := momentum * v + u - p``, ``p := p + v``
 
     Parameters
     ----------
     updates : OrderedDict
-        The rule's `param_updates`, which give the value u to p; it is not changed.
+        The rule's ``param_updates``, which give the value u to p; it is not changed.
     params : iterable of shared variables, optional
-        Which of its variables get momentum. Left out: all, the rule's own memory among them, as in
-        Lasagne.
+        The variables that get momentum. Default: all, including the rule's state, as in Lasagne.
     momentum : float or symbolic scalar
-        The part of the velocity v that is kept.
+        The fraction of the velocity v that is kept, from 0 to 1.
 
     Returns
     -------
     OrderedDict
-        The updates with momentum, and those of the velocities.
+        The updates with momentum, and those of the velocities, each of its parameter's shape and dtype.
 
     Raises
     ------
     TypeError
-        If one of `params` is not a shared variable.
+        If one of ``params`` is not a shared variable.
     ValueError
-        If one of `params` is not in `updates`, or there is none.
+        If one of ``params`` is not in ``updates``, or there is none.
+
+    References
+    ----------
+    B. T. Polyak (1964), Some methods of speeding up the convergence of iteration methods, USSR Computational
+    Mathematics and Mathematical Physics 4(5).
 
     Examples
     --------
@@ -53,10 +59,37 @@ def apply_momentum(updates: Updates, params: Optional[Any] = None, momentum: Any
 
 
 def apply_nesterov_momentum(updates: Updates, params: Optional[Any] = None, momentum: Any = 0.9) -> Updates:
-    """Add Nesterov's momentum to a rule: ``v := momentum * v + u - p``, ``p := momentum * v + u``.
+    """Add Nesterov's momentum to the updates of a rule.
 
-    Parameters, returns and errors as in `apply_momentum`. Sources as in
-    `nesterov_momentum`.
+    ``v := momentum * v + u - p``, ``p := momentum * v + u``
+
+    Parameters
+    ----------
+    updates : OrderedDict
+        The rule's ``param_updates``, which give the value u to p; it is not changed.
+    params : iterable of shared variables, optional
+        The variables that get momentum. Default: all, including the rule's state, as in Lasagne.
+    momentum : float or symbolic scalar
+        The fraction of the velocity v that is kept, from 0 to 1.
+
+    Returns
+    -------
+    OrderedDict
+        The updates with momentum, and those of the velocities, each of its parameter's shape and dtype.
+
+    Raises
+    ------
+    TypeError
+        If one of ``params`` is not a shared variable.
+    ValueError
+        If one of ``params`` is not in ``updates``, or there is none.
+
+    References
+    ----------
+    Y. Nesterov (1983), A method of solving a convex programming problem with convergence rate O(1/k**2), Soviet
+    Mathematics Doklady 27.
+
+    Y. Bengio et al. (2012), Advances in optimizing recurrent networks, arXiv:1212.0901, section 3.5.
 
     Examples
     --------
@@ -73,7 +106,7 @@ def apply_nesterov_momentum(updates: Updates, params: Optional[Any] = None, mome
 
 
 def _velocities(updates: Updates, params: Optional[Any], momentum: Any) -> Iterator[tuple[Any, Any, Any, Any]]:
-    """Give each parameter, its velocity, the velocity's new value and the part that is kept."""
+    """Yield each parameter with its velocity, the velocity's new value, and the fraction that is kept."""
     for param in shared_list(updates if params is None else params):
         if param not in updates:
             raise ValueError(f"params has {param}, which updates does not change")

@@ -1,4 +1,4 @@
-"""Gradient descent, and gradient descent with momentum."""
+"""Update rules: gradient descent, without and with momentum."""
 
 from collections import OrderedDict
 from typing import Any
@@ -10,23 +10,35 @@ __all__ = ["momentum", "nesterov_momentum", "sgd", "sgd_nonflat"]
 
 
 def sgd(loss_or_grads: Any, params: Any, learning_rate: Any) -> Divided:
-    """Stochastic gradient descent: ``p := p - learning_rate * g``.
+    """Stochastic gradient descent.
+
+    ``p := p - learning_rate * g``
 
     Parameters
     ----------
     loss_or_grads : scalar expression, or list of expressions
-        The loss, or one gradient for each parameter.
+        The loss, or one gradient for each parameter, of the parameter's shape and dtype.
     params : iterable of shared variables
-        What to train; all of one dtype.
+        The parameters to train; all of one floating-point dtype.
     learning_rate : float or symbolic scalar
-        A shared variable must be changed on every rank: ``synk.broadcast(learning_rate, value)``.
+        The step size. A shared variable must be changed on every rank: ``synk.broadcast(learning_rate, value)``.
 
     Returns
     -------
-    grad_updates, param_updates : OrderedDict
-        The updates of the gradient function and of the parameter function.
+    grad_updates : OrderedDict
+        The updates of the gradient function, which write each rank's gradients to ``grad_shared``.
+    param_updates : OrderedDict
+        The updates of the parameter function, which change the parameters on each rank.
     grad_shared : shared variable, shape ``(n,)``
-        The gradients of all parameters, one after the other in C order.
+        The gradients of all n elements of the parameters, one after the other in C order.
+
+    Raises
+    ------
+    TypeError
+        If the parameters differ in dtype, a gradient's dtype differs from its parameter's, or a parameter is not a
+        shared variable.
+    ValueError
+        If there is no parameter, or the number of gradients differs from that of the parameters.
 
     Examples
     --------
@@ -45,19 +57,34 @@ def sgd(loss_or_grads: Any, params: Any, learning_rate: Any) -> Divided:
 def sgd_nonflat(loss_or_grads: Any, params: Any, learning_rate: Any) -> Divided:
     """Stochastic gradient descent with a gradient variable for each parameter.
 
-    For parameters of several dtypes, and to measure what the flat vector gains.
+    ``p := p - learning_rate * g``
+
+    For parameters of several dtypes, and to measure the gain of the flat vector of `sgd`.
 
     Parameters
     ----------
-    loss_or_grads, params, learning_rate
-        As in `sgd`; here the dtypes may differ.
+    loss_or_grads : scalar expression, or list of expressions
+        The loss, or one gradient for each parameter.
+    params : iterable of shared variables
+        The parameters to train; the dtypes may differ.
+    learning_rate : float or symbolic scalar
+        The step size. A shared variable must be changed on every rank: ``synk.broadcast(learning_rate, value)``.
 
     Returns
     -------
-    grad_updates, param_updates : OrderedDict
-        As in `sgd`.
+    grad_updates : OrderedDict
+        The updates of the gradient function, which write each rank's gradients to ``grad_shared``.
+    param_updates : OrderedDict
+        The updates of the parameter function, which change the parameters on each rank.
     grad_shared : list of shared variables
-        One for each parameter, with its shape and dtype.
+        One for each parameter, of its shape and dtype.
+
+    Raises
+    ------
+    TypeError
+        If a parameter is not a shared variable.
+    ValueError
+        If there is no parameter, or the number of gradients differs from that of the parameters.
 
     Examples
     --------
@@ -75,11 +102,42 @@ def sgd_nonflat(loss_or_grads: Any, params: Any, learning_rate: Any) -> Divided:
 
 
 def momentum(loss_or_grads: Any, params: Any, learning_rate: Any, momentum: Any = 0.9) -> Divided:
-    """Gradient descent with momentum: ``v := momentum * v - learning_rate * g``, ``p := p + v``.
+    """Gradient descent with momentum.
 
-    Parameters and returns as in `sgd`, and `momentum`, the part of the velocity v that is kept.
-    Source: B. T. Polyak (1964), Some methods of speeding up the convergence of iteration methods,
-    USSR Computational Mathematics and Mathematical Physics 4(5).
+    ``v := momentum * v - learning_rate * g``, ``p := p + v``
+
+    Parameters
+    ----------
+    loss_or_grads : scalar expression, or list of expressions
+        The loss, or one gradient for each parameter, of the parameter's shape and dtype.
+    params : iterable of shared variables
+        The parameters to train; all of one floating-point dtype.
+    learning_rate : float or symbolic scalar
+        The step size. A shared variable must be changed on every rank: ``synk.broadcast(learning_rate, value)``.
+    momentum : float or symbolic scalar
+        The fraction of the velocity v that is kept, from 0 to 1.
+
+    Returns
+    -------
+    grad_updates : OrderedDict
+        The updates of the gradient function, which write each rank's gradients to ``grad_shared``.
+    param_updates : OrderedDict
+        The updates of the parameter function, which change the velocity and the parameters on each rank.
+    grad_shared : shared variable, shape ``(n,)``
+        The gradients of all n elements of the parameters, one after the other in C order.
+
+    Raises
+    ------
+    TypeError
+        If the parameters differ in dtype, a gradient's dtype differs from its parameter's, or a parameter is not a
+        shared variable.
+    ValueError
+        If there is no parameter, or the number of gradients differs from that of the parameters.
+
+    References
+    ----------
+    B. T. Polyak (1964), Some methods of speeding up the convergence of iteration methods, USSR Computational
+    Mathematics and Mathematical Physics 4(5).
 
     Examples
     --------
@@ -98,10 +156,42 @@ def momentum(loss_or_grads: Any, params: Any, learning_rate: Any, momentum: Any 
 def nesterov_momentum(loss_or_grads: Any, params: Any, learning_rate: Any, momentum: Any = 0.9) -> Divided:
     """Gradient descent with Nesterov's momentum, evaluated at the present parameters.
 
-    ``v := momentum * v - learning_rate * g``, ``p := p + momentum * v - learning_rate * g``.
-    Parameters and returns as in `momentum`.
-    Sources: Y. Nesterov (1983), Soviet Mathematics Doklady 27; Y. Bengio et al. (2012), Advances in
-    optimizing recurrent networks, arXiv:1212.0901, section 3.5.
+    ``v := momentum * v - learning_rate * g``, ``p := p + momentum * v - learning_rate * g``
+
+    Parameters
+    ----------
+    loss_or_grads : scalar expression, or list of expressions
+        The loss, or one gradient for each parameter, of the parameter's shape and dtype.
+    params : iterable of shared variables
+        The parameters to train; all of one floating-point dtype.
+    learning_rate : float or symbolic scalar
+        The step size. A shared variable must be changed on every rank: ``synk.broadcast(learning_rate, value)``.
+    momentum : float or symbolic scalar
+        The fraction of the velocity v that is kept, from 0 to 1.
+
+    Returns
+    -------
+    grad_updates : OrderedDict
+        The updates of the gradient function, which write each rank's gradients to ``grad_shared``.
+    param_updates : OrderedDict
+        The updates of the parameter function, which change the velocity and the parameters on each rank.
+    grad_shared : shared variable, shape ``(n,)``
+        The gradients of all n elements of the parameters, one after the other in C order.
+
+    Raises
+    ------
+    TypeError
+        If the parameters differ in dtype, a gradient's dtype differs from its parameter's, or a parameter is not a
+        shared variable.
+    ValueError
+        If there is no parameter, or the number of gradients differs from that of the parameters.
+
+    References
+    ----------
+    Y. Nesterov (1983), A method of solving a convex programming problem with convergence rate O(1/k**2), Soviet
+    Mathematics Doklady 27.
+
+    Y. Bengio et al. (2012), Advances in optimizing recurrent networks, arXiv:1212.0901, section 3.5.
 
     Examples
     --------
@@ -116,8 +206,8 @@ def nesterov_momentum(loss_or_grads: Any, params: Any, learning_rate: Any, momen
     new = keep * velocity - rate * flat.vector
     updates = OrderedDict([(velocity, new)])
     for param, shape, g, v in zip(flat.params, flat.shapes, flat.pieces(flat.vector), flat.pieces(new)):
-        # A loop over three arrays becomes vector code, one over five does not: two reshapes keep
-        # Theano from making one loop of two.
+        # The compiler vectorizes a loop over three arrays, but not one over five: the two reshapes keep Theano from
+        # fusing both loops.
         descended = reshaped_like((param - rate * g).flatten(), shape, param)
         updates[param] = descended + keep * v
     return flat.updates, updates, flat.vector

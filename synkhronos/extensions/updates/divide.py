@@ -1,8 +1,8 @@
-"""Any update rule in two parts, with room for an all-reduce of the gradients between them.
+"""Division of any update rule in two parts, with an all-reduce of the gradients between them.
 
-A rule that was not written for that gets a variable for each gradient in the place of the gradient itself; afterwards
-the variables are replaced by what the all-reduce leaves. Rules take a list of gradients, or a loss that they
-differentiate: for these it is the sum of the products of gradients and parameters, whose gradients are the variables.
+A rule that was not written for this gets stand-in variables instead of the gradients. In its result they are replaced
+by the variables that hold the reduced gradients. Rules take a list of gradients, or a loss that they differentiate: for
+these the loss is the sum of the products of stand-ins and parameters, whose gradients are the stand-ins.
 """
 
 import contextlib
@@ -19,15 +19,15 @@ from synkhronos.extensions.updates.flat import Divided, FlatGradient, gradients,
 
 
 def divide(rule: Union[str, Callable[..., Any]], loss: Any, params: Any, *args: Any, **kwargs: Any) -> Divided:
-    """Have a rule give the updates of the gradients, and those of the parameters.
+    """Apply a rule, and return the updates of the gradients and those of the parameters.
 
     Parameters
     ----------
     rule : str or callable
-        The name of one of `synkhronos.extensions.updates`, or what is called with ``(loss or gradients, params,
-        *args, **kwargs)``. It gives updates, as a dict or as pairs of shared variable and expression (Lasagne's rules
-        and most others do), or what the rules of `synkhronos.extensions.updates` give. It may use a loss for its
-        gradients only.
+        The name of a rule of `synkhronos.extensions.updates`, or a callable that takes
+        ``(loss or gradients, params, *args, **kwargs)`` and returns updates: a dict or pairs of shared variable and
+        expression, as Lasagne's rules and most others do, or what the rules of `synkhronos.extensions.updates` return.
+        It may use a loss for its gradients only.
     loss : scalar expression, or list of gradients
     params : iterable of shared variables
 
@@ -35,12 +35,12 @@ def divide(rule: Union[str, Callable[..., Any]], loss: Any, params: Any, *args: 
     -------
     grad_updates, param_updates : OrderedDict
     grad_shared : shared variable, or list of them
-        One vector; or one variable for each parameter, if these differ in dtype and the rule gave plain updates.
+        One vector; or one variable for each parameter, if these differ in dtype and the rule returned plain updates.
 
     Raises
     ------
     TypeError
-        If the rule gives something else, does not take these arguments, or uses the value of the loss.
+        If the rule returns something else, does not take these arguments, or uses the value of the loss.
     ValueError
         If there is no rule of that name.
     """
@@ -48,7 +48,7 @@ def divide(rule: Union[str, Callable[..., Any]], loss: Any, params: Any, *args: 
     _check_arguments(rule, loss, params, args, kwargs)
     params = shared_list(params)
     stand_ins = [param.type() for param in params]
-    # NaN, so that a use of its value that is overlooked below cannot go unnoticed
+    # NaN, so that a use of its value that the check below misses shows in the results
     stand_in_loss = sum((param * grad).sum() for param, grad in zip(params, stand_ins)) + np.nan
     try:
         result = rule(stand_in_loss, params, *args, **kwargs)
@@ -100,7 +100,7 @@ def _is_pair(item: Sequence[Any]) -> bool:
 
 
 def _uses_value(expressions: Sequence[Any], loss: Any) -> bool:
-    """Whether more of a loss is used than its shape, as gradients do that begin with ones like it."""
+    """Return whether more than the shape of a loss is used; gradients start with ones of its shape."""
     seen, waiting = set(), list(expressions)
     while waiting:
         var = waiting.pop()
@@ -120,7 +120,7 @@ def _uses_value(expressions: Sequence[Any], loss: Any) -> bool:
 
 
 def _found(rule: Any) -> Callable[..., Any]:
-    """The rule of this name, or the rule itself."""
+    """Return the rule of this name, or the rule itself."""
     from synkhronos.extensions import updates
 
     rules = [name for name in updates.__all__ if not name.startswith("apply_")]
@@ -135,7 +135,7 @@ def _found(rule: Any) -> Callable[..., Any]:
 
 def _check_arguments(rule: Callable[..., Any], *given: Any) -> None:
     loss, params, args, kwargs = given
-    with contextlib.suppress(ValueError):  # a callable whose arguments Python does not know
+    with contextlib.suppress(ValueError):  # a callable without a signature
         signature = inspect.signature(rule)
         try:
             signature.bind(loss, params, *args, **kwargs)
