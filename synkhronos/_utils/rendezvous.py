@@ -327,7 +327,7 @@ class Rendezvous:
             environment[SUPERVISOR] = self._supervisor.pass_on()
 
     def abort(self) -> None:
-        """Have the launcher end all processes of the job, this one included; Open MPI does so when this process ends."""
+        """Have the launcher end all processes of the job, this one too; Open MPI does so when this process ends."""
         drain_output()
         if self._launcher is not None:
             self._launcher.abort()

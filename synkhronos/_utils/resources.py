@@ -25,7 +25,7 @@ def count_cores() -> int:
 
 
 def free_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Iterator[tuple[int, str]]:
-    """Yield, for each limit that the kernel reports, the bytes that this process may still take, and the limit's scope."""
+    """Yield the limits that the kernel reports: the bytes that this process may still take, and the limit's scope."""
     swap = 0
     try:
         fields = _fields(proc / "meminfo")
