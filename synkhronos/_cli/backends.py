@@ -44,7 +44,7 @@ class Engine:
         return name.replace(".", self.separator)
 
 
-#: What Synkhronos itself imports.
+#: Packages that Synkhronos itself imports.
 _COMMON = (("posix_ipc", "posix_ipc", "posix_ipc>=1.1"), ("threadpoolctl", "threadpoolctl", "threadpoolctl>=3.5"))
 
 ENGINES = {

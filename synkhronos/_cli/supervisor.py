@@ -35,7 +35,7 @@ except (OSError, ValueError):
 os.execv(sys.argv[2], sys.argv[2:])
 """
 
-_MOST_BYTES = 10_000  # of a line
+_MOST_BYTES = 10_000  # longest line that a process may send
 
 
 class _Process:

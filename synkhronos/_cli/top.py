@@ -31,7 +31,7 @@ def find_sessions() -> list[Found]:
     """Return the sessions of this user, ordered by the process id of their controllers."""
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):  # another user's, or gone
+        with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
             if os.stat(f"/proc/{name}").st_uid == os.getuid():
                 found += [Found(int(name), sight) for sight in _boards_of(int(name))]
     return sorted(found, key=lambda one: one.pid)

@@ -42,7 +42,7 @@ def make_regions(n_ranks: int, rank: int) -> native.Regions:
     Where the kernel or a limit does not allow any, return `Regions` without memory: NumPy then allocates with malloc.
     """
     shared = n_ranks > 1
-    with deferred_interrupts():  # handlers may raise errors like those that are caught there
+    with deferred_interrupts():  # handlers may raise exceptions of the types that are caught below
         free = min(free for free, _ in free_memory())
         size, limit = _size(n_ranks, shared, free)
         try:

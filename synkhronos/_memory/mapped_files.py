@@ -44,7 +44,7 @@ def segment_of_file(array: Any) -> Segment | None:
     if not 0 <= within <= len(mapping) - array.nbytes:
         return None
     writable = array.mode in ("r+", "w+")
-    with deferred_interrupts():  # handlers may raise errors like those that are caught here
+    with deferred_interrupts():  # handlers may raise exceptions of the types that are caught here
         try:
             flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC
             file = Descriptor(os.open(path, flags))

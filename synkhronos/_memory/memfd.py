@@ -94,7 +94,7 @@ def check_room(size: int) -> None:
     """Raise `MemoryError` if ``size`` bytes exceed the free memory of this node, or of this process's cgroup."""
     if size < _SMALL:
         return
-    with deferred_interrupts():  # handlers may raise errors like those that are caught there
+    with deferred_interrupts():  # handlers may raise exceptions of the types that `free_memory` catches
         limits = list(free_memory())
     for free, where in limits:
         if size > free:

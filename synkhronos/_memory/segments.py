@@ -210,7 +210,7 @@ class SegmentTable:
     ended : Endings
         Key and size in bytes of lent memory that has been freed.
     files : dict
-        For lent memory that is part of a file which can be read alone: path and first byte, by key.
+        For lent memory that is a read-only part of a file: the path and the first byte, by key.
     """
 
     def __init__(self) -> None:

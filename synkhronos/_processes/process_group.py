@@ -6,8 +6,8 @@ The controller and its workers share memory::
     controller <──post ANSWERED── worker   one word per worker; the last worker wakes the controller
     all ranks meet at `Team.barrier` inside collectives
 
-With several nodes, each node has a `Team` of its own; its first process is the node leader, and `World` says how the
-ranks of all nodes are numbered.
+With several nodes, the leader of each node has a `Team` of its own, and `World` defines how the ranks of all nodes are
+numbered.
 
 Invariants
 ----------
@@ -109,7 +109,7 @@ def check_machines(team: Team, silent: Sequence[int]) -> None:
     check_order(team)
     is_over = patience.is_over(_MARGIN)
     if team.dead() or team.stopped:
-        team.check_workers()  # which raises
+        team.check_workers()  # raises
     elif silent and is_over and not world.machine:
         rank = world.ranks_of(silent[0])[0]
         name = f"rank {rank}, which leads machine {silent[0]} ({world.line.hosts[silent[0]]})"

@@ -23,7 +23,7 @@ class Patience:
     """Deadline for the answers to one message, which counts only the time that the controller really waits.
 
     While it waits, the controller looks at the clock at least twenty times a second. A gap of a second or more does not
-    count: the controller computed, or the batch system had stopped the whole job.
+    count: the controller computed, or the batch system had stopped the job.
 
     Parameters
     ----------

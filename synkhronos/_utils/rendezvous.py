@@ -373,7 +373,7 @@ class Rendezvous:
         if not self.rank:
             raise _StartLost(message, rank)
         if not any(self._is_there(other) for other in range(self.rank)):
-            _flush()  # before the message
+            _flush()  # so that buffered output precedes the message
             os.write(2, f"synkhronos.fork: {message}\n".encode())
             self.abort()
             os._exit(1)

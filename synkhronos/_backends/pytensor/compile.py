@@ -88,7 +88,7 @@ def rebuilt(
 ) -> tuple[list[Any], list[tuple[Any, Any]], dict[Any, Any]]:
     """Return outputs and all updates (default ones, too) as the backend itself sees them, with the givens applied.
 
-    The third part maps each variable of the user's to the variable that replaces it.
+    The third part maps each of the user's variables to the variable that replaces it.
     """
     _, cloned, (clones, update_of, _, _) = rebuild_collect_shared(
         list(outputs),

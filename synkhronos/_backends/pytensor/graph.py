@@ -105,7 +105,7 @@ def copied(node: Any, inputs: Sequence[Any], is_serial: bool = False) -> list[An
         clone = node.clone()
         clone.inputs = [new if old.type.is_super(new.type) else old.type.filter_variable(new) for old, new in pairs]
         return list(clone.outputs)
-    if isinstance(node.op, SymbolicOp):  # it is made for each type
+    if isinstance(node.op, SymbolicOp):  # its inner graph depends on the inputs' types
         return list(node.op(*inputs, return_list=True))
     return list(node.op.make_node(*inputs).outputs)
 

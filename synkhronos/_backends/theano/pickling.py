@@ -2,7 +2,7 @@
 
 A pickled function consists of its maker (the optimized graph, which is not optimized again) and of the assignment of
 storage cells to inputs. Of the attributes of variables and their tags, only those that Theano itself sets are pickled:
-other libraries attach whole layers (Keras its ``_keras_history``, Blocks its annotations), which ranks may be unable
+other libraries attach entire layers (Keras its ``_keras_history``, Blocks its annotations), which ranks may be unable
 to load.
 
 MRG31k3p (L'Ecuyer and Touzin, "Fast combined multiple recursive generators with multipliers of the form a = ±2^q ±
