@@ -44,6 +44,8 @@ __all__ = [
 ]
 
 
+# -- search for libraries
+
 #: Libraries that libgpuarray and Theano open as ``lib<name>.so``, with their titles.
 NAMES = {"cuda": "CUDA driver", "nvrtc": "NVRTC", "cublas": "cuBLAS", "nccl": "NCCL", "cudnn": "cuDNN"}
 
@@ -151,6 +153,8 @@ def _processor(path: str) -> bytes:
         return b""
     return head[4:6] + head[18:20] if head.startswith(b"\x7fELF") else b""
 
+
+# -- versions and GPUs
 
 #: Program that asks one library, given as name and path, for its version, and NVRTC also for its target GPUs.
 _VERSION = """
@@ -343,6 +347,9 @@ def _misfit(library: Library, limit: tuple[int, ...] | None, gpus: Sequence[Gpu]
     elif library.name == "cudnn" and not 5 <= version[0] <= 7:
         return f"is version {dotted(version)}"
     return ""
+
+
+# -- links to libraries
 
 
 def private_folder(links: Mapping[str, str], environment: Mapping[str, str]) -> str:

@@ -93,6 +93,8 @@ def _execute(words: Sequence[str], supervisor: Supervisor) -> tuple[int, str]:
     return code, "" if was_told or not code else supervisor.loss()
 
 
+# -- the launcher and its arguments
+
 _INSTALL = "pip install mpi4py mpich"
 
 #: Program that prints the vendor and version of mpi4py's MPI, and the file of its library.

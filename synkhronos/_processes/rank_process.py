@@ -50,6 +50,8 @@ def log(level: int, message: str, *args: object) -> None:
         logging.getLogger("synkhronos").log(level, message, *args, stacklevel=2)
 
 
+# -- forked processes
+
 _UNKNOWN = 255  # exit code of a child for which other code has called waitpid
 
 
@@ -158,6 +160,8 @@ def describe_exit(exitcode: int | None) -> str:
     return f"was killed by {name}{hint.get(name, '')}"
 
 
+# -- processes that end with another one
+
 _STDERR = 2
 _MOST_DESCRIPTORS = 65536
 _F_SETSIG = 10  # value on Linux; the `fcntl` module defines it only since Python 3.12
@@ -226,6 +230,8 @@ def _kill_group_at_end_of(reader: int) -> None:
         fcntl.fcntl(reader, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
 
 
+# -- signals of workers
+
 #: Signals that are requests to a process; their default action ends it.
 _REQUESTS = {
     signal.SIGHUP,
@@ -273,6 +279,9 @@ def leave_signals_to_master() -> None:
             signal.signal(number, signal.SIG_DFL)
         elif number in _REQUESTS or callable(handler):
             signal.signal(number, signal.SIG_IGN)
+
+
+# -- workers, as the controller sees them
 
 
 class Member:

@@ -39,6 +39,8 @@ __all__ = [
 ]
 
 
+# -- routines
+
 #: Routines of levels 1 to 3 that Theano's C code calls by these names.
 SYMBOLS = ("sdot_", "ddot_", "sgemv_", "dgemv_", "sger_", "dger_", "sgemm_", "dgemm_")
 
@@ -153,6 +155,8 @@ def file_of(address: int) -> str:
     found = ctypes.CDLL(None).dladdr(ctypes.c_void_p(address), ctypes.byref(symbol))
     return symbol.file.decode(errors="replace") if found else ""
 
+
+# -- trial in a forked process
 
 _PROBE_SECONDS = 60  # time limit to load and call a BLAS, on a busy machine
 
@@ -274,6 +278,8 @@ def _end(child: int) -> int:
         os.unlink(f"/dev/shm/__KMP_REGISTERED_LIB_{child}_{os.getuid()}")
     return status
 
+
+# -- linking
 
 #: Modules whose functions make the command: Theano's and PyTensor's.
 _THEANO = ("theano", "theano.gof.cmodule", "theano.tensor.blas")

@@ -24,6 +24,9 @@ from .flags import is_mend, mend, read_support_code, switch
 __all__ = ["Operand", "elements", "first_axis", "given", "length", "loops", "vectorize_elementwise", "vectorize_tanh"]
 
 
+# -- loops over runs
+
+
 class Operand(NamedTuple):
     """An array in C++ code.
 
@@ -101,6 +104,8 @@ def given(code: Callable[..., str], *arguments: Any) -> str:
         return ""
 
 
+# -- hyperbolic tangent
+
 _TANH_SUPPORT, _TANH_VERSION = read_support_code("tanh.h")
 _REORDERING = {"-fassociative-math", "-funsafe-math-optimizations"}  # tanh.h detects -ffast-math by its macro
 
@@ -141,6 +146,8 @@ def vectorize_tanh(module: Any) -> None:
     op_class.c_code, op_class.c_code_cache_version = c_code, c_code_cache_version
     op_class.c_support_code = c_support_code
 
+
+# -- elementwise operations
 
 _FLAG = "-fno-guess-branch-probability"
 _SUPPORT, _ = read_support_code("runs.h")

@@ -26,6 +26,8 @@ from .flags import is_mend, mend, read_support_code, switch
 __all__ = ["vectorize_convolution", "vectorize_pooling"]
 
 
+# -- convolution
+
 _CONVOLUTION_SUPPORT, _CONVOLUTION_VERSION = read_support_code("sums.h", "convolution.h")
 
 _THEANOS = "PyArrayObject* corrMM("
@@ -85,6 +87,8 @@ def vectorize_convolution(module: Any) -> None:
     op_class.c_code_cache_version = c_code_cache_version
 
 
+# -- pooling in Python
+
 _CLASSES = ("Pool", "AveragePoolGrad", "MaxPoolRop")
 _AS_TUPLES = {
     "k[[region_slices[i][r[i]] for i in xrange(nd)]]": "k[tuple([region_slices[i][r[i]] for i in xrange(nd)])]",
@@ -111,6 +115,8 @@ def mend_pooling(module: Any) -> None:
         exec(compile("\n" * (first - 1) + source, module.__file__, "exec"), vars(module), made)
         op.perform = made["perform"]
 
+
+# -- pooling as vector code
 
 _POOLING_SUPPORT, _POOLING_VERSION = read_support_code("pooling.h")
 
