@@ -1,29 +1,29 @@
-"""Waits for the first import of Theano or Lasagne, then has ``synkhronos._theano_compat`` mend them.
+"""Have ``synkhronos._theano_compat`` patch Theano and Lasagne when they are first imported.
 
-A ``.pth`` line imports this module when Python starts, in every program of the environment: it must stay tiny, and must
-not import the package, which would import Theano.
+A ``.pth`` line imports this module when Python starts, in every program of the environment. It must therefore stay
+tiny, and must not import the package, which would import Theano.
 """
 
 import sys
 
 
 class Watcher:
-    """A ``sys.meta_path`` finder that ``synkhronos._theano_compat.install`` replaces by a `Mender`."""
+    """Finder for ``sys.meta_path`` that ``synkhronos._theano_compat.install`` replaces by a `Mender`."""
 
     synkhronos_role = "watch"
 
     def find_spec(self, name, path=None, target=None):
-        """Return None but for ``theano`` and ``lasagne`` where they are, whose specs the `Mender` makes."""
+        """Return the `Mender`'s specs of ``theano`` and ``lasagne`` if they are installed, else None."""
         if name not in ("theano", "lasagne"):
             return None
         others = [one for one in sys.meta_path if one is not self and hasattr(one, "find_spec")]
         found = [one.find_spec(name, path, target) for one in others]
-        if not any(spec and spec.origin for spec in found):  # a folder of that name has none
+        if not any(spec and spec.origin for spec in found):  # a mere folder has no origin
             return None
         import os
         from importlib.util import module_from_spec, spec_from_file_location
 
-        # Under a name of its own: as synkhronos._theano_compat it would bring the package along.
+        # loaded under another name, because synkhronos._theano_compat would import the package
         file = os.path.join(os.path.dirname(os.path.abspath(__file__)), "synkhronos", "_theano_compat", "__init__.py")
         spec = spec_from_file_location("_synkhronos_compat", file)
         compat = sys.modules[spec.name] = module_from_spec(spec)

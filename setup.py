@@ -1,7 +1,7 @@
-"""What pyproject.toml cannot say: the compiled core, and a ``.pth`` file at the top of site-packages.
+"""Parts of the build that pyproject.toml cannot express: the compiled core, and a ``.pth`` file in site-packages.
 
-Python executes the latter at start-up, so that a program may import Theano before it imports synkhronos
-(see ``_synkhronos_start.py``). Everything else is in pyproject.toml.
+Python executes the ``.pth`` file when it starts, so that a program may import Theano before it imports synkhronos (see
+``_synkhronos_start.py``). Everything else is in pyproject.toml.
 """
 
 import glob
@@ -16,14 +16,14 @@ from setuptools.errors import CCompilerError, ExecError, PlatformError  # isort:
 from distutils.command.install_headers import install_headers  # isort: skip  (setuptools brings distutils)
 
 FLAGS = ["-std=gnu11", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter"]
-FLAGS += ["-ffp-contract=off"]  # fused operations would give other results on processors that have them
+FLAGS += ["-ffp-contract=off"]  # fused multiply-adds would give other results on processors that have them
 
 
 class BuildCore(build_ext):
-    """Compile the core, or say in a line what is missing for that."""
+    """Compile the core, or print one line that says what is missing."""
 
     def build_extensions(self):
-        """Compile against NumPy's headers, which building alone needs."""
+        """Compile with NumPy's headers, which only the build needs."""
         import numpy
 
         header = os.path.join(sysconfig.get_path("include"), "Python.h")
@@ -47,12 +47,11 @@ class BuildCore(build_ext):
 class InstallBesidePackages(install_headers):
     """Install "headers" into site-packages.
 
-    Of all the commands that copy a file as it is, this one runs for wheels and for editable
-    installations alike.
+    Of all the commands that copy a file unchanged, this is the one that runs for wheels and for editable installations.
     """
 
     def finalize_options(self):
-        """Take the directory of the packages for the target."""
+        """Set the target to the folder of the packages."""
         super().finalize_options()
         self.install_dir = self.get_finalized_command("install").install_lib
 

@@ -1,10 +1,8 @@
-"""Which graph engine this process uses: Theano 1.0.5, or PyTensor, its successor.
+"""The graph backend of this process: Theano 1.0.5, or its successor PyTensor.
 
-The graph engine: all that differs between Theano and PyTensor.
-
-One package for each engine offers the same names: `T` (functions that make expressions), variables, nodes and walks
-over graphs, compiled functions, and `ops`, what kinds of operations there are and how they are read. Above, nobody
-imports an engine or asks which one it is.
+One package for each backend provides the same names: `T` (functions that make expressions), variables, Apply nodes and
+graph traversal, compiled functions, and `ops` (the classes of operations, and functions that read them). Code above
+this package imports no backend, and does not ask which one is in use.
 """
 
 from __future__ import annotations
@@ -23,14 +21,14 @@ _VARIABLE = "SYNKHRONOS_ENGINE"
 
 
 def choose() -> str:
-    """``"theano"`` or ``"pytensor"``: what the environment names; else what is imported; else what is installed.
+    """Return ``"theano"`` or ``"pytensor"``: the one the environment names, else the imported, else the installed one.
 
     Raises
     ------
     RuntimeError
         If both are imported, or the environment names something else.
     ImportError
-        If none is installed, or not the one that the environment names.
+        If none is installed, or the one that the environment names is not.
     """
     asked = os.environ.get(_VARIABLE, "")
     if asked:
@@ -48,17 +46,17 @@ def choose() -> str:
 
 
 def _is_there(name: str) -> bool:
-    """Whether there is such a package; a folder of that name, which Python would import, too, has no origin."""
+    """Return whether a package exists; a folder of that name, which Python would import as well, has no origin."""
     try:
         spec = find_spec(name)
-    except ValueError:  # a module in its place that has no spec
+    except ValueError:  # `sys.modules` holds a module without a spec
         return False
     return spec is not None and spec.origin is not None
 
 
 #: ``"theano"`` or ``"pytensor"``.
 name = choose()
-#: Its name in messages.
+#: The backend's name in messages.
 TITLE = ENGINES[name]
 
 _backend = import_module(f"synkhronos._backends.{name}")

@@ -1,6 +1,6 @@
-"""What a machine has to compute with, and the environment in which programs can use it: ``python -m synkhronos``.
+"""Command-line tools (``python -m synkhronos``): report what a node can compute with, and start programs on nodes.
 
-Nothing here imports Theano, NumPy or pygpu, nor what imports them: it is there to help where these fail.
+Nothing here imports Theano, NumPy or pygpu, or a module that does: these tools must help where those fail.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The graph engine of programs here, and what it needs: Theano on Python 3.9 to 3.11, PyTensor from 3.12 on."""
+"""The backend of programs here, and the packages that it needs: Theano on Python 3.9 to 3.11, PyTensor from 3.12 on."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ __all__ = ["ENGINES", "Engine", "engine_of"]
 
 @dataclass(frozen=True)
 class Engine:
-    """A graph engine.
+    """A graph backend.
 
     Attributes
     ----------
     module : str
-        Which Python imports.
+        Name of its Python module.
     title : str
         Its name in messages.
     packages : tuple
-        What programs need: name, module, and what pip takes.
+        Packages that programs need: name, module, and requirement for pip.
     inquiry : str
-        The program that finds out what it compiles with.
+        Source of the program that reports what the backend compiles with.
     separator : str
-        Between the parts of the names of its flags.
+        Separator of the parts of its flags' names.
     has_gpus : bool
-        Whether it computes on any.
+        Whether it supports GPUs.
     """
 
     module: str
@@ -40,11 +40,11 @@ class Engine:
     has_gpus: bool
 
     def flag(self, name: str) -> str:
-        """Name a flag, given as Theano's, such as ``"blas.ldflags"``."""
+        """Return the name of a flag, given as Theano's, such as ``"blas.ldflags"``."""
         return name.replace(".", self.separator)
 
 
-#: What Synkhronos itself imports.
+#: Packages that Synkhronos itself imports.
 _COMMON = (("posix_ipc", "posix_ipc", "posix_ipc>=1.1"), ("threadpoolctl", "threadpoolctl", "threadpoolctl>=3.5"))
 
 ENGINES = {
@@ -56,7 +56,7 @@ ENGINES = {
             ("SciPy", "scipy", "scipy>=1.7,<1.11"),
             ("Theano", "theano", "Theano==1.0.5"),
             *_COMMON,
-            ("Lasagne", "lasagne", "Lasagne==0.1"),  # which is optional
+            ("Lasagne", "lasagne", "Lasagne==0.1"),  # optional
         ),
         THEANO,
         ".",
@@ -80,7 +80,7 @@ ENGINES = {
 
 
 def engine_of(environment: Mapping[str, str], search_path: Sequence[str]) -> Engine:
-    """Tell which engine a program would use: what the environment names; what is installed; what pip would install."""
+    """Return the backend that a program would use: the environment's choice, the installed one, or pip's choice."""
     asked = environment.get("SYNKHRONOS_ENGINE", "")
     if asked in ENGINES:
         return ENGINES[asked]

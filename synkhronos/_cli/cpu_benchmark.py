@@ -1,7 +1,4 @@
-"""What the vector units of the processor can do, and the kernels of BLAS libraries that use them.
-
-The BLAS that the engine is linked to, and NumPy's: whether they work, and how fast they multiply on one core.
-"""
+"""Benchmark of the CPU: peak of the vector units, and speed and correctness of the backend's BLAS and of NumPy's."""
 
 from __future__ import annotations
 
@@ -21,7 +18,8 @@ from synkhronos._cli.report import OK, OPTIONAL, UNUSABLE, Part
 __all__ = ["blas_parts", "peak_of_core", "width_of_kernels", "width_of_processor"]
 
 
-#: Multiplies and adds in registers alone, by the widest vectors that the compiler knows of this processor.
+#: Program that multiplies and adds in registers alone, with the widest vectors that the compiler has for this processor
+#: (float32).
 _PEAK = r"""
 #include <chrono>
 #include <cstdio>
@@ -54,7 +52,7 @@ int main() {
 }
 """
 
-#: OpenBLAS's sets of kernels, by the width of their vectors in bits; those that are not listed use 128.
+#: OpenBLAS's sets of kernels, by the width of their vectors in bits; all other sets use 128.
 _WIDTHS = {
     512: ("SkylakeX", "Cooperlake", "SapphireRapids"),
     256: ("Haswell", "Zen", "Excavator", "Sandybridge", "Bulldozer", "Piledriver", "Steamroller"),
@@ -62,7 +60,7 @@ _WIDTHS = {
 
 
 def peak_of_core(compiler: str, environment: Mapping[str, str]) -> float:
-    """10⁹ floating-point operations a second, of float32, of one core's vector units; 0 where that cannot be tried."""
+    """Return the peak rate of one core's vector units in 10⁹ float32 operations/s; 0 if it cannot be measured."""
     with tempfile.TemporaryDirectory() as folder:
         source, program = os.path.join(folder, "peak.cpp"), os.path.join(folder, "peak")
         with open(source, "w") as file:
@@ -74,12 +72,12 @@ def peak_of_core(compiler: str, environment: Mapping[str, str]) -> float:
 
 
 def width_of_kernels(kernels: str) -> int:
-    """Bits of the vectors that a set of OpenBLAS's kernels uses, by its name."""
+    """Return the vector width, in bits, of a set of OpenBLAS's kernels, by its name."""
     return next((width for width, names in _WIDTHS.items() if kernels in names), 128)
 
 
 def width_of_processor(cpuinfo: str = "/proc/cpuinfo") -> int:
-    """Bits of the widest vectors of this machine's processor that OpenBLAS has kernels for; 0 if it is no x86."""
+    """Return the width in bits of this processor's widest vectors that OpenBLAS has kernels for; 0 if not x86."""
     try:
         with open(cpuinfo) as file:
             found = re.search(r"^flags\s*:(.*)$", file.read(), re.MULTILINE)
@@ -96,17 +94,17 @@ _SLOWER = "NumPy's is called, which is slower"
 def blas_parts(
     answer: Answer, compiler: str, environment: Mapping[str, str], installed: bool, engine: Engine
 ) -> list[Part]:
-    """Describe the BLAS that the engine is linked to, and NumPy's; nothing if the engine cannot be imported.
+    """Describe the BLAS that the backend is linked to, and NumPy's; nothing if the backend cannot be imported.
 
     Parameters
     ----------
     answer : Answer
-        Of the engine's inquiry, whose folder is removed here.
+        Answer of the backend's inquiry; its folder is removed here.
     compiler : str
-        The C++ compiler; empty if there is none that works.
+        The C++ compiler; empty if none works.
     environment : mapping
     installed : bool
-        Whether scipy-openblas32 is.
+        Whether scipy-openblas32 is installed.
     engine : Engine
     """
     record = answer.record
@@ -128,9 +126,9 @@ def _engines(
     peak: float,
     engine: Engine,
 ) -> Part:
-    """Say to what the engine's modules are linked and what comes of that, as was found when one was.
+    """Describe the library that the backend's modules are linked to, and whether it works.
 
-    What decided on it decides on the remedy, too.
+    The remedy depends on where the library was chosen.
     """
     name = engine.flag("blas.ldflags")
     flags, place = told.get("ldflags", ""), chosen_in(name, environment, engine.module)
@@ -145,7 +143,7 @@ def _engines(
     if not flags:
         reason = f"{name} is empty in {place}" if place and not warned else "none is linked"
         return Part("cpu", "BLAS", OPTIONAL, note="\n".join([f"{reason}: {_SLOWER}", *said]), remedy=remedy)
-    source = f", as {place} says" if place and (trouble or not warned) else ""  # what is refused is warned of
+    source = f", as {place} says" if place and (trouble or not warned) else ""  # a warning means: another is used
     if not trouble:
         answer = ask({"product": python(PRODUCT, told["module"])}, environment, 60.0)["product"]
         if not answer.error:
@@ -168,7 +166,7 @@ def _numpys(environment: Mapping[str, str], peak: float) -> Part:
 def _part(
     name: str, product: Mapping[str, Any], peak: float, notes: list[str], environment: Mapping[str, str], remedy: str
 ) -> Part:
-    """Judge a product that was measured; the remedy is for a library that another one can take the place of."""
+    """Judge a measured product; the remedy applies to a library that another one can replace."""
     kernels = product.get("kernels") or ""
     version = " ".join(filter(None, (product.get("kind"), product.get("version"))))
     speed = f"{product['gflops']:.0f} GFLOP/s on one core"

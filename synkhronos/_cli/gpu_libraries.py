@@ -1,16 +1,15 @@
-"""Where CUDA's libraries lie on a machine: wheels, conda, toolkits, drivers, and what the loader knows.
+"""CUDA's libraries on a node: where they are, their versions, which of them go together, and links to them.
 
-Nothing is loaded or executed here but ``ldconfig``, to read the loader's cache.
+Sources are wheels, conda, toolkits, drivers, and the loader's cache. Links are made in a private folder whose name is a
+hash of its contents, so runs with different contents do not disturb each other.
 
-The versions of the CUDA libraries that were found, and which of them go together.
-
-Invariants: no library is loaded into this process, and no CUDA context is made anywhere. Libraries are asked for their
-versions in processes of their own, so that a broken one, or one that needs another driver, is an answer like any other.
-
-A private folder of links, named by what it holds, so that no run can disturb another.
-
-Invariants: a folder that another user owns, or could write to, is never used; a folder appears complete or not at all;
-its contents never change, as other contents have another name. It may be deleted whenever no program runs.
+Invariants
+----------
+* This process loads no library, and no process makes a CUDA context. Libraries are asked for their versions in
+  processes of their own, so that a broken library, or one that needs another driver, gives an answer like any other.
+  `Finder` executes nothing but ``ldconfig``, to read the loader's cache.
+* A folder that another user owns, or could write to, is never used. A folder appears complete or not at all, and its
+  contents never change, because other contents have another name. It may be deleted whenever no program runs.
 """
 
 from __future__ import annotations
@@ -45,10 +44,12 @@ __all__ = [
 ]
 
 
-#: What libgpuarray and Theano open as ``lib<name>.so``, and what it is called.
+# -- search for libraries
+
+#: Libraries that libgpuarray and Theano open as ``lib<name>.so``, with their titles.
 NAMES = {"cuda": "CUDA driver", "nvrtc": "NVRTC", "cublas": "cuBLAS", "nccl": "NCCL", "cudnn": "cuDNN"}
 
-#: Beginnings of the names of files that a library opens from its own folder.
+#: Prefixes of the names of files that a library opens from its own folder.
 COMPANIONS = {
     "cuda": ("libcuda.so", "libnvidia-"),
     "nvrtc": ("libnvrtc",),
@@ -59,14 +60,14 @@ COMPANIONS = {
 
 
 class Finder:
-    """Where libraries lie, in the order in which places are preferred.
+    """Search for libraries, in the order in which places are preferred.
 
     Parameters
     ----------
     environment : mapping
         Environment variables; ``LD_LIBRARY_PATH``, ``CONDA_PREFIX``, ``CUDA_HOME`` and ``CUDA_PATH`` name places.
     search_path : sequence of str
-        The folders of Python packages, as in ``sys.path``; NVIDIA's wheels lie there. It is an attribute, too.
+        The folders of Python packages, as in ``sys.path``; NVIDIA's wheels install there. Also an attribute.
     root : str
         The root of the system.
     cache : str
@@ -92,18 +93,18 @@ class Finder:
     def candidates(self, name: str) -> list[str]:
         """Return the files that may be library ``name`` (of `NAMES`), the preferred place first.
 
-        Links are resolved, nothing comes twice, and files for another kind of processor are left out.
+        Links are resolved, duplicates removed, and files for another kind of processor left out.
         """
         pattern = re.compile(rf"lib{name}\.so(\.\d+)*")
         found = []
         for folder in self._folders:
-            if os.path.basename(folder) != "stubs":  # made for linking only
+            if os.path.basename(folder) != "stubs":  # stubs serve for linking only
                 names = sorted(file for file in self._names[folder] if pattern.fullmatch(file))
                 found += [os.path.realpath(os.path.join(folder, file)) for file in names]
         return [path for path in dict.fromkeys(found) if _processor(path) == _processor(sys.executable)]
 
     def loaded_as(self, file: str) -> str | None:
-        """Return the file that the loader takes for this name by itself, links resolved; None if it finds none."""
+        """Return the file that the loader itself finds for this name, links resolved; None if it finds none."""
         for folder in self._by_loader:
             if file in self._names[folder]:
                 path = os.path.realpath(os.path.join(folder, file))
@@ -113,7 +114,7 @@ class Finder:
 
 
 def _usual_places(environment: Mapping[str, str], search_path: Sequence[str], root: str) -> Iterator[str]:
-    """Yield where wheels, conda, NVIDIA's toolkit, and drivers in containers and under WSL put libraries."""
+    """Yield folders where wheels, conda, NVIDIA's toolkit, and drivers in containers and under WSL put libraries."""
     for folder in search_path:
         yield from sorted(glob.glob(os.path.join(glob.escape(folder), "nvidia", "*", "lib")))
     for prefix in (environment.get("CONDA_PREFIX", ""), sys.prefix, sys.base_prefix):
@@ -126,14 +127,14 @@ def _usual_places(environment: Mapping[str, str], search_path: Sequence[str], ro
 
 
 def _existing(folders: Sequence[str]) -> list[str]:
-    """Leave out what is no folder, what cannot be read, and what comes twice."""
+    """Return the folders that exist and can be read, without duplicates."""
     return [
         folder for folder in dict.fromkeys(folders) if os.path.isdir(folder) and os.access(folder, os.R_OK | os.X_OK)
     ]
 
 
 def _folders_of_cache(cache: str) -> list[str]:
-    """Return the folders that the loader's cache knows, in its order."""
+    """Return the folders in the loader's cache, in its order."""
     command = ["/sbin/ldconfig", "-p", "-C", cache]
     try:
         listing = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30).stdout
@@ -144,7 +145,7 @@ def _folders_of_cache(cache: str) -> list[str]:
 
 
 def _processor(path: str) -> bytes:
-    """Return what the head of an ELF file says of processor and word size; empty for other files."""
+    """Return the word size and processor from the header of an ELF file; empty for other files."""
     try:
         with open(path, "rb") as file:
             head = file.read(20)
@@ -153,7 +154,9 @@ def _processor(path: str) -> bytes:
     return head[4:6] + head[18:20] if head.startswith(b"\x7fELF") else b""
 
 
-#: Asks one library, given as name and path, for its version, and NVRTC also for what it compiles for.
+# -- versions and GPUs
+
+#: Program that asks one library, given as name and path, for its version, and NVRTC also for its target GPUs.
 _VERSION = """
 import ctypes, json, sys
 name, path = sys.argv[1:]
@@ -190,7 +193,7 @@ if name == "nvrtc" and hasattr(library, "nvrtcGetSupportedArchs"):
     print(json.dumps({"architectures": list(found)}))
 """
 
-#: Asks the driver, given as path, for its GPUs; the first index is the N of pygpu's cudaN.
+#: Program that asks the driver, given as path, for its GPUs, in the order of pygpu's cuda0, cuda1, …
 _GPUS = """
 import ctypes, json, sys
 cuda = ctypes.CDLL(sys.argv[1])
@@ -213,7 +216,7 @@ for index in range(number(cuda.cuDeviceGetCount)):
     print(json.dumps([name.value.decode(errors="replace"), memory.value, major * 10 + minor]))
 """
 
-#: Seconds within which a library answers; the first question to a driver may wake GPUs.
+#: Time limit for a library's answer, in seconds; the first question to a driver may wake GPUs.
 _LIBRARIES_SECONDS = 30.0
 
 
@@ -227,11 +230,11 @@ class Library(NamedTuple):
     path : str
         The file itself; links are resolved.
     version : tuple of int
-        As the library tells it (for ``cuda`` the version of CUDA, not of the driver); empty if it did not answer.
+        As the library reports it (for ``cuda`` the version of CUDA, not of the driver); empty if it did not answer.
     error : str
-        Why it did not answer, else empty.
+        The reason why it did not answer, else empty.
     architectures : tuple of int
-        For NVRTC, the compute capabilities that it compiles for, times 10; empty if it cannot tell.
+        For NVRTC, the compute capabilities that it compiles for, times 10; empty if it does not report them.
     """
 
     name: str
@@ -250,14 +253,14 @@ class Gpu(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """What was found, and what of it serves.
+    """The libraries that were found, divided into usable and refused ones.
 
     Attributes
     ----------
     driver : Library or None
         The driver's library.
     chosen : dict
-        The library that serves, for each of the other names that has one.
+        The usable library, for each of the other names that has one.
     refused : list of (Library, str)
         The others, each with the reason.
     """
@@ -268,10 +271,10 @@ class Survey(NamedTuple):
 
 
 def survey(finder: Finder, environment: Mapping[str, str], gpus: Sequence[Gpu] | None = None) -> Survey:
-    """Find the CUDA libraries, and choose the newest of each that goes with the driver.
+    """Find the CUDA libraries, and choose the newest of each that works with the driver.
 
-    NVRTC must not be newer than the driver's CUDA, or the driver cannot read what it compiles, and it must compile for
-    every GPU. cuBLAS must not be of a later major version than either. Theano speaks to cuDNN 5 to 7.
+    NVRTC must not be newer than the driver's CUDA, because the driver could not read its output, and it must compile
+    for every GPU. The major version of cuBLAS must not be later than either's. Theano supports cuDNN 5 to 7.
 
     Parameters
     ----------
@@ -279,7 +282,7 @@ def survey(finder: Finder, environment: Mapping[str, str], gpus: Sequence[Gpu] |
     environment : mapping
         The environment variables of the processes that are asked.
     gpus : sequence of Gpu, optional
-        The GPUs; if not given, the driver is asked for them if the choice of NVRTC depends on them.
+        The GPUs; default: the driver is asked for them if the choice of NVRTC depends on them.
     """
     paths = {path: name for name in NAMES for path in finder.candidates(name)}
     answers = ask(
@@ -310,26 +313,26 @@ def survey(finder: Finder, environment: Mapping[str, str], gpus: Sequence[Gpu] |
 
 
 def ask_gpus(driver: str, environment: Mapping[str, str]) -> tuple[list[Gpu], str]:
-    """Ask the driver, the library at this path, for its GPUs; in a process of its own, and without a CUDA context.
+    """Ask the driver, the library at this path, for its GPUs, in a process of its own and without a CUDA context.
 
     Returns
     -------
     list of Gpu
-        In the order of pygpu's ``cuda0``, ``cuda1``, …; ``CUDA_VISIBLE_DEVICES`` counts.
+        In the order of pygpu's ``cuda0``, ``cuda1``, …; ``CUDA_VISIBLE_DEVICES`` is respected.
     str
-        What went wrong, else empty.
+        The error, else empty.
     """
     answer = ask({0: python(_GPUS, driver, isolated=True)}, environment, _LIBRARIES_SECONDS)[0]
     return [Gpu(*value) for value in answer.values], answer.error
 
 
 def dotted(version: Sequence[int]) -> str:
-    """Write a version with dots."""
+    """Return a version with dots."""
     return ".".join(map(str, version))
 
 
 def _misfit(library: Library, limit: tuple[int, ...] | None, gpus: Sequence[Gpu]) -> str:
-    """Say why a library cannot be used where CUDA is of version ``limit``; empty if it can."""
+    """Return why a library cannot be used with CUDA of version ``limit``; empty if it can."""
     version = library.version
     if not version:
         return f"does not tell its version: {library.error or 'no answer'}"
@@ -346,20 +349,23 @@ def _misfit(library: Library, limit: tuple[int, ...] | None, gpus: Sequence[Gpu]
     return ""
 
 
+# -- links to libraries
+
+
 def private_folder(links: Mapping[str, str], environment: Mapping[str, str]) -> str:
-    """Make a folder of symbolic links, unless there is one.
+    """Make a folder of symbolic links, unless it exists.
 
     Parameters
     ----------
     links : mapping
         From the path of each link, relative to the folder, to its target.
     environment : mapping
-        Environment variables; ``XDG_CACHE_HOME`` and ``HOME`` say where the user's caches are.
+        Environment variables; ``XDG_CACHE_HOME`` and ``HOME`` give the place of the user's caches.
 
     Returns
     -------
     str
-        The folder's path; mode 0700.
+        The folder's path; its mode is 0700.
 
     Raises
     ------
@@ -386,9 +392,9 @@ def private_folder(links: Mapping[str, str], environment: Mapping[str, str]) -> 
 
 
 def _parents(environment: Mapping[str, str]) -> Iterator[str]:
-    """Yield the places for such folders: in the user's cache, or else where temporary files are."""
+    """Yield the places for such folders: the user's cache, then the folder of temporary files."""
     cache = environment.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(cache):  # relative ones are to be ignored, says the specification
+    if not os.path.isabs(cache):  # the specification of base directories says to ignore relative paths
         cache = os.path.join(environment.get("HOME", ""), ".cache")
     if os.path.isabs(cache):
         yield os.path.join(cache, "synkhronos")
@@ -396,7 +402,7 @@ def _parents(environment: Mapping[str, str]) -> Iterator[str]:
 
 
 def _is_safe(folder: str) -> bool:
-    """Tell whether a folder is this user's alone, and nobody else can put another in its place."""
+    """Return whether a folder belongs to this user alone and nobody else can replace it."""
     own, above = os.lstat(folder), os.stat(os.path.dirname(folder))
     if not stat.S_ISDIR(own.st_mode) or own.st_uid != os.geteuid() or own.st_mode & 0o022:
         return False
@@ -405,7 +411,7 @@ def _is_safe(folder: str) -> bool:
 
 
 def _filled(folder: str, links: Mapping[str, str]) -> str:
-    """Make the folder, unless it is there, and mend the links of one that is damaged."""
+    """Make the folder, unless it exists, and repair the links of a damaged one."""
     if not os.path.lexists(folder):
         fresh = tempfile.mkdtemp(prefix="new-", dir=os.path.dirname(folder))  # mode 0700
         try:
@@ -421,7 +427,7 @@ def _filled(folder: str, links: Mapping[str, str]) -> str:
 
 
 def _link(folder: str, links: Mapping[str, str]) -> None:
-    """Make those links that are not there, each at one stroke."""
+    """Make the missing links, each in one atomic step."""
     for link, target in links.items():
         path = os.path.join(folder, link)
         if os.path.islink(path) and os.readlink(path) == target:

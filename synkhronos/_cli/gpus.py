@@ -1,4 +1,4 @@
-"""What there is for computing on GPUs: pygpu, CUDA's libraries, OpenCL's platforms, and the devices themselves."""
+"""Report on GPU computing: pygpu, CUDA's libraries, OpenCL's platforms, and the devices themselves."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from synkhronos._cli.report import MISSING, OK, OPTIONAL, UNUSABLE, Device, Part
 
 __all__ = ["cuda_gpus", "cuda_parts", "opencl_parts", "pygpu_parts", "try_devices"]
 
-#: Seconds for trying a device, on a machine that is busy.
+#: Time limit for trying a device on a busy machine, in seconds.
 _PATIENCE = 120.0
 
-#: What NVIDIA's wheels of the libraries are called.
+#: Names of NVIDIA's wheels of the libraries, as `cuda_wheel` takes them.
 WHEELS = {"nvrtc": "cuda-nvrtc", "cublas": "cublas", "nccl": "nccl"}
 
-#: What it means that a library is not there which one can do without.
+#: Consequences of the lack of an optional library.
 WITHOUT = {
     "nccl": "collectives go through the memory of the host instead",
     "cudnn": "Theano speaks to versions 5 to 7 only, and does without: dnn.enabled=False",
@@ -33,11 +33,11 @@ def pygpu_parts(pygpu: Answer, headers: Answer, search_path: Sequence[str]) -> l
     Parameters
     ----------
     pygpu : Answer
-        What `synkhronos._cli.probes.PYGPU` answered.
+        Answer of `synkhronos._cli.probes.PYGPU`.
     headers : Answer
-        What the compiler said to a program that needs the headers.
+        The compiler's answer for a program that needs the headers.
     search_path : sequence of str
-        The folders in which programs find packages if nothing is prepared.
+        The folders in which programs find packages without the launcher.
     """
     facts = pygpu.record
     if facts and not pygpu.error:
@@ -56,7 +56,7 @@ def pygpu_parts(pygpu: Answer, headers: Answer, search_path: Sequence[str]) -> l
 
 
 def cuda_gpus(finder: Finder, environment: Mapping[str, str]) -> tuple[list[Gpu], str]:
-    """Ask the first driver that has GPUs for them; and tell what is wrong if none has."""
+    """Return the GPUs of the first driver that has any, and an empty text; or no GPUs, and the reason."""
     troubles = []
     for path in finder.candidates("cuda"):
         gpus, trouble = ask_gpus(path, environment)
@@ -74,7 +74,7 @@ def cuda_parts(found: Survey, gpus: Sequence[Gpu], trouble: str) -> list[Part]:
     found : Survey
     gpus : sequence of Gpu
     trouble : str
-        Why there are no GPUs although there is a driver.
+        The reason why there are no GPUs although there is a driver.
     """
     why = {name: "; ".join(f"{one.path} {why}" for one, why in found.refused if one.name == name) for name in NAMES}
     driver = found.driver
@@ -100,7 +100,7 @@ def cuda_parts(found: Survey, gpus: Sequence[Gpu], trouble: str) -> list[Part]:
 
 
 def opencl_parts(opencl: Answer, finder: Finder) -> list[Part]:
-    """Judge the loader of OpenCL, its platforms, and the BLAS that libgpuarray uses there."""
+    """Judge the loader of OpenCL, its platforms, and the BLAS that libgpuarray uses with them."""
     loader = finder.loaded_as("libOpenCL.so")
     parts = [
         Part("opencl", "libOpenCL", OK if loader else MISSING, "", loader or "", "", remedies.apt("ocl-icd-opencl-dev"))
@@ -119,7 +119,7 @@ def opencl_parts(opencl: Answer, finder: Finder) -> list[Part]:
 
 
 def try_devices(gpus: Sequence[Gpu], opencl: Answer, with_pygpu: bool, environment: Mapping[str, str]) -> list[Device]:
-    """Compute a little on every device, each in a process of its own, and tell how it went."""
+    """Compute on every device, each in a process of its own, and report the results."""
     facts = {f"cuda{index}": (gpu.name, gpu.memory, f"{gpu.capability / 10}") for index, gpu in enumerate(gpus)}
     for platform, (_, _, devices) in enumerate(opencl.values):
         for index, (name, memory) in enumerate(devices):
@@ -131,7 +131,7 @@ def try_devices(gpus: Sequence[Gpu], opencl: Answer, with_pygpu: bool, environme
 
 
 def _outcome(trial: Answer) -> tuple[str, str]:
-    """Return the state of a device that was tried, and what failed."""
+    """Return the state of a device that was tried, and the steps that failed."""
     steps = trial.record
     failed = [f"{step}: {error}" for step, error in steps.items() if error]
     if trial.error:
@@ -140,12 +140,12 @@ def _outcome(trial: Answer) -> tuple[str, str]:
 
 
 def _driver_version(path: str) -> str:
-    """Return the version of NVIDIA's driver, which its library carries in its name."""
+    """Return the version of NVIDIA's driver, which is part of its library's file name."""
     return path.partition(".so.")[2]
 
 
 def _has_nvidia_hardware() -> bool:
-    """Tell whether a display controller of NVIDIA's is on the PCI bus, or Windows lends one."""
+    """Return whether the PCI bus has a display controller by NVIDIA, or Windows lends one."""
     for folder in glob.glob("/sys/bus/pci/devices/*"):
         try:
             with open(f"{folder}/vendor") as vendor, open(f"{folder}/class") as kind:

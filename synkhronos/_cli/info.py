@@ -1,6 +1,6 @@
-"""Finds out what there is on this machine to compute with, in the environment that the launcher prepares.
+"""Examine what this node can compute with, in the environment that the launcher prepares.
 
-No broken part can take this down: all that could crash or hang is asked in processes of their own.
+Everything that could crash or hang runs in a process of its own, so that a broken part cannot end the examination.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ __all__ = ["examine"]
 
 _OFF = "turned off by cxx in {}: {} compiles no C++"
 
-#: Seconds for importing the engine or trying a device, on a machine that is busy.
+#: Time limit for importing the backend or compiling on a busy machine, in seconds.
 _PATIENCE = 120.0
 
-#: Less free memory than this, in bytes, is worth a word.
+#: Free memory below this many bytes is reported as a problem.
 _LITTLE = 2**30
 
 
 def examine(version: str, environment: Mapping[str, str], search_path: Sequence[str]) -> Report:
-    """Look at everything.
+    """Examine everything, and return the report.
 
     Parameters
     ----------
     version : str
-        Of Synkhronos.
+        Version of Synkhronos.
     environment : mapping
-        The environment variables that there are.
+        The environment variables.
     search_path : sequence of str
         The folders in which programs find packages.
     """
@@ -87,7 +87,7 @@ def examine(version: str, environment: Mapping[str, str], search_path: Sequence[
 
 
 def _packages(search_path: Sequence[str], answer: Answer, engine: Engine) -> list[Part]:
-    """Python and its packages; the engine is imported, the others need only be there."""
+    """Judge Python and its packages; the backend is imported, the others need only be installed."""
     parts = [Part("cpu", "Python", OK, ".".join(map(str, sys.version_info[:3])), sys.executable)]
     for name, module, requirement in engine.packages:
         path = package_path(module, search_path)
@@ -108,7 +108,7 @@ def _packages(search_path: Sequence[str], answer: Answer, engine: Engine) -> lis
 
 
 def _satisfies(version: str, requirement: str) -> bool:
-    """Tell whether a version lies within the bounds that a requirement gives."""
+    """Return whether a version lies within the bounds of a requirement."""
     tests = {"==": lambda a, b: a == b, ">=": lambda a, b: a >= b, "<": lambda a, b: a < b}
     return all(
         tests[operator](_numbers(version), _numbers(bound))
@@ -121,9 +121,9 @@ def _numbers(version: str) -> list[int]:
 
 
 def _compile(compiler: str, arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, Answer]:
-    """Let the compiler say its version, and compile and link what Theano's C code includes.
+    """Have the compiler report its version, and compile and link the headers that Theano's C code includes.
 
-    The arguments are those that Theano gives it with every module, the user's ``gcc.cxxflags`` among them.
+    The arguments are those that Theano passes with every module, the user's ``gcc.cxxflags`` among them.
     """
     if not compiler:
         return {name: Answer("", "there is no C++ compiler") for name in ("version", "arguments", "python", "gpuarray")}
@@ -144,7 +144,7 @@ def _compile(compiler: str, arguments: Sequence[str], environment: Mapping[str, 
 def _compiling(
     compiler: str, compiled: Mapping[str, Answer], environment: Mapping[str, str], engine: Engine
 ) -> list[Part]:
-    """The C++ compiler, and Python's headers; numba, PyTensor's own choice, does without."""
+    """Judge the C++ compiler and Python's headers; they are optional with PyTensor, whose default is numba."""
     version, place, remedy = compiled["version"], chosen_in("cxx", environment, engine.module), remedies.apt("g++")
     state, note = (UNUSABLE, version.error) if compiler and version.error else (OK, "")
     if place:
@@ -168,7 +168,7 @@ def _compiling(
 
 
 def _judged(free: int, where: str) -> Part:
-    """Say whether there is room for data sets and results."""
+    """Judge the free memory, which must hold data sets and results."""
     size = f"{free / 2**30:.1f} GiB free {where}"
     if free > _LITTLE:
         return Part("cpu", "memory", OK, size)

@@ -1,13 +1,11 @@
-"""What the user has chosen in an engine's flags and configuration files, read as the engine does, but without it.
-
-The environment in which GPUs work, and executing a program in it.
+"""Run a program in an environment in which GPUs work, and read a user's flags of a backend without importing it.
 
 libgpuarray opens CUDA's libraries by names without a version, which neither wheels nor drivers install, and the loader
-reads ``LD_LIBRARY_PATH`` when a process starts. So links under these names go into a private folder, and the same
-Python is executed again with an environment that names it. The environment is changed only as far as is needed; on a
-machine without CUDA and pygpu it stays as it is.
+reads ``LD_LIBRARY_PATH`` when a process starts. Therefore a private folder holds links of these names, and the same
+Python is executed again with an environment that names the folder. The environment changes only as far as needed; on a
+machine without CUDA and pygpu it stays the same.
 
-Invariant: this process imports neither Theano nor pygpu and loads no library of CUDA's.
+Invariant: this process imports neither Theano nor pygpu, and loads no library of CUDA's.
 """
 
 from __future__ import annotations
@@ -29,12 +27,12 @@ __all__ = ["chosen_in", "package_path", "run", "system_pygpu", "variables"]
 
 
 def chosen_in(name: str, environment: Mapping[str, str], engine: str = "theano") -> str:
-    """Say where a flag of the engine's is set.
+    """Return where a flag of the backend is set.
 
     Parameters
     ----------
     name : str
-        Such as ``"cxx"``, or ``"blas.ldflags"``, which is ``"blas__ldflags"`` of PyTensor.
+        Name of the flag, such as ``"cxx"``, or ``"blas.ldflags"``, which is ``"blas__ldflags"`` for PyTensor.
     environment : mapping
         The environment variables.
     engine : str
@@ -43,12 +41,12 @@ def chosen_in(name: str, environment: Mapping[str, str], engine: str = "theano")
     Returns
     -------
     str
-        ``"THEANO_FLAGS"`` or ``"PYTENSOR_FLAGS"``, the path of a configuration file, or nothing.
+        ``"THEANO_FLAGS"`` or ``"PYTENSOR_FLAGS"``, the path of a configuration file, or empty.
     """
     flags = f"{engine.upper()}_FLAGS"
     splitter = shlex.shlex(environment.get(flags, ""), posix=True)
     splitter.whitespace, splitter.whitespace_split = ",", True
-    with contextlib.suppress(ValueError):  # a quote without an end, of which the engine will tell
+    with contextlib.suppress(ValueError):  # an unterminated quote, which the backend itself reports
         if any("=" in flag and flag.split("=")[0].strip() == name for flag in splitter):
             return flags
     section, _, option = name.replace("__", ".").rpartition(".")
@@ -67,22 +65,22 @@ def chosen_in(name: str, environment: Mapping[str, str], engine: str = "theano")
 
 _logger = logging.getLogger("synkhronos")
 
-#: Where Debian's packages for the system's Python lie.
+#: Folder of Debian's packages for the system's Python.
 SYSTEM_PACKAGES = "/usr/lib/python3/dist-packages"
 
-#: pygpu, and what it imports beside NumPy.
+#: pygpu, and the packages that it imports in addition to NumPy.
 PYGPU = ("pygpu", "mako", "markupsafe", "six")
 
 
 def run(arguments: Sequence[str], command_line: Sequence[str], search_path: Sequence[str]) -> NoReturn:
-    """Replace this process by the same Python, with the same options, that executes something else ready for GPUs.
+    """Replace this process by the same Python, with the same options, executing another program with GPUs usable.
 
     Parameters
     ----------
     arguments : sequence of str
-        What Python gets: a script, or ``-m`` and a module, and their arguments.
+        Arguments of Python: a script, or ``-m`` and a module, and their arguments.
     command_line : sequence of str
-        The command line of this process, without ``arguments`` and what else this package was given.
+        Command line of this process, without ``arguments`` and this package's own arguments.
     search_path : sequence of str
         The folders in which programs find packages.
 
@@ -98,7 +96,7 @@ def run(arguments: Sequence[str], command_line: Sequence[str], search_path: Sequ
     if lacking:
         _logger.warning("CUDA cannot be used: %s; `python -m synkhronos info` says what mends it", lacking)
     environment.update(variables(environment, finder, found))
-    # Importing the package may have imported Theano and opened a GPU; elsewhere this forbids to open one.
+    # importing the package may have imported Theano and opened a GPU; the variable would forbid the program to open one
     environment.pop("THEANO_GPU_IS_ALREADY_ACTIVE", None)
     rendezvous.pass_on(environment)
     sys.stdout.flush()
@@ -107,15 +105,15 @@ def run(arguments: Sequence[str], command_line: Sequence[str], search_path: Sequ
 
 
 def variables(environment: Mapping[str, str], finder: Finder, found: Survey | None) -> dict[str, str]:
-    """Return the environment variables to set so that a program can compute on GPUs, and make the links they name.
+    """Return the environment variables to set so that a program can compute on GPUs, and make the links that they name.
 
     Parameters
     ----------
     environment : mapping
-        The environment variables that there are. What the user has set stays, and wins.
+        The existing environment variables. The user's settings stay, and take precedence.
     finder : Finder
     found : Survey or None
-        The libraries; without a driver nothing is set for them.
+        The libraries; without a driver, no variable is set for them.
 
     Raises
     ------
@@ -138,7 +136,7 @@ def variables(environment: Mapping[str, str], finder: Finder, found: Survey | No
 
 
 def what_cuda_lacks(found: Survey) -> str:
-    """Say in one line which libraries are not there, or are but do not serve; empty if all are."""
+    """Describe in one line the required libraries that are missing or unusable; empty if none is."""
     lacking = [] if found.driver else ["cuda"]
     lacking += [name for name in ("nvrtc", "cublas") if name not in found.chosen]
     reasons = {name: "no " + NAMES[name] for name in lacking}
@@ -147,7 +145,7 @@ def what_cuda_lacks(found: Survey) -> str:
 
 
 def interpreter_options(command_line: Sequence[str]) -> list[str]:
-    """Return the options of Python, of a command line that ends with what Python was to execute.
+    """Return Python's options in a command line that ends with the module or script to execute.
 
     >>> interpreter_options(["python", "-X", "dev", "-um", "synkhronos"])
     ['-X', 'dev', '-u']
@@ -169,10 +167,10 @@ def interpreter_options(command_line: Sequence[str]) -> list[str]:
 
 
 def library_links(found: Survey, finder: Finder) -> dict[str, str]:
-    """Say which links the libraries need that were chosen: from the link's name to its target.
+    """Return the links that the chosen libraries need: the link's name and its target.
 
-    Each needs its name without a version, and the files beside it that it opens itself, unless the loader finds
-    the very same files without help.
+    A library needs its name without a version, and the files next to it that it opens itself, unless the loader finds
+    the very same files without links.
     """
     links = {}
     for library in filter(None, [found.driver, *found.chosen.values()]):
@@ -186,7 +184,7 @@ def library_links(found: Survey, finder: Finder) -> dict[str, str]:
 
 
 def package_links(search_path: Sequence[str]) -> dict[str, str]:
-    """Say which links make the system's pygpu importable, and of what it imports only what is not there anyway."""
+    """Return the links that make the system's pygpu importable, and those of its dependencies that are missing."""
     if package_path("pygpu", search_path) or not system_pygpu():
         return {}
     links = {}
@@ -198,13 +196,13 @@ def package_links(search_path: Sequence[str]) -> dict[str, str]:
 
 
 def system_pygpu() -> str:
-    """Return the folder of the system's pygpu, if it is made for this version of Python; else nothing."""
+    """Return the folder of the system's pygpu if it is made for this version of Python, else an empty string."""
     path = package_path("pygpu", [SYSTEM_PACKAGES])
     return path if any(os.path.exists(os.path.join(path, f"gpuarray{suffix}")) for suffix in EXTENSION_SUFFIXES) else ""
 
 
 def package_path(name: str, search_path: Sequence[str]) -> str:
-    """Return the folder of a package, or the file of a module, without importing it; nothing if there is none."""
+    """Return the folder of a package, or the file of a module, without importing it; empty if there is none."""
     spec = PathFinder.find_spec(name, list(search_path))
     if spec is None or not spec.origin:
         return ""

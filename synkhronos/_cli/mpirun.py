@@ -1,8 +1,6 @@
-"""A program on several nodes, from its start to its end, and the node that ended it.
+"""Run a program on several nodes with the launcher of mpi4py's MPI, and report which node ended it.
 
-Starting a program on several machines: the launcher of the MPI that mpi4py uses, and the arguments that it takes.
-
-Invariant: this process loads no library of MPI's.
+Invariant: this process does not load an MPI library.
 """
 
 from __future__ import annotations
@@ -33,30 +31,30 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run_on(hosts: str, arguments: Sequence[str], command_line: Sequence[str], verbose: bool) -> tuple[int, str]:
-    """Execute a program on several nodes, with the same Python on each; returns its exit code, and which node ended it.
+    """Run a program on several nodes, with the same Python on each.
 
     Parameters
     ----------
     hosts : str
         See `parse_hosts`.
     arguments : sequence of str
-        What Python gets: a script, or ``-m`` and a module, and their arguments.
+        Arguments of Python: a script, or ``-m`` and a module, and their arguments.
     command_line : sequence of str
-        The command line of this process, without ``arguments`` and what else this package was given.
+        Command line of this process, without ``arguments`` and this package's own arguments.
     verbose : bool
-        Say on standard error what is executed.
+        Print the executed command to standard error.
 
     Returns
     -------
     int
-        That of the launcher.
+        The launcher's exit code.
     str
         Which node was lost, and how; empty if none.
 
     Raises
     ------
     ValueError
-        If ``hosts`` makes no sense, or a name in it does not resolve.
+        If ``hosts`` is malformed, or a name in it does not resolve.
     FileNotFoundError
         If there is no MPI, or no launcher of it.
     """
@@ -73,8 +71,8 @@ def run_on(hosts: str, arguments: Sequence[str], command_line: Sequence[str], ve
 
 
 def _execute(words: Sequence[str], supervisor: Supervisor) -> tuple[int, str]:
-    """Execute a command, and hand on signals that are sent to this process; those of the terminal reach both."""
-    import ctypes  # where a program runs on this machine alone, it is not needed
+    """Execute a command, and forward signals that are sent to this process; those of the terminal reach both."""
+    import ctypes  # imported here, because a program on a single node does not need it
 
     library, before = ctypes.CDLL(None), signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
 
@@ -95,9 +93,11 @@ def _execute(words: Sequence[str], supervisor: Supervisor) -> tuple[int, str]:
     return code, "" if was_told or not code else supervisor.loss()
 
 
+# -- the launcher and its arguments
+
 _INSTALL = "pip install mpi4py mpich"
 
-#: Prints whose MPI mpi4py has found, its version, and the file of the library.
+#: Program that prints the vendor and version of mpi4py's MPI, and the file of its library.
 _ASK = """
 import json
 import mpi4py
@@ -107,7 +107,7 @@ files = [line.split(maxsplit=5)[5].strip() for line in open("/proc/self/maps") i
 print(json.dumps([MPI.get_vendor()[0], MPI.Get_library_version().splitlines()[0].strip("\\0 "), *files[:1]]))
 """
 
-#: Names of launchers, the most telling first, and what theirs say of their version, by what mpi4py calls an MPI.
+#: By mpi4py's name of an MPI: names of launchers, the most specific first, and a text that their --version prints.
 _HYDRA = (("mpiexec.mpich", "mpiexec.hydra", "mpiexec", "mpirun"), "HYDRA")
 _LAUNCHERS = {
     "MPICH": _HYDRA,
@@ -117,22 +117,22 @@ _LAUNCHERS = {
     "Open MPI": (("mpiexec.openmpi", "mpiexec", "mpirun"), "Open"),
 }
 
-#: Open MPI takes along only variables that it is told of; those of these names change what programs compute, or find.
+#: Names of environment variables that change what programs compute or find: Open MPI passes on only the given ones.
 _TAKEN_ALONG = re.compile(
     "(CUDA|MKL|MPI4PY|NCCL|OMP|OPENBLAS|PYTENSOR|SYNKHRONOS|THEANO)_.*|PYTHON.*|PATH|LD_LIBRARY_PATH"
 )
 
 
 class Mpi(NamedTuple):
-    """An MPI that is installed.
+    """An installed MPI.
 
     Attributes
     ----------
     vendor : str
-        As mpi4py calls it.
+        Name of the MPI in mpi4py.
     version : str
     launcher : str
-        The path of its mpiexec.
+        Path of its mpiexec.
     """
 
     vendor: str
@@ -141,12 +141,12 @@ class Mpi(NamedTuple):
 
 
 def parse_hosts(text: str) -> list[tuple[str, int]]:
-    """Hosts, and how many processes are to be on each, of ``a,b:2``.
+    """Parse hosts with their numbers of processes, such as ``a,b:2``.
 
     Raises
     ------
     ValueError
-        If the text makes no sense.
+        If the text is malformed.
 
     >>> parse_hosts("a,b:2")
     [('a', 1), ('b', 2)]
@@ -167,12 +167,12 @@ def parse_hosts(text: str) -> list[tuple[str, int]]:
 
 
 def check_names(hosts: Sequence[str]) -> None:
-    """Raise an error for host names that do not resolve.
+    """Raise an error if host names do not resolve.
 
     Raises
     ------
     ValueError
-        Naming all of them.
+        With all names that do not resolve.
     """
 
     def resolves(host: str) -> bool:
@@ -191,7 +191,7 @@ def check_names(hosts: Sequence[str]) -> None:
 
 
 def find_mpi(environment: Mapping[str, str]) -> Mpi:
-    """The MPI that programs of this Python use.
+    """Return the MPI that programs of this Python use.
 
     Raises
     ------
@@ -214,7 +214,7 @@ def find_mpi(environment: Mapping[str, str]) -> Mpi:
 
 
 def _candidates(names: Sequence[str], library: Sequence[str], environment: Mapping[str, str]) -> Iterator[str]:
-    """Paths of launchers: those above the library first, then those beside Python, then those on the path."""
+    """Yield paths of launchers: those in folders above the library, then next to Python, then on the search path."""
     folders = [folder / "bin" for file in library for folder in Path(file).parents[:4]]
     folders += [Path(sys.executable).parent, *map(Path, environment.get("PATH", os.defpath).split(os.pathsep))]
     for folder in folders:
@@ -232,7 +232,7 @@ def _version(path: str) -> str:
 
 
 def command(mpi: Mpi, hosts: Sequence[tuple[str, int]], program: Sequence[str], names: Sequence[str]) -> list[str]:
-    """The command line that starts processes on hosts.
+    """Return the command line that starts processes on hosts.
 
     Parameters
     ----------
@@ -240,16 +240,16 @@ def command(mpi: Mpi, hosts: Sequence[tuple[str, int]], program: Sequence[str], 
     hosts : sequence of (str, int)
         See `parse_hosts`.
     program : sequence of str
-        What each of them executes.
+        Command that each process executes.
     names : sequence of str
-        Those of the environment variables that there are.
+        Names of the environment variables of this process.
     """
     total = str(sum(n for _, n in hosts))
     listed = ",".join(f"{host}:{n}" for host, n in hosts)
     if mpi.vendor == "Open MPI":
         taken = [part for name in sorted(names) if _TAKEN_ALONG.fullmatch(name) for part in ("-x", name)]
         return [mpi.launcher, "--host", listed, "-n", total, "--bind-to", "none", *taken, *program]
-    if mpi.vendor == "Intel MPI":  # it fills the first host, whatever is listed
+    if mpi.vendor == "Intel MPI":  # it would fill the first host, whatever the list says
         parts = [["-n", str(n), "-host", host, *program] for host, n in hosts]
         return [mpi.launcher, *parts[0], *(word for part in parts[1:] for word in (":", *part))]
     return [mpi.launcher, "-hosts", listed, "-n", total, *program]

@@ -1,10 +1,8 @@
-"""Programs that find out what a machine can do; each is executed in a process of its own.
+"""Programs that examine a machine, and `ask`, which runs them in processes of their own.
 
-They print one JSON object or list a line as soon as they know it, so that what is known survives a crash.
-
-Asking questions in processes of their own: what crashes, hangs or opens a device there does no harm here.
-
-`ask` starts all commands at once and waits for each. None outlives it, nor do its children.
+A program prints one JSON object or list per line as soon as it knows it, so that results survive a crash. A program
+that crashes, hangs or opens a device cannot harm this process. `ask` starts all commands at once and waits for each;
+neither they nor their children outlive it.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from typing import Any, NamedTuple
 __all__ = ["OPENCL", "PRODUCT", "PYGPU", "PYTENSOR", "THEANO", "TRIAL", "Answer", "ask", "python"]
 
 
-#: What is said when the flags of an engine's BLAS are chosen.
+#: Start of a program: records the log messages of the choice of a BLAS.
 _LISTEN = """
 import json, logging, os, tempfile
 def tell(**facts):
@@ -36,7 +34,7 @@ logger.addHandler(Listener())
 logger.setLevel(logging.INFO)
 """
 
-#: What comes of linking to the BLAS. The folder, in which the linked module lies, is left for whoever asks.
+#: End of a program: links a module to the BLAS and tries it. The caller removes the folder of the module.
 _LINK = """
 from synkhronos._theano_compat.blas_probe import link
 from synkhronos._theano_compat.blas_probe import load_table
@@ -55,8 +53,8 @@ if cxx and flags:
         tell(trouble=str(error))
 """
 
-#: Theano's compiler, the flags of its BLAS, and what comes of linking to it: on the CPU, whatever the user's flags and
-#: files say, for a GPU is tried elsewhere.
+#: Reports Theano's compiler, the flags of its BLAS, and the result of linking to it. Uses the CPU, whatever the user's
+#: flags and files say, because GPUs are tried elsewhere.
 THEANO = (
     _LISTEN
     + """
@@ -71,7 +69,7 @@ cxx, flags = config.cxx, config.blas.ldflags
     + _LINK
 )
 
-#: The same of PyTensor, and that numba, by which functions are compiled unless the user says otherwise, compiles.
+#: Reports the same of PyTensor, and whether numba, its default compiler, works.
 PYTENSOR = (
     _LISTEN
     + """
@@ -85,8 +83,8 @@ tell(linker=config.linker, three=numba.njit(lambda: 3)())
     + _LINK
 )
 
-#: The speed of a product of float32 matrices on one core: by the BLAS that a module is linked to, of which the file is
-#: given, or by NumPy.
+#: Reports the speed of a product of float32 matrices on one core: by the BLAS of a linked module, given as its file, or
+#: by NumPy's if the argument is empty.
 PRODUCT = """
 import ctypes, json, os, sys, time
 import numpy, threadpoolctl
@@ -125,7 +123,7 @@ print(json.dumps({
 }))
 """
 
-#: pygpu's version and folder, and libgpuarray's file and the version of its interface.
+#: Reports pygpu's version and folder, and libgpuarray's file and the version of its interface.
 PYGPU = """
 import json, os
 import pygpu.gpuarray
@@ -138,7 +136,7 @@ print(json.dumps({
 }))
 """
 
-#: The OpenCL platforms, each with its devices; platform P and device D are pygpu's openclP:D.
+#: Reports the OpenCL platforms, each with its devices; platform P and device D are pygpu's openclP:D.
 OPENCL = """
 import ctypes, json, sys
 cl = ctypes.CDLL("libOpenCL.so")
@@ -166,8 +164,8 @@ for platform in listed(cl.clGetPlatformIDs):
     print(json.dumps([name, version, devices]))
 """
 
-#: Tries a device of pygpu's, and tells for each step what went wrong: opening it, a kernel, and on CUDA a product of
-#: matrices and a communicator of NCCL's. (An OpenCL compiler may take half a minute for the product.)
+#: Tries a device of pygpu's, and reports the error of each step: opening it, a kernel, and on CUDA a matrix product and
+#: an NCCL communicator. (An OpenCL compiler may take half a minute for the product.)
 TRIAL = """
 import json, sys, numpy, pygpu
 from pygpu import blas, collectives
@@ -198,14 +196,14 @@ for step in (opening, kernel, gemm, nccl) if device.startswith("cuda") else (ope
 
 
 class Answer(NamedTuple):
-    """What a command answered.
+    """Result of a command.
 
     Attributes
     ----------
     output : str
-        What it printed on standard output, also if it failed later.
+        Its standard output, even if it failed later.
     error : str
-        One line that says how it failed; empty if it did not.
+        One line that describes the failure; empty if there was none.
     """
 
     output: str
@@ -213,7 +211,7 @@ class Answer(NamedTuple):
 
     @property
     def values(self) -> list[Any]:
-        """The lines of the output that are JSON, decoded."""
+        """Decode the lines of the output that are JSON."""
         found = []
         for line in self.output.splitlines():
             with contextlib.suppress(ValueError):
@@ -222,12 +220,12 @@ class Answer(NamedTuple):
 
     @property
     def record(self) -> dict[str, Any]:
-        """All objects of the output, joined into one."""
+        """Join all JSON objects of the output into one."""
         return {name: value for part in self.values if isinstance(part, dict) for name, value in part.items()}
 
 
 def python(program: str, *arguments: str, isolated: bool = False) -> list[str]:
-    """Return the command that executes a program, given as its source, by this interpreter.
+    """Return the command that executes a program, given as its source, with this interpreter.
 
     Parameters
     ----------
@@ -235,7 +233,7 @@ def python(program: str, *arguments: str, isolated: bool = False) -> list[str]:
     *arguments : str
         Its ``sys.argv[1:]``.
     isolated : bool
-        Leave out the site's packages and Python's environment variables, which halves the time to start.
+        Leave out site-packages and Python's environment variables, which halves the time to start.
     """
     options = ["-I", "-S"] if isolated else []
     return [sys.executable, *options, "-c", program, *arguments]
@@ -249,18 +247,18 @@ def ask(
     Parameters
     ----------
     commands : mapping
-        From whatever names a command to the command.
+        From a key to the command.
     environment : mapping
-        The environment variables of each.
+        The environment variables of each command.
     timeout : float
-        Seconds that they have together; what has not ended by then is killed.
+        Seconds for all commands together; commands that have not ended by then are killed.
     given : str
         The standard input of each; at most a few hundred characters.
 
     Returns
     -------
     dict
-        An `Answer` for each command, under its name.
+        An `Answer` for each command, by key.
     """
     started: dict[Any, subprocess.Popen[str]] = {}
     answers = {}
@@ -309,6 +307,6 @@ def _answer(process: subprocess.Popen[str], given: str, deadline: float, timeout
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """Kill a process and all that it has started, which may be what still holds its standard output."""
+    """Kill a process and all processes that it has started, which may still hold its standard output."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

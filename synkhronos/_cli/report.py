@@ -1,6 +1,6 @@
-"""What `python -m synkhronos info` tells: the parts that computing needs, the devices, and the table of both.
+"""Report of `python -m synkhronos info`: parts, devices, their table, and the commands that fix problems.
 
-The commands that mend what is missing, by the system and the driver that there are.
+The commands suit the system and the driver of this machine.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class Part:
         ``"cpu"``, ``"gpu"`` (for CUDA and OpenCL alike), ``"cuda"`` or ``"opencl"``.
     name : str
     state : str
-        ``"ok"``, ``"missing"``, ``"unusable"``, or ``"optional"``: something is lacking that one can do without.
+        ``"ok"``, ``"missing"``, ``"unusable"``, or ``"optional"``: a problem with an optional part.
     version, path, note, remedy : str
-        Empty if there is nothing to say; ``note`` may have several lines; ``remedy`` is the command that mends what
-        is lacking, and is dropped if nothing is.
+        Empty if there is nothing to report; ``note`` may have several lines; ``remedy`` is the command that fixes the
+        problem, and is dropped if there is none.
     """
 
     group: str
@@ -72,9 +72,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU by the name that ``fork(devices=...)`` takes, and whether computing on it works.
+    """A GPU, with its name for ``fork(devices=...)``, and whether computing on it works.
 
-    ``memory`` is in bytes; ``compute_capability`` is empty but for CUDA; ``note`` says what does not work.
+    ``memory`` is in bytes; ``compute_capability`` is empty except for CUDA; ``note`` says what does not work.
     """
 
     name: str
@@ -87,12 +87,12 @@ class Device:
 
 @dataclass(frozen=True)
 class Report:
-    """All that was found.
+    """All results of an examination.
 
     Attributes
     ----------
     version : str
-        Of Synkhronos.
+        Version of Synkhronos.
     engine : str
         ``"Theano"`` or ``"PyTensor"``.
     parts : list of Part
@@ -100,9 +100,9 @@ class Report:
     changed : dict
         The environment variables that ``python -m synkhronos run`` sets.
     cores : int
-        CPU cores that this process may run on.
+        Number of CPU cores that this process may run on.
     free_memory : int
-        Bytes that may be taken, by the machine and by the memory cgroup of this process.
+        Bytes that this process may still take, by the limits of the machine and of its memory cgroup.
     """
 
     version: str
@@ -115,7 +115,7 @@ class Report:
 
     @property
     def ready(self) -> dict[str, bool]:
-        """Whether CPU cores, CUDA GPUs and OpenCL devices can be computed on."""
+        """Whether CPU cores, CUDA GPUs and OpenCL devices are usable."""
         lacking = {part.group for part in self.parts if part.state in (MISSING, UNUSABLE)}
         cpu = "cpu" not in lacking
         usable = {
@@ -127,11 +127,11 @@ class Report:
         return {"cpu": cpu, **usable}
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything in dicts, lists, strings and numbers, for JSON."""
+        """Return everything as dicts, lists, strings and numbers, for JSON."""
         return {"ready": self.ready, **asdict(self)}
 
     def as_text(self) -> str:
-        """Return the table that people read."""
+        """Return the table for people."""
         tables = {GROUPS[group] + self._verdict(group): self._rows_of(group) for group in GROUPS}
         tables["Devices that were tried"] = [_device_row(device) for device in self.devices]
         rows = [row for table in tables.values() for row in table]
@@ -172,7 +172,7 @@ def _device_row(device: Device) -> Row:
 
 
 def _lines(rows: Sequence[Row], widths: Sequence[int]) -> Iterator[str]:
-    """Yield rows as lines of columns with these widths; the texts of the last column go below each other."""
+    """Yield rows as lines of columns with these widths; the texts of the last column are stacked."""
     for *cells, texts in rows:
         start = "  ".join(["", *(cell.ljust(width) for cell, width in zip(cells, widths)), ""])
         for text in texts or [""]:
@@ -181,31 +181,31 @@ def _lines(rows: Sequence[Row], widths: Sequence[int]) -> Iterator[str]:
 
 
 def pip(*requirements: str) -> str:
-    """Install Python packages, given as pip takes them."""
+    """Return the command that installs Python packages, given as requirements."""
     return "python -m pip install " + " ".join(map(shlex.quote, requirements))
 
 
 def apt(*packages: str) -> str:
-    """Install Debian's packages."""
+    """Return the command that installs Debian packages."""
     return f"{'' if os.geteuid() == 0 else 'sudo '}apt-get install {' '.join(packages)}"
 
 
 def without(flag: str, place: str) -> str:
-    """Let the engine choose by itself what a flag of the user's decides, in the place that `chosen_in` has told."""
+    """Return the instruction to remove a user's flag from a place that `chosen_in` has returned."""
     return f"take {flag} out of {place}"
 
 
 def blas(flag: str, place: str, choice: str, installed: bool) -> str:
-    """Give the engine another BLAS.
+    """Return the instructions that give the backend another BLAS.
 
     Parameters
     ----------
     flag, place : str
-        The name of the flag, and where the user has set it.
+        Name of the flag, and where the user has set it.
     choice : str
-        The value of ``SYNKHRONOS_BLAS``.
+        Value of ``SYNKHRONOS_BLAS``.
     installed : bool
-        Whether scipy-openblas32 is.
+        Whether scipy-openblas32 is installed.
     """
     undo = without(flag, place) if place else "unset SYNKHRONOS_BLAS" if choice else ""
     if installed:
@@ -215,21 +215,21 @@ def blas(flag: str, place: str, choice: str, installed: bool) -> str:
 
 
 def cuda_wheel(name: str, cuda: tuple[int, ...] | None, oldest: int | None = None) -> str:
-    """Install one of NVIDIA's wheels that goes with the driver.
+    """Return the command that installs one of NVIDIA's wheels, in a version that works with the driver.
 
     Parameters
     ----------
     name : str
         ``"cuda-nvrtc"``, ``"cublas"`` or ``"nccl"``.
     cuda : tuple of int or None
-        The version of CUDA that the driver speaks; 12 is assumed if there is none.
+        Version of CUDA that the driver supports; None (no driver) means 12.
     oldest : int, optional
-        The least compute capability of the GPUs, times 10. CUDA 13 has dropped those before 7.5.
+        Lowest compute capability of the GPUs, times 10. CUDA 13 does not support GPUs below 7.5.
     """
     major, minor = (cuda or (12, None))[:2]
     if major >= 13 and oldest and oldest < 75:
         major, minor = 12, None
-    # Since CUDA 13 most wheels have no suffix.
+    # since CUDA 13, the names of most wheels have no suffix
     requirement = f"nvidia-{name}" if major >= 13 and name != "nccl" else f"nvidia-{name}-cu{major}"
     if name == "cuda-nvrtc" and minor is not None:
         requirement += f"<{major}.{minor + 1}"
@@ -239,7 +239,7 @@ def cuda_wheel(name: str, cuda: tuple[int, ...] | None, oldest: int | None = Non
 
 
 def driver() -> str:
-    """Install NVIDIA's driver."""
+    """Return the command that installs NVIDIA's driver."""
     if os.path.exists("/.dockerenv") or os.path.exists("/run/.containerenv"):
         return "docker run --gpus all  # the host needs NVIDIA's driver and Container Toolkit"
     if "ubuntu" in _system():
@@ -248,7 +248,7 @@ def driver() -> str:
 
 
 def pygpu() -> str:
-    """Install pygpu, of which there are no wheels."""
+    """Return the command that installs pygpu, which has no wheels."""
     own = f"{sys.version_info.major}.{sys.version_info.minor}"
     systems = os.path.basename(os.path.realpath("/usr/bin/python3"))
     if systems in (f"python{own}", "python3"):
@@ -257,13 +257,13 @@ def pygpu() -> str:
 
 
 def python_headers() -> str:
-    """Install Python's headers."""
+    """Return the command that installs Python's headers."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     return apt(f"{version}-dev")
 
 
 def _system() -> str:
-    """Name the distribution and what it is like, from ``os-release``."""
+    """Return the lower-case text of ``os-release``, which names the distribution and similar ones."""
     try:
         with open("/etc/os-release") as file:
             return file.read().lower()

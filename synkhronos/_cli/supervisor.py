@@ -1,8 +1,8 @@
 """Supervisor of the processes that ``python -m synkhronos run --hosts`` starts.
 
-Each process connects before it executes the program, and holds the connection until it ends: the kernel closes it,
-whatever the process ends of, a missing script or package too. Processes report through it, and look at what others
-report (`synkhronos._utils.rendezvous`).
+Each process connects before it executes the program, and holds the connection until it ends. The kernel then closes it,
+whatever the cause of the end, which may be a missing script or package. Processes report through the connection, and
+look at what others report (`synkhronos._utils.rendezvous`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from synkhronos._utils.rendezvous import ENDED, JOINED, STARTED, SUPERVISOR, Rep
 
 __all__ = ["Supervisor"]
 
-#: What Python executes on each host: it connects to ``ADDRESS``, if it can, and becomes the program of its arguments.
+#: Program that Python executes on each host: it connects to the address in its first argument, if it can, and executes
+#: the command in the other arguments.
 _CONNECT = f"""
 import os, socket, sys
 try:
@@ -34,20 +35,20 @@ except (OSError, ValueError):
 os.execv(sys.argv[2], sys.argv[2:])
 """
 
-_MOST_BYTES = 10_000  # of a line
+_MOST_BYTES = 10_000  # longest line that a process may send
 
 
 class _Process:
-    """What is known of one process of the job."""
+    """Connection of one process of the job."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        self.rank: int | None = None  # until it has said who it is
+        self.rank: int | None = None  # None until the process has sent its first line
         self.unread = b""
 
 
 class Supervisor:
-    """Listens to the processes of a job, and answers them, in a thread."""
+    """Thread that listens to the processes of a job and answers them."""
 
     def __init__(self) -> None:
         self._listening = socket.create_server(("", 0), backlog=1024)
@@ -59,26 +60,26 @@ class Supervisor:
         self._thread = threading.Thread(target=self._listen, daemon=True)
 
     def command(self, python: str, program: list[str]) -> list[str]:
-        """Return the command that executes a program, of an absolute path, under this supervisor."""
+        """Return the command that executes a program, given by an absolute path, under this supervisor."""
         return [python, "-c", f"exec({_CONNECT!r})", self._address, *program]  # one line, as `--verbose` shows it
 
     def start(self) -> None:
-        """Listen, in a thread."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Listen no longer."""
-        with contextlib.suppress(OSError):  # the thread has ended by itself: this process may open no more files
+        """Stop the thread."""
+        with contextlib.suppress(OSError):  # the thread has ended already, because this process may open no more files
             self._listening.shutdown(socket.SHUT_RDWR)
         self._thread.join()
 
     def loss(self) -> str:
-        """Say which node was the first to be lost, and how; empty if none was, or the program has ended first."""
+        """Return which node was the first to be lost, and how; empty if none was, or the program ended first."""
         return self._loss
 
     def _listen(self) -> None:
         processes: dict[int, _Process] = {}
-        with self._listening, select.epoll() as ready:  # which returns what happened in the order in which it did
+        with self._listening, select.epoll() as ready:  # epoll returns events in the order in which they occurred
             ready.register(self._listening, select.EPOLLIN)
             while self._serve(ready, processes):
                 pass
@@ -86,7 +87,7 @@ class Supervisor:
             process.connection.close()
 
     def _serve(self, ready: select.epoll, processes: dict[int, _Process]) -> bool:
-        """Wait for what happens next; returns whether more may happen."""
+        """Wait for the next events and handle them; return whether more may follow."""
         for fd, _ in ready.poll():
             if fd == self._listening.fileno():
                 try:
@@ -101,7 +102,7 @@ class Supervisor:
         return True
 
     def _hear(self, process: _Process) -> bool:
-        """Receive what a process says; returns whether it may say more."""
+        """Receive lines of a process; return whether more may follow."""
         try:
             part = process.connection.recv(4096)
         except OSError:  # its host is gone
@@ -114,7 +115,7 @@ class Supervisor:
         return goes_on
 
     def _take(self, process: _Process, what: str, *words: str) -> bool:
-        """Do what a line says; returns whether it makes sense."""
+        """Handle a line; return whether it is well-formed."""
         if process.rank is None:
             if not secrets.compare_digest(what.encode(), self._secret.encode()) or len(words) != 2:
                 return False
@@ -141,7 +142,7 @@ class Supervisor:
         return True
 
     def _ended(self, rank: int) -> None:
-        """A process has ended, whatever of."""
+        """Record that a process has ended."""
         report = self._reports[rank]
         if report.state == JOINED:
             self._lose(f"the process on node {rank} ({report.host}) died, or was killed, and the job ended with it")
@@ -150,5 +151,5 @@ class Supervisor:
             self._lose(f"node {rank} ({report.host}) ended without calling fork()")
 
     def _lose(self, text: str) -> None:
-        if not self._is_over:  # what comes later is a result of it
+        if not self._is_over:  # later losses are consequences of the first
             self._loss, self._is_over = text, True

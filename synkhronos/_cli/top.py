@@ -1,4 +1,4 @@
-"""``python -m synkhronos top``: what the ranks of the sessions of this user are doing, looked at from outside."""
+"""Show what the ranks of this user's sessions do, from outside (``python -m synkhronos top``)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from synkhronos._processes import Sight
 
 __all__ = ["top"]
 
-_PAUSE = 0.01  # seconds between two looks, of which shares of time are made
+_PAUSE = 0.01  # seconds between two samples, from which shares of time are computed
 _HEAD = ("session", "rank", "pid", "doing", "waiting", "memory")
 _MEMORY = ("/memfd:synkhronos", "/dev/shm/synkhronos-")
 _OTHERS = "ranks of other machines are shown there, by the same command"
@@ -21,17 +21,17 @@ _NONE = "no session of this user is running on this machine"
 
 
 class Found(NamedTuple):
-    """A session, by its master's process."""
+    """A session: process id of its controller (or node leader), and the view of its board."""
 
     pid: int
     sight: Sight
 
 
 def find_sessions() -> list[Found]:
-    """The sessions of this user, in the order of their masters' processes."""
+    """Return the sessions of this user, ordered by the process id of their controllers."""
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):  # another user's, or gone
+        with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
             if os.stat(f"/proc/{name}").st_uid == os.getuid():
                 found += [Found(int(name), sight) for sight in _boards_of(int(name))]
     return sorted(found, key=lambda one: one.pid)
@@ -41,15 +41,15 @@ def _boards_of(pid: int) -> Iterator[Sight]:
     for fd in os.listdir(f"/proc/{pid}/fd"):
         path = f"/proc/{pid}/fd/{fd}"
         with contextlib.suppress(OSError, ValueError):
-            if os.readlink(path).startswith(_MEMORY):  # to open another thing might do something
+            if os.readlink(path).startswith(_MEMORY):  # opening another kind of file might have side effects
                 sight = Sight(path)
-                if sight.pids[sight.master_rank] == pid:  # others have inherited it
+                if sight.pids[sight.master_rank] == pid:  # other processes may have inherited the descriptor
                     yield sight
                     return
 
 
 def measure(sessions: list[Found], seconds: float) -> list[tuple[str, ...]]:
-    """Look on for some time; returns the lines of the table, one for each rank."""
+    """Watch sessions for some seconds; return the lines of the table, one for each rank."""
     waits = [[0] * one.sight.n_ranks for one in sessions]
     n_looks, end = 0, time.monotonic() + seconds
     while not n_looks or time.monotonic() < end:
@@ -77,12 +77,12 @@ def measure(sessions: list[Found], seconds: float) -> list[tuple[str, ...]]:
 
 
 def has_others(sessions: list[Found]) -> bool:
-    """Whether any of these sessions has ranks on other machines."""
+    """Return whether any of these sessions has ranks on other nodes."""
     return any(one.sight.n_all > one.sight.n_ranks for one in sessions)
 
 
 def _process(pid: int) -> tuple[str, int]:
-    """What a process is at if that is nothing, and the bytes that it has in memory, shared ones, too."""
+    """Return the state of a process that does not run ("stopped", "ended"), else empty; and its resident bytes."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             state = file.read().rpartition(")")[2].split()[0]
@@ -94,7 +94,7 @@ def _process(pid: int) -> tuple[str, int]:
 
 
 def top(once: bool, seconds: float = 1.0) -> int:
-    """Show the table, again and again until Ctrl-C, or once; returns the exit code: 1 if there is no session."""
+    """Show the table once, or repeatedly until Ctrl-C; return the exit code: 1 if there is no session."""
     sessions = find_sessions()
     if not sessions:
         sys.stderr.write(f"synkhronos top: {_NONE}\n")

@@ -1,4 +1,4 @@
-"""Memory that the processes of a session share: made, mapped, grown and given back."""
+"""Memory that the processes of a session share: make, map, pass on, grow and free it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""A place for one message in shared memory.
+"""Messages between processes: boxes in shared memory, and channels for the descriptors of segments.
 
-The way by which memory that one process has made comes to another: its descriptor, over a pair of sockets.
-
-The kernel passes the file itself (``SCM_RIGHTS``). So it needs no name, no ``/proc``, and no permission to look
-into a process, which the kernel refuses after ``setuid``, or if a process was made undumpable.
+The kernel passes a segment's descriptor over a pair of sockets (``SCM_RIGHTS``). A segment therefore needs no name, no
+``/proc``, and no permission to inspect another process, which the kernel refuses after ``setuid`` and for undumpable
+processes.
 """
 
 from __future__ import annotations
@@ -31,28 +30,28 @@ _HEADER_BYTES = 24
 
 
 class Box:
-    """A message of any length in shared memory: short ones inline, long ones in a segment of their own.
+    """Message of any length in shared memory: a short message lies inline, a long one in a segment of its own.
 
-    Messages are numbered: one that is the one before is neither written nor read again.
+    Messages are numbered. A message that is the same as the last one is neither written nor read again.
 
     Attributes
     ----------
     is_long : bool
-        Whether the message that this process has read last was in a segment of its own.
+        Whether the last message that this process has read lay in a segment of its own.
     """
 
     def __init__(self) -> None:
         segment = Segment.create(_MAILBOX_BYTES)
         segment.close_fd()
         self._bytes = segment.bytes.data
-        self._header = segment.array((3,), np.int64).data  # number and length of the message, and whether it is inline
-        self._written: bytes | None = None  # what this process has written, if it is there, inline
-        self._read = (0, b"")  # the last message that this process has read, with its number
-        self._long: tuple[str, np.ndarray] | None = None  # if that was a long one
+        self._header = segment.array((3,), np.int64).data  # the message's number, its length, and whether it is inline
+        self._written: bytes | None = None  # last message written by this process, if it is inline
+        self._read = (0, b"")  # number and bytes of the last inline message read by this process
+        self._long: tuple[str, np.ndarray] | None = None  # key and mapping of the last long message
         self.is_long = False
 
     def put(self, message: bytes, give: Callable[[Segment], None]) -> None:
-        """Write a message; ``give`` lets those who will read it have memory."""
+        """Write a message; ``give`` passes a segment to the processes that will read the message."""
         if message is self._written:
             return
         self._written = None
@@ -69,7 +68,7 @@ class Box:
             self._written = message
 
     def get(self, passage: Passage) -> bytes:
-        """The message that was written."""
+        """Return the message; ``passage`` maps the segment of a long one."""
         number, length, inline = self._header
         if number == self._read[0]:
             return self._read[1]
@@ -90,20 +89,20 @@ _MOST_BYTES_OF_A_KEY = 128
 
 
 class Passage:
-    """One end of a pair. What is given at one end can be mapped at the other, once or never, in any order."""
+    """One end of a channel for segments. A segment given at one end can be mapped once at the other, in any order."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = OwnedSocket(end)
-        self._arrived: dict[str, Descriptor] = {}  # what has come and was not mapped yet
+        self._arrived: dict[str, Descriptor] = {}  # received segments that are not mapped yet, by key
 
     @classmethod
     def pair(cls) -> tuple[Passage, Passage]:
-        """Both ends; they are made before a fork, and each process closes the one that is not its own."""
+        """Return both ends of a channel, made before a fork; afterwards each process closes the other's end."""
         one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return cls(one), cls(other)
 
     def give(self, segment: Segment) -> None:
-        """Let the other end have memory, unless it was given before; its descriptor may be closed afterwards.
+        """Pass a segment to the other end, unless this was done before; its descriptor may be closed afterwards.
 
         Raises
         ------
@@ -116,12 +115,12 @@ class Passage:
             descriptor = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [segment.fileno()]))
             with self._end.use() as end:
                 end.sendmsg([segment.ref.key.encode()], [descriptor], socket.MSG_NOSIGNAL)
-        except ConnectionError:  # the other process is dead, as whoever waits for it will see
+        except ConnectionError:  # the other process is dead: a wait for it detects this
             return
         segment.given_to.add(self)
 
     def map(self, ref: SegmentRef) -> np.ndarray:
-        """Map what was given, as a uint8 array; what cannot be mapped can be tried again.
+        """Map a segment that was given at the other end, as a uint8 array; a mapping that fails can be tried again.
 
         Raises
         ------
@@ -132,7 +131,7 @@ class Passage:
         SessionError
             If the program has closed a descriptor that this needs.
         """
-        with deferred_interrupts():  # a descriptor that is lost keeps its memory
+        with deferred_interrupts():  # a lost descriptor would keep its memory allocated
             if ref.key not in self._arrived:
                 self._receive()
             content = map_shared(self._arrived[ref.key].fileno(), ref.size, ref.offset, ref.writable)
@@ -140,7 +139,7 @@ class Passage:
         return content
 
     def clear(self) -> None:
-        """Forget what has come and was not mapped."""
+        """Drop received segments that were not mapped."""
         with deferred_interrupts():
             self._receive()
             self._arrived.clear()
@@ -154,7 +153,7 @@ class Passage:
     def _receive(self) -> None:
         with self._end.use() as end:
             while True:
-                try:  # what arrives in a process that may open no file more is lost
+                try:  # the kernel drops a descriptor that arrives when this process may not open another file
                     os.close(os.dup(end.fileno()))
                 except OSError as error:
                     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from error
@@ -164,5 +163,5 @@ class Passage:
                     return
                 if not key:  # the other end is closed
                     return
-                for fd in fds:  # one that is given twice, because giving it was interrupted, replaces the first
+                for fd in fds:  # an interrupted `give` may send a descriptor twice: the second replaces the first
                     self._arrived[key.decode()] = Descriptor(fd)

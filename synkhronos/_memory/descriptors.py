@@ -29,10 +29,10 @@ _CLOSED_BY_PROGRAM = (
 
 
 def clear_of_streams(fd: int) -> int:
-    """Return the same file under a number that is no standard stream's.
+    """Return a descriptor of the same file whose number is not that of a standard stream.
 
     In a program that was started without these streams, or has closed them, the kernel assigns their numbers to other
-    files; and what a library then prints would be written into memory.
+    files, and text that a library prints would be written to those.
     """
     if fd >= _FIRST:
         return fd
@@ -43,7 +43,7 @@ def clear_of_streams(fd: int) -> int:
 
 
 class Descriptor(native.Descriptor):
-    """A file descriptor, closed with its owner unless another file has its number by then.
+    """Owner of a file descriptor; closes it when it is deleted, unless the number belongs to another file by then.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ class Descriptor(native.Descriptor):
     __slots__ = ()
 
     def __new__(cls, fd: int) -> Descriptor:
-        """Own a descriptor, under another number if it has that of a standard stream."""
+        """Own a descriptor; its number changes if it is that of a standard stream."""
         return super().__new__(cls, clear_of_streams(fd))
 
     def fileno(self) -> int:
@@ -64,7 +64,7 @@ class Descriptor(native.Descriptor):
         SessionError
             If the program has closed it.
         ValueError
-            If its owner has.
+            If its owner has closed it.
         """
         fd = self.find()
         if fd < 0:
@@ -73,12 +73,12 @@ class Descriptor(native.Descriptor):
 
 
 class OwnedSocket:
-    """A socket whose descriptor is compared before each use; it never blocks.
+    """Socket whose descriptor is compared before each use; it never blocks.
 
     Parameters
     ----------
     end : socket.socket
-        It gives up its descriptor.
+        Its descriptor is detached and owned by this object.
     """
 
     def __init__(self, end: socket.socket) -> None:
@@ -87,7 +87,7 @@ class OwnedSocket:
 
     @contextlib.contextmanager
     def use(self) -> Iterator[socket.socket]:
-        """Lend the socket, for one block, in which no signal's handler runs.
+        """Provide the socket for one block, in which signals are deferred.
 
         Raises
         ------

@@ -1,9 +1,10 @@
-"""Memory for what ranks compute: a region for each rank, which all of them map.
+"""Memory for the data that ranks compute: the shared heap, and scratch memory for commands.
 
-While a rank executes a command, NumPy allocates in the rank's region (`Regions.call`). With one rank alone, there is
-nobody to share with: its region is private memory, which is used again all the same.
+The shared heap has one region for each rank, and all ranks map all regions. While a rank executes a command, NumPy
+allocates in the rank's region (`native.Heap.call`). With a single rank the region is private memory; it is reused
+in the same way.
 
-Scratch memory that the ranks share: filled anew for each command, growing when it has to.
+An `Arena` is scratch memory that one rank fills for each command; it grows as needed.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ _logger = logging.getLogger("synkhronos")
 _UNIT = 2 * 1024 * 1024
 _LEAST_BYTES = 64 * 1024 * 1024
 _MOST_ADDRESSES = 1 << 45  # for all ranks together; a process has 2^47
-_TIMES_MEMORY = 2  # freed blocks of sizes that are not wanted again may leave gaps
+_TIMES_MEMORY = 2  # spare addresses, because freed blocks of sizes that do not recur leave gaps
 
 os.register_at_fork(before=native.before_fork, after_in_parent=native.after_fork)
 
 
 def make_regions(n_ranks: int, rank: int) -> native.Heap:
-    """Map regions as large as the memory is, as far as limits allow, and take the one of this rank.
+    """Map the regions of all ranks, as large as memory and limits allow, and return them for the use of one rank.
 
-    Where the kernel, or a limit, allows none, `Regions` are made that do nothing: memory is malloc's, as ever.
+    Where the kernel or a limit does not allow any, return `Regions` without memory: NumPy then allocates with malloc.
     """
     shared = n_ranks > 1
-    with deferred_interrupts():  # handlers may raise errors like those that are caught there
+    with deferred_interrupts():  # handlers may raise exceptions of the types that are caught below
         free = min(free for free, _ in free_memory())
         size, limit = _size(n_ranks, shared, free)
         try:
@@ -57,7 +58,7 @@ def make_regions(n_ranks: int, rank: int) -> native.Heap:
 
 
 def look_at_free_memory(regions: native.Heap, n_ranks: int) -> None:
-    """Let regions of so many ranks take what is free now."""
+    """Let the regions of ``n_ranks`` ranks grow into the memory that is free now."""
     with deferred_interrupts():
         regions.allow(min(free for free, _ in free_memory()) // n_ranks)
 
@@ -75,7 +76,7 @@ def _map(shared: bool, n_ranks: int, rank: int, size: int, keep: int) -> native.
 
 
 def _size(n_ranks: int, shared: bool, free: int) -> tuple[int, str]:
-    """Bytes of each region, and what limits them."""
+    """Return the number of bytes of each region, and the reason for this limit."""
     sizes = {_TIMES_MEMORY * free: "memory is short", _MOST_ADDRESSES // n_ranks: "there are too many ranks"}
     addresses = resource.getrlimit(resource.RLIMIT_AS)[0]
     if addresses != resource.RLIM_INFINITY:
@@ -94,19 +95,19 @@ def _size(n_ranks: int, shared: bool, free: int) -> tuple[int, str]:
 
 
 class Arena:
-    """A segment that one rank fills anew for each command, and that grows when it has to.
+    """Segment that one rank fills for each command, and that grows as needed.
 
     Parameters
     ----------
     table : SegmentTable
-        This rank's.
+        Segments of this rank.
     announce, retire : callable
-        ``announce(segment)`` is called with each new one, ``retire(key)`` when it is given back.
+        ``announce(segment)`` is called with each new segment, ``retire(key)`` when it is freed.
 
     Attributes
     ----------
     ref : SegmentRef or None
-        What another rank must map before it can see what was placed; ``None`` before the first `reserve`.
+        Segment that another rank must map before it can see placed arrays; ``None`` before the first `reserve`.
     """
 
     def __init__(self, table: SegmentTable, announce: Callable[[Segment], None], retire: Callable[[str], None]) -> None:
@@ -121,7 +122,7 @@ class Arena:
         return self._segment.ref if self._segment is not None else None
 
     def reserve(self, n_bytes: int) -> None:
-        """Forget what was placed, and make room for ``n_bytes`` (the sum of `aligned` sizes)."""
+        """Drop the placed arrays, and make room for ``n_bytes`` (the sum of `aligned` sizes)."""
         self._used = 0
         if self._segment is None or self._segment.ref.size < n_bytes:
             self.free()
@@ -132,9 +133,15 @@ class Arena:
                 self._segment = segment
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> tuple[ArrayRef, np.ndarray]:
-        """Place an array with arbitrary contents; returns where it lies, and a view to fill."""
+        """Place an uninitialized array; return its location, and a view to fill.
+
+        Raises
+        ------
+        TypeError
+            If the dtype holds Python objects.
+        """
         assert self._segment is not None
-        if dtype.hasobject:  # addresses in this process
+        if dtype.hasobject:  # its elements are addresses, which mean nothing in other processes
             raise TypeError(f"an array of Python objects cannot be in memory that ranks share; got dtype {dtype}")
         view = self._segment.array(shape, dtype, self._used)
         ref = ArrayRef(self._segment.ref.key, self._used, shape, dtype_spec(dtype))
@@ -148,13 +155,13 @@ class Arena:
         return ref
 
     def place_rows(self, array: np.ndarray, rows: np.ndarray) -> ArrayRef:
-        """Place a copy of the rows of an array that have the given numbers."""
+        """Place a copy of rows of an array, given by their numbers."""
         ref, view = self.empty((len(rows), *array.shape[1:]), array.dtype)
-        np.take(array, rows, axis=0, out=view, mode="clip")  # which, unlike "raise", copies but once
+        np.take(array, rows, axis=0, out=view, mode="clip")  # mode="raise" would copy twice
         return ref
 
     def free(self) -> None:
-        """Give the memory back (each rank that mapped it releases its own mapping)."""
+        """Free the memory; each rank that mapped it releases its own mapping."""
         if self._segment is not None:
             with deferred_interrupts():
                 key = self._segment.ref.key
@@ -163,7 +170,7 @@ class Arena:
                 self._retire(key)
 
     def abandon(self) -> None:
-        """In a process that inherited it: let go of it, but for the mapping, which is released like any other."""
+        """Drop a segment that this process has inherited by a fork; its mapping is released like any other."""
         if self._segment is not None:
             self._segment.abandon()
             self._segment = None

@@ -1,7 +1,7 @@
-"""`numpy.memmap`: recognising the part of a file that an array is, and opening that very file for the other ranks.
+"""Share `numpy.memmap` arrays: find the part of the file that an array maps, and map the same part in other ranks.
 
-On another machine a file of the same name is taken for the same if its size, the time when it was changed (to the
-nanosecond), and some of its pages are the same.
+On another node, a file of the same name counts as the same file if its size, its modification time (in nanoseconds) and
+a sample of its pages are equal.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from synkhronos._utils.interrupts import deferred_interrupts
 __all__ = ["FilePart", "find_part", "open_part", "segment_of_file"]
 
 _PAGE = 4096  # bytes
-_N_PAGES = 64  # that are compared
+_N_PAGES = 64  # number of pages that are compared
 
 
 def segment_of_file(array: Any) -> Segment | None:
-    """What ``array`` maps of a file, its bytes being the mapping that there is.
+    """Return the part of a file that ``array`` maps, as a segment whose bytes are the existing mapping.
 
-    ``None`` if it is no contiguous, aligned, shared mapping of a file still there. A mapping of mode ``"c"`` is none:
-    what is written to it is seen by its own process alone.
+    Return ``None`` if ``array`` is not a contiguous, aligned, shared mapping of a file that still exists. Mode ``"c"``
+    does not count as shared: only the writing process sees its changes.
     """
     if not isinstance(array, np.memmap) or not array.size:
         return None
@@ -37,14 +37,14 @@ def segment_of_file(array: Any) -> Segment | None:
     mapping, path = getattr(array, "_mmap", None), getattr(array, "filename", None)
     if not isinstance(mapping, mmap.mmap) or path is None or array.mode == "c":
         return None
-    # a slice of a memmap inherits its offset attribute, so the address tells where it really begins
+    # a slice of a memmap inherits the attribute `offset`, so its real start follows from the address
     start = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
     base = np.frombuffer(mapping, dtype=np.uint8).ctypes.data
     within = array.ctypes.data - base
     if not 0 <= within <= len(mapping) - array.nbytes:
         return None
     writable = array.mode in ("r+", "w+")
-    with deferred_interrupts():  # handlers may raise errors like those that are caught here
+    with deferred_interrupts():  # handlers may raise exceptions of the types that are caught here
         try:
             flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC
             file = Descriptor(os.open(path, flags))
@@ -59,24 +59,24 @@ def segment_of_file(array: Any) -> Segment | None:
 
 
 class FilePart(NamedTuple):
-    """Part of a file, and what is compared of files of that name."""
+    """Part of a file, with the data that identifies the same file on another node."""
 
     path: str
     offset: int
     n_bytes: int
-    state: tuple[int, int]  # of the file: its size, and when it was changed
-    digest: bytes  # of some pages of the part
+    state: tuple[int, int]  # the file's size in bytes, and its modification time in nanoseconds
+    digest: bytes  # of a sample of the part's pages
 
     @property
     def is_as_it_was(self) -> bool:
-        """Whether the file was not changed since."""
+        """Whether the file has not changed since."""
         with contextlib.suppress(OSError):
             return _state(os.stat(self.path)) == self.state
         return False
 
 
 def find_part(path: str, offset: int, content: np.ndarray) -> FilePart | None:
-    """The part of a file that is mapped as a uint8 array; ``None`` if another file has taken the name."""
+    """Return the part of a file that is mapped as a uint8 array; ``None`` if the path now names another file."""
     with deferred_interrupts():
         try:
             found = os.stat(path)
@@ -88,7 +88,7 @@ def find_part(path: str, offset: int, content: np.ndarray) -> FilePart | None:
 
 
 def open_part(part: FilePart, key: str) -> Segment | None:
-    """Map a part, which was found on another machine, of the file of that name here; ``None`` if it is another file."""
+    """Map a part, found on another node, of the file of the same name here; ``None`` if the file differs."""
     with deferred_interrupts():
         try:
             file = Descriptor(os.open(part.path, os.O_RDONLY | os.O_CLOEXEC))
@@ -108,7 +108,7 @@ def _state(found: os.stat_result) -> tuple[int, int]:
 
 
 def _digest(content: np.ndarray) -> bytes:
-    """Of the first page, the last one, and some at equal distances in between."""
+    """Hash the first page, the last page, and pages at equal distances in between."""
     last = max(0, content.nbytes - _PAGE)
     digest = hashlib.blake2b(digest_size=32)
     for start in sorted({last * i // (_N_PAGES - 1) for i in range(_N_PAGES)}):
@@ -117,7 +117,7 @@ def _digest(content: np.ndarray) -> bytes:
 
 
 def _mapped_inode(address: int) -> int | None:
-    """The inode of the file that is mapped at an address of this process."""
+    """Return the inode of the file that is mapped at an address of this process."""
     with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
         for line in maps:
             fields = line.split()

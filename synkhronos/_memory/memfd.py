@@ -1,7 +1,8 @@
-"""Memory without a name, reserved before it is used: a file that exists only as long as a descriptor or a mapping does.
+"""Anonymous files in memory, whose pages are reserved before use. They exist as long as a descriptor or a mapping does.
 
-`memfd_create(2)` makes it. Where the kernel does not offer that, or a sandbox refuses it, `posix_ipc` makes an object
-in ``/dev/shm``, which the next system call unlinks; `remove_stale` sweeps what a kill between the two leaves.
+`memfd_create(2)` makes them. Where the kernel does not offer it, or a sandbox refuses it, `posix_ipc` makes an object
+in ``/dev/shm``, which the next system call unlinks; `remove_stale` removes objects of processes that were killed
+between the two calls.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ _FOLDER = "/dev/shm"
 _OURS = re.compile(r"synkhronos-\d+-[0-9a-f]{32}")
 _STALE_SECONDS = 60
 _CLOEXEC, _NOEXEC_SEAL = 1, 8
-_PIECE = 8 * 1024 * 1024  # a signal that comes in one is handled, and the kernel begins with it again
-_SMALL = 1024 * 1024  # less is left to the kernel, like all that a program allocates otherwise
+_PIECE = 8 * 1024 * 1024  # bytes of one call: after a signal, the kernel starts the call again
+_SMALL = 1024 * 1024  # smaller requests are not checked, like other allocations of a program
 _BLOCK = 1024 * 1024
 _REFUSED = (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP)
 _FULL = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT)
@@ -39,7 +40,7 @@ if hasattr(_libc, "memfd_create"):  # `os.memfd_create` is not in every build of
 
 
 def anonymous_file(size: int) -> Descriptor:
-    """A new file of ``size`` zeros in memory, of mode 0600 and without a name; its pages are all there.
+    """Make an unnamed file in memory, of mode 0600, with ``size`` zeros; its pages are reserved.
 
     Raises
     ------
@@ -58,7 +59,7 @@ def anonymous_file(size: int) -> Descriptor:
 
 
 def sparse_file(size: int) -> Descriptor:
-    """The same without any pages: who reads or writes any has `reserve` find them first.
+    """Make such a file without reserving pages: `reserve` them before they are read or written.
 
     Raises
     ------
@@ -78,7 +79,7 @@ def sparse_file(size: int) -> Descriptor:
 
 
 def reserve(fd: int, start: int, stop: int, size: int) -> None:
-    """Have the kernel find the pages of a part of a file of ``size`` bytes, from its byte ``start`` to before ``stop``.
+    """Reserve the pages of the bytes ``start`` to ``stop`` (exclusive) of a file of ``size`` bytes.
 
     Raises
     ------
@@ -90,10 +91,10 @@ def reserve(fd: int, start: int, stop: int, size: int) -> None:
 
 
 def check_room(size: int) -> None:
-    """Raise `MemoryError` if ``size`` bytes are more than this machine, or this process's cgroup, has free."""
+    """Raise `MemoryError` if ``size`` bytes exceed the free memory of this node, or of this process's cgroup."""
     if size < _SMALL:
         return
-    with deferred_interrupts():  # handlers may raise errors like those that are caught there
+    with deferred_interrupts():  # handlers may raise exceptions of the types that `free_memory` catches
         limits = list(free_memory())
     for free, where in limits:
         if size > free:
@@ -104,7 +105,7 @@ def check_room(size: int) -> None:
 
 
 def new_descriptor() -> int:
-    """A new file in memory, empty, of mode 0600 and without a name, which this process alone can close.
+    """Return a descriptor of a new, empty, unnamed file in memory, of mode 0600; the caller must close it.
 
     Raises
     ------
@@ -118,7 +119,7 @@ def new_descriptor() -> int:
 
 def _descriptor() -> int:
     if hasattr(_libc, "memfd_create"):
-        for flags in (_CLOEXEC | _NOEXEC_SEAL, _CLOEXEC):  # older kernels do not know how to seal it
+        for flags in (_CLOEXEC | _NOEXEC_SEAL, _CLOEXEC):  # older kernels do not know the seal
             fd: int = _libc.memfd_create(b"synkhronos", flags)
             if fd >= 0:
                 return fd
@@ -134,7 +135,7 @@ def _descriptor() -> int:
 
 
 def _reserve(fd: int, start: int, n_bytes: int, size: int) -> None:
-    """Have the kernel find the pages of one piece of a file of ``size`` bytes."""
+    """Reserve the pages of ``n_bytes`` bytes, from byte ``start`` on, of a file of ``size`` bytes."""
     try:
         try:
             os.posix_fallocate(fd, start, n_bytes)
@@ -142,7 +143,7 @@ def _reserve(fd: int, start: int, n_bytes: int, size: int) -> None:
             if error.errno not in _REFUSED:
                 raise
             zeros, done = bytes(min(n_bytes, _BLOCK)), 0
-            while done < n_bytes:  # a sandbox that forbids the other allows this
+            while done < n_bytes:  # a sandbox that forbids `fallocate` allows writing
                 done += os.pwrite(fd, zeros[: n_bytes - done], start + done)
     except OSError as error:
         if error.errno not in (*_FULL, errno.EFBIG):
@@ -153,7 +154,7 @@ def _reserve(fd: int, start: int, n_bytes: int, size: int) -> None:
 
 
 def _refusal(error: OSError, size: int, where: str) -> MemoryError:
-    """What is raised when the kernel has no room for a file; ``where`` tells how much it has."""
+    """Return the error for a file that the kernel has no room for; ``where`` says how much room there is."""
     if error.errno == errno.EFBIG:
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
         return MemoryError(
@@ -167,12 +168,12 @@ def _refusal(error: OSError, size: int, where: str) -> MemoryError:
 
 
 def _private_name() -> str:
-    """A name for a POSIX shared memory object: unguessable, and telling `remove_stale` that it is ours."""
+    """Return an unguessable name for a POSIX shared memory object, of the form that `remove_stale` recognizes."""
     return f"/synkhronos-{os.getpid()}-{secrets.token_hex(16)}"
 
 
 def remove_stale(folder: str = _FOLDER) -> int:
-    """Unlink what this user's killed processes made and had no time to unlink; return how many names."""
+    """Unlink objects that killed processes of this user could not unlink; return their number."""
     removed = 0
     with contextlib.suppress(OSError):
         for entry in list(os.scandir(folder)):

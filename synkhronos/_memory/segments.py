@@ -1,15 +1,14 @@
-"""Memory mappings without a file descriptor each: `mmap.mmap` keeps a duplicate open for as long as it lives.
+"""Segments: memory that the processes of a session share, and the arrays in it.
 
-They are unmapped by C code alone. A ``__del__`` in Python can be torn apart by Ctrl-C, and its memory would be lost.
-
-Memory that the processes of a session share.
+A segment is mapped with ``mmap(2)`` directly, because `mmap.mmap` would keep a duplicate of the descriptor open for as
+long as the mapping exists. Only C code unmaps: Ctrl-C can interrupt a ``__del__`` in Python, and the memory would leak.
 
 Invariants
 ----------
-* A segment has no name, and mode 0600: whatever ends a process, at whatever moment, leaves nothing. Others get it by a
-  `Passage`, or inherit it.
-* Pages are reserved before they are used, mostly when the segment is made: too little memory is a `MemoryError`, never
-  a SIGBUS later.
+* A segment has no name, and mode 0600: no end of a process, at any moment, leaves anything behind. Other processes
+  receive it through a `Passage`, or inherit it.
+* Pages are reserved before they are used, mostly when the segment is made: lack of memory raises `MemoryError`, and
+  never ends in a SIGBUS later.
 * A mapping lives as long as any array that views it.
 """
 
@@ -45,9 +44,9 @@ _PROT_NONE = 0
 
 
 class _Mapping:
-    """One ``mmap(2)`` with ``MAP_SHARED``, unmapped with the last array that views it.
+    """One ``mmap(2)`` with ``MAP_SHARED``; the end of the last array that views it unmaps it.
 
-    `mmap.mmap` reserves the addresses, with nothing behind them, and gives them back; the file is mapped over them.
+    `mmap.mmap` reserves the addresses, without memory, and frees them; the file is mapped over them.
     """
 
     def __init__(self, fd: int, size: int, offset: int, writable: bool) -> None:
@@ -71,19 +70,19 @@ def _refusal(size: int, reason: str) -> MemoryError:
 
 
 def map_shared(fd: int, size: int, offset: int = 0, writable: bool = True) -> np.ndarray:
-    """Map part of a file or shared memory object; the descriptor may be closed at once.
+    """Map part of a file or shared memory object; the descriptor may be closed afterwards.
 
     Parameters
     ----------
     fd : int
     size, offset : int
-        In bytes; ``size`` at least 1, ``offset`` anything.
+        In bytes; ``size`` is at least 1, ``offset`` need not be aligned.
     writable : bool
 
     Returns
     -------
     uint8 array of shape (size,)
-        It, and every view of it, keeps the mapping alive.
+        The array, and every view of it, keeps the mapping alive.
 
     Raises
     ------
@@ -94,7 +93,7 @@ def map_shared(fd: int, size: int, offset: int = 0, writable: bool = True) -> np
     return np.asarray(_Mapping(fd, lead + size, offset - lead, writable))[lead:]
 
 
-#: Arrays in a segment start at multiples of this many bytes: a cache line, and enough for every vector instruction.
+#: Alignment of arrays in a segment, in bytes: a cache line, which also suffices for all vector instructions.
 ALIGNMENT = 64
 
 _MOST_BYTES = 2**63 - 1
@@ -102,7 +101,7 @@ _counter = itertools.count()
 
 
 class SegmentRef(NamedTuple):
-    """What names a segment in a message: a key that no other has, and which bytes of its file it is."""
+    """Name of a segment in a message: its unique key, and the bytes of its file that it covers."""
 
     key: str
     size: int
@@ -111,7 +110,7 @@ class SegmentRef(NamedTuple):
 
 
 class ArrayRef(NamedTuple):
-    """Where an array lies: key of the segment, offset in bytes, shape, and dtype (as `numpy.dtype.str` or descr)."""
+    """Location of an array: key of the segment, offset in bytes, shape, and dtype (as `numpy.dtype.str` or descr)."""
 
     key: str
     offset: int
@@ -120,28 +119,28 @@ class ArrayRef(NamedTuple):
 
 
 def aligned(n_bytes: int) -> int:
-    """``n_bytes`` rounded up to a multiple of `ALIGNMENT`."""
+    """Return ``n_bytes`` rounded up to a multiple of `ALIGNMENT`."""
     return -(-n_bytes // ALIGNMENT) * ALIGNMENT
 
 
 def new_key() -> str:
-    """A key that no other segment of any process has."""
+    """Return a key that no other segment of any process has."""
     return f"{os.getpid()}-{next(_counter)}-{secrets.token_hex(4)}"
 
 
 class Segment:
-    """Memory mapped into this process, which others may map, too: made for that, or part of a file of the user's.
+    """Memory that this process maps and other processes can map: memory made for that, or part of a file of the user's.
 
     Attributes
     ----------
     bytes : uint8 array of shape (size,)
-        All of it; it and every view of it keep the mapping alive.
+        The memory; this array and every view of it keep the mapping alive.
     ref : SegmentRef
-        What names it to other processes.
+        Name of the segment for other processes.
     given_to : set
         The `Passage` objects to which it was given.
     path : str or None
-        Of the user's file, if it can be read alone.
+        Path of the user's file, if it is mapped read-only.
     """
 
     def __init__(self, ref: SegmentRef, content: np.ndarray, file: Descriptor, path: str | None = None) -> None:
@@ -153,9 +152,9 @@ class Segment:
 
     @classmethod
     def create(cls, size: int, key: str | None = None, reserved: bool = True) -> Segment:
-        """Make ``size`` bytes (at least one page), filled with zeros; without a key it gets a new one.
+        """Make ``size`` bytes (at least one page), filled with zeros; without a key the segment gets a new one.
 
-        Its pages are all reserved, unless ``reserved`` is false: then `reserve` is for those that are used.
+        All pages are reserved, unless ``reserved`` is false: then call `reserve` for parts before they are used.
 
         Raises
         ------
@@ -173,7 +172,7 @@ class Segment:
             raise
 
     def reserve(self, parts: Sequence[tuple[int, int]]) -> None:
-        """Reserve the pages of parts, each from a byte to before another; it has its descriptor still.
+        """Reserve the pages of parts, each a pair of first byte and end; needs the descriptor.
 
         Raises
         ------
@@ -186,61 +185,61 @@ class Segment:
             reserve(self.fileno(), start, stop, wanted)
 
     def fileno(self) -> int:
-        """Its descriptor, as long as `close_fd` has not been called."""
+        """Return the descriptor; not after `close_fd`."""
         return self._file.fileno()
 
     def close_fd(self) -> None:
-        """Give the descriptor back, once everybody who needs the segment has it, or has been given it."""
+        """Close the descriptor, once every process that needs the segment has received it."""
         self._file.close()
 
     def abandon(self) -> None:
-        """In a process that inherited it: let go of it, but for the mapping that its table has."""
+        """Drop a segment that this process has inherited by a fork; its table keeps the mapping."""
         self._file.close()
         self.bytes = np.empty(0, np.uint8)
 
     def array(self, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> np.ndarray:
-        """A view of the bytes from ``offset`` on as an array; it keeps the mapping alive."""
+        """Return a view of the bytes from ``offset`` on as an array; it keeps the mapping alive."""
         return np.ndarray(shape, dtype, self.bytes, offset)
 
 
 class SegmentTable:
-    """The segments that this process has mapped, by key; one table for each process, inherited by forked workers.
+    """The segments that this process has mapped, by key; one table in each process, inherited by forked workers.
 
     Attributes
     ----------
     ended : Endings
-        Key and size in bytes of the memory that was lent and is no more.
+        Key and size in bytes of lent memory that has been freed.
     files : dict
-        By key, of lent memory that is part of a file and can be read alone: path, and first byte.
+        For lent memory that is a read-only part of a file: the path and the first byte, by key.
     """
 
     def __init__(self) -> None:
         self._bytes: dict[str, np.ndarray] = {}
-        self._lent: dict[str, weakref.ref[np.ndarray]] = {}  # those that have ended stay until they are released
+        self._lent: dict[str, weakref.ref[np.ndarray]] = {}  # entries of freed memory stay until they are released
         self.ended: Endings[tuple[str, int]] = Endings()
         self.files: dict[str, tuple[str, int]] = {}
 
     def add(self, key: str, content: np.ndarray) -> None:
-        """Take in memory that this process has mapped, as a uint8 array."""
+        """Add memory that this process has mapped, as a uint8 array."""
         self._bytes[key] = content
 
     def lend(self, key: str, content: np.ndarray) -> None:
-        """Take in memory that lives as long as somebody else keeps this very array."""
+        """Add memory that lives as long as other code keeps this very array."""
         self.ended.watch(content, (key, content.nbytes))
         self._lent[key] = weakref.ref(content)
 
     def lent(self) -> list[np.ndarray | None]:
-        """What is lent now; as long as a list of it is kept, none of it ends."""
+        """Return the arrays that are lent now; the list keeps their memory alive."""
         return [one() for one in list(self._lent.values())]
 
     def release(self, key: str) -> None:
-        """Forget a segment; its memory is unmapped with the last array that views it."""
+        """Remove a segment; its memory is unmapped with the last array that views it."""
         self._bytes.pop(key, None)
         self._lent.pop(key, None)
         self.files.pop(key, None)
 
     def view(self, ref: ArrayRef) -> np.ndarray:
-        """The array that `ref` names, without a copy."""
+        """Return the array that `ref` names, without a copy."""
         key, offset, shape, dtype = ref
         return np.ndarray(shape, dtype, self._content(key), offset)
 
@@ -253,7 +252,7 @@ class SegmentTable:
         return content
 
     def n_bytes(self, key: str) -> int:
-        """The size of a segment."""
+        """Return the size of a segment, in bytes."""
         return self._content(key).nbytes
 
     def __contains__(self, key: str) -> bool:
@@ -264,5 +263,5 @@ class SegmentTable:
 
 
 def dtype_spec(dtype: np.dtype) -> Any:
-    """A description of ``dtype`` that pickles small and quickly and that `numpy.dtype` reads back."""
+    """Return a description of ``dtype`` that is small and fast to pickle, and that `numpy.dtype` accepts."""
     return dtype.str if dtype.names is None and dtype.subdtype is None else dtype

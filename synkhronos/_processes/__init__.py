@@ -1,4 +1,4 @@
-"""The processes of a session: forked, signalled, watched and stopped; they know neither graphs nor commands."""
+"""Processes of a session: fork, synchronize, monitor and stop ranks. This package knows neither graphs nor commands."""
 
 from __future__ import annotations
 

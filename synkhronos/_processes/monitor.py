@@ -1,7 +1,7 @@
-"""What other processes of this user can see of a session: who its ranks are, and how far they are.
+"""Monitor of a running session: the ranks' processes and progress, in memory that other processes of the user can map.
 
-It lies in shared memory, which the master's descriptor keeps within reach of ``python -m synkhronos top``: that maps it
-read-only, and so neither asks nor disturbs anybody.
+The controller keeps a descriptor of the memory open, so that ``python -m synkhronos top`` finds it in ``/proc``. That
+program maps the memory read-only: it sends the session no request and does not slow it down.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from synkhronos._native import native
 __all__ = ["Board", "Sight"]
 
 _MAGIC = int.from_bytes(b"synkrank", "little")
-_HEAD = 5  # numbers before the pids: the magic one, how many ranks, the master's, the first one's among all, all
-_SEAT = 64  # bytes of each rank's words, after as many others: see _native/sync.h
-_PARKED = 7  # where in these, in numbers of four bytes
+_HEAD = 5  # int64 numbers before the pids: magic, n_ranks, master_rank, first, n_all
+_SEAT = 64  # bytes of each rank's words; 64 bytes of common words precede them: see _native/sync.h
+_PARKED = 7  # index of the "parked" word among a rank's words, counted in int32
 
 
 def _words_at(n_ranks: int) -> int:
@@ -27,24 +27,25 @@ def _words_at(n_ranks: int) -> int:
 
 
 class Board:
-    """The side of the master, or of the leader of another machine; made before it forks.
+    """Writable side of the monitor; the controller, or the leader of another node, makes it before it forks.
 
     Parameters
     ----------
     n_ranks : int
-        Of this machine.
+        Number of ranks on this node.
     master_rank : int
-        The rank of this process, of these.
+        Rank of this process on this node.
     first, n_all : int
-        The number of the first of these ranks among those of all machines, and how many those are.
+        Global number of this node's first rank, and number of ranks on all nodes.
 
     Attributes
     ----------
     words : uint8 array
-        The memory of the session's words.
+        Memory of the session's words, see `Signals`.
     pids : int64 array of shape (n_ranks,)
+        Process id of each rank.
     close : callable
-        Has nobody find it any more; so does its end.
+        Close the descriptor, so that other processes no longer find the session. Deleting the board does it, too.
     """
 
     def __init__(self, n_ranks: int, master_rank: int, first: int, n_all: int) -> None:
@@ -59,24 +60,24 @@ class Board:
 
 
 class Sight:
-    """The view of another process.
+    """Read-only view of another process's `Board`.
 
     Parameters
     ----------
     path : str
-        Of a descriptor, in ``/proc``.
+        Path of a descriptor in ``/proc``.
 
     Raises
     ------
     OSError
-        If it cannot be read.
+        If the file cannot be read.
     ValueError
-        If it is another thing.
+        If the file is not a board.
 
     Attributes
     ----------
     n_ranks, master_rank, first, n_all : int
-        As of the `Board`.
+        As in `Board`.
     """
 
     def __init__(self, path: str) -> None:
@@ -96,11 +97,11 @@ class Sight:
 
     @property
     def pids(self) -> list[int]:
-        """The process of each rank."""
+        """Process id of each rank."""
         return [int(pid) for pid in self._pids]
 
     def look(self) -> list[str]:
-        """What each rank is at, now; what begins with "waits" is no work."""
+        """Return what each rank does now; a text that begins with "waits" means that the rank does not compute."""
         sent = self._words[self.master_rank, 0]
         answered, parked = self._words[:, 1], self._small[:, _PARKED] != 0
         idle = answered == sent

@@ -1,20 +1,20 @@
-"""The ranks of a session, on one machine or on several.
+"""Process group of a session: start, message, watch and stop the worker processes of one node.
 
-Whom a leader names when other machines keep it waiting.
+The controller and its workers share memory::
 
-The processes of a session: starting, signalling, watching and stopping them. Knows nothing of Theano or of commands.
+    controller ──post SENT──────> worker   reads the mailbox, works, fills its own answer box
+    controller <──post ANSWERED── worker   one word per worker; the last worker wakes the controller
+    all ranks meet at `Team.barrier` inside collectives
 
-                     mailbox (one, shared memory)
-      master ────post `sent`─────> worker  : read the mailbox, work, fill the own answer box
-      master <──post `answered`─── worker  : a word for each worker; the last one wakes the master
-      master and workers meet at `Team.barrier` inside collectives
+With several nodes, the leader of each node has a `Team` of its own, and `World` defines how the ranks of all nodes are
+numbered.
 
 Invariants
 ----------
-* One message is outstanding at a time; messages are numbered, and a worker's answer carries its number.
-* In every wait a process looks every `POLL` seconds, at the latest, whether its peers live: the master whether a worker
-  has died, a worker whether the master has. A worker is also killed by the kernel when the master ends.
-* Signals are the master's to handle: workers ignore Ctrl-C, SIGTERM and their like.
+* At most one message is outstanding. Messages are numbered, and a worker's answer carries the number of its message.
+* A waiting process checks at least every `POLL` seconds whether its peers are alive: the controller checks its
+  workers, a worker checks the controller. In addition, the kernel kills workers when the controller ends.
+* Only the controller handles signals: workers ignore Ctrl-C, SIGTERM and the like.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ __all__ = ["MasterDied", "Team", "World", "check_exchange", "check_machines", "c
 
 
 def kind_of(device: str) -> str:
-    """``"cpu"``, ``"cuda"`` or ``"opencl"``: what a device is, by its name."""
+    """Return the kind of a device, by its name: ``"cpu"``, ``"cuda"`` or ``"opencl"``."""
     return device.rstrip("0123456789:")
 
 
 class World(NamedTuple):
-    """How the ranks are numbered: machine by machine.
+    """Numbering of the ranks of all nodes, node by node.
 
     Attributes
     ----------
     sizes : tuple of int
-        The number of ranks on each machine.
+        Number of ranks on each node.
     machine : int
-        The number of this one.
+        Number of this node.
     master_rank : int
-        Among all ranks.
+        Global rank of the controller.
     line : Line, or None
-        In the leader of a machine: the way to the other leaders.
+        In a node leader: connection to the other leaders.
     exchange : str, or None
-        The type that float32 numbers have between machines; ``None``: their own.
+        Wire dtype of float32 data between nodes; ``None``: float32 itself.
     """
 
     sizes: tuple[int, ...]
@@ -70,46 +70,46 @@ class World(NamedTuple):
 
     @property
     def n_ranks(self) -> int:
-        """The number of all ranks."""
+        """Number of ranks on all nodes."""
         return sum(self.sizes)
 
     @property
     def first(self) -> int:
-        """The number, among all ranks, of the first one of this machine."""
+        """Global number of this node's first rank."""
         return sum(self.sizes[: self.machine])
 
     def ranks_of(self, machine: int) -> range:
-        """The ranks of a machine."""
+        """Return the global ranks of a node."""
         first = sum(self.sizes[:machine])
         return range(first, first + self.sizes[machine])
 
 
-#: Each leader names a rank of its own machine first; after so many seconds more it is the leader itself that is silent.
+#: Seconds after the timeout until a node leader itself counts as silent: before, it can report a rank of its node.
 _MARGIN = 1.0
 
 
 def check_order(team: Team) -> None:
-    """Raise, in the leader of another machine, if the master has said meanwhile that the ranks are to end."""
+    """Raise, in the leader of another node, if the controller has ordered the ranks to end in the meantime."""
     world = team.world
     if world.machine and not team.stopped and world.line.is_told_to_stop():
         raise WorkerTimeout("the first machine has said that the ranks are to end", team.rank, 0)
 
 
 def check_machines(team: Team, silent: Sequence[int]) -> None:
-    """Raise if the ranks of this machine cannot go on, or, in the master, if another one does not answer in time.
+    """Raise if the ranks of this node cannot go on, or, in the controller, if another node does not answer in time.
 
     Parameters
     ----------
     team : Team
-        Of this machine, whose ranks keep nobody waiting.
+        Process group of this node; its ranks have arrived.
     silent : sequence of int
-        The machines that are waited for.
+        Numbers of the nodes that have not answered.
     """
     patience, world = team.patience, team.world
     check_order(team)
     is_over = patience.is_over(_MARGIN)
     if team.dead() or team.stopped:
-        team.check_workers()  # which raises
+        team.check_workers()  # raises
     elif silent and is_over and not world.machine:
         rank = world.ranks_of(silent[0])[0]
         name = f"rank {rank}, which leads machine {silent[0]} ({world.line.hosts[silent[0]]})"
@@ -117,7 +117,7 @@ def check_machines(team: Team, silent: Sequence[int]) -> None:
 
 
 def check_exchange(team: Team) -> None:
-    """Raise, in the master, if other leaders do not go on with an exchange of arrays in time."""
+    """Raise, in the controller, if other node leaders do not continue an exchange of arrays in time."""
     patience, world = team.patience, team.world
     if world.machine or not patience.is_over(_MARGIN):
         return
@@ -128,32 +128,35 @@ def check_exchange(team: Team) -> None:
     raise WorkerTimeout(text, world.ranks_of(1)[0], 0)
 
 
-_SPIN_SECONDS = 1e-3  # how long a wait looks at the words before it parks
+_SPIN_SECONDS = 1e-3  # a wait polls the words for this time before it parks
 
 
 class MasterDied(BaseException):
-    """Raised in a worker whose master is gone."""
+    """Raised in a worker whose controller has ended."""
 
 
 class Team:
-    """The workers of one session, one for each rank but the master's.
+    """Process group of one node: the process that creates it, and one forked worker for each other rank.
 
     Parameters
     ----------
     devices : list of str
+        Device of each rank.
     master_rank : int
+        Rank of this process on this node.
     timeout : float or None
-        Seconds that the master waits for the answers to a message; see `Patience`.
+        Seconds that the controller waits for the answers to a message; see `Patience`.
     world : World, optional
-        Where these ranks are among all of the session; default: they are all.
+        Numbering of the ranks of all nodes; default: this node has all ranks.
 
     Attributes
     ----------
     barrier : Barrier
-        Where all ranks meet; it raises if that cannot happen any more.
+        Barrier of all ranks of this node; it raises if a rank can no longer arrive.
     patience : Patience
+        Time that the controller has waited for the answers to the last message.
     passage : Passage
-        In a worker: the way for memory to and from the master.
+        In a worker: channel for memory to and from the controller.
     """
 
     def __init__(self, devices: list[str], master_rank: int, timeout: float | None, world: World | None = None) -> None:
@@ -171,7 +174,7 @@ class Team:
         self.timeline = Timeline(finished.array((2, self.n_ranks), np.int64), master_rank)
         self.barrier = Barrier(self.signals, self.timeline, self.check)
         self._number = 0  # of the last message
-        self._collected = 0  # and of the last one whose answers the master has
+        self._collected = 0  # number of the last message whose answers were collected
         self.stopped = False
         self.patience = Patience(timeout)
         self._work: Callable[[int], None]
@@ -180,7 +183,7 @@ class Team:
         self._members: dict[int, Member] = {}
         self.passage: Passage
 
-    # -- the master's side
+    # -- controller
 
     def start(self, work: Callable[[int], None]) -> None:
         """Fork the workers; worker ``rank`` runs ``work(rank)`` and exits when that returns."""
@@ -201,7 +204,7 @@ class Team:
             member.passage.give(segment)
 
     def send(self, message: bytes, memory: Sequence[Segment] = ()) -> None:
-        """Hand every worker the same message, and memory that it names: sent once the word is written."""
+        """Send every worker the same message and the segments that it names; posting the word ``SENT`` completes it."""
         for segment in memory:
             self._give(segment)
         self._mailbox.put(message, self._give)
@@ -216,7 +219,9 @@ class Team:
         return self.signals.sent != self._collected
 
     def collect(self) -> list[bytes | None]:
-        """Wait for the answers of all workers, by rank; ``None`` at the master's. May be called again if interrupted.
+        """Wait for the answers of all workers, and return them by rank (``None`` at the controller's rank).
+
+        It may be called again after an interrupt.
 
         Raises
         ------
@@ -224,6 +229,8 @@ class Team:
             If a worker is dead.
         WorkerTimeout
             If workers take longer than the timeout.
+        SessionError
+            If the session was closed while this call waited.
         """
         self.timeline.rest(self._number)
         self.signals.wait(ANSWERED, self._number, self.check_workers)
@@ -233,14 +240,14 @@ class Team:
             box = self._answers[rank]
             answers[rank] = box.get(member.passage)
             if box.is_long:
-                member.passage.clear()  # of answers that nobody has read
+                member.passage.clear()  # drop segments of earlier answers that nobody has read
         if self.stopped:
             raise SessionError(CLOSED_WITHIN)
         self._collected = self._number
         return answers
 
     def unanswered(self) -> list[int]:
-        """The workers that have not answered the last message."""
+        """Return the workers that have not answered the last message."""
         answered = self.signals.answered
         return [rank for rank in self.workers if answered[rank] != self._number]
 
@@ -263,11 +270,11 @@ class Team:
             raise WorkerTimeout(f"{name} did not answer within {self.patience.seconds} seconds", rank, pid)
 
     def dead(self) -> list[int]:
-        """The workers whose processes have ended; none before they are started, and when they were stopped."""
+        """Return the workers whose processes have ended; none before `start` and after `stop`."""
         return [rank for rank, member in list(self._members.items()) if member.process.exitcode is not None]
 
     def settle(self, seconds: float | None = None) -> bool:
-        """Wait until each worker has answered or is dead, at most ``seconds``; returns whether that came about."""
+        """Wait at most ``seconds`` until each worker has answered or is dead; return whether all have."""
         patience = Patience(seconds)
         while set(self.unanswered()) - set(self.dead()):
             if patience.is_over():
@@ -276,7 +283,7 @@ class Team:
         return True
 
     def replace(self, ranks: Sequence[int]) -> None:
-        """Fork new workers in place of dead ones, while all others are idle."""
+        """Fork new workers in place of dead ones, while all other workers are idle."""
         self.signals.reset()
         for rank in ranks:
             self.signals.set_answered(rank, self._number)
@@ -284,7 +291,7 @@ class Team:
         self._collected = self._number
 
     def stop(self, grace: float = 5.0) -> None:
-        """Wait for the workers, which were told to stop; kill those that have not ended after ``grace`` seconds."""
+        """Wait until the workers, which were ordered to stop, have ended; kill the rest after ``grace`` seconds."""
         if self.stopped:
             return
         self.stopped = True
@@ -300,7 +307,7 @@ class Team:
             member.let_go()
         self._members.clear()
 
-    # -- a worker's side
+    # -- worker
 
     def _run(self, rank: int, passage: Passage) -> None:
         self._board.close()
@@ -311,12 +318,12 @@ class Team:
             self._work(rank)
 
     def check_master(self) -> None:
-        """Raise `MasterDied` if this process has lost its master."""
+        """Raise `MasterDied` if the controller of this process has ended."""
         if os.getppid() != self._master_pid:
             raise MasterDied
 
     def receive(self) -> bytes:
-        """Wait for the master's next message."""
+        """Wait for the controller's next message, and return it."""
         self.signals.wait(SENT, self._number + 1, self.check_master)
         self.timeline.resume(self._number, OUTSIDE)
         self.timeline.begin()
@@ -325,21 +332,21 @@ class Team:
         return self._mailbox.get(self.passage)
 
     def answer(self, message: bytes) -> None:
-        """Answer the message."""
+        """Send the controller the answer to the last message."""
         self._answers[self.signals.rank].put(message, self.passage.give)
         self.timeline.end()
         self.timeline.rest(self._number)
         self.signals.post(ANSWERED, self._number)
 
-    # -- both
+    # -- controller and worker
 
     @property
     def rank(self) -> int:
-        """The rank of this process."""
+        """Rank of this process."""
         return self.signals.rank
 
     def check(self) -> None:
-        """Raise if the ranks cannot meet any more: one has failed or is dead, or the time is up."""
+        """Raise if a rank can no longer arrive at the barrier: it has failed or is dead, or the time is up."""
         if self.signals.aborted:
             raise CollectiveAborted("another rank failed")
         if self.signals.rank == self.master_rank:

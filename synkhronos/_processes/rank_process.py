@@ -1,24 +1,18 @@
-"""Telling the user's program what happened, without making anything worse.
+"""Processes of ranks: fork a child, tie its life to the controller's, and keep signals away from it.
 
-A forked child process: `os.fork`, and knowing how it ended.
+`Process` forks with `os.fork` and does not use `multiprocessing`: there, a process that the user forks from the
+controller would end the controller's children when it exits, and workers of `multiprocessing` pools could not have
+children.
 
-`multiprocessing` is not used, because a process that the user forks from the master would end the master's children
-at its own exit, and because it forbids children in the workers of its pools.
+Workers end with the controller, even if they compute and cannot check, and however the controller ended. A C thread of
+the worker waits for that (``pidfd_open``; where the kernel or a sandbox does not offer it, the thread checks every
+tenth of a second). The controller holds no descriptor for this, so a program that closes descriptors does not end its
+workers. If the main thread has forked the worker, the kernel also kills the worker when that thread ends
+(``PR_SET_PDEATHSIG``), which works for a stopped process, too. Other threads may end before the controller does.
 
-Processes that end with another one.
-
-A worker ends with its controller, even if it computes and cannot look, and however the controller ended. A thread of
-the worker, in C, waits for that (``pidfd_open``; where the kernel or a sandbox does not offer it, the thread looks
-every tenth of a second). The controller holds no descriptor for this, so nothing that a program closes ends its
-workers. A worker that the main thread has forked is killed with that thread, too (``PR_SET_PDEATHSIG``), which works
-for a stopped process; other threads may end before the controller does.
-
-What a worker does when a signal comes: next to nothing, since signals are the master's to handle.
-
-A terminal, ``timeout``, Slurm or a machine that shuts down send their signals to all processes of a program. The master
-may have a handler that saves what it has, and needs its workers for that; if it has none it ends, and they with it.
-
-A worker, seen from the master.
+Workers ignore nearly all signals, because the controller handles them. A terminal, ``timeout``, Slurm, or a machine
+that shuts down sends its signals to all processes of a program. The controller may have a handler that saves its
+results, and needs its workers for that; without a handler it ends, and its workers end with it.
 """
 
 from __future__ import annotations
@@ -47,32 +41,41 @@ __all__ = ["Member", "Process", "describe_exit", "end_with", "leave_signals_to_m
 
 
 def log(level: int, message: str, *args: object) -> None:
-    """Log a message where the work must go on whatever comes of it.
+    """Log a message where the work must go on even if logging fails.
 
-    The stream of a logging handler may be closed by now; and logging swallows what a signal's handler raises meanwhile.
+    The stream of a logging handler may be closed already. Signals are deferred, because `logging` swallows the
+    exceptions that their handlers raise.
     """
     with deferred_interrupts(), contextlib.suppress(AttributeError, OSError, ValueError):
         logging.getLogger("synkhronos").log(level, message, *args, stacklevel=2)
 
 
-_UNKNOWN = 255  # the exit code of a child that somebody else has waited for
+# -- forked processes
+
+_UNKNOWN = 255  # exit code of a child for which other code has called waitpid
 
 
 class Process:
-    """A child that runs ``work()`` and exits with code 0, or 1 if that raises.
+    """Child process that runs ``work()`` and exits with code 0, or with 1 if ``work`` raises.
+
+    Parameters
+    ----------
+    work : callable
+        Runs in the child.
 
     Attributes
     ----------
     pid : int
+        Process id of the child.
     """
 
     def __init__(self, work: Callable[[], None]) -> None:
         _flush_output()
         self._exitcode: int | None = None
-        # until the child has left its signals to the master, none must reach it: it has the master's handlers
+        # the child begins with the controller's handlers, so no signal may reach it before it has removed them
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
-            with warnings.catch_warnings():  # since Python 3.12 it warns of any threads: the session looks which matter
+            with warnings.catch_warnings():  # Python >= 3.12 warns of any thread; the session checks which ones matter
                 warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
                 self.pid = os.fork()
             if self.pid == 0:
@@ -82,7 +85,7 @@ class Process:
 
     @property
     def exitcode(self) -> int | None:
-        """The exit code (negative: the signal that ended it), ``None`` while it runs."""
+        """Exit code (negative: minus the number of the signal that ended the child); ``None`` while the child runs."""
         if self._exitcode is None:
             try:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -94,7 +97,7 @@ class Process:
         return self._exitcode
 
     def join(self, patience: Patience) -> bool:
-        """Wait for its end; returns whether it came before the patience was over."""
+        """Wait until the child has ended; return whether it did so before ``patience`` was over."""
         pause = 0.0005
         while self.exitcode is None:
             if patience.is_over():
@@ -104,14 +107,14 @@ class Process:
         return True
 
     def kill(self) -> None:
-        """End it by SIGKILL, and wait for that."""
+        """End the child with SIGKILL, and wait until it has ended."""
         if self.exitcode is None:
             os.kill(self.pid, signal.SIGKILL)
             self.join(Patience(None))
 
 
 def _live(work: Callable[[], None], mask: Iterable[int]) -> NoReturn:
-    """The life of a child."""
+    """Run ``work`` in the child, and exit."""
     code = 1
     try:
         leave_signals_to_master()
@@ -129,7 +132,7 @@ def _live(work: Callable[[], None], mask: Iterable[int]) -> NoReturn:
 
 
 def _allow_frames() -> None:
-    """Let this process call functions as deep as a new one: the frames of the fork's callers stay below its own."""
+    """Raise the recursion limit by the current depth, because the stack of the fork's callers stays in place."""
     depth, frame = 1, sys._getframe().f_back
     while frame is not None:
         depth, frame = depth + 1, frame.f_back
@@ -137,14 +140,14 @@ def _allow_frames() -> None:
 
 
 def _flush_output() -> None:
-    """Write out what is buffered; programs may have closed these streams, or put other objects in their places."""
+    """Flush stdout and stderr; a program may have closed these streams, or replaced them by other objects."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
 
 
 def describe_exit(exitcode: int | None) -> str:
-    """What an exit code says: "was killed by SIGKILL …", "exited with code 3"."""
+    """Return an exit code in words: "was killed by SIGKILL …", "exited with code 3"."""
     if exitcode is None or exitcode == _UNKNOWN:
         return "ended"
     if exitcode >= 0:
@@ -157,37 +160,39 @@ def describe_exit(exitcode: int | None) -> str:
     return f"was killed by {name}{hint.get(name, '')}"
 
 
+# -- processes that end with another one
+
 _STDERR = 2
 _MOST_DESCRIPTORS = 65536
-_F_SETSIG = 10  # that of Linux; Python has no name for it before 3.12
+_F_SETSIG = 10  # value on Linux; the `fcntl` module defines it only since Python 3.12
 
 
 def end_with(pid: int, by_main_thread: bool = False) -> None:
-    """Have the kernel kill this process when another one ends.
+    """Have the kernel kill this process when another process ends.
 
     Parameters
     ----------
     pid : int
         The other process.
     by_main_thread : bool
-        Whether that is the parent, and its main thread has forked this process.
+        Whether the other process is the parent, and its main thread has forked this process.
     """
     native.die_with(pid, by_main_thread)
 
 
 def start_apart(work: Callable[[], None], descriptors: Iterable[int], while_stopped: bool = False) -> Descriptor | None:
-    """Start a process that ends with this one and is not its child: a program may wait for its children, or kill them.
+    """Start a process that ends with this one but is not its child: a program may wait for its children, or kill them.
 
     Parameters
     ----------
     work : callable
-        What it does.
+        Runs in the new process.
     descriptors : iterable of int
-        Those that it keeps, in addition to standard error. A launcher waits until nobody holds its pipes: that of
-        standard error is closed when this process ends.
+        Descriptors that the process keeps, in addition to standard error. A launcher waits until all its pipes are
+        closed; this process's end ends the new one, which closes the pipe of standard error.
     while_stopped : bool
-        Have the kernel kill the process, and those that it forks, even while they are stopped (SIGSTOP). Not for a
-        process in which the program could close the descriptor that this takes.
+        Have the kernel kill the process, and those that it forks, even while they are stopped (SIGSTOP). Do not use it
+        where the program could close the descriptor that this takes.
 
     Returns
     -------
@@ -202,7 +207,7 @@ def start_apart(work: Callable[[], None], descriptors: Iterable[int], while_stop
     def begin() -> None:
         if os.fork():
             return
-        gc.disable()  # garbage that was inherited is not this process's to collect
+        gc.disable()  # do not run finalizers of objects that were inherited by the fork
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setpgid(0, 0)
         numbers = sorted(kept)
@@ -225,7 +230,9 @@ def _kill_group_at_end_of(reader: int) -> None:
         fcntl.fcntl(reader, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
 
 
-#: By default these end a process, and are sent to ask it for something.
+# -- signals of workers
+
+#: Signals that are requests to a process; their default action ends it.
 _REQUESTS = {
     signal.SIGHUP,
     signal.SIGINT,
@@ -241,7 +248,7 @@ _REQUESTS = {
     *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
 }
 
-#: These tell of a fault of the process itself.
+#: Signals that a fault of the process itself causes.
 _FAULTS = {
     signal.SIGSEGV,
     signal.SIGBUS,
@@ -256,11 +263,11 @@ _UNCHANGEABLE = {signal.SIGKILL, signal.SIGSTOP}
 
 
 def leave_signals_to_master() -> None:
-    """In a worker: ignore requests, and whatever else the master ignores or handles.
+    """In a worker: ignore requests, and all signals that the controller ignores or handles.
 
-    What is left: faults, the end of children, job control, and handlers that are not Python's (`faulthandler`).
+    Faults, SIGCHLD, job control, and handlers that are not Python's (`faulthandler`) stay active.
     """
-    signal.set_wakeup_fd(-1)  # it leads to the master's event loop
+    signal.set_wakeup_fd(-1)  # the inherited descriptor belongs to the controller's event loop
     is_set = ctypes.pythonapi.PyOS_getsig
     is_set.argtypes, is_set.restype = (ctypes.c_int,), ctypes.c_void_p
     for number in sorted(signal.valid_signals() - _UNCHANGEABLE):
@@ -274,21 +281,24 @@ def leave_signals_to_master() -> None:
             signal.signal(number, signal.SIG_IGN)
 
 
+# -- workers, as the controller sees them
+
+
 class Member:
-    """A worker's process, and the way for memory to and from it.
+    """Worker process, with the channel for memory to and from it; the controller's view.
 
     Parameters
     ----------
     live : callable
-        ``live(passage)`` is the worker's life; it is given its end of that way.
+        ``live(passage)`` runs in the worker, with the worker's end of the channel.
     others : iterable of Member
-        Those that were forked before.
+        Workers that were forked before; the new worker closes their channels.
 
     Attributes
     ----------
     process : Process
     passage : Passage
-        The master's end.
+        The controller's end of the channel.
     """
 
     def __init__(self, live: Callable[[Passage], None], others: Iterable[Member]) -> None:
@@ -304,12 +314,12 @@ class Member:
 
         try:
             self.process = Process(begin)
-        except BaseException:  # there can be no process more
+        except BaseException:  # the fork failed
             self.let_go()
             raise
         finally:
             its_own.close()
 
     def let_go(self) -> None:
-        """Its process has ended."""
+        """Close the channel of a worker that has ended."""
         self.passage.close()

@@ -1,6 +1,7 @@
-"""How long the master waits for its workers.
+"""Synchronization of the ranks of one node: progress words, the barrier, and the controller's deadline.
 
-How the ranks of a session tell each other how far they are, and wait for each other: see ``_native/sync.h``.
+Each rank writes numbers ("words") to shared memory and waits until others reach a value; the compiled core implements
+the words, see ``_native/sync.h``.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ from synkhronos._processes.timeline import STRAGGLING, Timeline
 __all__ = ["ANSWERED", "POLL", "SENT", "Barrier", "Patience", "Signals"]
 
 
-#: Seconds without a look at the clock that are no waiting.
+#: Time between two looks at the clock, in seconds, from which on it does not count as waiting.
 _PAUSE = 1.0
 
 
 class Patience:
-    """The time that the master has waited for the answers to one message.
+    """Deadline for the answers to one message, which counts only the time that the controller really waits.
 
-    It looks at the clock at least twenty times a second while it waits. So no second counts in which it did not: it
-    computed itself, or the whole job was stopped, as batch systems do.
+    While it waits, the controller looks at the clock at least twenty times a second. A gap of a second or more does not
+    count: the controller computed, or the batch system had stopped the job.
 
     Parameters
     ----------
     seconds : float or None
-        That it waits at most; ``None``: no limit.
+        Longest wait; ``None``: no limit.
     """
 
     def __init__(self, seconds: float | None) -> None:
@@ -35,11 +36,11 @@ class Patience:
         self.begin()
 
     def begin(self) -> None:
-        """A message is sent."""
+        """Restart the count, when a message is sent."""
         self._waited, self._looked = 0.0, time.monotonic()
 
     def is_over(self, margin: float = 0.0) -> bool:
-        """Look at the clock; returns whether it has waited for longer than it may, and a margin."""
+        """Look at the clock; return whether the wait has exceeded the limit by more than ``margin`` seconds."""
         now = time.monotonic()
         if now - self._looked < _PAUSE:
             self._waited += now - self._looked
@@ -47,66 +48,66 @@ class Patience:
         return self.seconds is not None and self._waited > self.seconds + margin
 
 
-#: Longest time between two looks at whether the peers are alive, in seconds.
+#: Longest time between two checks whether the peers are alive, in seconds.
 POLL = native.POLL
 
-#: Boards of words: the number of the master's last message; for each worker, that of the last one that it has answered.
+#: Words: number of the controller's last message; for each worker, number of the last message that it has answered.
 SENT, ANSWERED = native.SENT, native.ANSWERED
 
 
 class Signals(native.Sync):
-    """The words of one session; made by the master before it forks, and inherited by workers.
+    """Words of one session; the controller makes them before it forks, and workers inherit them.
 
-    Its methods let no handler of a signal wait: ``wait(board, value, check)`` and ``meet(check)`` run them, and call
-    ``check``, before each sleep, which takes `POLL` seconds at most. What these raise ends the wait.
+    ``wait(board, value, check)`` and ``meet(check)`` never delay handlers of signals: they run them, and call
+    ``check``, before each sleep, and a sleep takes at most `POLL` seconds. An exception of these ends the wait.
 
     Parameters
     ----------
     words : uint8 array
-        The memory, of zeros.
+        Memory, filled with zeros.
     n_ranks : int
     rank : int
-        Of the master.
+        Rank of the controller.
     spin : float
-        Seconds to look at the words before parking.
+        Seconds to poll the words before parking.
 
     Attributes
     ----------
     rank : int
-        Of this process; a worker sets it.
+        Rank of this process; a worker sets it.
     sent : int
-        The number of the master's last message.
+        Number of the controller's last message.
     answered : list of int
-        For each rank, the number of the last message that it has answered; the master's means nothing.
+        For each rank, number of the last message that it has answered; the controller's entry has no meaning.
     arrived : list of int
         For each rank, the last step at which it arrived at a barrier.
     aborted : bool
-        Whether a rank has failed in the command that is being executed. `abort` raises this flag, and has every rank
-        that waits at the barrier give up; `reset` lowers it when all ranks are idle again.
+        Whether a rank has failed in the current command. `abort` sets this flag, so that every rank that waits at the
+        barrier gives up; `reset` clears it when all ranks are idle again.
     """
 
     def __new__(cls, words: Any, n_ranks: int, rank: int, spin: float) -> Signals:
-        """Take memory of zeros for the words."""
+        """Place the words in memory that is filled with zeros."""
         return super().__new__(cls, words, n_ranks, rank, spin)
 
 
 class Barrier:
-    """Where all ranks meet. To call it is to arrive and to wait; what lies between the two need not wait for others.
+    """Barrier of the ranks of one node. A call arrives and waits; `arrive` and `wait` do the two steps one by one.
 
     Parameters
     ----------
     signals : Signals
     timeline : Timeline
-        Of this rank.
+        Timeline of this rank.
     check : callable
-        Raises if the ranks cannot meet any more.
+        Raises if a rank can no longer arrive.
 
     Attributes
     ----------
     restart : callable
-        ``restart(number)``: each rank calls this when it begins with a message, so that all agree on the steps to come.
+        ``restart(number)``: each rank calls it when it begins with a message, so that all agree on the next steps.
     arrive : callable
-        Tell the others that this rank has got here; returns what to `wait` for.
+        Report that this rank has arrived; returns the step to `wait` for. Code between the two calls need not wait.
     """
 
     def __init__(self, signals: Signals, timeline: Timeline, check: Callable[[], None]) -> None:
@@ -117,9 +118,9 @@ class Barrier:
         self.arrive = signals.arrive
 
     def wait(self, step: int) -> None:
-        """Return once every rank has arrived there."""
+        """Return once every rank has arrived at a step."""
         signals, timeline = self._signals, self._timeline
-        if not timeline.on or min(signals.arrived) >= step:  # not worth a note
+        if not timeline.on or min(signals.arrived) >= step:  # no wait that would be worth recording
             signals.wait(native.ARRIVED, step, self.check)
             return
         before = timeline.switch(STRAGGLING)

@@ -1,10 +1,11 @@
-"""How one rank spends its time: at every moment in one category, so that the times add up to what the clock says.
+"""Record how one rank spends its time.
 
-A `Timeline` is off until it is started, and then costs a look at one attribute wherever the rank's work changes. While
-it is on it adds up the nanoseconds of each category; if asked to, it also keeps the moments of the last changes.
+A rank is in exactly one category at any moment, so the times of all categories add up to the elapsed time. A
+`Timeline` is off until it is started; until then it costs one attribute test wherever the rank's work changes. While it
+is on, it adds up the nanoseconds of each category; on request it also keeps the moments of the last changes.
 
-Each rank notes in shared memory when it had finished a command. So every rank can tell, once its wait is over, how much
-of it was waiting for the slowest rank: all until the last one had finished.
+Each rank writes to shared memory when it has finished a command. After its wait, a rank can therefore compute which
+part of it was waiting for the slowest rank: all the time until the last rank had finished.
 """
 
 from __future__ import annotations
@@ -31,22 +32,22 @@ __all__ = [
     "spans",
 ]
 
-#: What a rank can be at, by number.
+#: Names of the categories, by number.
 CATEGORIES = ("function", "shuffle", "straggling", "collectives", "transfers", "control", "outside")
 FUNCTION, SHUFFLE, STRAGGLING, COLLECTIVES, TRANSFERS, CONTROL, OUTSIDE = range(len(CATEGORIES))
 
-# Marks that are no categories: a command begins or ends; codes from _FIRST_NAME on say its name.
+# Codes of marks other than categories: a command begins or ends; codes from _FIRST_NAME on are names of commands.
 _BEGIN, _END, _FIRST_NAME = 100, 101, 102
 
 _NAMELESS = "command"
 
 
 class Notes(NamedTuple):
-    """What one rank noted between `Timeline.start` and `Timeline.stop`.
+    """Record of one rank between `Timeline.start` and `Timeline.stop`.
 
-    All times are nanoseconds of the monotonic clock, which all processes share. ``totals`` has one entry for each of
-    `CATEGORIES`, and sums to ``stop - start``. ``marks`` holds codes and times in turns, the last ``room`` of them;
-    ``lost`` counts those that gave way to later ones.
+    All times are nanoseconds of the monotonic clock, which all processes of a node share. ``totals`` has one entry for
+    each of `CATEGORIES` and sums to ``stop - start``. ``marks`` holds codes and times alternately, the last ``room`` of
+    them; ``lost`` counts the older ones that were overwritten.
     """
 
     pid: int
@@ -59,7 +60,7 @@ class Notes(NamedTuple):
 
 
 class Span(NamedTuple):
-    """What happened from ``start`` to ``stop``: being in a category, or a command (``category`` is then `None`)."""
+    """Interval from ``start`` to ``stop``, in a category or in a command (``category`` is then `None`)."""
 
     name: str
     category: int | None
@@ -68,35 +69,36 @@ class Span(NamedTuple):
 
 
 class Timeline:
-    """The times of one rank.
+    """Timeline of one rank.
 
     Parameters
     ----------
     finished : int64 array of shape (2, n_ranks)
-        In memory that all ranks share: when each rank had finished the last command of even, and of odd number.
+        In memory that all ranks share: when each rank had finished its last command of even, and of odd number.
     rank : int
 
     Attributes
     ----------
     on : bool
+        Whether time is recorded.
     tracing : bool
-        Whether the moments of changes are kept.
+        Whether the moments of changes are kept, too.
     """
 
     def __init__(self, finished: np.ndarray, rank: int) -> None:
         self.on = False
         self.tracing = False
-        self._finished = [row.data for row in finished]  # quicker to index than arrays
+        self._finished = [row.data for row in finished]  # memoryviews are faster to index than arrays
         self._category = OUTSIDE
         self.reset(rank)
 
     def reset(self, rank: int) -> None:
-        """Be the timeline of this process and rank from now on: what was copied from the master is not its own."""
+        """Make this the timeline of this process and rank; drop the record that the fork has copied."""
         self._rank = rank
         self.start(self._room if self.tracing else 0, self.on)
 
     def start(self, room: int, on: bool = True) -> None:
-        """Begin anew, and keep the last ``room`` changes as well (0: times alone)."""
+        """Clear the record and start; also keep the last ``room`` changes (0: only the totals)."""
         self.tracing = room > 0
         self._room = room
         self._marks = np.zeros(2 * room, np.int64).data
@@ -112,7 +114,7 @@ class Timeline:
             self._enter(CONTROL, self._start)
 
     def stop(self) -> Notes:
-        """Note no more; returns what was noted."""
+        """Stop recording, and return the record."""
         self._enter(OUTSIDE, monotonic_ns())
         lost = max(0, self._n_marks - self._room)
         marks = np.array(self._marks[: 2 * self._n_marks], np.int64)
@@ -123,7 +125,7 @@ class Timeline:
         return notes
 
     def switch(self, category: int) -> int:
-        """From now on the rank is at something else; returns what it was at before."""
+        """Enter a category; return the category before."""
         before = self._category
         if self.on:
             now = monotonic_ns()
@@ -135,7 +137,7 @@ class Timeline:
         return before
 
     def begin(self) -> None:
-        """A command begins, or a call of the user's that may give several."""
+        """Begin a command, or a call by the user that may send several commands."""
         if self.on:
             self._outer.append(self._category)
             now = monotonic_ns()
@@ -144,7 +146,7 @@ class Timeline:
             self._enter(CONTROL, now)
 
     def end(self) -> None:
-        """The command that began last is over."""
+        """End the command that began last."""
         if self.on:
             now = monotonic_ns()
             self._enter(self._outer.pop() if self._outer else OUTSIDE, now)
@@ -152,14 +154,14 @@ class Timeline:
                 self._mark(_END, now)
 
     def call(self, name: str) -> Timeline:
-        """Begin a command of this name; ends with the ``with`` block."""
+        """Begin a command of this name; the ``with`` block ends it."""
         if self.on:
             self.begin()
             self.name(name)
         return self
 
     def __enter__(self) -> None:
-        pass  # `call` did it
+        pass  # `call` has begun the command
 
     def __exit__(self, *_: Any) -> None:
         if self.on:
@@ -171,19 +173,19 @@ class Timeline:
             self._mark(self._names.setdefault(name, _FIRST_NAME + len(self._names)), monotonic_ns())
 
     def rest(self, number: int) -> None:
-        """The rank has finished command ``number`` and waits."""
+        """Record that the rank has finished command ``number`` and waits."""
         if self.on:
             self._enter(STRAGGLING, monotonic_ns())
             self._finished[number & 1][self._rank] = self._since
 
     def resume(self, number: int, otherwise: int) -> None:
-        """The wait after command ``number`` is over; once the slowest rank had finished, it was ``otherwise``."""
+        """End the wait after command ``number``; its part after the slowest rank's end counts as ``otherwise``."""
         if self.on:
             slowest = max(self._finished[number & 1])
             self._enter(otherwise, min(max(slowest, self._since), monotonic_ns()))
 
     def put_off(self, number: int, until: int) -> None:
-        """Have all ranks of this machine that wait after command ``number`` wait for another machine ``until`` then."""
+        """Have ranks of this node that wait after command ``number`` count the time to ``until`` as straggling."""
         self._finished[number & 1][self._rank] = until
 
     def _enter(self, category: int, now: int) -> None:
@@ -201,7 +203,14 @@ class Timeline:
 
 
 def by_other_clock(notes: Notes, before: int, after: int) -> Notes:
-    """Notes with the times of a clock of which the own one was so many nanoseconds ahead, at their start and stop."""
+    """Return a record with its times converted to another clock.
+
+    Parameters
+    ----------
+    notes : Notes
+    before, after : int
+        Nanoseconds by which this process's clock was ahead of the other clock, at ``notes.start`` and ``notes.stop``.
+    """
     drift = (after - before) / max(1, notes.stop - notes.start)
 
     def moved(when: Any) -> Any:
@@ -213,9 +222,9 @@ def by_other_clock(notes: Notes, before: int, after: int) -> Notes:
 
 
 def spans(notes: Notes) -> list[Span]:
-    """The spans that the marks tell of: categories follow each other without gaps, and lie within commands.
+    """Return the spans of a record: categories follow each other without gaps, and lie within commands.
 
-    Time outside of commands is left out; so is a command whose beginning or end was not noted.
+    Time outside of commands is left out, and so are commands whose begin or end was not recorded.
     """
     found: list[Span] = []
     begun: list[tuple[int, str]] = []

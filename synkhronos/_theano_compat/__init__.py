@@ -1,12 +1,15 @@
-"""The Theano stack (Theano 1.0.5, Lasagne 0.1) on today's Python and NumPy.
+"""Patches that make Theano 1.0.5 and Lasagne 0.1 work, and compute faster, on current Python and NumPy.
 
-`install` puts a finder on ``sys.meta_path`` that mends Theano and Lasagne at the moment they are first imported, and
-costs nothing before.
+`install` puts a finder on ``sys.meta_path`` that patches Theano and Lasagne when they are first imported, and costs
+nothing before.
 
-Invariants: this package imports only the standard library and nothing of synkhronos, because ``_synkhronos_start``
-loads it by itself while ``theano`` is being imported; a choice that the user made in ``THEANO_FLAGS``, ``.theanorc`` or
-``theano.config`` is never overruled, but for a BLAS that gives wrong results; nothing is written to disk but to
-Theano's own cache.
+Invariants
+----------
+* This package imports only the standard library and nothing else of synkhronos, because ``_synkhronos_start`` loads it
+  alone while ``theano`` is being imported.
+* A user's choice in ``THEANO_FLAGS``, ``.theanorc`` or ``theano.config`` is never overruled, except for a BLAS that
+  gives wrong results.
+* Nothing is written to disk except to Theano's own cache.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ __all__ = ["find_blas", "prepare"]
 SCAN_LOOP = "theano.scan_module.scan_perform_ext"
 COMPILING = "theano.gof.cmodule"
 MPI_OPS = "theano.tensor.io"
-OPS = {  # modules of ops, and what is done to them
+OPS = {  # modules of Ops, and the functions that patch them
     "theano.scalar.basic": (vectorize_tanh,),
     "theano.tensor.elemwise": (vectorize_elementwise, vectorize_sums),
     "theano.tensor.nnet.corr": (vectorize_convolution,),
@@ -50,14 +53,14 @@ DOWNSAMPLE = "theano.tensor.signal.downsample"
 
 
 def install() -> Mender:
-    """Mend Theano and Lasagne: now, if they are imported already, else when they are.
+    """Patch Theano and Lasagne: now, if they are imported already, else when they are.
 
     Calling it again does nothing. It takes microseconds unless Theano is imported already.
 
     Returns
     -------
     Mender
-        The finder on ``sys.meta_path`` that does it.
+        The finder on ``sys.meta_path`` that applies the patches.
     """
     for finder in list(sys.meta_path):
         role = getattr(finder, "synkhronos_role", None)
@@ -81,23 +84,23 @@ def install() -> Mender:
 
 
 def prepare() -> Mender | None:
-    """`install`, unless this process can have no use for it: PyTensor is asked for, or there is no Theano."""
+    """Call `install`, unless this process cannot need it: PyTensor is requested, or Theano is not installed."""
     if os.environ.get("SYNKHRONOS_ENGINE") == "pytensor":
         return None
     finders = [one for one in sys.meta_path if hasattr(one, "find_spec") and not hasattr(one, "synkhronos_role")]
     found = [one.find_spec("theano", None) for one in finders]
-    if "theano" in sys.modules or any(spec and spec.origin for spec in found):  # a folder of that name has none
+    if "theano" in sys.modules or any(spec and spec.origin for spec in found):  # a mere folder has no origin
         return install()
     return None
 
 
 class Mender:
-    """A ``sys.meta_path`` finder that wraps the import of the modules that need mending."""
+    """Finder for ``sys.meta_path`` that wraps the import of the modules to be patched."""
 
-    synkhronos_role = "mend"  # how a second copy of this module knows that the work is done
+    synkhronos_role = "mend"  # lets a second copy of this module detect that the patches are installed
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Return the spec of a module to be mended; None leaves the others to other finders."""
+        """Return the spec of a module to be patched; None leaves other modules to other finders."""
         if name == DOWNSAMPLE:
             found = self._others_spec(name, path, target)
             return found or ModuleSpec(name, DownsampleLoader())
@@ -111,7 +114,7 @@ class Mender:
                 with mended(module):
                     execute(module)
 
-            # On the instance, so that the loader keeps all its other abilities.
+            # replaced on the instance, so that the loader keeps its other methods
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
@@ -126,7 +129,7 @@ class Mender:
 
 @contextlib.contextmanager
 def mended(module: types.ModuleType) -> Iterator[None]:
-    """Mend what a module of `MENDED` needs, around its execution."""
+    """Apply the patches of a module of `MENDED`, around its execution."""
     if module.__name__ == "theano":
         prepare_theano()
         yield
@@ -156,7 +159,7 @@ def mended(module: types.ModuleType) -> Iterator[None]:
 
 @contextlib.contextmanager
 def mpi_withheld() -> Iterator[None]:
-    """Let Theano's operations on MPI find no mpi4py, whose import starts MPI, unless the program has imported it."""
+    """Hide mpi4py from Theano's MPI operations, unless the program has imported it: importing it initializes MPI."""
     if "mpi4py.MPI" in sys.modules:
         yield
         return
@@ -172,10 +175,10 @@ def mpi_withheld() -> Iterator[None]:
 
 @contextlib.contextmanager
 def pkg_resources_lent() -> Iterator[None]:
-    """Stand in for pkg_resources where there is none: Lasagne asks it for a version, Theano for an exception's class.
+    """Provide a temporary pkg_resources if there is none: Lasagne reads a version from it, Theano an exception's class.
 
-    Newer setuptools dropped it, and an environment may be without setuptools. Afterwards it is gone again: others must
-    go on finding out that it is not there.
+    Newer setuptools dropped it, and an environment may be without setuptools. It is removed afterwards, so that other
+    code still finds that it is missing.
     """
     if importlib.util.find_spec("pkg_resources") is not None:
         yield
@@ -192,21 +195,21 @@ def pkg_resources_lent() -> Iterator[None]:
 
 
 def prepare_theano() -> None:
-    """Do what has to be done before Theano's own code runs."""
+    """Apply the patches that must precede Theano's own code."""
     quieten("theano")
     shorten_complaints()
-    importlib.import_module("numpy")  # outside of catch_warnings, which would undo the filters that it sets
+    importlib.import_module("numpy")  # outside of catch_warnings, which would undo the filters that NumPy sets
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         config: Any = importlib.import_module("numpy.distutils.__config__")
-    # Theano reads this when it looks for a BLAS, and NumPy >= 1.22 no longer has it. Empty means "none known";
-    # `find_blas` is asked before it comes to that.
+    # Theano reads this to find a BLAS, and NumPy >= 1.22 no longer has it. Empty means "none known"; it only matters if
+    # `find_blas` finds none either.
     if not hasattr(config, "blas_opt_info"):
         config.blas_opt_info = {}
 
 
 def mend_ops() -> None:
-    """Mend what Theano, which has been imported, compiles and computes."""
+    """Patch the compilation and the Ops of Theano, which must have been imported."""
     mend_cache_keys()
     mend_strides()
     mend_topk()
@@ -216,10 +219,10 @@ def mend_ops() -> None:
 
 
 def quieten(package: str) -> None:
-    """Ignore the deprecation warnings and those of the byte-compiler that blame `package`.
+    """Ignore deprecation, resource and syntax warnings that are attributed to `package`.
 
-    There are dozens, on names that Theano and Lasagne will use for ever (``imp``, ``distutils``, ``numpy.bool``,
-    ``image_shape``). Warnings that blame the user's code stay.
+    There are dozens, about names that Theano and Lasagne will always use (``imp``, ``distutils``, ``numpy.bool``,
+    ``image_shape``). Warnings that are attributed to the user's code stay.
     """
     module = rf"(.*[/\\])?{package}([./\\]|$)"
     for category in (DeprecationWarning, ResourceWarning, SyntaxWarning):
@@ -229,7 +232,7 @@ def quieten(package: str) -> None:
 
 
 class DownsampleLoader(Loader):
-    """Makes ``theano.tensor.signal.downsample``, gone from Theano 1.0 and used by Lasagne 0.1."""
+    """Loader that makes ``theano.tensor.signal.downsample``, which Theano 1.0 lacks and Lasagne 0.1 uses."""
 
     def exec_module(self, module: types.ModuleType) -> None:
         """Define ``max_pool_2d`` in the empty module."""

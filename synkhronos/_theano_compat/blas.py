@@ -1,9 +1,9 @@
-"""Finding a BLAS library that Theano's C code can be linked to, without root and without a compilation.
+"""Find a BLAS library that Theano's C code can be linked to, without root privileges and without compiling one.
 
-That of scipy-openblas32 comes first: the OpenBLAS that NumPy's and SciPy's maintainers build, one wheel for all Pythons
-and kept current, so that it has kernels for processors that came after the wheels of NumPy and SciPy that Theano needs.
-
-The BLAS in ``theano.config.blas.ldflags``: where the user names none, one that is found; and none that is unfit.
+`find_blas` is the default of ``theano.config.blas.ldflags``; `refuse_unfit_blas` replaces a library that computes
+wrongly. The preferred library is scipy-openblas32: the OpenBLAS that NumPy's and SciPy's maintainers build. One wheel
+serves all versions of Python and is kept current, so it has kernels for processors that are newer than the wheels of
+NumPy and SciPy that Theano needs.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ __all__ = ["offer_blas", "refuse_unfit_blas"]
 
 logger = logging.getLogger("synkhronos")
 
-#: The environment variable that says which to take: one of `NAMES`, or a library's file.
+#: Environment variable that selects a BLAS: one of `NAMES`, or the path of a library.
 CHOICE = "SYNKHRONOS_BLAS"
-NAMES = {  # and what brings them
+NAMES = {  # with the commands that install them
     "scipy-openblas32": "python -m pip install scipy-openblas32",
     "system": "apt-get install libopenblas-dev",
     "mkl": "python -m pip install mkl",
     "scipy": "python -m pip install 'scipy<1.11'",
 }
 
-#: Flags that `find_blas` has returned, after trying what they link.
+#: Flags that `find_blas` has returned, and whose library was tried.
 found: set[str] = set()
 
 _HEADER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "scipy_openblas.h")
@@ -47,18 +47,18 @@ class Candidate(NamedTuple):
 
     flags: str  # for ``theano.config.blas.ldflags``; empty if they cannot be written there
     library: str  # a path, or a bare file name that the loader looks for
-    prefix: str = ""  # of its symbols
+    prefix: str = ""  # of its symbols' names
 
 
 def find_blas(cxx: str) -> str:
-    """Find a BLAS that the compiler can link, the loader finds again, and that computes rightly.
+    """Find a BLAS that the compiler can link and the loader can find, and that computes correctly.
 
-    What is refused, and why, is logged: as a warning where `CHOICE` asked for it, else as information.
+    Each refused library is logged with the reason: as a warning if `CHOICE` names it, else as information.
 
     Parameters
     ----------
     cxx : str
-        The C++ compiler; empty if Theano has none, and then nothing can be linked.
+        The C++ compiler; empty if Theano has none, in which case nothing can be linked.
 
     Returns
     -------
@@ -68,7 +68,7 @@ def find_blas(cxx: str) -> str:
     if not cxx or not sys.platform.startswith("linux"):
         return ""
     chosen = os.environ.get(CHOICE, "")
-    if os.sep in chosen:  # a library's file, which is to be found from any folder
+    if os.sep in chosen:  # the path of a library, which must be valid in any working directory
         chosen = os.path.abspath(os.path.expanduser(chosen))
     refused: dict[Candidate, str] = {}
     for choice in filter(None, (chosen, "any")):
@@ -93,14 +93,15 @@ def find_blas(cxx: str) -> str:
 
 
 def _objection(candidate: Candidate, named: bool) -> str:
-    """Say why Theano is not to be linked to a library; empty if it may be, and then it is loaded.
+    """Return why Theano must not be linked to a library; if it may, load the library and return an empty string.
 
-    What the user has named is tried in a fork before: MKL ends the process if a part of it is missing.
+    A library that the user has named is tried in a forked process first: MKL ends the process if a part of it is
+    missing.
     """
     if not candidate.flags:
         return "its path holds white space or a comma, at which Theano and the compiler split flags"
     if os.path.isfile(candidate.library) and _processor(candidate.library) not in (_processor(sys.executable), b""):
-        return "it is made for another kind of processor"  # the loader would say that there is no such file
+        return "it is made for another kind of processor"  # the loader would report a missing file
     load = functools.partial(routines.load, candidate.library, candidate.prefix)
     try:
         tried = try_routines(load) if named else None
@@ -111,7 +112,7 @@ def _objection(candidate: Candidate, named: bool) -> str:
 
 
 def _processor(path: str) -> bytes:
-    """What the head of an ELF file says of processor and word size; empty for files that cannot be read."""
+    """Return the word size and processor from the header of an ELF file; empty for files that cannot be read."""
     try:
         with open(path, "rb") as file:
             head = file.read(20)
@@ -121,10 +122,10 @@ def _processor(path: str) -> bytes:
 
 
 def candidates(cxx: str, choice: str = "any") -> Iterator[Candidate]:
-    """Yield what there is of a choice: all but MKL for ``"any"``, the first one being the best.
+    """Yield the libraries of a choice: all but MKL for ``"any"``, the best one first.
 
-    Theano adds the run path for ``-L`` by itself. Neither is used for the system's directories: they would come before
-    this Python's, and some hold another libpython.
+    Theano itself adds a run path for ``-L``. Neither is used for the system's folders: they would precede this Python's
+    folders, and some contain another libpython.
     """
     if choice in ("any", "scipy-openblas32"):
         yield from _in_wheel("scipy_openblas32", "lib/libscipy_openblas.so", "scipy_")
@@ -132,8 +133,8 @@ def candidates(cxx: str, choice: str = "any") -> Iterator[Candidate]:
         own = os.path.join(sys.prefix, "lib", "libopenblas.so")
         if os.path.exists(own):
             yield Candidate(link_flags(own), own)
-        # Where the linker would take -lopenblas from; the bare name is echoed if it would not. The loader is asked for
-        # the bare name too, so that it will find the library by itself later.
+        # The compiler prints the path of the file that -lopenblas would link, or the bare name if there is none. The
+        # library is also loaded by its bare name, to check that the loader will find it by itself.
         name = "libopenblas.so"
         try:
             command = [cxx, "-print-file-name=" + name]
@@ -141,7 +142,7 @@ def candidates(cxx: str, choice: str = "any") -> Iterator[Candidate]:
                 yield Candidate("-lopenblas", name)
         except (OSError, subprocess.SubprocessError):
             pass
-    if choice in ("any", "scipy"):  # wheels of scipy < 1.11 bundle one under the plain names
+    if choice in ("any", "scipy"):  # wheels of scipy < 1.11 bundle a BLAS with the standard symbol names
         yield from _in_wheel("scipy", "../scipy.libs/libopenblas*.so")
     if choice == "mkl":
         for library in glob.glob(os.path.join(glob.escape(sys.prefix), "lib", "libmkl_rt.so*")):
@@ -160,17 +161,18 @@ def _in_wheel(package: str, pattern: str, prefix: str = "") -> Iterator[Candidat
 
 
 def link_flags(library: str, prefix: str = "") -> str:
-    """Return the flags that link one library file, ``/a/b/libc.so`` as ``-L/a/b -lc``.
+    """Return the flags that link a library file, such as ``-L/a/b -lc`` for ``/a/b/libc.so``.
 
-    Where its symbols have a prefix, they include the header that gives them their standard names. Empty if a path holds
-    white space, at which Theano would split the flags, or a comma, at which the compiler splits those for the linker.
+    If its symbols have a prefix, the flags include the header that maps the standard names to them. Return an empty
+    string if the path contains white space, at which Theano would split the flags, or a comma, at which the compiler
+    splits flags for the linker.
     """
     if "," in library:
         return ""
     directory, name = os.path.split(library)
     if name.startswith("lib") and name.endswith(".so"):
         flags = [f"-L{directory}", f"-l{name[len('lib') : -len('.so')]}"]
-    else:  # with a number behind it, which the linker does not look for
+    else:  # -l does not find names that end with a version number
         flags = [f"-Wl,--no-as-needed,{library},-rpath,{directory}"]
     if prefix:
         flags.append(f"-include{_HEADER}")
@@ -178,9 +180,9 @@ def link_flags(library: str, prefix: str = "") -> str:
 
 
 def offer_blas(configdefaults: Any) -> None:
-    """Make `find_blas` the default of ``theano.config.blas.ldflags``, Theano's own its fallback.
+    """Make `find_blas` the default of ``theano.config.blas.ldflags``, with Theano's own default as fallback.
 
-    Being the default, it yields to whatever the user chose in any of Theano's ways.
+    A default yields to any choice that the user makes in one of Theano's ways.
 
     Parameters
     ----------
@@ -192,16 +194,16 @@ def offer_blas(configdefaults: Any) -> None:
     theanos_own = parameter.default
     parameter.default = lambda: find_blas(config.cxx) or theanos_own()
     if parameter.is_default and getattr(parameter, "val", None) == "":
-        # Theano has looked already, and found none.
+        # Theano has searched already, and found none
         config.blas.ldflags = find_blas(config.cxx)
 
 
 def refuse_unfit_blas() -> None:
-    """Have ``theano.config.blas.ldflags`` take no flags of a BLAS that Theano would compute wrongly with.
+    """Have ``theano.config.blas.ldflags`` reject flags of a BLAS with which Theano would compute wrong results.
 
-    Its values are tried when they are set, by whatever way; the first one, which the user may have given, now. In the
-    place of what is refused comes what `find_blas` finds. What cannot be linked stays, and is told of. Theano must have
-    been imported; calling this again does nothing.
+    Each value is tried when it is set, in whatever way; the first one, which the user may have given, is tried now.
+    Refused flags are replaced by those that `find_blas` returns. Flags that cannot be linked stay, with a warning.
+    Theano must have been imported; calling this again does nothing.
     """
     from theano import config
 
@@ -213,7 +215,7 @@ def refuse_unfit_blas() -> None:
 
     @mend
     def filter(value: Any) -> str:
-        """Convert a value as Theano does, and refuse it if need be."""
+        """Convert a value as Theano does, and replace it if it is unfit."""
         flags = str(theanos_own(value))
         if not flags.strip() or flags in found or not config.cxx or not sys.platform.startswith("linux"):
             return flags

@@ -1,14 +1,11 @@
-"""The routines of a BLAS that Theano's C code calls, tried as it calls them.
+"""Try the routines of a BLAS that Theano's C code calls, in a forked process, linked by Theano's own command.
 
-Trying a BLAS in a fork: one that crashes, or ends the process as MKL does where a part is missing, does so there.
+A BLAS that crashes, or ends the process as MKL does if a part is missing, does so in the fork. Libraries that this
+process has loaded already stay loaded there, and may help the loader to find others.
 
-And there are the libraries that are loaded in this process already, by which others may be found.
-
-Linking a module to a BLAS by the command that Theano would use.
-
-Theano splits ``blas.ldflags`` at white space, within quotes too; takes quotes off a flag that begins and ends with
-them; refuses ``-I`` and flags of less than three characters; lists the folders of ``-L``; puts libraries behind all
-other flags. So its own functions make the command here.
+`link` uses Theano's own functions to make the command, because Theano's handling of ``blas.ldflags`` is special: it
+splits flags at white space, even within quotes; removes quotes around a flag; rejects ``-I`` and flags of fewer than
+three characters; lists the folders of ``-L``; and puts libraries after all other flags.
 """
 
 from __future__ import annotations
@@ -42,14 +39,16 @@ __all__ = [
 ]
 
 
-#: Routines of levels 1 to 3 that the C code written by Theano calls by these names.
+# -- routines
+
+#: Routines of levels 1 to 3 that Theano's C code calls by these names.
 SYMBOLS = ("sdot_", "ddot_", "sgemv_", "dgemv_", "sger_", "dger_", "sgemm_", "dgemm_")
 
-#: The name under which a module holds the addresses of `SYMBOLS`, as the compiler and the loader have resolved them.
+#: Name of the table in a linked module that holds the addresses of `SYMBOLS`, as resolved by compiler and loader.
 TABLE = "synkhronos_blas"
 
 _N = 8
-_MATRIX = [float(i * 7 % 5 - 1) for i in range(_N * _N)]  # column after column
+_MATRIX = [float(i * 7 % 5 - 1) for i in range(_N * _N)]  # in column-major order
 
 
 def load(library: str, prefix: str = "") -> dict[str, int]:
@@ -62,7 +61,7 @@ def load(library: str, prefix: str = "") -> dict[str, int]:
     library : str
         A path, or a bare file name that the loader looks for.
     prefix : str
-        Of its symbols.
+        Prefix of its symbols' names.
 
     Returns
     -------
@@ -72,7 +71,7 @@ def load(library: str, prefix: str = "") -> dict[str, int]:
     Raises
     ------
     OSError
-        If it cannot be loaded, or lacks one of them; the text is what the user is told.
+        If it cannot be loaded, or lacks one of them; the text is shown to the user.
     """
     blas = ctypes.CDLL(library)
     for symbol in SYMBOLS:
@@ -82,16 +81,16 @@ def load(library: str, prefix: str = "") -> dict[str, int]:
 
 
 def load_table(module: str) -> dict[str, int]:
-    """Load a module that was linked to a BLAS; returns and raises what `load` does."""
+    """Load a module that was linked to a BLAS; returns and raises as `load`."""
     addresses = (ctypes.c_void_p * len(SYMBOLS)).in_dll(ctypes.CDLL(module), TABLE)
     return {symbol: address or 0 for symbol, address in zip(SYMBOLS, addresses)}
 
 
 def objection(routines: Mapping[str, int]) -> str:
-    """Say why Theano must not be linked to a BLAS; empty if it may.
+    """Return why Theano must not be linked to a BLAS; empty if it may.
 
-    Its integers must have 32 bits, and what it overwrites may hold anything, NaN too: Theano passes memory that was
-    never written. (Theano has a check of its own for that, whose C code lacks a parenthesis.)
+    Its integers must have 32 bits, and it must overwrite memory whatever its contents, NaN included: Theano passes
+    memory that was never written. (Theano has its own check for that, whose C code lacks a parenthesis.)
 
     Parameters
     ----------
@@ -112,10 +111,10 @@ def objection(routines: Mapping[str, int]) -> str:
 
 
 def _elements_seen(ddot: int, little: bool) -> float:
-    """How long ``ddot`` takes vectors to be whose length is `_N` for one width of integers, and none for the other.
+    """Return the length of vectors that ``ddot`` sees: `_N` for one width of integers, and none for the other.
 
     The 64 bits at that address are ``_N - 2**32``, a negative number, in little-endian order, where their first half is
-    `_N`; in the other order they are `_N`, and their first half is 0. So neither reads beyond the vectors.
+    `_N`; in the other order they are `_N`, and their first half is 0. Neither width reads beyond the vectors.
     """
     size, step = ctypes.c_int64(_N - 2**32 if little else _N), ctypes.c_int64(1)
     ones = (ctypes.c_double * _N)(*[1.0] * _N)
@@ -124,7 +123,7 @@ def _elements_seen(ddot: int, little: bool) -> float:
 
 
 def _multiplies(routines: Mapping[str, int]) -> bool:
-    """Whether ``y = 0 * y + A x`` forgets a NaN in ``y`` and is right, for a vector and its transpose, and a matrix."""
+    """Return whether products of a matrix, its transpose and two matrices are right, and overwrite NaN."""
     size, step = ctypes.c_int(_N), ctypes.c_int(1)
     zero, one = ctypes.c_double(0.0), ctypes.c_double(1.0)
     matrix = (ctypes.c_double * len(_MATRIX))(*_MATRIX)
@@ -151,26 +150,28 @@ class _Symbol(ctypes.Structure):
 
 
 def file_of(address: int) -> str:
-    """The file that a routine was loaded from."""
+    """Return the file that a routine was loaded from."""
     symbol = _Symbol()
     found = ctypes.CDLL(None).dladdr(ctypes.c_void_p(address), ctypes.byref(symbol))
     return symbol.file.decode(errors="replace") if found else ""
 
 
-_PROBE_SECONDS = 60  # for a BLAS to be loaded and called, on a machine that is busy
+# -- trial in a forked process
+
+_PROBE_SECONDS = 60  # time limit to load and call a BLAS, on a busy machine
 
 
 class Linked(NamedTuple):
-    """What comes of linking to a BLAS, and of calling it.
+    """Result of linking to a BLAS and calling it.
 
     Attributes
     ----------
     trouble : str
-        Why Theano's modules cannot be linked to it, or do not load, or die in it; empty if all is well.
+        Why Theano's modules cannot be linked to it, do not load, or crash in it; empty if they work.
     objection : str
         Why Theano must not compute with it.
     file : str
-        The file whose products are called.
+        The file whose matrix products are called.
     """
 
     trouble: str = ""
@@ -191,7 +192,7 @@ def try_blas(flags: str) -> Linked:
     from theano import config
 
     try:
-        # Where Theano's own modules lie: elsewhere, executing files may be forbidden.
+        # the folder of Theano's own modules, because other file systems may be mounted with noexec
         with tempfile.TemporaryDirectory(prefix="synkhronos_", dir=config.base_compiledir) as folder:
             module = link(flags, folder)
             return try_routines(lambda: load_table(module))
@@ -210,7 +211,7 @@ def try_routines(load: Callable[[], dict[str, int]]) -> Linked:
     reading, writing = os.pipe()
     child = 0
     try:
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # no handler raises in the fork
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the fork must not run handlers
         try:
             child = os.fork()
             if not child:
@@ -236,7 +237,7 @@ def try_routines(load: Callable[[], dict[str, int]]) -> Linked:
 
 
 def _answer(load: Callable[[], dict[str, int]], writing: int) -> NoReturn:
-    """Tell what comes of a BLAS, in a fork; line by line, each as soon as it is known."""
+    """In a fork: try a BLAS, and write each result as a line as soon as it is known."""
 
     def tell(**facts: str) -> None:
         os.write(writing, f"{json.dumps(facts)}\n".encode())
@@ -255,7 +256,7 @@ def _answer(load: Callable[[], dict[str, int]], writing: int) -> NoReturn:
 
 
 def _listen(reading: int) -> str:
-    """Return what a fork says until it ends, or for as long as it is waited for."""
+    """Return the output of a fork until it ends or the time is over."""
     output = b""
     ready = select.poll()
     ready.register(reading)
@@ -268,9 +269,9 @@ def _listen(reading: int) -> str:
 
 
 def _end(child: int) -> int:
-    """Return the status of a fork, which is killed if it has not ended, and remove what Intel's OpenMP leaves of it."""
+    """Kill a fork that has not ended, remove files that Intel's OpenMP leaves, and return the fork's exit status."""
     status = 0
-    with contextlib.suppress(ProcessLookupError, ChildProcessError):  # where the program reaps its children itself
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):  # the program may reap all its children itself
         os.kill(child, signal.SIGKILL)
         status = os.waitpid(child, 0)[1]
     with contextlib.suppress(OSError):
@@ -278,11 +279,13 @@ def _end(child: int) -> int:
     return status
 
 
-#: The modules that make the command: of Theano, and of PyTensor.
+# -- linking
+
+#: Modules whose functions make the command: Theano's and PyTensor's.
 _THEANO = ("theano", "theano.gof.cmodule", "theano.tensor.blas")
 _PYTENSOR = ("pytensor", "pytensor.link.c.cmodule", "pytensor.tensor.blas._core")
 
-_LINK_SECONDS = 120  # for the compiler, on a machine that is busy
+_LINK_SECONDS = 120  # time limit for the compiler, on a busy machine
 
 
 def link(flags: str, folder: str) -> str:
@@ -293,7 +296,7 @@ def link(flags: str, folder: str) -> str:
     flags : str
         As in ``theano.config.blas.ldflags``.
     folder : str
-        Where the module is written.
+        Folder for the module.
 
     Returns
     -------
@@ -303,7 +306,7 @@ def link(flags: str, folder: str) -> str:
     Raises
     ------
     OSError
-        If that does not work; the text is what the user is told.
+        If linking fails; the text is shown to the user.
     """
     source, module = os.path.join(folder, "blas.cpp"), os.path.join(folder, "blas.so")
     with open(source, "w") as file:
@@ -337,14 +340,14 @@ def _command(flags: str, source: str, module: str) -> list[str]:
 
     try:
         options, folders, libraries = kind(flags=True), kind(libs_dir=True), kind(libs=True)
-        kind(include_dir=True)  # which it refuses
+        kind(include_dir=True)  # raises ValueError for -I
     except ValueError:
         raise OSError(_misunderstood(flags)) from None
-    except OSError as error:  # it lists the folders of -L
+    except OSError as error:  # `_ldflags` lists the folders of -L
         raise OSError(f"the folder {error.filename} of -L: {error.strerror}") from None
     try:
         arguments = cmodule.GCC_compiler.compile_args()
-    except ValueError as error:  # of gcc.cxxflags
+    except ValueError as error:  # invalid gcc.cxxflags
         raise OSError(str(error)) from None
     return [
         config.cxx,
@@ -358,7 +361,7 @@ def _command(flags: str, source: str, module: str) -> list[str]:
 
 
 def _misunderstood(flags: str) -> str:
-    """Which flag Theano does not take, and why."""
+    """Return which flag Theano does not accept, and why."""
     bare = [flag[1:-1] if flag[0] in "'\"" and flag[0] == flag[-1] else flag for flag in flags.split()]
     wrong = next((flag for flag in bare if len(flag) < 3 or flag[0] != "-" or flag.startswith("-I")), flags)
     if wrong.startswith("-I"):
@@ -369,7 +372,7 @@ def _misunderstood(flags: str) -> str:
 
 
 def _said(output: str, flags: str) -> str:
-    """What compiler and linker complained of, without what they say of every error."""
+    """Return the complaints of compiler and linker, without the lines that accompany every error."""
     lines = [re.sub(r"^(?:\S*/)?ld(?:\.\w+)?: ", "", line.strip()) for line in output.splitlines()]
     telling = [line for line in lines if line and not line.startswith(("collect2:", "compilation terminated"))]
     for name in re.findall(r"cannot find -l([\w.+-]+)", output):
@@ -380,7 +383,7 @@ def _said(output: str, flags: str) -> str:
 
 
 def _hints(name: str, flags: str) -> list[str]:
-    """Why -l might not have found what lies in the folders of -L, of which the linker says nothing."""
+    """Return reasons why -l did not find a library in the folders of -L, which the linker does not explain."""
     hints = []
     for folder in re.findall(r"(?:^|\s)-L(\S+)", flags):
         for file in sorted(glob.glob(os.path.join(glob.escape(folder), f"lib{name}.so*")), key=len):

@@ -1,18 +1,16 @@
-"""Keys under which Theano 1.0.5 stores compiled C code, such that other processes find it again.
+"""Make Theano 1.0.5 reuse compiled C code in other processes, and compile modules with precompiled headers.
 
-Theano compiles some ops anew in every process, workers included:
+Theano compiles some Ops again in every process, workers included:
 
-* An op class with ``__props__ = ()`` (Dot22, the softmax and cross entropy ops, …) counts as one without a version,
+* An Op class with ``__props__ = ()`` (Dot22, the softmax and cross entropy Ops, …) counts as one without a version,
   because the empty tuple is appended to the versions, of which none may be empty.
 * The version of a `COp` (DimShuffle, ScalarFromTensor, the random generator's DotModulo, …) is Python's hash of its
-  source code, and the hash of a string is another one in each process.
+  source code, and hashes of strings differ between processes.
 
-The headers of Theano's C++ modules, compiled once: two thirds of a module's compilation are their parsing.
-
-Each module begins with those of Python, NumPy and the C++ library. They are compiled to a folder of Theano's own
-compile cache, by the very flags of the module, when the first module asks for such flags; later ones include the
-result. The compiler refuses what does not suit, and then parses as ever. A module and its key in the cache stay the
-same.
+Each C++ module begins with the headers of Python, NumPy and the C++ library; parsing these takes two thirds of the
+compilation. When the first module with some flags is compiled, the headers are compiled with the same flags to a folder
+of Theano's compile cache; later modules include the result. The compiler rejects an unsuitable result, and then parses
+the headers as usual. A module and its key in the cache stay the same.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ __all__ = ["precompile_headers"]
 
 
 def mend_cache_keys() -> None:
-    """Make both kinds of op cacheable. Theano must have been imported; calling it again does nothing."""
+    """Make both kinds of Ops cacheable. Theano must have been imported; calling this again does nothing."""
     from theano.gof.cc import CLinker
     from theano.gof.op import COp
 
@@ -42,19 +40,19 @@ def mend_cache_keys() -> None:
 
     @mend
     def cmodule_key_(self: Any, fgraph: Any, *args: Any, **kwargs: Any) -> Any:
-        """Give Theano's key, with a version if none but the empty ``__props__`` are in the way."""
+        """Return Theano's key, with a version if only empty ``__props__`` prevented one."""
         key = theanos_own(self, fgraph, *args, **kwargs)
         if not key or key[0]:
             return key
         versions: list[Any] = []
         for node in self.schedule(fgraph):
-            if hasattr(node.op, "c_code_cache_version_apply"):  # not a Scan, whose code is that of its inner function
+            if hasattr(node.op, "c_code_cache_version_apply"):  # a Scan has none: its code is its inner function's
                 versions.append(node.op.c_code_cache_version_apply(node))
             versions.extend(variable.type.c_code_cache_version() for variable in (*node.inputs, *node.outputs))
         return (tuple(versions), *key[1:]) if versions and all(versions) else key
 
     def c_code_cache_version(self: Any) -> tuple[Any, ...]:
-        """Give a version made from the source code that is the same in all processes."""
+        """Return a version made from the source code that is the same in all processes."""
         digest = hashlib.sha256("\0".join(map(str, self.func_codes)).encode()).digest()
         version: tuple[Any, ...] = (int.from_bytes(digest[:7], "big"),)
         if hasattr(self, "params_type"):
@@ -69,7 +67,7 @@ _HEADERS = ("Python.h", "iostream", "math.h", "numpy/arrayobject.h", "numpy/arra
 _FIRST_LINE = b"#include <Python.h>"
 _FOLDER = "synkhronos_headers"
 
-_failed: set[str] = set()  # headers that this process could not compile, and does not try to with every module
+_failed: set[str] = set()  # headers that this process could not compile, and does not try again
 
 
 def precompile_headers() -> None:
@@ -82,7 +80,7 @@ def precompile_headers() -> None:
 
     @mend
     def output_subprocess_Popen(command: Any, **params: Any) -> Any:
-        """Run a command of Theano's, a compilation with headers that are compiled already."""
+        """Run a command of Theano's; if it is a compilation, use precompiled headers."""
         if isinstance(command, list) and "-shared" in command:
             with contextlib.suppress(OSError):
                 command = with_headers(command, cmodule.config.compiledir)
@@ -92,14 +90,14 @@ def precompile_headers() -> None:
 
 
 def with_headers(command: list[str], cache: str) -> list[str]:
-    """The command that compiles a module, with precompiled headers if it can use them.
+    """Return the command that compiles a module, with precompiled headers if it can use them.
 
     Parameters
     ----------
     command : list of str
         The compiler, its flags, the source file and the libraries.
     cache : str
-        Folder in which the headers are kept, for each combination of flags.
+        Folder for the precompiled headers of each combination of flags.
     """
     sources = [part for part in command if part.endswith(".cpp")]
     if len(sources) != 1 or not _begins_as_modules_do(sources[0]):
@@ -118,7 +116,7 @@ def _begins_as_modules_do(source: str) -> bool:
 
 
 def _flags(arguments: list[str], source: str) -> list[str]:
-    """Those that matter for headers: all but what names input, output, libraries, and what comes after them."""
+    """Return the arguments that matter for headers: all except input, output and libraries."""
     flags = []
     skip = False
     for argument in arguments:
@@ -132,7 +130,7 @@ def _flags(arguments: list[str], source: str) -> list[str]:
 
 
 def _identity(compiler: str, flags: list[str]) -> str:
-    """A name that changes with all that the compiled headers are made of: they are never compared with the sources."""
+    """Return a name that changes with all sources of the compiled headers, which are never compared with the result."""
     import numpy
 
     program = shutil.which(compiler) or compiler
@@ -147,7 +145,7 @@ def _identity(compiler: str, flags: list[str]) -> str:
 
 
 def _compile(compiler: str, flags: list[str], header: str) -> bool:
-    """Compile the headers; whether that could be done. Several processes may do it at once: the last one stays."""
+    """Compile the headers; return whether that worked. Several processes may do so at once: the last result stays."""
     folder = os.path.dirname(header)
     os.makedirs(folder, exist_ok=True)
     with open(header, "w") as file:

@@ -1,28 +1,29 @@
-// Correlations of images with filters, and both gradients, without writing the windows of each image side by side first:
-// as sums of image[rows[r] + columns[k]] * panel[k][v] over k, which sums.h forms.
+// Correlations of images with filters, and both gradients, without copying the windows of each image first: as sums of
+// image[rows[r] + columns[k]] * panel[k][v] over k, which sums.h computes.
 //
-// Forward, rows are pixels of the output, columns are taps of the filters, and neighbours are filters. For the gradient
-// with respect to the weights, rows and columns change places. For that with respect to the images, columns are filters,
-// neighbours are channels, and the sums of each tap go where it has read.
+// Forward, rows are pixels of the output, columns are taps of the filters, and neighbors (v) are filters. For the
+// gradient with respect to the weights, rows and columns are exchanged. For the gradient with respect to the images,
+// columns are filters, neighbors are channels, and the sums of each tap are added where the tap has read.
 #ifndef SYNKHRONOS_CONVOLUTION
 #define SYNKHRONOS_CONVOLUTION
 
 namespace synkhronos {
 
-// One axis of a correlation: `in` elements with zeros before and behind, a filter of `taps` elements, `out` results.
+// One axis of a correlation: `in` elements with `before` and `behind` zeros around them, a filter of `taps` elements,
+// `out` results.
 struct Axis {
     int in, before, behind, taps, out, stride, dilation;
 };
 
-// Elements from one channel to the next.
+// The distance of channels, in elements.
 template <typename T>
 static int channel_step(int area) {
     enum { LINE = 64 / sizeof(T) };
     return (rounded(area, LINE) / LINE | 1) * LINE;
 }
 
-// Images with zeros around them. The channels start at odd multiples of a cache line, for a power of two as a step between
-// them would use few sets of the cache.
+// Images with zeros around them. The distance of channels is an odd multiple of a cache line, because with a power of
+// two they would use few sets of the cache.
 template <typename T>
 struct Padded {
     int images, channels, width, area, step;
@@ -42,7 +43,7 @@ struct Padded {
     }
 };
 
-// Positions of elements, with as many behind them as rows may be too many.
+// Positions of elements, followed by ROWS more, because `multiply` rounds the number of rows up.
 struct Positions {
     int n;
     Scratch<int> data;
@@ -63,14 +64,14 @@ struct Correlation {
     int pixels() const { return y.out * x.out; }
     size_t image_in() const { return (size_t)channels * y.in * x.in; }
     size_t image_out() const { return (size_t)filters * pixels(); }
-    // Images that are worked on together: small ones fill the registers, and use what was read of the weights.
+    // The number of images that are processed together, so that small images fill the registers and reuse the weights.
     int together(size_t bytes) const {
         int n = std::min(images, (CHUNK + pixels() - 1) / pixels());
         return std::max(1, (int)std::min((size_t)n, ((size_t)1 << 20) / bytes));
     }
 };
 
-// Where the first tap reads for each pixel of each image.
+// The position that the first tap reads, for each pixel of each image.
 template <typename T>
 static void add_pixels(Positions &pixels, const Padded<T> &image, const Axis &y, const Axis &x) {
     for (int b = 0; b < image.images; b++)
@@ -80,7 +81,7 @@ static void add_pixels(Positions &pixels, const Padded<T> &image, const Axis &y,
     pixels.finish(0);
 }
 
-// How far behind that each tap reads.
+// The distance of each tap's position from the first tap's.
 template <typename T>
 static void add_taps(Positions &taps, const Padded<T> &image, const Axis &y, const Axis &x) {
     for (int c = 0; c < image.channels; c++)
@@ -95,7 +96,7 @@ static void add_lines(Positions &lines, int n) {
     lines.finish(n);
 }
 
-// The output of all images; false if there is no memory.
+// Computes the output of all images; false if there is no memory.
 template <typename T>
 static bool forward(const Correlation &of, const T *images, const T *weights, T *out) {
     enum { WIDTH = Kind<T>::WIDTH };
@@ -125,7 +126,7 @@ static bool forward(const Correlation &of, const T *images, const T *weights, T 
                     multiply<T>(image.data.data, pixels.data.data + first, last - first, taps.data.data + k,
                                 std::min((int)DEPTH, n_taps - k), panel + (size_t)k * WIDTH, used, tile, lines.data.data,
                                 k == 0);
-                for (int p = first, end; p < last; p = end) {  // those of one image after the other
+                for (int p = first, end; p < last; p = end) {  // the pixels of one image at a time
                     end = std::min(last, (p / n_pixels + 1) * n_pixels);
                     turn<T>(tile + (p - first) * WIDTH, WIDTH, end - p, used,
                             out + (n + p / n_pixels) * of.image_out() + (size_t)f * n_pixels + p % n_pixels, n_pixels);
@@ -136,7 +137,8 @@ static bool forward(const Correlation &of, const T *images, const T *weights, T 
     return true;
 }
 
-// The gradient with respect to the weights: sums over the pixels of some images are added to those of the images before.
+// Computes the gradient with respect to the weights; sums over the pixels of a group of images are added to those of
+// the groups before.
 template <typename T>
 static bool weights_gradient(const Correlation &of, const T *images, T *weights, const T *out) {
     enum { WIDTH = Kind<T>::WIDTH };
@@ -171,8 +173,8 @@ static bool weights_gradient(const Correlation &of, const T *images, T *weights,
     return true;
 }
 
-// The gradient with respect to the images: each tap's sums over the filters go to the pixels that it has read. The lines
-// of `sums` are the pixels of padded images; WIDTH channels at a time lie in one.
+// Computes the gradient with respect to the images: each tap's sums over the filters are added to the pixels that it
+// has read. A line of `sums` is a pixel of a padded image, with WIDTH channels at a time.
 template <typename T>
 static bool images_gradient(const Correlation &of, T *images, const T *weights, const T *out) {
     enum { WIDTH = Kind<T>::WIDTH };
@@ -190,7 +192,7 @@ static bool images_gradient(const Correlation &of, T *images, const T *weights, 
     for (int b = 0; b < image.images; b++)
         for (int i = 0; i < of.y.out; i++)
             for (int j = 0; j < of.x.out; j++) lines.add(b * area + i * of.y.stride * width + j * of.x.stride);
-    lines.finish(image.images * area);  // where nobody reads
+    lines.finish(image.images * area);  // the lines of surplus rows lie behind all images, and are not read
     for (int f = 0; f < of.filters; f++) filters.add(f * image.step);
     for (int k = 0; k < of.kernel(); k++)
         for (int f = 0; f < of.filters; f++)
@@ -228,7 +230,7 @@ static bool has(PyArrayObject *array, int type, npy_intp n, npy_intp m, npy_intp
     return PyArray_NDIM(array) == 4 && PyArray_TYPE(array) == type && PyArray_CompareLists(PyArray_DIMS(array), sizes, 4);
 }
 
-// Bytes that one image takes beside the arrays.
+// The number of bytes of scratch memory for one image.
 template <typename T>
 static size_t scratch_bytes(const Correlation &of, int direction) {
     enum { WIDTH = Kind<T>::WIDTH };
@@ -241,15 +243,15 @@ static size_t scratch_bytes(const Correlation &of, int direction) {
 }
 
 // Computes the array that `direction` names (0: top, 1: weights, 2: bottom), which is contiguous, from the two others.
-// Returns 1; or -1 with an exception; or 0 where the sizes do not belong together, nothing is to be computed, or it would
-// take more memory than there is, or much more than the windows side by side.
+// Returns 1; or -1 with an exception; or 0 if the sizes do not match or are too large, nothing is to be computed,
+// memory is short, or scratch memory would take much more than copied windows.
 template <typename T>
 static int correlate_arrays(PyArrayObject *bottom, PyArrayObject *weights, PyArrayObject *top, int type, int direction,
                             Axis y, Axis x) {
     if (PyArray_NDIM(bottom) != 4 || PyArray_NDIM(weights) != 4) return 0;
     npy_intp n = PyArray_DIM(bottom, 0), channels = PyArray_DIM(bottom, 1), filters = PyArray_DIM(weights, 0);
     npy_intp sizes[] = {PyArray_DIM(bottom, 2), PyArray_DIM(bottom, 3), PyArray_DIM(weights, 2), PyArray_DIM(weights, 3)};
-    const npy_intp most = 1 << 28, longest = 1 << 14;  // of an image, and of an axis, so that positions are ints
+    const npy_intp most = 1 << 28, longest = 1 << 14;  // elements of an image, and of an axis: positions must be ints
     for (int i = 0; i < 4; i++)
         if (sizes[i] < 1 || sizes[i] > longest) return 0;
     Axis *axes[] = {&y, &x};

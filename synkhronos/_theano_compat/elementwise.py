@@ -1,20 +1,17 @@
-"""Loops over arrays, some of them broadcast, as runs of neighbours: gcc makes vector code of the loop over a run.
+"""Vector code for Theano's elementwise operations: loops over runs of neighbors, and a hyperbolic tangent.
 
-A run goes over the last axes, as far as the types tell that each array has all its elements over them, or one number.
+Theano's loop over contiguous arrays is guarded by a condition of many parts, each of which gcc guesses to hold every
+other time. With five arrays, as in Adam's update, gcc considers the loop too rare for vector code: 2.9 ms for 1.28
+million float32 instead of 0.36. A compiler flag turns these guesses off.
 
-The hyperbolic tangent without branches, in the place of the C library's, which takes a third of an LSTM's step.
+Where arrays are broadcast along some axes, as in batch normalization, Theano computes steps at run time, for which gcc
+makes no vector code. Here the loop goes over runs of neighbors instead: over the last axes, as far as the types state
+that each array has either all its elements or one number along them. Results differ only by rounding, because gcc fuses
+products and sums in other places. ``THEANO_FLAGS=synkhronos.vector_elementwise=False`` turns it off.
 
-Of float32 it is off by 0.51 units in the last place at most, of float64 by less than 3; the C library's is by about 2.
+The hyperbolic tangent has no branches, and replaces the C library's, which takes a third of an LSTM's step. Its error
+is at most 0.51 units in the last place for float32 and less than 3 for float64; the C library's is about 2.
 ``THEANO_FLAGS=synkhronos.vector_tanh=False`` turns it off.
-
-Elementwise operations as vector code: Theano's loop over contiguous arrays, and others where some are broadcast.
-
-Theano's loop stands behind a condition of many parts, each of which gcc guesses to hold every other time. With five
-arrays, as in Adam's update, it thinks the loop too rare to be worth vector code: 2.9 ms for 1.28 million float32 in
-place of 0.36. So it is told not to guess. Where arrays are broadcast along some axes, as in batch normalisation, Theano
-has steps computed at run time, of which gcc makes no vector code; here the loop goes over runs of neighbours. Results
-are the same but for rounding: gcc fuses a product and a sum in other places.
-``THEANO_FLAGS=synkhronos.vector_elementwise=False`` turns it off.
 """
 
 from __future__ import annotations
@@ -27,17 +24,20 @@ from .flags import is_mend, mend, read_support_code, switch
 __all__ = ["Operand", "elements", "first_axis", "given", "length", "loops", "vectorize_elementwise", "vectorize_tanh"]
 
 
+# -- loops over runs
+
+
 class Operand(NamedTuple):
     """An array in C++ code.
 
     Parameters
     ----------
     name : str
-        Of its pointer to the run, ``NAME_run``, and of its element, ``NAME_i``.
+        Base of the names of its pointer to the run, ``NAME_run``, and of its element, ``NAME_i``.
     array : str
-        The expression of the array.
+        Expression of the array.
     type : str
-        Of its elements.
+        C++ type of its elements.
     broadcastable : tuple of bool
     """
 
@@ -48,7 +48,7 @@ class Operand(NamedTuple):
 
 
 def first_axis(patterns: Sequence[tuple[bool, ...]]) -> int:
-    """Where runs begin.
+    """Return the axis at which runs begin.
 
     Parameters
     ----------
@@ -66,9 +66,9 @@ def first_axis(patterns: Sequence[tuple[bool, ...]]) -> int:
 
 
 def loops(operands: Sequence[Operand], first: int, sizes: str, body: str) -> str:
-    """C++ code that goes over the axes before ``first``, and does ``body`` for each run.
+    """Return C++ code that loops over the axes before ``first`` and executes ``body`` for each run.
 
-    ``sizes`` is the name of the lengths of all axes.
+    ``sizes`` is the name of the array of all axes' lengths.
     """
     heads = [f"for (npy_intp at_{axis} = 0; at_{axis} < {sizes}[{axis}]; at_{axis}++)\n" for axis in range(first)]
     pointers = ""
@@ -79,12 +79,12 @@ def loops(operands: Sequence[Operand], first: int, sizes: str, body: str) -> str
 
 
 def length(sizes: str, axes: range) -> str:
-    """C++ code of the length of a run over some axes."""
+    """Return C++ code for the length of a run over some axes."""
     return "".join(f"{sizes}[{axis}] * " for axis in axes) + "1"
 
 
 def elements(operands: Sequence[Operand], first: int, n: str, task: str) -> str:
-    """C++ code that does ``task`` for the first ``n`` elements of a run."""
+    """Return C++ code that executes ``task`` for the first ``n`` elements of a run."""
     numbers = places = ""
     for one in operands:
         if all(one.broadcastable[first:]):
@@ -95,7 +95,7 @@ def elements(operands: Sequence[Operand], first: int, n: str, task: str) -> str:
 
 
 def given(code: Callable[..., str], *arguments: Any) -> str:
-    """The code that a method of an Op gives; none where the Op has no such method."""
+    """Return the code that an Op's method returns; empty if the Op does not define the method."""
     from theano.gof.utils import MethodNotDefined
 
     try:
@@ -104,12 +104,14 @@ def given(code: Callable[..., str], *arguments: Any) -> str:
         return ""
 
 
+# -- hyperbolic tangent
+
 _TANH_SUPPORT, _TANH_VERSION = read_support_code("tanh.h")
-_REORDERING = {"-fassociative-math", "-funsafe-math-optimizations"}  # -ffast-math defines a macro
+_REORDERING = {"-fassociative-math", "-funsafe-math-optimizations"}  # tanh.h detects -ffast-math by its macro
 
 
 def vectorize_tanh(module: Any) -> None:
-    """Give the op its code. Calling it again does nothing.
+    """Replace the C code of the Op. Calling this again does nothing.
 
     Parameters
     ----------
@@ -125,7 +127,7 @@ def vectorize_tanh(module: Any) -> None:
 
     @mend
     def c_code(self: Any, node: Any, name: str, inputs: Any, outputs: Any, sub: Any) -> str:
-        """Call the routine for floating-point results."""
+        """Return code that calls the routine, for floating-point results."""
         dtype = node.outputs[0].type.dtype
         if not is_on() or dtype not in ("float32", "float64") or node.inputs[0].type.dtype.startswith("complex"):
             theanos_own: str = code(self, node, name, inputs, outputs, sub)
@@ -133,22 +135,24 @@ def vectorize_tanh(module: Any) -> None:
         return f"{outputs[0]} = synkhronos_tanh((npy_{dtype}){inputs[0]});"
 
     def c_support_code(self: Any) -> str:
-        """Give the routine, also if the flag is off: a composite op keeps the code that it was made with."""
+        """Return the routine, even if the flag is off: a composite Op keeps the code that it was made with."""
         flags = config.gcc.cxxflags.split()
         return "#define SYNKHRONOS_REORDERS\n" + _TANH_SUPPORT if _REORDERING.intersection(flags) else _TANH_SUPPORT
 
     def c_code_cache_version(self: Any) -> tuple[Any, ...]:
-        """Give the version of the code."""
+        """Return the version of the code."""
         return (_TANH_VERSION, *version(self)) if is_on() else version(self)
 
     op_class.c_code, op_class.c_code_cache_version = c_code, c_code_cache_version
     op_class.c_support_code = c_support_code
 
 
+# -- elementwise operations
+
 _FLAG = "-fno-guess-branch-probability"
 _SUPPORT, _ = read_support_code("runs.h")
 _, _VERSION = read_support_code("runs.h", "elementwise.py")
-_LEAST = 4  # elements of a run, to be worth a loop of its own
+_LEAST = 4  # shortest run, in elements, that gets a loop of its own
 
 _CODE = """
 {{
@@ -164,9 +168,9 @@ _CODE = """
 
 
 def vectorize_elementwise(module: Any) -> None:
-    """Give the op its loops and the compiler's flag, both part of the keys of Theano's cache.
+    """Add the loops and the compiler's flag to the Op; both are part of the keys of Theano's cache.
 
-    Calling it again does nothing.
+    Calling this again does nothing.
 
     Parameters
     ----------
@@ -181,25 +185,25 @@ def vectorize_elementwise(module: Any) -> None:
 
     @mend
     def with_flag(self: Any) -> list[str]:
-        """Give Theano's arguments, and the flag."""
+        """Return Theano's arguments and the flag."""
         return [*c_compile_args(self), *([_FLAG] if is_on() else [])]
 
     def with_runs(self: Any, node: Any, name: str, inputs: Any, outputs: Any, sub: Any) -> tuple[str, ...]:
-        """Give Theano's code, with a loop over runs in the place of its own where the arrays allow that."""
+        """Return Theano's code, with a loop over runs in place of its own if the arrays allow that."""
         *before, theanos_own = all_code(self, node, name, inputs, outputs, sub)
         if is_on() and _has_runs(self, node):
             theanos_own = _code(self, node, name, inputs, outputs, sub, theanos_own)
         return (*before, theanos_own)
 
     def c_support_code_apply(self: Any, node: Any, name: str) -> str:
-        """Give what the loops ask of arrays."""
+        """Return Theano's support code, and that of the loops."""
         if is_on() and _has_runs(self, node):
             return _SUPPORT + given(support, self, node, name)
         theanos_own: str = support(self, node, name)
         return theanos_own
 
     def c_code_cache_version_apply(self: Any, node: Any) -> tuple[Any, ...]:
-        """Give the version of the code."""
+        """Return the version of the code."""
         theanos_own: tuple[Any, ...] = version(self, node)
         return (_VERSION, *theanos_own) if theanos_own and is_on() and _has_runs(self, node) else theanos_own
 
@@ -211,7 +215,7 @@ def vectorize_elementwise(module: Any) -> None:
 
 
 def _has_runs(op: Any, node: Any) -> bool:
-    """Whether arrays are broadcast along some axes, and not all along the same ones: else Theano's loop is as good."""
+    """Return whether some axes are broadcast in some arrays only; otherwise Theano's loop is as fast."""
     patterns = [one.broadcastable for one in node.inputs]
     return not op.openmp and bool(patterns) and first_axis(patterns) > 0
 

@@ -1,8 +1,9 @@
-"""Marks on the functions that take the places of Theano's, so that none is replaced twice.
+"""Flags that turn replacements of Theano's C code off, and marks on functions that replace Theano's.
 
-They hold between two copies of this package, too, of which one was loaded while ``theano`` was being imported.
+``THEANO_FLAGS=synkhronos.NAME=False`` turns a replacement off.
 
-Flags of Theano's that turn the replacements of its C code off: ``THEANO_FLAGS=synkhronos.NAME=False``.
+The marks ensure that no function is replaced twice. They also work between two copies of this package, one of which was
+loaded while ``theano`` was being imported.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def mend(function: _Function) -> _Function:
-    """Mark a function as one of ours."""
+    """Mark a function as a replacement by this package."""
     function.synkhronos_role = "mend"  # type: ignore[attr-defined]
     return function
 
 
 def is_mend(function: Any) -> bool:
-    """Whether a function is one of ours."""
+    """Return whether a function is a replacement by this package."""
     return getattr(function, "synkhronos_role", None) == "mend"
 
 
@@ -39,9 +40,9 @@ SWITCHES = {
 
 
 def offer_switches() -> None:
-    """Add the flags ``synkhronos.NAME``, which are on where nobody turns them off. Calling it again does nothing.
+    """Add the flags ``synkhronos.NAME``, which are on by default. Calling this again does nothing.
 
-    It comes before ``theano.configdefaults``, which warns of flags that nobody has asked for.
+    Call it before ``theano.configdefaults`` runs, which warns of unknown flags.
     """
     from theano.configparser import AddConfigVar, BoolParam, config
 
@@ -51,20 +52,20 @@ def offer_switches() -> None:
 
 
 def switch(name: str) -> Callable[[], bool]:
-    """Give a function that tells whether a flag of `SWITCHES` is on."""
+    """Return a function that returns whether a flag of `SWITCHES` is on."""
     from theano.configparser import config
 
     return lambda: bool(getattr(config.synkhronos, name))
 
 
 def read_support_code(*headers: str) -> tuple[str, str]:
-    """Read C++ code beside this module; or that and modules that make C++ code, for the version alone.
+    """Read C++ files of this folder; for the version alone, also the Python modules that generate C++ code.
 
     Returns
     -------
     code : str
     version : str
-        For the keys of Theano's cache.
+        Version for the keys of Theano's cache.
     """
     code = ""
     for header in headers:

@@ -1,4 +1,4 @@
-"""The sum of an elementwise operation's result as one op. Imported once Theano is there."""
+"""Op that sums the result of an elementwise operation without storing it. Import it only after Theano."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ for (npy_intp done = 0, n; done < run; done += n) {{
 
 
 class SumOfElementwise(Op):
-    """Sums the result of an elementwise operation over axes of it.
+    """Op that sums the result of an elementwise operation over some axes.
 
     Parameters
     ----------
     elementwise : Elemwise
-        With one output, and nothing in place.
+        With one output, and not in place.
     sum : Sum
-        For which `kept_axes` says that there is vector code.
+        A sum for which `kept_axes` returns axes.
     """
 
     __props__ = ("elementwise", "sum")
@@ -72,16 +72,16 @@ class SumOfElementwise(Op):
         return node, self.sum.make_node(*node.outputs)
 
     def make_node(self, *inputs: Any) -> Any:
-        """Apply it to the inputs of the elementwise operation."""
+        """Apply the Op to the inputs of the elementwise operation."""
         return Apply(self, list(inputs), [self._nodes(inputs)[1].outputs[0].type()])
 
     def infer_shape(self, node: Any, shapes: Any) -> Any:
-        """The lengths along the axes that stay."""
+        """Return the lengths along the axes that are not summed."""
         elementwise, sum_ = self._nodes(node.inputs)
         return self.sum.infer_shape(sum_, self.elementwise.infer_shape(elementwise, shapes))
 
     def perform(self, node: Any, inputs: Any, outputs: Any) -> None:
-        """Compute one after the other, for modes without C code."""
+        """Compute both operations one after the other, for modes without C code."""
         between: list[Any] = [[None]]
         elementwise, sum_ = self._nodes(node.inputs)
         self.elementwise.prepare_node(elementwise, None, None, "py")
@@ -94,7 +94,7 @@ class SumOfElementwise(Op):
     # -- C++ code
 
     def c_code(self, node: Any, name: str, inputs: Any, outputs: Any, sub: Any) -> str:
-        """Give the loops, behind Theano's own checks of the lengths."""
+        """Return the loops, after Theano's own checks of the lengths."""
         elementwise, sum_ = self._nodes(node.inputs)
         self.elementwise.prepare_node(elementwise, None, None, "c")
         (out,), (between,) = outputs, elementwise.outputs
@@ -138,29 +138,29 @@ class SumOfElementwise(Op):
         )
 
     def c_headers(self) -> list[str]:
-        """Name what all the code includes."""
+        """Return the headers that all the code includes."""
         return ["<cstdlib>", *self.elementwise.c_headers()]
 
     def c_compile_args(self) -> list[str]:
-        """Give the flags of elementwise operations."""
+        """Return the compiler arguments of elementwise operations."""
         arguments: list[str] = self.elementwise.c_compile_args()
         return arguments
 
     def c_support_code(self) -> str:
-        """Give the routines of sums, and of the elementwise operation."""
+        """Return the routines of sums, and of the elementwise operation."""
         return _SUPPORT + given(self.elementwise.c_support_code)
 
     def c_support_code_apply(self, node: Any, name: str) -> str:
-        """Give the routines of the elementwise operation's node."""
+        """Return the routines of the elementwise operation's Apply node."""
         code: str = self.elementwise.scalar_op.c_support_code_apply(self._nodes(node.inputs)[0], f"{name}_scalar_")
         return code
 
     def c_code_cache_version_apply(self, node: Any) -> tuple[Any, ...]:
-        """Give the version of all the code."""
+        """Return the version of all the code."""
         version: tuple[Any, ...] = self.elementwise.c_code_cache_version_apply(self._nodes(node.inputs)[0])
         return (_VERSION, *version) if version else ()
 
 
 def _length(arrays: dict[str, Any], axis: int) -> str:
-    """The length of the operation's result along an axis, as Theano's checks found it."""
+    """Return the length of the result along an axis, in the variable of Theano's checks."""
     return next((f"{array}_n{axis}" for array, one in arrays.items() if not one.broadcastable[axis]), "1")

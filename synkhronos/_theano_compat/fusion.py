@@ -1,9 +1,9 @@
-"""Sums of the results of elementwise operations, without the array of these results between.
+"""Rewrite that fuses sums with the elementwise operations before them, without an intermediate array.
 
 Theano's fusion ends at reductions: the sum of squares of an array writes the squares, and reads them again. Here both
-are one op, which computes some results into a buffer that stays in the first cache, and sums them, as Theano does with
-an accumulator of more precision. Programs compiled without optimisation, or without g++, keep Theano's ops, as do all
-with ``THEANO_FLAGS=synkhronos.fused_sum=False``.
+become one Op, which computes some results into a buffer that stays in the first-level cache, and sums them with a more
+precise accumulator, as Theano does. Programs compiled without optimization, or without g++, keep Theano's Ops, as do
+all with ``THEANO_FLAGS=synkhronos.fused_sum=False``.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from .summation import kept_axes
 __all__ = ["fuse_sums"]
 
 _NAME = "synkhronos_fused_sum"
-_BEHIND_FUSION = 49.1  # places in Theano's order: what is fused by then stays out of place, which comes at 75
+_BEHIND_FUSION = 49.1  # position just after Theano's fusion, and before the in-place rewrites at 75
 _REAL = ("bool", "float32", "float64", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)))
 
 
 def fuse_sums() -> None:
-    """Add the rewrite to Theano's. Theano must have been imported; calling it again does nothing."""
+    """Add the rewrite to Theano's. Theano must have been imported; calling this again does nothing."""
     from theano.compile import optdb
     from theano.gof import Optimizer
     from theano.gof.toolbox import ReplaceValidate
@@ -31,20 +31,20 @@ def fuse_sums() -> None:
         return
     from .fused_sum import SumOfElementwise
 
-    # one class, whichever copy of this package is at work; pickles find it there
+    # stored in Theano's module: one class for all copies of this package, which pickles find by its name
     SumOfElementwise.__module__ = elemwise.__name__
     elemwise.SumOfElementwise = SumOfElementwise
     is_on = switch("fused_sum")
 
     class FuseSums(Optimizer):
-        """Makes one op of a sum and what it alone is the sum of."""
+        """Rewrite that makes one Op of a sum and the elementwise operation that only this sum reads."""
 
         def add_requirements(self, fgraph: Any) -> None:
-            """Ask for replacements."""
+            """Attach the feature for replacements."""
             fgraph.attach_feature(ReplaceValidate())
 
         def apply(self, fgraph: Any) -> None:
-            """Replace all sums that suit."""
+            """Replace all suitable sums."""
             for node in fgraph.toposort() if is_on() else ():
                 if type(node.op) is elemwise.Sum and type(node.inputs[0].owner and node.inputs[0].owner.op) is (
                     elemwise.Elemwise
@@ -57,7 +57,7 @@ def fuse_sums() -> None:
 
 
 def _fused(node: Any) -> Any:
-    """The sum as one op; nothing where it does not suit."""
+    """Return the sum as one Op's output; None if it is not suitable."""
     from theano import config
     from theano.gof.opt import copy_stack_trace
     from theano.gof.utils import MethodNotDefined
@@ -80,9 +80,9 @@ def _fused(node: Any) -> Any:
     try:
         names = [f"x{i}" for i in range(len(elementwise.inputs))]
         result.owner.op.c_code(result.owner, "test", names, ["out"], {"fail": ""})
-    except (MethodNotDefined, NotImplementedError):  # an elementwise operation in Python
+    except (MethodNotDefined, NotImplementedError):  # the elementwise operation has no C code
         return None
-    if getattr(elementwise.op.scalar_op, "inner_float16", False):  # known once there is code
+    if getattr(elementwise.op.scalar_op, "inner_float16", False):  # set when the code is generated
         return None
     copy_stack_trace(node.outputs[0], result)
     return result

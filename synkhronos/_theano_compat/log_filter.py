@@ -1,4 +1,4 @@
-"""Theano's complaints about the machine, each in one line that names the command which says what mends it."""
+"""Shorten Theano's complaints about the machine to one line each, which names the command that explains them."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ _COMMAND = "`python -m synkhronos info` says what is missing"
 
 
 def shorten_complaints() -> None:
-    """Have Theano say in one line that there is no compiler, or no GPU. To be called before it is imported.
+    """Have Theano report in one line that there is no compiler, or no GPU. Call it before Theano is imported.
 
-    Its own records go on, through its own loggers; only their words change. Calling this again does nothing.
+    Theano's own records pass through its own loggers; only their texts change. Calling this again does nothing.
     """
-    warnings.filterwarnings("ignore", message="DeprecationWarning: there is no c\\+\\+ compiler")  # said once more
+    warnings.filterwarnings("ignore", message="DeprecationWarning: there is no c\\+\\+ compiler")  # a duplicate
     for name in ("theano.configdefaults", "theano.tensor.blas", "theano.gpuarray"):
-        logging.getLogger(name).addFilter(_shortened)  # the same filter is added once only
+        logging.getLogger(name).addFilter(_shortened)  # logging adds the same filter only once
 
 
 def _shortened(record: logging.LogRecord) -> bool:
-    """Change the words of a record; returns whether it is worth saying at all."""
+    """Change the text of a record; return whether to log it at all."""
     said = str(record.msg)
     if said.startswith("g++ not detected"):
         _say(record, f"there is no C++ compiler: Theano computes in Python, which takes many times longer; {_COMMAND}")
     elif said.startswith("We did not find a dynamic library in the library_dir"):
-        return False  # nor does Theano find -l:NAME; `refuse_unfit_blas` says what cannot be linked
+        return False  # also logged for -l:NAME, which works; `refuse_unfit_blas` reports what cannot be linked
     elif said.startswith("Using NumPy C-API based implementation for BLAS"):
         from theano import config
 
@@ -58,7 +58,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def explain_missing_headers(cmodule: Any) -> None:
-    """Have a compilation that misses Python.h say so in one line.
+    """Have a compilation that lacks Python.h report that in one line.
 
     Parameters
     ----------
@@ -68,10 +68,10 @@ def explain_missing_headers(cmodule: Any) -> None:
     theanos_own = cmodule.output_subprocess_Popen
 
     def output_subprocess_Popen(command: Any, **params: Any) -> Any:
-        """Run a command of Theano's, and look whether it failed for want of Python's headers."""
+        """Run a command of Theano's, and raise an error if Python's headers were missing."""
         out, err, code = done = theanos_own(command, **params)
         if code and b"Python.h: No such file" in (err or b"") + (out or b""):
-            # no ImportError, at which Theano would go on without its virtual machine
+            # not an ImportError, which Theano would catch to go on without its virtual machine
             raise RuntimeError(f"Theano cannot compile, because Python.h is missing; {_COMMAND}") from None
         return done
 

@@ -1,10 +1,10 @@
-"""Matrix products without elements: an operand, or the product, has an axis of length 0.
+"""Fixes for NumPy 1.23 and later: products of empty matrices, and ``theano.tensor.topk``.
 
-Arrays without elements have strides of 0 since NumPy 1.23. Theano's C code around BLAS takes the strides as they are:
-it finds that "some matrix has no unit stride", or hands BLAS a leading dimension of 0, which BLAS refuses. Here such
-arrays get the strides of contiguous ones, which nothing is ever read by.
+Arrays without elements have strides of 0 since NumPy 1.23. Theano's C code around BLAS uses the strides as they are: it
+reports that "some matrix has no unit stride", or passes BLAS a leading dimension of 0, which BLAS rejects. Here such
+arrays get the strides of contiguous ones, which are never used to read anything.
 
-``theano.tensor.topk`` and its kin on NumPy 1.23 and later, where a list is no index any more.
+``theano.tensor.topk`` and related functions index with a list, which NumPy 1.23 no longer treats as a tuple.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from .flags import is_mend, mend
 
-_VERSION = "synkhronos 1"  # in the keys of the cache: other code than Theano's own
+_VERSION = "synkhronos 1"  # in the keys of the cache, because the code differs from Theano's
 
 _CONTIGUOUS = """
         npy_intp empty_{0}[{ndim}];
@@ -28,7 +28,7 @@ _CONTIGUOUS = """
 
 
 def mend_strides() -> None:
-    """Make products of empty matrices work. Theano must have been imported; calling it again does nothing."""
+    """Make products of empty matrices work. Theano must have been imported; calling this again does nothing."""
     from theano.tensor.blas import BatchedDot, GemmRelated
 
     if is_mend(GemmRelated.build_gemm_version):
@@ -38,17 +38,17 @@ def mend_strides() -> None:
 
     @mend
     def build_gemm_version(self: Any) -> tuple[Any, ...]:
-        """Give the version of the code that all products of two matrices share."""
+        """Return the version of the code that all products of two matrices share."""
         return (_VERSION, *gemm_version(self))
 
     def c_support_code(self: Any) -> str:
-        """Give the C++ code of the product of two batches."""
+        """Return the C++ code of the product of two batches."""
         head = "npy_intp *Nz = PyArray_DIMS(zs), *Sz = PyArray_STRIDES(zs);\n"
         strides = "".join(_CONTIGUOUS.format(name, ndim=3, array=f"{name}s") for name in "xyz")
         return batched_code(self).replace(head, head + strides)
 
     def c_code_cache_version(self: Any) -> tuple[Any, ...]:
-        """Give the version of the code of the product of two batches."""
+        """Return the version of the code of the product of two batches."""
         return (_VERSION, *batched_version(self))
 
     arrays = {"x": "%(_x)s", "y": "%(_y)s", "z": "%(_zout)s"}
@@ -60,7 +60,7 @@ def mend_strides() -> None:
 
 
 def mend_topk() -> None:
-    """Replace what `TopKOp` computes by. Theano must have been imported; calling it again does nothing."""
+    """Replace the implementation of `TopKOp`. Theano must have been imported; calling this again does nothing."""
     module: Any = importlib.import_module("theano.tensor.sort")  # theano.tensor's attribute of that name is a function
     module._topk_py_impl = top_k
 
@@ -71,13 +71,13 @@ def top_k(op: Any, x: Any, k: Any, axis: int, idx_dtype: Any) -> Any:
     Parameters
     ----------
     op : TopKOp
-        Its ``return_values`` and ``return_indices`` say what is wanted.
+        Its ``return_values`` and ``return_indices`` select the results.
     x : numpy.ndarray
     k : int, or array of one
-        How many; negative for the smallest ones.
+        Number of elements; negative for the smallest ones.
     axis : int
     idx_dtype : dtype
-        Of the indices.
+        Dtype of the indices.
 
     Returns
     -------
@@ -96,7 +96,7 @@ def top_k(op: Any, x: Any, k: Any, axis: int, idx_dtype: Any) -> Any:
         raise ValueError("topk: kth cannot be zero")
     if abs(k) > length:
         raise ValueError(f"topk: kth cannot be larger than the size of the axis; got {k} for axis {axis} of {length}")
-    # the element that must be in its place, and those on its side
+    # index of the partitioning element, and the slice of the elements to return
     kth, part = (length - k, slice(length - k, None)) if k > 0 else (-k - 1, slice(-k))
     index = tuple(part if i == axis % x.ndim else slice(None) for i in range(x.ndim))
     if not op.return_indices:

@@ -1,7 +1,7 @@
-// Pooling over windows that lie side by side: of D x H x W elements, on the last three axes of n images.
+// Pooling over adjacent windows of D x H x W elements, on the last three axes of n images.
 //
-// An output is computed from its window's elements one after the other, row by row, as Theano does it, so that it is the
-// same to the bit; neighbouring outputs are computed together, in loops that compilers make vector code of.
+// An output is computed from its window's elements one after the other, row by row, as in Theano, so that it is the
+// same to the bit; neighboring outputs are computed together, in loops that compilers vectorize.
 #ifndef SYNKHRONOS_POOLING
 #define SYNKHRONOS_POOLING
 
@@ -11,7 +11,7 @@ struct Images {
     npy_intp n, in[3], out[3];
 };
 
-// Runs `row(input row, output row, whether it is the window's first, last, and how many rows windows have)`.
+// Calls `row(input row, output row, is the window's first row, is its last row, number of the window's rows)`.
 template <int D, int H, class Row>
 static void for_each_row(const Images &images, Row row) {
     const npy_intp *in = images.in, *out = images.out;
@@ -28,7 +28,7 @@ static void for_each_row(const Images &images, Row row) {
             }
 }
 
-// Runs `at(output, element)` for the windows of a row: whole ones, then the one that the border cuts off.
+// Executes BEFORE, EACH for each element, and AFTER for the windows of a row: full windows, then one cut by the border.
 #define SYNKHRONOS_WINDOWS(BEFORE, EACH, AFTER)                      \
     npy_intp whole = std::min(images.out[2], images.in[2] / W);      \
     for (npy_intp j = 0; j < whole; j++) {                           \
@@ -120,7 +120,7 @@ struct Pooling {
     }
 };
 
-// The sizes of what is pooled, with windows on the last `nd` axes; false where an axis is empty.
+// Computes the sizes of inputs and outputs, with windows on the last `nd` axes; false if an axis is empty.
 static bool measure(PyArrayObject *x, int nd, const int *window, bool ignore_border, Images &images) {
     int others = PyArray_NDIM(x) - nd;
     images.n = 1;
@@ -133,7 +133,7 @@ static bool measure(PyArrayObject *x, int nd, const int *window, bool ignore_bor
     return images.n > 0;
 }
 
-// Whether an array has the sizes of the pooled images.
+// Returns whether an array has the sizes of the pooled images.
 static bool is_pooled(PyArrayObject *z, PyArrayObject *x, int nd, const Images &images) {
     int others = PyArray_NDIM(x) - nd;
     if (PyArray_NDIM(z) != PyArray_NDIM(x) || PyArray_TYPE(z) != PyArray_TYPE(x)) return false;
@@ -144,7 +144,7 @@ static bool is_pooled(PyArrayObject *z, PyArrayObject *x, int nd, const Images &
     return true;
 }
 
-// An array for a result with the type and the other axes of `x`, in the place of what is there if that can be had.
+// Provides an array for a result, with the type and the other axes of `x`; reuses the existing array if it fits.
 static bool make(PyArrayObject **result, PyArrayObject *x, int nd, const npy_intp *sizes) {
     npy_intp shape[NPY_MAXDIMS];
     int ndim = PyArray_NDIM(x);
@@ -177,7 +177,7 @@ struct Operands {
     }
 };
 
-// Rows and columns behind the last window get no gradient.
+// Fills the gradient with zeros if rows or columns after the last window get none.
 static void clear_border(const Images &images, const int *window, PyArrayObject *gx) {
     for (int i = 0; i < 3; i++)
         if (images.out[i] * window[i] < images.in[i]) PyArray_FILLWBYTE(gx, 0);

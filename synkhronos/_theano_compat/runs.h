@@ -1,10 +1,10 @@
-// Arrays whose last axes are runs of neighbours.
+// Arrays whose last axes are runs of neighbors.
 #ifndef SYNKHRONOS_RUNS
 #define SYNKHRONOS_RUNS
 
 namespace synkhronos {
 
-// Whether the elements over the axes from `first` on lie side by side.
+// Returns whether the elements along the axes from `first` on are contiguous.
 static inline bool side_by_side(PyArrayObject *x, int first) {
     npy_intp stride = PyArray_ITEMSIZE(x);
     for (int i = PyArray_NDIM(x) - 1; i >= first; i--) {
@@ -14,7 +14,7 @@ static inline bool side_by_side(PyArrayObject *x, int first) {
     return true;
 }
 
-// An array, or a copy of it where it is not side by side; `array` is 0, with an exception, without memory.
+// An array, or a copy of it if its runs are not contiguous; without memory `array` is 0, and an exception is set.
 struct SideBySide {
     PyArrayObject *array;
     SideBySide(PyArrayObject *x, int first) : array(x) {

@@ -1,5 +1,5 @@
-// The standard names of the BLAS, for scipy-openblas32, whose symbols have a prefix.
-// Included before every C++ module of Theano's that is linked to it; `find_blas` sees to that.
+// Standard names of the BLAS for scipy-openblas32, whose symbols have a prefix.
+// The flags of `find_blas` include this header in every C++ module of Theano's that is linked to it.
 #pragma once
 
 // level 1: vectors
@@ -154,6 +154,6 @@
 #define zherk_ scipy_zherk_
 #define zher2k_ scipy_zher2k_
 
-// its threads
+// threads
 #define openblas_set_num_threads scipy_openblas_set_num_threads
 #define openblas_get_num_threads scipy_openblas_get_num_threads

@@ -1,10 +1,10 @@
-// Sums over the first axes of an array, over the last ones, or both: of [before][kept][behind] over `before` and `behind`.
+// Sums over the first axes of an array, its last ones, or both: of [before][kept][behind] over `before` and `behind`.
 #ifndef SYNKHRONOS_SUMMATION
 #define SYNKHRONOS_SUMMATION
 
 namespace synkhronos {
 
-// Sixteen sums side by side: one would have to wait for each addition.
+// Computes sixteen interleaved sums, because a single one would wait for each addition.
 template <typename T, typename Sum>
 static inline Sum sum_of_run(const T *__restrict__ x, npy_intp n) {
     Sum sums[16] = {}, rest = 0;
@@ -17,7 +17,7 @@ static inline Sum sum_of_run(const T *__restrict__ x, npy_intp n) {
     return sums[0] + rest;
 }
 
-// Sums of elements that come in order, some at a time.
+// Sums of elements that are added in order, some at a time.
 template <typename T, typename Sum>
 class Sums {
    public:
@@ -47,7 +47,8 @@ class Sums {
             }
     }
 
-    // Whether `out` is an array for the sums: what is there, if that suits; without memory not, with an exception.
+    // Provides an array for the sums in `out`; reuses the existing one if it fits. False, with an exception, if memory
+    // is short.
     bool make(PyArrayObject **out, int type) const {
         if (sums && *out && PyArray_NDIM(*out) == n_kept && PyArray_TYPE(*out) == type && PyArray_ISCARRAY(*out) &&
             PyArray_CompareLists(PyArray_DIMS(*out), shape, n_kept))
@@ -64,7 +65,7 @@ class Sums {
     }
 
    private:
-    npy_intp kept, behind, place, done;  // `done` elements of `place` have come
+    npy_intp kept, behind, place, done;  // `done` elements of the sum at `place` were added
     const npy_intp *shape;
     int n_kept;
     Sum *sums;

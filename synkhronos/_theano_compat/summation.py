@@ -1,8 +1,8 @@
-"""Sums of floating-point numbers over the first axes of an array, over its last ones, or both, as vector code.
+"""Vector code for sums of floating-point numbers over the first axes of an array, its last axes, or both.
 
-Theano's C code walks down one column of a matrix after the other, and waits for each addition before the next. The
-gradient of every bias is such a sum. What is summed over rows has the same bits, for each column is summed in the same
-order; elsewhere sums of runs side by side are added up, with the same accumulator's precision.
+Theano's C code sums one column of a matrix after the other, and waits for each addition before the next. The gradient
+of every bias is such a sum. Sums over rows are the same to the bit, because each column is summed in the same order;
+other sums add several interleaved partial sums, in the same accumulator's dtype.
 ``THEANO_FLAGS=synkhronos.vector_sum=False`` turns it off.
 """
 
@@ -33,7 +33,7 @@ if (PyArray_NDIM({x}) == {ndim} && PyArray_TYPE({x}) == NPY_{TYPE} && PyArray_IS
 
 
 def vectorize_sums(module: Any) -> None:
-    """Give the op its code. Calling it again does nothing.
+    """Replace the C code of the Op. Calling this again does nothing.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def vectorize_sums(module: Any) -> None:
 
     @mend
     def c_code(self: Any, node: Any, name: str, inputs: Any, outputs: Any, sub: Any) -> str:
-        """Give code that tries the vector code first."""
+        """Return code that tries the vector code first."""
         theanos_own: str = code(self, node, name, inputs, outputs, sub)
         kept = kept_axes(self, node) if is_on() else None
         if kept is None:
@@ -69,15 +69,15 @@ def vectorize_sums(module: Any) -> None:
         )
 
     def c_support_code(self: Any) -> str:
-        """Give the routines."""
+        """Return the routines."""
         return _SUPPORT if is_on() else ""
 
     def c_headers(self: Any) -> list[str]:
-        """Name what Theano's code and the routines include."""
+        """Return the headers that Theano's code and the routines include."""
         return ["<cstdlib>", *headers(self)]
 
     def c_code_cache_version_apply(self: Any, node: Any) -> tuple[Any, ...]:
-        """Give the version of the code."""
+        """Return the version of the code."""
         theanos_own: tuple[Any, ...] = version(self, node)
         return (_VERSION, *theanos_own) if theanos_own and is_on() else theanos_own
 
@@ -86,7 +86,7 @@ def vectorize_sums(module: Any) -> None:
 
 
 def kept_axes(op: Any, node: Any) -> range | None:
-    """The axes that stay, if they are neighbours and the types are those that the code is for."""
+    """Return the axes that are not summed, if they are adjacent and the dtypes have vector code; else None."""
     x, out = node.inputs[0], node.outputs[0]
     summed = set(range(x.ndim) if op.axis is None else op.axis)
     kept = [axis for axis in range(x.ndim) if axis not in summed]

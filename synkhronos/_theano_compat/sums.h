@@ -1,5 +1,5 @@
-// Sums of products, in registers: over k, of image[rows[r] + columns[k]] * panel[k][v], for a few rows r at a time and for
-// vectors of neighbours v.
+// Sums of products in registers: over k, of image[rows[r] + columns[k]] * panel[k][v], for a few rows r at a time and
+// for vectors of neighbors v.
 #ifndef SYNKHRONOS_SUMS
 #define SYNKHRONOS_SUMS
 
@@ -12,7 +12,7 @@ enum { BYTES = 32, ROWS = 6 };
 #else
 enum { BYTES = 16, ROWS = 6 };
 #endif
-// Columns whose part of a panel stays in the first cache; rows whose sums do.
+// DEPTH: columns whose part of a panel stays in the first-level cache; CHUNK: rows whose sums stay there.
 enum { HALF = ROWS / 2, DEPTH = 128, CHUNK = 96 };
 
 template <typename T, typename Integer>
@@ -30,7 +30,7 @@ struct Kind<npy_double> : Vectors<npy_double, npy_int64> {};
 
 static inline int rounded(int n, int step) { return (n + step - 1) / step * step; }
 
-// Memory without values; `data` is 0 where it could not be had.
+// Uninitialized memory; `data` is 0 if the allocation failed.
 template <typename T>
 struct Scratch {
     T *data;
@@ -46,7 +46,7 @@ struct Scratch {
     void operator=(const Scratch &);
 };
 
-// Adds the sums of R rows over n columns to what is there, or puts them there: row r's to line lines[r].
+// Adds the sums of R rows over n columns to `sums`, or stores them there (`put`): row r's in line lines[r].
 template <typename T, int R, int N>
 static inline void add_up(const T *__restrict__ image, const int *__restrict__ rows, const int *__restrict__ columns, int n,
                           const T *__restrict__ panel, T *__restrict__ sums, const int *__restrict__ lines, bool put) {
@@ -80,7 +80,7 @@ static inline void add_up(const T *__restrict__ image, const int *__restrict__ r
         }
 }
 
-// The same for many rows, of which the last ones may be too many; `used` neighbours of a line are wanted.
+// Does the same for many rows, rounded up to a multiple of HALF; only `used` neighbors of a line are needed.
 template <typename T>
 static void multiply(const T *image, const int *rows, int n_rows, const int *columns, int n, const T *panel, int used,
                      T *sums, const int *lines, bool put) {
@@ -92,7 +92,7 @@ static void multiply(const T *image, const int *rows, int n_rows, const int *col
         (both ? add_up<T, HALF, 2> : add_up<T, HALF, 1>)(image, rows + r, columns, n, panel, sums, lines + r, put);
 }
 
-// Turns a matrix around: to[j * to_step + i] = from[i * from_step + j].
+// Transposes a matrix: to[j * to_step + i] = from[i * from_step + j].
 template <typename T>
 static void turn(const T *__restrict__ from, npy_intp from_step, int n, int m, T *__restrict__ to, npy_intp to_step) {
     enum { LANES = Kind<T>::LANES };

@@ -1,19 +1,18 @@
-"""Convolutions as vector code: forward, and the gradients with respect to weights and images.
+"""Vector code for convolution and pooling, and a fix for pooling in Python.
 
-Theano writes the windows of each image side by side, element by element, and multiplies the small matrix that this
-gives by the weights; on a core that takes two to four times as long as the arithmetic. Here its ops sum up products
-where the image lies, in registers. Grouped and unshared convolutions and those of several OpenMP threads take Theano's
-way, as does all of it with ``THEANO_FLAGS=synkhronos.vector_convolution=False``. Sums are formed in another order, so
-that results differ by rounding.
+Convolution (forward, and the gradients with respect to weights and images): Theano copies the windows of each image
+next to each other, element by element, and multiplies the resulting small matrix by the weights, which takes two to
+four times as long as the arithmetic on a core. Here the Ops sum products in registers, directly from the image. Grouped
+and unshared convolutions, and those with several OpenMP threads, use Theano's code, as do all with
+``THEANO_FLAGS=synkhronos.vector_convolution=False``. Sums are formed in another order, so results differ by rounding.
 
-Pooling in Python, which Theano uses without a compiler and in FAST_COMPILE: since NumPy 1.23 a list is no index.
+Pooling in Python, which Theano uses without a compiler and in FAST_COMPILE, indexes with a list, which NumPy 1.23 no
+longer treats as a tuple; `mend_pooling` fixes that.
 
-Pooling over windows that do not overlap, as vector code: forward, gradient, and gradient of the gradient.
-
-Theano's C code asks for the address of each element anew, which takes longer than all convolutions of a small network.
-Here its ops have code of their own where windows lie side by side without padding and their sizes are constants of the
-graph. Anything else takes Theano's, as does all of it with ``THEANO_FLAGS=synkhronos.vector_pooling=False``. The
-results are the same to the bit.
+Pooling over windows that do not overlap (forward, gradient, and gradient of the gradient): Theano's C code computes the
+address of each element separately, which takes longer than all convolutions of a small network. Here the Ops have their
+own code for adjacent windows without padding whose sizes are constants of the graph. All else uses Theano's code, as
+does everything with ``THEANO_FLAGS=synkhronos.vector_pooling=False``. The results are the same to the bit.
 """
 
 from __future__ import annotations
@@ -26,6 +25,8 @@ from .flags import is_mend, mend, read_support_code, switch
 
 __all__ = ["vectorize_convolution", "vectorize_pooling"]
 
+
+# -- convolution
 
 _CONVOLUTION_SUPPORT, _CONVOLUTION_VERSION = read_support_code("sums.h", "convolution.h")
 
@@ -48,7 +49,7 @@ static PyArrayObject *corrMM(PyArrayObject *bottom, PyArrayObject *weights, PyAr
 
 
 def vectorize_convolution(module: Any) -> None:
-    """Give the ops their code. Calling it again does nothing.
+    """Replace the C code of the Ops. Calling this again does nothing.
 
     Parameters
     ----------
@@ -62,10 +63,10 @@ def vectorize_convolution(module: Any) -> None:
     headers = op_class.c_headers
 
     def replaces(op: Any) -> bool:
-        return is_on() and not op.openmp  # the others are told apart at run time: a module may have several
+        return is_on() and not op.openmp  # other conditions are checked at run time: a module may serve several Ops
 
     def c_support_code_apply(self: Any, node: Any, name: str) -> str:
-        """Give Theano's routine another name, and the routines beside it."""
+        """Return Theano's routine under another name, and the routines that may call it."""
         theanos_own: str = support(self, node, name)
         if not replaces(self) or theanos_own.count(_THEANOS) != 1:
             return theanos_own
@@ -75,16 +76,18 @@ def vectorize_convolution(module: Any) -> None:
 
     @mend
     def c_headers(self: Any) -> list[str]:
-        """Name what Theano's code and the routines include."""
+        """Return the headers that Theano's code and the routines include."""
         return ["<algorithm>", "<cstdlib>", "<cstring>", *headers(self)]
 
     def c_code_cache_version(self: Any) -> tuple[Any, ...]:
-        """Give the version of the code."""
+        """Return the version of the code."""
         return (_CONVOLUTION_VERSION, *version(self)) if replaces(self) else version(self)
 
     op_class.c_support_code_apply, op_class.c_headers = c_support_code_apply, c_headers
     op_class.c_code_cache_version = c_code_cache_version
 
+
+# -- pooling in Python
 
 _CLASSES = ("Pool", "AveragePoolGrad", "MaxPoolRop")
 _AS_TUPLES = {
@@ -94,7 +97,7 @@ _AS_TUPLES = {
 
 
 def mend_pooling(module: Any) -> None:
-    """Make tuples of the lists of slices in the ops' `perform`. Calling it again does nothing.
+    """Have `perform` of the Ops index with tuples instead of lists of slices.
 
     Parameters
     ----------
@@ -108,14 +111,16 @@ def mend_pooling(module: Any) -> None:
         for old, new in _AS_TUPLES.items():
             source = source.replace(old, new)
         made: dict[str, Any] = {}
-        # the empty lines give tracebacks the numbers that the lines have in the file
+        # leading empty lines keep the line numbers of the file in tracebacks
         exec(compile("\n" * (first - 1) + source, module.__file__, "exec"), vars(module), made)
         op.perform = made["perform"]
 
 
+# -- pooling as vector code
+
 _POOLING_SUPPORT, _POOLING_VERSION = read_support_code("pooling.h")
 
-#: By op: its array inputs, the axes of its result, and by mode the routine.
+#: By Op: its array inputs, the axes of its result, and the routine of each mode.
 _OPS: dict[str, tuple[tuple[str, ...], str, dict[str, str]]] = {
     "Pool": (
         ("x",),
@@ -131,7 +136,7 @@ _OPS: dict[str, tuple[tuple[str, ...], str, dict[str, str]]] = {
     "DownsampleFactorMaxGradGrad": (("x", "z", "ggx"), "out", {"max": "max_grad_grad"}),
 }
 _DTYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")
-_MOST = 256  # elements of a window, for whose rows the compiler makes code
+_MOST = 256  # largest window, in elements, for which code is generated
 
 _POOLING_CODE = """
 int synkhronos_done = 0;
@@ -158,7 +163,7 @@ if (!synkhronos_done) {{
 
 
 def vectorize_pooling(module: Any) -> None:
-    """Give the ops their code. Calling it again does nothing.
+    """Replace the C code of the Ops. Calling this again does nothing.
 
     Parameters
     ----------
@@ -177,12 +182,12 @@ def _mend(op_class: Any, is_on: Any) -> None:
 
     @mend
     def c_code(self: Any, node: Any, name: str, inputs: Any, outputs: Any, sub: Any) -> str:
-        """Give code that tries the windows side by side first."""
+        """Return code that tries the code for adjacent windows first."""
         theanos_own: str = code(self, node, name, inputs, outputs, sub)
         window = _window(self, node, n)
         if not is_on() or window is None or self.mode not in routines:
             return theanos_own
-        tested = zip(inputs[n:], (window, window, [0] * len(window)))  # sizes, strides, padding
+        tested = zip(inputs[n:], (window, window, [0] * len(window)))  # window sizes, strides, padding
         conditions = [
             f"PyArray_DIM({one}, 0) == {self.ndim} && "
             + " && ".join(f"*(dtype_{one} *)PyArray_GETPTR1({one}, {i}) == {size}" for i, size in enumerate(sizes))
@@ -217,15 +222,15 @@ def _mend(op_class: Any, is_on: Any) -> None:
         )
 
     def c_support_code(self: Any) -> str:
-        """Give the routines."""
+        """Return the routines."""
         return _POOLING_SUPPORT if is_on() else ""
 
     def c_headers(self: Any) -> list[str]:
-        """Name what Theano's code and the routines include."""
+        """Return the headers that Theano's code and the routines include."""
         return ["<algorithm>", *headers(self)]
 
     def c_code_cache_version(self: Any) -> tuple[Any, ...]:
-        """Give the version of the code."""
+        """Return the version of the code."""
         return (_POOLING_VERSION, *version(self)) if is_on() else version(self)
 
     op_class.c_code, op_class.c_code_cache_version = c_code, c_code_cache_version
@@ -236,7 +241,7 @@ _WITHOUT_X = ("sum_grad", "average_grad")
 
 
 def _window(op: Any, node: Any, n: int) -> list[int] | None:
-    """The size of the windows of a node, if they lie side by side as far as the graph tells."""
+    """Return the window size of a node if the graph shows that windows are adjacent; else None."""
     x, (sizes, strides, padding) = node.inputs[0], node.inputs[n : n + 3]
     known = [getattr(one, "data", None) for one in (sizes, strides, padding)]
     if any(one is None for one in known) or op.openmp or op.ndim > 3 or x.dtype not in _DTYPES:

@@ -1,1 +1,1 @@
-"""Helpers that know nothing of sessions: interrupts, threads, progress, row arithmetic, display."""
+"""Helpers that know nothing of sessions: interrupts, threads, progress, row arithmetic, display, rendezvous."""

@@ -1,4 +1,4 @@
-"""Work in a thread of its own, whose starter waits for it and may be interrupted at any instant."""
+"""Run a function in a thread that its starter can wait for and stop, and be interrupted at any instant."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from synkhronos._utils.interrupts import deferred_interrupts
 
 __all__ = ["Background"]
 
-_SECONDS = 1.0  # between two exceptions that stop a thread
+_SECONDS = 1.0  # between two exceptions that are sent to stop a thread
 
 
 class Background:
-    """A function that runs in another thread, once.
+    """Function that runs once, in another thread.
 
-    `threading.Event`, `Thread.start` and `Thread.join` do not bear that a signal's handler raises in the one who
-    waits in them: they may leave a lock taken, or take a thread that runs for one that has ended.
+    `threading.Event`, `Thread.start` and `Thread.join` are not safe when the handler of a signal raises in the thread
+    that waits in them: a lock may stay taken, or a running thread may count as ended.
 
     Parameters
     ----------
     work : callable
     name : str
-        Of the thread.
+        Name of the thread.
     daemon : bool
-        Whether Python, when it exits, does not wait for the thread.
+        Whether Python exits without waiting for the thread.
     """
 
     def __init__(self, work: Callable[[], Any], name: str, daemon: bool = False) -> None:
@@ -52,14 +52,14 @@ class Background:
                 self._error = error
             with self._telling:
                 self._over = True  # no exception is sent from here on
-        except BaseException as error:  # one that was sent just before
+        except BaseException as error:  # an exception that was sent just before
             self._error = error
         finally:
             self._over = True
             self._ended.release()
 
     def wait(self, seconds: float = -1) -> bool:
-        """Wait until the work is over, for so long at most; whether it is."""
+        """Wait at most ``seconds`` (-1: no limit) until the work is over; return whether it is."""
         if self._thread.ident is None:  # it has not started
             return True
         if not self._over:
@@ -70,10 +70,10 @@ class Background:
         return self._over
 
     def stop(self) -> None:
-        """Raise an exception in the thread, and wait until it has ended; further interrupts are deferred until then.
+        """Raise `KeyboardInterrupt` in the thread, and wait until it has ended; meanwhile signals are deferred.
 
-        It is raised again and again: Python drops what comes in a finalizer. A thread that has not come to its work
-        raises it itself: one that was sent there would end the thread without a sign.
+        The exception is sent repeatedly, because Python drops exceptions in finalizers. A thread that has not begun its
+        work raises the exception itself: a sent one would end the thread without any report.
         """
         with deferred_interrupts():
             self._cancelled = True
@@ -88,7 +88,7 @@ class Background:
                     return
 
     def outcome(self) -> Any:
-        """What the work returned, once it is over; what it raised is raised."""
+        """Return the result of the work, once it is over; raise the exception that it raised."""
         if self._error is None:
             return self._result
         error, self._error = self._error, None

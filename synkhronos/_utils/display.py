@@ -1,7 +1,4 @@
-"""Keyword arguments that a function does not have: the error says what was meant, and what there is.
-
-How objects show themselves: tables for notebooks, the names that `dir` lists, the modules that `help` does.
-"""
+"""Help for interactive users: errors for unknown arguments, tables for notebooks, names for `dir` and `help`."""
 
 from __future__ import annotations
 
@@ -20,16 +17,16 @@ _Callable = TypeVar("_Callable", bound=Callable[..., Any])
 
 
 def unknown_keyword(function: str, name: str, known: Sequence[str]) -> TypeError:
-    """The error for an argument that a function does not have.
+    """Return the error for an argument that a function does not have.
 
     Parameters
     ----------
     function : str
-        What the user called.
+        Name of the function that the user called.
     name : str
-        The argument that was given.
+        Name of the argument that was given.
     known : sequence of str
-        Those that there are.
+        Names of the function's arguments.
     """
     similar = difflib.get_close_matches(name, known, n=2, cutoff=0.7)
     meant = f"; did you mean {' or '.join(similar)}?" if similar else "."
@@ -37,7 +34,7 @@ def unknown_keyword(function: str, name: str, known: Sequence[str]) -> TypeError
 
 
 def checks_keywords(function: _Callable) -> _Callable:
-    """Have a public function name what was meant by an argument that it does not have."""
+    """Decorate a public function so that its error for an unknown argument suggests similar names and lists all."""
     known = tuple(inspect.signature(function).parameters)
     names = frozenset(known)
 
@@ -52,7 +49,7 @@ def checks_keywords(function: _Callable) -> _Callable:
 
 
 def html_table(lines: Iterable[Sequence[object]], title: str = "") -> str:
-    """A table, whose first line is the head: the first cells of lines to the left, all others to the right."""
+    """Return an HTML table; the first line is the head. The first column is left-aligned, the others right-aligned."""
     head, *body = (
         "".join(
             f'<{tag} style="text-align: {"right" if column else "left"}">{escape(str(cell))}</{tag}>'
@@ -72,12 +69,12 @@ def _tags() -> Iterable[str]:
 
 
 def public_names(one: object, *internal: str) -> list[str]:
-    """The attributes of an object that are for users: all without an underscore that are not ``internal``."""
+    """Return the attributes of an object that are for users: no leading underscore, and not among ``internal``."""
     return [name for name in object.__dir__(one) if not name.startswith("_") and name not in internal]
 
 
 def list_public_modules(folders: Iterable[str]) -> None:
-    """Have `help`, and whoever else asks `pkgutil`, list those modules in the folders that begin with no underscore."""
+    """Have `help`, and all other users of `pkgutil`, list only modules in the folders without a leading underscore."""
     for folder in folders:
         finder = sys.path_importer_cache.get(folder)
         if finder is not None and not isinstance(finder, _PublicFinder):
@@ -85,7 +82,7 @@ def list_public_modules(folders: Iterable[str]) -> None:
 
 
 class _PublicFinder:
-    """Finds what another finder finds, and lists what is public of that, by the interface that `pkgutil` documents."""
+    """Wrapper of a finder that lists only its public modules, by the interface that `pkgutil` documents."""
 
     def __init__(self, finder: Any) -> None:
         self._finder = finder

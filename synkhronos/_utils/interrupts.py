@@ -1,19 +1,18 @@
-"""Signals whose Python handlers may raise: held back for the few instructions that may not be torn apart.
+"""Defer signals whose Python handlers may raise, around the few instructions that must not be interrupted.
 
-Python runs the handlers of signals in its main thread, between any two instructions, and what they raise appears there:
-`KeyboardInterrupt` for Ctrl-C, and whatever a program's own handlers of SIGALRM, SIGTERM, … raise. Nearly everything
-here is written such that it may be left at any point. Where that cannot be had, a block of `deferred_interrupts` helps.
+Python runs the handlers of signals in its main thread, between any two instructions, and their exceptions appear there:
+`KeyboardInterrupt` for Ctrl-C, and those of a program's own handlers of SIGALRM, SIGTERM, … Nearly all code of this
+package may be left at any point. The rest runs in a block of `deferred_interrupts`.
 
-Noting which objects have ended, in a way that no signal's handler can tear apart.
-
-Objects may end at any moment, and at any moment a handler may raise. A finalizer in Python that this hits is printed
-and lost, and with it the memory that it was to give back. So nothing of Python runs when an object ends: C code puts a
-weak reference, which bears a key, into a queue, and whoever is to act on it looks there when it has time.
+`Endings` reports which objects have ended, and cannot be interrupted either. An object may end at any moment, and a
+handler may raise at any moment: Python prints and drops the exception of a finalizer, so the memory that the finalizer
+was to free would leak. Therefore no Python code runs when an object ends: C code appends a weak reference, which
+carries a key, to a queue, and the code that acts on it reads the queue when it has time.
 """
 
 from __future__ import annotations
 
-import _signal  # what is behind `signal`, whose conversions to enums take longer than all else here
+import _signal  # without the conversions to enums of `signal`, which take longer than everything else here
 import functools
 import gc
 import sys
@@ -37,49 +36,49 @@ __all__ = [
 
 _NUMBERS = range(1, _signal.NSIG)
 
-_FRAMES = 50  # deeper than any such block calls
+_FRAMES = 50  # more than the calls in any such block nest
 
-# Of the main thread: how many blocks it is in, the handlers that `_note` stands in for or did, and what signals came.
+# State of the main thread: depth of nested blocks, the handlers that `_note` replaces or has replaced, pending signals.
 _depth = 0
 _handlers: dict[int, Any] = {}
 _came: list[int] = []
 
 
 def _note(number: int, frame: Any) -> None:
-    if not _depth:  # before the block begins, or after it has ended
+    if not _depth:  # the block has not begun yet, or has ended
         if number in _handlers:
             _handlers[number](number, frame)
-    elif number not in _came:  # the kernel would not have them queue up, either
+    elif number not in _came:  # pending signals of one number merge, as in the kernel
         _came.append(number)
 
 
 def _python_handlers() -> dict[int, Any]:
-    """The program's own handlers, by number of the signal."""
+    """Return the program's own handlers, by number of the signal."""
     found = {number: handler for number in _NUMBERS if callable(handler := _signal.getsignal(number))}
     own = {number: _handlers.get(number) if handler is _note else handler for number, handler in found.items()}
     return {number: handler for number, handler in own.items() if handler is not None}
 
 
 class deferred_interrupts:
-    """Run the handlers of signals that come inside the block when the block ends.
+    """Defer the handlers of signals that arrive inside the block until the block ends.
 
-    In threads other than the main one there is nothing to defer. It takes some 10 µs, too much for every call.
+    In threads other than the main one there is nothing to defer. A block takes about 10 µs, too much for every call.
     """
 
     def __enter__(self) -> None:
         global _depth
-        native.require_frames(_FRAMES)  # what is in the block is not torn apart by a `RecursionError` either
+        native.require_frames(_FRAMES)  # raises RecursionError before the block instead of inside it
         self._deferring = threading.get_ident() == threading.main_thread().ident
         if self._deferring:
             if not _depth:
                 self._replaced = _python_handlers()
                 _handlers.update(self._replaced)
                 notes = dict.fromkeys(self._replaced, _note)
-            _depth += 1  # from here on nothing is called that a handler could interrupt, but what sets them
+            _depth += 1  # from here on, handlers can only interrupt the call that replaces them
             if _depth == 1:
                 try:
                     raised = native.set_handlers(_signal.signal, notes)
-                    if raised:  # by handlers that were not replaced yet
+                    if raised:  # exceptions of handlers that were not replaced yet
                         raise raised[-1]
                 except BaseException:
                     self.__exit__()
@@ -90,7 +89,7 @@ class deferred_interrupts:
         if self._deferring:
             raised: list[BaseException] = []
             try:
-                if _depth == 1:  # and stays that until all is put back: what `_note` handles may not tear this apart
+                if _depth == 1:  # keep it at 1 while handlers are restored, so that `_note` still defers
                     raised = native.set_handlers(_signal.signal, self._replaced)
             finally:
                 _depth -= 1
@@ -101,7 +100,7 @@ class deferred_interrupts:
 
 
 def _handle(frame: Any) -> None:
-    """Handle all that has come, even if some handlers raise."""
+    """Handle all pending signals, even if some handlers raise."""
     if _came:
         try:
             number = _came.pop(0)
@@ -111,16 +110,16 @@ def _handle(frame: Any) -> None:
 
 
 def handle_interrupts() -> None:
-    """Run the handlers of the signals that have come so far, inside a block; what comes meanwhile is deferred, too."""
+    """Run the handlers of the signals that are pending inside a block; signals that arrive meanwhile stay deferred."""
     if threading.get_ident() == threading.main_thread().ident:
         _handle(sys._getframe(1))
 
 
 def interrupt_behind(error: BaseException) -> BaseException | None:
-    """What a handler of a signal has raised, if an exception is that, or was raised because of it; else ``None``.
+    """Return the exception of a signal's handler that ``error`` is, or that caused it; ``None`` if there is none.
 
-    The traceback tells. Code that an interrupt tears apart may raise something else on its way out, or the same anew.
-    What a caller of the frame that has caught the exception is handling was there before, and has not caused it.
+    The traceback shows it: code that an interrupt leaves may raise another exception on its way out, or the same one
+    again. An exception that a caller of the catching frame is handling is older, and did not cause ``error``.
     """
     codes = {_code_of(handler) for handler in _python_handlers().values()} - {None}
     callers = _callers_of(error)
@@ -133,14 +132,14 @@ def interrupt_behind(error: BaseException) -> BaseException | None:
             if trace.tb_frame.f_code in codes:
                 return found
             trace = trace.tb_next
-        if isinstance(found, KeyboardInterrupt):  # its handler is written in C
+        if isinstance(found, KeyboardInterrupt):  # Python's own handler is in C, without a frame in the traceback
             return found
         found = found.__context__
     return None
 
 
 def _callers_of(error: BaseException) -> list[Any]:
-    """The frames that called the one that has caught an exception."""
+    """Return the callers of the frame that has caught an exception."""
     callers: list[Any] = []
     frame = error.__traceback__.tb_frame.f_back if error.__traceback__ is not None else None
     while frame is not None:
@@ -150,20 +149,20 @@ def _callers_of(error: BaseException) -> list[Any]:
 
 
 def let_interrupts_pass(error: BaseException) -> None:
-    """Raise what a handler of a signal has raised, where an exception was caught that may be that.
+    """Raise the exception of a signal's handler again if ``error`` is that, or was caused by it.
 
-    For whoever catches all that a piece of code may raise, and makes something else of it.
+    Call it where code catches every exception and turns it into another one.
     """
     interrupt = interrupt_behind(error)
     try:
         if interrupt is not None:
             raise interrupt
     finally:
-        del interrupt, error  # which refer to this frame
+        del interrupt, error  # their tracebacks refer to this frame
 
 
 def _code_of(handler: Any) -> Any:
-    """The code of a handler that is written in Python: a function, a method, a callable object, or part of one."""
+    """Return the code of a handler written in Python (function, method, callable object, partial), else ``None``."""
     while isinstance(handler, functools.partial):
         handler = handler.func
     if not hasattr(handler, "__code__") and not hasattr(handler, "__func__"):
@@ -172,7 +171,7 @@ def _code_of(handler: Any) -> Any:
 
 
 def collect_garbage() -> None:
-    """Run the garbage collector so that no interrupt is lost: Python drops exceptions that finalizers raise."""
+    """Run the garbage collector with signals deferred: Python drops exceptions that occur in finalizers."""
     with deferred_interrupts():
         gc.collect()
 
@@ -186,12 +185,12 @@ class _Ending(weakref.ref):
 
 
 class Endings(Generic[_Key]):
-    """The keys of objects that have ended.
+    """Queue of the keys of objects that have ended.
 
     Attributes
     ----------
     waiting : deque
-        Empty, unless some have ended whose keys are to be taken.
+        Not empty if objects have ended whose keys were not taken yet.
     """
 
     def __init__(self) -> None:
@@ -199,13 +198,13 @@ class Endings(Generic[_Key]):
         self.waiting: deque[_Ending] = deque()
 
     def watch(self, thing: Any, key: _Key) -> None:
-        """Note the key when the thing ends."""
+        """Record the key when the object ends."""
         ending = _Ending(thing, self.waiting.append)
         ending.key = key
         self._watched[id(ending)] = ending
 
     def take(self) -> Iterator[_Key]:
-        """What has ended since the last time; a key comes again if whoever acts on it is interrupted."""
+        """Yield the keys of objects that have ended; if acting on a key is interrupted, it is yielded again."""
         while self.waiting:
             ending = self.waiting[0]
             yield ending.key

@@ -1,10 +1,11 @@
-"""A bar of tqdm's that tells of work which takes long: on a terminal, or in a notebook; logs and pipes see nothing.
+"""Show a tqdm progress bar for long work, on a terminal or in a notebook; logs and pipes get no output.
 
-It appears after `PATIENCE` seconds and is taken back at the end, so that work of a moment shows nothing. A thread
-keeps it up to date: what is waited for may be compiled code that never returns to Python. Work that forks has no thread
-beside it, and tells of each part that is done.
+A bar appears after `PATIENCE` seconds and is removed at the end, so short work shows nothing. `progress` updates the
+bar from a thread, because the work may be compiled code that does not return to Python. `counted` is for work that
+forks: it needs no thread, and updates the bar after each part.
 
-Invariant: only who has made a bar writes it. A process that was forked meanwhile leaves it alone, and tqdm's lock, too.
+Invariant: only the process that made a bar writes it. A process that was forked meanwhile uses neither the bar nor
+tqdm's lock.
 """
 
 from __future__ import annotations
@@ -27,31 +28,31 @@ __all__ = ["Progress", "counted", "progress"]
 T = TypeVar("T")
 
 PATIENCE = 2.0  # seconds
-_STEP = 0.5  # seconds between two looks of the bar
+_STEP = 0.5  # seconds between two updates of the bar
 
-_working = threading.local()  # within some work, parts of it say nothing of their own
+_working = threading.local()  # work inside other work shows no bar of its own
 
 
 class Progress:
-    """Work that is under way.
+    """Progress of some work.
 
     Parameters
     ----------
     title : str
-        What is done.
+        Name of the work.
     total : int
-        Of how many parts; 0: not known.
+        Number of its parts; 0: unknown.
     """
 
     def __init__(self, title: str, total: int = 0) -> None:
-        self.done = 0  # parts; whoever does the work counts
+        self.done = 0  # number of finished parts, which the worker code updates
         self._title, self._total = title, total
         self._began = time.time()
         self._over = threading.Lock()  # taken until the work is over
         self._over.acquire()
 
     def tell(self) -> None:
-        """Show a bar, if it comes to that, until the work is over, and take it back."""
+        """After `PATIENCE` seconds show a bar, and remove it when the work is over."""
         if self._over.acquire(timeout=PATIENCE):
             return
         with _bar(self._title, self._total, initial=self.done) as bar:
@@ -62,19 +63,19 @@ class Progress:
                 bar.refresh()
 
     def end(self) -> None:
-        """The work is over."""
+        """End the work."""
         self._over.release()
 
 
 @contextlib.contextmanager
 def progress(title: str, total: int = 0) -> Iterator[Progress]:
-    """Show a bar while the block takes longer than `PATIENCE`; it may count parts in ``done``."""
+    """Show a bar if the block takes longer than `PATIENCE`; the block may count finished parts in ``done``."""
     work = Progress(title, total)
     if getattr(_working, "is_told", False) or not _is_watched():
         yield work
         return
     _working.is_told = True
-    _kind_of_bar()  # imported here: a process that is forked in the middle of that could not do so any more
+    _kind_of_bar()  # import tqdm here: a process forked in the middle of an import could not import it any more
     writer = Background(work.tell, "synkhronos progress", daemon=True)
     writer.start()
     try:
@@ -87,7 +88,7 @@ def progress(title: str, total: int = 0) -> Iterator[Progress]:
 
 @contextlib.contextmanager
 def counted(title: str, parts: Sequence[T]) -> Iterator[Iterator[T]]:
-    """Show a bar, without a thread, while the block takes longer than `PATIENCE` to go through the parts."""
+    """Show a bar, without a thread, if the block takes longer than `PATIENCE` to iterate over the parts."""
     if not _is_watched():
         yield iter(parts)
         return
@@ -107,7 +108,7 @@ def counted(title: str, parts: Sequence[T]) -> Iterator[Iterator[T]]:
 
 def _bar(title: str, total: int, **options: Any) -> Any:
     form = "{l_bar}{bar}| {n_fmt} of {total_fmt} [{elapsed}<{remaining}]" if total > 1 else "{desc}: {elapsed}"
-    width = shutil.get_terminal_size().columns  # tqdm shows nothing on a terminal that does not tell
+    width = shutil.get_terminal_size().columns  # tqdm shows nothing where the terminal's width is unknown
     return _kind_of_bar()(
         desc=f"synkhronos: {title}", total=total or None, leave=False, bar_format=form, ncols=width, **options
     )
@@ -115,25 +116,25 @@ def _bar(title: str, total: int, **options: Any) -> Any:
 
 @functools.cache
 def _kind_of_bar() -> Any:
-    from tqdm import tqdm  # for those who look on: it takes time, too
+    from tqdm import tqdm  # imported only if a person watches, because the import takes time
 
     class Bar(tqdm):
-        monitor_interval = 0  # no thread, for processes may be forked
-        _instances: ClassVar[WeakSet[Any]] = WeakSet()  # which tqdm changes under its lock
+        monitor_interval = 0  # no monitor thread, because processes may be forked
+        _instances: ClassVar[WeakSet[Any]] = WeakSet()  # not shared with tqdm's class, which has another lock
 
         def __del__(self) -> None:
-            """Say nothing: whoever has made it closes it."""
+            """Do nothing: the code that made the bar closes it."""
 
-    Bar.set_lock(threading.RLock())  # tqdm's own takes a semaphore of the system
+    Bar.set_lock(threading.RLock())  # tqdm's own lock includes a system-wide semaphore
     return Bar
 
 
 def _is_watched() -> bool:
-    """Whether a person sees what is written to standard error."""
+    """Return whether a person sees the text that is written to standard error."""
     shell: Any = sys.modules.get("IPython")
     if shell is not None and type(shell.get_ipython()).__name__ == "ZMQInteractiveShell":  # a notebook
         return True
     try:
         return sys.stderr.isatty()
-    except (AttributeError, ValueError):  # there is none, or it is closed
+    except (AttributeError, ValueError):  # standard error is missing, or closed
         return False

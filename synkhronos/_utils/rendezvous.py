@@ -1,20 +1,20 @@
-"""Rendezvous of the processes of an MPI job, each of which leads a node, before MPI connects them.
+"""Rendezvous of the node leaders of an MPI job, before MPI connects them.
 
-``MPI_Init`` returns when all processes of the job have called it: where one of them never does, the others would wait
-there for ever. So each process reports, and looks at what others report, before it calls ``MPI_Init``::
+``MPI_Init`` returns when all processes of the job have called it: if one of them never does, the others wait for ever.
+Therefore each process reports its state, and looks at what the others report, before it calls ``MPI_Init``::
 
     import synkhronos     an exit hook is registered
     fork()                reports WAITS; `meet` waits until all processes have done so, or one has ended
     end without fork()    the exit hook reports ENDED, and the exception
     MPI connects          the process reports JOINED
 
-Reports go through each channel that is available:
+Reports go through each available channel:
 
 * the name service of the launcher of MPICH and Intel MPI (Hydra), by the protocol PMI 1;
-* the connection to ``python -m synkhronos run --hosts``, which also reports processes that ended without a word.
+* the connection to ``python -m synkhronos run --hosts``, which also reports processes that ended without a report.
 
-Without a channel (Open MPI's ``mpiexec``, ``srun``) `meet` returns at once: these launchers end the job by themselves
-if a process ends that has not called ``MPI_Init`` while others have.
+Without a channel (Open MPI's ``mpiexec``, ``srun``) `meet` returns at once: these launchers end the job themselves when
+a process ends without having called ``MPI_Init`` and others have called it.
 """
 
 from __future__ import annotations
@@ -44,32 +44,32 @@ __all__ = [
     "rendezvous",
 ]
 
-#: What a process reports.
+#: States that a process reports.
 STARTED, WAITS, JOINED, ENDED = "started", "waits", "joined", "ended"
 
-#: The environment variable that names the connection to the supervisor: its descriptor and inode, and this process,
-#: because programs that this one starts may inherit both.
+#: Environment variable that names the connection to the supervisor: its descriptor, its inode, and the process id,
+#: because programs that this process starts may inherit the variable and the descriptor.
 SUPERVISOR = "SYNKHRONOS_SUPERVISOR"
 
 #: What to do when a node is lost.
 RESTART = "start the program again"
 
-#: Variables in which launchers give the number of processes, and the number of this one. Those of ``srun`` count where
-#: it speaks no PMI and has started no launcher that does.
+#: Variables in which launchers give the number of processes, and the number of this one. Those of ``srun`` count if it
+#: does not use PMI and has not started a launcher that does.
 _SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 _RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
 _MOST_BYTES = 600  # of a report: a line of PMI has at most 1,024 characters
-_ANSWER_SECONDS = 30.0  # a launcher that was frozen goes on; MPI would take a late answer for one to its own question
+_ANSWER_SECONDS = 30.0  # long enough for a launcher that was stopped: MPI would take a late answer for one to itself
 _UCRED_BYTES = 12  # of `struct ucred`, which begins with the process id
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25  # seconds between two looks
 _DRAIN_SECONDS, _FORWARD_SECONDS = 1.0, 0.1  # for the launcher to read what was printed, and to pass it on
 
 
 class _StartLost(NodeLost, SystemExit):
-    """A `NodeLost` that, where the program does not catch it, ends that with the message alone, and exit code 1.
+    """`NodeLost` that, unless the program catches it, ends the program with the message alone and exit code 1.
 
-    A traceback leads to the call of `fork`, which is not what is wrong.
+    A traceback would lead to the call of `fork`, which is not the cause.
     """
 
     def __init__(self, message: str, machine: int) -> None:
@@ -78,13 +78,14 @@ class _StartLost(NodeLost, SystemExit):
 
 
 class Report(NamedTuple):
-    """What one process of the job has reported.
+    """Report of one process of the job.
 
     Attributes
     ----------
     state : str
         `STARTED`, `WAITS`, `JOINED` or `ENDED`.
     host : str
+        Name of its host.
     reason : str
         The exception that ended it; may be empty.
     """
@@ -113,22 +114,22 @@ class Channel(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether anything can be reported, and looked at."""
+        """Whether the channel can report and look."""
 
     def report(self, rank: int, word: str) -> None:
         """Report a word as process ``rank``."""
 
     def look(self, rank: int) -> str:
-        """Return what process ``rank`` has reported last; empty: nothing."""
+        """Return the last word that process ``rank`` has reported; empty if none."""
 
 
 class _Lines:
-    """Requests and answers of one line each on a socket that others use, too: its flags stay as they are.
+    """Requests and answers of one line each, on a socket that others use, too: its flags are not changed.
 
     Parameters
     ----------
     fd : int
-        If this is no socket, or another one later, nothing is sent.
+        Nothing is sent if this is not a socket, or is another one later.
     """
 
     def __init__(self, fd: int) -> None:
@@ -146,9 +147,9 @@ class _Lines:
 
     def ask(self, line: str) -> str:
         """Send a line, and return the answer; empty if there is none in time."""
-        from synkhronos._utils.interrupts import deferred_interrupts  # not before it is needed: it loads the C core
+        from synkhronos._utils.interrupts import deferred_interrupts  # imported late, because it loads the C core
 
-        with deferred_interrupts():  # an answer that nobody takes would be taken for that to the next question
+        with deferred_interrupts():  # an answer left unread would count as the answer to the next question
             self.send(line)
             return self._receive()
 
@@ -169,7 +170,7 @@ class _Lines:
         return answer.decode(errors="replace").rstrip("\n")
 
     def close(self) -> None:
-        """Close the descriptor, if it is still the same."""
+        """Close the descriptor, if it still belongs to the same socket."""
         if self.is_open:
             os.close(self._fd)
         self._identity = None
@@ -178,13 +179,14 @@ class _Lines:
 class _Launcher:
     """Channel through the name service of Hydra, the launcher of MPICH and Intel MPI.
 
-    Once a process has sent anything, it must `leave`, or call ``MPI_Finalize``; otherwise Hydra ends others there.
+    A process that has sent anything must `leave`, or call ``MPI_Finalize``; otherwise Hydra ends the other processes
+    when this one ends.
 
     Attributes
     ----------
     is_parent : bool
-        Whether the launcher started this process itself. Several programs that a script runs inherit one connection;
-        a program of these that ends without calling `fork` must not send anything, because a later one may call it.
+        Whether the launcher itself started this process. Several programs of one script inherit one connection; a
+        program that ends without calling `fork` must not send anything, because a later one may call it.
     """
 
     def __init__(self, fd: int) -> None:
@@ -202,7 +204,7 @@ class _Launcher:
         return self._ask(f"lookup_name service={self._name(rank)}").get("port", "")
 
     def leave(self) -> None:
-        """Take leave, so that this process may end while others go on."""
+        """Sign off, so that this process may end while others go on."""
         self._ask("finalize")
 
     def abort(self) -> None:
@@ -210,7 +212,7 @@ class _Launcher:
         self._lines.send("cmd=abort exitcode=1")
 
     def _name(self, rank: int) -> str:
-        if not hasattr(self, "_job"):  # names may be known beyond the job
+        if not hasattr(self, "_job"):  # the service may be shared with other jobs
             self._job = self._ask("get_my_kvsname").get("kvsname", "")
         return f"synkhronos-{self._job}-{rank}"
 
@@ -220,7 +222,7 @@ class _Launcher:
 
 
 class _Supervisor:
-    """Channel through the connection to ``python -m synkhronos run --hosts``, which the program's start has made."""
+    """Channel through the connection to ``python -m synkhronos run --hosts``, made before the program was executed."""
 
     def __init__(self, fd: int) -> None:
         self._fd, self._lines = fd, _Lines(fd)
@@ -238,17 +240,17 @@ class _Supervisor:
         return self._lines.ask(f"look {rank}")
 
     def farewell(self) -> None:
-        """Say that the job ends, and that it is no accident."""
+        """Report that the job ends, and not by an error."""
         self._lines.send("farewell")
 
     def pass_on(self) -> str:
-        """Keep the connection when this process executes another program; returns what that finds it by."""
+        """Keep the connection when this process executes another program; return the value of `SUPERVISOR` for that."""
         os.set_inheritable(self._fd, True)
         return f"{self._fd}:{_identity(self._fd)}:{os.getpid()}"
 
 
 class Rendezvous:
-    """What one process reports, and sees of the others.
+    """Rendezvous of this process with the others of the job.
 
     Parameters
     ----------
@@ -258,7 +260,7 @@ class Rendezvous:
     Attributes
     ----------
     size, rank : int
-        The number of processes in the job, and of this one.
+        Number of processes in the job, and number of this one.
     """
 
     def __init__(self, environment: MutableMapping[str, str]) -> None:
@@ -270,7 +272,7 @@ class Rendezvous:
         self._supervisor: _Supervisor | None = None
         self._seen: dict[int, Report] = {}
         if self.size > 1:
-            if environment.get("PMI_FD", "").isdigit() and "MPI_LOCALRANKID" in environment:  # that of Hydra, not Slurm
+            if environment.get("PMI_FD", "").isdigit() and "MPI_LOCALRANKID" in environment:  # Hydra, not Slurm
                 self._launcher = _Launcher(int(environment["PMI_FD"]))
             fd, inode, pid = map(int, environment.pop(SUPERVISOR, "-1:0:0").split(":"))
             if pid == self._pid and _identity(fd) == inode:
@@ -278,17 +280,17 @@ class Rendezvous:
             atexit.register(self._end)
 
     def meet(self, seconds: float | None) -> None:
-        """Wait until all processes of the job are in `fork`.
+        """Wait until all processes of the job have called `fork`.
 
         Parameters
         ----------
         seconds : float or None
-            For how long at most, as the user gave it; ``None``: no limit.
+            Longest wait, as given by the user; ``None``: no limit.
 
         Raises
         ------
         NodeLost
-            In the first process, if another one has ended, or has not come in time. Other processes end the job if the
+            In the first process, if another one has ended, or has not come in time. Another process ends the job if the
             first one is not there to do so.
         """
         self._report(WAITS)
@@ -296,7 +298,7 @@ class Rendezvous:
         missing = [rank for rank in range(self.size) if rank != self.rank]
         while self._channels():
             missing = [rank for rank in missing if not self._is_there(rank)]
-            # the first process looks after the others, and others after each other only where it has not come yet
+            # the first process watches all others; these watch each other only until it has come
             if not missing or (self.rank and 0 not in missing):
                 return
             for rank in missing:
@@ -315,17 +317,17 @@ class Rendezvous:
         self._report(JOINED)
 
     def farewell(self) -> None:
-        """Say that the job ends, and that it is no accident."""
+        """Report that the job ends, and not by an error."""
         if self._supervisor is not None:
             self._supervisor.farewell()
 
     def pass_on(self, environment: MutableMapping[str, str]) -> None:
-        """Leave the connection to the supervisor to the program that is executed next in this process."""
+        """Leave the connection to the supervisor to the program that this process executes next."""
         if self._supervisor is not None:
             environment[SUPERVISOR] = self._supervisor.pass_on()
 
     def abort(self) -> None:
-        """Have the launcher end all processes of the job, this one too; that of Open MPI does so when this one ends."""
+        """Have the launcher end all processes of the job, this one too; Open MPI does so when this process ends."""
         drain_output()
         if self._launcher is not None:
             self._launcher.abort()
@@ -342,7 +344,7 @@ class Rendezvous:
         return [one for one in (self._supervisor, self._launcher) if one is not None and one.is_open]
 
     def _is_there(self, rank: int) -> bool:
-        """Look whether another process is in `fork`."""
+        """Return whether another process has called `fork`."""
         return self._look(rank) in (WAITS, JOINED)
 
     def _has_ended(self, rank: int) -> bool:
@@ -362,22 +364,22 @@ class Rendezvous:
         before, self._state = self._state, state
         word = Report(state, os.uname().nodename, reason).encode()
         for channel in self._channels():
-            if channel is not self._launcher or before == STARTED:  # a name that is published cannot be changed
+            if channel is not self._launcher or before == STARTED:  # a published name cannot be changed
                 channel.report(self.rank, word)
 
     def _give_up(self, rank: int, message: str) -> None:
-        """End the job, or have the first process do so if that is in `fork`."""
+        """End the job, or leave that to the first process if it has called `fork`."""
         message = f"{message}; {RESTART}"
         if not self.rank:
             raise _StartLost(message, rank)
         if not any(self._is_there(other) for other in range(self.rank)):
-            _flush()  # before the message
+            _flush()  # so that buffered output precedes the message
             os.write(2, f"synkhronos.fork: {message}\n".encode())
             self.abort()
             os._exit(1)
 
     def _end(self) -> None:
-        """At exit: report that this process ends without a session; end the job if others are still waiting for one."""
+        """At exit: report that this process ends without a session; end the job if others still wait for one."""
         if os.getpid() != self._pid or self._state == JOINED:
             return
         _flush()
@@ -399,12 +401,12 @@ class Rendezvous:
 
 
 def count_launched(environment: Mapping[str, str]) -> int:
-    """Return how many processes were launched together, by the environment of one of them."""
+    """Return how many processes were launched together, according to the environment of one of them."""
     return next((int(environment[name]) for name in _SIZES if environment.get(name, "").isdigit()), 1)
 
 
 def _identity(fd: int) -> int | None:
-    """Return the inode of a socket; ``None`` if the descriptor is no socket."""
+    """Return the inode of a socket; ``None`` if the descriptor is not a socket."""
     try:
         found = os.fstat(fd)
     except OSError:
@@ -433,12 +435,12 @@ def _mpi_state() -> str:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # a program may have closed it, or put another object in its place
+        with contextlib.suppress(Exception):  # a program may have closed or replaced it
             stream.flush()
 
 
 def drain_output() -> None:
-    """Wait until the launcher has read what this process printed; it drops the rest when the job is aborted."""
+    """Wait until the launcher has read the output of this process; it drops the rest when the job is aborted."""
     _flush()
     end = time.monotonic() + _DRAIN_SECONDS
     for fd in (1, 2):
@@ -449,7 +451,7 @@ def drain_output() -> None:
 
 
 def _count_unread(fd: int) -> int:
-    """Return how many bytes in a pipe were not read; 0 for a file that is no pipe."""
+    """Return the number of unread bytes in a pipe; 0 for a file that is not a pipe."""
     import fcntl
     import termios
 

@@ -1,7 +1,7 @@
-"""What this process may take of the machine: cores and memory.
+"""Resources that this process may use: CPU cores and free memory.
 
-A file in memory has no limit of its own. A request that the machine, or the memory cgroup of a container or of a batch
-job, cannot hold would end in the kernel's killing a process; so what is asked for is compared with what is free before.
+A file in memory has no limit of its own: when the node, or the memory cgroup of a container or batch job, runs out of
+memory, the kernel kills a process. Sizes are therefore compared with the free memory before they are requested.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 
 __all__ = ["count_cores", "free_memory"]
 
-_NO_LIMIT = 1 << 60  # cgroups of version 1 say that there is none by a number near 2^63
+_NO_LIMIT = 1 << 60  # version 1 cgroups without a limit report a number near 2^63
 
 
 def count_cores() -> int:
-    """The number of CPU cores that this process may run on; of the machine, where the kernel refuses to tell."""
+    """Return the number of CPU cores that this process may run on; of the node, where the kernel refuses to answer."""
     try:
         return len(os.sched_getaffinity(0))
     except OSError:
@@ -25,7 +25,7 @@ def count_cores() -> int:
 
 
 def free_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Iterator[tuple[int, str]]:
-    """For each limit that the kernel tells of: how many bytes this process may still take, and where that holds."""
+    """Yield the limits that the kernel reports: the bytes that this process may still take, and the limit's scope."""
     swap = 0
     try:
         fields = _fields(proc / "meminfo")
@@ -41,7 +41,7 @@ def free_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup
                 continue
             top = cgroups if unified else cgroups / "memory"
             folder = Path(os.path.normpath(f"{top}/{path}"))
-            # in a container, the path is often the host's, and what is mounted is the container's own
+            # in a container, the path is often the host's, while the mounted cgroup is the container's own
             for each in {top, folder, *(parent for parent in folder.parents if top in parent.parents)}:
                 free = _free_in_cgroup(each, unified, swap)
                 if free is not None:
@@ -49,13 +49,13 @@ def free_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup
 
 
 def _free_in_cgroup(folder: Path, unified: bool, swap: int) -> int | None:
-    """Bytes of memory, and of the machine's free ``swap``, that a cgroup may still take; ``None``: no limit."""
+    """Return the bytes of memory, and of the node's free ``swap``, that a cgroup may still take; ``None``: no limit."""
     limit, usage, reclaimable = (
         ("memory.max", "memory.current", ("inactive_file", "active_file"))
         if unified
         else ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file"))
     )
-    with contextlib.suppress(OSError, ValueError, KeyError, IndexError):  # "max" is no number
+    with contextlib.suppress(OSError, ValueError, KeyError, IndexError):  # "max" is not a number
         most = int((folder / limit).read_text())
         if most < _NO_LIMIT:
             counts = _fields(folder / "memory.stat")
@@ -66,11 +66,11 @@ def _free_in_cgroup(folder: Path, unified: bool, swap: int) -> int | None:
 
 
 def _swap_of_cgroup(folder: Path, unified: bool, most: int, used: int) -> int:
-    """Bytes of swap that a cgroup may still take."""
+    """Return the bytes of swap that a cgroup may still take."""
     limit, usage = (
         ("memory.swap.max", "memory.swap.current")
         if unified
-        else ("memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes")  # these two count memory, too
+        else ("memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes")  # both include memory
     )
     try:
         free = int((folder / limit).read_text()) - int((folder / usage).read_text())
@@ -80,5 +80,5 @@ def _swap_of_cgroup(folder: Path, unified: bool, most: int, used: int) -> int:
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """A file of lines with a name, a number, and perhaps a unit."""
+    """Read a file of lines with a name, a number, and perhaps a unit."""
     return {words[0]: int(words[1]) for words in map(str.split, path.read_text().splitlines())}

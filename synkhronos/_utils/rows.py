@@ -1,7 +1,7 @@
-"""Index arithmetic: which data points each rank computes on.
+"""Index arithmetic: the rows of a data set that each rank computes on.
 
-Pure functions of integers and arrays; no Theano, no processes. Everything that `batch`, `batch_s`, `num_slices` and
-scattering mean is decided here, once, and in the master, so that every rank is told the same thing.
+Pure functions of integers and arrays, independent of the backend and of processes. They alone define the meaning of
+`batch`, `batch_s`, `num_slices` and of scattering. They run in the controller, so that all ranks receive the same rows.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ __all__ = ["Rows", "Selection", "pieces", "select", "select_per_rank", "shares",
 class Rows(NamedTuple):
     """The rows ``start, start + 1, …, stop - 1`` of an array.
 
-    It is no sequence: to make a tuple of it would take as much memory as there are rows, since Python asks for the
-    length first.
+    It is not a sequence: Python asks for the length first when it makes a tuple of a sequence, so that would take as
+    much memory as there are rows.
     """
 
     start: int
@@ -37,7 +37,7 @@ class Rows(NamedTuple):
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """``start`` and ``stop``."""
+        """Return ``start`` and ``stop``."""
         return self.start, self.stop
 
 
@@ -58,16 +58,20 @@ def pieces(n: int, num_slices: int) -> list[Rows]:
 
 
 def select(batch: Any, length: int, name: str = "batch") -> Selection:
-    """Turn what a user may give as ``batch`` into rows of a data set of ``length`` rows.
+    """Turn a user's ``batch`` into rows of a data set of ``length`` rows.
 
     Parameters
     ----------
     batch : None, int, slice, or list / 1-d array of integers or booleans
         ``None`` takes all rows, an int ``n`` the first ``n``.
     length : int
-        Number of rows there are.
+        Number of rows of the data set.
     name : str
-        How to call the argument in messages.
+        Name of the argument in messages.
+
+    Returns
+    -------
+    Rows, or int64 array of shape (n,)
 
     Raises
     ------
@@ -95,7 +99,7 @@ def select(batch: Any, length: int, name: str = "batch") -> Selection:
 def _select_slice(batch: slice, length: int, name: str) -> Selection:
     start, stop, step = batch.start, batch.stop, batch.step
     if step is None and type(start) is int and type(stop) is int and 0 <= start <= stop <= length:
-        return Rows(start, stop)  # what nearly all are
+        return Rows(start, stop)  # fast path for the usual case
     try:
         start, stop, step = batch.indices(length)
     except (TypeError, ValueError) as error:
@@ -142,14 +146,14 @@ def _select_indexes(batch: Any, length: int, name: str) -> np.ndarray:
 
 
 def shift(batch: Any, length: int, name: str = "batch") -> Selection:
-    """Turn ``batch`` into rows of data that is the minibatch already, and has ``length`` rows.
+    """Turn a user's ``batch`` into rows of data of ``length`` rows that already is the minibatch.
 
-    Of a range, the lowest row asked for is row 0. Of a list of indexes, or a mask, row i belongs to the i-th index.
+    For a range, the lowest selected row is row 0. For a list of indexes or a mask, row i belongs to the i-th index.
 
     Raises
     ------
     TypeError, ValueError, IndexError
-        As `select`; `IndexError` too if there are fewer rows than a range spans, or not as many as a list has indexes.
+        As `select`; `IndexError` also if there are fewer rows than a range spans, or not as many as a list has indexes.
     """
     if isinstance(batch, slice):
         start, stop, step = _minibatch_bounds(batch, name)
@@ -183,10 +187,15 @@ def _check_span(span: int, length: int, name: str) -> None:
 
 
 def select_per_rank(batch_s: Any, lengths: Sequence[int]) -> list[Selection]:
-    """Turn what a user may give as ``batch_s`` into one selection for each rank.
+    """Turn a user's ``batch_s`` into one selection for each rank.
 
-    ``batch_s`` is one selection for all ranks (slice, list of ints, index array, boolean mask), or a list with one
-    slice or one list of ints for each rank. ``lengths`` holds the number of rows on each rank.
+    Parameters
+    ----------
+    batch_s : selection, or list of selections
+        One selection for all ranks (slice, list of ints, index array, boolean mask), or a list with one slice or one
+        list of ints for each rank.
+    lengths : sequence of int
+        Number of rows on each rank.
     """
     n_ranks = len(lengths)
     if isinstance(batch_s, (list, tuple)) and any(
@@ -208,7 +217,7 @@ def select_per_rank(batch_s: Any, lengths: Sequence[int]) -> list[Selection]:
 
 
 def take(selection: Selection, rows: Rows) -> Selection:
-    """Rows ``rows`` of a selection: a selection of a selection."""
+    """Return rows ``rows`` of a selection, as a selection."""
     if isinstance(selection, Rows):
         return Rows(selection.start + rows.start, selection.start + rows.stop)
     return selection[rows.start : rows.stop]

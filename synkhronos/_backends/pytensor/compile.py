@@ -1,9 +1,8 @@
-"""Compiled functions of PyTensor's: making them, calling them, and what they are made of.
+"""Compile PyTensor functions, call them, read their parts, and divert `pytensor.function`.
 
-`pytensor.function` on another way: what a program asks of it is built by somebody else.
-
-Nothing in it hands all arguments on, so its code is replaced: programs that hold it by a name of their own are served,
-too. What PyTensor itself and this package compile stays as it is.
+`divert` makes `pytensor.function` of a program return a function of another builder. `pytensor.function` passes its
+arguments to no single inner function, so its code object is replaced: programs that hold `pytensor.function` by another
+name are diverted, too. Functions that PyTensor itself and this package compile stay unchanged.
 """
 
 from __future__ import annotations
@@ -49,17 +48,17 @@ __all__ = [
 
 #: The arguments of `pytensor.function`.
 KEYWORDS = tuple(inspect.signature(function).parameters)
-#: Whether a compiled function can be told at each call which outputs to compute.
+#: Whether each call of a compiled function can select the outputs to compute.
 TAKES_SUBSETS = False
 
-#: What computes shapes from shapes, where ops tell how, and compiles nothing.
+#: Mode that computes shapes from shapes where Ops define them, and compiles nothing.
 _LOOK = RewriteDatabaseQuery(
     include=["merge", "ShapeOpt", "canonicalize"],
     subquery={"canonicalize": RewriteDatabaseQuery(include=["local_shape_to_shape_i"])},
 )
 SHAPES_ONLY = pytensor.Mode("py", _LOOK)
 
-#: Why functions of some linkers cannot be those of ranks, by the linker's class.
+#: Linkers whose functions ranks cannot use: class name and reason.
 _REFUSED = {
     "JAXLinker": "JAX does not survive a fork, draws the same numbers on all ranks, and reads past the end of arrays "
     "without an error",
@@ -69,12 +68,12 @@ _REFUSED = {
 
 
 def compile_function(inputs: Sequence[Any], outputs: Any = None, **kwargs: Any) -> Any:
-    """As `pytensor.function`, for the linkers whose functions can be replicated.
+    """Call `pytensor.function`, with a linker whose functions can be replicated.
 
     Raises
     ------
     ValueError
-        For the other linkers.
+        If the linker is another one.
     """
     linker = type(get_mode(kwargs.get("mode")).linker).__name__
     if linker in _REFUSED:
@@ -87,9 +86,9 @@ def compile_function(inputs: Sequence[Any], outputs: Any = None, **kwargs: Any) 
 def rebuilt(
     outputs: Sequence[Any], inputs: Sequence[Any], givens: Any, updates: Any, kwargs: dict[str, Any]
 ) -> tuple[list[Any], list[tuple[Any, Any]], dict[Any, Any]]:
-    """Outputs and all updates (default ones too) as the engine itself sees them, with the givens worked in.
+    """Return outputs and all updates (default ones, too) as the backend itself sees them, with the givens applied.
 
-    The third part tells what stands there for each variable of the user's.
+    The third part maps each of the user's variables to the variable that replaces it.
     """
     _, cloned, (clones, update_of, _, _) = rebuild_collect_shared(
         list(outputs),
@@ -104,7 +103,7 @@ def rebuilt(
 
 
 def running_parts(function: Any) -> Running | None:
-    """How to call a compiled function; ``None`` if it must be done by its own `__call__`.
+    """Return how to call a compiled function; ``None`` if only its own `__call__` will do.
 
     That is so for arguments that the function may write to, and for profiles.
     """
@@ -119,7 +118,7 @@ def running_parts(function: Any) -> Running | None:
     updates = [(i, container.storage) for i, container in function._update_input_storage]
 
     def compute() -> list[Any]:
-        # what numba has compiled leaves its outputs in their cells, updates among them
+        # functions that numba has compiled leave all outputs, updates included, in the storage cells
         outputs = execute()
         if outputs is None:
             outputs = [cell[0] for cell in made]
@@ -128,7 +127,7 @@ def running_parts(function: Any) -> Running | None:
         return outputs
 
     def explain() -> None:
-        if hasattr(vm, "position_of_error"):  # as in PyTensor, with its own words
+        if hasattr(vm, "position_of_error"):  # the same report as by PyTensor's own `__call__`
             where = vm.position_of_error
             thunk = vm.thunks[where] if hasattr(vm, "thunks") else None
             storage = getattr(vm, "storage_map", None)
@@ -140,7 +139,7 @@ def running_parts(function: Any) -> Running | None:
 
 
 def updated_storage(function: Any) -> Sequence[list[Any]]:
-    """The storage lists to which a call of a compiled function writes its updates."""
+    """Return the storage cells to which a call of a compiled function writes its updates."""
     if not function._has_updates:
         return ()
     pairs = zip(function.maker.expanded_inputs, function.input_storage)
@@ -148,12 +147,12 @@ def updated_storage(function: Any) -> Sequence[list[Any]]:
 
 
 def machine(function: Any) -> Any:
-    """What a compiled function runs."""
+    """Return the object that executes a compiled function."""
     return function.vm
 
 
 def make_printable(*classes: type) -> None:
-    """Have the engine's printing functions take objects of classes, which have a function's ``maker``, as functions."""
+    """Have the backend's printing functions accept objects of these classes, which have a function's ``maker``."""
     pytensor.printing.Function = (Function, *classes)
 
 
@@ -165,13 +164,13 @@ _builders: list[Callable[..., Any]] = []
 
 
 def divert(build: Callable[..., Any]) -> Callable[[], None]:
-    """Have what programs ask of the engine's ``function`` built by ``build``; returns what ends that.
+    """Have functions that programs request of the backend built by ``build``; return a callable that ends this.
 
     Parameters
     ----------
     build : callable
-        ``build(plain, arguments)``, with what builds as ever, and with the keyword arguments for that: those of
-        ``function``.
+        ``build(plain, arguments)``: ``plain`` is the backend's own builder, ``arguments`` are the keyword arguments of
+        ``function`` for it.
     """
     _builders.append(build)
     function.__code__ = _diverted.__code__
@@ -199,7 +198,7 @@ def _diverted(
     on_unused_input: Any = None,
     trust_input: bool = False,
 ) -> Any:
-    # it has the globals of PyTensor's module
+    # this code object runs with the globals of PyTensor's module, so it needs an import
     asked = dict(locals())
     from synkhronos._backends.pytensor.compile import built
 
@@ -207,7 +206,7 @@ def _diverted(
 
 
 def built(asked: dict[str, Any]) -> Any:
-    """What a program, which called two frames further out, has asked for."""
+    """Build the function that a program requested; the program's frame is the caller's caller."""
     caller = sys._getframe(2).f_globals.get("__name__", "")
     is_ours = caller.startswith(("pytensor.", "synkhronos."))
     return _plain(**asked) if is_ours else _builders[-1](_plain, asked)

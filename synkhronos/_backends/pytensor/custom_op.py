@@ -1,4 +1,4 @@
-"""Operations of one's own: written as for Theano, and run in Python where a function is compiled by numba, too."""
+"""Base class of this package's own Ops: written as for Theano, and run in Python inside functions compiled by numba."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ from synkhronos._backends.pytensor.linkage import bind_locally
 
 __all__ = ["Op", "tell_numba", "within"]
 
-_here = threading.local()  # the operations of the function that this thread executes
+_here = threading.local()  # the Ops of the function that this thread executes
 
 
 class Op(_op.Op):
-    """An operation whose constructor takes first what ``__props__`` names, and whose `perform` does without a node.
+    """Op whose constructor takes the attributes in ``__props__`` first, and whose `perform` does not need its node.
 
     Attributes
     ----------
     is_kept : bool
-        Whether numba may keep on disk what it compiles: not where the properties mean something in one program alone.
+        Whether numba may cache the compiled code on disk: false if the properties have a meaning in one program alone.
     """
 
     is_kept = True
 
     def L_op(self, inputs: Sequence[Any], outputs: Sequence[Any], output_gradients: Sequence[Any]) -> list[Any]:
-        """None, unless a class has one."""
+        """Raise `NotImplementedError`, unless a subclass defines a gradient."""
         raise NotImplementedError(f"{self} has no gradient")
 
     def R_op(self, inputs: Sequence[Any], eval_points: Sequence[Any]) -> list[Any]:
-        """None, unless a class has one."""
+        """Raise `NotImplementedError`, unless a subclass defines an R-operator."""
         raise NotImplementedError(f"{self} has no R-operator")
 
     def pullback(self, inputs: Sequence[Any], outputs: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-        """By PyTensor's name what Theano calls `L_op`."""
+        """Call `L_op`, by the name that PyTensor uses for it."""
         return self.L_op(inputs, outputs, cotangents)
 
     def pushforward(self, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
-        """By PyTensor's name what Theano calls `R_op`, where ``None`` stands for what does not change."""
+        """Call `R_op`, by the name that PyTensor uses for it; in `R_op`, ``None`` stands for an unchanging input."""
         points = [None if isinstance(one.type, DisconnectedType) else one for one in tangents]
         return [disconnected_type() if one is None else one for one in self.R_op(inputs, points)]
 
 
 def within(graph: Any, execute: Callable[[], Any]) -> Callable[[], Any]:
-    """What executes a function's compiled code so that its own operations run, and note what they see.
+    """Wrap the call of a function's compiled code so that it runs the graph's own Op objects, which record values.
 
-    Those that no rewrite has told apart are not known from each other: one of them stands for all.
+    Ops of equal class and properties that no rewrite has distinguished share one object.
     """
     own = {(type(op), _properties(op)): op for op in (node.op for node in graph.apply_nodes) if isinstance(op, Op)}
     if not own:
@@ -77,9 +77,9 @@ def _like(kind: type, properties: tuple[Any, ...]) -> Any:
 
 
 def performed(kind: type, properties: tuple[Any, ...], n_outputs: int, inputs: Sequence[Any]) -> Any:
-    """What an operation makes of some values; code that numba has kept finds it by its name, in any process."""
+    """Run an Op on values; code that numba has cached on disk finds this function by its name, in any process."""
     own = getattr(_here, "operations", None) or {}
-    op = own.get((kind, properties)) or _like(kind, properties)  # the latter in loops, and outside of calls on ranks
+    op = own.get((kind, properties)) or _like(kind, properties)  # the latter inside Scan, and outside of ranks' calls
     return _results(op, n_outputs, inputs)
 
 
@@ -91,9 +91,9 @@ def _results(op: Any, n_outputs: int, inputs: Sequence[Any]) -> Any:
 
 @functools.cache
 def tell_numba() -> None:
-    """Have numba run operations of this kind in Python; what it compiles is kept by kind and properties.
+    """Have numba run Ops of this class in Python; it caches the compiled code by class and properties.
 
-    Each process must be told before it links a function. What numba compiles is bound to its own code, see `linkage`.
+    Each process must call this before it links a function. Compiled code is bound to its own copies, see `linkage`.
     """
     import numba
     from pytensor.link.numba.dispatch.basic import (
@@ -119,7 +119,7 @@ def tell_numba() -> None:
         def run_unkept(*inputs: Any) -> Any:
             with numba.objmode(result=returned):
                 result = perform(inputs)
-            return result  # noqa: RET504 (not possible within the block)
+            return result  # noqa: RET504 (numba does not allow a return inside the block)
 
         if not op.is_kept:
             return run_unkept, None
@@ -128,19 +128,19 @@ def tell_numba() -> None:
         def run(*inputs: Any) -> Any:
             with numba.objmode(result=returned):
                 result = performed(kind, properties, n_outputs, inputs)
-            return result  # noqa: RET504 (not possible within the block)
+            return result  # noqa: RET504 (numba does not allow a return inside the block)
 
         return run, default_hash_key_from_props(op)
 
 
 class _TellNumba(GraphRewriter):
-    """Numba is imported for its own functions alone, and late: that takes a second."""
+    """Rewrite that calls `tell_numba` when a function for numba is compiled, because importing numba takes a second."""
 
     def add_requirements(self, fgraph: Any) -> None:
-        """None."""
+        """Require nothing."""
 
     def apply(self, fgraph: Any) -> None:
-        """Change nothing."""
+        """Call `tell_numba`; leave the graph unchanged."""
         tell_numba()
 
 

@@ -1,4 +1,4 @@
-"""There are no GPUs here: PyTensor computes on CPU cores. What is asked for all the same is refused."""
+"""GPU interface of the backend for PyTensor, which computes on CPU cores: it refuses all requests for GPUs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 
 
 def bound() -> str | None:
-    """Name the GPU that this process holds: none."""
+    """Return ``None``: this process holds no GPU."""
     return None
 
 
@@ -39,44 +39,44 @@ def bind(device: str, rank: int, quiet: bool) -> Any:
 
 
 def unbind() -> None:
-    """Nothing is bound."""
+    """Do nothing: no GPU is bound."""
 
 
 def is_device_array(value: Any) -> bool:
-    """Whether a value is an array on a GPU."""
+    """Return whether a value is an array on a GPU: never."""
     return False
 
 
 def is_device_type(type_: Any) -> bool:
-    """Whether a type is that of arrays on a GPU."""
+    """Return whether a type is that of arrays on a GPU: never."""
     return False
 
 
 def to_host(value: Any) -> np.ndarray:
-    """A value as a NumPy array."""
+    """Return a value as a NumPy array."""
     return np.asarray(value)
 
 
 def as_asked(value: Any, output: Any) -> Any:
-    """The value of an output, as its type says."""
+    """Return the value of an output unchanged."""
     return value
 
 
 def to_device(value: Any) -> Any:
-    """No value comes here: no session has GPUs."""
+    """Raise `DeviceError`; not called, because no session has GPUs."""
     raise DeviceError("PyTensor computes on CPU cores")
 
 
 def stay_on_device(var: Any) -> Any:
-    """No expression comes here: no session has GPUs."""
+    """Raise `DeviceError`; not called, because no session has GPUs."""
     raise DeviceError("PyTensor computes on CPU cores")
 
 
 def read(array: Any, out: np.ndarray) -> None:
-    """No array comes here: none is on a GPU."""
+    """Raise `DeviceError`; not called, because no array is on a GPU."""
     raise DeviceError("PyTensor computes on CPU cores")
 
 
 def write(array: Any, value: np.ndarray) -> None:
-    """No array comes here: none is on a GPU."""
+    """Raise `DeviceError`; not called, because no array is on a GPU."""
     raise DeviceError("PyTensor computes on CPU cores")

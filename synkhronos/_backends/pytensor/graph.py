@@ -1,7 +1,4 @@
-"""Variables, nodes, and walks over graphs of PyTensor's.
-
-Variables and expressions that are like another variable of PyTensor's.
-"""
+"""Variables, Apply nodes and graph traversal of PyTensor, and expressions that are like another variable."""
 
 from __future__ import annotations
 
@@ -82,59 +79,59 @@ __all__ = [
 ]
 
 
-#: Where the engine itself lies.
+#: Folder of the backend's package.
 FOLDER = os.path.dirname(pytensor.__file__)
 INTEGERS = tuple(integer_dtypes)
 #: The dtypes that have gradients.
 CONTINUOUS = tuple(continuous_dtypes)
-#: Types of numbers, of slices and of nothing, that are no tensors.
+#: Types of values that are not tensors: scalars, slices and ``None``.
 NO_TENSORS = (scalar.ScalarType, SliceType, NoneTypeT)
 
-#: When functions are rewritten: after all that merges, and before anything works in place; and before elementwise
-#: operations take the memory of what they read. What fuses these has several outputs, all of which depend on what one
-#: does: so it comes after the former, and equal nodes are merged once more before.
+#: Positions of rewrites: after merges and before all in-place rewrites; and just before elementwise operations are made
+#: to overwrite their inputs. PyTensor's fusion makes nodes of several outputs, each of which then depends on all that
+#: any of them needs: so fusion comes after the first position, and equal nodes are merged once more before it.
 AFTER_MERGES, BEFORE_ELEMENTWISE = 48.6, 50.4
 optdb.register("synkhronos_merge", MergeOptimizer(), "fast_run", "merge", position=AFTER_MERGES - 0.1)
 
 
 def copied(node: Any, inputs: Sequence[Any], is_serial: bool = False) -> list[Any]:
-    """The outputs of a node like this one, of other inputs, whose types may have other static lengths.
+    """Return the outputs of an Apply node like this one, with other inputs, whose types may have other static lengths.
 
-    The node is cloned where its inputs allow that: ``make_node`` need not take what a node has as inputs. With
-    ``is_serial`` inputs have the values of the node's own inputs, and so may be said to have their static lengths.
+    The node is cloned if its inputs' types allow that, because ``make_node`` need not accept the inputs of an existing
+    node. With ``is_serial`` the inputs have the values of the node's own inputs, so they may be given the same types.
     """
     pairs = list(zip(node.inputs, inputs))
     if is_serial or all(old.type.is_super(new.type) for old, new in pairs):
         clone = node.clone()
         clone.inputs = [new if old.type.is_super(new.type) else old.type.filter_variable(new) for old, new in pairs]
         return list(clone.outputs)
-    if isinstance(node.op, SymbolicOp):  # it is made for each type
+    if isinstance(node.op, SymbolicOp):  # its inner graph depends on the inputs' types
         return list(node.op(*inputs, return_list=True))
     return list(node.op.make_node(*inputs).outputs)
 
 
 def known_lengths(variable: Any) -> tuple[int | None, ...]:
-    """The length along each axis, where the type tells it."""
+    """Return the length along each axis where the type states it, else ``None``."""
     return tuple(variable.type.shape)
 
 
 def length_along(variable: Any, axis: int) -> Any:
-    """The length of a variable along one axis, a symbolic int64 scalar."""
+    """Return the length of a variable along one axis, a symbolic int64 scalar."""
     return Shape_i(axis)(variable)
 
 
 def leaves_of(variables: Iterable[Any], blockers: Iterable[Any] | None = None) -> list[Any]:
-    """What some variables are computed of, and is itself not computed."""
+    """Return the variables that some variables are computed from and that are not computed themselves."""
     return list(graph_inputs(list(variables), blockers))
 
 
 def clone(output: Any, replace: Any = None, share_inputs: bool = True) -> Any:
-    """An expression, or several, with others in the place of some variables."""
+    """Return an expression, or several, with some variables replaced."""
     return clone_replace(output, replace, rebuild_strict=False, copy_inputs_over=share_inputs)
 
 
 def substituted(inputs: Sequence[Any], outputs: Sequence[Any], given: Mapping[Any, Any]) -> list[Any]:
-    """The outputs of a graph, with other variables in the place of some."""
+    """Return the outputs of a graph, with some variables replaced."""
     clones = dict(given)
     for node in io_toposort([*inputs, *clones], outputs):
         new = copied(node, [clones.get(one, one) for one in node.inputs])
@@ -143,13 +140,13 @@ def substituted(inputs: Sequence[Any], outputs: Sequence[Any], given: Mapping[An
 
 
 def retyped(variable: Any, dtype: Any = None, free: Sequence[int] = ()) -> Any:
-    """The type of a variable, with another dtype, and with any length along some axes."""
+    """Return the type of a variable, with another dtype, and with any length along the axes ``free``."""
     shape = tuple(None if axis in free else length for axis, length in enumerate(variable.type.shape))
     return variable.type.clone(dtype=str(dtype or variable.dtype), shape=shape)
 
 
 def with_broadcastable(variable: Any, broadcastable: Sequence[bool]) -> Any:
-    """A variable whose axes are known to have length 1 where they are broadcastable."""
+    """Return a variable whose type states length 1 for the broadcastable axes."""
     pairs = enumerate(zip(broadcastable, variable.broadcastable))
     return specify_broadcastable(variable, *(axis for axis, (fixed, known) in pairs if fixed and not known))
 
@@ -157,17 +154,18 @@ def with_broadcastable(variable: Any, broadcastable: Sequence[bool]) -> Any:
 def accumulated(
     step: Callable[..., list[Any]], initial: Sequence[Any], n_steps: Any, others: Sequence[Any]
 ) -> list[Any]:
-    """What some variables are after a loop.
+    """Return the values of some variables after a loop.
 
     Parameters
     ----------
     step : callable
-        ``step(number, *variables, *others)`` gives the variables after a step.
+        ``step(number, *variables, *others)`` returns the variables after a step.
     initial : list of variables
-        Those before the first step, of which there is one at least.
+        The variables before the first step.
     n_steps : variable
+        Number of steps, at least one.
     others : list of variables
-        What else the steps use.
+        Other variables that the steps use.
     """
     all_steps = scan(
         step,
@@ -182,22 +180,22 @@ def accumulated(
 
 
 def register(name: str, rewriter: Any, position: float, *tags: str) -> None:
-    """Have functions rewritten as they are compiled, in modes with one of the tags."""
+    """Register a rewrite of functions, for modes with one of the tags."""
     optdb.register(name, rewriter, *tags, position=position)
 
 
 def input_like(var: Any) -> Any:
-    """A new input for values of a shared variable."""
+    """Make a new input for values of a shared variable."""
     return T.TensorType(var.dtype, shape=tuple(1 if length == 1 else None for length in var.type.shape))()
 
 
 def as_type_of(var: Any, value: Any) -> Any:
-    """An expression that may stand in the place of a variable, some of whose rows it has.
+    """Convert an expression of some rows of a variable so that it can replace the variable.
 
     Raises
     ------
     TypeError
-        If the variable's type has a length, so that it has either all rows or none.
+        If the variable's type states the number of rows, so that only all rows or none can replace it.
     """
     if var.type.ndim and var.type.shape[0] not in (None, 1):
         raise TypeError(
@@ -208,15 +206,15 @@ def as_type_of(var: Any, value: Any) -> Any:
 
 
 def shared_like(value: Any, name: str, var: Any) -> Any:
-    """A new shared variable of a variable's dtype and static shape."""
+    """Make a new shared variable of a variable's dtype and static shape."""
     return shared(value, name=name, shape=var.type.shape)
 
 
 def reshaped_like(value: Any, shape: Sequence[int], var: Any) -> Any:
-    """The elements of an expression in a shape, which is that of a variable's value, with its static shape.
+    """Reshape an expression to the shape of a variable's value, with the variable's static shape.
 
-    An axis of which the variable does not say that its length is 1 may not be known to have it here: such an
-    expression would not be taken for its new value.
+    Where the variable's type does not state that an axis has length 1, the result's type may not state it either:
+    PyTensor would not accept such an expression as the variable's new value.
     """
     loose = any(length == 1 and static is None for length, static in zip(shape, var.type.shape))
     return T.specify_shape(value.reshape(var.shape if loose else shape), var.type.shape)

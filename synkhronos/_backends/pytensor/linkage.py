@@ -1,9 +1,9 @@
-"""Bind what numba compiles for a function to the code of that function, in every process.
+"""Bind the code that numba compiles for a function to this function's own copies of operations, in every process.
 
-The object code of a function contains a copy of each operation's code, optimised for this function. Numba marks the
-copies as weak symbols, so LLVM replaces them by code of the same name that the process has loaded before: that of the
-operation alone, in the process that has just compiled it; that of another function, in a process that has loaded this.
-The versions are equal but for rounding (PyTensor allows fused multiply-adds), so ranks that run the same object code
+The object code of a function contains a copy of each operation's code, optimized for this function. Numba marks the
+copies as weak symbols, so LLVM replaces them by code of the same name that the process has loaded before: by the code
+of the operation alone in the process that compiled it, by the code of another function in a process that has loaded
+that. The versions differ in rounding (PyTensor allows fused multiply-adds), so ranks that run the same object code
 would get values that differ in the last bit.
 """
 
@@ -21,15 +21,15 @@ _SYMBOL_TABLE, _FUNCTION, _GLOBAL, _WEAK = 2, 2, 1, 2  # SHT_SYMTAB, STT_FUNC, S
 
 
 def bind_locally() -> None:
-    """Have numba make the copies local to new object code, and strong in object code that it has kept on disk."""
+    """Have numba make the copies local in new object code, and strong in object code that it has cached on disk."""
     from llvmlite.binding import Linkage
     from numba.core.codegen import CPUCodeLibrary
 
     finalize, set_object = CPUCodeLibrary._finalize_final_module, CPUCodeLibrary._set_compiled_object
 
     def _finalize_final_module(self: Any) -> None:
-        if self._shared_module is None:  # it was compiled here
-            self._shared_module = shared = self._final_module.clone()  # what numba links into other functions
+        if self._shared_module is None:  # compiled in this process
+            self._shared_module = shared = self._final_module.clone()  # numba links this module into other functions
             for function in shared.functions:
                 if not function.is_declaration and function.linkage == Linkage.external:
                     function.linkage = Linkage.linkonce_odr
@@ -46,7 +46,7 @@ def bind_locally() -> None:
 
 
 def strengthen(code: bytes) -> bytes:
-    """Make the weak functions of object code (64-bit ELF, little-endian) strong: LLVM replaces no strong ones.
+    """Make the weak functions of object code (64-bit ELF, little-endian) strong: LLVM does not replace strong ones.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ def strengthen(code: bytes) -> bytes:
     Returns
     -------
     bytes
-        The same object code but for the binding of its functions; other formats are returned as they are.
+        The same object code except for the binding of its functions; other formats are returned unchanged.
     """
     if code[:6] != b"\x7fELF\x02\x01":
         return code

@@ -1,7 +1,4 @@
-"""How the operations of PyTensor's graphs are read.
-
-The operations of PyTensor's graphs, and how they are read.
-"""
+"""Classes of PyTensor's operations, and functions that read their Apply nodes."""
 
 from __future__ import annotations
 
@@ -140,49 +137,49 @@ __all__ = [
 
 
 def basic_index(inputs: Sequence[Any], op: Any) -> list[Any]:
-    """The slices and integers of basic indexing; ``inputs`` are what is indexed, and the numbers of the index."""
+    """Return the slices and integers of basic indexing; ``inputs`` are the indexed array and the index's numbers."""
     return list(indices_from_subtensor(inputs[1:], op.idx_list))
 
 
 def adds(op: Any) -> bool:
-    """Whether a node that changes what an index picks adds to it, as often as it is picked."""
+    """Return whether an indexed update adds to the selected elements, once for each occurrence of an index."""
     return not (op.set_instead_of_inc or op.ignore_duplicates)
 
 
 def advanced_index(inputs: Sequence[Any], op: Any) -> list[Any]:
-    """As `basic_index`, of arrays and slices."""
+    """Return the arrays and slices of advanced indexing, as `basic_index`."""
     return list(indices_from_subtensor(inputs[1:], op.idx_list))
 
 
 def axis_of(node: Any) -> Any:
-    """The axis along which a node joins, splits, sorts, accumulates or repeats: an integer."""
+    """Return the axis along which a node joins, splits, sorts, accumulates or repeats: an integer."""
     return node.op.axis
 
 
 def parts_of(node: Any) -> list[Any]:
-    """What a node joins."""
+    """Return the variables that a node joins."""
     return list(node.inputs)
 
 
 def draws_each(op: Any) -> bool:
-    """Whether each number is drawn by itself, with the arguments at its place."""
+    """Return whether each number is drawn independently, with the parameters at its position."""
     return op.ndim_supp == 0 and not any(op.ndims_params)
 
 
 def inner_outputs(op: Any) -> list[Any]:
-    """The outputs of the inner graphs of an operation, if it has any."""
+    """Return the outputs of an operation's inner graphs; empty if it has none."""
     graphs = op.inner_graphs.values() if isinstance(op, HasMultipleInnerGraph) else ()
     return [output for graph in graphs for output in graph.outputs]
 
 
 def inlined(node: Any) -> list[Any]:
-    """The outputs of a node with an inner graph, as expressions of its inputs."""
+    """Return the outputs of a node with an inner graph, as expressions of the node's inputs."""
     inner = node.op.fgraph
     return inner.bind([one.type.filter_variable(given) for one, given in zip(inner.inputs, node.inputs)])
 
 
 def read_loop(node: Any) -> Loop:
-    """What a Scan is made of."""
+    """Return the description of a Scan."""
     op, outer, info = node.op, node.inputs, node.op.info
     steps = op.fgraph.unfreeze()
     inner = steps.inputs
@@ -210,13 +207,13 @@ def read_loop(node: Any) -> Loop:
 
 
 def softmax_axes(node: Any) -> tuple[int, ...]:
-    """The axes along which a softmax, or its logarithm, adds."""
+    """Return the axes along which a softmax, or its logarithm, normalizes."""
     n_axes = node.inputs[0].ndim
     return tuple(range(n_axes)) if node.op.axis is None else tuple(axis % n_axes for axis in node.op.axis)
 
 
 def joined_axes(node: Any) -> list[Any]:
-    """As a reshape, what joins some axes."""
+    """Express a JoinDims node as a reshape."""
     (variable,), first, n_axes = node.inputs, node.op.start_axis, node.op.n_axes
     shape = [variable.shape[axis] for axis in range(variable.ndim)]
     joined = functools.reduce(lambda a, b: a * b, shape[first : first + n_axes], 1)
@@ -224,7 +221,7 @@ def joined_axes(node: Any) -> list[Any]:
 
 
 def split_axis(node: Any) -> list[Any]:
-    """As a reshape, what splits an axis."""
+    """Express a SplitDims node as a reshape."""
     (variable, parts), axis = node.inputs, node.op.axis
     shape = [variable.shape[i] for i in range(variable.ndim)]
     parts = [parts[i] for i in range(node.outputs[0].ndim - variable.ndim + 1)]
@@ -256,10 +253,10 @@ Rebroadcast = absent("Rebroadcast")
 SoftmaxGrad = absent("SoftmaxGrad")
 SoftmaxWithBias = absent("SoftmaxWithBias")
 
-#: By their types, operations that are made of others, and what makes of a node the expressions of its outputs.
+#: Operations that can be expressed by others: by class, a function from the Apply node to its outputs' expressions.
 EXPRESSED: dict[type, Callable[[Any], Any]] = {JoinDims: joined_axes, SplitDims: split_axis}
 
-#: Random draws: of a state, a size and arguments they make a new state, and what is drawn.
+#: Random draws: from a state, a size and parameters they make a new state and the drawn numbers.
 DRAWS: tuple[type, ...] = tuple(
     kind
     for kind in vars(random).values()

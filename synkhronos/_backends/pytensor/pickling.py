@@ -1,17 +1,16 @@
-"""What of compiled functions travels to other processes, and what is defined by name.
+"""Pickle compiled functions and graphs of PyTensor for other processes, and derive random streams for ranks.
 
-What travels of a function is the optimised graph, how it is to be linked (nothing is optimised again), and which
-storage cell feeds which input. Its nodes come first, each after those whose results it takes, so that pickling never
-goes deep: since Python 3.12 recursion in C has a limit that no setting raises. They are computed in this order
-everywhere, and constants keep their strides, for by these numba finds the code that another process has kept on disk.
-Of what rewrites have noted about a graph, only that it works in place travels. Of the variables of a graph, and of
-their tags, only what PyTensor itself puts there does: other libraries hang models on them, which the ranks may be
-unable to load.
+A pickled function consists of the optimized graph, which is not optimized again, of its linker, and of the assignment
+of storage cells to inputs. The graph's Apply nodes come first, each after the nodes whose results it takes, so pickling
+never recurses deeply: since Python 3.12, recursion in C has a limit that no setting raises. Every process computes the
+nodes in this order, and constants keep their strides, because numba finds code that another process has cached on disk
+by both. Of the features that rewrites attach to a graph, only in-place operation (and DebugMode's record) is kept. Of
+the attributes of variables and their tags, only those that PyTensor itself sets are pickled: other libraries attach
+models, which ranks may be unable to load.
 
-States of PyTensor's random streams: NumPy's generators.
-
-A generator jumps as many of its period's parts ahead as NumPy says: PCG64, the default, 2^127 steps of 2^128 times the
-golden ratio's fraction, so that no two ranks meet; MT19937 2^128 of 2^19937 - 1; Philox 2^128 of 2^256.
+Random streams are NumPy generators. A generator jumps ahead as NumPy defines it: PCG64, the default, by the golden
+ratio's fraction of its period 2^128, so that the streams of different ranks do not overlap; MT19937 by 2^128 of
+2^19937 - 1; Philox by 2^128 of 2^256.
 """
 
 from __future__ import annotations
@@ -53,22 +52,22 @@ __all__ = [
 ]
 
 
-#: What PyTensor puts on the variables, the nodes and the tags of a compiled graph, as far as other processes need it.
+#: Attributes that PyTensor sets on variables, Apply nodes and tags of a compiled graph and that other processes need.
 _OF_VARIABLES = frozenset(["auto_name", "container", "data", "index", "name", "owner", "tag", "type"])
-#: What PyTensor's Ops make when they are linked or first run, and make again where it is missing: a class, the name of
-#: the attribute, and whether ``None`` stands for a missing one.
+#: Attributes that Ops make when they are linked or first run, and make again if missing: the class, the attribute's
+#: name, and whether ``None`` means missing.
 MADE_AT_RUN_TIME = ((HasInnerFunction, "_fn", True), (ScipyWrapperOp, "_fn_wrapped", True), (CAReduce, "_ufunc", False))
 _OF_NODES = frozenset(["inputs", "op", "outputs", "tag"])
 _OF_TAGS = frozenset(["nan_guard_mode_check", "trace", "unique_value", "values_eq_approx"])
 
 
 def reduced(obj: Any, frames: dict[Any, Any]) -> Any:
-    """How to make an object of PyTensor's, for pickle; ``NotImplemented`` for others.
+    """Return the pickle reduction of an object of PyTensor's; ``NotImplemented`` for other objects.
 
-    ``frames`` are those of traces, which are the same objects wherever they come again: pickled once each.
+    ``frames`` collects the frames of traces, so that equal frames are one object and are pickled once.
     """
     if isinstance(obj, (Variable, Apply)):
-        # a class of the user's own may need all that it has; what is in frozen graphs has its own way
+        # a user's own class may need all its attributes; parts of frozen graphs define their own reduction
         has_own_way = type(obj).__reduce__ is not object.__reduce__ or "__reduce_ex__" in obj.__dict__
         if type(obj).__module__.startswith("pytensor.") and not has_own_way:
             known = _OF_NODES if isinstance(obj, Apply) else _OF_VARIABLES
@@ -93,7 +92,7 @@ def reduced(obj: Any, frames: dict[Any, Any]) -> Any:
 
 
 def _has_own_strides(array: np.ndarray) -> bool:
-    """Whether it has strides that NumPy's pickles do not keep: those of no elements, and of axes of length 1."""
+    """Return whether NumPy's pickles lose the array's strides: of arrays without elements, and of axes of length 1."""
     return array.flags.c_contiguous and (0 in array.shape or 0 in array.strides) and not array.dtype.hasobject
 
 
@@ -104,11 +103,11 @@ def _graph(
     graph.name = name
     if in_place:
         graph.attach_feature(DestroyHandler())
-    for variables in seen:  # of DebugMode, which computes those that are in the graph no more, too
+    for variables in seen:  # DebugMode also computes variables that rewrites have removed from the graph
         graph.equivalence_tracker = tracker = Tracker()
         graph.attach_feature(tracker)
         tracker.all_variables_ever = variables
-        tracker.reasons = {var: [] for var in variables}  # the master looks whether what replaced them is equal
+        tracker.reasons = {var: [] for var in variables}  # the controller compares the variables that replaced them
         graph.clients.update({var: [] for var in variables if var not in graph.clients})
     return graph
 
@@ -118,17 +117,17 @@ def _guard(attribute: str, errors: tuple[bool, ...]) -> Any:
 
 
 def pack(function: Any) -> Any:
-    """What travels of a compiled function."""
+    """Return the picklable parts of a compiled function."""
     maker = copy.copy(function.maker)
     graph = maker.fgraph
     maker.inputs = [copy.copy(spec) for spec in maker.inputs]
     maker.expanded_inputs = maker.inputs
-    for output, position in graph.update_mapping.items():  # in place of what it was before it was optimised
+    for output, position in graph.update_mapping.items():  # replaces the update's variable of the unoptimized graph
         maker.inputs[position].update = graph.outputs[output]
     maker.outputs = [SymbolicOutput(var, spec.borrow) for var, spec in zip(graph.outputs, maker.outputs)]
     for spec in maker.inputs:
         spec.value = None  # a container, which is among the cells
-    # a container stands for "use this storage"
+    # a container means "use this storage"
     cells = [
         container if spec.shared or spec.implicit else None
         for spec, container in zip(maker.inputs, function.input_storage)
@@ -137,25 +136,25 @@ def pack(function: Any) -> Any:
 
 
 def unpack(packed: Any) -> Any:
-    """The compiled function of which this has travelled."""
+    """Make the compiled function of which `pack` returned the parts."""
     order, maker, cells, trust_input = packed
-    maker.fgraph.toposort = lambda: list(order)  # one of several that are right
+    maker.fgraph.toposort = lambda: list(order)  # several orders are valid: use the controller's
     for spec, cell in zip(maker.inputs, cells):
         spec.value = cell
     if isinstance(maker.linker, NumbaLinker):
-        tell_numba()  # the graph is not optimised here again, which would tell it
+        tell_numba()  # the rewrite that calls it does not run here, because the graph is optimized already
     function = maker.create(cells)
     function.trust_input = trust_input
     return function
 
 
 def is_random_state(var: Any) -> bool:
-    """Whether a shared variable is the state of a random stream."""
+    """Return whether a shared variable is the state of a random stream."""
     return isinstance(var.type, RandomType)
 
 
 def other_stream(state: Any, stream: int) -> Any:
-    """The random state ``stream`` (> 0) streams further on.
+    """Return the random state ``stream`` (> 0) streams ahead.
 
     Parameters
     ----------
@@ -165,7 +164,7 @@ def other_stream(state: Any, stream: int) -> Any:
     Raises
     ------
     TypeError
-        If its bit generator can neither jump nor be seeded anew.
+        If its bit generator can neither jump nor be seeded again.
     """
     bits = state.bit_generator
     if hasattr(bits, "jumped"):

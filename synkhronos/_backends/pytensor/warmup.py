@@ -1,8 +1,7 @@
-"""What PyTensor finds out, and compiles, in one process for all.
+"""Prepare PyTensor in one process for all: BLAS, compiler checks, compilation by numba, labels of printed lines.
 
-The BLAS that PyTensor's C code is linked to: the one that is found for Theano, where the user names none.
-
-PyTensor knows the libraries of conda, and warns where there are none; installed by pip it would multiply by NumPy.
+Where the user names no BLAS, PyTensor's C code is linked to the one that `find_blas` finds. PyTensor itself knows only
+the libraries of conda and warns without these; installed by pip, it would multiply matrices through NumPy.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ __all__ = [
 
 
 def prepare_fork() -> None:
-    """Have PyTensor find out now what every process would find out for itself on its first compilation.
+    """Have PyTensor perform now the checks that every process would otherwise perform on its first compilation.
 
-    That is: the compiler's flags for this processor, and what lies in the cache of compiled modules. Forked workers
+    These are the compiler's flags for this processor, and the contents of the cache of compiled modules. Forked workers
     inherit the answers.
     """
     if pytensor.config.cxx and not isinstance(get_default_mode().linker, NumbaLinker):
@@ -46,9 +45,9 @@ def prepare_fork() -> None:
 
 
 def precompile(function: Any) -> None:
-    """Have numba compile a function now for arguments as ranks give them, and keep the code on disk.
+    """Have numba compile a function now, for arguments of the types that ranks pass, and cache the code on disk.
 
-    Else it would do so at the first call, in all ranks at once.
+    Otherwise numba would compile at the first call, in all ranks at once.
     """
     code: Any = getattr(function.vm, "jit_fn", None)
     if not hasattr(code, "signatures"):
@@ -60,13 +59,13 @@ def precompile(function: Any) -> None:
         get_numba_type(spec.variable.type, "C") if cell.storage[0] is None else numba.typeof(cell.storage[0])
         for spec, cell in zip(function.maker.inputs, function.input_storage)
     ]
-    if types and code.py_func.__code__.co_flags & inspect.CO_VARARGS:  # as what is kept on disk takes them
+    if types and code.py_func.__code__.co_flags & inspect.CO_VARARGS:  # functions that numba caches on disk take *args
         types = [numba.types.BaseTuple.from_types(types)]
     code.compile(tuple(types))
 
 
 def find_compiled() -> None:
-    """Have PyTensor see the modules that the master has compiled since the last look.
+    """Have PyTensor load the index of modules that the controller has compiled since the last call.
 
     PyTensor would find them one by one, each under the compile lock.
     """
@@ -80,18 +79,18 @@ def print_profiles() -> None:
 
 
 def limit_threads(most: int) -> Callable[[], None] | None:
-    """Limit the threads of numba's own, which a program's ``prange`` starts; returns what ends that.
+    """Limit numba's own threads, which a program's ``prange`` starts; return a callable that restores their number.
 
-    ``None`` while numba is not imported.
+    Return ``None`` while numba is not imported.
     """
     parallel: Any = sys.modules.get("numba.np.ufunc.parallel")
     if parallel is None:
         return None
-    if parallel._is_initialized:  # they run already
+    if parallel._is_initialized:  # the threads are running already
         n_before = parallel.get_num_threads()
         parallel.set_num_threads(min(n_before, most))
         return lambda: parallel.set_num_threads(n_before)
-    n_started, parallel.NUM_THREADS = parallel.NUM_THREADS, min(parallel.NUM_THREADS, most)  # when it is first needed
+    n_started, parallel.NUM_THREADS = parallel.NUM_THREADS, min(parallel.NUM_THREADS, most)  # started on first use
 
     def restore() -> None:
         parallel.NUM_THREADS = n_started
@@ -100,7 +99,7 @@ def limit_threads(most: int) -> Callable[[], None] | None:
 
 
 def label_prints(rank: int) -> None:
-    """Have the operation ``Print`` begin each line with the rank of this process, and write all of it at once."""
+    """Have the operation ``Print`` begin each line with the rank of this process, and write all its lines at once."""
     plain: Any = pytensor.printing._print_fn
 
     def print_labelled(op: Any, value: Any) -> None:
@@ -111,13 +110,13 @@ def label_prints(rank: int) -> None:
         sys.stdout.write("".join([f"rank {rank}: {line}\n" for line in lines]))
         sys.stdout.flush()
 
-    pytensor.printing._print_fn = print_labelled  # which functions that arrive refer to by this name
+    pytensor.printing._print_fn = print_labelled  # unpickled functions refer to it by this name
 
 
 def offer_blas() -> None:
-    """Make `find_blas` the default of ``pytensor.config.blas__ldflags``, PyTensor's own its fallback."""
+    """Make `find_blas` the default of ``pytensor.config.blas__ldflags``, with PyTensor's own default as fallback."""
     parameter = config._config_var_dict["blas__ldflags"]
     pytensors_own = parameter.default
     parameter._default = lambda: find_blas(config.cxx) or pytensors_own()
-    if parameter.is_default and getattr(parameter, "val", None) == "":  # PyTensor has looked already, and found none
+    if parameter.is_default and getattr(parameter, "val", None) == "":  # PyTensor has searched already, without result
         config.blas__ldflags = find_blas(config.cxx)

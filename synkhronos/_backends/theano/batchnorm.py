@@ -1,8 +1,8 @@
-"""Batch normalisation as expressions that go over the large arrays as seldom as can be.
+"""Batch normalization as expressions with few passes over the large arrays.
 
-What is subtracted from an array is subtracted again wherever the difference is needed, inside of the operation that
-needs it: that costs less than to write an array of differences and to read it. Theano's own expressions are taken
-where the types are others than those of networks.
+Differences from the mean are not stored: each operation that needs the difference subtracts again, which costs less
+than writing an array of differences and reading it. For types other than those that networks use, Theano's own
+expressions are returned.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["gradients", "outputs"]
 
 
 def outputs(node: Any) -> Any:
-    """The outputs of an AbstractBatchNormTrain, of two sums over rows: the mean, and the variance around it."""
+    """Express the outputs of an AbstractBatchNormTrain by two sums over rows: the mean, and the variance around it."""
     if not _is_usual(node):
         return bn.local_abstract_batch_norm_train.transform(node)
     x, scale, bias, epsilon, factor, *running = node.inputs
@@ -37,7 +37,7 @@ def outputs(node: Any) -> Any:
 
 
 def gradients(node: Any) -> Any:
-    """The outputs of an AbstractBatchNormTrainGrad, of two sums over rows that are met for at once.
+    """Express the outputs of an AbstractBatchNormTrainGrad by two sums over rows, which need only one barrier.
 
     With d = x - mean, s = 1 / std and means over n places, Theano's expression is
 
@@ -73,13 +73,13 @@ def _gradient(x: Any, mean: Any, dy: Any, scale: Any, mean_dy: Any, slope: Any) 
 
 
 def _in_one_pass(expression: Callable[..., Any], *arrays: Any) -> Any:
-    """One elementwise operation, which Theano's rewrites leave as it is."""
+    """Make one elementwise operation, which Theano's rewrites leave unchanged."""
     inputs = [scalar.get_scalar_type(one.dtype)() for one in arrays]
     return Elemwise(scalar.Composite(inputs, [expression(*inputs)]))(*arrays)
 
 
 def _per_place(sum_: Any, x: Any, axes: Sequence[int]) -> Any:
-    """A sum by the lengths that it is over, one after the other, as Theano's means are made."""
+    """Divide a sum by the lengths of its axes, one after the other, as Theano computes means."""
     lengths = T.cast(x.shape, x.dtype)
     for axis in axes:
         sum_ = T.true_div(sum_, lengths[axis])
@@ -87,9 +87,9 @@ def _per_place(sum_: Any, x: Any, axes: Sequence[int]) -> Any:
 
 
 def _is_usual(node: Any) -> bool:
-    """Whether all are arrays in memory of a dtype that networks have, axes are counted from 0, and there is g++.
+    """Return whether this module's expressions apply: CPU arrays of one float dtype, non-negative axes, and g++.
 
-    In Python, Theano computes what is made of several operations element by element.
+    Without g++, Theano computes fused operations element by element in Python.
     """
     dtypes = {one.dtype for one in node.inputs if one.ndim}
     return (
@@ -101,7 +101,7 @@ def _is_usual(node: Any) -> bool:
 
 
 def _is_mean(node: Any) -> bool:
-    """Whether the mean that a gradient is given is that of its ``x``, as it is wherever Theano takes gradients."""
+    """Return whether the mean given to a gradient is that of its ``x``, as in all gradients that Theano derives."""
     x, _, _, mean, *_ = node.inputs
     forward = mean.owner
     return (
@@ -114,5 +114,5 @@ def _is_mean(node: Any) -> bool:
 
 
 def _typed(found: Sequence[Any], node: Any) -> list[Any]:
-    """With the broadcastable axes of a node's outputs."""
+    """Return the expressions with the broadcastable axes of an Apply node's outputs."""
     return [T.patternbroadcast(one, output.broadcastable) for one, output in zip(found, node.outputs)]

@@ -1,9 +1,8 @@
-"""Compiled functions of Theano's: making them, calling them, and what they are made of.
+"""Compile Theano functions, call them, read their parts, and divert `theano.function`.
 
-`theano.function` on another way: what a program asks of it is built by somebody else.
-
-It is taken where it hands its arguments on, so that programs that hold it by a name of their own are served, too. What
-Theano itself and this package compile stays as it is.
+`divert` makes `theano.function` of a program return a function of another builder. It replaces the inner function to
+which `theano.function` passes its arguments, so programs that hold `theano.function` by another name are diverted, too.
+Functions that Theano itself and this package compile stay unchanged.
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ __all__ = [
 
 #: The arguments of `theano.function`.
 KEYWORDS = tuple(inspect.signature(compile_function).parameters)
-#: Whether a compiled function can be told at each call which outputs to compute.
+#: Whether each call of a compiled function can select the outputs to compute.
 TAKES_SUBSETS = True
 
-#: What computes shapes from shapes, where ops tell how, and compiles nothing.
+#: Mode that computes shapes from shapes where Ops define them, and compiles nothing.
 _LOOK = Query(["merge", "ShapeOpt", "canonicalize"], subquery={"canonicalize": Query(["local_shape_to_shape_i"])})
 SHAPES_ONLY = theano.Mode("py", _LOOK)
 
@@ -56,9 +55,9 @@ SHAPES_ONLY = theano.Mode("py", _LOOK)
 def rebuilt(
     outputs: Sequence[Any], inputs: Sequence[Any], givens: Any, updates: Any, kwargs: dict[str, Any]
 ) -> tuple[list[Any], list[tuple[Any, Any]], dict[Any, Any]]:
-    """Outputs and all updates (default ones too) as the engine itself sees them, with the givens worked in.
+    """Return outputs and all updates (default ones, too) as the backend itself sees them, with the givens applied.
 
-    The third part tells what stands there for each variable of the user's.
+    The third part maps each of the user's variables to the variable that replaces it.
     """
     _, cloned, (clones, update_of, _, _) = rebuild_collect_shared(
         list(outputs),
@@ -73,7 +72,7 @@ def rebuilt(
 
 
 def running_parts(function: Any) -> Running | None:
-    """How to call a compiled function; ``None`` if it must be done by its own `__call__`.
+    """Return how to call a compiled function; ``None`` if only its own `__call__` will do.
 
     That is so for arguments with default values, or that the function may write to, and for profiles.
     """
@@ -91,7 +90,7 @@ def running_parts(function: Any) -> Running | None:
     ]
 
     def explain() -> None:
-        if hasattr(fn, "position_of_error"):  # as in Theano, with its own words
+        if hasattr(fn, "position_of_error"):  # the same report as by Theano's own `__call__`
             where = fn.position_of_error
             thunk = fn.thunks[where] if hasattr(fn, "thunks") else None
             raise_with_op(fn.nodes[where], thunk, storage_map=getattr(fn, "storage_map", None))
@@ -100,7 +99,7 @@ def running_parts(function: Any) -> Running | None:
 
 
 def updated_storage(function: Any) -> Sequence[list[Any]]:
-    """The storage lists to which a call of a compiled function writes its updates."""
+    """Return the storage cells to which a call of a compiled function writes its updates."""
     if function.n_returned_outputs == len(function.output_storage):
         return ()
     pairs = zip(function.maker.expanded_inputs, function.input_storage)
@@ -108,12 +107,12 @@ def updated_storage(function: Any) -> Sequence[list[Any]]:
 
 
 def machine(function: Any) -> Any:
-    """What a compiled function runs."""
+    """Return the object that executes a compiled function."""
     return function.fn
 
 
 def make_printable(*classes: type) -> None:
-    """Have the engine's printing functions take objects of classes, which have a function's ``maker``, as functions."""
+    """Have the backend's printing functions accept objects of these classes, which have a function's ``maker``."""
     theano.printing.Function = (theano.compile.Function, *classes)
 
 
@@ -123,13 +122,13 @@ _builders: list[Callable[..., Any]] = []
 
 
 def divert(build: Callable[..., Any]) -> Callable[[], None]:
-    """Have what programs ask of the engine's ``function`` built by ``build``; returns what ends that.
+    """Have functions that programs request of the backend built by ``build``; return a callable that ends this.
 
     Parameters
     ----------
     build : callable
-        ``build(plain, arguments)``, with what builds as ever, and with the keyword arguments for that: those of
-        ``function``.
+        ``build(plain, arguments)``: ``plain`` is the backend's own builder, ``arguments`` are the keyword arguments of
+        ``function`` for it.
     """
     _builders.append(build)
     _module.pfunc = _built

@@ -1,7 +1,7 @@
-"""GPUs, as Theano's gpuarray back-end sees them: binding a process to one, and arrays that live there.
+"""GPUs through Theano's gpuarray: bind a process to a GPU, and move arrays to and from it.
 
-A process binds to one GPU, once, under the context name ``None``; so a graph compiled on one rank means each other
-rank's own GPU when it is loaded there. pygpu is imported only where GPUs are asked for.
+A process binds to one GPU, once, under the context name ``None``. A graph compiled on one rank therefore refers to the
+own GPU of each rank that loads it. pygpu is imported only if a GPU is requested.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _OPTIMIZERS = (("gpuarray_opt", ("fast_run", "fast_compile")), ("gpua_scanOp_mak
 
 
 def bound() -> str | None:
-    """Name the GPU that this process holds, ``None`` if it holds none; asking imports nothing."""
+    """Return the name of the GPU that this process holds, ``None`` if it holds none; imports nothing."""
     gpuarray = sys.modules.get("theano.gpuarray")
     devices = gpuarray.init_dev.devmap if gpuarray is not None else {}
     return next(iter(devices), None)
 
 
 def bind(device: str, rank: int, quiet: bool) -> Any:
-    """Make ``device`` this process's GPU: from now on shared variables live and functions compute there.
+    """Make ``device`` this process's GPU: from now on shared variables live there and functions compute there.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def bind(device: str, rank: int, quiet: bool) -> Any:
         ``"cuda0"``, ``"opencl0:0"``, …
     rank : int
     quiet : bool
-        Keep Theano from printing what it has found.
+        Suppress Theano's report on the device.
 
     Returns
     -------
@@ -63,19 +63,19 @@ def bind(device: str, rank: int, quiet: bool) -> Any:
     Raises
     ------
     DeviceError
-        Naming the device and the cause.
+        If the device cannot be used; the message names the device and the cause.
     """
     try:
         import theano.gpuarray as gpuarray
 
         if gpuarray.pygpu is None:
-            import pygpu.gpuarray  # noqa: F401  (says why it cannot be imported)
+            import pygpu.gpuarray  # noqa: F401  (its exception says why it cannot be imported)
 
             raise ImportError("pygpu was not there when Theano was imported")
         if device.startswith("opencl"):
             _zero_new_memory()
             _separate_pocl_cache(rank)
-        os.environ.pop("THEANO_GPU_IS_ALREADY_ACTIVE", None)  # inherited from a process with a GPU; this one has none
+        os.environ.pop("THEANO_GPU_IS_ALREADY_ACTIVE", None)  # inherited from another process, which holds a GPU
         with contextlib.ExitStack() as stack:
             if quiet:
                 stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
@@ -84,7 +84,7 @@ def bind(device: str, rank: int, quiet: bool) -> Any:
         if not gpuarray.pygpu_activated:
             raise RuntimeError("Theano did not activate pygpu")
         context = gpuarray.type.get_context(None)
-        # nodes of reductions refer to their context, which does not pickle by itself
+        # Apply nodes of reductions refer to their context, which does not support pickle
         copyreg.pickle(gpuarray.pygpu.gpuarray.GpuContext, _reduce_context)
         # an allocation proves that the device works
         gpuarray.pygpu.zeros((1,), dtype="float32", context=context).sync()
@@ -97,9 +97,9 @@ def bind(device: str, rank: int, quiet: bool) -> Any:
 
 
 def _zero_new_memory() -> None:
-    """Have Theano zero the memory that it hands to BLAS to be overwritten.
+    """Have Theano fill with zeros the memory that BLAS is to overwrite.
 
-    CLBlast's gemv multiplies what lies there by 0, which leaves its NaNs.
+    CLBlast's gemv multiplies the old contents by 0, so a NaN there would remain.
     """
     from theano.gpuarray.basic_ops import GpuAllocEmpty
 
@@ -113,15 +113,15 @@ def _zero_new_memory() -> None:
 
 
 def _separate_pocl_cache(rank: int) -> None:
-    """Give each rank a folder of its own for the kernels that PoCL compiles, with those that rank 0 has already.
+    """Give each rank its own folder for the kernels that PoCL compiles, initialized with rank 0's kernels.
 
-    All ranks want the same new kernel at the same moment. In one folder this failed now and then, by "clBuildProgram:
-    Unknown error".
+    All ranks need the same new kernel at the same moment. In a shared folder this failed now and then, with
+    "clBuildProgram: Unknown error".
     """
     default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pocl"
     folders = Path(os.environ.get("POCL_CACHE_DIR") or default)
     own, first = folders / f"rank-{rank}", folders / "rank-0"
-    with contextlib.suppress(OSError, shutil.Error):  # a file that is being written, say: it is compiled again
+    with contextlib.suppress(OSError, shutil.Error):  # a kernel that cannot be copied is compiled again
         if first.exists() and not own.exists():
             shutil.copytree(first, own)
         own.mkdir(parents=True, exist_ok=True)
@@ -143,7 +143,7 @@ def _reduce_context(context: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def unbind() -> None:
-    """Have Theano make shared variables and functions for the CPU again; what lives on the GPU stays usable."""
+    """Have Theano make shared variables and functions for the CPU again; existing GPU arrays stay usable."""
     from theano.gpuarray import gpuarray_shared_constructor
 
     if gpuarray_shared_constructor in shared.constructors:
@@ -153,19 +153,19 @@ def unbind() -> None:
 
 
 def is_device_array(value: Any) -> bool:
-    """Whether a value is an array on a GPU."""
+    """Return whether a value is an array on a GPU."""
     gpuarray = sys.modules.get("pygpu.gpuarray")
     return gpuarray is not None and isinstance(value, gpuarray.GpuArray)
 
 
 def is_device_type(type_: Any) -> bool:
-    """Whether a Theano type is that of arrays on a GPU."""
+    """Return whether a Theano type is that of arrays on a GPU."""
     module = sys.modules.get("theano.gpuarray.type")
     return module is not None and isinstance(type_, module.GpuArrayType)
 
 
 def stay_on_device(var: Any) -> Any:
-    """The same expression, or `theano.Out`, with its value left on the GPU where the GPU supports its dtype."""
+    """Return the expression, or `theano.Out`, with its value left on the GPU if the GPU supports its dtype."""
     from theano.gpuarray.type import gpu_supported
 
     if isinstance(var, theano.Out):
@@ -175,12 +175,12 @@ def stay_on_device(var: Any) -> Any:
 
 
 def to_host(value: Any) -> np.ndarray:
-    """A value as a NumPy array: copied from a GPU, as it is from the CPU."""
+    """Return a value as a NumPy array: a copy of a GPU array, a CPU array itself."""
     return np.asarray(value)
 
 
 def to_device(value: Any) -> Any:
-    """A NumPy array as a new array on this process's GPU; a device array as it is."""
+    """Return a NumPy array as a new array on this process's GPU; return a device array itself."""
     if is_device_array(value):
         return value
     import pygpu
@@ -190,14 +190,14 @@ def to_device(value: Any) -> Any:
 
 
 def as_asked(value: Any, output: Any) -> Any:
-    """The value of an output in host memory or on the GPU, as its Theano type says."""
+    """Return the value of an output in host memory or on the GPU, according to the output's Theano type."""
     if is_device_type(getattr(getattr(output, "variable", output), "type", None)):
         return None if value is None else to_device(value)
     return to_host(value) if is_device_array(value) else value
 
 
 def read(array: Any, out: np.ndarray) -> None:
-    """Copy a device array straight to ``out``, a C-contiguous NumPy array of its shape and dtype."""
+    """Copy a device array to ``out``, a C-contiguous NumPy array of the same shape and dtype."""
     if array.size and array.flags["C_CONTIGUOUS"]:
         array.read(out)
     else:
@@ -205,6 +205,6 @@ def read(array: Any, out: np.ndarray) -> None:
 
 
 def write(array: Any, value: np.ndarray) -> None:
-    """Copy a NumPy array of the same shape and dtype straight to a C-contiguous device array."""
+    """Copy a NumPy array to a C-contiguous device array of the same shape and dtype."""
     if array.size:
         array.write(np.ascontiguousarray(value))

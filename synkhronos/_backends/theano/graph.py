@@ -1,7 +1,4 @@
-"""Variables, nodes, and walks over graphs of Theano's.
-
-Variables and expressions that are like another variable of Theano's.
-"""
+"""Variables, Apply nodes and graph traversal of Theano, and expressions that are like another variable."""
 
 from __future__ import annotations
 
@@ -72,42 +69,42 @@ __all__ = [
 ]
 
 
-#: Where the engine itself lies.
+#: Folder of the backend's package.
 FOLDER = os.path.dirname(theano.__file__)
 INTEGERS = tuple(T.integer_dtypes)
 #: The dtypes that have gradients.
 CONTINUOUS = tuple(T.continuous_dtypes)
-#: Types of numbers, and of slices, that are no tensors.
+#: Types of values that are not tensors: scalars and slices.
 NO_TENSORS = (scalar.Scalar, SliceType)
 
-#: When functions are rewritten: after all that merges, and before anything works in place; and before elementwise
-#: operations take the memory of what they read.
+#: Positions of rewrites: after merges and before all in-place rewrites; and just before elementwise operations are made
+#: to overwrite their inputs.
 AFTER_MERGES, BEFORE_ELEMENTWISE = 49.4, 74
 
 
 def copied(node: Any, inputs: Sequence[Any], is_serial: bool = False) -> list[Any]:
-    """The outputs of a node like this one, of other inputs of the same types."""
+    """Return the outputs of an Apply node like this one, with other inputs of the same types."""
     return list(node.clone_with_new_inputs(list(inputs)).outputs)
 
 
 def known_lengths(variable: Any) -> tuple[int | None, ...]:
-    """The length along each axis, where the type tells it."""
+    """Return the length along each axis where the type states it, else ``None``."""
     return tuple(1 if fixed else None for fixed in variable.broadcastable)
 
 
 def length_along(variable: Any, axis: int) -> Any:
-    """The length of a variable along one axis, a symbolic int64 scalar."""
+    """Return the length of a variable along one axis, a symbolic int64 scalar."""
     return T.opt.Shape_i(axis)(variable)
 
 
 def substituted(inputs: Sequence[Any], outputs: Sequence[Any], given: Mapping[Any, Any]) -> list[Any]:
-    """The outputs of a graph, with other variables in the place of some."""
+    """Return the outputs of a graph, with some variables replaced."""
     clones = clone_get_equiv(inputs, outputs, copy_inputs=False, copy_orphans=False, memo=dict(given))
     return [clones[output] for output in outputs]
 
 
 def retyped(variable: Any, dtype: Any = None, free: Sequence[int] = ()) -> Any:
-    """The type of a variable, with another dtype, and with any length along some axes."""
+    """Return the type of a variable, with another dtype, and with any length along the axes ``free``."""
     fixed = tuple(one and axis not in free for axis, one in enumerate(variable.broadcastable))
     return TensorType(str(dtype or variable.dtype), fixed)
 
@@ -115,17 +112,18 @@ def retyped(variable: Any, dtype: Any = None, free: Sequence[int] = ()) -> Any:
 def accumulated(
     step: Callable[..., list[Any]], initial: Sequence[Any], n_steps: Any, others: Sequence[Any]
 ) -> list[Any]:
-    """What some variables are after a loop.
+    """Return the values of some variables after a loop.
 
     Parameters
     ----------
     step : callable
-        ``step(number, *variables, *others)`` gives the variables after a step.
+        ``step(number, *variables, *others)`` returns the variables after a step.
     initial : list of variables
-        Those before the first step, of which there is one at least.
+        The variables before the first step.
     n_steps : variable
+        Number of steps, at least one.
     others : list of variables
-        What else the steps use.
+        Other variables that the steps use.
     """
     all_steps, _ = theano.scan(
         step,
@@ -139,27 +137,27 @@ def accumulated(
 
 
 def register(name: str, rewriter: Any, position: float, *tags: str) -> None:
-    """Have functions rewritten as they are compiled, in modes with one of the tags."""
+    """Register a rewrite of functions, for modes with one of the tags."""
     optdb.register(name, rewriter, position, *tags)
 
 
 def input_like(var: Any) -> Any:
-    """A new input for values of a shared variable."""
+    """Make a new input for values of a shared variable."""
     return T.TensorType(var.dtype, var.broadcastable)()
 
 
 def as_type_of(var: Any, value: Any) -> Any:
-    """An expression that may stand in the place of a variable, some of whose rows it has."""
+    """Convert an expression of some rows of a variable so that it can replace the variable."""
     if value.broadcastable != var.broadcastable:
         value = T.patternbroadcast(value, var.broadcastable)
-    return var.type.filter_variable(value)  # to the GPU, where the variable is
+    return var.type.filter_variable(value)  # moves it to the GPU if the variable is there
 
 
 def shared_like(value: Any, name: str, var: Any) -> Any:
-    """A new shared variable of a variable's dtype and broadcast pattern."""
+    """Make a new shared variable of a variable's dtype and broadcast pattern."""
     return shared(value, name=name, broadcastable=var.broadcastable)
 
 
 def reshaped_like(value: Any, shape: Sequence[int], var: Any) -> Any:
-    """The elements of an expression in a shape, which is that of a variable's value, with its broadcast pattern."""
+    """Reshape an expression to the shape of a variable's value, with the variable's broadcast pattern."""
     return T.patternbroadcast(value.reshape(shape), var.broadcastable)

@@ -1,4 +1,4 @@
-"""The operations of Theano's graphs, and how they are read."""
+"""Classes of Theano's operations, and functions that read their Apply nodes."""
 
 from __future__ import annotations
 
@@ -164,64 +164,64 @@ Blockwise = absent("Blockwise")
 CheckAndRaise = absent("CheckAndRaise")
 Max = absent("Max")
 Min = absent("Min")
-SpecifyShape = absent("SpecifyShape")  # Theano's own is another one
+SpecifyShape = absent("SpecifyShape")  # Theano's own class differs from PyTensor's
 
-#: By their types, operations that are made of others, and what makes of a node the expressions of its outputs.
+#: Operations that can be expressed by others: by class, a function from the Apply node to its outputs' expressions.
 EXPRESSED: dict[type, Callable[[Any], Any]] = {
     bn.AbstractBatchNormTrain: normalization.outputs,
     bn.AbstractBatchNormTrainGrad: normalization.gradients,
     bn.AbstractBatchNormInference: bn.local_abstract_batch_norm_inference.transform,
 }
 
-#: Random draws: of a state, a size and arguments they make a new state, and what is drawn.
+#: Random draws: from a state, a size and parameters they make a new state and the drawn numbers.
 DRAWS: tuple[type, ...] = (RandomFunction, MrgUniform)
 
 
 def basic_index(inputs: Sequence[Any], op: Any) -> list[Any]:
-    """The slices and integers of basic indexing; ``inputs`` are what is indexed, and the numbers of the index."""
+    """Return the slices and integers of basic indexing; ``inputs`` are the indexed array and the index's numbers."""
     return list(get_idx_list(inputs, op.idx_list))
 
 
 def adds(op: Any) -> bool:
-    """Whether a node that changes what an index picks adds to it, as often as it is picked."""
+    """Return whether an indexed update adds to the selected elements, once for each occurrence of an index."""
     return not op.set_instead_of_inc
 
 
 def advanced_index(inputs: Sequence[Any], op: Any) -> list[Any]:
-    """As `basic_index`, of arrays; slices are variables, too."""
+    """Return the parts of advanced indexing, as `basic_index`; they may be arrays, and slices are variables."""
     return list(inputs[1:])
 
 
 def axis_of(node: Any) -> Any:
-    """The axis along which a node joins, splits, sorts, accumulates or repeats: an integer, or a variable."""
+    """Return the axis along which a node joins, splits, sorts, accumulates or repeats: an integer or a variable."""
     place = {Join: 0, Split: 1, SortOp: 1, ArgSortOp: 1}.get(type(node.op))
     return node.op.axis if place is None else node.inputs[place]
 
 
 def parts_of(node: Any) -> list[Any]:
-    """What a node joins."""
+    """Return the variables that a node joins."""
     return list(node.inputs[1:])
 
 
 def draws_each(op: Any) -> bool:
-    """Whether each number is drawn by itself, with the arguments at its place."""
+    """Return whether each number is drawn independently, with the parameters at its position."""
     return True
 
 
 def inner_outputs(op: Any) -> list[Any]:
-    """The outputs of the inner graph of an operation, if it has one."""
+    """Return the outputs of an operation's inner graph; empty if it has none."""
     return list(getattr(op, "outputs", None) or getattr(op, "local_outputs", None) or ())
 
 
 def inlined(node: Any) -> list[Any]:
-    """The outputs of a node with an inner graph, as expressions of its inputs."""
+    """Return the outputs of a node with an inner graph, as expressions of the node's inputs."""
     op = node.op
     given = {inner: inner.type.filter_variable(outer) for inner, outer in zip(op.local_inputs, node.inputs)}
     return substituted(op.local_inputs, op.local_outputs, given)
 
 
 def read_loop(node: Any) -> Loop:
-    """What a Scan is made of."""
+    """Return the description of a Scan."""
     op, inner, outer = node.op, node.op.inputs, node.inputs
     entries = [*op.inner_mitmot(inner), *op.inner_mitsot(inner), *op.inner_sitsot(inner)]
     states = [*op.outer_mitmot(outer), *op.outer_mitsot(outer), *op.outer_sitsot(outer)]
@@ -241,5 +241,5 @@ def read_loop(node: Any) -> Loop:
 
 
 def softmax_axes(node: Any) -> tuple[int, ...]:
-    """The axes along which a softmax, or its logarithm, adds."""
+    """Return the axes along which a softmax, or its logarithm, normalizes."""
     return (node.inputs[0].ndim - 1,)

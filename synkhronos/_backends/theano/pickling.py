@@ -1,14 +1,13 @@
-"""What of compiled functions travels to other processes, and what is defined by name.
+"""Pickle compiled functions and graphs of Theano for other processes, and derive random streams for ranks.
 
-What travels of a function is its maker (the optimised graph; nothing is optimised again) and which storage cell feeds
-which input. Of the variables of a graph, and of their tags, only what Theano itself puts there travels: other libraries
-hang whole layers on them (Keras its ``_keras_history``, Blocks its annotations), which the ranks may be unable to load.
-
-States of Theano's random streams.
+A pickled function consists of its maker (the optimized graph, which is not optimized again) and of the assignment of
+storage cells to inputs. Of the attributes of variables and their tags, only those that Theano itself sets are pickled:
+other libraries attach entire layers (Keras its ``_keras_history``, Blocks its annotations), which ranks may be unable
+to load.
 
 MRG31k3p (L'Ecuyer and Touzin, "Fast combined multiple recursive generators with multipliers of the form a = ±2^q ±
 2^r", 2000) has a period of about 2^185. `MRG_RandomStreams` spaces its variables 2^134 and its substreams 2^72 steps
-apart; rank ``k`` jumps ahead by k · 2^160 steps, so that no variable of one rank meets another of any rank.
+apart; rank ``k`` jumps ahead by k · 2^160 steps, so the streams of different ranks do not overlap.
 `RandomStreams` holds Mersenne twisters, which jump by k · 2^128 steps of a period of 2^19937 - 1.
 """
 
@@ -42,11 +41,11 @@ __all__ = [
 ]
 
 
-#: What Theano puts on the variables, the nodes and the tags of a compiled graph, as far as other processes need it.
+#: Attributes that Theano sets on variables, Apply nodes and tags of a compiled graph and that other processes need.
 _OF_VARIABLES = frozenset(
     ["auto_name", "clients", "container", "data", "fgraph", "index", "name", "owner", "tag", "type"]
 )
-#: What Theano's Ops make when they first run: their own ``__getstate__`` leaves it out.
+#: Attributes that Ops make when they first run: none here, because ``__getstate__`` of Theano's Ops leaves them out.
 MADE_AT_RUN_TIME: tuple[tuple[type, str, bool], ...] = ()
 _OF_NODES = frozenset(["deps", "fgraph", "inputs", "op", "outputs", "tag"])
 _OF_TAGS = frozenset(
@@ -64,12 +63,12 @@ _OF_TAGS = frozenset(
 
 
 def reduced(obj: Any, frames: dict[Any, Any]) -> Any:
-    """How to make an object of Theano's, for pickle; ``NotImplemented`` for others.
+    """Return the pickle reduction of an object of Theano's; ``NotImplemented`` for other objects.
 
-    ``frames`` are those of traces, which are the same objects wherever they come again: pickled once each.
+    ``frames`` collects the frames of traces, so that equal frames are one object and are pickled once.
     """
     if isinstance(obj, (Variable, Apply)):
-        # a class of the user's own may need all that it has
+        # a user's own class may need all its attributes
         if type(obj).__module__.startswith("theano."):
             known = _OF_NODES if isinstance(obj, Apply) else _OF_VARIABLES
             return new(type(obj), {name: value for name, value in obj.__dict__.items() if name in known})
@@ -88,8 +87,8 @@ def _guard(attribute: str, errors: tuple[bool, ...]) -> Any:
 
 
 def pack(function: Any) -> Any:
-    """What travels of a compiled function."""
-    # a container stands for "use this storage"; other inputs start with their default value, or with nothing
+    """Return the picklable parts of a compiled function."""
+    # a container means "use this storage"; other inputs start with their default value, or empty
     cells = [
         container if spec.shared or spec.implicit else default
         for spec, container, (_, _, default) in zip(function.maker.inputs, function.input_storage, function.defaults)
@@ -98,7 +97,7 @@ def pack(function: Any) -> Any:
 
 
 def unpack(packed: Any) -> Any:
-    """The compiled function of which this has travelled."""
+    """Make the compiled function of which `pack` returned the parts."""
     maker, cells, trust_input = packed
     function = maker.create(cells, trustme=True)
     function.trust_input = trust_input
@@ -109,18 +108,18 @@ _EXTRA_DOUBLINGS = 160 - 134
 
 
 def is_random_state(var: Any) -> bool:
-    """Whether a shared variable is the state of a random stream (`RandomStreams` or `MRG_RandomStreams`)."""
+    """Return whether a shared variable is the state of a random stream (`RandomStreams` or `MRG_RandomStreams`)."""
     return isinstance(var.type, RandomStateType) or _is_mrg_state(var)
 
 
 def _is_mrg_state(var: Any) -> bool:
-    """Whether a shared variable holds states of the MRG31k3p generator: int32, shape ``(n_streams, 6)``."""
+    """Return whether a shared variable holds states of the MRG31k3p generator: int32, shape ``(n_streams, 6)``."""
     update = getattr(var, "default_update", None)
     return update is not None and update.owner is not None and isinstance(update.owner.op, rng_mrg.mrg_uniform_base)
 
 
 def other_stream(state: Any, stream: int) -> Any:
-    """The random state ``stream`` (> 0) streams further on.
+    """Return the random state ``stream`` (> 0) streams ahead.
 
     Parameters
     ----------
@@ -142,7 +141,7 @@ def other_stream(state: Any, stream: int) -> Any:
 
 
 def _power(matrix: np.ndarray, exponent: int, modulus: int) -> np.ndarray:
-    """A 3×3 integer matrix to a power modulo ``modulus``, by repeated squaring in Python's exact integers."""
+    """Return a 3×3 integer matrix to a power modulo ``modulus``, by repeated squaring with Python's exact integers."""
     result = np.eye(3, dtype=object)
     while exponent:
         if exponent & 1:

@@ -1,4 +1,4 @@
-"""What Theano finds out, and compiles, in one process for all."""
+"""Prepare Theano in one process for all: compiler checks, the module cache, and labels of printed lines."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ __all__ = ["find_compiled", "label_prints", "limit_threads", "precompile", "prep
 
 
 def prepare_fork() -> None:
-    """Have Theano find out now what every process would find out for itself on its first compilation.
+    """Have Theano perform now the checks that every process would otherwise perform on its first compilation.
 
-    That is: the compiler's flags for this processor and a quirk of the BLAS (both by running the compiler), and what
-    lies in the cache of compiled modules. Forked workers inherit the answers. And since several ranks may want Theano's
-    compile lock at once, each for a moment, they look for it every few milliseconds; Theano sleeps five to ten seconds.
+    These are the compiler's flags for this processor and a quirk of the BLAS (both run the compiler), and the contents
+    of the cache of compiled modules. Forked workers inherit the answers. In addition, ranks try to take Theano's
+    compile lock every few milliseconds, because several may want it at once, each for a moment; Theano itself sleeps
+    for five to ten seconds.
     """
     if not isinstance(compilelock.lock, functools.partial):
         compilelock.lock = functools.partial(compilelock.lock, min_wait=0.01, max_wait=0.05)
@@ -30,11 +31,11 @@ def prepare_fork() -> None:
 
 
 def precompile(function: Any) -> None:
-    """Theano's functions are compiled when they are made."""
+    """Do nothing: Theano compiles functions when they are made."""
 
 
 def find_compiled() -> None:
-    """Have Theano see the modules that the master has compiled since the last look.
+    """Have Theano load the index of modules that the controller has compiled since the last call.
 
     Theano would find them one by one, each under the compile lock.
     """
@@ -48,11 +49,11 @@ def print_profiles() -> None:
 
 
 def limit_threads(most: int) -> None:
-    """Theano has no threads of its own but those of BLAS and OpenMP."""
+    """Do nothing: all of Theano's threads are those of BLAS and OpenMP."""
 
 
 def label_prints(rank: int) -> None:
-    """Have the operation ``Print`` begin each line with the rank of this process, and write all of it at once."""
+    """Have the operation ``Print`` begin each line with the rank of this process, and write all its lines at once."""
     plain: Any = theano.printing._print_fn
 
     def print_labelled(op: Any, value: Any) -> None:
@@ -63,4 +64,4 @@ def label_prints(rank: int) -> None:
         sys.stdout.write("".join([f"rank {rank}: {line}\n" for line in lines]))
         sys.stdout.flush()
 
-    theano.printing._print_fn = print_labelled  # which functions that arrive refer to by this name
+    theano.printing._print_fn = print_labelled  # unpickled functions refer to it by this name
