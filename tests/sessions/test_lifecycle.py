@@ -16,14 +16,12 @@ import pytest
 from backend import T, theano
 from process_state import worker_pids
 from scripts import SESSION, read_pids, run_script, start_script
-from summing_function import summing
+from summing_function import built, summing
 from threadpoolctl import threadpool_info
 
 import synkhronos as synk
 from synkhronos._session import diagnostics as cautions
 from synkhronos._session import lifecycle
-
-built = {}
 
 
 @pytest.mark.usefixtures("no_session")
