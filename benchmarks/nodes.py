@@ -187,7 +187,7 @@ def on(hosts: Hosts, contestant: Contestant) -> Contestant:
 
 def in_halves(contestant: Contestant) -> Contestant:
     """Give the same with an exchange in halves of precision."""
-    arguments: dict[str, Any] = {**contestant.arguments, "exchange": HALVES}
+    arguments: dict[str, Any] = {**contestant.arguments, "wire_dtype": HALVES}
     return replace(contestant, name=f"{contestant.name}, {HALVES}", arguments=arguments)
 
 

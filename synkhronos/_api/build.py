@@ -13,7 +13,7 @@ from synkhronos._api.exact import ExactFunction
 from synkhronos._api.functions import Function
 from synkhronos._collectives import check_op, lists_ops
 from synkhronos._session import current, warn
-from synkhronos._sharding import DividedGraph, check_open
+from synkhronos._sharding import ShardedGraph, check_open
 from synkhronos._utils.display import unknown_keyword
 from synkhronos.typing import Input, Keywords, Outputs, Update, Variable
 
@@ -156,7 +156,7 @@ def function(
             raise ValueError("exact=True: outputs and updates are the serial program's, and take no op")
         if random not in ("serial", "own"):
             raise ValueError(f'random must be "serial" or "own"; got {random!r}')
-        divided = DividedGraph(graph, dict(kwargs), shard=shard, random=random, blocked=blocked)
+        divided = ShardedGraph(graph, dict(kwargs), shard=shard, random=random, blocked=blocked)
         if divided.undivided:
             warn(
                 f"{title or 'a function'}: nothing in it has rows, so that every rank computes all of it. If "

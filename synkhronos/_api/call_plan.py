@@ -14,7 +14,7 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 
 from synkhronos._api.arguments import Input
-from synkhronos._api.combine import Meetings, Results
+from synkhronos._api.combine import GraphCollectives, Results
 from synkhronos._api.data_arrays import Data
 from synkhronos._api.rows import Selector, choose, count_points, lend_rows
 from synkhronos._graph import Graph, Variant
@@ -122,7 +122,7 @@ class Planner:
     """
 
     def __init__(
-        self, graph: Graph, results: Results, meetings: Meetings, update_modes: dict[Any, str], device: bool
+        self, graph: Graph, results: Results, meetings: GraphCollectives, update_modes: dict[Any, str], device: bool
     ) -> None:
         self._graph, self._results, self._meetings = graph, results, meetings
         self._mode_of, self._device = update_modes, device

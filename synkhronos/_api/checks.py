@@ -20,7 +20,7 @@ from typing import Any, Callable, NamedTuple, TypeVar
 import numpy as np
 
 from synkhronos import _graph
-from synkhronos._api.combine import Meetings, Results
+from synkhronos._api.combine import GraphCollectives, Results
 from synkhronos._api.rows import Selector
 from synkhronos._backends import TITLE, to_host
 from synkhronos._collectives import OPS
@@ -383,7 +383,7 @@ class Averages:
         graph: _graph.Graph,
         serial: Serial,
         results: Results,
-        meetings: Meetings,
+        meetings: GraphCollectives,
         named: Sequence[bool],
         *,
         named_updates: Sequence[Any],

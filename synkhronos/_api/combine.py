@@ -15,10 +15,10 @@ from synkhronos._graph.ops import Cut, cut, depends_on, meets, meets_in_a_loop
 if TYPE_CHECKING:
     from synkhronos._rank import Call
 
-__all__ = ["Meetings", "Results"]
+__all__ = ["GraphCollectives", "Results"]
 
 
-class Meetings:
+class GraphCollectives:
     """The collectives in a function's graph, and the values that they make equal on all ranks.
 
     Parameters
@@ -176,7 +176,7 @@ class Results:
         wanted: Sequence[int],
         weights: Sequence[float],
         *,
-        meetings: Meetings,
+        meetings: GraphCollectives,
         private: Callable[[Any], Any],
     ) -> list[Any]:
         """Return the value of each wanted output, of its Theano type: a NumPy array, or an array on the GPU.

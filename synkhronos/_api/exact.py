@@ -9,14 +9,14 @@ from typing import Any, Callable
 from synkhronos import _graph
 from synkhronos._api.call_plan import Planner
 from synkhronos._api.checks import Averages, Serial
-from synkhronos._api.combine import Meetings, Results
+from synkhronos._api.combine import GraphCollectives, Results
 from synkhronos._api.functions import Function
 from synkhronos._api.rows import Selector, rows_on_ranks
 from synkhronos._graph import Graph
 from synkhronos._memory import ArrayRef
 from synkhronos._rank import Call, Put, Source
 from synkhronos._session import Session, current
-from synkhronos._sharding import DividedGraph, rules  # noqa: F401 - the rules register themselves
+from synkhronos._sharding import ShardedGraph, rules  # noqa: F401 - the rules register themselves
 from synkhronos._utils.rows import Rows, Selection
 from synkhronos.errors import SessionError
 
@@ -31,7 +31,7 @@ class ExactFunction(Function):
     session : Session
     user : Graph
         The user's graph.
-    divided : DividedGraph
+    divided : ShardedGraph
         The part of it that each rank computes.
     single : bool
         Whether a call returns one array rather than a list.
@@ -41,13 +41,13 @@ class ExactFunction(Function):
         and with other keywords of the backend's ``function``.
     """
 
-    _graph: DividedGraph
+    _graph: ShardedGraph
 
     def __init__(
         self,
         session: Session,
         user: Graph,
-        divided: DividedGraph,
+        divided: ShardedGraph,
         *,
         single: bool,
         name: str | None,
@@ -154,8 +154,8 @@ class ExactFunction(Function):
             )
 
 
-class _AlwaysThere(Meetings):
-    """`Meetings` of exact functions, in which no rank is without data points."""
+class _AlwaysThere(GraphCollectives):
+    """`GraphCollectives` of exact functions, in which no rank is without data points."""
 
     def kept(self, counts: Sequence[int]) -> list[Any]:
         """Return no variables."""
@@ -179,7 +179,7 @@ class _NoParts(Averages):
 
 
 class _ExactPlanner(Planner):
-    _graph: DividedGraph
+    _graph: ShardedGraph
 
     def plan(
         self,

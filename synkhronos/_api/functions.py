@@ -11,7 +11,7 @@ from synkhronos import _graph
 from synkhronos._api.arguments import arrange, check_num_slices, check_subset, describe_inputs, inputs_of
 from synkhronos._api.call_plan import LastCall, Planner, look_at
 from synkhronos._api.checks import Averages, Doubt, Serial, environment_asks, is_asked
-from synkhronos._api.combine import Meetings, Results
+from synkhronos._api.combine import GraphCollectives, Results
 from synkhronos._api.data_arrays import Data
 from synkhronos._api.make_data import data
 from synkhronos._api.rows import Selector, rows_on_ranks, sliceable_rows
@@ -108,7 +108,7 @@ class Function(Appearance):
         self._single = single
         self._plain = Variant(device=session.on_gpu)
         self._theano = graph.compile(self._plain)
-        self._meetings = Meetings(graph, self._theano, results)
+        self._meetings = GraphCollectives(graph, self._theano, results)
         self._planner = Planner(graph, results, self._meetings, update_modes, session.on_gpu)
         self._averages = Averages(graph, self._serial, results, self._meetings, named, named_updates=named_updates)
         self._keys: dict[tuple[_graph.Graph, Variant], int] = {}

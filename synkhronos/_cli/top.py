@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from synkhronos._processes import Sight
+from synkhronos._processes import SessionStatus
 
 __all__ = ["top"]
 
@@ -24,7 +24,7 @@ class Found(NamedTuple):
     """A session: process id of its controller (or node leader), and the view of its board."""
 
     pid: int
-    sight: Sight
+    sight: SessionStatus
 
 
 def find_sessions() -> list[Found]:
@@ -37,12 +37,12 @@ def find_sessions() -> list[Found]:
     return sorted(found, key=lambda one: one.pid)
 
 
-def _boards_of(pid: int) -> Iterator[Sight]:
+def _boards_of(pid: int) -> Iterator[SessionStatus]:
     for fd in os.listdir(f"/proc/{pid}/fd"):
         path = f"/proc/{pid}/fd/{fd}"
         with contextlib.suppress(OSError, ValueError):
             if os.readlink(path).startswith(_MEMORY):  # opening another kind of file might have side effects
-                sight = Sight(path)
+                sight = SessionStatus(path)
                 if sight.pids[sight.master_rank] == pid:  # other processes may have inherited the descriptor
                     yield sight
                     return

@@ -17,10 +17,10 @@ from synkhronos._collectives.reductions import OPS, reduction_of
 from synkhronos._native import native
 from synkhronos._utils.rows import shares
 
-__all__ = ["Part", "Piece", "Way", "apart", "divide", "length_of", "reduced", "way_of"]
+__all__ = ["Algorithm", "Bucket", "Piece", "apart", "divide", "length_of", "reduced", "way_of"]
 
 
-class Way(NamedTuple):
+class Algorithm(NamedTuple):
     """How arrays of all ranks are reduced, in two steps.
 
     Attributes
@@ -50,7 +50,7 @@ class Way(NamedTuple):
 @functools.lru_cache(maxsize=256)
 def way_of(
     op: str, dtype: np.dtype, returned: np.dtype, weights: tuple[float, ...], sizes: tuple[int, ...]
-) -> list[Way]:
+) -> list[Algorithm]:
     """Return how a reduction over all ranks is done on each node.
 
     Averages of integers are exact, and half precision is rounded once. For these, leaders contribute all operands of
@@ -78,18 +78,19 @@ def way_of(
         weights = (1,) * len(weights)
     whole = (OPS[op].weighted and dtype.kind in "iub") or dtype == np.float16
     if whole or max(sizes) == 1:
-        return [Way(None, reduction_of(op, dtype, returned, weights), dtype, sizes, returned, name)] * len(sizes)
+        return [Algorithm(None, reduction_of(op, dtype, returned, weights), dtype, sizes, returned, name)] * len(sizes)
     if not math.isfinite(sum(weights)):
         weights = tuple(native.normalized(weights))
     starts = [sum(sizes[:machine]) for machine in range(len(sizes))]
     own = [weights[start : start + size] for start, size in zip(starts, sizes)]
     between = reduction_of(op, returned, returned, tuple(map(sum, own)))
     return [
-        Way(reduction_of(op, dtype, returned, one), between, returned, (1,) * len(sizes), returned, name) for one in own
+        Algorithm(reduction_of(op, dtype, returned, one), between, returned, (1,) * len(sizes), returned, name)
+        for one in own
     ]
 
 
-def reduced(way: Way, brought: Sequence[np.ndarray], result: np.ndarray) -> None:
+def reduced(way: Algorithm, brought: Sequence[np.ndarray], result: np.ndarray) -> None:
     """Reduce the contributions of all leaders into ``result``, in the order of the nodes and of their arrays."""
     rows = [row for arrays, n in zip(brought, way.rows) for row in arrays.reshape(n, -1)]
     way.between(rows, [result])
@@ -102,7 +103,7 @@ _LEAST_BYTES = 1 << 20  # at least, of one leader, if an array is split: each pi
 _PIECE_BYTES = 3 << 20  # at most: while a node reduces a piece, its leader does not send
 
 
-class Part(NamedTuple):
+class Bucket(NamedTuple):
     """Elements of an array.
 
     Attributes
@@ -119,9 +120,9 @@ class Part(NamedTuple):
     out: Any
     how: Any
 
-    def cut(self, some: slice) -> Part:
+    def cut(self, some: slice) -> Bucket:
         """Return a slice of the elements."""
-        return Part(self.array[some], None if self.out is None else self.out[some], self.how)
+        return Bucket(self.array[some], None if self.out is None else self.out[some], self.how)
 
     @property
     def dtype_of_result(self) -> np.dtype:
@@ -131,10 +132,10 @@ class Part(NamedTuple):
 
 
 #: Parts that are sent together: one, or several that are reduced in the same way and form one array between the nodes.
-Piece = list[Part]
+Piece = list[Bucket]
 
 
-def divide(parts: list[tuple[Any, Any, Any]]) -> tuple[list[Part], list[Piece]]:
+def divide(parts: list[tuple[Any, Any, Any]]) -> tuple[list[Bucket], list[Piece]]:
     """Divide a collective into the arrays that are sent with the votes and the pieces of the rest.
 
     A large array becomes several pieces; several smaller ones share a piece.
@@ -142,7 +143,7 @@ def divide(parts: list[tuple[Any, Any, Any]]) -> tuple[list[Part], list[Piece]]:
     Parameters
     ----------
     parts : list of (array, array or None, Way or list of int)
-        The fields of `Part`, with arrays of any shape.
+        The fields of `Bucket`, with arrays of any shape.
 
     Returns
     -------
@@ -150,11 +151,11 @@ def divide(parts: list[tuple[Any, Any, Any]]) -> tuple[list[Part], list[Piece]]:
         Sent with the votes.
     pieces : list of Piece
     """
-    small: list[Part] = []
+    small: list[Bucket] = []
     pieces: list[Piece] = []
     total = room = 0  # bytes sent with the votes; bytes that still fit in the last piece
     for array, out, how in parts:
-        part = Part(array.reshape(-1), None if out is None else out.reshape(-1), how)
+        part = Bucket(array.reshape(-1), None if out is None else out.reshape(-1), how)
         if isinstance(how, list):
             n_bytes = array.itemsize * sum(how)
         else:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
-from synkhronos._collectives.buckets import Part, Piece, apart, divide, length_of, reduced, way_of
+from synkhronos._collectives.buckets import Bucket, Piece, apart, divide, length_of, reduced, way_of
 from synkhronos._collectives.pipeline import Pieces, Plan
 from synkhronos._collectives.shared_memory import SharedMemoryTransport
 from synkhronos._processes import STRAGGLING, check_exchange, check_machines
@@ -25,7 +25,7 @@ from synkhronos.errors import CollectiveAborted
 if TYPE_CHECKING:
     from synkhronos._collectives.shared_memory import Workspace
     from synkhronos._native import native
-    from synkhronos._processes import Team
+    from synkhronos._processes import ProcessGroup
 
 __all__ = ["make_transport"]
 
@@ -33,23 +33,23 @@ _AGREED, _REFUSED = 0, 1
 _UNDER_WAY = 2  # pieces between the nodes at a time
 
 
-def make_transport(team: Team, workspace: Workspace, regions: native.Heap) -> SharedMemoryTransport:
+def make_transport(team: ProcessGroup, workspace: Workspace, regions: native.Heap) -> SharedMemoryTransport:
     """Return the transport of a rank: for one node, or for several."""
     local = workspace, team.signals, regions, team.barrier, team.timeline
-    return SharedMemoryTransport(*local) if len(team.world.sizes) == 1 else AcrossMachines(*local, team=team)
+    return SharedMemoryTransport(*local) if len(team.world.sizes) == 1 else HierarchicalTransport(*local, team=team)
 
 
-class AcrossMachines(SharedMemoryTransport):
+class HierarchicalTransport(SharedMemoryTransport):
     """One rank's end of the collectives of a session on several nodes.
 
     Parameters
     ----------
     *args
         Those of `SharedMemoryTransport`, which serves the ranks of this node.
-    team : Team
+    team : ProcessGroup
     """
 
-    def __init__(self, *args: Any, team: Team) -> None:
+    def __init__(self, *args: Any, team: ProcessGroup) -> None:
         super().__init__(*args)
         world, leader = team.world, team.master_rank
         self._n_local, self._n_ranks = self._n_ranks, world.n_ranks
@@ -98,20 +98,20 @@ class AcrossMachines(SharedMemoryTransport):
             raise
         return None if directly is None else directly or agreed
 
-    def _within(self, part: Part) -> Any:
+    def _within(self, part: Bucket) -> Any:
         """Return how the ranks of this node form their leader's contribution, as for `native.Collectives.run`."""
         if isinstance(part.how, list):
             return part.how[self._world.first : self._world.first + self._n_local]
         return [part.array.size] * self._n_local if part.how.within is None else part.how.within
 
-    def _small_memory(self, part: Part) -> Any:
+    def _small_memory(self, part: Bucket) -> Any:
         if not self._leads:
             return None
         if isinstance(part.how, list):
             return np.empty(sum(self._within(part)), part.array.dtype)
         return np.empty((self._n_local if part.how.within is None else 1) * part.array.size, part.how.dtype)
 
-    def _back(self, part: Part, result: Any) -> tuple[Any, Any, list[int]]:
+    def _back(self, part: Bucket, result: Any) -> tuple[Any, Any, list[int]]:
         """Return the part by which the ranks of this node fetch a result from their leader."""
         length = sum(part.how) if isinstance(part.how, list) else part.array.size
         sizes = [length * (rank == self._leader) for rank in range(self._n_local)]
@@ -120,7 +120,7 @@ class AcrossMachines(SharedMemoryTransport):
         return result, None if result is part.out else part.out, sizes
 
     def _vote(
-        self, small: list[Part], brought: list[Any], signature: int | None, fill_in: Callable[[], None]
+        self, small: list[Bucket], brought: list[Any], signature: int | None, fill_in: Callable[[], None]
     ) -> list[Any] | None:
         """Vote as a leader, and reduce the small arrays of all leaders.
 
@@ -161,7 +161,7 @@ class AcrossMachines(SharedMemoryTransport):
             else:
                 plans.append(Plan(how, length_of(piece), how.dtype))
         check = functools.partial(check_exchange, self._team)
-        return Pieces(self._line, plans, self._patience, check, self._world.exchange or "")
+        return Pieces(self._line, plans, self._patience, check, self._world.wire_dtype or "")
 
     def _move(self, pieces: list[Piece], between: Pieces | None, now: list[Any]) -> bool | None:
         """Move pieces through all nodes, and the results ``now`` to the ranks of this one.

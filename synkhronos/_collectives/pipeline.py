@@ -24,9 +24,9 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
-from synkhronos._collectives.buckets import Way, reduced
+from synkhronos._collectives.buckets import Algorithm, reduced
 from synkhronos._native import native
-from synkhronos._processes import Patience
+from synkhronos._processes import Deadline
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos._utils.rows import shares
 
@@ -36,7 +36,9 @@ __all__ = ["Pieces", "Plan"]
 Lend = Callable[[str, int, Any], np.ndarray]
 
 
-def _reducing(line: Any, way: Way, given: np.ndarray, result: np.ndarray, lend: Lend, short: str) -> Iterator[Any]:
+def _reducing(
+    line: Any, way: Algorithm, given: np.ndarray, result: np.ndarray, lend: Lend, short: str
+) -> Iterator[Any]:
     """Run the steps of the reduction of a piece; each yields the transfer that must complete before the next.
 
     Parameters
@@ -143,7 +145,7 @@ class Pieces:
     line : Line
     plans : list of Plan
         One for each piece.
-    patience : Patience
+    patience : Deadline
         Deadline, which starts again before and after each wait.
     check : callable
         Called regularly while this leader waits for the others; may raise.
@@ -152,7 +154,7 @@ class Pieces:
     """
 
     def __init__(
-        self, line: Any, plans: Sequence[Plan], patience: Patience, check: Callable[[], None], short: str
+        self, line: Any, plans: Sequence[Plan], patience: Deadline, check: Callable[[], None], short: str
     ) -> None:
         self._line, self._plans, self._check, self._short = line, plans, check, short
         self._patience = patience

@@ -24,7 +24,7 @@ from synkhronos._native import native
 __all__ = [
     "OPS",
     "Accumulator",
-    "Op",
+    "ReduceOp",
     "as_stored",
     "check_equal_shapes",
     "check_op",
@@ -38,7 +38,7 @@ __all__ = [
 _Documented = TypeVar("_Documented", bound=Callable[..., Any])
 
 
-class Op(NamedTuple):
+class ReduceOp(NamedTuple):
     """How values of several ranks, or slices, are reduced: element by element, in the order of the ranks.
 
     Attributes
@@ -60,12 +60,12 @@ class Op(NamedTuple):
 
 
 #: Ops by name. Comparisons keep NaN, as NumPy's do.
-OPS: dict[str, Op] = {
-    "avg": Op("a = a + b * s", "sum", weighted=True),
-    "sum": Op("a = a + b", "sum", widens=True),
-    "prod": Op("a = a * b", "prod", widens=True),
-    "max": Op("a = (a > b || a != a) ? a : b", "max"),
-    "min": Op("a = (a < b || a != a) ? a : b", "min"),
+OPS: dict[str, ReduceOp] = {
+    "avg": ReduceOp("a = a + b * s", "sum", weighted=True),
+    "sum": ReduceOp("a = a + b", "sum", widens=True),
+    "prod": ReduceOp("a = a * b", "prod", widens=True),
+    "max": ReduceOp("a = (a > b || a != a) ? a : b", "max"),
+    "min": ReduceOp("a = (a < b || a != a) ? a : b", "min"),
 }
 
 

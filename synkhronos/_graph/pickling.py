@@ -53,7 +53,7 @@ from synkhronos._graph.definitions import Definitions, pickled_by_value
 from synkhronos._graph.fast_call import with_deep_stack
 from synkhronos._graph.namespaces import Slot, assign
 from synkhronos._graph.shared_variables import VariableTable, get_array, shared_variables_of
-from synkhronos._utils.interrupts import Endings, let_interrupts_pass
+from synkhronos._utils.interrupts import FinalizerQueue, let_interrupts_pass
 
 __all__ = [
     "Bundle",
@@ -109,7 +109,7 @@ _MISSING, _OTHER = object(), object()
 
 #: By the id of an Op: a reference to it, and by attribute the class of its value if that was blank, else `_OTHER`.
 _first: dict[int, tuple[weakref.ref[Any], dict[str, Any]]] = {}
-_ended: Endings[int] = Endings()
+_ended: FinalizerQueue[int] = FinalizerQueue()
 
 
 def note_ops(ops: Iterable[Any]) -> None:

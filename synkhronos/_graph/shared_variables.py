@@ -33,10 +33,10 @@ from synkhronos._backends import (
     updated_storage,
     write,
 )
-from synkhronos._utils.interrupts import Endings
+from synkhronos._utils.interrupts import FinalizerQueue
 
 __all__ = [
-    "Sync",
+    "SentValue",
     "VariableTable",
     "call_on_rank",
     "copy_array",
@@ -185,11 +185,11 @@ class VariableTable:
 
     Parameters
     ----------
-    ended : Endings, optional
+    ended : FinalizerQueue, optional
         Queue for the keys of variables that the program has dropped. Only the controller's table has one.
     """
 
-    def __init__(self, ended: Endings[int] | None = None) -> None:
+    def __init__(self, ended: FinalizerQueue[int] | None = None) -> None:
         self._by_key: Any = {} if ended is None else weakref.WeakValueDictionary()
         self._containers: Any = weakref.WeakValueDictionary()
         self._key_of: Any = weakref.WeakKeyDictionary()
@@ -241,7 +241,7 @@ class VariableTable:
 # -- tracking of the values that other ranks have
 
 
-class Sync:
+class SentValue:
     """Record of the value of one shared variable that the other ranks have.
 
     Attributes
@@ -260,20 +260,20 @@ class Sync:
         self.sent: Any = None
 
 
-_by_container: weakref.WeakKeyDictionary[Any, Sync] = weakref.WeakKeyDictionary()
+_by_container: weakref.WeakKeyDictionary[Any, SentValue] = weakref.WeakKeyDictionary()
 _by_storage: Any = weakref.WeakValueDictionary()  # functions have containers of their own, with the same storage
 _references: dict[int, Any] = _by_storage.data  # a lookup in the weak dictionary itself takes 0.3 µs
 
 
-def sync_of(container: Any) -> Sync:
+def sync_of(container: Any) -> SentValue:
     """Return the record of the variable with this container; create it if there is none."""
     sync = _by_container.get(container)
     if sync is None:
-        sync = _by_container[container] = _by_storage[id(container.storage)] = Sync(container.storage)
+        sync = _by_container[container] = _by_storage[id(container.storage)] = SentValue(container.storage)
     return sync
 
 
-def syncs_of(function: Any) -> list[Sync]:
+def syncs_of(function: Any) -> list[SentValue]:
     """Return the existing records of the variables that a compiled function updates."""
     found = [_by_storage.get(id(storage)) for storage in updated_storage(function)]
     return [sync for sync in found if sync is not None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from synkhronos._memory.channels import Box, Passage
+from synkhronos._memory.channels import FdChannel, Mailbox
 from synkhronos._memory.descriptors import Descriptor, OwnedSocket
 from synkhronos._memory.heap import Arena, look_at_free_memory, make_regions
 from synkhronos._memory.mapped_files import FilePart, find_part, open_part, segment_of_file
@@ -12,11 +12,11 @@ from synkhronos._memory.segments import ArrayRef, Segment, SegmentRef, SegmentTa
 __all__ = [
     "Arena",
     "ArrayRef",
-    "Box",
     "Descriptor",
+    "FdChannel",
     "FilePart",
+    "Mailbox",
     "OwnedSocket",
-    "Passage",
     "Segment",
     "SegmentRef",
     "SegmentTable",

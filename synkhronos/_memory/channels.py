@@ -20,7 +20,7 @@ from synkhronos._memory.descriptors import Descriptor, OwnedSocket
 from synkhronos._memory.segments import Segment, SegmentRef, map_shared
 from synkhronos._utils.interrupts import deferred_interrupts
 
-__all__ = ["Box", "Passage"]
+__all__ = ["FdChannel", "Mailbox"]
 
 
 _MAILBOX_BYTES = 64 * 1024
@@ -29,7 +29,7 @@ _MAILBOX_BYTES = 64 * 1024
 _HEADER_BYTES = 24
 
 
-class Box:
+class Mailbox:
     """Message of any length in shared memory: a short message lies inline, a long one in a segment of its own.
 
     Messages are numbered. A message that is the same as the last one is neither written nor read again.
@@ -67,7 +67,7 @@ class Box:
         if inline:
             self._written = message
 
-    def get(self, passage: Passage) -> bytes:
+    def get(self, passage: FdChannel) -> bytes:
         """Return the message; ``passage`` maps the segment of a long one."""
         number, length, inline = self._header
         if number == self._read[0]:
@@ -88,7 +88,7 @@ class Box:
 _MOST_BYTES_OF_A_KEY = 128
 
 
-class Passage:
+class FdChannel:
     """One end of a channel for segments. A segment given at one end can be mapped once at the other, in any order."""
 
     def __init__(self, end: socket.socket) -> None:
@@ -96,7 +96,7 @@ class Passage:
         self._arrived: dict[str, Descriptor] = {}  # received segments that are not mapped yet, by key
 
     @classmethod
-    def pair(cls) -> tuple[Passage, Passage]:
+    def pair(cls) -> tuple[FdChannel, FdChannel]:
         """Return both ends of a channel, made before a fork; afterwards each process closes the other's end."""
         one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return cls(one), cls(other)

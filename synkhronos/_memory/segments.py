@@ -6,7 +6,7 @@ long as the mapping exists. Only C code unmaps: Ctrl-C can interrupt a ``__del__
 Invariants
 ----------
 * A segment has no name, and mode 0600: no end of a process, at any moment, leaves anything behind. Other processes
-  receive it through a `Passage`, or inherit it.
+  receive it through a `FdChannel`, or inherit it.
 * Pages are reserved before they are used, mostly when the segment is made: lack of memory raises `MemoryError`, and
   never ends in a SIGBUS later.
 * A mapping lives as long as any array that views it.
@@ -29,7 +29,7 @@ import numpy as np
 
 from synkhronos._memory.descriptors import Descriptor
 from synkhronos._memory.memfd import anonymous_file, check_room, reserve, sparse_file
-from synkhronos._utils.interrupts import Endings, let_interrupts_pass
+from synkhronos._utils.interrupts import FinalizerQueue, let_interrupts_pass
 
 __all__ = ["ALIGNMENT", "ArrayRef", "Segment", "SegmentRef", "SegmentTable", "aligned", "dtype_spec", "map_shared"]
 
@@ -138,7 +138,7 @@ class Segment:
     ref : SegmentRef
         Name of the segment for other processes.
     given_to : set
-        The `Passage` objects to which it was given.
+        The `FdChannel` objects to which it was given.
     path : str or None
         Path of the user's file, if it is mapped read-only.
     """
@@ -207,7 +207,7 @@ class SegmentTable:
 
     Attributes
     ----------
-    ended : Endings
+    ended : FinalizerQueue
         Key and size in bytes of lent memory that has been freed.
     files : dict
         For lent memory that is a read-only part of a file: the path and the first byte, by key.
@@ -216,7 +216,7 @@ class SegmentTable:
     def __init__(self) -> None:
         self._bytes: dict[str, np.ndarray] = {}
         self._lent: dict[str, weakref.ref[np.ndarray]] = {}  # entries of freed memory stay until they are released
-        self.ended: Endings[tuple[str, int]] = Endings()
+        self.ended: FinalizerQueue[tuple[str, int]] = FinalizerQueue()
         self.files: dict[str, tuple[str, int]] = {}
 
     def add(self, key: str, content: np.ndarray) -> None:

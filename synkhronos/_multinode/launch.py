@@ -24,8 +24,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from synkhronos._multinode.leader_comm import Line
-from synkhronos._processes import Patience, start_apart
+from synkhronos._multinode.leader_comm import LeaderComm
+from synkhronos._processes import Deadline, start_apart
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos._utils.rendezvous import rendezvous
 from synkhronos._utils.rows import shares
@@ -156,7 +156,7 @@ class StartLimit:
 
 
 def _end_late(leader: int, seconds: float, message: bytes, disarmed: mmap.mmap) -> None:
-    patience = Patience(seconds)
+    patience = Deadline(seconds)
     while not patience.is_over():
         time.sleep(_LOOK_SECONDS)
         if disarmed[0]:
@@ -233,11 +233,11 @@ _LEADERS_SECONDS = 10.0  # of margin for other processes: the first one ends the
 
 _TOGETHER = "processes that were launched together"
 
-_line: Line | None = None
+_line: LeaderComm | None = None
 _place = 0, 1  # number of this process among those of the job on its host, and their count
 
 
-def find_line(limit: StartLimit) -> Line | None:
+def find_line(limit: StartLimit) -> LeaderComm | None:
     """Return the connection to the other nodes, or ``None`` if this process was started alone. It is made once.
 
     Each of several processes on a host is restricted to a part of its cores. Files that killed programs of MPI left
@@ -271,7 +271,7 @@ def find_line(limit: StartLimit) -> Line | None:
         with deferred_interrupts():  # all processes join exactly once
             _initialize(mpi, launched)
             _place = share_cores(mpi.COMM_WORLD)
-            _line = Line(mpi)
+            _line = LeaderComm(mpi)
             rendezvous.joined()
             for name in [name for name in os.environ if name.startswith(_OF_LAUNCHERS)]:
                 del os.environ[name]  # programs that this one starts are not part of the job

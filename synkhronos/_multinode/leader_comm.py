@@ -31,12 +31,22 @@ import numpy as np
 from synkhronos import _backends
 from synkhronos._multinode.heartbeat import Heartbeat, Reason
 from synkhronos._multinode.node_messages import Stop
-from synkhronos._processes import Team
+from synkhronos._processes import ProcessGroup
 from synkhronos._utils.interrupts import deferred_interrupts, handle_interrupts
 from synkhronos._utils.rendezvous import RESTART, drain_output
 from synkhronos.errors import CLOSED_WITHIN, CollectiveAborted, NodeLost, SessionError
 
-__all__ = ["ABORT", "VOTE", "FleetSignals", "Line", "Meetings", "Transfer", "Wire", "describe", "tell_differences"]
+__all__ = [
+    "ABORT",
+    "VOTE",
+    "LeaderComm",
+    "MultiNodeSignals",
+    "Transfer",
+    "Voting",
+    "Wire",
+    "describe",
+    "tell_differences",
+]
 
 
 class Transfer(NamedTuple):
@@ -192,10 +202,10 @@ def tell_differences(machines: Sequence[dict[str, str]], hosts: Sequence[str]) -
     return "; ".join(told)
 
 
-class FleetSignals:
+class MultiNodeSignals:
     """The signals that the dispatcher needs, for all nodes."""
 
-    def __init__(self, team: Team, line: Line) -> None:
+    def __init__(self, team: ProcessGroup, line: LeaderComm) -> None:
         self._signals, self._line = team.signals, line
         self.reset = team.signals.reset
 
@@ -214,7 +224,7 @@ VOTE, ABORT = 3, 4
 _Fill = Callable[[], None]
 
 
-class Meetings(Wire):
+class Voting(Wire):
     """Votes of one leader. Subclasses override `wait`.
 
     Parameters
@@ -374,7 +384,7 @@ _LOOK_SECONDS = 0.05
 _DEFERRED_SECONDS = 2.0  # for which an exchange may delay Ctrl-C
 
 
-class Line(Meetings):
+class LeaderComm(Voting):
     """One leader's end of the communication; the controller is leader of node 0.
 
     Parameters

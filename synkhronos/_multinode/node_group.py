@@ -1,4 +1,4 @@
-"""Process group of all nodes, for the controller's dispatcher: the methods of a `Team`, with global rank numbers.
+"""Process group of all nodes, for the dispatcher: the methods of a `ProcessGroup`, with global rank numbers.
 
 The controller's own process group receives each message as in a session on one node. The leaders of the other nodes
 receive the same message with the data that their nodes need for it, and return the answers of their ranks.
@@ -10,26 +10,26 @@ from collections.abc import Sequence
 from time import monotonic_ns
 
 from synkhronos._memory import Segment, SegmentTable
-from synkhronos._multinode.leader_comm import ORDER, FleetSignals, Line
+from synkhronos._multinode.leader_comm import ORDER, LeaderComm, MultiNodeSignals
 from synkhronos._multinode.node_messages import Answer, Bring, Do, Look, Lost, Stop, Tell
-from synkhronos._multinode.shipping import Cargo, Shipping
-from synkhronos._processes import STRAGGLING, Patience, Team, check_machines
+from synkhronos._multinode.shipping import Shipment, Shipping
+from synkhronos._processes import STRAGGLING, Deadline, ProcessGroup, check_machines
 from synkhronos._rank import Decoder, Envelope
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos.errors import CLOSED_WITHIN, SessionError, WorkerDied, WorkerTimeout
 
-__all__ = ["Fleet"]
+__all__ = ["MultiNodeGroup"]
 
 _QUESTIONS = 8
 _STOP_SECONDS = 5.0  # that a leader may take to stop its ranks, and then to answer
 
 
-class Fleet:
+class MultiNodeGroup:
     """All ranks of all nodes.
 
     Parameters
     ----------
-    team : Team
+    team : ProcessGroup
         Process group of the controller's node.
     devices : list of str
         Devices of all ranks.
@@ -38,20 +38,20 @@ class Fleet:
 
     Attributes
     ----------
-    signals : FleetSignals
+    signals : MultiNodeSignals
         Signals that reach all nodes.
     ahead : list of int
         How far each rank's clock was ahead of the controller's when this object was made, in nanoseconds.
     """
 
-    def __init__(self, team: Team, devices: list[str], segments: SegmentTable) -> None:
+    def __init__(self, team: ProcessGroup, devices: list[str], segments: SegmentTable) -> None:
         world = team.world
         self.devices, self.n_ranks, self.master_rank = devices, world.n_ranks, world.master_rank
         self.workers = [rank for rank in range(self.n_ranks) if rank != self.master_rank]
         self.timeline, self.start = team.timeline, team.start
-        self.signals = FleetSignals(team, world.line)
+        self.signals = MultiNodeSignals(team, world.line)
         self._team, self._world = team, world
-        self._line: Line = world.line
+        self._line: LeaderComm = world.line
         self._shipping = Shipping(segments, world)
         self._decoder = Decoder()
         self._own: list[bytes | None] | None = None  # answers of the controller's node
@@ -62,7 +62,7 @@ class Fleet:
         self.ahead = self.tell()[0]
 
     def send(self, message: bytes, memory: Sequence[Segment] = ()) -> None:
-        """Send a message, as `Team.send`."""
+        """Send a message, as `ProcessGroup.send`."""
         envelope: Envelope = self._decoder.loads(message)
         self._doubt()
         self._told.clear()
@@ -85,12 +85,12 @@ class Fleet:
             if not isinstance(answer, Answer) or answer.number != self._told.get(machine) or answer.lacks:
                 self._shipping.doubt(machine)
 
-    def _bring(self, envelope: Envelope, machine: int) -> tuple[Cargo, Exception | None]:
+    def _bring(self, envelope: Envelope, machine: int) -> tuple[Shipment, Exception | None]:
         """Send a node the data for a command, except for the last piece.
 
         Returns
         -------
-        last : Cargo
+        last : Shipment
             The last piece, empty if the node refused an earlier one.
         refusal : Exception or None
             Why the node could not take in the data.
@@ -103,7 +103,7 @@ class Fleet:
                 self._line.send(machine, ORDER, Bring(self._line.number, last), has_rows=True)
             self._wait_for([machine])
             if self._line.answers[machine].lacks:
-                return Cargo([], [], []), self._line.answers[machine].replies
+                return Shipment([], [], []), self._line.answers[machine].replies
             last = piece
         return last, None
 
@@ -182,7 +182,7 @@ class Fleet:
         return self._waiting or self._team.outstanding
 
     def collect(self) -> list[bytes | None]:
-        """Collect answers, as `Team.collect`; a lost rank of another node raises what its leader has found."""
+        """Collect answers, as `ProcessGroup.collect`; a lost rank of another node raises what its leader has found."""
         if self._own is None:
             self._own = self._team.collect()
         before = self.timeline.switch(STRAGGLING)
@@ -244,8 +244,8 @@ class Fleet:
         return {machine: one for machine, one in self._line.answers.items() if isinstance(one, Lost)}
 
     def settle(self, seconds: float | None = None) -> bool:
-        """Wait as `Team.settle` does; return ``False`` if a node has no ranks left."""
-        patience = Patience(seconds)
+        """Wait as `ProcessGroup.settle` does; return ``False`` if a node has no ranks left."""
+        patience = Deadline(seconds)
         if not self._team.settle(seconds):
             return False
         self._line.wait(lambda: not self._silent() or patience.is_over())
@@ -266,7 +266,7 @@ class Fleet:
             self._line.begin(self._line.number + 1)
             for machine in self._line.others:
                 self._line.send(machine, ORDER, Stop(self._line.number))
-        patience = Patience(0.0 if self._line.is_lost else grace + _STOP_SECONDS)
+        patience = Deadline(0.0 if self._line.is_lost else grace + _STOP_SECONDS)
         try:
             self._line.wait_outside_calls(lambda: not self._silent() or patience.is_over())
         finally:

@@ -14,11 +14,11 @@ from typing import Any, Callable, NoReturn
 from synkhronos import _backends
 from synkhronos._memory import SegmentTable
 from synkhronos._multinode.heartbeat import LEAVE
-from synkhronos._multinode.leader_comm import ANSWER, Line
+from synkhronos._multinode.leader_comm import ANSWER, LeaderComm
 from synkhronos._multinode.node_messages import Answer, Ask, Bring, Do, Leave, Look, Lost, Start, Stop, Tell
-from synkhronos._multinode.shipping import Stowage
+from synkhronos._multinode.shipping import SegmentCache
 from synkhronos._native import native
-from synkhronos._processes import OUTSIDE, TRANSFERS, Team, World
+from synkhronos._processes import OUTSIDE, TRANSFERS, ProcessGroup, World
 from synkhronos._rank import Decoder, Encoder, Envelope, Failure, Replica, set_apart, start_ranks, summarize
 from synkhronos._utils.interrupts import collect_garbage, let_interrupts_pass
 from synkhronos.errors import WorkerDied, WorkerTimeout
@@ -26,7 +26,7 @@ from synkhronos.errors import WorkerDied, WorkerTimeout
 __all__ = ["lead"]
 
 
-def lead(line: Line, find_devices: Callable[..., list[str]]) -> NoReturn:
+def lead(line: LeaderComm, find_devices: Callable[..., list[str]]) -> NoReturn:
     """Serve the controller until it ends; never return.
 
     Parameters
@@ -66,8 +66,8 @@ def _ignore_signals() -> None:
                 signal.signal(number, signal.SIG_DFL if is_of_children else signal.SIG_IGN)
 
 
-def _serve(line: Line, find_devices: Callable[..., list[str]]) -> None:
-    crew: Crew | None = None
+def _serve(line: LeaderComm, find_devices: Callable[..., list[str]]) -> None:
+    crew: NodeRanks | None = None
     while True:
         line.wait(lambda: line.orders)
         order = line.orders.popleft()
@@ -84,7 +84,7 @@ def _serve(line: Line, find_devices: Callable[..., list[str]]) -> None:
             if crew is not None:  # the controller was interrupted while it forked
                 crew.end()
             line.set_heartbeat(order.heartbeat)
-            crew = Crew(line, order)
+            crew = NodeRanks(line, order)
         elif isinstance(order, Stop) and crew is not None:
             crew.end()
             crew = None
@@ -104,7 +104,7 @@ def _serve(line: Line, find_devices: Callable[..., list[str]]) -> None:
         line.send(0, ANSWER, answer)
 
 
-class Crew:
+class NodeRanks:
     """The ranks of this node.
 
     Parameters
@@ -113,15 +113,15 @@ class Crew:
     start : Start
     """
 
-    def __init__(self, line: Line, start: Start) -> None:
+    def __init__(self, line: LeaderComm, start: Start) -> None:
         self._line = line
         self._start = start
         self._lost: Lost | None = None
         self._segments = SegmentTable()
-        self._stowage = Stowage(self._segments)
+        self._stowage = SegmentCache(self._segments)
         self._decoder, self._encoder, self._own = Decoder(), Encoder(), Encoder()
-        world = World(start.sizes, line.machine, start.master_rank, line, start.exchange)
-        self._team = Team(start.devices, 0, start.timeout, world)
+        world = World(start.sizes, line.machine, start.master_rank, line, start.wire_dtype)
+        self._team = ProcessGroup(start.devices, 0, start.timeout, world)
         self._answered = monotonic_ns()
         self._replica: Replica | None = None
         try:

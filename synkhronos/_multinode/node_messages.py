@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from synkhronos._memory import FilePart
-from synkhronos._multinode.shipping import Cargo
+from synkhronos._multinode.shipping import Shipment
 
 __all__ = ["Answer", "Ask", "Bring", "Do", "Leave", "Look", "Lost", "Start", "Stop", "Tell"]
 
@@ -26,7 +26,7 @@ class Start(NamedTuple):
     master_rank: int
     profile_workers: bool
     timeout: float | None
-    exchange: str | None
+    wire_dtype: str | None
     restart_workers: bool
     seed: bytes | None
     heartbeat: float
@@ -36,7 +36,7 @@ class Bring(NamedTuple):
     """Take in a part of the data for the next `Do`; the answer has an exception if that fails."""
 
     number: int
-    cargo: Cargo
+    cargo: Shipment
 
 
 class Do(NamedTuple):
@@ -46,7 +46,7 @@ class Do(NamedTuple):
     ----------
     message : bytes
         A pickled `Envelope`.
-    cargo : Cargo
+    cargo : Shipment
         The last part of the data.
     refusal : Exception or None
         The node's answer to an earlier `Bring` that failed: then the ranks do not begin.
@@ -56,7 +56,7 @@ class Do(NamedTuple):
 
     number: int
     message: bytes
-    cargo: Cargo
+    cargo: Shipment
     refusal: Exception | None
     waited: int = 0
 

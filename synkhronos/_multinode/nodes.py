@@ -8,20 +8,20 @@ from typing import Any, Callable
 
 from synkhronos._graph import Definitions
 from synkhronos._multinode.launch import StartLimit, find_line
-from synkhronos._multinode.leader_comm import ORDER, Line
+from synkhronos._multinode.leader_comm import ORDER, LeaderComm
 from synkhronos._multinode.node_leader import lead
 from synkhronos._multinode.node_messages import Ask, Leave, Start, Stop
-from synkhronos._processes import Patience, World, kind_of
+from synkhronos._processes import Deadline, World, kind_of
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos._utils.rendezvous import RESTART, rendezvous
 from synkhronos.errors import DeviceError, NodeLost, SessionError
 
-__all__ = ["Machines", "find_machines"]
+__all__ = ["Nodes", "find_machines"]
 
 _STOP_SECONDS = 5.0  # that a leader may take to stop its ranks
 
 
-class Machines:
+class Nodes:
     """All nodes; the controller's is number 0.
 
     Parameters
@@ -41,7 +41,7 @@ class Machines:
         in their first `fork`.
     """
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: LeaderComm) -> None:
         self.line = line
         self.definitions = _definitions()
         self.names: list[str] = []
@@ -99,7 +99,7 @@ class Machines:
                 master_rank,
                 options.profile_workers,
                 options.timeout,
-                options.exchange,
+                options.wire_dtype,
                 options.restart_workers,
                 options.seed,
                 options.heartbeat,
@@ -107,7 +107,7 @@ class Machines:
             for found in names
         ]
         self._ask(start, limit)
-        self.world = World(sizes, 0, master_rank, self.line, options.exchange)
+        self.world = World(sizes, 0, master_rank, self.line, options.wire_dtype)
         self.names = [device for found in names for device in found]
         self.devices = [
             f"machine {machine} ({self.line.hosts[machine]}): {device}"
@@ -128,7 +128,7 @@ class Machines:
 
     def _tell(self, orders: list[Any], seconds: float | None) -> list[int]:
         """Send each leader its order, wait at most ``seconds`` for the answers, and return the nodes without one."""
-        number, patience = orders[0].number, Patience(seconds)
+        number, patience = orders[0].number, Deadline(seconds)
         with deferred_interrupts():  # all of them receive it, or none
             self.line.begin(number)
             for machine in self.line.others:
@@ -152,7 +152,7 @@ def _definitions() -> Definitions:
     return Definitions(lasting=True)
 
 
-def find_machines(find_devices: Callable[..., list[str]], limit: StartLimit) -> Machines | None:
+def find_machines(find_devices: Callable[..., list[str]], limit: StartLimit) -> Nodes | None:
     """Return the nodes of this job, or ``None`` if it is a single process. On the leaders of other nodes, never return.
 
     Parameters
@@ -168,10 +168,10 @@ def find_machines(find_devices: Callable[..., list[str]], limit: StartLimit) -> 
         lead(line, find_devices)
     atexit.unregister(_leave)
     atexit.register(_leave, line)
-    return Machines(line)
+    return Nodes(line)
 
 
-def _leave(line: Line) -> None:
+def _leave(line: LeaderComm) -> None:
     """Order all leaders to leave; called when the controller exits."""
     if not line.is_own_process():
         return

@@ -2,7 +2,7 @@
 
 Each node has memory of the same keys and sizes. Before a command runs on a node, `Shipping` finds the blocks that its
 ranks will read, and sends those whose digests differ from the last sent ones. So a program may write to the memory
-without notice. `Stowage` on the node takes them in.
+without notice. `SegmentCache` on the node takes them in.
 
 A part of a file that the other node has, too, is neither sent nor read here. Before each command, both nodes check that
 the file has not changed.
@@ -29,7 +29,7 @@ from synkhronos._rank import Call, Command, InOrder, Load, Put, Source, borrowed
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos._utils.rows import Rows
 
-__all__ = ["BLOCK", "Cargo", "Digests", "Shipping", "Stowage", "blocks_of", "put", "runs", "take"]
+__all__ = ["BLOCK", "Digests", "SegmentCache", "Shipment", "Shipping", "blocks_of", "put", "runs", "take"]
 
 
 BLOCK = 4096  # bytes
@@ -137,7 +137,7 @@ PIECE = 2048
 _Part = tuple[ArrayRef, int, Union[Rows, np.ndarray, None]]
 
 
-class Cargo(NamedTuple):
+class Shipment(NamedTuple):
     """Data that a leader takes in before its ranks execute a command.
 
     Attributes
@@ -216,12 +216,12 @@ class Shipping:
     def _content(self, key: str) -> np.ndarray:
         return self._segments.view(ArrayRef(key, 0, (self._segments.n_bytes(key),), "|u1"))
 
-    def load(self, command: Command | None, machine: int) -> Iterator[Cargo]:
+    def load(self, command: Command | None, machine: int) -> Iterator[Shipment]:
         """Yield the data that a node needs for a command, in pieces; the last one may be empty.
 
         Each piece counts as sent from the moment it is made.
         """
-        cargo, there, n_bytes = Cargo([], [], []), self._there[machine], 0
+        cargo, there, n_bytes = Shipment([], [], []), self._there[machine], 0
         for ref, axis, chosen in self._needed(command, self._world.ranks_of(machine)):
             if ref.key in self._opened[machine]:
                 cargo.files.append(self._parts[ref.key])
@@ -241,7 +241,7 @@ class Shipping:
                     n_bytes += values.nbytes
                 if n_bytes >= PIECE * BLOCK:
                     yield cargo
-                    cargo, n_bytes = Cargo([], [], []), 0
+                    cargo, n_bytes = Shipment([], [], []), 0
         yield cargo
 
     def _needed(self, command: Command | None, ranks: range) -> Iterator[_Part]:
@@ -311,7 +311,7 @@ _remembered = functools.lru_cache(maxsize=64)(blocks_of)
 _LARGE = 4 * 1024 * 1024  # bytes; memory of this size or more keeps a file descriptor
 
 
-class Stowage:
+class SegmentCache:
     """A node's copy of the controller's memory.
 
     Parameters
@@ -346,7 +346,7 @@ class Stowage:
                 self._files.add(key)
         return segment is not None
 
-    def take(self, cargo: Cargo, dropped: Sequence[str]) -> None:
+    def take(self, cargo: Shipment, dropped: Sequence[str]) -> None:
         """Take in data, after the controller's dropped memory is released; this empties the cargo.
 
         Memory that exists already is not created again, so a failed attempt can be repeated.

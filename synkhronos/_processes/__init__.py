@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from synkhronos._processes.monitor import Sight
-from synkhronos._processes.process_group import Team, World, check_exchange, check_machines, kind_of
+from synkhronos._processes.monitor import SessionStatus
+from synkhronos._processes.process_group import ProcessGroup, World, check_exchange, check_machines, kind_of
 from synkhronos._processes.rank_process import end_with, log, start_apart
-from synkhronos._processes.sync import Barrier, Patience
+from synkhronos._processes.sync import Barrier, Deadline
 from synkhronos._processes.timeline import (
     CATEGORIES,
     COLLECTIVES,
@@ -31,10 +31,10 @@ __all__ = [
     "STRAGGLING",
     "TRANSFERS",
     "Barrier",
+    "Deadline",
     "Notes",
-    "Patience",
-    "Sight",
-    "Team",
+    "ProcessGroup",
+    "SessionStatus",
     "Timeline",
     "World",
     "by_other_clock",

@@ -14,7 +14,7 @@ import numpy as np
 from synkhronos._memory import Descriptor, Segment
 from synkhronos._native import native
 
-__all__ = ["Board", "Sight"]
+__all__ = ["SessionStatus", "StatusBoard"]
 
 _MAGIC = int.from_bytes(b"synkrank", "little")
 _HEAD = 5  # int64 numbers before the pids: magic, n_ranks, master_rank, first, n_all
@@ -26,7 +26,7 @@ def _words_at(n_ranks: int) -> int:
     return -(-8 * (_HEAD + n_ranks) // 64) * 64
 
 
-class Board:
+class StatusBoard:
     """Writable side of the monitor; the controller, or the leader of another node, makes it before it forks.
 
     Parameters
@@ -59,8 +59,8 @@ class Board:
         self.words = segment.bytes[_words_at(n_ranks) :]
 
 
-class Sight:
-    """Read-only view of another process's `Board`.
+class SessionStatus:
+    """Read-only view of another process's `StatusBoard`.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class Sight:
     Attributes
     ----------
     n_ranks, master_rank, first, n_all : int
-        As in `Board`.
+        As in `StatusBoard`.
     """
 
     def __init__(self, path: str) -> None:

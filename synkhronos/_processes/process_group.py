@@ -4,10 +4,10 @@ The controller and its workers share memory::
 
     controller ──post SENT──────> worker   reads the mailbox, works, fills its own answer box
     controller <──post ANSWERED── worker   one word per worker; the last worker wakes the controller
-    all ranks meet at `Team.barrier` inside collectives
+    all ranks meet at `ProcessGroup.barrier` inside collectives
 
-With several nodes, the leader of each node has a `Team` of its own, and `World` defines how the ranks of all nodes are
-numbered.
+With several nodes, the leader of each node has a `ProcessGroup` of its own, and `World` defines how the ranks of all
+nodes are numbered.
 
 Invariants
 ----------
@@ -27,17 +27,17 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
-from synkhronos._memory import Box, Passage, Segment
-from synkhronos._processes.monitor import Board
-from synkhronos._processes.rank_process import Member, describe_exit, log
-from synkhronos._processes.sync import ANSWERED, SENT, Barrier, Patience, Signals
+from synkhronos._memory import FdChannel, Mailbox, Segment
+from synkhronos._processes.monitor import StatusBoard
+from synkhronos._processes.rank_process import RankProcess, describe_exit, log
+from synkhronos._processes.sync import ANSWERED, SENT, Barrier, Deadline, Signals
 from synkhronos._processes.timeline import CONTROL, OUTSIDE, Timeline
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos._utils.progress import counted
 from synkhronos._utils.resources import count_cores
 from synkhronos.errors import CLOSED_WITHIN, CollectiveAborted, SessionError, WorkerDied, WorkerTimeout
 
-__all__ = ["MasterDied", "Team", "World", "check_exchange", "check_machines", "check_order", "kind_of"]
+__all__ = ["ControllerDied", "ProcessGroup", "World", "check_exchange", "check_machines", "check_order", "kind_of"]
 
 
 def kind_of(device: str) -> str:
@@ -58,7 +58,7 @@ class World(NamedTuple):
         Global rank of the controller.
     line : Line, or None
         In a node leader: connection to the other leaders.
-    exchange : str, or None
+    wire_dtype : str, or None
         Wire dtype of float32 data between nodes; ``None``: float32 itself.
     """
 
@@ -66,7 +66,7 @@ class World(NamedTuple):
     machine: int
     master_rank: int
     line: Any = None
-    exchange: str | None = None
+    wire_dtype: str | None = None
 
     @property
     def n_ranks(self) -> int:
@@ -88,19 +88,19 @@ class World(NamedTuple):
 _MARGIN = 1.0
 
 
-def check_order(team: Team) -> None:
+def check_order(team: ProcessGroup) -> None:
     """Raise, in the leader of another node, if the controller has ordered the ranks to end in the meantime."""
     world = team.world
     if world.machine and not team.stopped and world.line.is_told_to_stop():
         raise WorkerTimeout("the first machine has said that the ranks are to end", team.rank, 0)
 
 
-def check_machines(team: Team, silent: Sequence[int]) -> None:
+def check_machines(team: ProcessGroup, silent: Sequence[int]) -> None:
     """Raise if the ranks of this node cannot go on, or, in the controller, if another node does not answer in time.
 
     Parameters
     ----------
-    team : Team
+    team : ProcessGroup
         Process group of this node; its ranks have arrived.
     silent : sequence of int
         Numbers of the nodes that have not answered.
@@ -116,7 +116,7 @@ def check_machines(team: Team, silent: Sequence[int]) -> None:
         raise WorkerTimeout(f"{name}, did not answer within {patience.seconds} seconds", rank, 0)
 
 
-def check_exchange(team: Team) -> None:
+def check_exchange(team: ProcessGroup) -> None:
     """Raise, in the controller, if other node leaders do not continue an exchange of arrays in time."""
     patience, world = team.patience, team.world
     if world.machine or not patience.is_over(_MARGIN):
@@ -131,11 +131,11 @@ def check_exchange(team: Team) -> None:
 _SPIN_SECONDS = 1e-3  # a wait polls the words for this time before it parks
 
 
-class MasterDied(BaseException):
+class ControllerDied(BaseException):
     """Raised in a worker whose controller has ended."""
 
 
-class Team:
+class ProcessGroup:
     """Process group of one node: the process that creates it, and one forked worker for each other rank.
 
     Parameters
@@ -145,7 +145,7 @@ class Team:
     master_rank : int
         Rank of this process on this node.
     timeout : float or None
-        Seconds that the controller waits for the answers to a message; see `Patience`.
+        Seconds that the controller waits for the answers to a message; see `Deadline`.
     world : World, optional
         Numbering of the ranks of all nodes; default: this node has all ranks.
 
@@ -153,9 +153,9 @@ class Team:
     ----------
     barrier : Barrier
         Barrier of all ranks of this node; it raises if a rank can no longer arrive.
-    patience : Patience
+    patience : Deadline
         Time that the controller has waited for the answers to the last message.
-    passage : Passage
+    passage : FdChannel
         In a worker: channel for memory to and from the controller.
     """
 
@@ -166,7 +166,7 @@ class Team:
         self.master_rank = master_rank
         self.workers = [rank for rank in range(self.n_ranks) if rank != master_rank]
         self._master_pid = os.getpid()
-        self._board = Board(self.n_ranks, master_rank, self.world.first, self.world.n_ranks)
+        self._board = StatusBoard(self.n_ranks, master_rank, self.world.first, self.world.n_ranks)
         spin = _SPIN_SECONDS if self.n_ranks <= count_cores() else 0.0
         self.signals = Signals(self._board.words, self.n_ranks, master_rank, spin)
         finished = Segment.create(16 * self.n_ranks)
@@ -176,12 +176,12 @@ class Team:
         self._number = 0  # of the last message
         self._collected = 0  # number of the last message whose answers were collected
         self.stopped = False
-        self.patience = Patience(timeout)
+        self.patience = Deadline(timeout)
         self._work: Callable[[int], None]
-        self._mailbox = Box()
-        self._answers = [Box() for _ in range(self.n_ranks)]
-        self._members: dict[int, Member] = {}
-        self.passage: Passage
+        self._mailbox = Mailbox()
+        self._answers = [Mailbox() for _ in range(self.n_ranks)]
+        self._members: dict[int, RankProcess] = {}
+        self.passage: FdChannel
 
     # -- controller
 
@@ -196,7 +196,7 @@ class Team:
         with deferred_interrupts():
             if rank in self._members:
                 self._members[rank].let_go()
-            member = Member(lambda passage: self._run(rank, passage), self._members.values())
+            member = RankProcess(lambda passage: self._run(rank, passage), self._members.values())
             self._members[rank], self._board.pids[rank] = member, member.process.pid
 
     def _give(self, segment: Segment) -> None:
@@ -275,7 +275,7 @@ class Team:
 
     def settle(self, seconds: float | None = None) -> bool:
         """Wait at most ``seconds`` until each worker has answered or is dead; return whether all have."""
-        patience = Patience(seconds)
+        patience = Deadline(seconds)
         while set(self.unanswered()) - set(self.dead()):
             if patience.is_over():
                 return False
@@ -296,7 +296,7 @@ class Team:
             return
         self.stopped = True
         self._board.close()
-        patience = Patience(grace)
+        patience = Deadline(grace)
         for rank, member in self._members.items():
             process = member.process
             if not process.join(patience):
@@ -309,18 +309,18 @@ class Team:
 
     # -- worker
 
-    def _run(self, rank: int, passage: Passage) -> None:
+    def _run(self, rank: int, passage: FdChannel) -> None:
         self._board.close()
         self.signals.rank = rank
         self.passage = passage
-        with contextlib.suppress(MasterDied):
+        with contextlib.suppress(ControllerDied):
             self.check_master()
             self._work(rank)
 
     def check_master(self) -> None:
-        """Raise `MasterDied` if the controller of this process has ended."""
+        """Raise `ControllerDied` if the controller of this process has ended."""
         if os.getppid() != self._master_pid:
-            raise MasterDied
+            raise ControllerDied
 
     def receive(self) -> bytes:
         """Wait for the controller's next message, and return it."""

@@ -32,12 +32,12 @@ import warnings
 from collections.abc import Iterable
 from typing import Callable, NoReturn
 
-from synkhronos._memory import Descriptor, Passage
+from synkhronos._memory import Descriptor, FdChannel
 from synkhronos._native import native
-from synkhronos._processes.sync import Patience
+from synkhronos._processes.sync import Deadline
 from synkhronos._utils.interrupts import deferred_interrupts
 
-__all__ = ["Member", "Process", "describe_exit", "end_with", "leave_signals_to_master", "log", "start_apart"]
+__all__ = ["Process", "RankProcess", "describe_exit", "end_with", "leave_signals_to_master", "log", "start_apart"]
 
 
 def log(level: int, message: str, *args: object) -> None:
@@ -96,7 +96,7 @@ class Process:
                     self._exitcode = os.waitstatus_to_exitcode(status)
         return self._exitcode
 
-    def join(self, patience: Patience) -> bool:
+    def join(self, patience: Deadline) -> bool:
         """Wait until the child has ended; return whether it did so before ``patience`` was over."""
         pause = 0.0005
         while self.exitcode is None:
@@ -110,7 +110,7 @@ class Process:
         """End the child with SIGKILL, and wait until it has ended."""
         if self.exitcode is None:
             os.kill(self.pid, signal.SIGKILL)
-            self.join(Patience(None))
+            self.join(Deadline(None))
 
 
 def _live(work: Callable[[], None], mask: Iterable[int]) -> NoReturn:
@@ -218,7 +218,7 @@ def start_apart(work: Callable[[], None], descriptors: Iterable[int], while_stop
             _kill_group_at_end_of(reader.fileno())
         work()
 
-    Process(begin).join(Patience(None))
+    Process(begin).join(Deadline(None))
     return writer
 
 
@@ -284,7 +284,7 @@ def leave_signals_to_master() -> None:
 # -- workers, as the controller sees them
 
 
-class Member:
+class RankProcess:
     """Worker process, with the channel for memory to and from it; the controller's view.
 
     Parameters
@@ -297,13 +297,13 @@ class Member:
     Attributes
     ----------
     process : Process
-    passage : Passage
+    passage : FdChannel
         The controller's end of the channel.
     """
 
-    def __init__(self, live: Callable[[Passage], None], others: Iterable[Member]) -> None:
+    def __init__(self, live: Callable[[FdChannel], None], others: Iterable[RankProcess]) -> None:
         by_main_thread = threading.current_thread() is threading.main_thread()
-        self.passage, its_own = Passage.pair()
+        self.passage, its_own = FdChannel.pair()
         master = os.getpid()
 
         def begin() -> None:

@@ -12,14 +12,14 @@ from typing import Any, Callable
 from synkhronos._native import native
 from synkhronos._processes.timeline import STRAGGLING, Timeline
 
-__all__ = ["ANSWERED", "POLL", "SENT", "Barrier", "Patience", "Signals"]
+__all__ = ["ANSWERED", "POLL", "SENT", "Barrier", "Deadline", "Signals"]
 
 
 #: Time between two looks at the clock, in seconds, from which on it does not count as waiting.
 _PAUSE = 1.0
 
 
-class Patience:
+class Deadline:
     """Deadline for the answers to one message, which counts only the time that the controller really waits.
 
     While it waits, the controller looks at the clock at least twenty times a second. A gap of a second or more does not

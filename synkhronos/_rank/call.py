@@ -19,12 +19,12 @@ import numpy as np
 from synkhronos import _graph
 from synkhronos._backends import is_device_array, to_device, to_host
 from synkhronos._collectives import Accumulator, DeviceAccumulator, ShapesDiffer, accumulates
-from synkhronos._graph.ops import Standing
+from synkhronos._graph.ops import RankContext
 from synkhronos._memory import SegmentTable
-from synkhronos._processes import COLLECTIVES, FUNCTION, SHUFFLE, Team
-from synkhronos._rank.collective_handlers import Exchange
+from synkhronos._processes import COLLECTIVES, FUNCTION, SHUFFLE, ProcessGroup
+from synkhronos._rank.collective_handlers import CollectiveHandlers
 from synkhronos._rank.commands import Call
-from synkhronos._rank.results import Excerpts
+from synkhronos._rank.results import RowViews
 from synkhronos._utils.rows import Rows, Selection, pieces, take
 
 __all__ = ["Caller", "borrowed", "call_in_slices", "kept"]
@@ -121,16 +121,22 @@ class Caller:
 
     Parameters
     ----------
-    team : Team
+    team : ProcessGroup
     functions : dict of int to function
         Compiled functions by key. The caller sees later additions.
     segments : SegmentTable
-    excerpts : Excerpts
+    excerpts : RowViews
     exchange : Exchange
     """
 
     def __init__(
-        self, team: Team, functions: dict[int, Any], segments: SegmentTable, excerpts: Excerpts, *, exchange: Exchange
+        self,
+        team: ProcessGroup,
+        functions: dict[int, Any],
+        segments: SegmentTable,
+        excerpts: RowViews,
+        *,
+        exchange: CollectiveHandlers,
     ) -> None:
         self._rank = team.world.first + team.rank
         self._is_master = self._rank == team.world.master_rank
@@ -143,7 +149,7 @@ class Caller:
         self._variables = exchange.variables
         self._timeline = team.timeline
         world = team.world
-        self._standing = Standing(self._rank, world.n_ranks, world.master_rank, exchange.transport, team.timeline)
+        self._standing = RankContext(self._rank, world.n_ranks, world.master_rank, exchange.transport, team.timeline)
 
     def call(self, command: Call) -> list[Any] | None:
         """Call a function on this rank's shard; return its outputs, or ``None`` on a rank that has none to return.

@@ -21,25 +21,25 @@ from synkhronos._collectives import (
     result_dtype,
 )
 from synkhronos._native import native
-from synkhronos._processes import SHUFFLE, TRANSFERS, Team
+from synkhronos._processes import SHUFFLE, TRANSFERS, ProcessGroup
 from synkhronos._rank.commands import AllGather, AllReduce, Digest, Get, Nccl, Put, Reduce, Shapes
-from synkhronos._rank.results import Excerpts
+from synkhronos._rank.results import RowViews
 from synkhronos._utils.rows import Rows
 
-__all__ = ["Exchange", "digest_of"]
+__all__ = ["CollectiveHandlers", "digest_of"]
 
 _logger = logging.getLogger("synkhronos")
 
 
-class Exchange:
+class CollectiveHandlers:
     """One rank's part in commands on shared variables.
 
     Parameters
     ----------
-    team : Team
+    team : ProcessGroup
     workspace : Workspace
     variables : VariableTable
-    excerpts : Excerpts
+    excerpts : RowViews
     regions : Regions
         The shared heap.
 
@@ -55,10 +55,10 @@ class Exchange:
 
     def __init__(
         self,
-        team: Team,
+        team: ProcessGroup,
         workspace: Workspace,
         variables: _graph.VariableTable,
-        excerpts: Excerpts,
+        excerpts: RowViews,
         *,
         regions: native.Heap,
     ) -> None:

@@ -12,14 +12,14 @@ from typing import Any, Callable
 
 from synkhronos import _backends, _graph
 from synkhronos._collectives import Workspace, connect
-from synkhronos._memory import Passage, SegmentRef, SegmentTable, look_at_free_memory
+from synkhronos._memory import FdChannel, SegmentRef, SegmentTable, look_at_free_memory
 from synkhronos._native import native
-from synkhronos._processes import COLLECTIVES, CONTROL, TRANSFERS, Notes, Team
+from synkhronos._processes import COLLECTIVES, CONTROL, TRANSFERS, Notes, ProcessGroup
 from synkhronos._rank.call import Caller
-from synkhronos._rank.collective_handlers import Exchange
+from synkhronos._rank.collective_handlers import CollectiveHandlers
 from synkhronos._rank.commands import Bind, Call, Command, Connect, Get, InOrder, Load, Record, Settle, Shapes, meets
 from synkhronos._rank.environment import ThreadLimits
-from synkhronos._rank.results import Excerpts, Publisher
+from synkhronos._rank.results import ResultPublisher, RowViews
 
 __all__ = ["Replica"]
 
@@ -29,7 +29,7 @@ class Replica:
 
     Parameters
     ----------
-    team : Team
+    team : ProcessGroup
         This rank's view of it.
     workspace : Workspace
         Memory for the collectives of the ranks.
@@ -46,7 +46,7 @@ class Replica:
 
     def __init__(
         self,
-        team: Team,
+        team: ProcessGroup,
         workspace: Workspace,
         segments: SegmentTable,
         variables: _graph.VariableTable,
@@ -65,10 +65,10 @@ class Replica:
         self.context: Any = None  # of the rank's GPU, once it is bound
         self._team = team
         self._timeline = team.timeline
-        self._excerpts = Excerpts(segments)
-        self._exchange = Exchange(team, workspace, variables, self._excerpts, regions=regions)
+        self._excerpts = RowViews(segments)
+        self._exchange = CollectiveHandlers(team, workspace, variables, self._excerpts, regions=regions)
         self._caller = Caller(team, self.functions, segments, self._excerpts, exchange=self._exchange)
-        self._publisher = Publisher(workspace, regions, team.rank, by_message=world.machine > 0)
+        self._publisher = ResultPublisher(workspace, regions, team.rank, by_message=world.machine > 0)
         self.read = self._publisher.read
         self._handlers: dict[type, Callable[[Any], Any]] = {
             Settle: self._settle,
@@ -145,7 +145,7 @@ class Replica:
         self._timeline.start(command.room)
         return None
 
-    def attach(self, refs: Sequence[SegmentRef], passage: Passage) -> None:
+    def attach(self, refs: Sequence[SegmentRef], passage: FdChannel) -> None:
         """Map memory that the controller has created.
 
         Everything that can be mapped is mapped before an exception is raised for the rest.

@@ -19,10 +19,10 @@ from synkhronos._rank.commands import RowsRef, Source
 from synkhronos._rank.messages import Arrays, Placed, Sent
 from synkhronos._utils.rows import Rows, Selection
 
-__all__ = ["Excerpts", "Publisher"]
+__all__ = ["ResultPublisher", "RowViews"]
 
 
-class Excerpts:
+class RowViews:
     """Select one rank's rows of arrays; rows picked by index are copied to buffers that are used again.
 
     Views are not cached, because a view keeps the controller's memory from being used again.
@@ -88,7 +88,7 @@ class Excerpts:
 _MOST_PLACES = 256
 
 
-class Publisher:
+class ResultPublisher:
     """Publish one rank's arrays; read those of other ranks on the controller.
 
     Parameters

@@ -8,7 +8,7 @@ from typing import Any, Callable
 from synkhronos import _backends, _graph
 from synkhronos._collectives import Workspace
 from synkhronos._memory import SegmentTable, make_regions
-from synkhronos._processes import Team
+from synkhronos._processes import ProcessGroup
 from synkhronos._rank.environment import set_apart
 from synkhronos._rank.messages import Decoder, Encoder, Envelope, Failure
 from synkhronos._rank.replica import Replica
@@ -17,7 +17,7 @@ from synkhronos._utils.interrupts import deferred_interrupts
 __all__ = ["serve", "start_ranks"]
 
 
-def serve(team: Team, replica: Replica) -> None:
+def serve(team: ProcessGroup, replica: Replica) -> None:
     """Execute the controller's commands until it sends a stop."""
     decoder, encoder = Decoder(), Encoder()
     while True:
@@ -48,7 +48,7 @@ def serve(team: Team, replica: Replica) -> None:
                 _answer(team, encoder, Failure.of(error))
 
 
-def _answer(team: Team, encoder: Encoder, reply: Any) -> None:
+def _answer(team: ProcessGroup, encoder: Encoder, reply: Any) -> None:
     """Reply to the controller; after a failure of this rank, abort the other ranks' waits first."""
     if isinstance(reply, Failure) and not reply.aborted:
         team.signals.abort()
@@ -56,7 +56,7 @@ def _answer(team: Team, encoder: Encoder, reply: Any) -> None:
 
 
 def start_ranks(
-    team: Team,
+    team: ProcessGroup,
     segments: SegmentTable,
     ended: Any,
     profile_workers: bool,
@@ -67,9 +67,9 @@ def start_ranks(
 
     Parameters
     ----------
-    team : Team
+    team : ProcessGroup
     segments : SegmentTable
-    ended : Endings, or None
+    ended : FinalizerQueue, or None
         Receives the keys of variables that the program has dropped.
     profile_workers : bool
         Print Theano's profiles of the workers when they stop.

@@ -51,12 +51,12 @@ def _names_of_other_threads() -> Iterator[str]:
             yield thread.name
 
 
-def warn(message: str) -> None:
+def warn(message: str, category: type[Warning] = RuntimeWarning) -> None:
     """Warn at the line of the program that called this package."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _OWN:
         level, frame = level + 1, frame.f_back
-    warnings.warn(message, RuntimeWarning, stacklevel=level)
+    warnings.warn(message, category, stacklevel=level)
 
 
 #: How to continue after a session is broken.

@@ -8,9 +8,9 @@ import sys
 import threading
 from typing import Any, Callable
 
-from synkhronos._multinode import Fleet
+from synkhronos._multinode import MultiNodeGroup
 from synkhronos._native import native
-from synkhronos._processes import Team, log
+from synkhronos._processes import ProcessGroup, log
 from synkhronos._rank import Arrays, Command, Decoder, Encoder, Failure, InOrder, Replica, summarize
 from synkhronos._session.diagnostics import BROKEN, LOST, first_failure, worker_error
 from synkhronos._session.ledger import Ledger
@@ -50,7 +50,7 @@ class Dispatcher:
 
     Parameters
     ----------
-    team : Team or Fleet
+    team : ProcessGroup or MultiNodeGroup
     replica : Replica
         The controller's.
     ledger : Ledger
@@ -63,7 +63,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        team: Team | Fleet,
+        team: ProcessGroup | MultiNodeGroup,
         replica: Replica,
         ledger: Ledger,
         timeout: float | None,
@@ -76,7 +76,7 @@ class Dispatcher:
         self._replica = replica
         self._ledger = ledger
         self._timeout = timeout
-        self._ahead = team.ahead if isinstance(team, Fleet) else [0] * team.n_ranks
+        self._ahead = team.ahead if isinstance(team, MultiNodeGroup) else [0] * team.n_ranks
         self._restore = restore
         self._encoder = Encoder()
         self._decoders = [Decoder() for _ in range(team.n_ranks)]
@@ -258,7 +258,7 @@ class Dispatcher:
 
     def _remedy(self) -> str:
         """Return the message that says how to continue after a session is broken."""
-        return LOST if isinstance(self._team, Fleet) and self._team.is_lost else BROKEN
+        return LOST if isinstance(self._team, MultiNodeGroup) and self._team.is_lost else BROKEN
 
     def check_usable(self) -> None:
         """Raise `SessionError` if this session cannot execute commands any more."""

@@ -12,16 +12,16 @@ from synkhronos import _graph
 from synkhronos._backends import precompile
 from synkhronos._rank import Replica, summarize
 from synkhronos._session.ledger import Ledger
-from synkhronos._utils.interrupts import Endings, deferred_interrupts, let_interrupts_pass
+from synkhronos._utils.interrupts import FinalizerQueue, deferred_interrupts, let_interrupts_pass
 from synkhronos._utils.progress import progress
 from synkhronos.errors import WorkerError
 
-__all__ = ["Library"]
+__all__ = ["FunctionRegistry"]
 
 _logger = logging.getLogger("synkhronos")
 
 
-class Library:
+class FunctionRegistry:
     """Functions by key, in the controller.
 
     Parameters
@@ -48,7 +48,7 @@ class Library:
         self._pending: dict[int, Any] = {}  # compiled, not yet distributed
         self._failed: set[int] = set()  # the pending ones that could not be distributed
         self._definitions = definitions
-        self._ended: Endings[int] = Endings()
+        self._ended: FinalizerQueue[int] = FinalizerQueue()
         self._distributing = False
         self._next = 0
 

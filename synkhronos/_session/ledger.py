@@ -15,7 +15,7 @@ import numpy as np
 
 from synkhronos._memory import Arena, ArrayRef, Segment, SegmentTable, aligned
 from synkhronos._rank import Command, Envelope, Release
-from synkhronos._utils.interrupts import Endings, deferred_interrupts
+from synkhronos._utils.interrupts import FinalizerQueue, deferred_interrupts
 
 __all__ = ["Ledger", "Staged"]
 
@@ -49,7 +49,7 @@ class Ledger:
     ----------
     functions, variables : deque
         Keys of dropped functions and variables.
-    ended_variables : Endings
+    ended_variables : FinalizerQueue
         Keys of variables that the program has dropped.
     sent : Release
         The dropped objects that the last envelope named.
@@ -59,7 +59,7 @@ class Ledger:
         self._segments: deque[str] = deque()
         self.functions: deque[int] = deque()
         self.variables: deque[int] = deque()
-        self.ended_variables: Endings[int] = Endings()
+        self.ended_variables: FinalizerQueue[int] = FinalizerQueue()
         # the kernel limits the descriptors in flight of all programs of a user to RLIMIT_NOFILE
         open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._most_waiting = max(1, min(_MAX_WAITING, open_files // (8 * max(1, n_workers))))

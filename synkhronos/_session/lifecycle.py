@@ -19,7 +19,7 @@ from synkhronos._multinode import StartLimit, find_machines
 from synkhronos._native import native
 from synkhronos._processes import kind_of
 from synkhronos._session.devices import count_gpus, find_free_devices
-from synkhronos._session.diagnostics import check_cores, check_threads
+from synkhronos._session.diagnostics import check_cores, check_threads, warn
 from synkhronos._session.dispatch import BUSY
 from synkhronos._session.options import make_options
 from synkhronos._session.profiles import Profile, Serial, begin, finish
@@ -96,9 +96,10 @@ def fork(
     restart_workers: bool = False,
     profile: bool | Serial = False,
     check_replicas: int = 0,
-    exchange: Literal["bfloat16", "float16"] | None = None,
+    wire_dtype: Literal["bfloat16", "float16"] | None = None,
     heartbeat: float = 10.0,
     start_timeout: float | None = 300,
+    exchange: Literal["bfloat16", "float16"] | None = None,
 ) -> int:
     """Start a session: fork one worker process for each further device; this process becomes the controller.
 
@@ -139,7 +140,7 @@ def fork(
     check_replicas : int
         Before every so many-th call of a function, compare the replicas of its shared variables, and warn once of each
         variable that differs. 0: never.
-    exchange : str, optional
+    wire_dtype : str, optional
         ``"bfloat16"`` or ``"float16"``: the wire dtype of large float32 arrays that are reduced between nodes. They are
         rounded to it, which halves the bytes; they are summed in float32, and the sums are rounded once. Default:
         float32. No effect on one node.
@@ -150,6 +151,8 @@ def fork(
     start_timeout : float, optional
         Seconds that the start of a session on several nodes may take, from this call on; then `NodeLost` names the
         nodes that did not call `fork` or did not start their ranks. ``None``: no limit.
+    exchange : str, optional
+        The former name of ``wire_dtype``, deprecated since version 0.3.
 
     Returns
     -------
@@ -171,6 +174,8 @@ def fork(
     -----
     RuntimeWarning
         If there are more ranks than CPU cores, or other threads are running.
+    DeprecationWarning
+        For ``exchange``.
 
     Examples
     --------
@@ -185,6 +190,9 @@ def fork(
         raise SessionError(
             "synkhronos.fork: Python is shutting down, so no session can begin; call it before the program ends"
         )
+    if exchange is not None:
+        warn("synkhronos.fork: the argument exchange is called wire_dtype now", DeprecationWarning)
+        wire_dtype = wire_dtype or exchange
     limit = StartLimit(start_timeout)
     machines = find_machines(find_free_devices, limit)
     names = find_free_devices(n_parallel, use_gpu, devices)
@@ -195,7 +203,7 @@ def fork(
     if not 0 <= master_rank < len(names):
         raise ValueError(f"master_rank={master_rank}: expected a rank from 0 to {len(names) - 1}")
     options = make_options(
-        profile_workers, replicate_rng, timeout, restart_workers, check_replicas, exchange, heartbeat
+        profile_workers, replicate_rng, timeout, restart_workers, check_replicas, wire_dtype, heartbeat
     )
     measured = None if profile is False else Profile(None if profile is True else profile)
     if kind_of(names[0]) == "cpu":

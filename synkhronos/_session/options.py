@@ -26,7 +26,7 @@ class Options(NamedTuple):
         Replace workers that die.
     check_replicas : int
         Compare replicas at every so many-th call; 0: never.
-    exchange : str or None
+    wire_dtype : str or None
         The wire dtype of float32 arrays between nodes; ``None``: float32.
     seed : bytes or None
         The seed of each rank's global random states; ``None``: all ranks keep the states that they inherit.
@@ -39,7 +39,7 @@ class Options(NamedTuple):
     timeout: float | None
     restart_workers: bool
     check_replicas: int
-    exchange: str | None
+    wire_dtype: str | None
     seed: bytes | None
     heartbeat: float
 
@@ -50,7 +50,7 @@ def make_options(
     timeout: Any,
     restart_workers: Any,
     check_replicas: Any,
-    exchange: Any,
+    wire_dtype: Any,
     heartbeat: Any,
 ) -> Options:
     """Check arguments of `fork`.
@@ -64,8 +64,8 @@ def make_options(
         raise ValueError(f"timeout must be a positive number of seconds, or None; got {timeout!r}")
     if isinstance(check_replicas, bool) or not hasattr(check_replicas, "__index__") or check_replicas < 0:
         raise ValueError(f"check_replicas must be a number of calls, or 0; got {check_replicas!r}")
-    if exchange not in (None, "float16", "bfloat16"):
-        raise ValueError(f'exchange must be "float16", "bfloat16" or None; got {exchange!r}')
+    if wire_dtype not in (None, "float16", "bfloat16"):
+        raise ValueError(f'wire_dtype must be "float16", "bfloat16" or None; got {wire_dtype!r}')
     is_number = isinstance(heartbeat, (int, float)) and not isinstance(heartbeat, bool)
     if not (is_number and WARNING_SECONDS < heartbeat < math.inf):
         raise ValueError(
@@ -78,7 +78,7 @@ def make_options(
         timeout,
         bool(restart_workers),
         int(check_replicas),
-        exchange,
+        wire_dtype,
         None if replicate_rng else digest_of_states(),
         float(heartbeat),
     )

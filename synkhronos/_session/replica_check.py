@@ -14,10 +14,10 @@ from synkhronos._backends import is_random_state
 from synkhronos._rank import Command, Digest, Get
 from synkhronos._session.diagnostics import warn
 
-__all__ = ["Replicas", "distances"]
+__all__ = ["ReplicaCheck", "distances"]
 
 
-class Replicas:
+class ReplicaCheck:
     """Registry of which shared variables should be equal on all ranks, and their comparison.
 
     Variables that differ on purpose are left out: states of random streams, and parts of data (sliceable shared

@@ -1,10 +1,10 @@
 """Shapes of shared variables on the ranks, and the origins of the rows that ranks have of scattered variables.
 
-`Extents` caches shapes. `Shards` is used by sessions with ``restart_workers``: it records where each rank's rows came
-from, to give them to a new worker or to report their loss. The scattered array is held weakly, with a digest of each
-rank's rows. They are restored if the array still exists and the rows are the same to the bit. Rows that only the dead
-worker had (of an array that is gone or has changed, or changed by an update since) are lost. Each use of the variable
-is then an error until the rows are set again.
+`ShapeCache` caches shapes. `Shards` is used by sessions with ``restart_workers``: it records where each rank's rows
+came from, to give them to a new worker or to report their loss. The scattered array is held weakly, with a digest of
+each rank's rows. They are restored if the array still exists and the rows are the same to the bit. Rows that only the
+dead worker had (of an array that is gone or has changed, or changed by an update since) are lost. Each use of the
+variable is then an error until the rows are set again.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from synkhronos._session.submission import Sequencer
 from synkhronos._utils.rows import Rows, Selection
 from synkhronos.errors import SessionError
 
-__all__ = ["Extents", "Origin", "Shards", "origin_of"]
+__all__ = ["Origin", "ShapeCache", "Shards", "origin_of"]
 
 
 #: Commands that change no shapes; a `Call` changes those of the variables that it updates.
 _KEEPING = (AllReduce, Digest, Get, Record, Reduce, Settle, Shapes)
 
 
-class Extents:
+class ShapeCache:
     """Cache of shapes, valid until a command may have changed them, or the controller's own shapes differ.
 
     Workers that replace dead ones are given functions, which is such a command.

@@ -17,16 +17,16 @@ import numpy as np
 
 from synkhronos import _backends, _graph
 from synkhronos._memory import ArrayRef, Segment, SegmentTable
-from synkhronos._multinode import Fleet, Machines
-from synkhronos._processes import TRANSFERS, Team, kind_of
+from synkhronos._multinode import MultiNodeGroup, Nodes
+from synkhronos._processes import TRANSFERS, ProcessGroup, kind_of
 from synkhronos._rank import Command, Encoder, Envelope, Load, Release, Settle, start_ranks
 from synkhronos._session.devices import connect_gpus, take_gpus
 from synkhronos._session.dispatch import CLOSED, Dispatcher
-from synkhronos._session.function_registry import Library
+from synkhronos._session.function_registry import FunctionRegistry
 from synkhronos._session.ledger import Ledger, Staged
 from synkhronos._session.options import Options
-from synkhronos._session.replica_check import Replicas
-from synkhronos._session.shards import Extents, Shards
+from synkhronos._session.replica_check import ReplicaCheck
+from synkhronos._session.shards import ShapeCache, Shards
 from synkhronos._session.submission import Sequencer
 from synkhronos._utils.interrupts import collect_garbage, deferred_interrupts
 
@@ -45,13 +45,11 @@ class Session:
         The device of each rank.
     master_rank : int
     options : Options
-    machines : Machines, optional
+    machines : Nodes, optional
         The other nodes, if there are any; ``devices`` are those of this node.
     """
 
-    def __init__(
-        self, devices: list[str], master_rank: int, options: Options, machines: Machines | None = None
-    ) -> None:
+    def __init__(self, devices: list[str], master_rank: int, options: Options, machines: Nodes | None = None) -> None:
         self.devices = devices if machines is None else machines.devices
         self.n_ranks = len(self.devices)
         self.master_rank = master_rank
@@ -66,8 +64,8 @@ class Session:
         self._ledger = Ledger(segments, self._make_room, len(devices) - 1)
         self.restage = self._ledger.restage
         self._line = None if machines is None else machines.line
-        team = Team(devices, master_rank, options.timeout, None if machines is None else machines.world)
-        self._team = team if machines is None else Fleet(team, machines.devices, segments)
+        team = ProcessGroup(devices, master_rank, options.timeout, None if machines is None else machines.world)
+        self._team = team if machines is None else MultiNodeGroup(team, machines.devices, segments)
         self.timeline = team.timeline
 
         def begin() -> None:
@@ -78,10 +76,10 @@ class Session:
         try:
             ended = self._ledger.ended_variables
             self.replica = start_ranks(team, segments, ended, options.profile_workers, begin, options.seed)
-            self._extents = Extents(self.sequencer, self.replica, master_rank)
+            self._extents = ShapeCache(self.sequencer, self.replica, master_rank)
             self.shapes = self._extents.of
-            self.replicas = Replicas(self.replica.variables, self.run, master_rank, options.check_replicas)
-            self._library = Library(self.replica, self._ledger, self._load, definitions)
+            self.replicas = ReplicaCheck(self.replica.variables, self.run, master_rank, options.check_replicas)
+            self._library = FunctionRegistry(self.replica, self._ledger, self._load, definitions)
             restore = self._restore if options.restart_workers else None
             self._dispatcher = Dispatcher(self._team, self.replica, self._ledger, options.timeout, restore)
             self._send = self._dispatcher.issue
@@ -183,14 +181,14 @@ class Session:
         with self.lock:
             self.check_usable()
             own, ahead, counts = self.replica.regions.counts(), [0] * self.n_ranks, [(0, 0, 0)] * self.n_ranks
-            if isinstance(self._team, Fleet):
+            if isinstance(self._team, MultiNodeGroup):
                 ahead, counts = self._team.tell()
             return ahead, own + counts[len(own) :]
 
     @property
     def n_shipped(self) -> int:
         """Bytes of this memory that have been sent to other nodes."""
-        return self._team.n_shipped if isinstance(self._team, Fleet) else 0
+        return self._team.n_shipped if isinstance(self._team, MultiNodeGroup) else 0
 
     def settle(self) -> None:
         """Update the workers' memory mappings now."""

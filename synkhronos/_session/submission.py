@@ -16,10 +16,10 @@ from synkhronos.errors import SessionError, WorkerError
 if TYPE_CHECKING:
     from synkhronos._session.state import Session
 
-__all__ = ["Future", "Part", "Recorder", "Sequencer"]
+__all__ = ["Future", "Recorder", "Sequencer", "Submission"]
 
 
-class Part(NamedTuple):
+class Submission(NamedTuple):
     """A command, and how the controller processes its results.
 
     Parameters
@@ -114,12 +114,12 @@ class Recorder:
     """
 
     def __init__(self) -> None:
-        self.parts: list[Part] = []
+        self.parts: list[Submission] = []
         self.thread = threading.get_ident()
         self._futures: list[Future] = []
         self._kept: list[Any] = []
 
-    def record(self, part: Part) -> Future:
+    def record(self, part: Submission) -> Future:
         """Add a part, and return the `Future` of its result."""
         future = Future()
         self.parts.append(part)
@@ -218,16 +218,16 @@ class Sequencer:
         shared: Callable[[], list[Any]] | None = None,
         check: Callable[[Session], None] | None = None,
     ) -> Any:
-        """Have every rank execute a command, at once or in the recorded sequence; parameters as of `Part`.
+        """Have every rank execute a command, at once or in the recorded sequence; parameters as of `Submission`.
 
         Returns the value of ``finish(results)``, or a `Future` of it.
         """
-        part = Part(command, finish, explain, shared, check)
+        part = Submission(command, finish, explain, shared, check)
         recorder = self.recorder and self.recording
         return finish(_execute(self._session, [part])[0]) if recorder is None else recorder.record(part)
 
 
-def _execute(session: Session, parts: Sequence[Part]) -> list[Sequence[Any]]:
+def _execute(session: Session, parts: Sequence[Submission]) -> list[Sequence[Any]]:
     """Have every rank execute the parts, sent as one message; returns the results of each part, in rank order."""
     if session.replicas.every:
         session.replicas.see_calls([part.shared() for part in parts if part.shared is not None])

@@ -13,7 +13,7 @@ import numpy as np
 
 from synkhronos._backends import Constant, T, TensorType, accumulated, clone, io_toposort, leaves_of, substituted
 from synkhronos._graph.ops import Collective, meets_in_a_loop
-from synkhronos._sharding.lengths import Rows
+from synkhronos._sharding.lengths import RowCounts
 from synkhronos._sharding.placements import typed
 
 __all__ = ["in_blocks"]
@@ -23,7 +23,7 @@ _BYTES = 1 << 20
 
 
 def in_blocks(
-    expressions: Sequence[Any], rows: Rows, scattered: Mapping[Any, int], common: Collection[Any]
+    expressions: Sequence[Any], rows: RowCounts, scattered: Mapping[Any, int], common: Collection[Any]
 ) -> list[Any]:
     """Rewrite expressions so that their all-reduces take sums that a loop over blocks of rows has accumulated.
 
@@ -73,7 +73,7 @@ def in_blocks(
     return list(clone(list(expressions), replace=replace, share_inputs=True))
 
 
-def _accumulated(entering: list[Any], rows: Rows, scattered: Mapping[Any, int], parts: set[Any]) -> list[Any]:
+def _accumulated(entering: list[Any], rows: RowCounts, scattered: Mapping[Any, int], parts: set[Any]) -> list[Any]:
     """Return the sums over blocks of the values that enter all-reduces."""
     leaves = leaves_of(entering)
     used = [one for one in leaves if one in scattered]

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
 from synkhronos._backends import Apply, Op, T, TensorType, ops
-from synkhronos._sharding.lengths import Lengths, Rows
+from synkhronos._sharding.lengths import Lengths, RowCounts
 from synkhronos._sharding.placements import Placed, Replicate, Shard, copied, line_of, typed
 
 __all__ = ["ShapeChecks", "environment_asks", "tolerated"]
@@ -79,7 +79,7 @@ class ShapeChecks:
         Returns the serial value of a variable, reduced or gathered from the ranks.
     """
 
-    def __init__(self, rows: Rows, lengths: Lengths, whole: Callable[[Any], Any]) -> None:
+    def __init__(self, rows: RowCounts, lengths: Lengths, whole: Callable[[Any], Any]) -> None:
         self._rows, self._lengths, self._whole = rows, lengths, whole
         self._serial: dict[Any, Any] = {}
 

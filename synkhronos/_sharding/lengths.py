@@ -26,10 +26,10 @@ from synkhronos._backends import (
 )
 from synkhronos._sharding.placements import ONE, ROWS, UNKNOWN, Length
 
-__all__ = ["Lengths", "Rows", "constant_of", "follow", "reduced_axes"]
+__all__ = ["Lengths", "RowCounts", "constant_of", "follow", "reduced_axes"]
 
 
-class Rows:
+class RowCounts:
     """Rows of a call as symbolic int64 scalars.
 
     Parameters
@@ -75,7 +75,7 @@ class Lengths:
         Returns the serial value of a variable of the user's graph.
     """
 
-    def __init__(self, rows: Rows, new: Callable[[Any], Any], whole: Callable[[Any], Any]) -> None:
+    def __init__(self, rows: RowCounts, new: Callable[[Any], Any], whole: Callable[[Any], Any]) -> None:
         self._rows = rows
         self._new, self._whole = new, whole
         self._numbers: dict[tuple[Any, int | None], int] = {}

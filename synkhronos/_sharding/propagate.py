@@ -16,7 +16,7 @@ from typing import Any, Callable, Union
 from synkhronos._backends import T, ancestors, io_toposort, leaves_of, ops
 from synkhronos._graph.ops import broadcast_outputs
 from synkhronos._sharding.checking import ShapeChecks, tolerated
-from synkhronos._sharding.lengths import Lengths, Rows, follow
+from synkhronos._sharding.lengths import Lengths, RowCounts, follow
 from synkhronos._sharding.placements import (
     ONE,
     Partial,
@@ -32,12 +32,12 @@ from synkhronos._sharding.placements import (
     kind_of,
     typed,
 )
-from synkhronos._sharding.rank_ops import Collective, Collectives, Part
+from synkhronos._sharding.rank_ops import Collective, Collectives, LocalShard
 
-__all__ = ["MAKERS", "RULES", "Rule", "Walk"]
+__all__ = ["MAKERS", "RULES", "Propagation", "Rule"]
 
 
-Rule = Callable[["Walk", Any], Union[str, Sequence[Placed]]]
+Rule = Callable[["Propagation", Any], Union[str, Sequence[Placed]]]
 
 #: By type of Op: rules for Apply nodes with an input that is not replicated, from `synkhronos._sharding.rules`.
 RULES: dict[type, Rule] = {}
@@ -46,7 +46,7 @@ RULES: dict[type, Rule] = {}
 MAKERS: dict[type, Rule] = {}
 
 
-class Walk:
+class Propagation:
     """Propagation of placements through a graph, which builds the sharded graph.
 
     Parameters
@@ -74,7 +74,7 @@ class Walk:
     def __init__(
         self,
         sharded: dict[Any, int],
-        rows: Rows,
+        rows: RowCounts,
         collectives: Collectives,
         rules: dict[type, Rule],
         makers: dict[type, Rule],
@@ -176,7 +176,7 @@ class Walk:
         if key not in self._parts:
             numbers = [self.lengths.value(one) for one in (shard.outer, shard.inner)]
             rows = self.rows
-            part = Part(shard.axis, broadcasts)(whole, rows.whole, rows.first, rows.here, *numbers)
+            part = LocalShard(shard.axis, broadcasts)(whole, rows.whole, rows.first, rows.here, *numbers)
             part.name = variable.name
             part.tag.trace = getattr(variable.tag, "trace", [])
             self._parts[key] = part

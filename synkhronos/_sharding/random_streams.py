@@ -12,7 +12,7 @@ from typing import Any
 
 from synkhronos._backends import NO_TENSORS, SharedVariable, T, io_toposort, ops
 from synkhronos._sharding.placements import ONE, Length, Placed, Replicate, Shard, described
-from synkhronos._sharding.propagate import Rule, Walk
+from synkhronos._sharding.propagate import Propagation, Rule
 
 __all__ = ["OwnDraws"]
 
@@ -58,7 +58,7 @@ class OwnDraws:
     def _differs(self, variable: Any) -> bool:
         return self._is_own.get(self._streams.get(variable, variable), False)
 
-    def _draw(self, walk: Walk, node: Any) -> str | Sequence[Placed]:
+    def _draw(self, walk: Propagation, node: Any) -> str | Sequence[Placed]:
         state, size, *arguments = node.inputs
         entries = self._shape_of(walk, node)
         places = [axis for axis, length in enumerate(entries) if walk.lengths.per_row(length) is not None]
@@ -83,7 +83,7 @@ class OwnDraws:
         return [Placed(new_state, Replicate()), Placed(drawn, shard)]
 
     @staticmethod
-    def _shape_of(walk: Walk, node: Any) -> Sequence[Length]:
+    def _shape_of(walk: Propagation, node: Any) -> Sequence[Length]:
         """Return the known lengths of a draw's shape: from its size argument, else from its other arguments."""
         _, size, *arguments = node.inputs
         if not isinstance(size.type, NO_TENSORS):

@@ -13,7 +13,7 @@ from synkhronos._graph import ops as graph_ops
 from synkhronos._graph.ops import gathered, reduced
 from synkhronos._sharding.placements import described
 
-__all__ = ["ON_RANKS", "Collective", "Collectives", "Part", "label"]
+__all__ = ["ON_RANKS", "Collective", "Collectives", "LocalShard", "label"]
 
 
 class Collectives(NamedTuple):
@@ -63,7 +63,7 @@ def _all_gather(variable: Any, axis: int) -> Any:
 ON_RANKS = Collectives(_all_reduce, _all_gather)
 
 
-class Part(Op):
+class LocalShard(Op):
     """Select this rank's rows along an axis, placed as `Shard` describes; a view where ``outer`` is 1.
 
     The inputs are the full value, the number of all rows, the index of this rank's first row, the number of its rows,

@@ -17,7 +17,7 @@ import numpy as np
 from synkhronos._backends import Constant, TensorType, io_toposort
 from synkhronos._graph.ops import UNNUMBERED, collectives_of
 from synkhronos._sharding.placements import Partial, Shard, line_of
-from synkhronos._sharding.propagate import Walk
+from synkhronos._sharding.propagate import Propagation
 from synkhronos._sharding.rank_ops import Collective
 
 __all__ = ["Entry", "Partition", "draw"]
@@ -145,12 +145,12 @@ _COLOURS = {"replicated": "#e0e0e0", "sharded": "#9ecae1", "a part of a sum": "#
 _MEETING = "#cb181d"
 
 
-def draw(walk: Walk, outputs: Sequence[Any], path: str) -> None:
+def draw(walk: Propagation, outputs: Sequence[Any], path: str) -> None:
     """Draw the graph that computes some variables.
 
     Parameters
     ----------
-    walk : Walk
+    walk : Propagation
         The propagation through this graph.
     outputs : sequence of variables
         Variables of the user's graph.
@@ -179,7 +179,7 @@ def draw(walk: Walk, outputs: Sequence[Any], path: str) -> None:
         raise RuntimeError(f"picture: dot failed for {path}: {done.stderr.strip()}")
 
 
-def _lines(walk: Walk, outputs: Sequence[Any]) -> Iterator[str]:
+def _lines(walk: Propagation, outputs: Sequence[Any]) -> Iterator[str]:
     """Yield the lines of the drawing in Graphviz's DOT language."""
     yield 'digraph partition {\nnode [style=filled, fontname="sans-serif", shape=box];'
     for what, colour in _COLOURS.items():
@@ -212,7 +212,7 @@ def _box(name: str, title: str, kind: str, variable: Any, kinds: dict[Any, str])
     return f'{name} [label="{label}", fillcolor="{_COLOURS.get(kind, "white")}"{border}];'
 
 
-def _kind(walk: Walk, variable: Any, kinds: dict[Any, str], reduced: set[Any]) -> str:
+def _kind(walk: Propagation, variable: Any, kinds: dict[Any, str], reduced: set[Any]) -> str:
     """Return the legend entry for a value's placement; for one that is reduced, the placement before."""
     if not walk.knows(variable):
         return ""

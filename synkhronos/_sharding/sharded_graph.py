@@ -17,24 +17,24 @@ from synkhronos._graph.ops import after_meetings, expresses_meetings
 from synkhronos._sharding.blocking import in_blocks
 from synkhronos._sharding.checking import environment_asks, tolerated
 from synkhronos._sharding.placements import ONE, Replicate, Shard, described, line_of
-from synkhronos._sharding.propagate import MAKERS, RULES, Walk
+from synkhronos._sharding.propagate import MAKERS, RULES, Propagation
 from synkhronos._sharding.random_streams import OwnDraws
 from synkhronos._sharding.rank_ops import ON_RANKS, label
 from synkhronos._sharding.report import Partition, draw
 from synkhronos._sharding.user_shards import Sharding
 
-__all__ = ["DividedGraph", "why_not_sliced"]
+__all__ = ["ShardedGraph", "why_not_sliced"]
 
 
 _REMEDY = "Call it without slices, with a smaller batch"
 
 
-def why_not_sliced(walk: Walk, needed: Sequence[Any], drawn: Sequence[Any], is_given: bool, random: str) -> str:
+def why_not_sliced(walk: Propagation, needed: Sequence[Any], drawn: Sequence[Any], is_given: bool, random: str) -> str:
     """Return the reason why a function cannot be computed in slices; empty if it can.
 
     Parameters
     ----------
-    walk : Walk
+    walk : Propagation
     needed : list of variables
         Outputs and new values of the sharded graph.
     drawn : list of shared variables
@@ -70,7 +70,7 @@ def _draw_of(state: Any, needed: Sequence[Any]) -> str:
 _logger = logging.getLogger("synkhronos")
 
 
-class DividedGraph(Graph):
+class ShardedGraph(Graph):
     """A user's graph as each rank computes it, on its rows of the scattered inputs.
 
     After the graph's inputs, its functions take three int64 scalars: the number of all rows, the index of this rank's
@@ -135,7 +135,7 @@ class DividedGraph(Graph):
         self.undivided = list(map(described, sharding.undivided))
         self.checks_shapes = environment_asks()
         tables = {**RULES, **own}, {**MAKERS, **own}
-        walk = Walk(sharding.scattered, sharding.rows, ON_RANKS, *tables, checks_shapes=self.checks_shapes)
+        walk = Propagation(sharding.scattered, sharding.rows, ON_RANKS, *tables, checks_shapes=self.checks_shapes)
         sharding.divide(walk)
         walk.run(expressions)
         draws.check(outputs, updates)
@@ -225,7 +225,7 @@ def _look_for_unused(inputs: Sequence[Any], expressions: Sequence[Any], asked: s
         warnings.warn(message, stacklevel=6)
 
 
-def _rows_come_in_order(walk: Walk, output: Any) -> bool:
+def _rows_come_in_order(walk: Propagation, output: Any) -> bool:
     """Return whether concatenating the ranks' values along axis 0 in rank order gives the full output."""
     placement = walk.placement(output)
     return isinstance(placement, Shard) and placement.axis == 0 and placement.outer == ONE

@@ -7,10 +7,10 @@ from typing import Any
 from synkhronos._backends import T, ancestors, known_lengths, length_along
 from synkhronos._graph import Graph, is_tensor_variable, minibatches
 from synkhronos._graph.ops import Counted
-from synkhronos._sharding.lengths import Rows
+from synkhronos._sharding.lengths import RowCounts
 from synkhronos._sharding.placements import Placed, Shard, described
-from synkhronos._sharding.propagate import Walk
-from synkhronos._sharding.rank_ops import Part
+from synkhronos._sharding.propagate import Propagation
+from synkhronos._sharding.rank_ops import LocalShard
 
 __all__ = ["Sharding", "check_open"]
 
@@ -61,7 +61,7 @@ class Sharding:
         self._inside = self._found(user, {variable: _checked(variable, axis) for variable, axis in asked.items()})
         if not is_asked and not self._placements:
             self._divide_minibatches(user)
-        self.given = self.rows = Rows(T.lscalar("rows"), T.lscalar("first row"), T.lscalar("rows here"))
+        self.given = self.rows = RowCounts(T.lscalar("rows"), T.lscalar("first row"), T.lscalar("rows here"))
         apart = {*self._placements, *self._inside}
         counted = {one: axis for one, axis in self._inside.items() if apart.isdisjoint({*ancestors([one])} - {one})}
         if counted:
@@ -69,7 +69,7 @@ class Sharding:
             given = ", ".join(map(str, self._placements))
             numbers = [self.given.whole, self.given.first, self.given.here] if given else []
             whole, first, here = Counted(tuple(self._names[one] for one in counted), given)(*numbers, *lengths)
-            self.rows = Rows(self.given.whole if given else whole, first, here)
+            self.rows = RowCounts(self.given.whole if given else whole, first, here)
 
     def _divide_minibatches(self, user: Graph) -> None:
         """Shard slices of shared variables that look like minibatches; called if nothing else has rows."""
@@ -84,14 +84,14 @@ class Sharding:
         """Variables of which each rank already has its rows when a call begins, with the axes."""
         return self._placements
 
-    def divide(self, walk: Walk) -> None:
+    def divide(self, walk: Propagation) -> None:
         """Shard the variables inside the graph: select this rank's rows, unless propagation already sharded them."""
         for variable, axis in self._inside.items():
             walk.run([variable])
             if walk.placement(variable) == Shard(axis):
                 continue
             numbers = (self.rows.whole, self.rows.first, self.rows.here, 1, 1)
-            part = Part(axis)(walk.whole(variable, "it is to be sharded otherwise"), *numbers)
+            part = LocalShard(axis)(walk.whole(variable, "it is to be sharded otherwise"), *numbers)
             walk.put(variable, Placed(part, Shard(axis)))
 
     def _found(self, user: Graph, asked: dict[Any, int]) -> dict[Any, int]:

@@ -1,13 +1,13 @@
 """Defer signals whose Python handlers may raise, around the few instructions that must not be interrupted.
 
-Python runs the handlers of signals in its main thread, between any two instructions, and their exceptions appear there:
-`KeyboardInterrupt` for Ctrl-C, and those of a program's own handlers of SIGALRM, SIGTERM, … Nearly all code of this
-package may be left at any point. The rest runs in a block of `deferred_interrupts`.
+Python runs the handlers of signals in its main thread, between any two instructions, and their exceptions appear
+there: `KeyboardInterrupt` for Ctrl-C, and those of a program's own handlers of SIGALRM, SIGTERM, … Nearly all code of
+this package may be left at any point. The rest runs in a block of `deferred_interrupts`.
 
-`Endings` reports which objects have ended, and cannot be interrupted either. An object may end at any moment, and a
-handler may raise at any moment: Python prints and drops the exception of a finalizer, so the memory that the finalizer
-was to free would leak. Therefore no Python code runs when an object ends: C code appends a weak reference, which
-carries a key, to a queue, and the code that acts on it reads the queue when it has time.
+`FinalizerQueue` reports which objects have ended, and cannot be interrupted either. An object may end at any moment,
+and a handler may raise at any moment: Python prints and drops the exception of a finalizer, so the memory that the
+finalizer was to free would leak. Therefore no Python code runs when an object ends: C code appends a weak reference,
+which carries a key, to a queue, and the code that acts on it reads the queue when it has time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, Generic, TypeVar
 from synkhronos._native import native
 
 __all__ = [
-    "Endings",
+    "FinalizerQueue",
     "collect_garbage",
     "deferred_interrupts",
     "handle_interrupts",
@@ -184,7 +184,7 @@ class _Ending(weakref.ref):
     key: Any
 
 
-class Endings(Generic[_Key]):
+class FinalizerQueue(Generic[_Key]):
     """Queue of the keys of objects that have ended.
 
     Attributes

@@ -321,7 +321,7 @@ def test_messages_are_read_only_from_inherited_memory(family, monkeypatch):
     from synkhronos._rank import messages
 
     sources = []
-    get = box.Box.get
+    get = box.Mailbox.get
 
     def noted(box, passage):
         message = get(box, passage)
@@ -335,7 +335,7 @@ def test_messages_are_read_only_from_inherited_memory(family, monkeypatch):
         loaded.append(message)
         return loads(message, *rest, **named)
 
-    monkeypatch.setattr(box.Box, "get", noted)
+    monkeypatch.setattr(box.Mailbox, "get", noted)
     monkeypatch.setattr(messages.pickle, "loads", strict)
     use()
     assert loaded

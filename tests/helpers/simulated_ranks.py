@@ -14,9 +14,9 @@ from lockstep_scan import scan
 from synkhronos import _backends
 from synkhronos._backends import io_toposort, ops
 from synkhronos._sharding.checking import environment_asks
-from synkhronos._sharding.lengths import Rows
+from synkhronos._sharding.lengths import RowCounts
 from synkhronos._sharding.placements import Partial, Replicate
-from synkhronos._sharding.propagate import Walk
+from synkhronos._sharding.propagate import Propagation
 from synkhronos._sharding.rank_ops import Collectives
 from synkhronos._sharding.rules import MAKERS, RULES
 
@@ -129,7 +129,7 @@ def shares(n_rows, n_ranks, how="even"):
 
 def rows():
     """The numbers that a divided graph takes."""
-    return Rows(T.lscalar("rows"), T.lscalar("first"), T.lscalar("here"))
+    return RowCounts(T.lscalar("rows"), T.lscalar("first"), T.lscalar("here"))
 
 
 class Divided:
@@ -138,7 +138,7 @@ class Divided:
     def __init__(self, outputs, sharded, checks_shapes=False):
         self.rows = rows()
         checks_shapes = checks_shapes or environment_asks()
-        self.walk = Walk(sharded, self.rows, COLLECTIVES, RULES, MAKERS, checks_shapes=checks_shapes)
+        self.walk = Propagation(sharded, self.rows, COLLECTIVES, RULES, MAKERS, checks_shapes=checks_shapes)
         self.outputs, self.sharded = outputs, sharded
         self.walk.run(outputs)
         self.wholes = [self.walk.whole(output) for output in outputs]

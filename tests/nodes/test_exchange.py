@@ -34,7 +34,7 @@ PRELUDE = f"""
     exchange = os.environ.get("EXCHANGE") or None
     own, find_devices = sizes[int(os.environ["PMI_RANK"])], lifecycle.find_free_devices
     lifecycle.find_free_devices = lambda n_parallel, *others: find_devices(own, *others)
-    n = synk.fork(use_gpu=False, timeout=60, exchange=exchange)
+    n = synk.fork(use_gpu=False, timeout=60, wire_dtype=exchange)
     assert n == sum(sizes)
 
     def shared(values):

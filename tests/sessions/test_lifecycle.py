@@ -335,6 +335,7 @@ class TestCautions:
         ({"devices": [1]}, TypeError, "devices"),
         ({"devices": ["cpu"] * 3, "n_parallel": 2}, ValueError, "3 devices"),
         ({"devices": ["cpu"], "use_gpu": True}, synk.DeviceError, "use_gpu"),
+        ({"wire_dtype": "float32"}, ValueError, "wire_dtype"),
     ],
 )
 def test_wrong_arguments_of_fork_leave_no_session(arguments, error, words):
@@ -342,6 +343,16 @@ def test_wrong_arguments_of_fork_leave_no_session(arguments, error, words):
         synk.fork(**arguments)
     assert worker_pids() == []
     assert synk.fork(1) == 1
+
+
+@pytest.mark.usefixtures("no_session")
+def test_the_former_name_of_wire_dtype_is_deprecated():
+    with pytest.warns(DeprecationWarning, match="wire_dtype") as records:
+        synk.fork(1, exchange="bfloat16")
+    assert records[0].filename == __file__
+    synk.close()
+    with pytest.warns(DeprecationWarning), pytest.raises(ValueError, match="wire_dtype"):
+        synk.fork(1, exchange="float32")
 
 
 @pytest.mark.usefixtures("no_session")

@@ -5,7 +5,7 @@ import signal
 
 import numpy as np
 
-from synkhronos._utils.interrupts import Endings
+from synkhronos._utils.interrupts import FinalizerQueue
 
 
 class Thing:
@@ -16,7 +16,7 @@ class Thing:
 
 
 def test_keys_come_in_the_order_of_the_ends():
-    endings = Endings()
+    endings = FinalizerQueue()
     things = [Thing(cycle=number == 2) for number in range(4)]
     for number, thing in enumerate(things):
         endings.watch(thing, number)
@@ -30,7 +30,7 @@ def test_keys_come_in_the_order_of_the_ends():
 
 
 def test_a_key_comes_again_if_whoever_acts_on_it_is_interrupted():
-    endings = Endings()
+    endings = FinalizerQueue()
     for number in range(3):
         endings.watch(Thing(), number)
     for number in endings.take():
@@ -45,7 +45,7 @@ class Interrupt(Exception):
 
 def test_interrupts_at_any_moment_lose_no_end():
     """Ten thousand, wherever they come, while things come and go."""
-    endings, made, ended = Endings(), set(), set()
+    endings, made, ended = FinalizerQueue(), set(), set()
 
     def raise_interrupt(number, frame):
         raise Interrupt

@@ -7,7 +7,7 @@ from example_expressions import PROGRAMS
 from example_programs import ROWS, WHOLE, evaluated, inputs_of, marked, outputs_of
 from simulated_ranks import COLLECTIVES, check, rows
 
-from synkhronos._sharding.propagate import Walk
+from synkhronos._sharding.propagate import Propagation
 from synkhronos._sharding.rules import MAKERS, RULES
 
 
@@ -52,7 +52,7 @@ WITHOUT_GATHERING = {
 @pytest.mark.parametrize("program", marked(WITHOUT_GATHERING))
 def test_what_gathers_nothing(program):
     outputs = evaluated(program)
-    walk = Walk(dict.fromkeys(inputs_of(outputs)[0], 0), rows(), COLLECTIVES, RULES, MAKERS)
+    walk = Propagation(dict.fromkeys(inputs_of(outputs)[0], 0), rows(), COLLECTIVES, RULES, MAKERS)
     walk.run(outputs)
     needed = [walk.whole(one) if len(outputs) > 1 else walk.new(one) for one in outputs]  # updates are several
     assert walk.gathered == []

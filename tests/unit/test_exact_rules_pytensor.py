@@ -6,7 +6,7 @@ from backend import T, on_theano, theano
 from simulated_ranks import COLLECTIVES, check, rows
 
 from synkhronos._backends import TITLE
-from synkhronos._sharding.propagate import Walk
+from synkhronos._sharding.propagate import Propagation
 from synkhronos._sharding.random_streams import OwnDraws
 from synkhronos._sharding.rules import MAKERS, RULES
 
@@ -153,7 +153,7 @@ def test_what_gathers_nothing(name):
     made = PROGRAMS[name][0]()
     outputs = list(made) if isinstance(made, list) else [made]
     used = set(theano.gof.graph.inputs(outputs))
-    walk = Walk({one: 0 for one in GIVEN if one in used}, rows(), COLLECTIVES, RULES, MAKERS)
+    walk = Propagation({one: 0 for one in GIVEN if one in used}, rows(), COLLECTIVES, RULES, MAKERS)
     walk.run(outputs)
     assert walk.gathered == []
 
@@ -169,7 +169,7 @@ def draws(kind, random):
     stream = theano.shared(np.random.default_rng(3))
     own = OwnDraws()
     more = own.rules if random == "own" else {}
-    walk = Walk({x: 0, v: 0}, rows(), COLLECTIVES, {**RULES, **more}, {**MAKERS, **more})
+    walk = Propagation({x: 0, v: 0}, rows(), COLLECTIVES, {**RULES, **more}, {**MAKERS, **more})
     output = kind(stream)
     walk.run([output])
     return walk, output, own

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from synkhronos._memory.channels import Box, Passage
+from synkhronos._memory.channels import FdChannel, Mailbox
 from synkhronos._memory.segments import ArrayRef, SegmentRef
 from synkhronos._rank.commands import Bind, Call, Connect, Get, Shapes, Source
 from synkhronos._rank.messages import Arrays, Decoder, Encoder, Envelope, Placed, Release, Sent
@@ -87,8 +87,8 @@ def test_messages_that_differ_are_told_apart():
 
 def test_what_is_put_into_a_box_is_found_there():
     """Short and long, again and again, by another view of the same memory, whatever became of an earlier attempt."""
-    here, there = Passage.pair()
-    writer = Box()
+    here, there = FdChannel.pair()
+    writer = Mailbox()
     reader = copy.copy(writer)
     short, other, long = b"short", b"another", bytes(range(256)) * 1000
 
@@ -108,8 +108,8 @@ def test_what_is_put_into_a_box_is_found_there():
 
 
 def test_a_message_that_is_the_one_before_is_not_read_again():
-    here, there = Passage.pair()
-    box = Box()
+    here, there = FdChannel.pair()
+    box = Mailbox()
     message = b"message"
     box.put(message, here.give)
     first = box.get(there)

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 
 from synkhronos._memory import ArrayRef, SegmentTable
-from synkhronos._multinode.shipping import BLOCK, PIECE, Cargo, Shipping, put
+from synkhronos._multinode.shipping import BLOCK, PIECE, Shipment, Shipping, put
 from synkhronos._processes import World
 from synkhronos._rank import Call, InOrder, Put, Settle, Source
-from synkhronos._rank.results import Excerpts
+from synkhronos._rank.results import RowViews
 from synkhronos._utils.rendezvous import count_launched
 from synkhronos._utils.rows import Rows, shares
 
 WORLD = World((2, 1, 2), 0, 0)
-NOTHING = Cargo([], [], [])
+NOTHING = Shipment([], [], [])
 OURS = np.random.RandomState(0).rand(20, 3)
 
 
@@ -21,7 +21,7 @@ class Machine:
 
     def __init__(self):
         self.table = SegmentTable()
-        self.excerpts = Excerpts(self.table)
+        self.excerpts = RowViews(self.table)
 
     def take(self, cargos):
         for cargo in cargos:
@@ -63,7 +63,7 @@ def test_the_rows_that_ranks_read_are_there(kind, n):
     parts = tuple(shares(n, WORLD.n_ranks))
     starts = refs["starts"] if kind == "starts" else None
     command = InOrder((Settle(), call(source, parts, starts=starts)))
-    shipping, ours = Shipping(table, WORLD), Excerpts(table)
+    shipping, ours = Shipping(table, WORLD), RowViews(table)
     for machine in (1, 2):
         there = Machine()
         there.take(shipping.load(command, machine))
@@ -79,7 +79,7 @@ def test_no_row_travels_twice_unless_it_was_written_to(axis):
     """Epochs over batches of data of which each machine reads a part, and writes in between."""
     data = np.random.RandomState(0).rand(*((200, 1, 300) if axis == 0 else (2, 200, 600)))
     table, refs = master(data=data)
-    shipping, ours, there = Shipping(table, WORLD), Excerpts(table), Machine()
+    shipping, ours, there = Shipping(table, WORLD), RowViews(table), Machine()
 
     def epoch(batches):
         before = shipping.n_bytes

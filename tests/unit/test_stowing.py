@@ -8,12 +8,12 @@ from test_shipping import call, master
 
 from synkhronos._memory import ArrayRef, SegmentTable, find_part, open_part, segment_of_file
 from synkhronos._memory import memfd as anonymous
-from synkhronos._multinode.shipping import BLOCK, Cargo, Shipping, Stowage
+from synkhronos._multinode.shipping import BLOCK, SegmentCache, Shipment, Shipping
 from synkhronos._processes import World
 from synkhronos._rank import Put, Source
 from synkhronos._utils.rows import Rows, shares
 
-NOTHING = Cargo([], [], [])
+NOTHING = Shipment([], [], [])
 OURS = np.random.RandomState(0).rand(20, 3)
 WORLD = World((2, 1, 2), 0, 0)
 
@@ -26,7 +26,7 @@ def room(stowage):
 def test_large_memory_takes_no_more_room_than_what_has_come():
     data = np.random.RandomState(0).rand(2000, 1000)
     table, refs = master(data=data)
-    stowage = Stowage(SegmentTable())
+    stowage = SegmentCache(SegmentTable())
     shipping = Shipping(table, WORLD)
     parts = tuple(shares(len(data), WORLD.n_ranks))
     [cargo] = shipping.load(call(Source(refs["data"], Rows(0, len(data))), parts), 1)
@@ -53,7 +53,7 @@ def test_a_file_that_is_there_too_is_opened_and_else_its_rows_travel(tmp_path):
         np.save(folder / "x.npy", OURS)
         os.utime(folder / "x.npy", (1, 2))
 
-    table, stowage = SegmentTable(), Stowage(SegmentTable())
+    table, stowage = SegmentTable(), SegmentCache(SegmentTable())
     values = np.load(here / "x.npy", mmap_mode="r")[5:]
     segment = segment_of_file(values)
     table.lend("data", segment.bytes)
@@ -121,7 +121,7 @@ def test_files_that_differ_in_a_page_that_is_looked_at_are_other_files(tmp_path)
 def test_a_machine_without_room_says_so_and_takes_it_in_when_there_is(monkeypatch):
     data = np.random.RandomState(0).rand(2000, 1000)
     table, refs = master(data=data)
-    stowage, shipping = Stowage(SegmentTable()), Shipping(table, WORLD)
+    stowage, shipping = SegmentCache(SegmentTable()), Shipping(table, WORLD)
     command = Put((0,), (Source(refs["data"], None),))
     with monkeypatch.context() as patch:
         patch.setattr(anonymous, "free_memory", lambda: [(1000, "here")])

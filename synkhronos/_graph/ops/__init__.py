@@ -15,7 +15,7 @@ from synkhronos._graph.ops.analysis import (
 from synkhronos._graph.ops.collective_op import UNNUMBERED, Collective
 from synkhronos._graph.ops.controller import broadcast_outputs
 from synkhronos._graph.ops.expressions import averaged, gathered, reduced, summed
-from synkhronos._graph.ops.rank_context import Standing
+from synkhronos._graph.ops.rank_context import RankContext
 from synkhronos._graph.ops.row_counts import Counted
 
 __all__ = [
@@ -23,7 +23,7 @@ __all__ = [
     "Collective",
     "Counted",
     "Cut",
-    "Standing",
+    "RankContext",
     "after_meetings",
     "averaged",
     "broadcast_outputs",

@@ -18,7 +18,7 @@ from synkhronos._backends import ancestors, clone, io_toposort, ops, retyped
 from synkhronos._collectives import result_dtype
 from synkhronos._graph.ops.collective_op import Collective
 from synkhronos._graph.ops.rank_context import GATHER
-from synkhronos._graph.ops.row_counts import Known
+from synkhronos._graph.ops.row_counts import RankConstant
 
 __all__ = [
     "Cut",
@@ -77,7 +77,7 @@ def depends_on(expression: Any, variables: Iterable[Any], *, or_rank: bool = Tru
     waiting = [expression]
     while waiting:
         var = waiting.pop()
-        if var in sought or (or_rank and var.owner is not None and isinstance(var.owner.op, Known)):
+        if var in sought or (or_rank and var.owner is not None and isinstance(var.owner.op, RankConstant)):
             return True
         if var in seen or var.owner is None or _is_collective(var.owner.op):
             continue
@@ -91,7 +91,7 @@ def _is_collective(op: Any) -> bool:
 
 
 def _needs_standing(op: Any) -> bool:
-    return isinstance(op, (Collective, Known))
+    return isinstance(op, (Collective, RankConstant))
 
 
 def meets_within(op: Any) -> bool:

@@ -27,7 +27,7 @@ from synkhronos._backends import (
     get_scalar_constant_value,
 )
 from synkhronos._graph.ops.rank_context import GATHER
-from synkhronos._graph.ops.row_counts import Known
+from synkhronos._graph.ops.row_counts import RankConstant
 
 __all__ = ["gradient"]
 
@@ -76,12 +76,12 @@ def _constant(g: Any) -> Any:
 
 def _whole(x: Any) -> Any:
     """Return one over this rank's fraction of the total weight."""
-    return T.cast(Known("whole")(), x.dtype)
+    return T.cast(RankConstant("whole")(), x.dtype)
 
 
 def _own_rows(x: Any, all_rows: Any, collective: Callable[[str, Any], Any]) -> Any:
     """Return this rank's rows of a gathered array."""
-    rank, n_ranks = Known("rank")(), Known("n_ranks")()
+    rank, n_ranks = RankConstant("rank")(), RankConstant("n_ranks")()
     lengths = collective("sum", T.set_subtensor(T.zeros((n_ranks,), "int64")[rank], x.shape[0]))
     rows = lengths[:rank].sum() + T.arange(x.shape[0])
     return all_rows[T.minimum(rows, all_rows.shape[0] - 1)]  # a rank that is left out has no rows there

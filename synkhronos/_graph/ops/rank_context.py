@@ -1,6 +1,6 @@
 """Rank context: rank, weights and transport that the operations of a graph use at run time.
 
-Each rank has one `Standing`. It is `current` in a thread while this executes a function with collectives. Elsewhere
+Each rank has one `RankContext`. It is `current` in a thread while this executes a function with collectives. Elsewhere
 there is none, and a collective is that of a single rank: the identity.
 
 All ranks must run the same collectives in the same order. They compare signatures in each collective, and in one more
@@ -24,7 +24,7 @@ from synkhronos.errors import CollectiveAborted, WorkerDied, WorkerTimeout
 if TYPE_CHECKING:
     from synkhronos._processes import Timeline
 
-__all__ = ["BROADCAST", "GATHER", "Standing", "current"]
+__all__ = ["BROADCAST", "GATHER", "RankContext", "current"]
 
 GATHER = "gather"
 BROADCAST = "broadcast"  # all ranks get the controller's rows, or bytes
@@ -34,12 +34,12 @@ _here = threading.local()
 _END = -2  # the number of the collective at the end of a function
 
 
-def current() -> Standing | None:
+def current() -> RankContext | None:
     """Return the context of the rank whose function this thread executes; ``None`` if it executes none."""
     return getattr(_here, "standing", None)
 
 
-class Standing:
+class RankContext:
     """Context of one rank in calls of functions with collectives.
 
     Parameters

@@ -11,10 +11,10 @@ from synkhronos._backends import Apply, Op, T
 from synkhronos._graph.ops.rank_context import current
 from synkhronos._utils.rows import Rows, shares
 
-__all__ = ["Counted", "Known"]
+__all__ = ["Counted", "RankConstant"]
 
 
-class Known(Op):
+class RankConstant(Op):
     """A scalar that may have another value on each rank.
 
     Parameters
@@ -54,7 +54,7 @@ class Known(Op):
         return [()]
 
 
-class Counted(Known):
+class Counted(RankConstant):
     """Number of rows of a call, index of this rank's first row, and number of its rows: three int64 scalars.
 
     The inputs are these three numbers if the call passes them, followed by lengths, all of which must equal the number

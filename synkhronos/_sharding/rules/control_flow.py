@@ -30,7 +30,7 @@ from synkhronos._backends import (
     substituted,
 )
 from synkhronos._sharding.placements import Length, Partial, Placed, Placement, Replicate, Shard, copied
-from synkhronos._sharding.propagate import RULES, Walk
+from synkhronos._sharding.propagate import RULES, Propagation
 from synkhronos._sharding.rules.reductions import is_summed, is_zero
 
 __all__ = ["Steps"]
@@ -44,7 +44,7 @@ class Steps:
 
     Parameters
     ----------
-    walk : Walk
+    walk : Propagation
     node : Apply
         Apply node of a Scan in the user's graph.
     loop : Loop
@@ -53,7 +53,7 @@ class Steps:
         Placement of one entry of each state.
     """
 
-    def __init__(self, walk: Walk, node: Any, loop: Any, placements: Sequence[Placement]) -> None:
+    def __init__(self, walk: Propagation, node: Any, loop: Any, placements: Sequence[Placement]) -> None:
         self._walk, self._node, self._loop, self._placements = walk, node, loop, placements
         self._entries: list[Any] = []  # variables that differ from step to step
         self._n_met = len(walk.met)
@@ -243,13 +243,13 @@ def _begins_with_zero(outer: Any) -> bool:
     return is_zero(outer)
 
 
-def _scan(walk: Walk, node: Any) -> str | Sequence[Placed]:
+def _scan(walk: Propagation, node: Any) -> str | Sequence[Placed]:
     loop = ops.read_loop(node)
     mapped = _mapped(walk, node, loop)
     return mapped if mapped is not None else _settled(walk, node, loop).scan()
 
 
-def _settled(walk: Walk, node: Any, loop: Any) -> Steps:
+def _settled(walk: Propagation, node: Any, loop: Any) -> Steps:
     """Return the steps with placements of the states that they keep."""
     n_gathered = len(walk.gathered)
     states = [outer for _, outer in loop.states]
@@ -285,7 +285,7 @@ def _inside(placement: Placement) -> Placement:
     return placement.moved(placement.axis - 1) if is_inside else Replicate()  # type: ignore[union-attr]
 
 
-def _mapped(walk: Walk, node: Any, loop: Any) -> Sequence[Placed] | None:
+def _mapped(walk: Propagation, node: Any, loop: Any) -> Sequence[Placed] | None:
     """Shard a map over the rows, whose steps are independent: each rank maps its own rows; ``None`` for other loops."""
     lengths, sequences = walk.lengths, [outer for _, outer in loop.sequences]
     placements = [walk.placement(one) for one in sequences]
@@ -312,7 +312,7 @@ RULES.update({ops.Scan: _scan})
 # -- IfElse
 
 
-def _if_else(walk: Walk, node: Any) -> str | Sequence[Placed]:
+def _if_else(walk: Propagation, node: Any) -> str | Sequence[Placed]:
     n = node.op.n_outs
     condition, pairs = node.inputs[0], list(zip(node.inputs[1 : 1 + n], node.inputs[1 + n :]))
     placements = [_of_both(walk, pair) for pair in pairs]
@@ -326,7 +326,7 @@ def _if_else(walk: Walk, node: Any) -> str | Sequence[Placed]:
     return [Placed(output, placement) for output, placement in zip(outputs, placements)]
 
 
-def _of_both(walk: Walk, pair: Sequence[Any]) -> Placement:
+def _of_both(walk: Propagation, pair: Sequence[Any]) -> Placement:
     """Return a placement for both branches: sharded if both are known to have the sharded axis's full length."""
     found = [walk.placement(one) for one in pair]
     shard = walk.shard_of(pair)
@@ -336,7 +336,7 @@ def _of_both(walk: Walk, pair: Sequence[Any]) -> Placement:
     return Partial() if found == [Partial(), Partial()] else Replicate()
 
 
-def _placed(walk: Walk, variable: Any, placement: Placement) -> Any:
+def _placed(walk: Propagation, variable: Any, placement: Placement) -> Any:
     if isinstance(placement, Shard):
         return walk.part(variable, placement)
     return walk.new(variable) if isinstance(placement, Partial) else walk.whole(variable, "another branch is whole")

@@ -12,7 +12,7 @@ from typing import Any
 
 from synkhronos._backends import ops
 from synkhronos._sharding.placements import Partial, Placed, Replicate, Shard, copied
-from synkhronos._sharding.propagate import RULES, Rule, Walk
+from synkhronos._sharding.propagate import RULES, Propagation, Rule
 from synkhronos._sharding.rules.identity import inner_graph
 from synkhronos._sharding.rules.reductions import is_summed
 
@@ -33,7 +33,7 @@ def _row_by_row(*whole: int, broadcasts: Collection[int] = ()) -> Rule:
         Positions of inputs that the operation broadcasts if they have length 1 at run time.
     """
 
-    def rule(walk: Walk, node: Any) -> str | Sequence[Placed]:
+    def rule(walk: Propagation, node: Any) -> str | Sequence[Placed]:
         shard = walk.shard_of(node.inputs)
         if shard is None:
             return walk.computed_whole(node)
@@ -50,7 +50,7 @@ def _row_by_row(*whole: int, broadcasts: Collection[int] = ()) -> Rule:
     return rule
 
 
-def _softmax(walk: Walk, node: Any) -> str | Sequence[Placed]:
+def _softmax(walk: Propagation, node: Any) -> str | Sequence[Placed]:
     """Keep the placement of a softmax; one that sums over rows is replaced by its inner graph, if it has one."""
     shard = walk.shard_of(node.inputs)
     if shard is None:
@@ -89,7 +89,7 @@ def _of_any_batch(node: Any, inputs: Sequence[Any]) -> Any:
 def _convolve(image: int, kernel: int) -> Rule:
     """Return the rule of a convolution, or of its gradient for images, with inputs at the given positions."""
 
-    def rule(walk: Walk, node: Any) -> str | Sequence[Placed]:
+    def rule(walk: Propagation, node: Any) -> str | Sequence[Placed]:
         shard = walk.placement(node.inputs[image])
         if not isinstance(shard, Shard) or shard.axis != 0 or walk.shard_of([node.inputs[kernel], *node.inputs[2:]]):
             return "it is not the images alone that have rows"
@@ -99,7 +99,7 @@ def _convolve(image: int, kernel: int) -> Rule:
     return rule
 
 
-def _weights(walk: Walk, node: Any) -> str | Sequence[Placed]:
+def _weights(walk: Propagation, node: Any) -> str | Sequence[Placed]:
     images, gradient, *shape = node.inputs
     shard = walk.shard_of([images, gradient])
     if shard is None or shard.axis != 0 or walk.shard_of(shape) or not is_summed(node.outputs[0]):
@@ -113,7 +113,7 @@ def _weights(walk: Walk, node: Any) -> str | Sequence[Placed]:
 def _pool(n_images: int) -> Rule:
     """Return the rule of pooling or a gradient of it, whose first ``n_images`` inputs are images."""
 
-    def rule(walk: Walk, node: Any) -> str | Sequence[Placed]:
+    def rule(walk: Propagation, node: Any) -> str | Sequence[Placed]:
         images, others = node.inputs[:n_images], node.inputs[n_images:]
         shard = walk.shard_of(images)
         if shard is None or shard.axis >= images[0].ndim - node.op.ndim or walk.shard_of(others):

@@ -8,13 +8,13 @@ from typing import Any
 from synkhronos._backends import NotScalarConstantError, get_scalar_constant_value, ops, scalar
 from synkhronos._sharding.lengths import constant_of
 from synkhronos._sharding.placements import Partial, Placed, Replicate, copied
-from synkhronos._sharding.propagate import MAKERS, RULES, Walk
+from synkhronos._sharding.propagate import MAKERS, RULES, Propagation
 from synkhronos._sharding.rules.reductions import is_zero
 
 __all__: list[str] = []
 
 
-def _elementwise(walk: Walk, node: Any) -> str | Sequence[Placed]:
+def _elementwise(walk: Propagation, node: Any) -> str | Sequence[Placed]:
     shard = walk.shard_of(node.inputs)
     if shard is None:
         return _of_sums(walk, node)
@@ -23,7 +23,7 @@ def _elementwise(walk: Walk, node: Any) -> str | Sequence[Placed]:
     return [Placed(output, shard) for output in copied(node, inputs)]
 
 
-def _of_sums(walk: Walk, node: Any) -> Sequence[Placed]:
+def _of_sums(walk: Propagation, node: Any) -> Sequence[Placed]:
     """Place an operation on partial and replicated inputs: a linear one may be computed before the sum over ranks.
 
     Factors must be constants: with others, 0 × inf on one rank would give NaN where the serial program gives inf.
@@ -60,7 +60,7 @@ def _scales(variable: Any) -> bool:
     return 0 < abs(value) < float("inf")
 
 
-def _counts(walk: Walk, variable: Any) -> bool:
+def _counts(walk: Propagation, variable: Any) -> bool:
     """Return whether a variable is rows × a positive constant, as the divisor of a mean is.
 
     Without rows, 0 / 0 is NaN before and after the sum over ranks.
@@ -83,7 +83,7 @@ def _is_cast(node: Any) -> bool:
     return node is not None and isinstance(node.op, ops.Elemwise) and isinstance(node.op.scalar_op, scalar.Cast)
 
 
-def _fill(walk: Walk, node: Any) -> Sequence[Placed]:
+def _fill(walk: Propagation, node: Any) -> Sequence[Placed]:
     """Replace a scalar that is filled with another one, as gradients begin, by the other.
 
     Computing the first may take a collective.

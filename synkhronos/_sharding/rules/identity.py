@@ -11,18 +11,18 @@ from typing import Any, Callable
 
 from synkhronos._backends import ops
 from synkhronos._sharding.placements import Placed, Shard, copied
-from synkhronos._sharding.propagate import RULES, Rule, Walk
+from synkhronos._sharding.propagate import RULES, Propagation, Rule
 
 __all__ = ["inner_graph"]
 
 
-def _pass(walk: Walk, node: Any) -> str | Sequence[Placed]:
+def _pass(walk: Propagation, node: Any) -> str | Sequence[Placed]:
     first, *others = node.inputs
     inputs = [walk.new(first), *(walk.whole(one, "a condition") for one in others)]
     return [Placed(output, walk.placement(first)) for output in copied(node, inputs)]
 
 
-def _shuffle(walk: Walk, node: Any) -> str | Sequence[Placed]:
+def _shuffle(walk: Propagation, node: Any) -> str | Sequence[Placed]:
     placement = walk.placement(node.inputs[0])
     if isinstance(placement, Shard):
         if placement.axis not in node.op.new_order:
@@ -53,7 +53,7 @@ RULES.update({**dict.fromkeys(_PASSING, _pass), ops.DimShuffle: _shuffle})
 def _expressed(rewrite: Callable[[Any], Any]) -> Rule:
     """Return the rule of an operation that a backend's function rewrites; it returns expressions, or none."""
 
-    def rule(walk: Walk, node: Any) -> str | Sequence[Placed]:
+    def rule(walk: Propagation, node: Any) -> str | Sequence[Placed]:
         expressions = rewrite(node)
         if not expressions or any(_differ(*pair) for pair in zip(expressions, node.outputs)):
             return "there is no expression for it"
@@ -67,7 +67,7 @@ def _differ(one: Any, other: Any) -> bool:
     return (one.dtype, one.broadcastable) != (other.dtype, other.broadcastable)
 
 
-def inner_graph(walk: Walk, node: Any) -> Sequence[Placed]:
+def inner_graph(walk: Propagation, node: Any) -> Sequence[Placed]:
     """Propagate placements through an operation's inner graph, which replaces it.
 
     The operation must compute nothing but this graph. Gradients that it defines itself are already in the program's

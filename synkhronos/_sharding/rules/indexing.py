@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from synkhronos._backends import INTEGERS, T, TensorType, ops
 from synkhronos._sharding.placements import ONE, Partial, Placed, Replicate, Shard, copied
-from synkhronos._sharding.propagate import RULES, Walk
+from synkhronos._sharding.propagate import RULES, Propagation
 from synkhronos._sharding.rules.reductions import is_summed, is_zero
 
 __all__: list[str] = []
@@ -19,7 +19,7 @@ __all__: list[str] = []
 _PICKED = "rows are picked"
 
 
-def _index(walk: Walk, variable: Any, inputs: Sequence[Any], op: Any) -> list[Any]:
+def _index(walk: Propagation, variable: Any, inputs: Sequence[Any], op: Any) -> list[Any]:
     """Return the basic index of an Apply node, with ``slice(None)`` for each axis that is selected fully, in order."""
     index, dims = ops.basic_index(inputs, op), walk.lengths.dims(variable)
     return [slice(None) if walk.lengths.takes_all(one, dims[axis]) else one for axis, one in enumerate(index)]
@@ -32,7 +32,7 @@ def _axis_after(index: Sequence[Any], axis: int) -> int | None:
     return axis - sum(not isinstance(one, slice) for one in index[:axis])
 
 
-def _part_of_increment(walk: Walk, y: Any, shard: Shard, axis: int, n_axes: int) -> Any:
+def _part_of_increment(walk: Propagation, y: Any, shard: Shard, axis: int, n_axes: int) -> Any:
     """Return this rank's part of an increment ``y`` of x[index], which has ``n_axes`` axes and its rows along ``axis``.
 
     ``y`` may have fewer axes.
@@ -41,7 +41,7 @@ def _part_of_increment(walk: Walk, y: Any, shard: Shard, axis: int, n_axes: int)
     return walk.whole(y, _PICKED) if own < 0 else walk.part(y, shard.moved(own), broadcasts=True)
 
 
-def _subtensor(walk: Walk, node: Any) -> str | Sequence[Placed]:
+def _subtensor(walk: Propagation, node: Any) -> str | Sequence[Placed]:
     variable, *numbers = node.inputs
     placement = walk.placement(variable)
     inputs = [walk.new(variable), *map(walk.whole, numbers)]
@@ -53,7 +53,7 @@ def _subtensor(walk: Walk, node: Any) -> str | Sequence[Placed]:
     return [Placed(copied(node, inputs)[0], placement)]
 
 
-def _inc_subtensor(walk: Walk, node: Any) -> str | Sequence[Placed]:
+def _inc_subtensor(walk: Propagation, node: Any) -> str | Sequence[Placed]:
     x, y, *numbers = node.inputs
     index = _index(walk, x, node.inputs[1:], node.op)
     n_axes = x.ndim - sum(not isinstance(one, slice) for one in index)
@@ -77,7 +77,7 @@ def _inc_subtensor(walk: Walk, node: Any) -> str | Sequence[Placed]:
     return [Placed(copied(node, inputs)[0], shard)]
 
 
-def _are_sums(walk: Walk, node: Any) -> bool:
+def _are_sums(walk: Propagation, node: Any) -> bool:
     """Return whether x and y are both partial or zero; unwritten memory counts as zero if y is set, not added."""
     x, y = node.inputs[:2]
     is_empty = x.owner is not None and isinstance(x.owner.op, ops.AllocEmpty) and node.op.set_instead_of_inc
@@ -109,7 +109,7 @@ class _Places(NamedTuple):
         n_before = sum(isinstance(one, slice) for one in self.entries[:axis])
         return n_before + (self.n_axes if n_before >= self.first else 0)
 
-    def shard_of_arrays(self, walk: Walk) -> Shard | None:
+    def shard_of_arrays(self, walk: Propagation) -> Shard | None:
         """Return the placement of the first sharded array, in terms of the common shape; ``None`` if none is."""
         one = next((one for one in self.arrays if isinstance(walk.placement(one), Shard)), None)
         if one is None:
@@ -117,7 +117,7 @@ class _Places(NamedTuple):
         shard = walk.shard_of([one])
         return None if shard is None else shard.moved(shard.axis + self.n_axes - one.ndim)
 
-    def here(self, walk: Walk, inputs: Sequence[Any], shard: Shard) -> list[Any]:
+    def here(self, walk: Propagation, inputs: Sequence[Any], shard: Shard) -> list[Any]:
         """Return this rank's part of the index arrays among the inputs, and the replicated values of all others."""
         arrays = set(self.arrays)
         return [
@@ -126,7 +126,7 @@ class _Places(NamedTuple):
         ]
 
 
-def _places(walk: Walk, x: Any, index: Sequence[Any]) -> _Places | None:
+def _places(walk: Propagation, x: Any, index: Sequence[Any]) -> _Places | None:
     """Return the positions of axes after advanced indexing; ``None`` if an entry is not a slice or integer array."""
     dims = walk.lengths.dims(x)
     known: list[Any] = [
@@ -141,7 +141,7 @@ def _places(walk: Walk, x: Any, index: Sequence[Any]) -> _Places | None:
     return _Places(known, max(one.ndim for one in arrays), places[0] if is_together else 0)
 
 
-def _rows_of_points(walk: Walk, x: Any, index: Sequence[Any]) -> Shard | None:
+def _rows_of_points(walk: Propagation, x: Any, index: Sequence[Any]) -> Shard | None:
     """Return the placement of ``x[arange(rows × k), y, …]``, with x of length rows × k; ``None`` for other indices.
 
     Such an index selects each row once, in order.
@@ -159,12 +159,12 @@ def _rows_of_points(walk: Walk, x: Any, index: Sequence[Any]) -> Shard | None:
     return shard if fits and not x.broadcastable[0] else None
 
 
-def _index_here(walk: Walk, index: Sequence[Any], shard: Shard) -> list[Any]:
+def _index_here(walk: Propagation, index: Sequence[Any], shard: Shard) -> list[Any]:
     here = T.arange(walk.lengths.here(shard.inner), dtype=index[0].dtype)
     return [here, *(walk.part(one, shard, broadcasts=True) if one.ndim else walk.whole(one) for one in index[1:])]
 
 
-def _advanced(walk: Walk, node: Any) -> str | Sequence[Placed]:
+def _advanced(walk: Propagation, node: Any) -> str | Sequence[Placed]:
     x, *rest = node.inputs
     index = ops.advanced_index(node.inputs, node.op)
     shard = _rows_of_points(walk, x, index)
@@ -188,7 +188,7 @@ def _advanced(walk: Walk, node: Any) -> str | Sequence[Placed]:
     return [Placed(copied(node, inputs)[0], of_index.moved(places.first + of_index.axis))]
 
 
-def _advanced_inc(walk: Walk, node: Any) -> str | Sequence[Placed]:
+def _advanced_inc(walk: Propagation, node: Any) -> str | Sequence[Placed]:
     x, y, *rest = node.inputs
     index = ops.advanced_index(node.inputs[1:], node.op)
     shard = _rows_of_points(walk, x, index)
@@ -210,7 +210,7 @@ def _advanced_inc(walk: Walk, node: Any) -> str | Sequence[Placed]:
     return _added_to_table(walk, node, places, of_index or _entries_of(walk, y, places))
 
 
-def _entries_of(walk: Walk, y: Any, places: _Places) -> Shard | None:
+def _entries_of(walk: Propagation, y: Any, places: _Places) -> Shard | None:
     """Return the placement of an increment in terms of the common shape of the index arrays.
 
     ``None`` if its rows are not along an axis of that shape, or if all arrays are broadcast along that axis.
@@ -226,7 +226,7 @@ def _entries_of(walk: Walk, y: Any, places: _Places) -> Shard | None:
     return None if is_one else shard.moved(axis)
 
 
-def _added_to_table(walk: Walk, node: Any, places: _Places, shard: Shard | None) -> str | Sequence[Placed]:
+def _added_to_table(walk: Propagation, node: Any, places: _Places, shard: Shard | None) -> str | Sequence[Placed]:
     """Sum the ranks' increments to a replicated table, each computed from the rank's own rows."""
     table, y, *rest = node.inputs
     if shard is None:

@@ -8,12 +8,12 @@ from typing import Any
 from synkhronos._backends import ops
 from synkhronos._sharding.lengths import constant_of
 from synkhronos._sharding.placements import Partial, Placed, Shard, copied
-from synkhronos._sharding.propagate import RULES, Walk
+from synkhronos._sharding.propagate import RULES, Propagation
 
 __all__: list[str] = []
 
 
-def _join(walk: Walk, node: Any) -> str | Sequence[Placed]:
+def _join(walk: Propagation, node: Any) -> str | Sequence[Placed]:
     parts = ops.parts_of(node)
     first = [walk.whole(one) for one in node.inputs[: len(node.inputs) - len(parts)]]
     shard, axis = walk.shard_of(parts), constant_of(ops.axis_of(node))
@@ -28,7 +28,7 @@ def _join(walk: Walk, node: Any) -> str | Sequence[Placed]:
     return [Placed(copied(node, [*first, *(walk.part(part, shard) for part in parts)])[0], shard)]
 
 
-def _split(walk: Walk, node: Any) -> str | Sequence[Placed]:
+def _split(walk: Propagation, node: Any) -> str | Sequence[Placed]:
     variable, *others = node.inputs
     shard, axis = walk.shard_of([variable]), constant_of(ops.axis_of(node))
     if shard is None or axis is None or axis % variable.ndim == shard.axis:
@@ -37,7 +37,7 @@ def _split(walk: Walk, node: Any) -> str | Sequence[Placed]:
     return [Placed(output, shard) for output in copied(node, inputs)]
 
 
-def _repeat(walk: Walk, node: Any) -> str | Sequence[Placed]:
+def _repeat(walk: Propagation, node: Any) -> str | Sequence[Placed]:
     variable, repeats = node.inputs
     shard = walk.shard_of([variable])
     axis = ops.axis_of(node)  # may be negative
@@ -49,7 +49,7 @@ def _repeat(walk: Walk, node: Any) -> str | Sequence[Placed]:
 RULES.update({ops.Join: _join, ops.Split: _split, ops.RepeatOp: _repeat})
 
 
-def _along(walk: Walk, node: Any) -> str | Sequence[Placed]:
+def _along(walk: Propagation, node: Any) -> str | Sequence[Placed]:
     variable, *others = node.inputs
     shard = walk.placement(variable)
     if not isinstance(shard, Shard):

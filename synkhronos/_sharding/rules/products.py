@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from synkhronos._backends import ops
 from synkhronos._sharding.placements import Partial, Placed, Replicate, Shard, copied
-from synkhronos._sharding.propagate import RULES, Walk
+from synkhronos._sharding.propagate import RULES, Propagation
 from synkhronos._sharding.rules.reductions import is_summed
 
 __all__: list[str] = []
@@ -28,7 +28,7 @@ class _Axes(NamedTuple):
     summed: str | None = None  # the label that the operation sums over, if rows may be along it
 
 
-def _multiply(walk: Walk, node: Any, axes: _Axes) -> str | Sequence[Placed]:
+def _multiply(walk: Propagation, node: Any, axes: _Axes) -> str | Sequence[Placed]:
     """Shard a product along one label, along which an input has its rows.
 
     A label of the outputs is preferred: the result then keeps its rows without a collective. Other inputs with this
@@ -66,7 +66,7 @@ def _multiply(walk: Walk, node: Any, axes: _Axes) -> str | Sequence[Placed]:
     return [Placed(output, shard.moved(labels.index(label))) for output, labels in zip(outputs, axes.outputs)]
 
 
-def _dot(walk: Walk, node: Any) -> str | Sequence[Placed]:
+def _dot(walk: Propagation, node: Any) -> str | Sequence[Placed]:
     a, b = node.inputs
     if not (1 <= a.ndim <= 2 and 1 <= b.ndim <= 2):
         return "its factors are not vectors and matrices"
@@ -74,7 +74,7 @@ def _dot(walk: Walk, node: Any) -> str | Sequence[Placed]:
     return _multiply(walk, node, _Axes([of_a, of_b], [(of_a + of_b).replace("k", "")], "k"))
 
 
-def _batched_dot(walk: Walk, node: Any) -> str | Sequence[Placed]:
+def _batched_dot(walk: Propagation, node: Any) -> str | Sequence[Placed]:
     a, b = node.inputs
     if not (2 <= a.ndim <= 3 and 2 <= b.ndim <= 3) or a.broadcastable[0] != b.broadcastable[0]:
         return "its factors are not stacks of as many vectors and matrices"
@@ -82,7 +82,7 @@ def _batched_dot(walk: Walk, node: Any) -> str | Sequence[Placed]:
     return _multiply(walk, node, _Axes([of_a, of_b], ["b" + (of_a[1:] + of_b[1:]).replace("k", "")], "k"))
 
 
-def _blockwise(walk: Walk, node: Any) -> str | Sequence[Placed]:
+def _blockwise(walk: Propagation, node: Any) -> str | Sequence[Placed]:
     """Shard a Blockwise along its batch axes, which come first and have numbers as labels, or as a product."""
     op, batch = node.op, list(map(str, range(node.op.batch_ndim(node))))
     if type(op.core_op) is ops.Dot:
@@ -95,7 +95,7 @@ def _blockwise(walk: Walk, node: Any) -> str | Sequence[Placed]:
 RULES.update({ops.Dot: _dot, ops.BatchedDot: _batched_dot, ops.Blockwise: _blockwise})
 
 
-def _sparse_dot(walk: Walk, node: Any) -> str | Sequence[Placed]:
+def _sparse_dot(walk: Propagation, node: Any) -> str | Sequence[Placed]:
     placements = [walk.placement(one) for one in node.inputs]
     for place, (dense, placement) in enumerate(zip(node.inputs, placements)):
         is_kept = isinstance(placement, Shard) and dense.ndim == 2 and placement.axis == place
@@ -104,7 +104,7 @@ def _sparse_dot(walk: Walk, node: Any) -> str | Sequence[Placed]:
     return "rows are contracted with a sparse matrix"
 
 
-def _values(walk: Walk, node: Any) -> str | Sequence[Placed]:
+def _values(walk: Propagation, node: Any) -> str | Sequence[Placed]:
     """Shard the gradient for the values of a sparse matrix, which sums over the columns of both factors."""
     *indices, dense, gradient = node.inputs
     shard = walk.shard_of([dense, gradient])

@@ -8,7 +8,7 @@ from typing import Any
 from synkhronos._backends import NotScalarConstantError, get_scalar_constant_value, ops, scalar
 from synkhronos._sharding.lengths import reduced_axes
 from synkhronos._sharding.placements import Partial, Placed, Replicate, Shard, copied
-from synkhronos._sharding.propagate import RULES, Walk
+from synkhronos._sharding.propagate import RULES, Propagation
 
 __all__ = ["is_summed", "is_zero"]
 
@@ -28,7 +28,7 @@ def is_zero(variable: Any) -> bool:
         return False
 
 
-def _reduce(walk: Walk, node: Any) -> str | Sequence[Placed]:
+def _reduce(walk: Propagation, node: Any) -> str | Sequence[Placed]:
     (variable,) = node.inputs
     placement, axes = walk.placement(variable), reduced_axes(node)
     if isinstance(placement, Partial):
@@ -59,7 +59,7 @@ def _op_over_ranks(node: Any) -> str | None:
     return ops.get(type(kind))
 
 
-def _max_and_argmax(walk: Walk, node: Any) -> str | Sequence[Placed]:
+def _max_and_argmax(walk: Propagation, node: Any) -> str | Sequence[Placed]:
     (variable,), (largest, place) = node.inputs, node.outputs
     placement, axes = walk.placement(variable), reduced_axes(node)
     if isinstance(placement, Partial):
@@ -75,7 +75,7 @@ def _max_and_argmax(walk: Walk, node: Any) -> str | Sequence[Placed]:
     return [Placed(whole, Replicate()), Placed(here[1], Replicate())]  # the second output is not used
 
 
-def _argmax(walk: Walk, node: Any) -> str | Sequence[Placed]:
+def _argmax(walk: Propagation, node: Any) -> str | Sequence[Placed]:
     placement, axes = walk.placement(node.inputs[0]), reduced_axes(node)
     if not isinstance(placement, Shard):
         return walk.computed_whole(node)

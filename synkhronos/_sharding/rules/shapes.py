@@ -12,23 +12,23 @@ from typing import Any
 
 from synkhronos._backends import NO_TENSORS, T, ops
 from synkhronos._sharding.placements import ONE, UNKNOWN, Length, Partial, Placed, Replicate, Shard, copied
-from synkhronos._sharding.propagate import MAKERS, RULES, Walk
+from synkhronos._sharding.propagate import MAKERS, RULES, Propagation
 
 __all__: list[str] = []
 
 
-def _shape(walk: Walk, node: Any) -> str | Sequence[Placed]:
+def _shape(walk: Propagation, node: Any) -> str | Sequence[Placed]:
     lengths = walk.lengths
     values = [lengths.value(length) for length in lengths.dims(node.inputs[0])]
     return [Placed(ops.MakeVector("int64")(*values), Replicate())]
 
 
-def _shape_i(walk: Walk, node: Any) -> str | Sequence[Placed]:
+def _shape_i(walk: Propagation, node: Any) -> str | Sequence[Placed]:
     length = walk.lengths.dims(node.inputs[0])[node.op.i]
     return [Placed(T.as_tensor_variable(walk.lengths.value(length)), Replicate())]
 
 
-def _made(walk: Walk, node: Any) -> Sequence[Placed]:
+def _made(walk: Propagation, node: Any) -> Sequence[Placed]:
     """Shard an Alloc of a replicated value along the first axis of rows × k positions that repeats the value."""
     value, *sizes = node.inputs
     lengths, n_missing = walk.lengths, len(sizes) - value.ndim
@@ -41,7 +41,7 @@ def _made(walk: Walk, node: Any) -> Sequence[Placed]:
     return walk.computed_whole(node)
 
 
-def _made_empty(walk: Walk, node: Any) -> Sequence[Placed]:
+def _made_empty(walk: Propagation, node: Any) -> Sequence[Placed]:
     """Shard an AllocEmpty along the first axis of rows × k positions, as values to be written there probably are."""
     for axis, size in enumerate(node.inputs):
         per_row = walk.lengths.per_row(walk.lengths.scalar(size))
@@ -52,7 +52,7 @@ def _made_empty(walk: Walk, node: Any) -> Sequence[Placed]:
     return walk.computed_whole(node)
 
 
-def _alloc(walk: Walk, node: Any) -> str | Sequence[Placed]:
+def _alloc(walk: Propagation, node: Any) -> str | Sequence[Placed]:
     value, *sizes = node.inputs
     shard = walk.placement(value)
     if not isinstance(shard, Shard):
@@ -65,7 +65,7 @@ def _alloc(walk: Walk, node: Any) -> str | Sequence[Placed]:
     return [Placed(node.op(*inputs), shard.moved(axis))]
 
 
-def _reshape(walk: Walk, node: Any) -> str | Sequence[Placed]:
+def _reshape(walk: Propagation, node: Any) -> str | Sequence[Placed]:
     variable, shape = node.inputs
     placement = walk.placement(variable)
     if isinstance(placement, Partial):
@@ -81,7 +81,7 @@ def _reshape(walk: Walk, node: Any) -> str | Sequence[Placed]:
     return [Placed(node.op(walk.new(variable), ops.MakeVector("int64")(*here)), shard)]
 
 
-def _specified(walk: Walk, node: Any) -> Sequence[Placed]:
+def _specified(walk: Propagation, node: Any) -> Sequence[Placed]:
     """Place a SpecifyShape, whose length along the sharded axis is compared with that of all rows."""
     variable, *lengths = node.inputs
     placement, here, entries = walk.placement(variable), walk.new(variable), list(map(walk.whole, lengths))
@@ -92,7 +92,7 @@ def _specified(walk: Walk, node: Any) -> Sequence[Placed]:
     return [Placed(node.op(here, *entries), placement)]
 
 
-def _axis_of_rows(walk: Walk, variable: Any, placement: Shard, entries: Sequence[Length]) -> Shard | None:
+def _axis_of_rows(walk: Propagation, variable: Any, placement: Shard, entries: Sequence[Length]) -> Shard | None:
     """Return the placement of the rows in a new shape, ``None`` if it is not proven that rows stay together.
 
     Elements are in row-major order. The product of all lengths before the rows, ``outer`` included, must be the same in
