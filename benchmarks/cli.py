@@ -16,6 +16,7 @@ from benchmarks.processes import ROOT, ContestantFailed
 from benchmarks.results import Result
 
 PAGE = ROOT / "docs" / "benchmarks.md"
+RAW = ROOT / "benchmarks" / "raw"
 #: In the order of the page: the module of each figure, and what its ``measure`` is called with.
 FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
     "cnn": ("cnn", {}),
@@ -59,7 +60,7 @@ def main(name: str, argv: Sequence[str] | None = None) -> None:
     """
     module = importlib.import_module(name)
     parser = argparse.ArgumentParser(prog=f"python -m {name}", description=inspect.cleandoc(module.__doc__ or ""))
-    parser.add_argument("--page", type=Path, default=PAGE, help="the page to write; results go to a folder beside it")
+    parser.add_argument("--page", type=Path, default=PAGE, help="the page to write, next to which the results lie")
     for option, default in options_of(module).items():
         several = {"nargs": "+", "type": int} if isinstance(default, tuple) else {"type": type(default)}
         parser.add_argument(f"--{option.replace('_', '-')}", default=default, help=f"default: {default}", **several)
@@ -77,8 +78,8 @@ def options_of(module: Any) -> dict[str, Any]:
     return {parameter.name: parameter.default for parameter in parameters}
 
 
-def measure(name: str, page: Path, **options: Any) -> Result:
-    """Measure one figure, print its rows, and save its result and its picture beside the page.
+def measure(name: str, page: Path, raw: Path = RAW, **options: Any) -> Result:
+    """Measure one figure, print its rows, save its result and picture next to the page, and its raw data in `raw`.
 
     A figure of which a contestant fails is saved as failed, in place of what an earlier run found.
     """
@@ -86,7 +87,7 @@ def measure(name: str, page: Path, **options: Any) -> Result:
     use_cores(None if getattr(module, "ALL_CORES", False) else CORES)
     title, _, method = inspect.cleandoc(module.__doc__ or "").partition("\n")
     result = Result(name.rpartition(".")[2], title.rstrip("."), method.strip(), environment=environment.describe())
-    folder = report.folder_of(page, result.environment["processor"])
+    folder = report.folder_of(page, result.processor)
     try:
         module.measure(result, **options)
     except ContestantFailed as error:
@@ -95,7 +96,11 @@ def measure(name: str, page: Path, **options: Any) -> Result:
     else:
         folder.mkdir(parents=True, exist_ok=True)
         getattr(module, "draw", report.draw)(result, folder / f"{result.name}.png")
-    result.save(folder)
+    for contestant, facts in result.facts.items():
+        if "kernels" in facts:
+            result.kernels.setdefault(facts["kernels"], []).append(contestant)
+    result.save(page.with_suffix(".json"))
+    result.save_raw(raw / folder.name)
     for row in result.rows:
         print(f"{row.what}: {report.reached(row)}  {report.target(row)}  {row.verdict}", flush=True)
     return result
