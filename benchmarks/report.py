@@ -16,7 +16,7 @@ Written by `make bench`; do not edit. Each figure was taken in one run on one ma
 processes of its own. Numbers are medians, ratios are ratios of medians; in brackets are the quartiles: of ratios and
 differences over the rounds, of all others over the single measurements. Targets are for two cores. Each kind of
 processor has a chapter: the kernels of BLAS libraries, caches and memory differ. A bound is what two processes that do
-nothing else reached in the same run. `python -m benchmarks.NAME` takes one figure alone. Those on PyTensor
+nothing else reached in the same run. `python -m benchmarks NAME` takes one figure alone. Those on PyTensor
 are written by `make bench-pytensor`. Those of several machines need root: hosts are network namespaces.
 
 From PyPI, PyTorch for Linux brings CUDA along, several GB; with

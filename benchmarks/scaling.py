@@ -11,7 +11,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks import training
-from benchmarks.cli import main
 from benchmarks.harness import AVAILABLE, Contest
 from benchmarks.peers import missing
 from benchmarks.results import Result
@@ -116,7 +115,3 @@ def draw(result: Result, path: Path) -> None:
     figure.tight_layout()
     figure.savefig(path, dpi=90)
     pyplot.close(figure)
-
-
-if __name__ == "__main__":
-    main(__spec__.name)

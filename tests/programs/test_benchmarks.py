@@ -13,7 +13,7 @@ from support import ROOT
 
 sys.path.append(str(ROOT))
 
-from benchmarks import call, cli, limits, report
+from benchmarks import call, figures, limits, report
 from benchmarks.environment import processor
 from benchmarks.harness import Contest
 from benchmarks.peers import missing
@@ -156,11 +156,11 @@ def test_raw_data_are_saved_apart(tmp_path):
 
 def test_the_page_and_the_pictures_rest_on_the_same_results(tmp_path):
     page = tmp_path / "benchmarks.md"
-    shutil.copy(cli.PAGE.with_suffix(".json"), tmp_path)
-    report.write_page(page, list(cli.FIGURES))
-    assert page.read_text() == cli.PAGE.read_text()
+    shutil.copy(figures.PAGE.with_suffix(".json"), tmp_path)
+    report.write_page(page, list(figures.FIGURES))
+    assert page.read_text() == figures.PAGE.read_text()
     for result in load(page.with_suffix(".json")):
-        assert (report.folder_of(cli.PAGE, result.processor) / f"{result.name}.png").exists()
+        assert (report.folder_of(figures.PAGE, result.processor) / f"{result.name}.png").exists()
 
 
 def test_the_page(tmp_path):
@@ -196,7 +196,7 @@ def test_remarks_are_shown_where_a_target_is_missed():
 
 def test_the_remarks_belong_to_figures():
     remarks = json.loads(report.REMARKS.read_text())
-    assert {key.split("/")[0] for key in remarks} <= set(cli.FIGURES)
+    assert {key.split("/")[0] for key in remarks} <= set(figures.FIGURES)
     assert all(isinstance(text, str) and text.endswith(".") for text in remarks.values())
 
 
@@ -222,7 +222,7 @@ def test_processors_are_told_apart(tmp_path):
 @theano_only("contestants in Theano's names")
 def test_the_call_figure_in_small(tmp_path):
     page, before = tmp_path / "page.md", set(psutil.Process().children())
-    result = cli.measure("benchmarks.call", page, raw=tmp_path / "raw", rounds=1, apart=10, succession=10)
+    result = figures.measure("benchmarks.call", page, raw=tmp_path / "raw", rounds=1, apart=10, succession=10)
     report.write_page(page)
     assert not result.failure
     rows = {row.key: row for row in load(tmp_path / "page.json")[0].rows}
