@@ -10,7 +10,6 @@ the arrays are larger than caches: each is read once and written once, as fast a
 import os
 
 from benchmarks import limits
-from benchmarks.cli import main
 from benchmarks.harness import CORES, Contest
 from benchmarks.processes import Contestant
 from benchmarks.results import Result
@@ -58,7 +57,3 @@ def measure(result: Result, rounds: int = 15) -> None:
     result.add("memory", "25.6 million against the bound", ratio(large[MEMORY], large[ranks.name]), at_least=0.6)
     small = absolute(samples["10 thousand"][ranks.name].scaled(1e6))
     result.add("10 thousand", "10 thousand, two ranks", small, "µs", at_most=25)
-
-
-if __name__ == "__main__":
-    main(__spec__.name)

@@ -8,7 +8,6 @@ the overhead is divided by four. What bounds two ranks is a flag in shared memor
 """
 
 from benchmarks import limits
-from benchmarks.cli import main
 from benchmarks.harness import CORES, Contest
 from benchmarks.processes import Contestant
 from benchmarks.results import Result
@@ -44,7 +43,3 @@ def measure(result: Result, rounds: int = 12, apart: int = 150, succession: int 
         turns = MANY / CORES
         turn = difference(samples[case][many.name].scaled(1 / turns), theano.scaled(1 / turns))
         result.add(f"{case}-many", f"Eight ranks, {title}, each turn", turn, "µs", at_most=2 * limit)
-
-
-if __name__ == "__main__":
-    main(__spec__.name)

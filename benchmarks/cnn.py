@@ -9,7 +9,6 @@ What bounds a step of two ranks is the products of matrices in it.
 """
 
 from benchmarks import limits, training
-from benchmarks.cli import main
 from benchmarks.harness import Contest
 from benchmarks.results import Result
 from benchmarks.samples import ratio
@@ -40,7 +39,3 @@ def measure(result: Result, rounds: int = 8, steps: int = 3) -> None:
     result.add("regions", "One rank, against the same without regions", found, at_least=1.08)
     found = contest.gaps.get(torch.name) or ratio(samples[torch.name], samples[one.name])
     result.add("torch", "Theano on one thread against PyTorch on one thread", found, at_least=1.3)
-
-
-if __name__ == "__main__":
-    main(__spec__.name)

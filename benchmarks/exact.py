@@ -13,7 +13,6 @@ import tempfile
 from typing import Any
 
 from benchmarks import training
-from benchmarks.cli import main
 from benchmarks.harness import CORES, Contest
 from benchmarks.processes import Contestant
 from benchmarks.results import Result
@@ -74,7 +73,3 @@ def compile_times(result: Result, rounds: int) -> None:
         found = ratio(samples[f"exact, {state}"], samples[f"theano, {state}"])
         what = f"Compiling an exact step, of the time of plain Theano, {state} cache"
         result.add(f"compile-{state}", what, found, at_most=1.3)
-
-
-if __name__ == "__main__":
-    main(__spec__.name)

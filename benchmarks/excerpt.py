@@ -4,7 +4,6 @@ One process indexes a NumPy array with a permutation; Synkhronos calls a functio
 permutation as `batch`, and each of two ranks picks its half. With a permutation of all rows, and with 512 random rows.
 """
 
-from benchmarks.cli import main
 from benchmarks.harness import CORES, Contest
 from benchmarks.processes import Contestant
 from benchmarks.results import Result
@@ -26,7 +25,3 @@ def measure(result: Result, rounds: int = 6, n_bytes: int = 10**9) -> None:
     found = ratio(whole[numpy.name], whole[ranks.name])
     result.add("all", "A permutation of all rows, two ranks against NumPy in one process", found, at_least=1.6)
     result.add("minibatch", "… 512 random rows", ratio(some[numpy.name], some[ranks.name]))
-
-
-if __name__ == "__main__":
-    main(__spec__.name)

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.cli import main
 from benchmarks.harness import CORES, Contest
 from benchmarks.processes import Contestant
 from benchmarks.results import Result
@@ -74,7 +73,3 @@ def _crossing(ratios: dict[int, Estimate]) -> Estimate | str:
     low, high = sizes[below - 1], sizes[below]
     part = (values[below - 1] - 1) / (values[below - 1] - values[below])
     return Estimate(float(np.exp(np.log(low) + part * np.log(high / low))), low, high)
-
-
-if __name__ == "__main__":
-    main(__spec__.name)

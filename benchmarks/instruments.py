@@ -5,7 +5,6 @@ them, without them, with them, and so on in one session, relative to those witho
 """
 
 from benchmarks import training
-from benchmarks.cli import main
 from benchmarks.harness import Contest
 from benchmarks.results import Result
 from benchmarks.samples import ratio
@@ -24,7 +23,3 @@ def measure(result: Result, rounds: int = 40, steps: int = 10) -> None:
     for name, limit in (("profile", 1.01), ("trace", None)):
         what = f"A step in `{name}`, relative to one without"
         result.add(name, what, ratio(samples[name], samples[PLAIN]), at_most=limit)
-
-
-if __name__ == "__main__":
-    main(__spec__.name)

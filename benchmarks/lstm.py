@@ -4,7 +4,6 @@ Lasagne's LSTM layer of 128 units over 100 steps of 64 features, the last state 
 minibatches of 64 rows. Theano computes it serially, and the same program is an exact function on two ranks.
 """
 
-from benchmarks.cli import main
 from benchmarks.harness import CORES, Contest
 from benchmarks.processes import Contestant
 from benchmarks.results import Result
@@ -25,7 +24,3 @@ def measure(result: Result, rounds: int = 10, steps: int = 5) -> None:
     found = ratio(samples[serial.name], samples[exact.name])
     result.add("theano", "Two ranks against Theano on one thread", found, at_least=1.6)
     result.add("threads", "… against Theano on two threads", ratio(samples[threaded.name], samples[exact.name]))
-
-
-if __name__ == "__main__":
-    main(__spec__.name)

@@ -4,7 +4,6 @@ The training step of the CNN, 500 images in all, on four ranks of two cores, and
 """
 
 from benchmarks import training
-from benchmarks.cli import main
 from benchmarks.harness import Contest
 from benchmarks.results import Result
 from benchmarks.samples import ratio
@@ -19,7 +18,3 @@ def measure(result: Result, rounds: int = 8, steps: int = 3) -> None:
     result.record("Step of 500 images", "ms", {label: sample.scaled(1e3) for label, sample in samples.items()})
     found = ratio(samples[four.name], samples[two.name])
     result.add("four", "The time of four ranks on two cores against that of two", found, at_most=1.3)
-
-
-if __name__ == "__main__":
-    main(__spec__.name)

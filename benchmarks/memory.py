@@ -6,7 +6,6 @@ before it and the collective's results, is sampled all the time; the unit is one
 are let pass. (The results of `all_gather` are the new values: the old ones stay until these are whole.)
 """
 
-from benchmarks.cli import main
 from benchmarks.harness import CORES, Contest
 from benchmarks.processes import Contestant
 from benchmarks.results import Result
@@ -29,7 +28,3 @@ def measure(result: Result, rounds: int = 2, n_bytes: int = 2 * 10**9) -> None:
     result.add("data", "A data set of 2 GB, all ranks together, relative to its size", absolute(data), at_most=1.05)
     for name, sample in samples.items():
         result.add(name, f"`{name}`, beyond variables and result", absolute(sample), "copies", at_most=1 + TOLERANCE)
-
-
-if __name__ == "__main__":
-    main(__spec__.name)

@@ -6,7 +6,6 @@ is the one in SciPy's wheel, with the kernels that it takes on processors which 
 """
 
 from benchmarks import limits, training
-from benchmarks.cli import main
 from benchmarks.harness import Contest
 from benchmarks.results import Result
 from benchmarks.samples import ratio
@@ -42,7 +41,3 @@ def measure(result: Result, rounds: int = 10, steps: int = 12) -> None:
     result.add("old-blas", what, ratio(samples[old.name], theano), at_least=4.0)
     found = contest.gaps.get(torch.name) or ratio(samples[torch.name], theano)
     result.add("torch", "Theano on one thread against PyTorch on one thread", found)
-
-
-if __name__ == "__main__":
-    main(__spec__.name)

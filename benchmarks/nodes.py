@@ -22,7 +22,6 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks import call, training
-from benchmarks.cli import main
 from benchmarks.harness import CORES, Contest
 from benchmarks.nodes_predicted import Line, predict
 from benchmarks.processes import Contestant
@@ -189,7 +188,3 @@ def in_halves(contestant: Contestant) -> Contestant:
     """Give the same with an exchange in halves of precision."""
     arguments: dict[str, Any] = {**contestant.arguments, "wire_dtype": HALVES}
     return replace(contestant, name=f"{contestant.name}, {HALVES}", arguments=arguments)
-
-
-if __name__ == "__main__":
-    main(__spec__.name)

@@ -4,7 +4,6 @@ With PyTensor's default linker, numba: 500 images for each step in all, as float
 momentum; PyTensor alone has one core, and makes a step in one function.
 """
 
-from benchmarks.cli import main
 from benchmarks.harness import CORES, Contest
 from benchmarks.processes import Contestant
 from benchmarks.results import Result
@@ -30,7 +29,3 @@ def measure(result: Result, rounds: int = 10, steps: int = 12) -> None:
     result.record("Step of 500 images", "ms", {label: sample.scaled(1e3) for label, sample in samples.items()})
     found = ratio(samples[alone.name], samples[together.name])
     result.add("pytensor", "Two ranks against PyTensor on one thread, default linker", found, at_least=1.6)
-
-
-if __name__ == "__main__":
-    main(__spec__.name)

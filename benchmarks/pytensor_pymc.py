@@ -8,7 +8,6 @@ included.
 
 from __future__ import annotations
 
-from benchmarks.cli import main
 from benchmarks.harness import CORES, Contest
 from benchmarks.processes import Contestant
 from benchmarks.results import Result
@@ -45,7 +44,3 @@ def measure(result: Result, rounds: int = 10, evaluations: int = 20, draws: int 
             found = ratio(samples[one.name], samples[divided.name])
             limits = {} if target is None else {"at_least": target}
             result.add(f"{kind}-{one.threads}", f"{what}: {CORES} ranks against {one.name}", found, **limits)
-
-
-if __name__ == "__main__":
-    main(__spec__.name)

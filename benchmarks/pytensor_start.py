@@ -5,7 +5,6 @@ cache ("cold"), and once more ("warm"), with PyTensor's default linker, numba, a
 compiles, and the workers load what it has compiled.
 """
 
-from benchmarks.cli import main
 from benchmarks.harness import Contest
 from benchmarks.pytensor_mlp import contestants
 from benchmarks.results import Result
@@ -24,7 +23,3 @@ def measure(result: Result, rounds: int = 3) -> None:
             compared = ratio(found[together.name], found[alone.name])
             what = f"First result on two ranks against PyTensor alone, {title}, {way}"
             result.add(f"{linker}-{way}", what, compared, at_most=1.15 if way == "cold" else None)
-
-
-if __name__ == "__main__":
-    main(__spec__.name)

@@ -1,4 +1,4 @@
-"""The page docs/benchmarks.md and the pictures, made of the results' JSON and of `remarks.json` alone."""
+"""The page docs/benchmarks.md and the pictures, made of docs/benchmarks.json and of `remarks.json` alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Written by `make bench`; do not edit. Each figure was taken in one run on one ma
 processes of its own. Numbers are medians, ratios are ratios of medians; in brackets are the quartiles: of ratios and
 differences over the rounds, of all others over the single measurements. Targets are for two cores. Each kind of
 processor has a chapter: the kernels of BLAS libraries, caches and memory differ. A bound is what two processes that do
-nothing else reached in the same run. `python -m benchmarks.NAME` takes one figure alone. Those on PyTensor
+nothing else reached in the same run. `python -m benchmarks NAME` takes one figure alone. Those on PyTensor
 are written by `make bench-pytensor`. Those of several machines need root: hosts are network namespaces.
 
 From PyPI, PyTorch for Linux brings CUDA along, several GB; with
@@ -26,7 +26,7 @@ MARKS = {"reached": "reached", "missed": "**missed**", "gap": "*gap*", "": ""}
 
 
 def folder_of(page: Path, processor: str) -> Path:
-    """Give the folder of results and pictures of a kind of processor that belongs to a page."""
+    """Return the folder of a page's pictures of a kind of processor."""
     return page.with_suffix("") / anchor(processor)
 
 
@@ -50,14 +50,13 @@ def reached(row: Row) -> str:
 
 
 def write_page(page: Path, order: Sequence[str] = ()) -> None:
-    """Write the page from all results that belong to it; figures named in `order` come first, in that order."""
-    found: dict[str, dict[str, Result]] = {}
-    for path in sorted(page.with_suffix("").glob("*/*.json")):
-        found.setdefault(path.parent.relative_to(page.parent).as_posix(), {})[path.stem] = load(path)
-    results = {
-        folder: [of[name] for name in (*order, *(name for name in of if name not in order)) if name in of]
-        for folder, of in found.items()
-    }
+    """Write the page from the JSON file beside it; figures named in `order` come first, in that order."""
+    ranks = {name: rank for rank, name in enumerate(order)}
+    results: dict[str, list[Result]] = {}
+    for result in sorted(load(page.with_suffix(".json")), key=lambda one: ranks.get(one.name, len(ranks))):
+        folder = folder_of(page, result.processor).relative_to(page.parent).as_posix()
+        results.setdefault(folder, []).append(result)
+    results = dict(sorted(results.items()))
     page.write_text(make_page(results, json.loads(REMARKS.read_text())))
 
 
@@ -73,7 +72,7 @@ def make_page(results: dict[str, list[Result]], remarks: dict[str, str]) -> str:
     """
     lines = [HEAD]
     for folder, figures in results.items():
-        lines += [f"## {figures[0].environment.get('processor', 'Some processor')}", "", *overview(figures, remarks)]
+        lines += [f"## {figures[0].processor}", "", *overview(figures, remarks)]
         for result in figures:
             lines += section(result, folder)
         lines.append("")
@@ -102,9 +101,8 @@ def section(result: Result, folder: str) -> list[str]:
         lines += ["", f"| {title} ({panel['unit']}) | median | quartiles | measured |", "| --- | ---: | ---: | ---: |"]
         bounds = {f"*bound: {name}*": one for name, one in panel["bounds"].items()}
         for name, one in {**panel["contestants"], **bounds}.items():
-            low, high = one["quartiles"]
-            spread = f"{number(low)}–{number(high)}"
-            lines.append(f"| {name} | {number(one['median'])} | {spread} | {one['numbers']} |")
+            median, low, high, count = one
+            lines.append(f"| {name} | {number(median)} | {number(low)}–{number(high)} | {count} |")
         lines += [f"| {name} | *gap* | {gap} | |" for name, gap in panel["gaps"].items()]
     for title, table in result.tables.items():
         lines += ["", f"{title}:", "", f"| {' | '.join(table['columns'])} |", "| ---: " * len(table["columns"]) + "|"]
@@ -121,11 +119,7 @@ def machine(result: Result) -> str:
     record = dict(result.environment)
     busy = record.pop("busy", 0)
     text = f"{record.pop('date', '')}: " + ", ".join(f"{name} {value}" for name, value in record.items())
-    by_kernels: dict[str, list[str]] = {}
-    for name, facts in result.facts.items():
-        if isinstance(facts, dict) and "kernels" in facts:
-            by_kernels.setdefault(facts["kernels"], []).append(name)
-    kernels = "; ".join(f"{kernels} ({', '.join(names)})" for kernels, names in by_kernels.items())
+    kernels = "; ".join(f"{kernels} ({', '.join(names)})" for kernels, names in result.kernels.items())
     warning = f" **The machine was {busy} % busy with other work before the start.**" if busy > BUSY else ""
     return f"Measured {text}.{f' Matrices are multiplied by {kernels}.' if kernels else ''}{warning}"
 
@@ -154,11 +148,10 @@ def draw(result: Result, path: Path) -> None:
         bounds = {f"bound: {name}": one for name, one in panel["bounds"].items()}
         measured = {**panel["contestants"], **bounds}
         names = list(measured)
-        medians = [measured[name]["median"] for name in names]
-        quartiles = [measured[name]["quartiles"] for name in names]
+        medians = [median for median, *_ in measured.values()]
         whiskers = [
-            [median - low for median, (low, _) in zip(medians, quartiles)],
-            [high - median for median, (_, high) in zip(medians, quartiles)],
+            [median - low for median, low, _, _ in measured.values()],
+            [high - median for median, _, high, _ in measured.values()],
         ]
         ours = [name.startswith("Synkhronos") for name in names]
         colors = ["tab:blue" if own or not any(ours) else "tab:gray" for own in ours]

@@ -1,4 +1,4 @@
-"""What a figure found: rows of the table with their verdicts, and what they rest on, as JSON."""
+"""Results of figures: rows of the table with their verdicts, and the numbers behind them, as JSON."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.samples import Estimate, Sample
+
+LINE = 200  # characters: shorter parts of the file of all results are on one line
 
 
 @dataclass(frozen=True)
@@ -65,27 +67,40 @@ class Result:
         What was done.
     rows : list of Row
     groups : dict of dict
-        What was measured: for each group, which is one panel of the picture, its unit, its contestants' samples, and
-        what bounds them.
+        What was measured: for each group, which is one panel of the picture, its unit, its contestants and bounds
+        (for each the median, the two quartiles, and how many numbers there are), and the reasons of its gaps.
     tables : dict of dict
         Further tables of numbers, by their titles: columns and rows.
-    facts : dict
-        What contestants said about themselves.
+    kernels : dict of list
+        The names of the contestants that multiply matrices with each BLAS library.
+    parameters : dict
+        Parameters of the run that the picture shows.
     environment : dict
         The machine.
     failure : str
         Why there is nothing, if there should be something.
+    facts, samples : dict
+        The reports of contestants about themselves, and all numbers of each round: raw data, which only `save_raw`
+        writes.
     """
 
     name: str
     title: str
-    method: str
+    method: str = ""
     rows: list[Row] = field(default_factory=list)
     groups: dict[str, dict[str, Any]] = field(default_factory=dict)
     tables: dict[str, dict[str, Any]] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)
+    kernels: dict[str, list[str]] = field(default_factory=dict)
+    parameters: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     failure: str = ""
+    facts: dict[str, Any] = field(default_factory=dict, compare=False)
+    samples: dict[str, dict[str, Any]] = field(default_factory=dict, compare=False)
+
+    @property
+    def processor(self) -> str:
+        """The kind of processor."""
+        return str(self.environment.get("processor", "Some processor"))
 
     def record(
         self,
@@ -100,13 +115,8 @@ class Result:
         panel["gaps"].update(gaps or {})
         for kind, measured in (("contestants", samples), ("bounds", bounds or {})):
             for name, sample in measured.items():
-                low, high = sample.quartiles
-                panel[kind][name] = {
-                    "median": sample.median,
-                    "quartiles": [low, high],
-                    "numbers": sum(map(len, sample.rounds)),
-                    "rounds": sample.medians,
-                }
+                panel[kind][name] = [sample.median, *sample.quartiles, sum(map(len, sample.rounds))]
+                self.samples.setdefault(group, {})[name] = sample.rounds
 
     def add(
         self,
@@ -135,15 +145,48 @@ class Result:
         else:
             self.rows.append(replace(row, value=found.value, low=found.low, high=found.high))
 
-    def save(self, folder: Path) -> None:
-        """Write ``NAME.json`` into a folder."""
+    def save(self, path: Path) -> None:
+        """Write this result, without its raw data, into the file of all results.
+
+        It replaces an earlier result of the same figure on the same kind of processor.
+        """
+        others = [one for one in load(path) if (one.processor, one.name) != (self.processor, self.name)]
+        results = sorted([*others, self], key=lambda one: (one.processor, one.name))
+        content = [_without_empty({**asdict(one), "facts": {}, "samples": {}}) for one in results]
+        path.write_text(_layout(content, 3) + "\n")
+
+    def save_raw(self, folder: Path) -> None:
+        """Write ``NAME.json`` with the raw data into a folder."""
         folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(asdict(self), indent=1, ensure_ascii=False, default=str)
-        (folder / f"{self.name}.json").write_text(text + "\n")
+        (folder / f"{self.name}.json").write_text(json.dumps(asdict(self), ensure_ascii=False, default=str) + "\n")
 
 
-def load(path: Path) -> Result:
-    """Read what `Result.save` wrote."""
-    content = json.loads(path.read_text())
-    content["rows"] = [Row(**row) for row in content["rows"]]
-    return Result(**content)
+def load(path: Path) -> list[Result]:
+    """Read the file of all results; without a file there are none."""
+    results = [Result(**content) for content in json.loads(path.read_text())] if path.exists() else []
+    for result in results:
+        result.rows = [Row(**row) for row in result.rows]  # type: ignore[arg-type]
+        for panel in result.groups.values():
+            panel.update({kind: panel.get(kind, {}) for kind in ("contestants", "bounds", "gaps")})
+    return results
+
+
+def _without_empty(value: Any) -> Any:
+    """Leave out empty parts."""
+    if isinstance(value, dict):
+        return {key: _without_empty(one) for key, one in value.items() if one not in (None, "", {}, [])}
+    return [_without_empty(one) for one in value] if isinstance(value, list) else value
+
+
+def _layout(value: Any, levels: int, indent: str = "") -> str:
+    """Format as JSON, with a line for each item of the outer `levels` that is long and has items of its own."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    items = list(value.values()) if isinstance(value, dict) else value
+    nested = isinstance(items, list) and any(isinstance(item, (dict, list)) for item in items)
+    if not nested or not levels or len(text) <= LINE:
+        return text
+    inner = f"{indent} "
+    parts = [_layout(item, levels - 1, inner) for item in items]
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(key, ensure_ascii=False)}: {part}" for key, part in zip(value, parts)]
+    return f"{text[0]}\n{inner}" + f",\n{inner}".join(parts) + f"\n{indent}{text[-1]}"

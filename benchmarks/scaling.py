@@ -11,7 +11,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks import training
-from benchmarks.cli import main
 from benchmarks.harness import AVAILABLE, Contest
 from benchmarks.peers import missing
 from benchmarks.results import Result
@@ -49,7 +48,8 @@ def measure(result: Result, model: str = "cnn", ranks: tuple[int, ...] = (), bat
         samples = contest.run(rounds, turns, warm_up=0)
     speeds = {name: speed(sample, turns[name][1]["batch"]) for name, sample in samples.items()}
     result.record("Speed", UNIT, speeds)
-    result.facts = {**contest.facts, "ranks": list(ranks), "cores": cores, "batch": batch}
+    result.facts = contest.facts
+    result.parameters = {"ranks": list(ranks), "cores": cores, "batch": batch}
     for n in ranks:
         for grow, how in ((False, f"{batch} images in all"), (True, f"{batch} images for each")):
             if n > 1 or not grow:
@@ -88,8 +88,8 @@ def draw(result: Result, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    ranks, cores = result.facts["ranks"], result.facts["cores"]
-    median = {name: one["median"] for name, one in result.groups["Speed"]["contestants"].items()}
+    ranks, cores = result.parameters["ranks"], result.parameters["cores"]
+    median = {name: one[0] for name, one in result.groups["Speed"]["contestants"].items()}
     figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(15, 5.2), sharey=True)
     for grow, marker in ((True, "o"), (False, "s")):
         for shuffle, color in ((True, "tab:blue"), (False, "tab:orange")):
@@ -111,11 +111,7 @@ def draw(result: Result, path: Path) -> None:
         axes.set(title=title, xlabel="ranks", xticks=ranks, ylim=(0, None))
     left.set_ylabel("speed-up")
     left.legend(fontsize=7)
-    figure.suptitle(f"{result.title}, {result.facts['batch']} images")
+    figure.suptitle(f"{result.title}, {result.parameters['batch']} images")
     figure.tight_layout()
     figure.savefig(path, dpi=90)
     pyplot.close(figure)
-
-
-if __name__ == "__main__":
-    main(__spec__.name)

@@ -6,7 +6,6 @@ counted.
 For ResNet-50, `distribute` against unpickling the same Theano functions once, as `pickle` makes them.
 """
 
-from benchmarks.cli import main
 from benchmarks.harness import CORES, Contest
 from benchmarks.peers import missing
 from benchmarks.processes import Contestant
@@ -48,7 +47,3 @@ def start(model: str, rounds: int, unpickle: bool = False) -> dict[str, Sample]:
             for part, sample in samples.items():
                 numbers[part] += sample.rounds
     return {part: Sample(rounds) for part, rounds in numbers.items()}
-
-
-if __name__ == "__main__":
-    main(__spec__.name)

@@ -6,7 +6,6 @@ function subtracts it from the parameters: three commands, which go to the worke
 parameters: it is the sending, the answers and the planning of two calls; the memory that large ones move is the same.
 """
 
-from benchmarks.cli import main
 from benchmarks.harness import CORES, Contest
 from benchmarks.processes import Contestant
 from benchmarks.results import Result
@@ -36,7 +35,3 @@ def measure(result: Result, rounds: int = 12) -> None:
             found = difference(microseconds[one.name], microseconds[three.name])
             limit = TARGET if size in SMALL else None
             result.add(size, f"{size} parameters, one message against three", found, "µs", at_most=limit)
-
-
-if __name__ == "__main__":
-    main(__spec__.name)

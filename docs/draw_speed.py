@@ -1,4 +1,4 @@
-"""Draws docs/speed.svg, the steps of docs/benchmarks beside the peer's: ``python docs/draw_speed.py``."""
+"""Draw docs/speed.svg, the steps in docs/benchmarks.json next to the peer's: ``python docs/draw_speed.py``."""
 
 import json
 from pathlib import Path
@@ -17,18 +17,19 @@ CONTESTANTS = {
 
 
 def newest(name):
-    """Give the steps of 500 images that were measured last, on whatever processor, and which that was."""
-    found = [json.loads(path.read_text()) for path in DOCS.glob(f"benchmarks/*/{name}.json")]
+    """Return the medians of the last measured steps of 500 images, and the processor."""
+    found = [one for one in json.loads((DOCS / "benchmarks.json").read_text()) if one["name"] == name]
     result = max(found, key=lambda one: one["environment"]["date"])
-    return result["groups"]["Step of 500 images"]["contestants"], result["environment"]["processor"]
+    steps = result["groups"]["Step of 500 images"]["contestants"]
+    return {contestant: numbers[0] for contestant, numbers in steps.items()}, result["environment"]["processor"]
 
 
 figure, axes = pyplot.subplots(len(FIGURES), figsize=(6.5, 3.8))
 for one, (name, title) in zip(axes, FIGURES.items()):
     steps, processor = newest(name)
-    speeds = [steps[BEGIN]["median"] / steps[contestant]["median"] for contestant in CONTESTANTS]
+    speeds = [steps[BEGIN] / steps[contestant] for contestant in CONTESTANTS]
     bars = one.barh(list(CONTESTANTS), speeds, color=list(CONTESTANTS.values()), height=0.65)
-    labels = [f"{speed:.2f}×  ({steps[key]['median']:.0f} ms)" for key, speed in zip(CONTESTANTS, speeds)]
+    labels = [f"{speed:.2f}×  ({steps[key]:.0f} ms)" for key, speed in zip(CONTESTANTS, speeds)]
     one.bar_label(bars, labels, padding=4, fontsize=9)
     one.set_title(title, fontsize=10, loc="left")
     one.set_xlim(0, 3)

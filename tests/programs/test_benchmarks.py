@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 import textwrap
 
@@ -12,7 +13,7 @@ from scripts import ROOT
 
 sys.path.append(str(ROOT))
 
-from benchmarks import call, cli, limits, report
+from benchmarks import call, figures, limits, report
 from benchmarks.environment import processor
 from benchmarks.harness import Contest
 from benchmarks.peers import missing
@@ -120,7 +121,7 @@ def example():
     result = Result("example", "An example: of sorts", "What was done.", environment={"date": "today", "busy": 90})
     bounds = {"memory": Sample([[0.25, 0.5, 0.75]])}
     result.record("Time", "ms", {"Synkhronos": Sample([[1, 2, 3]])}, {"peer": "peer is not installed"}, bounds)
-    result.facts = {"Synkhronos": {"kernels": "some BLAS"}, "Theano": {"kernels": "some BLAS"}, "peer": {}}
+    result.kernels = {"some BLAS": ["Synkhronos", "Theano"]}
     result.add("good", "good one", Estimate(2, 1, 3), at_least=1.9)
     result.add("bad", "bad one", Estimate(200, 190, 210), "µs", at_most=100)
     result.add("worse", "unexplained one", Estimate(1, 1, 1), at_least=2)
@@ -129,23 +130,50 @@ def example():
     return result
 
 
-def test_verdicts_and_results_as_json(tmp_path):
+def test_verdicts():
+    assert [row.verdict for row in example().rows] == ["reached", "missed", "missed", "", "gap"]
+
+
+def test_a_saved_result_replaces_an_earlier_one(tmp_path):
+    path, result, other = tmp_path / "all.json", example(), Result("another", "Another", "")
+    assert load(path) == []
+    for one in (Result("example", "An earlier one", ""), other, result):
+        one.save(path)
+    assert load(path) == [other, result]
+
+
+def test_raw_data_are_saved_apart(tmp_path):
     result = example()
-    assert [row.verdict for row in result.rows] == ["reached", "missed", "missed", "", "gap"]
-    result.save(tmp_path)
-    assert load(tmp_path / "example.json") == result
+    result.facts = {"Synkhronos": {"parameters": 7}}
+    result.save(tmp_path / "all.json")
+    result.save_raw(tmp_path)
+    raw = json.loads((tmp_path / "example.json").read_text())
+    assert raw["samples"] == {"Time": {"Synkhronos": [[1, 2, 3]], "memory": [[0.25, 0.5, 0.75]]}}
+    assert raw["facts"] == result.facts
+    (saved,) = load(tmp_path / "all.json")
+    assert not saved.samples and not saved.facts
+
+
+def test_the_page_and_the_pictures_rest_on_the_same_results(tmp_path):
+    page = tmp_path / "benchmarks.md"
+    shutil.copy(figures.PAGE.with_suffix(".json"), tmp_path)
+    report.write_page(page, list(figures.FIGURES))
+    assert page.read_text() == figures.PAGE.read_text()
+    for result in load(page.with_suffix(".json")):
+        assert (report.folder_of(figures.PAGE, result.processor) / f"{result.name}.png").exists()
 
 
 def test_the_page(tmp_path):
     page, one, two = tmp_path / "page.md", "One (family 1)", "Two (AVX2)"
-    example().save(report.folder_of(page, one))
-    Result("another", "Another", "", failure="ours: ended").save(report.folder_of(page, one))
-    other = example()
-    other.environment["processor"] = two
-    other.save(report.folder_of(page, two))
+    for processor_name in (one, two):
+        result = example()
+        result.environment["processor"] = processor_name
+        result.save(page.with_suffix(".json"))
+    failed = Result("another", "Another", "", environment={"processor": one}, failure="ours: ended")
+    failed.save(page.with_suffix(".json"))
     report.write_page(page, ["example", "absent"])
     text = page.read_text()
-    assert text.index("## Some processor") < text.index("## Two (AVX2)")
+    assert text.index("## One (family 1)") < text.index("## Two (AVX2)")
     assert "](page/one-family-1/example.png)" in text and "](page/two-avx2/example.png)" in text
     assert "| good one | ≥ 1.90 × | 2.00 × (1.00–3.00) | reached |" in text
     assert "| bad one | ≤ 100 µs | 200 µs (190–210) | **missed** |" in text
@@ -168,7 +196,7 @@ def test_remarks_are_shown_where_a_target_is_missed():
 
 def test_the_remarks_belong_to_figures():
     remarks = json.loads(report.REMARKS.read_text())
-    assert {key.split("/")[0] for key in remarks} <= set(cli.FIGURES)
+    assert {key.split("/")[0] for key in remarks} <= set(figures.FIGURES)
     assert all(isinstance(text, str) and text.endswith(".") for text in remarks.values())
 
 
@@ -194,13 +222,13 @@ def test_processors_are_told_apart(tmp_path):
 @theano_only("contestants in Theano's names")
 def test_the_call_figure_in_small(tmp_path):
     page, before = tmp_path / "page.md", set(psutil.Process().children())
-    result = cli.measure("benchmarks.call", page, rounds=1, apart=10, succession=10)
+    result = figures.measure("benchmarks.call", page, raw=tmp_path / "raw", rounds=1, apart=10, succession=10)
     report.write_page(page)
     assert not result.failure
-    folder = report.folder_of(page, processor())
-    rows = {row.key: row for row in load(folder / "call.json").rows}
+    rows = {row.key: row for row in load(tmp_path / "page.json")[0].rows}
     assert set(rows) == {f"call/{case}{kind}" for case in call.CASES for kind in ("", "-numpy", "-many")}
     assert all(0 < row.value < 1e6 for row in rows.values())  # microseconds
-    assert (folder / "call.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "raw" / report.anchor(processor()) / "call.json").exists()
+    assert (report.folder_of(page, processor()) / "call.png").read_bytes().startswith(b"\x89PNG")
     assert "### The overhead of a call" in page.read_text() and result.environment["Theano"] == "1.0.5"
     assert not set(psutil.Process().children()) - before

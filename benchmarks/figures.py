@@ -1,11 +1,9 @@
-"""The command line: measures figures, saves what they found, and writes the page."""
+"""List of all figures, and the measurement of one."""
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import inspect
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from benchmarks.processes import ROOT, ContestantFailed
 from benchmarks.results import Result
 
 PAGE = ROOT / "docs" / "benchmarks.md"
+RAW = ROOT / "benchmarks" / "raw"
 #: In the order of the page: the module of each figure, and what its ``measure`` is called with.
 FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
     "cnn": ("cnn", {}),
@@ -47,55 +46,29 @@ def of_this_engine() -> list[str]:
     return [name for name in FIGURES if name.startswith("pytensor") == on_pytensor]
 
 
-def main(name: str, argv: Sequence[str] | None = None) -> None:
-    """Measure one figure, with options for what its ``measure`` takes.
+def measure(name: str, page: Path, raw: Path = RAW, **options: Any) -> Result:
+    """Measure one figure, print its rows, save its result and picture next to the page, and its raw data in `raw`.
 
-    Parameters
-    ----------
-    name : str
-        The module, such as ``"benchmarks.cnn"``.
-    argv : list of str, optional
-        Instead of the command line's.
-    """
-    module = importlib.import_module(name)
-    parser = argparse.ArgumentParser(prog=f"python -m {name}", description=inspect.cleandoc(module.__doc__ or ""))
-    parser.add_argument("--page", type=Path, default=PAGE, help="the page to write; results go to a folder beside it")
-    for option, default in options_of(module).items():
-        several = {"nargs": "+", "type": int} if isinstance(default, tuple) else {"type": type(default)}
-        parser.add_argument(f"--{option.replace('_', '-')}", default=default, help=f"default: {default}", **several)
-    arguments = vars(parser.parse_args(argv))
-    page = arguments.pop("page")
-    result = measure(name, page, **arguments)
-    report.write_page(page, list(FIGURES))
-    if result.failure:
-        raise SystemExit(result.failure)
-
-
-def options_of(module: Any) -> dict[str, Any]:
-    """Give the names and the defaults of what a figure's ``measure`` takes beside the result."""
-    parameters = list(inspect.signature(module.measure).parameters.values())[1:]
-    return {parameter.name: parameter.default for parameter in parameters}
-
-
-def measure(name: str, page: Path, **options: Any) -> Result:
-    """Measure one figure, print its rows, and save its result and its picture beside the page.
-
-    A figure of which a contestant fails is saved as failed, in place of what an earlier run found.
+    Where a contestant fails, the figure is saved as failed, and its earlier result is lost.
     """
     module = importlib.import_module(name)
     use_cores(None if getattr(module, "ALL_CORES", False) else CORES)
     title, _, method = inspect.cleandoc(module.__doc__ or "").partition("\n")
     result = Result(name.rpartition(".")[2], title.rstrip("."), method.strip(), environment=environment.describe())
-    folder = report.folder_of(page, result.environment["processor"])
+    folder = report.folder_of(page, result.processor)
+    folder.mkdir(parents=True, exist_ok=True)
     try:
         module.measure(result, **options)
     except ContestantFailed as error:
         print(error)
         result.failure = str(error).splitlines()[0]
     else:
-        folder.mkdir(parents=True, exist_ok=True)
         getattr(module, "draw", report.draw)(result, folder / f"{result.name}.png")
-    result.save(folder)
+    for contestant, facts in result.facts.items():
+        if "kernels" in facts:
+            result.kernels.setdefault(facts["kernels"], []).append(contestant)
+    result.save(page.with_suffix(".json"))
+    result.save_raw(raw / folder.name)
     for row in result.rows:
         print(f"{row.what}: {report.reached(row)}  {report.target(row)}  {row.verdict}", flush=True)
     return result
