@@ -60,9 +60,33 @@ def test_groups_of_tests_are_those_that_are_there():
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/design.md"])
 def test_files_that_pages_name_are_there(page):
     text = (ROOT / page).read_text()
-    for name in re.findall(r"`((?:synkhronos|tests|docs|_\w+)/[\w/.-]*)`", text):
+    for name in re.findall(r"`((?:synkhronos|tests|docs|extensions|_\w+)/[\w/.-]*)`", text):
         name = name if name.split("/")[0] in ("synkhronos", "tests", "docs") else f"synkhronos/{name}"
         assert (ROOT / name).exists(), f"{page} names {name}"
+
+
+def recipes():
+    """Return the recipes of CONTRIBUTING.md, by their headings."""
+    text = re.search(r"^## Recipes\n(.*?)^## ", (ROOT / "CONTRIBUTING.md").read_text(), re.M | re.DOTALL).group(1)
+    return dict(re.findall(r"^### (.*?)\n(.*?)(?=^### |\Z)", text, re.M | re.DOTALL))
+
+
+@functools.cache
+def words_of_sources():
+    """Return the identifiers in the library and the tests, and the names of their files."""
+    paths = [path for folder in ("synkhronos", "tests") for path in (ROOT / folder).rglob("*")]
+    texts = [path.read_text() for path in paths if path.suffix in (".py", ".pyi", ".c", ".h", ".pml")]
+    return {path.name for path in paths}.union(*(re.findall(r"\w+", text) for text in texts))
+
+
+@pytest.mark.parametrize("title", recipes())
+def test_names_in_recipes_are_those_of_the_sources(title):
+    names = re.findall(r"`([\w.]+)(?:\(.*?\))?`", recipes()[title])
+    assert names
+    for name in names:
+        words = [name] if name.endswith((".py", ".pyi", ".c", ".h")) else re.findall(r"\w+", name)
+        for word in words:
+            assert word in words_of_sources(), f"CONTRIBUTING.md names {name}"
 
 
 def diagrams():
