@@ -1,5 +1,7 @@
 """The repository: the same commands by hand, in hooks and in workflows; names on pages exist."""
 
+import functools
+import importlib
 import re
 
 import pytest
@@ -58,9 +60,79 @@ def test_groups_of_tests_are_those_that_are_there():
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/design.md"])
 def test_files_that_pages_name_are_there(page):
     text = (ROOT / page).read_text()
-    for name in re.findall(r"`((?:synkhronos|tests|docs|_\w+)/[\w/.-]*)`", text):
+    for name in re.findall(r"`((?:synkhronos|tests|docs|extensions|_\w+)/[\w/.-]*)`", text):
         name = name if name.split("/")[0] in ("synkhronos", "tests", "docs") else f"synkhronos/{name}"
         assert (ROOT / name).exists(), f"{page} names {name}"
+
+
+def recipes():
+    """Return the recipes of CONTRIBUTING.md, by their headings."""
+    text = re.search(r"^## Recipes\n(.*?)^## ", (ROOT / "CONTRIBUTING.md").read_text(), re.M | re.DOTALL).group(1)
+    return dict(re.findall(r"^### (.*?)\n(.*?)(?=^### |\Z)", text, re.M | re.DOTALL))
+
+
+@functools.cache
+def words_of_sources():
+    """Return the identifiers in the library and the tests, and the names of their files."""
+    paths = [path for folder in ("synkhronos", "tests") for path in (ROOT / folder).rglob("*")]
+    texts = [path.read_text() for path in paths if path.suffix in (".py", ".pyi", ".c", ".h", ".pml")]
+    return {path.name for path in paths}.union(*(re.findall(r"\w+", text) for text in texts))
+
+
+@pytest.mark.parametrize("title", recipes())
+def test_names_in_recipes_are_those_of_the_sources(title):
+    names = re.findall(r"`([\w.]+)(?:\(.*?\))?`", recipes()[title])
+    assert names
+    for name in names:
+        words = [name] if name.endswith((".py", ".pyi", ".c", ".h")) else re.findall(r"\w+", name)
+        for word in words:
+            assert word in words_of_sources(), f"CONTRIBUTING.md names {name}"
+
+
+def diagrams():
+    """Return the diagrams of docs/design.md that follow data through the package, by their headings."""
+    walks = re.search(r"^## Five walks\n(.*?)^## ", (ROOT / "docs" / "design.md").read_text(), re.M | re.DOTALL)
+    return dict(re.findall(r"^### (.*?)\n.*?^```text\n(.*?)^```", walks.group(1), re.M | re.DOTALL))
+
+
+def named_functions(text):
+    """Return the dotted names in a text that begin with a module or a folder of the package."""
+    entries = {path.stem for path in (ROOT / "synkhronos").iterdir()}
+    return [name for name in re.findall(r"\w+(?:\.\w+)+", text) if name.split(".")[0] in entries]
+
+
+def look_up(name):
+    """Return what a dotted name within the package stands for; raises ImportError or AttributeError."""
+    path = name.split(".")
+    for n in range(len(path), 0, -1):
+        module = f"synkhronos.{'.'.join(path[:n])}"
+        try:
+            found = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if not module.startswith(str(error.name)):
+                raise
+        else:
+            return functools.reduce(getattr, path[n:], found)
+    raise ModuleNotFoundError(f"no module of the package begins the name {name}")
+
+
+def test_the_design_has_five_diagrams():
+    assert len(diagrams()) == 5
+
+
+@pytest.mark.parametrize("title", diagrams())
+def test_functions_named_in_diagrams_exist(title):
+    names = named_functions(diagrams()[title])
+    assert len(names) >= 10
+    for name in names:
+        assert callable(look_up(name)), name
+
+
+def test_a_function_that_does_not_exist_is_detected():
+    with pytest.raises(AttributeError):
+        look_up("_rank.call.Caller.no_such_method")
+    with pytest.raises(AttributeError):
+        look_up("_rank.no_such_module.Caller")
 
 
 def test_links_of_pages_that_are_read_elsewhere_lead_to_files():
