@@ -29,6 +29,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from synkhronos._theano_compat import prepare as _install
+from synkhronos._utils import rendezvous as _rendezvous  # noqa: F401 - a process of several reports if it ends without `fork`
 from synkhronos._utils.display import list_public_modules as _list_public_modules
 
 if TYPE_CHECKING:

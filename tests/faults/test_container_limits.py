@@ -253,8 +253,8 @@ def test_another_user_after_setuid():
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o777)
         out, err = run_script(
-            # PyTensor imports setuptools late, when this user may no longer read where it is
-            f"{WORK}\nimport setuptools\nos.setgroups([]); os.setgid(65534); os.setuid(65534)\nwork()\n",
+            # imported late otherwise, when this user may no longer read where they are
+            f"{WORK}\nimport mmap, setuptools\nos.setgroups([]); os.setgid(65534); os.setuid(65534)\nwork()\n",
             environment={
                 "THEANO_FLAGS": f"base_compiledir={folder},cxx=",
                 "PYTENSOR_FLAGS": f"base_compiledir={folder},cxx=,linker=vm",

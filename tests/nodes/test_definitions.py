@@ -454,7 +454,7 @@ def test_large_arrays_are_sent_once(nodes, each):
             sent.append(sum(buffer.nbytes for buffer in bundle.buffers) + len(bundle.pickled))
             return bundle
 
-        library._graphs.dump = recorded
+        library._graph.dump = recorded
         TABLE = np.full(1_000_000, 1.5)
 
         class Table(Op):

@@ -193,7 +193,7 @@ class TestFork:
         assert not os.path.exists(registered)
 
     def test_what_never_ends(self, monkeypatch):
-        monkeypatch.setattr(trial, "_SECONDS", 1)
+        monkeypatch.setattr(trial, "_PROBE_SECONDS", 1)
         before = set(psutil.Process().children())
         assert trial.try_routines(lambda: time.sleep(100)).trouble == "it gives no answer within 1 seconds"
         assert set(psutil.Process().children()) == before
