@@ -54,9 +54,11 @@ test-numba: $(VENV)/with-test
 	PYTENSOR_FLAGS=linker=numba$${PYTENSOR_FLAGS:+,$$PYTENSOR_FLAGS} $(BIN)/python -m pytest -m numba --timeout 900 $(ARGS)
 
 # Without limits of time: where a test is stopped, its leaders are not.
-ON_MACHINES := checkpoint collective_reductions collectives data data_memory distribute engine_functions exact \
-    exact_blocks exact_loops exact_normalization exact_on_ranks exact_random_on_ranks exact_sharding exact_train exactness \
-    function function_arguments function_updates fuzz hints inside inside_calls parallelize profile repeats replicas rules schedules sequence serial train
+ON_MACHINES := any_update_rule backend_functions checkpoint collective_op_calls collective_ops \
+    collective_reductions collectives data data_memory distribute exact exact_blocks exact_loops \
+    exact_normalization exact_on_ranks exact_random_on_ranks exact_sharding exact_train exactness \
+    function function_arguments function_updates fuzz parallelize profile repeated_calls replicas \
+    schedules sequence serial train warnings
 test-machines: $(VENV)/with-test
 	for shares in 2,2 3,1; do \
 	    SYNKHRONOS_TEST_SHARES=$$shares $(BIN)/mpiexec -n 2 $(BIN)/python -m pytest -n 0 -p no:timeout -p no:cacheprovider \

@@ -158,7 +158,7 @@ def test_numbers_are_theanos(session):
 # ---------------------------------------------------------------- what memory tells
 
 
-def test_memory(session):
+def test_single_copy(session):
     f, w, _ = build()
     for _ in range(70):
         f(np.ones(1000, "float32"), 1)

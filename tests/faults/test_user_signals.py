@@ -131,7 +131,7 @@ def test_handlers_that_raise_at_any_moment():
     """Three signals with handlers that raise, two hundred times, in whatever goes on; results stay right."""
     out, _ = run_script(
         """
-        from test_signals_of_users import Alarm
+        from test_user_signals import Alarm
         x, w = T.dvector("x"), theano.shared(np.zeros(100_000), "w")
         live = []
         def give_alarm(number, frame):
@@ -426,7 +426,7 @@ end = time.monotonic() + 2
 def test_the_example_saves_and_exits(tmp_path, monkeypatch):
     """The program of docs/robustness.md, and SIGTERM to all of its processes, as ``timeout`` sends it."""
     document = (ROOT / "docs" / "robustness.md").read_text(encoding="utf-8")
-    program = document.split("<!-- run by test_signals_of_users.py -->\n```python\n")[1].split("```")[0]
+    program = document.split("<!-- run by test_user_signals.py -->\n```python\n")[1].split("```")[0]
     program = program.replace("for i in", "print('ready', flush=True)\nfor i in")
     program = program.replace("import theano\nimport theano.tensor as T\n", "from backend import T, theano\n")
     monkeypatch.chdir(tmp_path)

@@ -19,10 +19,10 @@ HEAP = ["heap.c", "heap_mapping.c"]
 
 @pytest.fixture(scope="module")
 def build(tmp_path_factory):
-    """Compiles a program of tests/core and files of the core, with sanitizers; skips the test where there are none."""
+    """Compiles a program of tests/native with sanitizers; skips the test where there are none."""
 
     def compiled(name, sources, sanitizers):
-        program = tmp_path_factory.mktemp("core") / name
+        program = tmp_path_factory.mktemp("native") / name
         flags = ["-std=gnu11", "-O1", "-g", "-pthread", "-ffp-contract=off"]
         flags += [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"] if sanitizers else ["-O3"]
         trivial = program.with_suffix(".c")
@@ -34,7 +34,7 @@ def build(tmp_path_factory):
             "-DPOLL_NS=900000000",
             "-DHEAP_IDLE_NS=20000000",
         ]  # a thread that waits for a core sleeps through no poll
-        files = [ROOT / "tests" / "core" / f"{name}.c", *(CORE / source for source in sources)]
+        files = [ROOT / "tests" / "native" / f"{name}.c", *(CORE / source for source in sources)]
         subprocess.run(
             [COMPILER, *flags, "-Wall", "-Werror", f"-I{CORE}", *files, "-o", program], timeout=150, check=True
         )
