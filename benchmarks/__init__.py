@@ -1,1 +1,1 @@
-"""Benchmarks of Synkhronos beside plain Theano, PyTorch, MPICH and NumPy; ``make bench`` runs them all."""
+"""Benchmarks of Synkhronos compared with plain Theano, PyTorch, MPICH and NumPy; ``make bench`` runs them all."""

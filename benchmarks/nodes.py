@@ -5,7 +5,7 @@ together have two cores. The line between them goes as fast as these cores let i
 direction (a token bucket). MPICH's Allreduce knows of no hosts: it runs in four processes, as gloo does; gloo in one
 process on each host, too, where it sends no more than it must. UCX passes 256 KiB to TCP at a time for Synkhronos,
 which sets that, and 64 KiB for MPICH's Allreduce, as it does by itself: with more that takes longer. DDP has one
-process with one thread on each host. All are told to start by one program, and timed as in the other figures. Steps of
+process with one thread on each host. One program starts them, and they are timed as in the other figures. Steps of
 training are of 500 images in all, whose rows every host has got before the line is limited. A leader's share of a core
 is that of all processes on its host while the script sleeps. The bytes of rows are what `Shipping` counts.
 
@@ -78,7 +78,7 @@ def measure_exchange(result: Result, hosts: Hosts, rounds: int, elements: int) -
             for one in (ours, halves):
                 kind = "" if one is ours else f", {HALVES}"
                 found = Line.through(few[lone.name].median, FEW, samples[line][one.name].median, elements)
-                if rate is not None:  # the bucket lets few numbers pass at once: they tell nothing of the line
+                if rate is not None:  # the bucket lets few numbers pass at once: they do not measure the link
                     found = replace(found, alpha=lines[UNLIMITED + kind].alpha)
                 lines[line + kind] = found
         hosts.limit(None)
@@ -176,11 +176,11 @@ def measure_rows(result: Result, hosts: Hosts) -> None:
     calls = epochs * (ROWS // BATCH)
     for order in orders:
         other = absolute(Sample([[others[order] / calls]]))
-        result.add(f"other-{order}", f"What a call sends of memory beside rows, {order}", other, "bytes")
+        result.add(f"other-{order}", f"What a call sends of memory in addition to rows, {order}", other, "bytes")
 
 
 def on(hosts: Hosts, contestant: Contestant) -> Contestant:
-    """Give a contestant of Synkhronos that runs on hosts; its process on the first one is told what to do."""
+    """Give a contestant of Synkhronos that runs on hosts; the harness controls its process on the first one."""
     return replace(contestant, mpi=True, hosts=hosts)
 
 

@@ -21,7 +21,7 @@ def missing(needs: Sequence[str]) -> str | None:
 
 
 def find_module(name: str) -> bool:
-    """Tell whether a module could be imported, without importing it."""
+    """Return whether a module could be imported, without importing it."""
     try:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:
@@ -29,6 +29,6 @@ def find_module(name: str) -> bool:
 
 
 def find_mpiexec() -> str | None:
-    """Give the path of ``mpiexec``: beside this Python, as the package ``mpich`` installs it, or on the PATH."""
-    beside = Path(sys.prefix) / "bin" / "mpiexec"
-    return str(beside) if beside.exists() else shutil.which("mpiexec")
+    """Return the path of ``mpiexec``: next to this Python, where the package ``mpich`` installs it, or on the PATH."""
+    installed = Path(sys.prefix) / "bin" / "mpiexec"
+    return str(installed) if installed.exists() else shutil.which("mpiexec")

@@ -37,7 +37,7 @@ class Contestant:
     arguments : dict
         For the module's ``make``.
     processes : int
-        How many processes it has that are told what to do; programs that fork by themselves have one.
+        How many of its processes the harness controls; programs that fork by themselves have one.
     threads : int
         Limit of the threads of OpenMP and BLAS in each process.
     needs : tuple of str

@@ -50,7 +50,7 @@ def reached(row: Row) -> str:
 
 
 def write_page(page: Path, order: Sequence[str] = ()) -> None:
-    """Write the page from the JSON file beside it; figures named in `order` come first, in that order."""
+    """Write the page from the JSON file next to it; figures named in `order` come first, in that order."""
     ranks = {name: rank for rank, name in enumerate(order)}
     results: dict[str, list[Result]] = {}
     for result in sorted(load(page.with_suffix(".json")), key=lambda one: ranks.get(one.name, len(ranks))):
@@ -115,7 +115,7 @@ def section(result: Result, folder: str) -> list[str]:
 
 
 def machine(result: Result) -> str:
-    """Tell where and when a figure was taken, by which kernels, and whether the machine had other work."""
+    """Describe where and when a figure was taken, by which kernels, and whether the machine had other work."""
     record = dict(result.environment)
     busy = record.pop("busy", 0)
     text = f"{record.pop('date', '')}: " + ", ".join(f"{name} {value}" for name, value in record.items())

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the code beside these pages, installed or not
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the code next to these pages, installed or not
 
 import synkhronos
 

@@ -27,7 +27,7 @@ def box(axes, x, y, width, height, text, color):
 
 
 def arrow(axes, begin, end, text="", dx=0.08, **style):
-    """Draw an arrow with a text beside its middle."""
+    """Draw an arrow with a text next to its middle."""
     axes.annotate("", end, begin, arrowprops={"arrowstyle": "->", "color": "0.3", **style})
     axes.text((begin[0] + end[0]) / 2 + dx, (begin[1] + end[1]) / 2, text, fontsize=8, color="0.3", va="center")
 

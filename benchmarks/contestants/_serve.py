@@ -16,12 +16,12 @@ Run = Callable[..., Sequence[float]]
 
 
 def rank() -> int:
-    """Tell which of its contestant's processes this one is."""
+    """Return which of its contestant's processes this one is."""
     return int(os.environ.get("RANK", "0"))
 
 
 def size() -> int:
-    """Tell how many processes the contestant has."""
+    """Return how many processes the contestant has."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -37,7 +37,7 @@ def timed(step: Callable[[], Any], steps: int, untimed: int = 1, before: Callabl
 
 
 def compete(make: Callable[..., tuple[Run, dict[str, Any]]]) -> None:
-    """Get ready, connect to the harness, and run whenever told to, until the harness hangs up.
+    """Get ready, connect to the harness, and run on each request, until the harness hangs up.
 
     Parameters
     ----------

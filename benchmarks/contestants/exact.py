@@ -2,7 +2,7 @@
 
 import time
 
-import synkhronos as synk  # before Theano, which it mends
+import synkhronos as synk  # before Theano, which it patches
 
 import lasagne  # isort: skip
 import theano

@@ -1,6 +1,6 @@
 """Steps of an MLP with Adam: in plain Theano, on all ranks in three commands, or in one with collectives inside."""
 
-import synkhronos as synk  # before Theano, which it mends
+import synkhronos as synk  # before Theano, which it patches
 
 import lasagne  # isort: skip
 import numpy as np

@@ -35,7 +35,7 @@ def data_set(n_bytes):
 def collective(name, n_bytes, ranks):
     """Give what a collective needs beyond variables and results, all ranks together, in copies of the variable.
 
-    An all-gather makes a new value beside the old one on each rank, of as many copies as there are ranks.
+    An all-gather makes a new value next to the old one on each rank, of as many copies as there are ranks.
     """
     variable = theano.shared(np.ones((1, n_bytes // 4), "float32"), "variable")
     first = synk.function([], variable[0, 0])

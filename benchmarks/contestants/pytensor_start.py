@@ -1,4 +1,4 @@
-"""From the start of a process to the first result of an MLP on PyTensor, compiled anew or before, by either linker."""
+"""From the start of a process to the first result of an MLP on PyTensor, compiled now or before, by either linker."""
 
 import os
 import subprocess

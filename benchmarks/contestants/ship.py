@@ -42,11 +42,11 @@ def count_bytes():
 
     @wraps(load)
     def counted(self, command, machine):
-        for cargo in load(self, command, machine):
-            sizes.update(cargo.make)
-            for key, *_, values in cargo.fill:
+        for shipment in load(self, command, machine):
+            sizes.update(shipment.make)
+            for key, *_, values in shipment.fill:
                 sent[key] += values.nbytes
-            yield cargo
+            yield shipment
 
     Shipping.load = counted
     return sent, sizes

@@ -1,6 +1,6 @@
 """Training steps in plain Theano: one function makes the whole step, with Lasagne's update rule."""
 
-import synkhronos  # noqa: F401  only for its mending of Theano, which would else not link a BLAS, or not start at all
+import synkhronos  # noqa: F401  patches Theano, which else links no BLAS or does not start
 
 import lasagne  # isort: skip
 import theano  # isort: skip

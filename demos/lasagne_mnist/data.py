@@ -96,7 +96,7 @@ def find_file(folder: Path, name: str) -> Path | None:
 
 
 def has_files(folder: Path) -> bool:
-    """Tell whether a folder has all four files."""
+    """Return whether a folder has all four files."""
     return all(find_file(folder, name) for name in FILES)
 
 

@@ -36,7 +36,7 @@ class Checkpoints:
     functions : list of synkhronos.Function
         Those that train: what they share is what a checkpoint holds.
     data : list of shared variables
-        Of these, the ones that hold data, which is loaded anew.
+        Of these, the ones that hold data, which is loaded again.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Synthetic images: noise, as in the paper's experiments, with a faint pattern that tells the class.
+"""Synthetic images: noise, as in the paper's experiments, with a faint pattern for each class.
 
 Nothing here needs Theano or ranks. Arrays are filled where they lie, so that they may lie in shared memory.
 """

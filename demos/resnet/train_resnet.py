@@ -50,7 +50,7 @@ def make_images(args, n, which):
 
 
 def equal_on_all_ranks(variables, ranks):
-    """Tell whether every rank has the master's values of the shared variables, to the bit."""
+    """Return whether every rank has the master's values of the shared variables, to the bit."""
     values = [var.get_value(borrow=True) for var in variables]
     return all(
         np.array_equal(value, other)

@@ -58,7 +58,7 @@ def run(
     params : list of shared variables
         What is trained: a digest of their values is reported.
     equal : callable
-        Tells, after the training, whether all ranks have the values that they should have.
+        Returns, after the training, whether all ranks have the values that they should have.
 
     Returns
     -------
