@@ -41,8 +41,8 @@ def count_bytes():
     sent, sizes, load = Counter(), {}, Shipping.load
 
     @wraps(load)
-    def counted(self, command, machine):
-        for shipment in load(self, command, machine):
+    def counted(self, command, node):
+        for shipment in load(self, command, node):
             sizes.update(shipment.make)
             for key, *_, values in shipment.fill:
                 sent[key] += values.nbytes

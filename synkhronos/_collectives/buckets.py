@@ -81,7 +81,7 @@ def way_of(
         return [Algorithm(None, reduction_of(op, dtype, returned, weights), dtype, sizes, returned, name)] * len(sizes)
     if not math.isfinite(sum(weights)):
         weights = tuple(native.normalized(weights))
-    starts = [sum(sizes[:machine]) for machine in range(len(sizes))]
+    starts = [sum(sizes[:node]) for node in range(len(sizes))]
     own = [weights[start : start + size] for start, size in zip(starts, sizes)]
     between = reduction_of(op, returned, returned, tuple(map(sum, own)))
     return [

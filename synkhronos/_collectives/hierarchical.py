@@ -19,7 +19,7 @@ import numpy as np
 from synkhronos._collectives.buckets import Bucket, Piece, apart, divide, length_of, reduced, way_of
 from synkhronos._collectives.pipeline import Pieces, Plan
 from synkhronos._collectives.shared_memory import SharedMemoryTransport
-from synkhronos._processes import STRAGGLING, check_exchange, check_machines
+from synkhronos._processes import STRAGGLING, check_exchange, check_nodes
 from synkhronos.errors import CollectiveAborted
 
 if TYPE_CHECKING:
@@ -33,10 +33,10 @@ _AGREED, _REFUSED = 0, 1
 _UNDER_WAY = 2  # pieces between the nodes at a time
 
 
-def make_transport(team: ProcessGroup, workspace: Workspace, regions: native.Heap) -> SharedMemoryTransport:
+def make_transport(group: ProcessGroup, workspace: Workspace, regions: native.Heap) -> SharedMemoryTransport:
     """Return the transport of a rank: for one node, or for several."""
-    local = workspace, team.signals, regions, team.barrier, team.timeline
-    return SharedMemoryTransport(*local) if len(team.world.sizes) == 1 else HierarchicalTransport(*local, team=team)
+    local = workspace, group.signals, regions, group.barrier, group.timeline
+    return SharedMemoryTransport(*local) if len(group.world.sizes) == 1 else HierarchicalTransport(*local, group=group)
 
 
 class HierarchicalTransport(SharedMemoryTransport):
@@ -46,17 +46,17 @@ class HierarchicalTransport(SharedMemoryTransport):
     ----------
     *args
         Those of `SharedMemoryTransport`, which serves the ranks of this node.
-    team : ProcessGroup
+    group : ProcessGroup
     """
 
-    def __init__(self, *args: Any, team: ProcessGroup) -> None:
+    def __init__(self, *args: Any, group: ProcessGroup) -> None:
         super().__init__(*args)
-        world, leader = team.world, team.master_rank
+        world, leader = group.world, group.master_rank
         self._n_local, self._n_ranks = self._n_ranks, world.n_ranks
         self._world, self._leader = world, leader
-        self._leads = team.rank == leader
-        self._team, self._line, self._patience = team, world.line, team.patience
-        self._check_machines = functools.partial(check_machines, team)
+        self._leads = group.rank == leader
+        self._group, self._comm, self._deadline = group, world.comm, group.deadline
+        self._check_nodes = functools.partial(check_nodes, group)
         self._left: list[Any] = []  # arrays that other ranks may still read
         self._lent: dict[tuple[str, int], np.ndarray] = {}
         self._restart_local, self.restart = self.restart, self._restart
@@ -71,7 +71,7 @@ class HierarchicalTransport(SharedMemoryTransport):
 
     def reduction_of(self, op: str, dtype: np.dtype, returned: np.dtype, weights: tuple[float, ...]) -> Any:
         """Return the description of a reduction over all ranks that `run` takes."""
-        return way_of(op, dtype, returned, weights, self._world.sizes)[self._world.machine]
+        return way_of(op, dtype, returned, weights, self._world.sizes)[self._world.node]
 
     def run(self, parts: list[tuple[Any, Any, Any]], signature: int) -> bool | None:
         """Execute a collective; arguments and result as for `SharedMemoryTransport.run`."""
@@ -94,7 +94,7 @@ class HierarchicalTransport(SharedMemoryTransport):
             directly = self._move(large, between, [self._back(*both) for both in zip(small, results)])
         except BaseException:
             if self._leads:
-                self._line.pay()  # the other leaders wait for the rest of the exchange
+                self._comm.pay()  # the other leaders wait for the rest of the exchange
             raise
         return None if directly is None else directly or agreed
 
@@ -128,13 +128,13 @@ class HierarchicalTransport(SharedMemoryTransport):
         """
         before = self._timeline.switch(STRAGGLING)
         try:
-            words = self._line.vote(signature, [] if signature is None else brought, self._check_machines, fill_in)
+            words = self._comm.vote(signature, [] if signature is None else brought, self._check_nodes, fill_in)
         except CollectiveAborted:
-            self._patience.begin()  # the ranks of this node learn of it now
+            self._deadline.begin()  # the ranks of this node learn of it now
             raise
         self._timeline.switch(before)
-        if self._world.machine:
-            self._patience.begin()  # the deadline is for the ranks of this node
+        if self._world.node:
+            self._deadline.begin()  # the deadline is for the ranks of this node
         if signature is None or any(word != signature for word, _ in words):
             return None
         results = []
@@ -151,17 +151,17 @@ class HierarchicalTransport(SharedMemoryTransport):
 
     def _between(self, pieces: list[Piece]) -> Pieces:
         """Return the exchange of pieces with the other leaders, who have the same pieces."""
-        ranks = [self._world.ranks_of(machine) for machine in range(len(self._world.sizes))]
+        ranks = [self._world.ranks_of(node) for node in range(len(self._world.sizes))]
         plans = []
         for piece in pieces:
             array, _, how = piece[0]
             if isinstance(how, list):
-                sizes = [sum(how[rank] for rank in of_machine) for of_machine in ranks]
+                sizes = [sum(how[rank] for rank in of_node) for of_node in ranks]
                 plans.append(Plan(sizes, sum(sizes), array.dtype))
             else:
                 plans.append(Plan(how, length_of(piece), how.dtype))
-        check = functools.partial(check_exchange, self._team)
-        return Pieces(self._line, plans, self._patience, check, self._world.wire_dtype or "")
+        check = functools.partial(check_exchange, self._group)
+        return Pieces(self._comm, plans, self._deadline, check, self._world.wire_dtype or "")
 
     def _move(self, pieces: list[Piece], between: Pieces | None, now: list[Any]) -> bool | None:
         """Move pieces through all nodes, and the results ``now`` to the ranks of this one.

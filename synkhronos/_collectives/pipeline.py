@@ -37,13 +37,13 @@ Lend = Callable[[str, int, Any], np.ndarray]
 
 
 def _reducing(
-    line: Any, way: Algorithm, given: np.ndarray, result: np.ndarray, lend: Lend, short: str
+    comm: Any, way: Algorithm, given: np.ndarray, result: np.ndarray, lend: Lend, short: str
 ) -> Iterator[Any]:
     """Run the steps of the reduction of a piece; each yields the transfer that must complete before the next.
 
     Parameters
     ----------
-    line : Line
+    comm : LeaderComm
     way : Way
     given : array
         Contribution of this leader: its arrays, one after the other.
@@ -54,13 +54,13 @@ def _reducing(
     short : str
         Wire dtype: ``"float16"`` or ``"bfloat16"``; empty: the numbers' own dtype.
     """
-    n, machine, length = len(way.rows), line.machine, len(result)
+    n, node, length = len(way.rows), comm.node, len(result)
     cuts = shares(length, n)
-    own = slice(*cuts[machine].bounds)
+    own = slice(*cuts[node].bounds)
     sizes = list(map(len, cuts))
-    counts = [size * way.rows[machine] for size in sizes]
-    got_counts = [sizes[machine] * k for k in way.rows]
-    counts[machine] = got_counts[machine] = 0
+    counts = [size * way.rows[node] for size in sizes]
+    got_counts = [sizes[node] * k for k in way.rows]
+    counts[node] = got_counts[node] = 0
     mine = given.reshape(-1, length)[:, own]
     dtype = np.dtype(np.uint16) if short else given.dtype
     is_brain = short == "bfloat16"
@@ -71,32 +71,32 @@ def _reducing(
     elif len(mine) > 1:
         rows = given.reshape(-1, length)
         parts = [rows[:, cut.start : cut.stop].reshape(-1) for cut in cuts]
-        sent = np.concatenate([np.empty(0, dtype) if one == machine else part for one, part in enumerate(parts)])
+        sent = np.concatenate([np.empty(0, dtype) if one == node else part for one, part in enumerate(parts)])
     # a leader's own share is not sent
     got = lend("got", sum(got_counts), dtype)
     places = None if len(mine) > 1 else [cut.start for cut in cuts]
     wide = lend("wide", len(got), given.dtype) if short else got
     brought = np.split(wide, np.cumsum(got_counts)[:-1])
-    brought[machine] = np.ascontiguousarray(mine)
-    yield line.all_to_all(sent, counts, places, got, got_counts)
+    brought[node] = np.ascontiguousarray(mine)
+    yield comm.all_to_all(sent, counts, places, got, got_counts)
     if short:
         native.widen(got, wide, is_brain)
     reduced(way, brought, result[own])
     if not short:
-        yield line.all_gather(result, sizes)
+        yield comm.all_gather(result, sizes)
         return
     native.narrow(result[own], sent[own], is_brain)
-    yield line.all_gather(sent, sizes)
+    yield comm.all_gather(sent, sizes)
     native.widen(sent, result, is_brain)
 
 
-def _gathering(line: Any, whole: np.ndarray, sizes: Sequence[int]) -> Iterator[Any]:
+def _gathering(comm: Any, whole: np.ndarray, sizes: Sequence[int]) -> Iterator[Any]:
     """Run the steps of a gathering, like `_reducing`; the first step has no transfer.
 
     ``whole`` contains this leader's part in its place; ``sizes`` are the numbers of elements of the nodes.
     """
     yield None
-    yield line.all_gather(whole, sizes)
+    yield comm.all_gather(whole, sizes)
 
 
 class Plan(NamedTuple):
@@ -142,10 +142,10 @@ class Pieces:
 
     Parameters
     ----------
-    line : Line
+    comm : LeaderComm
     plans : list of Plan
         One for each piece.
-    patience : Deadline
+    deadline : Deadline
         Deadline, which starts again before and after each wait.
     check : callable
         Called regularly while this leader waits for the others; may raise.
@@ -154,10 +154,10 @@ class Pieces:
     """
 
     def __init__(
-        self, line: Any, plans: Sequence[Plan], patience: Deadline, check: Callable[[], None], short: str
+        self, comm: Any, plans: Sequence[Plan], deadline: Deadline, check: Callable[[], None], short: str
     ) -> None:
-        self._line, self._plans, self._check, self._short = line, plans, check, short
-        self._patience = patience
+        self._comm, self._plans, self._check, self._short = comm, plans, check, short
+        self._deadline = deadline
         self._under_way: deque[_Piece] = deque()
         self._n_begun = self._n_complete = 0
 
@@ -177,10 +177,10 @@ class Pieces:
         how = self._plans[self._n_begun].how
         with deferred_interrupts():
             if isinstance(how, list):
-                steps = _gathering(self._line, result, how)
+                steps = _gathering(self._comm, result, how)
             else:
                 is_short = how.dtype == np.float32 == how.returned and max(how.rows) == 1
-                steps = _reducing(self._line, how, given, result, lend, self._short if is_short else "")
+                steps = _reducing(self._comm, how, given, result, lend, self._short if is_short else "")
             self._under_way.append(_Piece(steps))
             self._n_begun += 1  # only now: if memory was too short, `fill_in` begins this piece
             self._advance()
@@ -189,9 +189,9 @@ class Pieces:
         """Wait until the first ``n`` pieces are complete."""
         if self._n_complete < n:
             with deferred_interrupts():
-                self._patience.begin()
-                self._line.complete(lambda: self._advance() >= n, self._check)
-                self._patience.begin()
+                self._deadline.begin()
+                self._comm.complete(lambda: self._advance() >= n, self._check)
+                self._deadline.begin()
 
     def _advance(self) -> int:
         """Do everything that needs no waiting; return the number of complete pieces."""
@@ -214,7 +214,7 @@ class Pieces:
 
         while self._n_begun < len(self._plans):
             how, length, dtype = self._plans[self._n_begun]
-            n_rows = 1 if isinstance(how, list) else how.rows[self._line.machine]
+            n_rows = 1 if isinstance(how, list) else how.rows[self._comm.node]
             result = np.zeros(length, dtype if isinstance(how, list) else how.returned)
             self.begin(np.zeros(n_rows * length, dtype), result, lend)
             self.finish(self._n_begun - 1)

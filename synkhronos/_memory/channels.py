@@ -67,8 +67,8 @@ class Mailbox:
         if inline:
             self._written = message
 
-    def get(self, passage: FdChannel) -> bytes:
-        """Return the message; ``passage`` maps the segment of a long one."""
+    def get(self, channel: FdChannel) -> bytes:
+        """Return the message; ``channel`` maps the segment of a long one."""
         number, length, inline = self._header
         if number == self._read[0]:
             return self._read[1]
@@ -80,7 +80,7 @@ class Mailbox:
         assert isinstance(ref, SegmentRef)
         if self._long is None or self._long[0] != ref.key:
             with deferred_interrupts():
-                self._long = ref.key, passage.map(ref)
+                self._long = ref.key, channel.map(ref)
         self.is_long = True
         return self._long[1][:length].tobytes()
 

@@ -31,7 +31,7 @@ from synkhronos._utils.rendezvous import rendezvous
 from synkhronos._utils.rows import shares
 from synkhronos.errors import DeviceError
 
-__all__ = ["StartLimit", "find_line", "own_part", "part_of", "share_cores", "sweep"]
+__all__ = ["StartLimit", "find_comm", "own_part", "part_of", "share_cores", "sweep"]
 
 
 #: Names of the files of MPICH and UCX, of Open MPI (versions 5 and 4), and of Intel MPI.
@@ -156,8 +156,8 @@ class StartLimit:
 
 
 def _end_late(leader: int, seconds: float, message: bytes, disarmed: mmap.mmap) -> None:
-    patience = Deadline(seconds)
-    while not patience.is_over():
+    deadline = Deadline(seconds)
+    while not deadline.is_over():
         time.sleep(_LOOK_SECONDS)
         if disarmed[0]:
             return
@@ -185,7 +185,7 @@ def share_cores(communicator: Any) -> tuple[int, int]:
     except OSError:  # the kernel refuses the call
         own = ()
     known = communicator.allgather((_machine(), own))
-    here = [rank for rank, (machine, _) in enumerate(known) if machine == _machine()]
+    here = [rank for rank, (node, _) in enumerate(known) if node == _machine()]
     number = here.index(communicator.Get_rank())
     part = part_of([known[rank][1] for rank in here], number)
     if part:
@@ -233,11 +233,11 @@ _LEADERS_SECONDS = 10.0  # of margin for other processes: the first one ends the
 
 _TOGETHER = "processes that were launched together"
 
-_line: LeaderComm | None = None
+_comm: LeaderComm | None = None
 _place = 0, 1  # number of this process among those of the job on its host, and their count
 
 
-def find_line(limit: StartLimit) -> LeaderComm | None:
+def find_comm(limit: StartLimit) -> LeaderComm | None:
     """Return the connection to the other nodes, or ``None`` if this process was started alone. It is made once.
 
     Each of several processes on a host is restricted to a part of its cores. Files that killed programs of MPI left
@@ -250,10 +250,10 @@ def find_line(limit: StartLimit) -> LeaderComm | None:
     NodeLost
         If another process has ended, or does not reach `fork` in time.
     """
-    global _line, _place
+    global _comm, _place
     sweep()
-    if _line is not None:
-        return _line
+    if _comm is not None:
+        return _comm
     launched = rendezvous.size
     if launched == 1:
         return None
@@ -271,13 +271,13 @@ def find_line(limit: StartLimit) -> LeaderComm | None:
         with deferred_interrupts():  # all processes join exactly once
             _initialize(mpi, launched)
             _place = share_cores(mpi.COMM_WORLD)
-            _line = LeaderComm(mpi)
+            _comm = LeaderComm(mpi)
             rendezvous.joined()
             for name in [name for name in os.environ if name.startswith(_OF_LAUNCHERS)]:
                 del os.environ[name]  # programs that this one starts are not part of the job
     finally:
         limit.disarm()
-    return _line
+    return _comm
 
 
 def own_part(devices: list[str]) -> list[str]:

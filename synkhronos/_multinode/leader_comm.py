@@ -45,7 +45,7 @@ __all__ = [
     "Voting",
     "Wire",
     "describe",
-    "tell_differences",
+    "describe_differences",
 ]
 
 
@@ -77,7 +77,7 @@ class Wire:
 
     Attributes
     ----------
-    machine, n_machines : int
+    node, n_nodes : int
         Number of this node, and number of nodes.
     others : list of int
         The other nodes.
@@ -89,15 +89,15 @@ class Wire:
         self._mpi = mpi
         self._messages, self._rows = mpi.COMM_WORLD.Dup(), pkl5.Intracomm(mpi.COMM_WORLD.Dup())
         self._parts, self._wholes = mpi.COMM_WORLD.Dup(), mpi.COMM_WORLD.Dup()
-        self.machine, self.n_machines = self._messages.Get_rank(), self._messages.Get_size()
-        self.others = [machine for machine in range(self.n_machines) if machine != self.machine]
+        self.node, self.n_nodes = self._messages.Get_rank(), self._messages.Get_size()
+        self.others = [node for node in range(self.n_nodes) if node != self.node]
         self._sending: list[Any] = []
 
-    def send(self, machine: int, kind: int, message: Any, has_rows: bool = False) -> None:
+    def send(self, node: int, kind: int, message: Any, has_rows: bool = False) -> None:
         """Send a message, which nobody changes until it has arrived; ``has_rows``: it contains large arrays."""
         self._sending = [request for request in self._sending if not request.test()[0]]
         way = self._rows if has_rows else self._messages
-        self._sending.append(way.isend(message, machine, kind))
+        self._sending.append(way.isend(message, node, kind))
 
     def take_in(self) -> None:
         """Receive the messages that have arrived, and pass them to `take`."""
@@ -112,7 +112,7 @@ class Wire:
         if found is not None:
             self.take(status.Get_tag(), status.Get_source(), found.recv())
 
-    def take(self, kind: int, machine: int, message: Any) -> None:
+    def take(self, kind: int, node: int, message: Any) -> None:
         """Process a message of some kind from a node."""
         raise NotImplementedError
 
@@ -183,38 +183,38 @@ def _version_of(package: str) -> str:
         return "of unknown version"
 
 
-def tell_differences(machines: Sequence[dict[str, str]], hosts: Sequence[str]) -> str:
+def describe_differences(nodes: Sequence[dict[str, str]], hosts: Sequence[str]) -> str:
     """Describe in one line what differs between the nodes; return an empty string if nothing does.
 
     Parameters
     ----------
-    machines : list of dict
+    nodes : list of dict
         Result of `describe` on each node.
     hosts : list of str
         Their host names.
     """
-    told = []
-    for machine, (found, host) in enumerate(zip(machines, hosts)):
-        for name in dict.fromkeys([*machines[0], *found]):
-            first, here = machines[0].get(name, "missing"), found.get(name, "missing")
+    differences = []
+    for node, (found, host) in enumerate(zip(nodes, hosts)):
+        for name in dict.fromkeys([*nodes[0], *found]):
+            first, here = nodes[0].get(name, "missing"), found.get(name, "missing")
             if here != first:
-                told.append(f"{name} is {here} on machine {machine} ({host}) and {first} on machine 0 ({hosts[0]})")
-    return "; ".join(told)
+                differences.append(f"{name} is {here} on machine {node} ({host}) and {first} on machine 0 ({hosts[0]})")
+    return "; ".join(differences)
 
 
 class MultiNodeSignals:
     """The signals that the dispatcher needs, for all nodes."""
 
-    def __init__(self, team: ProcessGroup, line: LeaderComm) -> None:
-        self._signals, self._line = team.signals, line
-        self.reset = team.signals.reset
+    def __init__(self, group: ProcessGroup, comm: LeaderComm) -> None:
+        self._signals, self._comm = group.signals, comm
+        self.reset = group.signals.reset
 
     @property
     def aborted(self) -> bool:
         return self._signals.aborted
 
     def abort(self) -> None:
-        self._line.abort()
+        self._comm.abort()
         self._signals.abort()
 
 
@@ -255,9 +255,9 @@ class Voting(Wire):
         """Wait until ``found()`` returns something true, and return it; ``check`` may raise."""
         raise NotImplementedError
 
-    def take_vote(self, machine: int, number: int, meeting: int, word: Any) -> None:
+    def take_vote(self, node: int, number: int, meeting: int, word: Any) -> None:
         """Record the vote of another leader."""
-        self._votes.setdefault((number, meeting), {})[machine] = word
+        self._votes.setdefault((number, meeting), {})[node] = word
 
     def take_abort(self, number: int) -> None:
         """Record that another leader takes part in no further vote of a command."""
@@ -274,8 +274,8 @@ class Voting(Wire):
         if self._aborted < self.number:
             with deferred_interrupts():
                 self._aborted = self.number
-                for machine in self.others:
-                    self.send(machine, ABORT, self.number)
+                for node in self.others:
+                    self.send(node, ABORT, self.number)
 
     def vote(
         self, word: Any, arrays: Sequence[np.ndarray], check: Callable[[list[int]], None], fill_in: _Fill
@@ -309,22 +309,22 @@ class Voting(Wire):
         votes = self._votes.setdefault(place, {})
 
         def found() -> bool:
-            if len(votes) < self.n_machines:
+            if len(votes) < self.n_nodes:
                 self._check_aborted()
                 return False
             return True
 
         def look() -> None:
-            check([machine for machine in self.others if machine not in votes])
+            check([node for node in self.others if node not in votes])
 
         self._owed = self._due = None
         try:
             with deferred_interrupts():  # all of them receive it, or none
                 self._meeting += 1
                 self._voting = place, fill_in
-                for machine in self.others:
-                    self.send(machine, VOTE, (*place, (word, arrays)))
-                votes[self.machine] = word, arrays
+                for node in self.others:
+                    self.send(node, VOTE, (*place, (word, arrays)))
+                votes[self.node] = word, arrays
             self.wait(found, look)
             if self._voting is None:
                 raise SessionError(CLOSED_WITHIN)
@@ -333,7 +333,7 @@ class Voting(Wire):
             self._owed, self._voting = self._voting or self._owed, None
             raise
         del self._votes[place]
-        return [votes[machine] for machine in range(self.n_machines)]
+        return [votes[node] for node in range(self.n_nodes)]
 
     def pay_what_is_owed(self) -> None:
         """Take part in an exchange that this leader has voted for and left, if all others have voted for it, too."""
@@ -341,7 +341,7 @@ class Voting(Wire):
             return
         place, fill_in = self._owed
         votes = self._votes.get(place, {})
-        if len(votes) == self.n_machines:
+        if len(votes) == self.n_nodes:
             with deferred_interrupts():
                 self._owed = None
                 del self._votes[place]
@@ -394,12 +394,12 @@ class LeaderComm(Voting):
 
     Attributes
     ----------
-    machine, n_machines : int
+    node, n_nodes : int
         Number of this node, and number of nodes.
     hosts : list of str
         Host names of all nodes.
     differences : str
-        What differs between the nodes; see `tell_differences`.
+        What differs between the nodes; see `describe_differences`.
     orders : deque
         Orders of the controller that this leader has not executed yet.
     answers : dict of int to object
@@ -408,11 +408,11 @@ class LeaderComm(Voting):
 
     def __init__(self, mpi: Any) -> None:
         super().__init__(mpi)
-        self._heartbeat = Heartbeat(self.machine)
+        self._heartbeat = Heartbeat(self.node)
         own = socket.gethostname(), describe(), self._heartbeat.door
         known = self._messages.allgather(own)  # before any object of this package is pickled
         self.hosts: list[str] = [host for host, _, _ in known]
-        self.differences = tell_differences([versions for _, versions, _ in known], self.hosts)
+        self.differences = describe_differences([versions for _, versions, _ in known], self.hosts)
         self.orders: deque[Any] = deque()
         self._ordered = 0  # number of the last order
         self.answers: dict[int, Any] = {}
@@ -423,22 +423,22 @@ class LeaderComm(Voting):
 
     # -- messages
 
-    def send(self, machine: int, kind: int, message: Any, has_rows: bool = False) -> None:
+    def send(self, node: int, kind: int, message: Any, has_rows: bool = False) -> None:
         """Send as `Wire.send` does; send nothing once the processes of a node have ended, because MPI would crash."""
         loss = self._heartbeat.loss()
         if loss is None or loss.reason != Reason.ENDED:
-            super().send(machine, kind, message, has_rows)
+            super().send(node, kind, message, has_rows)
 
-    def take(self, kind: int, machine: int, message: Any) -> None:
+    def take(self, kind: int, node: int, message: Any) -> None:
         """Process a received message."""
         if kind == ORDER:
             if message.number > self._ordered:
                 self._ordered = message.number
                 self.orders.append(message)
         elif kind == ANSWER:
-            self.answers[machine] = message
+            self.answers[node] = message
         elif kind == VOTE:
-            self.take_vote(machine, *message)
+            self.take_vote(node, *message)
         else:
             self.take_abort(message)
 
@@ -475,7 +475,7 @@ class LeaderComm(Voting):
             self._looked_after = now
             self._heartbeat.look_after()
         loss = self._heartbeat.loss()
-        if loss is not None and not self.machine and not self.is_lost:
+        if loss is not None and not self.node and not self.is_lost:
             self.is_lost = True
             raise NodeLost(
                 self._heartbeat.describe(loss),
@@ -486,7 +486,7 @@ class LeaderComm(Voting):
         """Set the seconds of silence after which a node is lost."""
         self._heartbeat.set_limit(seconds)
 
-    def is_told_to_stop(self) -> bool:
+    def is_ordered_to_stop(self) -> bool:
         """Return whether the controller has ordered the ranks to end, and this leader has not done so yet."""
         self.take_in()
         return any(isinstance(order, Stop) for order in self.orders)

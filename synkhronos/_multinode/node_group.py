@@ -11,9 +11,9 @@ from time import monotonic_ns
 
 from synkhronos._memory import Segment, SegmentTable
 from synkhronos._multinode.leader_comm import ORDER, LeaderComm, MultiNodeSignals
-from synkhronos._multinode.node_messages import Answer, Bring, Do, Look, Lost, Stop, Tell
+from synkhronos._multinode.node_messages import Answer, Bring, Do, Look, Lost, Report, Stop
 from synkhronos._multinode.shipping import Shipment, Shipping
-from synkhronos._processes import STRAGGLING, Deadline, ProcessGroup, check_machines
+from synkhronos._processes import STRAGGLING, Deadline, ProcessGroup, check_nodes
 from synkhronos._rank import Decoder, Envelope
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos.errors import CLOSED_WITHIN, SessionError, WorkerDied, WorkerTimeout
@@ -29,7 +29,7 @@ class MultiNodeGroup:
 
     Parameters
     ----------
-    team : ProcessGroup
+    group : ProcessGroup
         Process group of the controller's node.
     devices : list of str
         Devices of all ranks.
@@ -44,48 +44,48 @@ class MultiNodeGroup:
         How far each rank's clock was ahead of the controller's when this object was made, in nanoseconds.
     """
 
-    def __init__(self, team: ProcessGroup, devices: list[str], segments: SegmentTable) -> None:
-        world = team.world
+    def __init__(self, group: ProcessGroup, devices: list[str], segments: SegmentTable) -> None:
+        world = group.world
         self.devices, self.n_ranks, self.master_rank = devices, world.n_ranks, world.master_rank
         self.workers = [rank for rank in range(self.n_ranks) if rank != self.master_rank]
-        self.timeline, self.start = team.timeline, team.start
-        self.signals = MultiNodeSignals(team, world.line)
-        self._team, self._world = team, world
-        self._line: LeaderComm = world.line
+        self.timeline, self.start = group.timeline, group.start
+        self.signals = MultiNodeSignals(group, world.comm)
+        self._group, self._world = group, world
+        self._comm: LeaderComm = world.comm
         self._shipping = Shipping(segments, world)
         self._decoder = Decoder()
         self._own: list[bytes | None] | None = None  # answers of the controller's node
         self._waiting = False  # for other nodes
         self._sent = 0  # time of the last message
-        self._told: dict[int, int] = {}  # number of the last order to each node
+        self._last_order: dict[int, int] = {}  # number of the last order to each node
         self._waited: dict[int, int] = {}  # nanoseconds that each node waited for others after its last answer
-        self.ahead = self.tell()[0]
+        self.ahead = self.report()[0]
 
     def send(self, message: bytes, memory: Sequence[Segment] = ()) -> None:
         """Send a message, as `ProcessGroup.send`."""
         envelope: Envelope = self._decoder.loads(message)
         self._doubt()
-        self._told.clear()
+        self._last_order.clear()
         self._look_for_files(envelope)
         self._shipping.forget(envelope.release.segments)
-        loads = [self._bring(envelope, machine) for machine in self._line.others]
+        loads = [self._bring(envelope, node) for node in self._comm.others]
         with deferred_interrupts():  # all nodes receive it, or none
             self._own, self._waiting, self._sent = None, True, monotonic_ns()
-            self._line.begin(self._line.number + 1)
-            for machine, (cargo, refusal) in zip(self._line.others, loads):
-                order = Do(self._line.number, message, cargo, refusal, self._waited.get(machine, 0))
-                self._line.send(machine, ORDER, order, has_rows=bool(cargo.fill))
-            self._told = dict.fromkeys(self._line.others, self._line.number)
-            self._team.send(message, memory)
+            self._comm.begin(self._comm.number + 1)
+            for node, (shipment, refusal) in zip(self._comm.others, loads):
+                order = Do(self._comm.number, message, shipment, refusal, self._waited.get(node, 0))
+                self._comm.send(node, ORDER, order, has_rows=bool(shipment.fill))
+            self._last_order = dict.fromkeys(self._comm.others, self._comm.number)
+            self._group.send(message, memory)
 
     def _doubt(self) -> None:
         """Assume nothing about the memory of nodes that have not confirmed the data of the last command."""
-        for machine in self._line.others:
-            answer = self._line.answers.get(machine)
-            if not isinstance(answer, Answer) or answer.number != self._told.get(machine) or answer.lacks:
-                self._shipping.doubt(machine)
+        for node in self._comm.others:
+            answer = self._comm.answers.get(node)
+            if not isinstance(answer, Answer) or answer.number != self._last_order.get(node) or answer.lacks:
+                self._shipping.doubt(node)
 
-    def _bring(self, envelope: Envelope, machine: int) -> tuple[Shipment, Exception | None]:
+    def _bring(self, envelope: Envelope, node: int) -> tuple[Shipment, Exception | None]:
         """Send a node the data for a command, except for the last piece.
 
         Returns
@@ -95,30 +95,30 @@ class MultiNodeGroup:
         refusal : Exception or None
             Why the node could not take in the data.
         """
-        pieces = self._shipping.load(envelope.command, machine)
+        pieces = self._shipping.load(envelope.command, node)
         last = next(pieces)
         for piece in pieces:
             with deferred_interrupts():
-                self._line.begin(self._line.number + 1)
-                self._line.send(machine, ORDER, Bring(self._line.number, last), has_rows=True)
-            self._wait_for([machine])
-            if self._line.answers[machine].lacks:
-                return Shipment([], [], []), self._line.answers[machine].replies
+                self._comm.begin(self._comm.number + 1)
+                self._comm.send(node, ORDER, Bring(self._comm.number, last), has_rows=True)
+            self._wait_for([node])
+            if self._comm.answers[node].lacks:
+                return Shipment([], [], []), self._comm.answers[node].replies
             last = piece
         return last, None
 
-    def _wait_for(self, machines: list[int]) -> None:
+    def _wait_for(self, nodes: list[int]) -> None:
         """Wait until nodes have answered the last order."""
 
         def silent() -> list[int]:
-            return [machine for machine in self._silent() if machine in machines]
+            return [node for node in self._silent() if node in nodes]
 
         def check() -> None:
             self._raise_losses()
-            check_machines(self._team, silent())
+            check_nodes(self._group, silent())
 
-        self._team.patience.begin()
-        self._line.wait(lambda: not silent(), check)
+        self._group.deadline.begin()
+        self._comm.wait(lambda: not silent(), check)
         self._raise_losses()
 
     def _look_for_files(self, envelope: Envelope) -> None:
@@ -127,14 +127,14 @@ class MultiNodeGroup:
         if not wanted:
             return
         with deferred_interrupts():
-            self._line.begin(self._line.number + 1)
-            for machine in self._line.others:
-                self._line.send(machine, ORDER, Look(self._line.number, wanted))
-        self._wait_for(self._line.others)
-        for machine in self._line.others:
-            self._shipping.found(machine, wanted, self._line.answers[machine].replies)
+            self._comm.begin(self._comm.number + 1)
+            for node in self._comm.others:
+                self._comm.send(node, ORDER, Look(self._comm.number, wanted))
+        self._wait_for(self._comm.others)
+        for node in self._comm.others:
+            self._shipping.found(node, wanted, self._comm.answers[node].replies)
 
-    def tell(self) -> tuple[list[int], list[tuple[int, int, int]]]:
+    def report(self) -> tuple[list[int], list[tuple[int, int, int]]]:
         """Compare the clocks of all ranks with the controller's, and count what the other nodes' shared heaps hold.
 
         The clocks of two nodes are compared by the quickest of several questions, to within half of its round trip.
@@ -149,21 +149,21 @@ class MultiNodeGroup:
         """
         self._doubt()
         ahead, counts = [0] * self.n_ranks, [(0, 0, 0)] * self.n_ranks
-        for machine in self._line.others:
-            answers = [self._ask(machine) for _ in range(_QUESTIONS)]
-            ranks, held = self._world.ranks_of(machine), answers[-1][2]
+        for node in self._comm.others:
+            answers = [self._ask(node) for _ in range(_QUESTIONS)]
+            ranks, held = self._world.ranks_of(node), answers[-1][2]
             for rank, one in zip(ranks, held or [(0, 0, 0)] * len(ranks)):
                 ahead[rank], counts[rank] = min(answers)[1], one
         return ahead, counts
 
-    def _ask(self, machine: int) -> tuple[int, int, list[tuple[int, int, int]]]:
-        line, asked = self._line, monotonic_ns()
+    def _ask(self, node: int) -> tuple[int, int, list[tuple[int, int, int]]]:
+        comm, asked = self._comm, monotonic_ns()
         with deferred_interrupts():
-            line.begin(line.number + 1)
-            line.send(machine, ORDER, Tell(line.number))
-        self._wait_for([machine])
-        answered, self._told[machine] = monotonic_ns(), line.number
-        then, held = line.answers[machine].replies
+            comm.begin(comm.number + 1)
+            comm.send(node, ORDER, Report(comm.number))
+        self._wait_for([node])
+        answered, self._last_order[node] = monotonic_ns(), comm.number
+        then, held = comm.answers[node].replies
         return answered - asked, then - (asked + answered) // 2, held
 
     @property
@@ -174,59 +174,57 @@ class MultiNodeGroup:
     @property
     def is_lost(self) -> bool:
         """Whether a node does not answer, so that this program can have no other session."""
-        return self._line.is_lost
+        return self._comm.is_lost
 
     @property
     def outstanding(self) -> bool:
         """Whether a message has been sent whose answers were not collected."""
-        return self._waiting or self._team.outstanding
+        return self._waiting or self._group.outstanding
 
     def collect(self) -> list[bytes | None]:
         """Collect answers, as `ProcessGroup.collect`; a lost rank of another node raises what its leader has found."""
         if self._own is None:
-            self._own = self._team.collect()
+            self._own = self._group.collect()
         before = self.timeline.switch(STRAGGLING)
-        self._line.wait(lambda: not self._silent(), self._check)
+        self._comm.wait(lambda: not self._silent(), self._check)
         self.timeline.switch(before)
-        if self._team.stopped:
+        if self._group.stopped:
             raise SessionError(CLOSED_WITHIN)
         self._raise_losses()
         now = monotonic_ns()
-        self.timeline.put_off(self._team.signals.sent, now)
-        self._waited = {
-            machine: max(0, now - self._sent - self._line.answers[machine].took) for machine in self._line.others
-        }
+        self.timeline.put_off(self._group.signals.sent, now)
+        self._waited = {node: max(0, now - self._sent - self._comm.answers[node].took) for node in self._comm.others}
         answers: list[bytes | None] = []
-        for machine in range(len(self._world.sizes)):
-            answers += self._own if machine == self._world.machine else self._line.answers[machine].replies
+        for node in range(len(self._world.sizes)):
+            answers += self._own if node == self._world.node else self._comm.answers[node].replies
         self._waiting = False
         return answers
 
     def _silent(self) -> list[int]:
         """Return the nodes that have not answered the last order."""
-        return list(filter(self._is_silent, self._line.others))
+        return list(filter(self._is_silent, self._comm.others))
 
-    def _is_silent(self, machine: int) -> bool:
-        answers = self._line.answers
-        return machine not in answers or answers[machine].number < self._line.number
+    def _is_silent(self, node: int) -> bool:
+        answers = self._comm.answers
+        return node not in answers or answers[node].number < self._comm.number
 
     def _raise_losses(self) -> None:
-        for machine, loss in self._losses().items():
+        for node, loss in self._losses().items():
             if loss.rank is None:
                 raise SessionError(loss.text)
-            rank = self._world.ranks_of(machine)[loss.rank]
-            text = f"on machine {machine} ({self._line.hosts[machine]}), as rank {rank} of all: {loss.text}"
+            rank = self._world.ranks_of(node)[loss.rank]
+            text = f"on machine {node} ({self._comm.hosts[node]}), as rank {rank} of all: {loss.text}"
             if loss.is_dead:
                 raise WorkerDied(text, rank=rank, pid=loss.pid, exitcode=loss.exitcode)
             raise WorkerTimeout(text, rank, loss.pid)
 
     def _check(self) -> None:
         self._raise_losses()
-        check_machines(self._team, self._silent())
+        check_nodes(self._group, self._silent())
 
     def check_workers(self) -> None:
         """Raise if a worker of this node is dead, or a rank of another node lost."""
-        self._team.check_workers()
+        self._group.check_workers()
         self._raise_losses()
 
     def dead(self) -> list[int]:
@@ -234,42 +232,42 @@ class MultiNodeGroup:
 
         For a node that has no ranks left, all of its ranks.
         """
-        ranks = [self._world.first + rank for rank in self._team.dead()]
-        for machine, loss in self._losses().items():
-            there = self._world.ranks_of(machine)
+        ranks = [self._world.first + rank for rank in self._group.dead()]
+        for node, loss in self._losses().items():
+            there = self._world.ranks_of(node)
             ranks += [there[rank] for rank in loss.replaced] or there
         return sorted(ranks)
 
     def _losses(self) -> dict[int, Lost]:
-        return {machine: one for machine, one in self._line.answers.items() if isinstance(one, Lost)}
+        return {node: one for node, one in self._comm.answers.items() if isinstance(one, Lost)}
 
     def settle(self, seconds: float | None = None) -> bool:
         """Wait as `ProcessGroup.settle` does; return ``False`` if a node has no ranks left."""
-        patience = Deadline(seconds)
-        if not self._team.settle(seconds):
+        deadline = Deadline(seconds)
+        if not self._group.settle(seconds):
             return False
-        self._line.wait(lambda: not self._silent() or patience.is_over())
+        self._comm.wait(lambda: not self._silent() or deadline.is_over())
         return not self._silent() and all(loss.replaced for loss in self._losses().values())
 
     def replace(self, ranks: Sequence[int]) -> None:
         """Fork new workers in place of dead ones of this node; other nodes have already replaced theirs."""
-        for machine in self._losses():
-            del self._line.answers[machine]
+        for node in self._losses():
+            del self._comm.answers[node]
         self._waiting = False
-        own = self._world.ranks_of(self._world.machine)
-        self._team.replace([own.index(rank) for rank in ranks if rank in own])
+        own = self._world.ranks_of(self._world.node)
+        self._group.replace([own.index(rank) for rank in ranks if rank in own])
 
     def stop(self, grace: float = _STOP_SECONDS) -> None:
         """Wait for the ranks, which have received the message to stop; without grace, order all nodes to end theirs."""
         if not grace:
-            self._line.leave()
-            self._line.begin(self._line.number + 1)
-            for machine in self._line.others:
-                self._line.send(machine, ORDER, Stop(self._line.number))
-        patience = Deadline(0.0 if self._line.is_lost else grace + _STOP_SECONDS)
+            self._comm.leave()
+            self._comm.begin(self._comm.number + 1)
+            for node in self._comm.others:
+                self._comm.send(node, ORDER, Stop(self._comm.number))
+        deadline = Deadline(0.0 if self._comm.is_lost else grace + _STOP_SECONDS)
         try:
-            self._line.wait_outside_calls(lambda: not self._silent() or patience.is_over())
+            self._comm.wait_outside_calls(lambda: not self._silent() or deadline.is_over())
         finally:
-            self._line.is_lost = self._line.is_lost or bool(self._silent())
+            self._comm.is_lost = self._comm.is_lost or bool(self._silent())
             self._waiting = False
-            self._team.stop(grace)
+            self._group.stop(grace)

@@ -15,7 +15,7 @@ from synkhronos import _backends
 from synkhronos._memory import SegmentTable
 from synkhronos._multinode.heartbeat import LEAVE
 from synkhronos._multinode.leader_comm import ANSWER, LeaderComm
-from synkhronos._multinode.node_messages import Answer, Ask, Bring, Do, Leave, Look, Lost, Start, Stop, Tell
+from synkhronos._multinode.node_messages import Answer, Ask, Bring, Do, Leave, Look, Lost, Report, Start, Stop
 from synkhronos._multinode.shipping import SegmentCache
 from synkhronos._native import native
 from synkhronos._processes import OUTSIDE, TRANSFERS, ProcessGroup, World
@@ -26,12 +26,12 @@ from synkhronos.errors import WorkerDied, WorkerTimeout
 __all__ = ["lead"]
 
 
-def lead(line: LeaderComm, find_devices: Callable[..., list[str]]) -> NoReturn:
+def lead(comm: LeaderComm, find_devices: Callable[..., list[str]]) -> NoReturn:
     """Serve the controller until it ends; never return.
 
     Parameters
     ----------
-    line : Line
+    comm : LeaderComm
     find_devices : callable
         Takes arguments of `fork`, and returns the device of each rank of this node.
     """
@@ -41,11 +41,11 @@ def lead(line: LeaderComm, find_devices: Callable[..., list[str]]) -> NoReturn:
     try:
         _ignore_signals()
         native.exit_on_signal(LEAVE)
-        _serve(line, find_devices)
-        line.close()
+        _serve(comm, find_devices)
+        comm.close()
     except BaseException:
         traceback.print_exc()
-        line.break_off()
+        comm.break_off()
     finally:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):  # the program may have closed or replaced it
@@ -66,12 +66,12 @@ def _ignore_signals() -> None:
                 signal.signal(number, signal.SIG_DFL if is_of_children else signal.SIG_IGN)
 
 
-def _serve(line: LeaderComm, find_devices: Callable[..., list[str]]) -> None:
-    crew: NodeRanks | None = None
+def _serve(comm: LeaderComm, find_devices: Callable[..., list[str]]) -> None:
+    ranks: NodeRanks | None = None
     while True:
-        line.wait(lambda: line.orders)
-        order = line.orders.popleft()
-        line.begin(order.number)
+        comm.wait(lambda: comm.orders)
+        order = comm.orders.popleft()
+        comm.begin(order.number)
         answer: Any = Answer(order.number, None)
         if isinstance(order, Leave):
             return
@@ -81,27 +81,27 @@ def _serve(line: LeaderComm, find_devices: Callable[..., list[str]]) -> None:
             except Exception as error:
                 answer = Answer(order.number, error)
         elif isinstance(order, Start):
-            if crew is not None:  # the controller was interrupted while it forked
-                crew.end()
-            line.set_heartbeat(order.heartbeat)
-            crew = NodeRanks(line, order)
-        elif isinstance(order, Stop) and crew is not None:
-            crew.end()
-            crew = None
+            if ranks is not None:  # the controller was interrupted while it forked
+                ranks.end()
+            comm.set_heartbeat(order.heartbeat)
+            ranks = NodeRanks(comm, order)
+        elif isinstance(order, Stop) and ranks is not None:
+            ranks.end()
+            ranks = None
             collect_garbage()
-        elif isinstance(order, Tell):
-            answer = Answer(order.number, (monotonic_ns(), [] if crew is None else crew.counts()))
-        elif isinstance(order, Look) and crew is not None:
-            answer = crew.look(order)
-        elif isinstance(order, Bring) and crew is not None:
-            answer = crew.bring(order)
-        elif isinstance(order, Do) and crew is not None:
-            answer = crew.do(order)
+        elif isinstance(order, Report):
+            answer = Answer(order.number, (monotonic_ns(), [] if ranks is None else ranks.counts()))
+        elif isinstance(order, Look) and ranks is not None:
+            answer = ranks.look(order)
+        elif isinstance(order, Bring) and ranks is not None:
+            answer = ranks.bring(order)
+        elif isinstance(order, Do) and ranks is not None:
+            answer = ranks.do(order)
             if answer is None:
-                crew = None
+                ranks = None
                 collect_garbage()
                 answer = Answer(order.number, [])
-        line.send(0, ANSWER, answer)
+        comm.send(0, ANSWER, answer)
 
 
 class NodeRanks:
@@ -109,35 +109,35 @@ class NodeRanks:
 
     Parameters
     ----------
-    line : Line
+    comm : LeaderComm
     start : Start
     """
 
-    def __init__(self, line: LeaderComm, start: Start) -> None:
-        self._line = line
+    def __init__(self, comm: LeaderComm, start: Start) -> None:
+        self._comm = comm
         self._start = start
         self._lost: Lost | None = None
         self._segments = SegmentTable()
-        self._stowage = SegmentCache(self._segments)
+        self._cache = SegmentCache(self._segments)
         self._decoder, self._encoder, self._own = Decoder(), Encoder(), Encoder()
-        world = World(start.sizes, line.machine, start.master_rank, line, start.wire_dtype)
-        self._team = ProcessGroup(start.devices, 0, start.timeout, world)
+        world = World(start.sizes, comm.node, start.master_rank, comm, start.wire_dtype)
+        self._group = ProcessGroup(start.devices, 0, start.timeout, world)
         self._answered = monotonic_ns()
         self._replica: Replica | None = None
         try:
             self._replica = start_ranks(
-                self._team, self._segments, None, start.profile_workers, self._begin, start.seed
+                self._group, self._segments, None, start.profile_workers, self._begin, start.seed
             )
             if start.seed is not None:
                 set_apart(start.seed, world.first, 0)
         except Exception as error:
-            self._lost = Lost(0, f"machine {line.machine} ({line.hosts[line.machine]}): {summarize(error)}")
+            self._lost = Lost(0, f"machine {comm.node} ({comm.hosts[comm.node]}): {summarize(error)}")
 
     def look(self, order: Look) -> Answer | Lost:
         """Open those of the controller's files that this node has, too."""
         if self._lost is not None:
             return self._lost._replace(number=order.number)
-        return Answer(order.number, [self._stowage.open(key, part) for key, part in order.parts.items()])
+        return Answer(order.number, [self._cache.open(key, part) for key, part in order.parts.items()])
 
     def counts(self) -> list[tuple[int, int, int]]:
         """Return the counts of each rank's part of the shared heap; empty if there are no ranks."""
@@ -145,14 +145,14 @@ class NodeRanks:
 
     def _begin(self) -> None:
         """In a worker that replaces a dead one: release what it inherited and only the leader needs."""
-        self._stowage.abandon()
+        self._cache.abandon()
 
     def bring(self, order: Bring) -> Answer | Lost:
         """Take in a part of the data for a command."""
         if self._lost is not None:
             return self._lost._replace(number=order.number)
         try:
-            self._stowage.take(order.cargo, ())
+            self._cache.take(order.shipment, ())
         except (MemoryError, OSError) as error:
             return Answer(order.number, error, lacks=True)
         return Answer(order.number, None)
@@ -163,16 +163,16 @@ class NodeRanks:
         if self._lost is not None:
             return None if envelope.command is None else self._lost._replace(number=order.number)
         if envelope.command is None:
-            self._team.send(order.message)
+            self._group.send(order.message)
             self._close(grace=5.0)
             return None
         try:
             began = monotonic_ns()
             replies = self._execute(envelope, order)
             self._answered = monotonic_ns()
-            return Answer(order.number, replies, self._answered - began, self._stowage.lacks)
+            return Answer(order.number, replies, self._answered - began, self._cache.lacks)
         except (WorkerDied, WorkerTimeout) as error:
-            self._line.abort()
+            self._comm.abort()
             is_dead = isinstance(error, WorkerDied)
             exitcode = error.exitcode if isinstance(error, WorkerDied) else None
             lost = Lost(order.number, str(error), error.rank, error.pid, exitcode, is_dead)
@@ -189,18 +189,18 @@ class NodeRanks:
         Returns an empty tuple if the other ranks do not become idle in time.
         """
         assert self._replica is not None
-        self._team.signals.abort()
-        if not self._team.settle(self._start.timeout):
+        self._group.signals.abort()
+        if not self._group.settle(self._start.timeout):
             return ()
-        ranks = tuple(self._team.dead())
+        ranks = tuple(self._group.dead())
         inherited = self._segments.lent()  # this frame stays alive in the workers, and so do these arrays
-        self._replica.regions.share(self._team.replace, ranks)
+        self._replica.regions.share(self._group.replace, ranks)
         del inherited
-        self._team.timeline.end()
+        self._group.timeline.end()
         return ranks
 
     def _execute(self, envelope: Envelope, order: Do) -> list[bytes]:
-        timeline, before = self._team.timeline, self._team.signals.sent
+        timeline, before = self._group.timeline, self._group.signals.sent
         timeline.put_off(before, self._answered + order.waited)
         timeline.resume(before, OUTSIDE)
         timeline.begin()
@@ -208,26 +208,26 @@ class NodeRanks:
         try:
             if order.refusal is not None:
                 raise order.refusal
-            self._stowage.take(order.cargo, envelope.release.segments)
+            self._cache.take(order.shipment, envelope.release.segments)
         except (MemoryError, OSError) as error:
             timeline.end()
-            self._line.abort()
-            return [self._own.dumps(Failure.of(error, unprepared=True))] * self._team.n_ranks
-        message, new = order.message, self._stowage.new
+            self._comm.abort()
+            return [self._own.dumps(Failure.of(error, unprepared=True))] * self._group.n_ranks
+        message, new = order.message, self._cache.new
         if envelope.attach or new:
-            attach, again = tuple(segment.ref for segment in new), tuple(self._stowage.replaced)
+            attach, again = tuple(segment.ref for segment in new), tuple(self._cache.replaced)
             release = envelope.release._replace(segments=envelope.release.segments + again)
             message = self._encoder.dumps(envelope._replace(attach=attach, release=release))
-        if self._team.signals.aborted:
-            self._team.signals.reset()
-        self._team.send(message, new)
+        if self._group.signals.aborted:
+            self._group.signals.reset()
+        self._group.send(message, new)
         own = self._carry_out(envelope)
         timeline.end()
-        replies = self._team.collect()
-        timeline.rest(self._team.signals.sent)
-        replies[self._team.master_rank] = own
+        replies = self._group.collect()
+        timeline.rest(self._group.signals.sent)
+        replies[self._group.master_rank] = own
         if new and not any(map(_is_unprepared, replies)):
-            self._stowage.delivered()
+            self._cache.delivered()
         return replies  # type: ignore[return-value]
 
     def _carry_out(self, envelope: Envelope) -> bytes:
@@ -241,8 +241,8 @@ class NodeRanks:
         except Exception as error:
             let_interrupts_pass(error)
             reply = Failure.of(error, completed=self._replica.completed)
-            self._line.abort()
-            self._team.signals.abort()
+            self._comm.abort()
+            self._group.signals.abort()
         return self._own.dumps(reply)
 
     def end(self) -> None:
@@ -252,10 +252,10 @@ class NodeRanks:
 
     def _close(self, grace: float) -> None:
         assert self._replica is not None
-        self._team.stop(grace)
+        self._group.stop(grace)
         self._replica.thread_limits.restore()
         self._replica.regions.close()
-        self._stowage.close()
+        self._cache.close()
         if self._replica.context is not None:  # it has a GPU
             _backends.unbind()
         self._replica = None

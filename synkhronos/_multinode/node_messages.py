@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from synkhronos._memory import FilePart
 from synkhronos._multinode.shipping import Shipment
 
-__all__ = ["Answer", "Ask", "Bring", "Do", "Leave", "Look", "Lost", "Start", "Stop", "Tell"]
+__all__ = ["Answer", "Ask", "Bring", "Do", "Leave", "Look", "Lost", "Report", "Start", "Stop"]
 
 
 class Ask(NamedTuple):
@@ -36,7 +36,7 @@ class Bring(NamedTuple):
     """Take in a part of the data for the next `Do`; the answer has an exception if that fails."""
 
     number: int
-    cargo: Shipment
+    shipment: Shipment
 
 
 class Do(NamedTuple):
@@ -46,7 +46,7 @@ class Do(NamedTuple):
     ----------
     message : bytes
         A pickled `Envelope`.
-    cargo : Shipment
+    shipment : Shipment
         The last part of the data.
     refusal : Exception or None
         The node's answer to an earlier `Bring` that failed: then the ranks do not begin.
@@ -56,7 +56,7 @@ class Do(NamedTuple):
 
     number: int
     message: bytes
-    cargo: Shipment
+    shipment: Shipment
     refusal: Exception | None
     waited: int = 0
 
@@ -68,7 +68,7 @@ class Look(NamedTuple):
     parts: dict[str, FilePart]
 
 
-class Tell(NamedTuple):
+class Report(NamedTuple):
     """Report the time of the monotonic clock, in nanoseconds, and the counts of each rank's part of the shared heap."""
 
     number: int

@@ -186,9 +186,9 @@ class Shipping:
                 there.pop(key, None)
                 opened.discard(key)
 
-    def doubt(self, machine: int) -> None:
+    def doubt(self, node: int) -> None:
         """Assume that nothing is on a node, because the last data may not have arrived."""
-        self._there[machine].clear()
+        self._there[node].clear()
         self._parts.clear()  # look for files again
 
     def files(self, command: Command | None) -> dict[str, FilePart]:
@@ -208,41 +208,41 @@ class Shipping:
                 opened.discard(key)
         return wanted
 
-    def found(self, machine: int, wanted: dict[str, FilePart], found: Sequence[bool]) -> None:
+    def found(self, node: int, wanted: dict[str, FilePart], found: Sequence[bool]) -> None:
         """Record a node's answer to an order to look for files."""
         self._parts.update(wanted)
-        self._opened[machine].update(key for key, is_there in zip(wanted, found) if is_there)
+        self._opened[node].update(key for key, is_there in zip(wanted, found) if is_there)
 
     def _content(self, key: str) -> np.ndarray:
         return self._segments.view(ArrayRef(key, 0, (self._segments.n_bytes(key),), "|u1"))
 
-    def load(self, command: Command | None, machine: int) -> Iterator[Shipment]:
+    def load(self, command: Command | None, node: int) -> Iterator[Shipment]:
         """Yield the data that a node needs for a command, in pieces; the last one may be empty.
 
         Each piece counts as sent from the moment it is made.
         """
-        cargo, there, n_bytes = Shipment([], [], []), self._there[machine], 0
-        for ref, axis, chosen in self._needed(command, self._world.ranks_of(machine)):
-            if ref.key in self._opened[machine]:
-                cargo.files.append(self._parts[ref.key])
+        shipment, there, n_bytes = Shipment([], [], []), self._there[node], 0
+        for ref, axis, chosen in self._needed(command, self._world.ranks_of(node)):
+            if ref.key in self._opened[node]:
+                shipment.files.append(self._parts[ref.key])
                 continue
             content = self._content(ref.key)
             if ref.key not in there:
                 there[ref.key] = Digests(content.nbytes)
-                cargo.make.append((ref.key, content.nbytes))
+                shipment.make.append((ref.key, content.nbytes))
             blocks = _blocks_of(ref, axis, chosen)
             for start in range(0, len(blocks), PIECE):
                 changed = there[ref.key].changed(content, blocks[start : start + PIECE])
                 if len(changed):
                     values = take(content, changed)  # digests are of this copy: the program may write meanwhile
                     there[ref.key].note(changed, values)
-                    cargo.fill.append((ref.key, changed, values))
+                    shipment.fill.append((ref.key, changed, values))
                     self.n_bytes += values.nbytes
                     n_bytes += values.nbytes
                 if n_bytes >= PIECE * BLOCK:
-                    yield cargo
-                    cargo, n_bytes = Shipment([], [], []), 0
-        yield cargo
+                    yield shipment
+                    shipment, n_bytes = Shipment([], [], []), 0
+        yield shipment
 
     def _needed(self, command: Command | None, ranks: range) -> Iterator[_Part]:
         """Yield the arrays that ranks read, with axis and rows (``None``: the full array)."""
@@ -346,8 +346,8 @@ class SegmentCache:
                 self._files.add(key)
         return segment is not None
 
-    def take(self, cargo: Shipment, dropped: Sequence[str]) -> None:
-        """Take in data, after the controller's dropped memory is released; this empties the cargo.
+    def take(self, shipment: Shipment, dropped: Sequence[str]) -> None:
+        """Take in data, after the controller's dropped memory is released; this empties the shipment.
 
         Memory that exists already is not created again, so a failed attempt can be repeated.
 
@@ -360,18 +360,18 @@ class SegmentCache:
         """
         self.lacks = True
         self._drop(dropped)
-        for part in cargo.files:
+        for part in shipment.files:
             if not part.is_as_it_was:
                 raise OSError(
                     f"{part.path} was changed on this machine while it was used: a file that is a numpy.memmap of mode "
                     '"r" must stay as it is. The next call takes its rows from the first machine'
                 )
-        for key, n_bytes in cargo.make:
+        for key, n_bytes in shipment.make:
             if key not in self._segments or key in self._files:
                 self._make(key, n_bytes)
-        cargo.fill.reverse()
-        while cargo.fill:
-            key, blocks, values = cargo.fill.pop()  # frees each piece once it is written
+        shipment.fill.reverse()
+        while shipment.fill:
+            key, blocks, values = shipment.fill.pop()  # frees each piece once it is written
             if key in self._sparse:
                 self._sparse[key].reserve(blocks)
             put(self._segments.view(ArrayRef(key, 0, (self._segments.n_bytes(key),), "|u1")), blocks, values)

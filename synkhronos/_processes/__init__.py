@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from synkhronos._processes.monitor import SessionStatus
-from synkhronos._processes.process_group import ProcessGroup, World, check_exchange, check_machines, kind_of
+from synkhronos._processes.process_group import ProcessGroup, World, check_exchange, check_nodes, kind_of
 from synkhronos._processes.rank_process import end_with, log, start_apart
 from synkhronos._processes.sync import Barrier, Deadline
 from synkhronos._processes.timeline import (
@@ -39,7 +39,7 @@ __all__ = [
     "World",
     "by_other_clock",
     "check_exchange",
-    "check_machines",
+    "check_nodes",
     "end_with",
     "kind_of",
     "log",

@@ -37,7 +37,7 @@ from synkhronos._utils.progress import counted
 from synkhronos._utils.resources import count_cores
 from synkhronos.errors import CLOSED_WITHIN, CollectiveAborted, SessionError, WorkerDied, WorkerTimeout
 
-__all__ = ["ControllerDied", "ProcessGroup", "World", "check_exchange", "check_machines", "check_order", "kind_of"]
+__all__ = ["ControllerDied", "ProcessGroup", "World", "check_exchange", "check_nodes", "check_order", "kind_of"]
 
 
 def kind_of(device: str) -> str:
@@ -52,20 +52,20 @@ class World(NamedTuple):
     ----------
     sizes : tuple of int
         Number of ranks on each node.
-    machine : int
+    node : int
         Number of this node.
     master_rank : int
         Global rank of the controller.
-    line : Line, or None
+    comm : LeaderComm, or None
         In a node leader: connection to the other leaders.
     wire_dtype : str, or None
         Wire dtype of float32 data between nodes; ``None``: float32 itself.
     """
 
     sizes: tuple[int, ...]
-    machine: int
+    node: int
     master_rank: int
-    line: Any = None
+    comm: Any = None
     wire_dtype: str | None = None
 
     @property
@@ -76,55 +76,55 @@ class World(NamedTuple):
     @property
     def first(self) -> int:
         """Global number of this node's first rank."""
-        return sum(self.sizes[: self.machine])
+        return sum(self.sizes[: self.node])
 
-    def ranks_of(self, machine: int) -> range:
+    def ranks_of(self, node: int) -> range:
         """Return the global ranks of a node."""
-        first = sum(self.sizes[:machine])
-        return range(first, first + self.sizes[machine])
+        first = sum(self.sizes[:node])
+        return range(first, first + self.sizes[node])
 
 
 #: Seconds after the timeout until a node leader itself counts as silent: before, it can report a rank of its node.
 _MARGIN = 1.0
 
 
-def check_order(team: ProcessGroup) -> None:
+def check_order(group: ProcessGroup) -> None:
     """Raise, in the leader of another node, if the controller has ordered the ranks to end in the meantime."""
-    world = team.world
-    if world.machine and not team.stopped and world.line.is_told_to_stop():
-        raise WorkerTimeout("the first machine has said that the ranks are to end", team.rank, 0)
+    world = group.world
+    if world.node and not group.stopped and world.comm.is_ordered_to_stop():
+        raise WorkerTimeout("the first machine has said that the ranks are to end", group.rank, 0)
 
 
-def check_machines(team: ProcessGroup, silent: Sequence[int]) -> None:
+def check_nodes(group: ProcessGroup, silent: Sequence[int]) -> None:
     """Raise if the ranks of this node cannot go on, or, in the controller, if another node does not answer in time.
 
     Parameters
     ----------
-    team : ProcessGroup
+    group : ProcessGroup
         Process group of this node; its ranks have arrived.
     silent : sequence of int
         Numbers of the nodes that have not answered.
     """
-    patience, world = team.patience, team.world
-    check_order(team)
-    is_over = patience.is_over(_MARGIN)
-    if team.dead() or team.stopped:
-        team.check_workers()  # raises
-    elif silent and is_over and not world.machine:
+    deadline, world = group.deadline, group.world
+    check_order(group)
+    is_over = deadline.is_over(_MARGIN)
+    if group.dead() or group.stopped:
+        group.check_workers()  # raises
+    elif silent and is_over and not world.node:
         rank = world.ranks_of(silent[0])[0]
-        name = f"rank {rank}, which leads machine {silent[0]} ({world.line.hosts[silent[0]]})"
-        raise WorkerTimeout(f"{name}, did not answer within {patience.seconds} seconds", rank, 0)
+        name = f"rank {rank}, which leads machine {silent[0]} ({world.comm.hosts[silent[0]]})"
+        raise WorkerTimeout(f"{name}, did not answer within {deadline.seconds} seconds", rank, 0)
 
 
-def check_exchange(team: ProcessGroup) -> None:
+def check_exchange(group: ProcessGroup) -> None:
     """Raise, in the controller, if other node leaders do not continue an exchange of arrays in time."""
-    patience, world = team.patience, team.world
-    if world.machine or not patience.is_over(_MARGIN):
+    deadline, world = group.deadline, group.world
+    if world.node or not deadline.is_over(_MARGIN):
         return
     others = range(1, len(world.sizes))
-    names = ", ".join(f"machine {machine} ({world.line.hosts[machine]})" for machine in others)
+    names = ", ".join(f"machine {node} ({world.comm.hosts[node]})" for node in others)
     who = f"the leader of {names}" if len(others) == 1 else f"a leader of {names}"
-    text = f"{who}, did not go on with an exchange of arrays within {patience.seconds} seconds"
+    text = f"{who}, did not go on with an exchange of arrays within {deadline.seconds} seconds"
     raise WorkerTimeout(text, world.ranks_of(1)[0], 0)
 
 
@@ -153,9 +153,9 @@ class ProcessGroup:
     ----------
     barrier : Barrier
         Barrier of all ranks of this node; it raises if a rank can no longer arrive.
-    patience : Deadline
+    deadline : Deadline
         Time that the controller has waited for the answers to the last message.
-    passage : FdChannel
+    channel : FdChannel
         In a worker: channel for memory to and from the controller.
     """
 
@@ -176,12 +176,12 @@ class ProcessGroup:
         self._number = 0  # of the last message
         self._collected = 0  # number of the last message whose answers were collected
         self.stopped = False
-        self.patience = Deadline(timeout)
+        self.deadline = Deadline(timeout)
         self._work: Callable[[int], None]
         self._mailbox = Mailbox()
         self._answers = [Mailbox() for _ in range(self.n_ranks)]
         self._members: dict[int, RankProcess] = {}
-        self.passage: FdChannel
+        self.channel: FdChannel
 
     # -- controller
 
@@ -196,12 +196,12 @@ class ProcessGroup:
         with deferred_interrupts():
             if rank in self._members:
                 self._members[rank].let_go()
-            member = RankProcess(lambda passage: self._run(rank, passage), self._members.values())
+            member = RankProcess(lambda channel: self._run(rank, channel), self._members.values())
             self._members[rank], self._board.pids[rank] = member, member.process.pid
 
     def _give(self, segment: Segment) -> None:
         for member in list(self._members.values()):
-            member.passage.give(segment)
+            member.channel.give(segment)
 
     def send(self, message: bytes, memory: Sequence[Segment] = ()) -> None:
         """Send every worker the same message and the segments that it names; posting the word ``SENT`` completes it."""
@@ -210,7 +210,7 @@ class ProcessGroup:
         self._mailbox.put(message, self._give)
         self._number = number = self.signals.sent + 1
         self.barrier.restart(number)
-        self.patience.begin()
+        self.deadline.begin()
         self.signals.post(SENT, number)
 
     @property
@@ -238,9 +238,9 @@ class ProcessGroup:
         answers: list[bytes | None] = [None] * self.n_ranks
         for rank, member in list(self._members.items()):
             box = self._answers[rank]
-            answers[rank] = box.get(member.passage)
+            answers[rank] = box.get(member.channel)
             if box.is_long:
-                member.passage.clear()  # drop segments of earlier answers that nobody has read
+                member.channel.clear()  # drop segments of earlier answers that nobody has read
         if self.stopped:
             raise SessionError(CLOSED_WITHIN)
         self._collected = self._number
@@ -261,13 +261,13 @@ class ProcessGroup:
             end = describe_exit(process.exitcode)
             text = f"the worker of rank {rank} ({self.devices[rank]}, pid {process.pid}) {end}"
             raise WorkerDied(text, rank=rank, pid=process.pid, exitcode=process.exitcode)
-        if self.patience.is_over():
+        if self.deadline.is_over():
             silent = self.unanswered()
             steps = self.signals.arrived
             rank = min(silent, key=lambda rank: steps[rank], default=self.master_rank)
             pid = self._members[rank].process.pid if rank in self.workers else os.getpid()
             name = f"rank {rank} ({self.devices[rank]}, pid {pid})"
-            raise WorkerTimeout(f"{name} did not answer within {self.patience.seconds} seconds", rank, pid)
+            raise WorkerTimeout(f"{name} did not answer within {self.deadline.seconds} seconds", rank, pid)
 
     def dead(self) -> list[int]:
         """Return the workers whose processes have ended; none before `start` and after `stop`."""
@@ -275,9 +275,9 @@ class ProcessGroup:
 
     def settle(self, seconds: float | None = None) -> bool:
         """Wait at most ``seconds`` until each worker has answered or is dead; return whether all have."""
-        patience = Deadline(seconds)
+        deadline = Deadline(seconds)
         while set(self.unanswered()) - set(self.dead()):
-            if patience.is_over():
+            if deadline.is_over():
                 return False
             self.signals.park(ANSWERED, self._number)
         return True
@@ -296,10 +296,10 @@ class ProcessGroup:
             return
         self.stopped = True
         self._board.close()
-        patience = Deadline(grace)
+        deadline = Deadline(grace)
         for rank, member in self._members.items():
             process = member.process
-            if not process.join(patience):
+            if not process.join(deadline):
                 if grace > 0:
                     log(logging.WARNING, "the worker of rank %d (pid %d) did not stop and is killed", rank, process.pid)
                 process.kill()
@@ -309,10 +309,10 @@ class ProcessGroup:
 
     # -- worker
 
-    def _run(self, rank: int, passage: FdChannel) -> None:
+    def _run(self, rank: int, channel: FdChannel) -> None:
         self._board.close()
         self.signals.rank = rank
-        self.passage = passage
+        self.channel = channel
         with contextlib.suppress(ControllerDied):
             self.check_master()
             self._work(rank)
@@ -329,11 +329,11 @@ class ProcessGroup:
         self.timeline.begin()
         self._number += 1
         self.barrier.restart(self._number)
-        return self._mailbox.get(self.passage)
+        return self._mailbox.get(self.channel)
 
     def answer(self, message: bytes) -> None:
         """Send the controller the answer to the last message."""
-        self._answers[self.signals.rank].put(message, self.passage.give)
+        self._answers[self.signals.rank].put(message, self.channel.give)
         self.timeline.end()
         self.timeline.rest(self._number)
         self.signals.post(ANSWERED, self._number)

@@ -96,11 +96,11 @@ class Process:
                     self._exitcode = os.waitstatus_to_exitcode(status)
         return self._exitcode
 
-    def join(self, patience: Deadline) -> bool:
-        """Wait until the child has ended; return whether it did so before ``patience`` was over."""
+    def join(self, deadline: Deadline) -> bool:
+        """Wait until the child has ended; return whether it did so before ``deadline`` was over."""
         pause = 0.0005
         while self.exitcode is None:
-            if patience.is_over():
+            if deadline.is_over():
                 return False
             time.sleep(pause)
             pause = min(2 * pause, 0.02)
@@ -290,26 +290,26 @@ class RankProcess:
     Parameters
     ----------
     live : callable
-        ``live(passage)`` runs in the worker, with the worker's end of the channel.
+        ``live(channel)`` runs in the worker, with the worker's end of the channel.
     others : iterable of Member
         Workers that were forked before; the new worker closes their channels.
 
     Attributes
     ----------
     process : Process
-    passage : FdChannel
+    channel : FdChannel
         The controller's end of the channel.
     """
 
     def __init__(self, live: Callable[[FdChannel], None], others: Iterable[RankProcess]) -> None:
         by_main_thread = threading.current_thread() is threading.main_thread()
-        self.passage, its_own = FdChannel.pair()
+        self.channel, its_own = FdChannel.pair()
         master = os.getpid()
 
         def begin() -> None:
             end_with(master, by_main_thread)
             for member in (*others, self):
-                member.passage.close()
+                member.channel.close()
             live(its_own)
 
         try:
@@ -322,4 +322,4 @@ class RankProcess:
 
     def let_go(self) -> None:
         """Close the channel of a worker that has ended."""
-        self.passage.close()
+        self.channel.close()

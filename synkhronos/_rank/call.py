@@ -121,7 +121,7 @@ class Caller:
 
     Parameters
     ----------
-    team : ProcessGroup
+    group : ProcessGroup
     functions : dict of int to function
         Compiled functions by key. The caller sees later additions.
     segments : SegmentTable
@@ -131,15 +131,15 @@ class Caller:
 
     def __init__(
         self,
-        team: ProcessGroup,
+        group: ProcessGroup,
         functions: dict[int, Any],
         segments: SegmentTable,
         excerpts: RowViews,
         *,
         exchange: CollectiveHandlers,
     ) -> None:
-        self._rank = team.world.first + team.rank
-        self._is_master = self._rank == team.world.master_rank
+        self._rank = group.world.first + group.rank
+        self._is_master = self._rank == group.world.master_rank
         self._functions = functions
         self._ready: dict[int, tuple[Call, Callable[[], list[Any] | None]]] = {}  # last command by function
         self._runners: dict[tuple[int, tuple[int, ...] | None], Callable[[list[Any]], list[Any]]] = {}
@@ -147,9 +147,9 @@ class Caller:
         self._excerpts = excerpts
         self._exchange = exchange
         self._variables = exchange.variables
-        self._timeline = team.timeline
-        world = team.world
-        self._standing = RankContext(self._rank, world.n_ranks, world.master_rank, exchange.transport, team.timeline)
+        self._timeline = group.timeline
+        world = group.world
+        self._context = RankContext(self._rank, world.n_ranks, world.master_rank, exchange.transport, group.timeline)
 
     def call(self, command: Call) -> list[Any] | None:
         """Call a function on this rank's shard; return its outputs, or ``None`` on a rank that has none to return.
@@ -191,9 +191,9 @@ class Caller:
                 outputs = compute()
             elif left:
                 with kept(left):
-                    outputs = self._standing.execute(weights, compute)
+                    outputs = self._context.execute(weights, compute)
             else:
-                outputs = self._standing.execute(weights, compute)
+                outputs = self._context.execute(weights, compute)
             if is_absent and not is_master:
                 return None
             if command.nccl:
@@ -223,12 +223,12 @@ class Caller:
         whole = command.inputs[command.n_scattered :]
 
         def run_slice(part: Rows, sliced: Selection | None) -> list[Any]:
-            self._standing.own = len(part)
+            self._context.own = len(part)
             return run(part, sliced)
 
         def follow(*entering: Any) -> list[Any]:
             assert command.follow is not None
-            self._standing.own = self._standing.weights[self._rank]
+            self._context.own = self._context.weights[self._rank]
             after = self._runner(command.follow.function, command.follow.output_subset)
             numbers = _numbers(command, share) if command.exact else ()
             return after([*entering, *(self._segments.view(source.array) for source in whole), *numbers])

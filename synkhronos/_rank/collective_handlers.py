@@ -36,7 +36,7 @@ class CollectiveHandlers:
 
     Parameters
     ----------
-    team : ProcessGroup
+    group : ProcessGroup
     workspace : Workspace
     variables : VariableTable
     excerpts : RowViews
@@ -55,24 +55,24 @@ class CollectiveHandlers:
 
     def __init__(
         self,
-        team: ProcessGroup,
+        group: ProcessGroup,
         workspace: Workspace,
         variables: _graph.VariableTable,
         excerpts: RowViews,
         *,
         regions: native.Heap,
     ) -> None:
-        world = team.world
-        self.rank = world.first + team.rank
+        world = group.world
+        self.rank = world.first + group.rank
         self.nccl: NcclTransport | None = None
         self._is_master = self.rank == world.master_rank
-        self._team = team
+        self._group = group
         self._workspace = workspace
         self.variables = variables
         self._excerpts = excerpts
         self._regions = regions
-        self.transport = make_transport(team, workspace, regions)
-        self._timeline = team.timeline
+        self.transport = make_transport(group, workspace, regions)
+        self._timeline = group.timeline
         self._at_work: list[np.ndarray] = []  # arrays that other ranks may read or write during this command
         self.handlers: dict[type, Callable[[Any], Any]] = {
             Get: self._get,
@@ -87,7 +87,7 @@ class CollectiveHandlers:
 
     def meet_in_nccl(self, comm: Any) -> None:
         """Use an NCCL communicator that the ranks have just joined."""
-        self.nccl = NcclTransport(comm, self._workspace, self.rank, self._team.barrier)
+        self.nccl = NcclTransport(comm, self._workspace, self.rank, self._group.barrier)
 
     def restart(self) -> None:
         """Reset the transports; every rank calls this at the start of a command, so that they are in step."""
@@ -96,7 +96,7 @@ class CollectiveHandlers:
         if self.nccl is not None:
             self.nccl.restart()
 
-    def _tell(self, what: str, variables: Sequence[Any], way: str) -> None:
+    def _log_values(self, what: str, variables: Sequence[Any], way: str) -> None:
         """Log on the controller which way variables took; the byte count is that of the controller's values."""
         if self._is_master and _logger.isEnabledFor(logging.DEBUG):
             values = [one for one in map(_graph.get_array, variables) if hasattr(one, "dtype")]  # no random states
@@ -104,14 +104,14 @@ class CollectiveHandlers:
             _logger.debug("%s of %s (%d bytes): %s", what, ", ".join(map(str, variables)), n_bytes, way)
 
     def _get(self, command: Get) -> Any | None:
-        self._tell("get", [self.variables[key] for key in command.variables], "through shared memory")
+        self._log_values("get", [self.variables[key] for key in command.variables], "through shared memory")
         if command.ranks is not None and self.rank not in command.ranks:
             return None
         values = [_graph.get_array(self.variables[key]) for key in command.variables]
         return [to_host(value) for value in values] if self._is_master else values
 
     def _put(self, command: Put) -> list[bytes] | None:
-        self._tell("set", [self.variables[key] for key in command.variables], "through shared memory")
+        self._log_values("set", [self.variables[key] for key in command.variables], "through shared memory")
         if command.ranks is not None and self.rank not in command.ranks:
             return None
         for i, (key, source) in enumerate(zip(command.variables, command.sources)):
@@ -151,7 +151,7 @@ class CollectiveHandlers:
             if direct:
                 self.nccl.agree([_graph.get_array(var) for var in hosts])  # before anything changes
                 self.nccl.all_reduce([_graph.get_array(var) for var in direct], command.op, command.weights)
-                self._tell("all-reduce", direct, "over NCCL")
+                self._log_values("all-reduce", direct, "over NCCL")
             hosts = [var for var in hosts if not any(var is other for other in direct)]
         if not hosts:
             return
@@ -159,7 +159,7 @@ class CollectiveHandlers:
             directly = self._all_reduce_hosts(command, hosts, any_order=True)
         except ShapesDiffer:  # maybe only the orders of axes differ: try again in C order
             directly = self._all_reduce_hosts(command, hosts, any_order=False)
-        self._tell("all-reduce", hosts, _way(directly))
+        self._log_values("all-reduce", hosts, _way(directly))
 
     def _all_reduce_hosts(self, command: AllReduce, variables: Sequence[Any], any_order: bool) -> bool:
         arrays = self._host_arrays(variables, any_order)
@@ -181,7 +181,7 @@ class CollectiveHandlers:
             outs = arrays if command.in_place else empty
             self._at_work += outs
         directly = self.transport.reduce(arrays, command.op, outs, dtypes)
-        self._tell("reduce", variables, _way(directly))
+        self._log_values("reduce", variables, _way(directly))
         if self._is_master and command.in_place:
             self._write_back(variables, arrays)
         return None if command.in_place else outs
@@ -210,7 +210,7 @@ class CollectiveHandlers:
     def _nccl(self, command: Nccl) -> list[Any] | None:
         assert self.nccl is not None
         variables = [self.variables[key] for key in command.variables]
-        self._tell(command.kind, variables, "over NCCL")
+        self._log_values(command.kind, variables, "over NCCL")
         if command.kind == "broadcast":
             for var, shape in zip(variables, command.shapes):
                 old = _graph.get_array(var)
@@ -233,7 +233,7 @@ class CollectiveHandlers:
         for key, value, shapes in zip(command.variables, gathered, command.shapes):
             length = sum(shape[0] for shape in shapes)
             _graph.set_array(self.variables[key], value.reshape(length, *shapes[0][1:]))
-        self._tell("all-gather", [self.variables[key] for key in command.variables], _way(directly))
+        self._log_values("all-gather", [self.variables[key] for key in command.variables], _way(directly))
 
     def _digest(self, command: Digest) -> list[bytes]:
         return [digest_of(array) for array in self._host_arrays([self.variables[key] for key in command.variables])]

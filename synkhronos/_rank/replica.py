@@ -29,7 +29,7 @@ class Replica:
 
     Parameters
     ----------
-    team : ProcessGroup
+    group : ProcessGroup
         This rank's view of it.
     workspace : Workspace
         Memory for the collectives of the ranks.
@@ -46,14 +46,14 @@ class Replica:
 
     def __init__(
         self,
-        team: ProcessGroup,
+        group: ProcessGroup,
         workspace: Workspace,
         segments: SegmentTable,
         variables: _graph.VariableTable,
         regions: native.Heap,
     ) -> None:
-        world = team.world
-        self.rank = world.first + team.rank
+        world = group.world
+        self.rank = world.first + group.rank
         self.n_ranks = world.n_ranks
         self.is_master = self.rank == world.master_rank
         self.completed = 0
@@ -61,14 +61,14 @@ class Replica:
         self.variables = variables
         self.regions = regions
         self.functions: dict[int, Any] = {}
-        self.thread_limits = ThreadLimits(team.n_ranks, quiet=not self.is_master)
+        self.thread_limits = ThreadLimits(group.n_ranks, quiet=not self.is_master)
         self.context: Any = None  # of the rank's GPU, once it is bound
-        self._team = team
-        self._timeline = team.timeline
+        self._group = group
+        self._timeline = group.timeline
         self._excerpts = RowViews(segments)
-        self._exchange = CollectiveHandlers(team, workspace, variables, self._excerpts, regions=regions)
-        self._caller = Caller(team, self.functions, segments, self._excerpts, exchange=self._exchange)
-        self._publisher = ResultPublisher(workspace, regions, team.rank, by_message=world.machine > 0)
+        self._exchange = CollectiveHandlers(group, workspace, variables, self._excerpts, regions=regions)
+        self._caller = Caller(group, self.functions, segments, self._excerpts, exchange=self._exchange)
+        self._publisher = ResultPublisher(workspace, regions, group.rank, by_message=world.node > 0)
         self.read = self._publisher.read
         self._handlers: dict[type, Callable[[Any], Any]] = {
             Settle: self._settle,
@@ -102,7 +102,7 @@ class Replica:
             metadata or ``None`` for other commands.
         """
         if self.regions.short:
-            look_at_free_memory(self.regions, self._team.n_ranks)
+            look_at_free_memory(self.regions, self._group.n_ranks)
         return self.regions.call(self._execute, command)
 
     def _execute(self, command: Command) -> Any:
@@ -145,7 +145,7 @@ class Replica:
         self._timeline.start(command.room)
         return None
 
-    def attach(self, refs: Sequence[SegmentRef], passage: FdChannel) -> None:
+    def attach(self, refs: Sequence[SegmentRef], channel: FdChannel) -> None:
         """Map memory that the controller has created.
 
         Everything that can be mapped is mapped before an exception is raised for the rest.
@@ -154,7 +154,7 @@ class Replica:
         for ref in refs:
             try:
                 if ref.key not in self.segments:  # a forked worker may have inherited it
-                    self.segments.add(ref.key, passage.map(ref))
+                    self.segments.add(ref.key, channel.map(ref))
             except Exception as error:
                 failed = error
         if failed is not None:
@@ -196,6 +196,6 @@ class Replica:
                 {},
             )
             # stream 0 is the controller's, as the user created it
-            stream = 0 if command.replicate_rng else (self.rank - self._team.world.master_rank) % self.n_ranks
+            stream = 0 if command.replicate_rng else (self.rank - self._group.world.master_rank) % self.n_ranks
             self.functions.update(_graph.load(bundle, self.variables, stream))
         self.thread_limits.apply()  # the functions may have loaded a BLAS library

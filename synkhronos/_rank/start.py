@@ -17,20 +17,20 @@ from synkhronos._utils.interrupts import deferred_interrupts
 __all__ = ["serve", "start_ranks"]
 
 
-def serve(team: ProcessGroup, replica: Replica) -> None:
+def serve(group: ProcessGroup, replica: Replica) -> None:
     """Execute the controller's commands until it sends a stop."""
     decoder, encoder = Decoder(), Encoder()
     while True:
-        envelope: Envelope = decoder.loads(team.receive())
+        envelope: Envelope = decoder.loads(group.receive())
         if envelope.command is None:
             return
         reply: Any = None
         if envelope.attach or any(envelope.release):
             try:
                 replica.forget(*envelope.release)
-                replica.attach(envelope.attach, team.passage)
+                replica.attach(envelope.attach, group.channel)
                 if envelope.attach or envelope.release.segments:
-                    team.passage.clear()
+                    group.channel.clear()
             except Exception as error:
                 reply = Failure.of(error, unprepared=True)
         if reply is None:
@@ -39,24 +39,24 @@ def serve(team: ProcessGroup, replica: Replica) -> None:
             except Exception as error:
                 reply = Failure.of(error, completed=replica.completed)
         try:
-            _answer(team, encoder, reply)
+            _answer(group, encoder, reply)
         except MemoryError:  # no memory for the reply: free what the heap keeps, then send less
             replica.regions.trim()
             try:
-                _answer(team, encoder, reply)
+                _answer(group, encoder, reply)
             except MemoryError as error:
-                _answer(team, encoder, Failure.of(error))
+                _answer(group, encoder, Failure.of(error))
 
 
-def _answer(team: ProcessGroup, encoder: Encoder, reply: Any) -> None:
+def _answer(group: ProcessGroup, encoder: Encoder, reply: Any) -> None:
     """Reply to the controller; after a failure of this rank, abort the other ranks' waits first."""
     if isinstance(reply, Failure) and not reply.aborted:
-        team.signals.abort()
-    team.answer(encoder.dumps(reply))
+        group.signals.abort()
+    group.answer(encoder.dumps(reply))
 
 
 def start_ranks(
-    team: ProcessGroup,
+    group: ProcessGroup,
     segments: SegmentTable,
     ended: Any,
     profile_workers: bool,
@@ -67,7 +67,7 @@ def start_ranks(
 
     Parameters
     ----------
-    team : ProcessGroup
+    group : ProcessGroup
     segments : SegmentTable
     ended : FinalizerQueue, or None
         Receives the keys of variables that the program has dropped.
@@ -82,32 +82,32 @@ def start_ranks(
     -------
     Replica
     """
-    workspace = Workspace(team.n_ranks)
-    regions = make_regions(team.n_ranks, team.master_rank)
+    workspace = Workspace(group.n_ranks)
+    regions = make_regions(group.n_ranks, group.master_rank)
 
     def work(rank: int) -> None:
         begin()
         if seed is not None:
-            set_apart(seed, team.world.first + rank, team.signals.sent)
+            set_apart(seed, group.world.first + rank, group.signals.sent)
         gc.freeze()  # inherited objects are never collected here: this is faster, and their pages stay shared
-        team.timeline.reset(rank)
+        group.timeline.reset(rank)
         regions.take(rank)
-        finish = _graph.start_worker(profile_workers, team.world.first + rank)
-        replica = Replica(team, workspace, segments, _graph.VariableTable(None), regions)
+        finish = _graph.start_worker(profile_workers, group.world.first + rank)
+        replica = Replica(group, workspace, segments, _graph.VariableTable(None), regions)
         replica.thread_limits.apply()
-        serve(team, replica)
+        serve(group, replica)
         finish()
 
     try:
         _backends.prepare_fork()
         inherited = segments.lent()  # this frame stays alive in the workers, and so do these arrays
-        regions.share(team.start, work)
+        regions.share(group.start, work)
         del inherited
-        replica = Replica(team, workspace, segments, _graph.VariableTable(ended), regions)
+        replica = Replica(group, workspace, segments, _graph.VariableTable(ended), regions)
         replica.thread_limits.apply()
     except BaseException:
         with deferred_interrupts():
-            team.stop(grace=0.0)
+            group.stop(grace=0.0)
             regions.close()
         raise
     return replica

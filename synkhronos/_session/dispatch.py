@@ -50,7 +50,7 @@ class Dispatcher:
 
     Parameters
     ----------
-    team : ProcessGroup or MultiNodeGroup
+    group : ProcessGroup or MultiNodeGroup
     replica : Replica
         The controller's.
     ledger : Ledger
@@ -63,7 +63,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        team: ProcessGroup | MultiNodeGroup,
+        group: ProcessGroup | MultiNodeGroup,
         replica: Replica,
         ledger: Ledger,
         timeout: float | None,
@@ -72,14 +72,14 @@ class Dispatcher:
         self.lock = threading.RLock()
         self.broken: str | None = None  # the reason, if the session is broken
         self._n_forks = _n_forks
-        self._team = team
+        self._group = group
         self._replica = replica
         self._ledger = ledger
         self._timeout = timeout
-        self._ahead = team.ahead if isinstance(team, MultiNodeGroup) else [0] * team.n_ranks
+        self._ahead = group.ahead if isinstance(group, MultiNodeGroup) else [0] * group.n_ranks
         self._restore = restore
         self._encoder = Encoder()
-        self._decoders = [Decoder() for _ in range(team.n_ranks)]
+        self._decoders = [Decoder() for _ in range(group.n_ranks)]
         self._last: tuple[list[bytes | None], list[Any]] = (
             [],
             [],
@@ -89,17 +89,17 @@ class Dispatcher:
     def issue(self, command: Command) -> list[Any]:
         """Have every rank execute a command; returns their results in rank order."""
         native.require_frames(_FRAMES)  # so that no RecursionError comes after the command is sent
-        with self.lock, self._team.timeline.call(type(command).__name__):
+        with self.lock, self._group.timeline.call(type(command).__name__):
             self.check_usable()
-            if self._team.outstanding:
+            if self._group.outstanding:
                 self._take_up()
             envelope, memory = self._ledger.envelope(command)
             message = self._encoder.dumps(envelope)
             own_error: Exception | None = None
-            if self._team.signals.aborted:  # an interrupt came before the flag of a failed command was reset
-                self._team.signals.reset()
+            if self._group.signals.aborted:  # an interrupt came before the flag of a failed command was reset
+                self._group.signals.reset()
             try:
-                self._team.send(message, memory)
+                self._group.send(message, memory)
                 if any(envelope.release):
                     self._replica.forget(*envelope.release)
                 try:
@@ -110,30 +110,30 @@ class Dispatcher:
                     let_interrupts_pass(error)
                     result = Failure.of(error, completed=self._replica.completed)
                     own_error = error
-                    self._team.signals.abort()
-                replies = self._team.collect()
+                    self._group.signals.abort()
+                replies = self._group.collect()
             except BaseException as error:
                 self.check_closed(error)
-                if self._team.outstanding:
+                if self._group.outstanding:
                     self._interrupted(error, command)
                 raise
             last, said = self._last
             if own_error is None and replies == last:
                 self._ledger.delivered()
                 results = said.copy()
-                results[self._team.master_rank] = result
+                results[self._group.master_rank] = result
                 return results
             results = self._received(replies)
-            results[self._team.master_rank] = result
-            failed = first_failure(results, self._team.master_rank, self._ahead)
+            results[self._group.master_rank] = result
+            failed = first_failure(results, self._group.master_rank, self._ahead)
             if failed is not None:
-                self._team.signals.reset()
-                cause = own_error if failed == self._team.master_rank else None
-                device = self._team.devices[failed]
+                self._group.signals.reset()
+                cause = own_error if failed == self._group.master_rank else None
+                device = self._group.devices[failed]
                 raise worker_error(command, self._replica.describe, failed, device, results, cause)
             results = [self._read(rank, one, isinstance(command, InOrder)) for rank, one in enumerate(results)]
             said = results.copy()
-            said[self._team.master_rank] = None
+            said[self._group.master_rank] = None
             self._last = replies, said
             return results
 
@@ -185,7 +185,7 @@ class Dispatcher:
         second: BaseException | None = None
         unreplaced = ""  # why a dead worker could not be replaced
         try:
-            self._team.signals.abort()
+            self._group.signals.abort()
             if isinstance(error, WorkerDied) and self._restore is not None and not isinstance(error, NodeLost):
                 unreplaced = self._restart(error)
             elif not lost and self._settled():
@@ -193,7 +193,7 @@ class Dispatcher:
         except WorkerRestarted:
             raise
         except BaseException as another:  # such as a second Ctrl-C
-            if not lost and not self._team.outstanding:
+            if not lost and not self._group.outstanding:
                 raise
             second = another
             unreplaced = summarize(another).replace(f"; {BROKEN}", "")
@@ -202,7 +202,7 @@ class Dispatcher:
             cause = summarize(error)
         with deferred_interrupts():
             self.broken = cause
-            self._team.stop(grace=0.0)
+            self._group.stop(grace=0.0)
         if lost:
             error.args = (f"{error}; {self._remedy()}",)
         log(logging.ERROR, "%s; %s", cause, self._remedy())
@@ -212,11 +212,11 @@ class Dispatcher:
     def _settled(self) -> bool:
         """Have the ranks give up or finish their command, if they soon can; returns whether all is in order again."""
         with deferred_interrupts():
-            if not self._team.settle(_INTERRUPT_SECONDS) or self._team.dead():
+            if not self._group.settle(_INTERRUPT_SECONDS) or self._group.dead():
                 return False
-            self._team.signals.reset()
+            self._group.signals.reset()
             self._replica.forget(*self._ledger.sent)  # in case the interrupt came before the controller did
-            self._received(self._team.collect())
+            self._received(self._group.collect())
             log(logging.WARNING, "interrupted; the session is usable, but replicas may differ now")
         return True
 
@@ -225,12 +225,12 @@ class Dispatcher:
         self._restarts += 1
         if self._restarts > _MAX_RESTARTS:
             return f"{_MAX_RESTARTS} replacements in a row died before they were ready"
-        if not self._team.settle(self._timeout):
+        if not self._group.settle(self._timeout):
             return f"other workers did not answer within {self._timeout} seconds"
-        ranks = tuple(self._team.dead())
+        ranks = tuple(self._group.dead())
         with deferred_interrupts():
             inherited = self._replica.segments.lent()  # a reference in this frame, which the workers keep
-            self._replica.regions.share(self._team.replace, ranks)
+            self._replica.regions.share(self._group.replace, ranks)
             del inherited
         assert self._restore is not None
         try:
@@ -258,7 +258,7 @@ class Dispatcher:
 
     def _remedy(self) -> str:
         """Return the message that says how to continue after a session is broken."""
-        return LOST if isinstance(self._team, MultiNodeGroup) and self._team.is_lost else BROKEN
+        return LOST if isinstance(self._group, MultiNodeGroup) and self._group.is_lost else BROKEN
 
     def check_usable(self) -> None:
         """Raise `SessionError` if this session cannot execute commands any more."""

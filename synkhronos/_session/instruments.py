@@ -78,7 +78,7 @@ def memory() -> Memory:
     [0, 1]
     """
     session = current("memory")
-    counts = session.tell()[1]
+    counts = session.report()[1]
     return Memory(*(dict(enumerate(column)) for column in zip(*counts)))
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any, Callable, Literal, TypeVar, cast
 
 from synkhronos._memory import remove_stale
-from synkhronos._multinode import StartLimit, find_machines
+from synkhronos._multinode import StartLimit, find_nodes
 from synkhronos._native import native
 from synkhronos._processes import kind_of
 from synkhronos._session.devices import count_gpus, find_free_devices
@@ -194,7 +194,7 @@ def fork(
         warn("synkhronos.fork: the argument exchange is called wire_dtype now", DeprecationWarning)
         wire_dtype = wire_dtype or exchange
     limit = StartLimit(start_timeout)
-    machines = find_machines(find_free_devices, limit)
+    nodes = find_nodes(find_free_devices, limit)
     names = find_free_devices(n_parallel, use_gpu, devices)
     if restart_workers and kind_of(names[0]) != "cpu":
         raise ValueError("restart_workers is for CPU cores: no worker can be forked from a process that holds a GPU")
@@ -212,12 +212,12 @@ def fork(
         check_threads()
     remove_stale()
     try:
-        if machines is not None:
-            machines.start(names, int(master_rank), (n_parallel, use_gpu, devices), options, limit)
-        _session = Session(names, int(master_rank), options, machines)
+        if nodes is not None:
+            nodes.start(names, int(master_rank), (n_parallel, use_gpu, devices), options, limit)
+        _session = Session(names, int(master_rank), options, nodes)
     except BaseException:
-        if machines is not None:
-            machines.stop()
+        if nodes is not None:
+            nodes.stop()
         raise
     finally:
         limit.disarm()

@@ -146,7 +146,7 @@ def begin(session: Session, profile: Profile, spans: bool = False) -> None:
         if session.profile is not None:
             raise SessionError("this session is being profiled already; end that profile, or trace, first")
         if spans:
-            profile._ahead = [session.tell()[0]]
+            profile._ahead = [session.report()[0]]
         session.run(Record(True, _ROOM if spans else 0))
         session.profile = profile
         profile._sent_before = session.n_shipped
@@ -161,7 +161,7 @@ def finish(session: Session) -> None:
         try:
             notes = dict(enumerate(session.run(Record(False))))
             if profile._ahead:
-                profile._ahead.append(session.tell()[0])
+                profile._ahead.append(session.report()[0])
         except SynkhronosError:
             notes = {session.master_rank: session.timeline.stop()}
         profile._take(notes, session.devices)

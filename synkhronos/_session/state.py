@@ -45,12 +45,12 @@ class Session:
         The device of each rank.
     master_rank : int
     options : Options
-    machines : Nodes, optional
+    nodes : Nodes, optional
         The other nodes, if there are any; ``devices`` are those of this node.
     """
 
-    def __init__(self, devices: list[str], master_rank: int, options: Options, machines: Nodes | None = None) -> None:
-        self.devices = devices if machines is None else machines.devices
+    def __init__(self, devices: list[str], master_rank: int, options: Options, nodes: Nodes | None = None) -> None:
+        self.devices = devices if nodes is None else nodes.devices
         self.n_ranks = len(self.devices)
         self.master_rank = master_rank
         self.pid = os.getpid()
@@ -63,25 +63,25 @@ class Session:
         self._replicate_rng = options.replicate_rng
         self._ledger = Ledger(segments, self._make_room, len(devices) - 1)
         self.restage = self._ledger.restage
-        self._line = None if machines is None else machines.line
-        team = ProcessGroup(devices, master_rank, options.timeout, None if machines is None else machines.world)
-        self._team = team if machines is None else MultiNodeGroup(team, machines.devices, segments)
-        self.timeline = team.timeline
+        self._comm = None if nodes is None else nodes.comm
+        group = ProcessGroup(devices, master_rank, options.timeout, None if nodes is None else nodes.world)
+        self._group = group if nodes is None else MultiNodeGroup(group, nodes.devices, segments)
+        self.timeline = group.timeline
 
         def begin() -> None:
             if hasattr(self, "_dispatcher"):  # in a worker that replaces a dead one
                 self._ledger.abandon()
 
-        definitions = _graph.Definitions() if machines is None else machines.definitions
+        definitions = _graph.Definitions() if nodes is None else nodes.definitions
         try:
             ended = self._ledger.ended_variables
-            self.replica = start_ranks(team, segments, ended, options.profile_workers, begin, options.seed)
+            self.replica = start_ranks(group, segments, ended, options.profile_workers, begin, options.seed)
             self._extents = ShapeCache(self.sequencer, self.replica, master_rank)
             self.shapes = self._extents.of
             self.replicas = ReplicaCheck(self.replica.variables, self.run, master_rank, options.check_replicas)
             self._library = FunctionRegistry(self.replica, self._ledger, self._load, definitions)
             restore = self._restore if options.restart_workers else None
-            self._dispatcher = Dispatcher(self._team, self.replica, self._ledger, options.timeout, restore)
+            self._dispatcher = Dispatcher(self._group, self.replica, self._ledger, options.timeout, restore)
             self._send = self._dispatcher.issue
             if options.restart_workers:
                 stage = functools.partial(self._stage, place=0)
@@ -92,14 +92,14 @@ class Session:
             self.in_a_call: Callable[[], bool] = self.lock._is_owned  # type: ignore[attr-defined]
             self.settle()  # every worker has started, or this raises
             if self.on_gpu:
-                names = devices if machines is None else machines.names
+                names = devices if nodes is None else nodes.names
                 take_gpus(names, self.run)
-                self.nccl = machines is None and connect_gpus(names, self.replica.context, self.run)
+                self.nccl = nodes is None and connect_gpus(names, self.replica.context, self.run)
         except BaseException:
             if self.on_gpu:
                 _backends.unbind()
             with deferred_interrupts():
-                self._team.stop(grace=0.0)
+                self._group.stop(grace=0.0)
                 if hasattr(self, "replica"):
                     self.replica.regions.close()
             raise
@@ -176,19 +176,19 @@ class Session:
             if self._ledger.is_full:
                 self.settle()
 
-    def tell(self) -> tuple[list[int], list[tuple[int, int, int]]]:
+    def report(self) -> tuple[list[int], list[tuple[int, int, int]]]:
         """Return each rank's clock offset from the controller, in nanoseconds, and the contents of its shared heap."""
         with self.lock:
             self.check_usable()
             own, ahead, counts = self.replica.regions.counts(), [0] * self.n_ranks, [(0, 0, 0)] * self.n_ranks
-            if isinstance(self._team, MultiNodeGroup):
-                ahead, counts = self._team.tell()
+            if isinstance(self._group, MultiNodeGroup):
+                ahead, counts = self._group.report()
             return ahead, own + counts[len(own) :]
 
     @property
     def n_shipped(self) -> int:
         """Bytes of this memory that have been sent to other nodes."""
-        return self._team.n_shipped if isinstance(self._team, MultiNodeGroup) else 0
+        return self._group.n_shipped if isinstance(self._group, MultiNodeGroup) else 0
 
     def settle(self) -> None:
         """Update the workers' memory mappings now."""
@@ -250,19 +250,19 @@ class Session:
         with self.lock, deferred_interrupts():
             if within and not self.broken:
                 self._dispatcher.broken = CLOSED
-                self._team.stop(grace=0.0)
+                self._group.stop(grace=0.0)
             try:
                 if not self.broken:
-                    self._team.send(Encoder().dumps(Envelope((), Release(), None)))
+                    self._group.send(Encoder().dumps(Envelope((), Release(), None)))
                     self._dispatcher.broken = CLOSED
-                    self._team.stop()
+                    self._group.stop()
             finally:  # also if a node is lost
                 self._release(within)
 
     def _release(self, within: bool) -> None:
         """Free what only the session needed; ``within``: a signal handler closes the session during a call."""
         self.replica.thread_limits.restore()
-        if self._line is not None and self._line.is_lost:
+        if self._comm is not None and self._comm.is_lost:
             pass  # MPI may still write to the shared heaps
         elif within:  # the interrupted call still reads the ranks' results
             weakref.finalize(self, self.replica.regions.close).atexit = False

@@ -473,7 +473,7 @@ def test_idle_workers_are_replaced_all_at_once(no_session):
 
 def test_a_command_lowers_an_abort_flag_that_an_interrupt_left_up(synchronize):
     make_faulty(synchronize(2))
-    signals = current()._team.signals
+    signals = current()._group.signals
     signals.abort()
     synk.all_reduce(_built["seen"])
     assert not signals.aborted

@@ -323,8 +323,8 @@ def test_messages_are_read_only_from_inherited_memory(family, monkeypatch):
     sources = []
     get = box.Mailbox.get
 
-    def noted(box, passage):
-        message = get(box, passage)
+    def noted(box, channel):
+        message = get(box, channel)
         sources.append(message)
         return message
 

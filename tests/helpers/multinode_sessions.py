@@ -11,7 +11,7 @@ import backend_flags  # the engine's flags, before all
 import pytest
 
 import synkhronos._session.lifecycle as lifecycle
-from synkhronos._multinode.launch import StartLimit, find_line
+from synkhronos._multinode.launch import StartLimit, find_comm
 
 assert backend_flags
 
@@ -39,5 +39,5 @@ def one_machine(reason):
 
 
 if N > 1:
-    find_line(StartLimit(60))  # so that what MPI opens is there before the first test
+    find_comm(StartLimit(60))  # so that what MPI opens is there before the first test
     lifecycle.find_free_devices = _find_own_devices

@@ -45,7 +45,7 @@ def parts(session):
 
 def n_sent():
     """How many messages have gone to the ranks."""
-    return current().replica._team.signals.sent
+    return current().replica._group.signals.sent
 
 
 def weights(counts):

@@ -18,32 +18,32 @@ OURS = np.random.RandomState(0).rand(20, 3)
 WORLD = World((2, 1, 2), 0, 0)
 
 
-def room(stowage):
-    """The bytes that the memory of a stowage takes."""
-    return sum(512 * os.fstat(one.fileno()).st_blocks for one in stowage.new)
+def room(cache):
+    """The bytes that the memory of a cache takes."""
+    return sum(512 * os.fstat(one.fileno()).st_blocks for one in cache.new)
 
 
 def test_large_memory_takes_no_more_room_than_what_has_come():
     data = np.random.RandomState(0).rand(2000, 1000)
     table, refs = master(data=data)
-    stowage = SegmentCache(SegmentTable())
+    cache = SegmentCache(SegmentTable())
     shipping = Shipping(table, WORLD)
     parts = tuple(shares(len(data), WORLD.n_ranks))
-    [cargo] = shipping.load(call(Source(refs["data"], Rows(0, len(data))), parts), 1)
-    stowage.take(cargo, ())
-    assert stowage.new[0].ref.size == data.nbytes
-    assert data.nbytes // 5 <= room(stowage) < data.nbytes // 5 + 2 * BLOCK
+    [shipment] = shipping.load(call(Source(refs["data"], Rows(0, len(data))), parts), 1)
+    cache.take(shipment, ())
+    assert cache.new[0].ref.size == data.nbytes
+    assert data.nbytes // 5 <= room(cache) < data.nbytes // 5 + 2 * BLOCK
     rows = np.arange(0, 2000, 100)
     table.add("rows", rows.view(np.uint8))
     chosen = Source(refs["data"], ArrayRef("rows", 0, rows.shape, rows.dtype.str))
-    [cargo] = shipping.load(call(chosen, (Rows(0, 20),) * 5), 1)
-    stowage.take(cargo, ())
-    assert cargo.fill == []  # not kept twice
-    assert room(stowage) < data.nbytes // 5 + (3 * 20 + 10) * BLOCK
-    assert np.array_equal(stowage.new[0].array(data.shape, data.dtype)[rows], data[rows])
-    stowage.take(NOTHING, ["data", "rows"])
-    assert stowage.new == []
-    stowage.close()
+    [shipment] = shipping.load(call(chosen, (Rows(0, 20),) * 5), 1)
+    cache.take(shipment, ())
+    assert shipment.fill == []  # not kept twice
+    assert room(cache) < data.nbytes // 5 + (3 * 20 + 10) * BLOCK
+    assert np.array_equal(cache.new[0].array(data.shape, data.dtype)[rows], data[rows])
+    cache.take(NOTHING, ["data", "rows"])
+    assert cache.new == []
+    cache.close()
 
 
 def test_a_file_that_is_there_too_is_opened_and_else_its_rows_travel(tmp_path):
@@ -53,7 +53,7 @@ def test_a_file_that_is_there_too_is_opened_and_else_its_rows_travel(tmp_path):
         np.save(folder / "x.npy", OURS)
         os.utime(folder / "x.npy", (1, 2))
 
-    table, stowage = SegmentTable(), SegmentCache(SegmentTable())
+    table, cache = SegmentTable(), SegmentCache(SegmentTable())
     values = np.load(here / "x.npy", mmap_mode="r")[5:]
     segment = segment_of_file(values)
     table.lend("data", segment.bytes)
@@ -65,21 +65,21 @@ def test_a_file_that_is_there_too_is_opened_and_else_its_rows_travel(tmp_path):
         """What the ranks read then; on the way, the file of the other machine gets this one's name."""
         wanted = shipping.files(command)
         theirs = {key: part._replace(path=part.path.replace("/ours/", "/theirs/")) for key, part in wanted.items()}
-        shipping.found(1, wanted, [stowage.open(key, part) for key, part in theirs.items()])
-        [cargo] = shipping.load(command, 1)
-        files = [part._replace(path=part.path.replace("/ours/", "/theirs/")) for part in cargo.files]
-        stowage.take(cargo._replace(files=files), ())
-        return stowage.new[-1].array(values.shape, values.dtype)
+        shipping.found(1, wanted, [cache.open(key, part) for key, part in theirs.items()])
+        [shipment] = shipping.load(command, 1)
+        files = [part._replace(path=part.path.replace("/ours/", "/theirs/")) for part in shipment.files]
+        cache.take(shipment._replace(files=files), ())
+        return cache.new[-1].array(values.shape, values.dtype)
 
     assert np.array_equal(send(), values) and shipping.n_bytes == 0
-    first = stowage.new[0]
-    assert np.array_equal(send(), values) and stowage.new == [first] and shipping.files(command) == {}
+    first = cache.new[0]
+    assert np.array_equal(send(), values) and cache.new == [first] and shipping.files(command) == {}
     np.save(there / "x.npy", OURS + 1)  # another file, in its place
     with pytest.raises(OSError, match=r"theirs/x.npy was changed on this machine while it was used"):
         send()
-    assert stowage.lacks
+    assert cache.lacks
     shipping.doubt(1)
-    assert np.array_equal(send(), values) and shipping.n_bytes == values.nbytes and stowage.replaced == {"data"}
+    assert np.array_equal(send(), values) and shipping.n_bytes == values.nbytes and cache.replaced == {"data"}
     assert np.array_equal(send(), values) and shipping.n_bytes == values.nbytes
     np.lib.format.open_memmap(here / "x.npy", "r+")[7] = 3
     assert np.array_equal(send(), values) and values[2, 0] == 3 and shipping.n_bytes > values.nbytes
@@ -90,8 +90,8 @@ def test_a_file_that_is_there_too_is_opened_and_else_its_rows_travel(tmp_path):
     assert np.array_equal(send(), values) and shipping.n_bytes == sent
     os.rename(here / "x.npy", here / "y.npy")
     assert np.array_equal(send(), values) and shipping.n_bytes == sent + values.nbytes
-    stowage.take(NOTHING, ["data"])
-    assert stowage.new == []
+    cache.take(NOTHING, ["data"])
+    assert cache.new == []
 
 
 def test_files_that_differ_in_a_page_that_is_looked_at_are_other_files(tmp_path):
@@ -121,16 +121,16 @@ def test_files_that_differ_in_a_page_that_is_looked_at_are_other_files(tmp_path)
 def test_a_machine_without_room_says_so_and_takes_it_in_when_there_is(monkeypatch):
     data = np.random.RandomState(0).rand(2000, 1000)
     table, refs = master(data=data)
-    stowage, shipping = SegmentCache(SegmentTable()), Shipping(table, WORLD)
+    cache, shipping = SegmentCache(SegmentTable()), Shipping(table, WORLD)
     command = Put((0,), (Source(refs["data"], None),))
     with monkeypatch.context() as patch:
         patch.setattr(anonymous, "free_memory", lambda: [(1000, "here")])
         with pytest.raises(MemoryError, match=r"8,\d{3},\d{3} bytes of shared memory wanted, 1,000 bytes free here"):
-            stowage.take(next(shipping.load(command, 1)), ())
-    assert stowage.lacks
+            cache.take(next(shipping.load(command, 1)), ())
+    assert cache.lacks
     shipping.doubt(1)
-    for cargo in shipping.load(command, 1):
-        stowage.take(cargo, ())
-    assert not stowage.lacks and len(stowage.new) == 1
-    assert np.array_equal(stowage.new[0].array(data.shape, data.dtype), data)
-    stowage.close()
+    for shipment in shipping.load(command, 1):
+        cache.take(shipment, ())
+    assert not cache.lacks and len(cache.new) == 1
+    assert np.array_equal(cache.new[0].array(data.shape, data.dtype), data)
+    cache.close()

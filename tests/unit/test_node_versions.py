@@ -3,7 +3,7 @@
 import numpy as np
 from backend import theano
 
-from synkhronos._multinode.leader_comm import describe, tell_differences
+from synkhronos._multinode.leader_comm import describe, describe_differences
 
 
 def test_versions_of_this_machine():
@@ -11,14 +11,14 @@ def test_versions_of_this_machine():
     assert found["NumPy"] == np.__version__
     assert found["floatX"] == theano.config.floatX
     assert "of unknown version" not in found.values()
-    assert tell_differences([found, found, dict(found)], ["a", "b", "c"]) == ""
+    assert describe_differences([found, found, dict(found)], ["a", "b", "c"]) == ""
 
 
 def test_each_difference_is_told_with_both_machines():
     found = describe()
     others = {**found, "NumPy": "0.9"}
     del others["floatX"]
-    assert tell_differences([found, found, others], ["a", "b", "c"]) == (
+    assert describe_differences([found, found, others], ["a", "b", "c"]) == (
         f"NumPy is 0.9 on machine 2 (c) and {np.__version__} on machine 0 (a); "
         f"floatX is missing on machine 2 (c) and {found['floatX']} on machine 0 (a)"
     )

@@ -23,15 +23,15 @@ class Machine:
         self.table = SegmentTable()
         self.excerpts = RowViews(self.table)
 
-    def take(self, cargos):
-        for cargo in cargos:
-            self._take(cargo)
+    def take(self, shipments):
+        for shipment in shipments:
+            self._take(shipment)
 
-    def _take(self, cargo):
-        for key, n_bytes in cargo.make:
+    def _take(self, shipment):
+        for key, n_bytes in shipment.make:
             assert key not in self.table
             self.table.add(key, np.full(n_bytes, 255, np.uint8))
-        for key, blocks, values in cargo.fill:
+        for key, blocks, values in shipment.fill:
             put(self.table.view(ArrayRef(key, 0, (self.table.n_bytes(key),), "|u1")), blocks, values)
 
 
@@ -64,11 +64,11 @@ def test_the_rows_that_ranks_read_are_there(kind, n):
     starts = refs["starts"] if kind == "starts" else None
     command = InOrder((Settle(), call(source, parts, starts=starts)))
     shipping, ours = Shipping(table, WORLD), RowViews(table)
-    for machine in (1, 2):
+    for node in (1, 2):
         there = Machine()
-        there.take(shipping.load(command, machine))
-        assert list(shipping.load(command, machine)) == [NOTHING]  # it is there already
-        for rank in WORLD.ranks_of(machine):
+        there.take(shipping.load(command, node))
+        assert list(shipping.load(command, node)) == [NOTHING]  # it is there already
+        for rank in WORLD.ranks_of(node):
             first = 5 if starts else 0
             expected = ours.take(source, parts[rank], first=first)
             assert np.array_equal(there.excerpts.take(source, parts[rank], first=first), expected)
@@ -119,8 +119,8 @@ def test_much_travels_in_pieces_and_is_copied_as_it_travels():
     data = np.random.RandomState(0).rand(5000, 1000)
     table, refs = master(data=data)
     shipping, there, before = Shipping(table, WORLD), Machine(), 0
-    for cargo in shipping.load(Put((0,), (Source(refs["data"], None),)), 1):
-        there.take([cargo])
+    for shipment in shipping.load(Put((0,), (Source(refs["data"], None),)), 1):
+        there.take([shipment])
         assert shipping.n_bytes - before < 2 * PIECE * BLOCK
         before = shipping.n_bytes
     assert before == data.nbytes and np.array_equal(there.table.view(refs["data"]), data)

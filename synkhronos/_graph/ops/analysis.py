@@ -38,7 +38,7 @@ def meets(function: Any) -> bool:
 
     The gradient of a collective may have only such numbers.
     """
-    return any(_needs_standing(node.op) or meets_within(node.op) for node in function.maker.fgraph.apply_nodes)
+    return any(_needs_context(node.op) or meets_within(node.op) for node in function.maker.fgraph.apply_nodes)
 
 
 def collectives_of(function: Any) -> list[Collective]:
@@ -90,7 +90,7 @@ def _is_collective(op: Any) -> bool:
     return isinstance(op, Collective)
 
 
-def _needs_standing(op: Any) -> bool:
+def _needs_context(op: Any) -> bool:
     return isinstance(op, (Collective, RankConstant))
 
 
@@ -106,7 +106,7 @@ def expresses_meetings(expressions: Iterable[Any]) -> bool:
         var = waiting.pop()
         if var in seen or var.owner is None:
             continue
-        if _needs_standing(var.owner.op) or meets_within(var.owner.op):
+        if _needs_context(var.owner.op) or meets_within(var.owner.op):
             return True
         seen.add(var)
         waiting += var.owner.inputs

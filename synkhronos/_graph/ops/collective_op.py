@@ -79,13 +79,13 @@ class Collective(Op):
 
     def perform(self, node: Any, inputs: Sequence[np.ndarray], output_storage: Sequence[list[Any]]) -> None:
         """Run the collective; outside a call it is that of a single rank."""
-        standing = current()
+        context = current()
         arrays = list(map(_contiguous, inputs))  # copies those that are not
-        if standing is None or standing.n_ranks == 1:
+        if context is None or context.n_ranks == 1:
             triples = zip(arrays, self._own, self.ops)
             results = [array if is_own else array.astype(_dtype_of(array, op)) for array, is_own, op in triples]
         else:
-            results = standing.combine(self.number, self.ops, arrays, self._own)
+            results = context.combine(self.number, self.ops, arrays, self._own)
         if not self.n_bytes:
             self.n_bytes = tuple([result.nbytes for result in results])
         for storage, result in zip(output_storage, results):

@@ -67,8 +67,8 @@ class OnController(Op):
 
     def perform(self, node: Any, inputs: Sequence[Any], output_storage: Sequence[list[Any]]) -> None:
         """Run the user's operation on the controller, and outside a call; do nothing on other ranks."""
-        standing = current()
-        if standing is not None and standing.rank != standing.controller:
+        context = current()
+        if context is not None and context.rank != context.controller:
             output_storage[0][0] = np.empty(0, np.uint8)
             return
         own = Apply(self.op, [type_() for type_ in self.types_in], [type_() for type_ in self.types_out])

@@ -98,7 +98,7 @@ class RankContext:
         self.weigh(weights)
         self._left.clear()
         self._lost = None
-        _here.standing = self
+        _here.context = self
         try:
             result = function()
             if self.n_ranks > 1:
@@ -111,7 +111,7 @@ class RankContext:
                 raise self._lost from None
             raise
         finally:
-            _here.standing = None
+            _here.context = None
 
     def weigh(self, weights: tuple[int, ...]) -> None:
         """Set the weights of the ranks, before the first collective of a call."""
@@ -232,9 +232,9 @@ class RankContext:
     def _difference(self, number: int, arrays: Sequence[np.ndarray]) -> Exception:
         """Return an error that describes how the ranks differ; a mismatch brings all ranks here."""
         shape = [length for array in arrays for length in array.shape]
-        numbers = [tuple(row) for row in self._tell_all([number, len(shape)])]
+        numbers = [tuple(row) for row in self._gather_numbers([number, len(shape)])]
         if len(set(numbers)) == 1:
-            table = self._tell_all(shape)
+            table = self._gather_numbers(shape)
             start = 0
             for array in arrays:
                 shapes = [tuple(row[start : start + array.ndim]) for row in table]
@@ -254,7 +254,7 @@ class RankContext:
             "ranks: make it of what is, such as the result of a collective"
         )
 
-    def _tell_all(self, numbers: Sequence[int]) -> list[list[int]]:
+    def _gather_numbers(self, numbers: Sequence[int]) -> list[list[int]]:
         """Gather equally many integers from each rank: a list for each one."""
         own = np.array(numbers, np.int64)
         table = np.empty(self.n_ranks * len(own), np.int64)

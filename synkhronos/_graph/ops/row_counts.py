@@ -35,15 +35,15 @@ class RankConstant(Op):
 
     def perform(self, node: Any, inputs: Sequence[Any], output_storage: Sequence[list[Any]]) -> None:
         """Read the number from the current rank context."""
-        standing = current()
+        context = current()
         if self.what == "whole":
-            own = 1 if standing is None else standing.own
-            total = 1 if standing is None else sum(standing.weights)
+            own = 1 if context is None else context.own
+            total = 1 if context is None else sum(context.weights)
             output_storage[0][0] = np.asarray(total / own if own else 0.0)
-        elif standing is None:
+        elif context is None:
             output_storage[0][0] = np.asarray(int(self.what == "n_ranks"))
         else:
-            output_storage[0][0] = np.asarray(getattr(standing, self.what))
+            output_storage[0][0] = np.asarray(getattr(context, self.what))
 
     def do_constant_folding(self, *_: Any) -> bool:
         """Return false: other ranks have another number."""
@@ -96,14 +96,14 @@ class Counted(RankConstant):
 
 
 def _divided(n_rows: int) -> tuple[int, int, int]:
-    standing = current()
-    if standing is None:
+    context = current()
+    if context is None:
         return n_rows, 0, n_rows
-    if n_rows >= standing.n_ranks:
-        split = shares(n_rows, standing.n_ranks)
-        standing.weigh(tuple(map(len, split)))
+    if n_rows >= context.n_ranks:
+        split = shares(n_rows, context.n_ranks)
+        context.weigh(tuple(map(len, split)))
     else:
-        split = [Rows(0, n_rows)] * standing.n_ranks
-        standing.weigh(tuple(int(rank == 0) for rank in range(standing.n_ranks)))
-    share = split[standing.rank]
+        split = [Rows(0, n_rows)] * context.n_ranks
+        context.weigh(tuple(int(rank == 0) for rank in range(context.n_ranks)))
+    share = split[context.rank]
     return n_rows, share.start, len(share)
