@@ -157,13 +157,19 @@ class ProcessGroup:
         Time that the controller has waited for the answers to the last message.
     channel : FdChannel
         In a worker: channel for memory to and from the controller.
+    ahead, is_lost, n_shipped
+        Constants here; see `MultiNodeGroup`, which has the same interface for the controller.
     """
+
+    is_lost = False
+    n_shipped = 0
 
     def __init__(self, devices: list[str], master_rank: int, timeout: float | None, world: World | None = None) -> None:
         self.world = world or World((len(devices),), 0, master_rank)
         self.devices = devices
         self.n_ranks = len(devices)
         self.master_rank = master_rank
+        self.ahead = [0] * self.n_ranks
         self.workers = [rank for rank in range(self.n_ranks) if rank != master_rank]
         self._master_pid = os.getpid()
         self._board = StatusBoard(self.n_ranks, master_rank, self.world.first, self.world.n_ranks)
@@ -272,6 +278,10 @@ class ProcessGroup:
     def dead(self) -> list[int]:
         """Return the workers whose processes have ended; none before `start` and after `stop`."""
         return [rank for rank, member in list(self._members.items()) if member.process.exitcode is not None]
+
+    def report(self) -> tuple[list[int], list[tuple[int, int, int]]]:
+        """Return how far each rank's clock is ahead, and counts of the shared heaps of other nodes, zeros here."""
+        return self.ahead, [(0, 0, 0)] * self.n_ranks
 
     def settle(self, seconds: float | None = None) -> bool:
         """Wait at most ``seconds`` until each worker has answered or is dead; return whether all have."""

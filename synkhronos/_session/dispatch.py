@@ -6,18 +6,19 @@ import logging
 import os
 import sys
 import threading
-from typing import Any, Callable
+from collections.abc import Sequence
+from typing import Any, Callable, Protocol
 
-from synkhronos._multinode import MultiNodeGroup
+from synkhronos._memory import Segment
 from synkhronos._native import native
-from synkhronos._processes import ProcessGroup, log
+from synkhronos._processes import Timeline, log
 from synkhronos._rank import Arrays, Command, Decoder, Encoder, Failure, InOrder, Replica, summarize
 from synkhronos._session.diagnostics import BROKEN, LOST, first_failure, worker_error
 from synkhronos._session.ledger import Ledger
 from synkhronos._utils.interrupts import deferred_interrupts, interrupt_behind, let_interrupts_pass
 from synkhronos.errors import CLOSED_WITHIN, NodeLost, SessionError, WorkerDied, WorkerRestarted, WorkerTimeout
 
-__all__ = ["BUSY", "CLOSED", "Dispatcher"]
+__all__ = ["BUSY", "CLOSED", "Dispatcher", "RankGroup"]
 
 _INTERRUPT_SECONDS = 0.7  # how long a rank may take to reply after the controller was interrupted
 _MAX_RESTARTS = 3
@@ -45,12 +46,57 @@ def _note_fork() -> None:
 os.register_at_fork(after_in_child=_note_fork)  # cheaper than `os.getpid`, which would take 0.3 µs in every call
 
 
+class RankSignals(Protocol):
+    """The flag that a rank has failed in the current command; see `Signals`."""
+
+    @property
+    def aborted(self) -> bool: ...
+    def abort(self) -> None: ...
+    def reset(self) -> None: ...
+
+
+class RankGroup(Protocol):
+    """All ranks of a session: a `ProcessGroup` on one node, a `MultiNodeGroup` on several.
+
+    Attributes
+    ----------
+    ahead : list of int
+        How far each rank's clock was ahead of the controller's at the start of the session, in nanoseconds.
+    is_lost : bool
+        Whether a node does not answer, so that this program can have no other session.
+    n_shipped : int
+        Bytes of the controller's memory that have been sent to other nodes.
+    """
+
+    n_ranks: int
+    master_rank: int
+    devices: list[str]
+    ahead: list[int]
+    timeline: Timeline
+
+    @property
+    def signals(self) -> RankSignals: ...
+    @property
+    def is_lost(self) -> bool: ...
+    @property
+    def n_shipped(self) -> int: ...
+    @property
+    def outstanding(self) -> bool: ...
+    def send(self, message: bytes, memory: Sequence[Segment] = ()) -> None: ...
+    def collect(self) -> list[bytes | None]: ...
+    def settle(self, seconds: float | None = None) -> bool: ...
+    def dead(self) -> list[int]: ...
+    def replace(self, ranks: Sequence[int]) -> None: ...
+    def report(self) -> tuple[list[int], list[tuple[int, int, int]]]: ...
+    def stop(self, grace: float = 5.0) -> None: ...
+
+
 class Dispatcher:
     """Sends commands to the workers, executes them on the controller's replica, and collects the results.
 
     Parameters
     ----------
-    group : ProcessGroup or MultiNodeGroup
+    group : RankGroup
     replica : Replica
         The controller's.
     ledger : Ledger
@@ -63,7 +109,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        group: ProcessGroup | MultiNodeGroup,
+        group: RankGroup,
         replica: Replica,
         ledger: Ledger,
         timeout: float | None,
@@ -76,7 +122,7 @@ class Dispatcher:
         self._replica = replica
         self._ledger = ledger
         self._timeout = timeout
-        self._ahead = group.ahead if isinstance(group, MultiNodeGroup) else [0] * group.n_ranks
+        self._ahead = group.ahead
         self._restore = restore
         self._encoder = Encoder()
         self._decoders = [Decoder() for _ in range(group.n_ranks)]
@@ -258,7 +304,7 @@ class Dispatcher:
 
     def _remedy(self) -> str:
         """Return the message that says how to continue after a session is broken."""
-        return LOST if isinstance(self._group, MultiNodeGroup) and self._group.is_lost else BROKEN
+        return LOST if self._group.is_lost else BROKEN
 
     def check_usable(self) -> None:
         """Raise `SessionError` if this session cannot execute commands any more."""

@@ -21,7 +21,7 @@ from synkhronos._multinode import MultiNodeGroup, Nodes
 from synkhronos._processes import TRANSFERS, ProcessGroup, kind_of
 from synkhronos._rank import Command, Encoder, Envelope, Load, Release, Settle, start_ranks
 from synkhronos._session.devices import connect_gpus, take_gpus
-from synkhronos._session.dispatch import CLOSED, Dispatcher
+from synkhronos._session.dispatch import CLOSED, Dispatcher, RankGroup
 from synkhronos._session.function_registry import FunctionRegistry
 from synkhronos._session.ledger import Ledger, Staged
 from synkhronos._session.options import Options
@@ -63,9 +63,8 @@ class Session:
         self._replicate_rng = options.replicate_rng
         self._ledger = Ledger(segments, self._make_room, len(devices) - 1)
         self.restage = self._ledger.restage
-        self._comm = None if nodes is None else nodes.comm
         group = ProcessGroup(devices, master_rank, options.timeout, None if nodes is None else nodes.world)
-        self._group = group if nodes is None else MultiNodeGroup(group, nodes.devices, segments)
+        self._group: RankGroup = group if nodes is None else MultiNodeGroup(group, nodes.devices, segments)
         self.timeline = group.timeline
 
         def begin() -> None:
@@ -180,15 +179,14 @@ class Session:
         """Return each rank's clock offset from the controller, in nanoseconds, and the contents of its shared heap."""
         with self.lock:
             self.check_usable()
-            own, ahead, counts = self.replica.regions.counts(), [0] * self.n_ranks, [(0, 0, 0)] * self.n_ranks
-            if isinstance(self._group, MultiNodeGroup):
-                ahead, counts = self._group.report()
+            own = self.replica.regions.counts()
+            ahead, counts = self._group.report()
             return ahead, own + counts[len(own) :]
 
     @property
     def n_shipped(self) -> int:
         """Bytes of this memory that have been sent to other nodes."""
-        return self._group.n_shipped if isinstance(self._group, MultiNodeGroup) else 0
+        return self._group.n_shipped
 
     def settle(self) -> None:
         """Update the workers' memory mappings now."""
@@ -262,7 +260,7 @@ class Session:
     def _release(self, within: bool) -> None:
         """Free what only the session needed; ``within``: a signal handler closes the session during a call."""
         self.replica.thread_limits.restore()
-        if self._comm is not None and self._comm.is_lost:
+        if self._group.is_lost:
             pass  # MPI may still write to the shared heaps
         elif within:  # the interrupted call still reads the ranks' results
             weakref.finalize(self, self.replica.regions.close).atexit = False
