@@ -36,7 +36,7 @@ _END = -2  # the number of the collective at the end of a function
 
 def current() -> RankContext | None:
     """Return the context of the rank whose function this thread executes; ``None`` if it executes none."""
-    return getattr(_here, "standing", None)
+    return getattr(_here, "context", None)
 
 
 class RankContext:
