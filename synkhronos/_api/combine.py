@@ -42,7 +42,7 @@ class GraphCollectives:
     def __init__(self, graph: _graph.Graph, compiled: Any, results: Results) -> None:
         self.any = meets(compiled)
         self._graph, self._names = graph, results.names
-        self._known: dict[tuple[int, tuple[Any, ...]], bool] = {}
+        self._known: dict[int, bool] = {}
         self._parts: tuple[Cut, _graph.Graph, _graph.Graph] | None = None
         self._is_cut = False
         self._outputs, self._updates = graph.expressions if self.any else ([], [])
@@ -55,16 +55,16 @@ class GraphCollectives:
                     'would count it once for each rank. Use the op None, or "avg"'
                 )
 
-    def is_replicated(self, i: int, scattered: Sequence[Any] = ()) -> bool:
+    def is_replicated(self, i: int) -> bool:
         """Return whether an output is equal on all ranks, since it depends on data only through collectives."""
-        return self.any and not self._depends(i, tuple(scattered))
+        return self.any and not self._depends(i)
 
-    def _depends(self, i: int, also: tuple[Any, ...] = ()) -> bool:
+    def _depends(self, i: int) -> bool:
         """Return whether an output, or a new value, depends on values that differ between ranks; cached."""
-        if (i, also) not in self._known:
+        if i not in self._known:
             expressions = [*self._outputs, *(new for _, new in self._updates)]
-            self._known[i, also] = depends_on(expressions[i], [*self._apart, *also])
-        return self._known[i, also]
+            self._known[i] = depends_on(expressions[i], self._apart)
+        return self._known[i]
 
     def kept(self, counts: Sequence[int]) -> list[Any]:
         """Return the variables that a rank without data points must not update: those that depend on its own data.
@@ -81,12 +81,8 @@ class GraphCollectives:
                 f"{sum(counts)} data points on {len(counts)} ranks: a function with collectives in a loop, or in an "
                 "OpFromGraph, needs one on each rank"
             )
-        return [var for var, _ in self._updates if not is_random_state(var) and self.is_averaged(var)]
-
-    def is_averaged(self, var: Any) -> bool:
-        """Return whether slices average the new values of a variable, if they average any."""
         n = len(self._outputs)
-        return not self.any or any(self._depends(n + i) for i, (one, _) in enumerate(self._updates) if one is var)
+        return [var for i, (var, _) in enumerate(self._updates, n) if not is_random_state(var) and self._depends(i)]
 
     def cut(self) -> tuple[Cut, _graph.Graph, _graph.Graph] | None:
         """Return the parts of a call in slices: the graph before the collectives, and the graph from them on.

@@ -8,7 +8,7 @@ from typing import Any, Callable
 
 from synkhronos import _graph
 from synkhronos._api.call_plan import Planner
-from synkhronos._api.checks import Averages, Serial
+from synkhronos._api.checks import Checks, Serial
 from synkhronos._api.combine import GraphCollectives, Results
 from synkhronos._api.functions import Function
 from synkhronos._api.rows import Selector, rows_on_ranks
@@ -60,7 +60,7 @@ class ExactFunction(Function):
         self._user, self._again = user, again
         self._serial = Serial(user, Results(user.outputs, ["exact"] * n_outputs, [False] * n_outputs, False, title))
         self._meetings = _AlwaysThere(divided, self._theano, results)
-        self._averages = _NoParts(divided, self._serial, results, self._meetings, named, named_updates=[])
+        self._checks = _ExactChecks(divided, results, named, named_updates=[])
         alike = dict.fromkeys((var for var, _ in divided.updates), "max")  # the new values of all slices are equal
         self._planner = _ExactPlanner(divided, results, self._meetings, alike, session.on_gpu)
         self._common = [var for var in self.get_shared() if var not in divided.own_states]
@@ -162,10 +162,10 @@ class _AlwaysThere(GraphCollectives):
         return []
 
 
-class _NoParts(Averages):
-    """`Averages` of exact functions: nothing is averaged, and only sliceable variables may be scattered."""
+class _ExactChecks(Checks):
+    """`Checks` of exact functions: nothing is averaged, and only sliceable variables may be scattered."""
 
-    def see_parts(self, session: Session, scattered: Sequence[Any]) -> None:
+    def check_variables(self, session: Session, name: str | None, scattered: Sequence[Any]) -> None:
         """Refuse other scattered variables."""
         unknown = [var for var in scattered if var not in self._graph.sliceable_shareds]
         if unknown:
@@ -174,8 +174,8 @@ class _NoParts(Averages):
                 "name it in sliceable_shareds, pass the data as inputs, or broadcast it"
             )
 
-    def judge(self, *arguments: Any, **keywords: Any) -> None:
-        """Accept all results."""
+    def check_call(self, call: Call, wanted: Sequence[int]) -> None:
+        """Accept all calls."""
 
 
 class _ExactPlanner(Planner):

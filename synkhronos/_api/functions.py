@@ -10,7 +10,7 @@ from typing import Any
 from synkhronos import _graph
 from synkhronos._api.arguments import arrange, check_num_slices, check_subset, describe_inputs, inputs_of
 from synkhronos._api.call_plan import LastCall, Planner, look_at
-from synkhronos._api.checks import Averages, Doubt, Serial, environment_asks, is_asked
+from synkhronos._api.checks import Checks, Serial, environment_asks, is_asked
 from synkhronos._api.combine import GraphCollectives, Results
 from synkhronos._api.data_arrays import Data
 from synkhronos._api.make_data import data
@@ -24,6 +24,9 @@ from synkhronos._utils.display import html_table, public_names
 from synkhronos.errors import SessionError
 
 __all__ = ["Appearance", "Function"]
+
+
+_NEVER = -1  # no count of changes: the scattered variables were not checked in this session
 
 
 class Appearance:
@@ -104,17 +107,16 @@ class Function(Appearance):
         self._all = range(len(results.modes))  # outputs
         self._results = results
         self._serial = Serial(graph, results)
-        self._checks = environment_asks() and not graph.is_random
+        self._compares = environment_asks() and not graph.is_random
         self._single = single
         self._plain = Variant(device=session.on_gpu)
         self._theano = graph.compile(self._plain)
         self._meetings = GraphCollectives(graph, self._theano, results)
         self._planner = Planner(graph, results, self._meetings, update_modes, session.on_gpu)
-        self._averages = Averages(graph, self._serial, results, self._meetings, named, named_updates=named_updates)
+        self._checks = Checks(graph, results, named, named_updates=named_updates)
         self._keys: dict[tuple[_graph.Graph, Variant], int] = {}
         self._session: weakref.ref[Session] | None = None
-        self._last, self._n_changes = LastCall(), 0
-        self._doubt = Doubt(graph, results.modes)
+        self._last, self._n_changes = LastCall(), _NEVER
         functions.add(self)
         self.join(session)
 
@@ -263,10 +265,11 @@ class Function(Appearance):
         SessionError
             Without a session.
         TypeError, ValueError, IndexError
-            For invalid arguments, before anything is sent.
+            For invalid arguments, and for an output that is averaged without a named op and has a row for each data
+            point, before anything is sent.
         ValueError
-            After the call and its updates: for an output that is averaged without a named op and has a row for each
-            data point, and for outputs that differ from the serial result. The message has the largest difference.
+            After the call and its updates: for outputs that differ from the serial result. The message has the largest
+            difference.
         WorkerError
             If a rank fails.
 
@@ -288,13 +291,13 @@ class Function(Appearance):
         wanted = self._all if subset is None else subset
         with session.lock, session.timeline.call(self.name or "function"):
             place = session.sequencer.place
-            is_checked = is_asked(check_against_theano, self._checks, place)
+            is_checked = is_asked(check_against_theano, self._compares, place)
             session.check_usable()
             if not self.join(session):
                 raise SessionError(f"{self!r} was built on GPUs; this session computes on CPU cores: build it anew")
             if session.replicas.n_changes != self._n_changes:
-                self._averages.see_parts(session, session.replicas.scattered(self.get_shared()))
-                self._n_changes = session.replicas.n_changes
+                self._checks.check_variables(session, self.name, session.replicas.scattered(self.get_shared()))
+                self._last, self._n_changes = LastCall(), session.replicas.n_changes
             call, sight, rows, expected = None, None, None, None
             on_ranks = None
             if self._graph.sliceable_shareds:
@@ -311,14 +314,12 @@ class Function(Appearance):
                     expected = self._serial.expected(session, selector.chosen(), rows, wanted)
                 distributed = functools.partial(self._distributed, session)
                 call, refs = self._planner.plan(session, distributed, selector, rows, num_slices, subset)
+                self._checks.check_call(call, wanted)
                 self._last.keep(sight, call, refs, rows)
             single = self._single and bool(self.output_modes) and subset is None
 
             def finish(results: Sequence[Any]) -> Any:
-                def select() -> Selector:
-                    return Selector(session, self._graph, self._inputs, values, batch)
-
-                outputs = self._combined(session, results, call, wanted, select, rows)
+                outputs = self._combined(session, results, call, wanted)
                 if expected is not None:
                     self._serial.compare(outputs, expected, wanted)
                 return outputs[0] if single else outputs
@@ -332,15 +333,11 @@ class Function(Appearance):
     def _check_values(self, session: Session) -> None:
         """Accept the program's changes of shared variables: the controller's values are its own."""
 
-    def _combined(
-        self, session: Session, results: Sequence[Any], call: Call, wanted: Sequence[int], select: Any, rows: Any
-    ) -> list[Any]:
-        """Combine the ranks' outputs, or raise what is wrong with them."""
+    def _combined(self, session: Session, results: Sequence[Any], call: Call, wanted: Sequence[int]) -> list[Any]:
+        """Combine the ranks' outputs."""
         session.timeline.switch(COLLECTIVES)
-        self._doubt.settle(self.name, results)
         self.counts = call.counts
         weights = (1,) * session.n_ranks if call.everybody else call.counts
-        self._averages.judge(results, call, wanted, select, rows)
         return self._results.combine(results, call, wanted, weights, meetings=self._meetings, private=session.private)
 
     def _distributed(self, session: Session, variant: Variant, graph: _graph.Graph) -> int:
@@ -355,7 +352,7 @@ class Function(Appearance):
             if self._plain.device and not session.on_gpu:
                 return False
             self._session, self._keys, self._last = weakref.ref(session), {}, LastCall()
-            self._n_changes = 0
+            self._n_changes = _NEVER
             self._key(session, self._plain, self._graph)
             session.replicas.note_data(self._graph.sliceable_shareds)
         return True

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from synkhronos._backends import (
-    SHAPES_ONLY,
     TAKES_SUBSETS,
     TITLE,
     In,
@@ -270,29 +269,18 @@ class Graph:
             kwargs["name"] = f"{kwargs['name']} ({variant})"
         return compile_function([*self._copied_ins(), *extra], outputs, updates=updates, **kwargs)
 
-    def compile_serial(self, wanted: Sequence[int], others: Sequence[Any] = (), shapes: bool = False) -> Any:
-        """Compile a function that computes outputs and new values without updates.
+    def compile_serial(self, wanted: Sequence[int]) -> Any:
+        """Compile a function that computes some outputs, without updates.
 
-        Its inputs are the graph's, followed by values for the sliceable and the other variables.
-
-        Parameters
-        ----------
-        wanted : sequence of int
-            Positions among the graph's outputs followed by the `accumulated` new values.
-        others : sequence of shared variables
-        shapes : bool
-            Compute only the shapes of these.
+        Its inputs are the graph's, followed by values for the sliceable shared variables.
         """
-        return with_deep_stack(lambda: self._compile_serial(wanted, [*self.sliceable_shareds, *others], shapes))
+        return with_deep_stack(lambda: self._compile_serial(wanted))
 
-    def _compile_serial(self, wanted: Sequence[int], variables: Sequence[Any], shapes: bool) -> Any:
-        outputs, updates = self._rebuilt()
-        every = outputs + [new for var, new in updates if not is_random_state(var)]
-        outputs = [every[i].shape if shapes else every[i] for i in wanted]
-        values = [input_like(var) for var in variables]
-        replace = {var: as_type_of(var, value) for var, value in zip(variables, values)}
+    def _compile_serial(self, wanted: Sequence[int]) -> Any:
+        outputs = [self._rebuilt()[0][i] for i in wanted]
+        values = [input_like(var) for var in self.sliceable_shareds]
+        replace = {var: as_type_of(var, value) for var, value in zip(self.sliceable_shareds, values)}
         kwargs = {**self._kwargs, "no_default_updates": True, "on_unused_input": "ignore"}
-        kwargs.update({"mode": SHAPES_ONLY} if shapes else {})
         return compile_function([*self._copied_ins(), *values], clone(outputs, replace=replace), **kwargs)
 
     def part(self, outputs: Sequence[Any], updates: list[tuple[Any, Any]], inputs: Any = None) -> Graph:

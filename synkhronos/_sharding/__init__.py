@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from synkhronos._sharding.sharded_graph import ShardedGraph
+from synkhronos._sharding.sharded_graph import ShardedGraph, row_axes
 from synkhronos._sharding.user_shards import check_open
 
-__all__ = ["ShardedGraph", "check_open"]
+__all__ = ["ShardedGraph", "check_open", "row_axes"]

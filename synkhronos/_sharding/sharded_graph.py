@@ -11,11 +11,22 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from synkhronos._backends import Out, UnusedInputError, ancestors, config, io_toposort, is_random_state, leaves_of, ops
+from synkhronos._backends import (
+    Out,
+    T,
+    UnusedInputError,
+    ancestors,
+    config,
+    io_toposort,
+    is_random_state,
+    leaves_of,
+    ops,
+)
 from synkhronos._graph import Graph
 from synkhronos._graph.ops import after_meetings, expresses_meetings
 from synkhronos._sharding.blocking import in_blocks
 from synkhronos._sharding.checking import environment_asks, tolerated
+from synkhronos._sharding.lengths import RowCounts
 from synkhronos._sharding.placements import ONE, Replicate, Shard, described, line_of
 from synkhronos._sharding.propagate import MAKERS, RULES, Propagation
 from synkhronos._sharding.random_streams import OwnDraws
@@ -23,7 +34,7 @@ from synkhronos._sharding.rank_ops import ON_RANKS, label
 from synkhronos._sharding.report import Partition, draw
 from synkhronos._sharding.user_shards import Sharding
 
-__all__ = ["ShardedGraph", "why_not_sliced"]
+__all__ = ["ShardedGraph", "row_axes", "why_not_sliced"]
 
 
 _REMEDY = "Call it without slices, with a smaller batch"
@@ -229,3 +240,26 @@ def _rows_come_in_order(walk: Propagation, output: Any) -> bool:
     """Return whether concatenating the ranks' values along axis 0 in rank order gives the full output."""
     placement = walk.placement(output)
     return isinstance(placement, Shard) and placement.axis == 0 and placement.outer == ONE
+
+
+def row_axes(graph: Graph, scattered: Sequence[Any] = ()) -> dict[int, int]:
+    """Return the axis along which each value is sharded by rows, for outputs and the new values of updates.
+
+    Values that are not sharded, or of which this is not known, are left out.
+
+    Parameters
+    ----------
+    graph : Graph
+    scattered : list of shared variables
+        Scattered variables in addition to the scattered inputs and the sliceable variables.
+    """
+    expressions = [*graph.expressions[0], *(new for _, new in graph.expressions[1])]
+    sharded = [*graph.input_variables[: graph.n_scattered], *graph.sliceable_shareds, *scattered]
+    rows = RowCounts(T.lscalar("rows"), T.lscalar("first row"), T.lscalar("rows here"))
+    found: dict[int, int] = {}
+    with tolerated("The search for rows", "the graph"):
+        walk = Propagation({one: 0 for one in sharded if not one.broadcastable[0]}, rows, ON_RANKS, RULES, MAKERS)
+        walk.run(expressions)
+        placements = map(walk.placement, expressions)
+        found.update((i, placed.axis) for i, placed in enumerate(placements) if isinstance(placed, Shard))
+    return found

@@ -9,7 +9,7 @@ from comparison import shares
 
 import synkhronos as synk
 
-WARNING = "no input is scattered, and all {} ranks came to the same values: every rank computes the whole"
+WARNING = "no input and no shared variable of it is scattered: all {} ranks compute the same"
 
 # ---------------------------------------------------------------- nothing is scattered
 

@@ -20,7 +20,6 @@ from pytensor.compile.executor import Function
 from pytensor.compile.maker import function
 from pytensor.compile.mode import get_mode
 from pytensor.compile.rebuild import rebuild_collect_shared
-from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.link.basic import Container
 from pytensor.link.utils import raise_with_op
 
@@ -29,7 +28,6 @@ from synkhronos._backends.pytensor.custom_op import within
 
 __all__ = [
     "KEYWORDS",
-    "SHAPES_ONLY",
     "TAKES_SUBSETS",
     "Container",
     "Function",
@@ -50,13 +48,6 @@ __all__ = [
 KEYWORDS = tuple(inspect.signature(function).parameters)
 #: Whether each call of a compiled function can select the outputs to compute.
 TAKES_SUBSETS = False
-
-#: Mode that computes shapes from shapes where Ops define them, and compiles nothing.
-_LOOK = RewriteDatabaseQuery(
-    include=["merge", "ShapeOpt", "canonicalize"],
-    subquery={"canonicalize": RewriteDatabaseQuery(include=["local_shape_to_shape_i"])},
-)
-SHAPES_ONLY = pytensor.Mode("py", _LOOK)
 
 #: Linkers whose functions ranks cannot use: class name and reason.
 _REFUSED = {

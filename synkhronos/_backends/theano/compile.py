@@ -18,14 +18,12 @@ from theano import In, Out
 from theano.compile.function import function as compile_function  # programs may set theano.function to synk.function
 from theano.compile.function_module import Function
 from theano.compile.pfunc import rebuild_collect_shared
-from theano.gof import Query
 from theano.gof.link import Container, raise_with_op
 
 from synkhronos._backends.common import Running
 
 __all__ = [
     "KEYWORDS",
-    "SHAPES_ONLY",
     "TAKES_SUBSETS",
     "Container",
     "Function",
@@ -46,10 +44,6 @@ __all__ = [
 KEYWORDS = tuple(inspect.signature(compile_function).parameters)
 #: Whether each call of a compiled function can select the outputs to compute.
 TAKES_SUBSETS = True
-
-#: Mode that computes shapes from shapes where Ops define them, and compiles nothing.
-_LOOK = Query(["merge", "ShapeOpt", "canonicalize"], subquery={"canonicalize": Query(["local_shape_to_shape_i"])})
-SHAPES_ONLY = theano.Mode("py", _LOOK)
 
 
 def rebuilt(
