@@ -42,11 +42,26 @@ def test_workflows_test_each_python_that_is_supported():
     assert jobs["theano"]["strategy"]["matrix"]["python"] == with_theano
 
 
-def test_hooks_run_what_lint_runs():
+def hooks(stage):
+    """Return the hooks of a stage of pre-commit."""
     config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
-    entries = [hook["entry"] for repo in config["repos"] for hook in repo["hooks"]]
+    assert stage in config["default_install_hook_types"]
+    everything = [hook for repo in config["repos"] for hook in repo["hooks"]]
+    return [hook for hook in everything if stage in hook.get("stages", config["default_stages"])]
+
+
+def test_hooks_run_what_lint_runs():
+    entries = [hook["entry"] for hook in hooks("pre-commit")]
     programs = [re.sub(r" --\w+| \.", "", line.strip()) for line in commands_of("lint").splitlines()]
     assert [re.sub(r" --\w+", "", entry) for entry in entries] == programs
+
+
+@pytest.mark.parametrize(("length", "is_refused"), [(72, False), (73, True)])
+def test_hook_refuses_long_commit_subjects(length, is_refused):
+    [hook] = hooks("commit-msg")
+    assert (hook["language"], hook["args"]) == ("pygrep", ["--multiline"])  # refuses files that match
+    message = "x" * length + "\n\n" + "y" * 80
+    assert bool(re.search(hook["entry"], message, re.M | re.DOTALL)) == is_refused
 
 
 def test_groups_of_tests_are_those_that_are_there():
