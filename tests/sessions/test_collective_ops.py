@@ -8,6 +8,7 @@ from backend import T, lasagne, on_theano, theano
 from comparison import assert_close, shares
 
 import synkhronos as synk
+from synkhronos._graph.ops import Collective
 
 N = 11
 OPS = {"avg": np.average, "sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min}
@@ -182,6 +183,12 @@ def test_what_cannot_be_differentiated():
     else:  # which takes tangents from gradients of gradients
         tangent = T.Rop(synk.reduced(x, "prod"), x, T.ones_like(x))
         np.testing.assert_array_equal(tangent.eval({x: np.arange(3.0)}), [1, 1, 1])
+
+
+def test_a_collective_without_a_gradient_raises_an_error():
+    x = T.dvector("x")
+    with pytest.raises(NotImplementedError, match="'broadcast' has no gradient"):
+        T.grad(Collective(("broadcast",))(x).sum(), x)
 
 
 # -- training

@@ -45,6 +45,11 @@ def gradient(op: str, x: Any, y: Any, g: Any, collective: Callable[[str, Any], A
         The gradient with respect to the output.
     collective : callable
         ``collective(op, x)`` returns a collective for use in the gradient.
+
+    Raises
+    ------
+    NotImplementedError
+        For an op without a gradient.
     """
     if isinstance(g.type, DisconnectedType):
         return g
@@ -53,17 +58,19 @@ def gradient(op: str, x: Any, y: Any, g: Any, collective: Callable[[str, Any], A
     constant = _constant(g)
     if constant and op in ("avg", "sum", GATHER):  # not for zeros: PyTensor may differentiate with respect to them
         mean = T.fill(x, T.cast(constant, x.dtype))
-        return mean if op == "avg" else mean * _whole(x)
+        return mean if op == "avg" else mean * _inverse_weight(x)
     mean = collective("avg", g)
     if op == "avg":
         return mean
+    if op == "sum":
+        return mean * _inverse_weight(x)
     if op == GATHER:
-        return _own_rows(x, mean, collective) * _whole(x)
+        return _own_rows(x, mean, collective) * _inverse_weight(x)
     if op in ("max", "min"):
-        return T.cast(T.eq(x, y), x.dtype) * mean * _whole(x)
+        return T.cast(T.eq(x, y), x.dtype) * mean * _inverse_weight(x)
     if op == "prod":
-        return _product_of_others(x, collective) * mean * _whole(x)
-    return mean * _whole(x)
+        return _product_of_others(x, collective) * mean * _inverse_weight(x)
+    raise NotImplementedError(f"the collective {op!r} has no gradient")
 
 
 def _constant(g: Any) -> Any:
@@ -74,9 +81,9 @@ def _constant(g: Any) -> Any:
         return None
 
 
-def _whole(x: Any) -> Any:
+def _inverse_weight(x: Any) -> Any:
     """Return one over this rank's fraction of the total weight."""
-    return T.cast(RankConstant("whole")(), x.dtype)
+    return T.cast(RankConstant("inverse_weight")(), x.dtype)
 
 
 def _own_rows(x: Any, all_rows: Any, collective: Callable[[str, Any], Any]) -> Any:

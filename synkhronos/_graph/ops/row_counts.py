@@ -20,8 +20,8 @@ class RankConstant(Op):
     Parameters
     ----------
     what : str
-        ``"rank"`` or ``"n_ranks"`` (int64), or ``"whole"`` (float64): the total weight of all ranks divided by this
-        rank's weight, 0 on a rank that is left out. Outside a call they are 0, 1 and 1.
+        ``"rank"`` or ``"n_ranks"`` (int64), or ``"inverse_weight"`` (float64): the total weight of all ranks divided by
+        this rank's weight, 0 on a rank that is left out. Outside a call they are 0, 1 and 1.
     """
 
     __props__: tuple[str, ...] = ("what",)
@@ -31,12 +31,12 @@ class RankConstant(Op):
 
     def make_node(self) -> Any:
         """Apply the operation, which has no inputs."""
-        return Apply(self, [], [T.dscalar() if self.what == "whole" else T.lscalar()])
+        return Apply(self, [], [T.dscalar() if self.what == "inverse_weight" else T.lscalar()])
 
     def perform(self, node: Any, inputs: Sequence[Any], output_storage: Sequence[list[Any]]) -> None:
         """Read the number from the current rank context."""
         context = current()
-        if self.what == "whole":
+        if self.what == "inverse_weight":
             own = 1 if context is None else context.own
             total = 1 if context is None else sum(context.weights)
             output_storage[0][0] = np.asarray(total / own if own else 0.0)
