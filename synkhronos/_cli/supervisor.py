@@ -126,7 +126,7 @@ class Supervisor:
             if report is None:
                 return False
             self._reports[process.rank] = report
-            if report.state == ENDED:
+            if report.state is ENDED:
                 text = f"node {process.rank} ({report.host}) ended without calling fork()"
                 self._lose(f"{text}: {report.reason}" if report.reason else text)
         elif what == "look" and len(words) == 1:
@@ -144,9 +144,9 @@ class Supervisor:
     def _ended(self, rank: int) -> None:
         """Record that a process has ended."""
         report = self._reports[rank]
-        if report.state == JOINED:
+        if report.state is JOINED:
             self._lose(f"the process on node {rank} ({report.host}) died, or was killed, and the job ended with it")
-        elif report.state != ENDED:
+        elif report.state is not ENDED:
             self._reports[rank] = Report(ENDED, report.host)
             self._lose(f"node {rank} ({report.host}) ended without calling fork()")
 

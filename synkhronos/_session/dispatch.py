@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import logging
 import os
 import sys
@@ -18,7 +19,7 @@ from synkhronos._session.ledger import Ledger
 from synkhronos._utils.interrupts import deferred_interrupts, interrupt_behind, let_interrupts_pass
 from synkhronos.errors import CLOSED_WITHIN, NodeLost, SessionError, WorkerDied, WorkerRestarted, WorkerTimeout
 
-__all__ = ["BUSY", "CLOSED", "Dispatcher", "RankGroup"]
+__all__ = ["BUSY", "Dispatcher", "RankGroup", "State"]
 
 _INTERRUPT_SECONDS = 0.7  # how long a rank may take to reply after the controller was interrupted
 _MAX_RESTARTS = 3
@@ -31,9 +32,6 @@ BUSY = (
     "exception, and do what is to be done where that is caught"
 )
 
-#: Error message for a thread that waited for the lock while another thread closed the session.
-CLOSED = "the session was closed"
-
 
 _n_forks = 0  # number of forks, made by Python, between the first process and this one
 
@@ -44,6 +42,14 @@ def _note_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_note_fork)  # cheaper than `os.getpid`, which would take 0.3 µs in every call
+
+
+class State(enum.Enum):
+    """Whether a session can execute commands; it never becomes usable again."""
+
+    USABLE = enum.auto()
+    BROKEN = enum.auto()  # a command could not be cleaned up
+    CLOSED = enum.auto()
 
 
 class RankSignals(Protocol):
@@ -116,7 +122,8 @@ class Dispatcher:
         restore: Callable[[tuple[int, ...]], list[Any]] | None,
     ) -> None:
         self.lock = threading.RLock()
-        self.broken: str | None = None  # the reason, if the session is broken
+        self.state = State.USABLE
+        self._cause = ""  # why the session is broken
         self._n_forks = _n_forks
         self._group = group
         self._replica = replica
@@ -186,7 +193,7 @@ class Dispatcher:
     def check_closed(self, error: BaseException) -> None:
         """Raise `SessionError` if a call failed because a signal handler has closed the session."""
         is_own = isinstance(error, Exception) and not isinstance(error, SessionError)
-        if self.broken == CLOSED and is_own and interrupt_behind(error) is None:
+        if self.state is State.CLOSED and is_own and interrupt_behind(error) is None:
             raise SessionError(CLOSED_WITHIN) from error
 
     def _read(self, rank: int, result: Any, in_order: bool) -> Any:
@@ -222,7 +229,7 @@ class Dispatcher:
 
     def _interrupted(self, error: BaseException, command: Command | None) -> None:
         """Clean up after a command that ended early: a worker died or is silent, or a signal handler raised."""
-        if self.broken is not None:  # the signal handler has closed the session
+        if self.state is not State.USABLE:  # the signal handler has closed the session
             return
         lost = isinstance(error, (WorkerDied, WorkerTimeout))
         if lost:
@@ -242,12 +249,12 @@ class Dispatcher:
             if not lost and not self._group.outstanding:
                 raise
             second = another
-            unreplaced = summarize(another).replace(f"; {BROKEN}", "")
+            unreplaced = self._cause or summarize(another)  # without the remedy, if a command of the restart broke it
         if isinstance(error, WorkerDied) and unreplaced:
             error.args = (f"{error}; it could not be replaced: {unreplaced}",)
             cause = summarize(error)
         with deferred_interrupts():
-            self.broken = cause
+            self.state, self._cause = State.BROKEN, cause
             self._group.stop(grace=0.0)
         if lost:
             error.args = (f"{error}; {self._remedy()}",)
@@ -308,7 +315,9 @@ class Dispatcher:
 
     def check_usable(self) -> None:
         """Raise `SessionError` if this session cannot execute commands any more."""
-        if self.broken is not None:
-            raise SessionError(self.broken if self.broken == CLOSED else f"{self._remedy()} (the cause: {self.broken})")
+        if self.state is State.CLOSED:  # by another thread, while this one waited for the lock
+            raise SessionError("the session was closed")
+        if self.state is State.BROKEN:
+            raise SessionError(f"{self._remedy()} (the cause: {self._cause})")
         if _n_forks != self._n_forks:
             raise SessionError("this process was forked from the master later; only the master can command the ranks")

@@ -21,7 +21,7 @@ from synkhronos._multinode import MultiNodeGroup, Nodes
 from synkhronos._processes import TRANSFERS, ProcessGroup, kind_of
 from synkhronos._rank import Command, Encoder, Envelope, Load, Release, Settle, start_ranks
 from synkhronos._session.devices import connect_gpus, take_gpus
-from synkhronos._session.dispatch import CLOSED, Dispatcher, RankGroup
+from synkhronos._session.dispatch import Dispatcher, RankGroup, State
 from synkhronos._session.function_registry import FunctionRegistry
 from synkhronos._session.ledger import Ledger, Staged
 from synkhronos._session.options import Options
@@ -238,7 +238,7 @@ class Session:
     @property
     def broken(self) -> bool:
         """Whether the session can only be closed."""
-        return self._dispatcher.broken is not None
+        return self._dispatcher.state is not State.USABLE
 
     def stop(self) -> None:
         """Stop and join the workers, and free the memory that only the session needed."""
@@ -247,12 +247,12 @@ class Session:
         within = self.in_a_call()  # called by a signal handler
         with self.lock, deferred_interrupts():
             if within and not self.broken:
-                self._dispatcher.broken = CLOSED
+                self._dispatcher.state = State.CLOSED
                 self._group.stop(grace=0.0)
             try:
                 if not self.broken:
                     self._group.send(Encoder().dumps(Envelope((), Release(), None)))
-                    self._dispatcher.broken = CLOSED
+                    self._dispatcher.state = State.CLOSED
                     self._group.stop()
             finally:  # also if a node is lost
                 self._release(within)

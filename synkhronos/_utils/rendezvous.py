@@ -22,6 +22,7 @@ from __future__ import annotations
 import atexit
 import base64
 import contextlib
+import enum
 import os
 import stat
 import sys
@@ -44,8 +45,17 @@ __all__ = [
     "rendezvous",
 ]
 
-#: States that a process reports.
-STARTED, WAITS, JOINED, ENDED = "started", "waits", "joined", "ended"
+
+class State(str, enum.Enum):
+    """State that a process reports, in the word that is sent."""
+
+    STARTED = "started"
+    WAITS = "waits"
+    JOINED = "joined"
+    ENDED = "ended"
+
+
+STARTED, WAITS, JOINED, ENDED = State
 
 #: Environment variable that names the connection to the supervisor: its descriptor, its inode, and the process id,
 #: because programs that this process starts may inherit the variable and the descriptor.
@@ -82,15 +92,14 @@ class Report(NamedTuple):
 
     Attributes
     ----------
-    state : str
-        `STARTED`, `WAITS`, `JOINED` or `ENDED`.
+    state : State
     host : str
         Name of its host.
     reason : str
         The exception that ended it; may be empty.
     """
 
-    state: str
+    state: State
     host: str
     reason: str = ""
 
@@ -105,7 +114,7 @@ class Report(NamedTuple):
         with contextlib.suppress(ValueError):
             text = base64.urlsafe_b64decode(word + "=" * (-len(word) % 4)).decode(errors="ignore")
             state, host, reason = text.split(" ", 2)
-            return Report(state, host, reason)
+            return Report(State(state), host, reason)
         return None
 
 
@@ -267,7 +276,7 @@ class Rendezvous:
         self.size = count_launched(environment)
         self.rank = next((int(environment[name]) for name in _RANKS if environment.get(name, "").isdigit()), 0)
         self._pid = os.getpid()
-        self._state = STARTED
+        self._state: State = STARTED
         self._launcher: _Launcher | None = None
         self._supervisor: _Supervisor | None = None
         self._seen: dict[int, Report] = {}
@@ -302,10 +311,10 @@ class Rendezvous:
             if not missing or (self.rank and 0 not in missing):
                 return
             for rank in missing:
-                state, _, reason = self._seen.get(rank, Report("", ""))
-                if state == ENDED:
+                report = self._seen.get(rank)
+                if report is not None and report.state is ENDED:
                     text = f"{self.describe(rank)} ended without calling fork()"
-                    self._give_up(rank, f"{text}: {reason}" if reason else text)
+                    self._give_up(rank, f"{text}: {report.reason}" if report.reason else text)
             if seconds is not None and time.monotonic() - began > seconds:
                 names = " and ".join(map(self.describe, missing))
                 self._give_up(missing[0], f"{names} did not call fork() within start_timeout={seconds:g} seconds")
@@ -348,23 +357,23 @@ class Rendezvous:
         return self._look(rank) in (WAITS, JOINED)
 
     def _has_ended(self, rank: int) -> bool:
-        return self._look(rank) == ENDED
+        return self._look(rank) is ENDED
 
-    def _look(self, rank: int) -> str:
-        """Return the state of another process; empty if it is unknown."""
+    def _look(self, rank: int) -> State | None:
+        """Return the state of another process; ``None`` if it is unknown."""
         for channel in self._channels():
             report = Report.decode(channel.look(rank))
             if report is not None:
                 self._seen[rank] = report
-                if report.state != STARTED:
+                if report.state is not STARTED:
                     break
-        return self._seen[rank].state if rank in self._seen else ""
+        return self._seen[rank].state if rank in self._seen else None
 
-    def _report(self, state: str, reason: str = "") -> None:
+    def _report(self, state: State, reason: str = "") -> None:
         before, self._state = self._state, state
         word = Report(state, os.uname().nodename, reason).encode()
         for channel in self._channels():
-            if channel is not self._launcher or before == STARTED:  # a published name cannot be changed
+            if channel is not self._launcher or before is STARTED:  # a published name cannot be changed
                 channel.report(self.rank, word)
 
     def _give_up(self, rank: int, message: str) -> None:
@@ -380,14 +389,14 @@ class Rendezvous:
 
     def _end(self) -> None:
         """At exit: report that this process ends without a session; end the job if others still wait for one."""
-        if os.getpid() != self._pid or self._state == JOINED:
+        if os.getpid() != self._pid or self._state is JOINED:
             return
         _flush()
         mpi = _mpi_state()
-        may_be_followed = self._state == STARTED and self._launcher is not None and not self._launcher.is_parent
+        may_be_followed = self._state is STARTED and self._launcher is not None and not self._launcher.is_parent
         if mpi == "unknown" or may_be_followed:
             self._launcher = None
-        has_failed = self._state == WAITS
+        has_failed = self._state is WAITS
         error = getattr(sys, "last_value", None)
         self._report(ENDED, "" if error is None else " ".join(f"{type(error).__name__}: {error}".split()))
         others = [rank for rank in range(self.size) if rank != self.rank]

@@ -11,7 +11,7 @@ TREES = {str(path.relative_to(PACKAGE)): ast.parse(path.read_text()) for path in
 
 def named(node):
     """The names in an expression, and those of its attributes."""
-    return {getattr(one, "id", getattr(one, "attr", None)) for one in ast.walk(node)}
+    return {getattr(one, "id", getattr(one, "attr", None)) for one in ast.walk(node)} - {None}
 
 
 def calls(tree, function):
@@ -25,3 +25,36 @@ def test_only_multinode_asks_which_class_a_group_of_ranks_has():
         if not path.startswith("_multinode"):
             for call in calls(tree, "isinstance"):
                 assert "MultiNodeGroup" not in named(call.args[1]), f"{path}:{call.lineno}"
+
+
+def is_message(node):
+    """Whether an expression is text with spaces, possibly in pieces."""
+    texts = [one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+    is_text = isinstance(node, (ast.Constant, ast.JoinedStr, ast.BinOp))
+    return is_text and any(" " in text.strip() for text in texts)
+
+
+def messages_of(tree):
+    """The constants at the top of a module that hold messages."""
+    found = [node for node in tree.body if isinstance(node, ast.Assign) and is_message(node.value)]
+    return {name for node in found for name in named(node.targets[0])}
+
+
+def messages_in(tree):
+    """The messages that a module defines or imports."""
+    everywhere = set().union(*map(messages_of, TREES.values()))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    return messages_of(tree) | {alias.name for node in imports for alias in node.names if alias.name in everywhere}
+
+
+def test_no_message_is_compared_or_searched_for_to_find_out_what_happened():
+    assert {"BROKEN", "LOST", "BUSY", "CLOSED_WITHIN"} <= messages_in(TREES["_session/dispatch.py"])
+    own = {path: tree for path, tree in TREES.items() if not path.startswith("_theano_compat")}
+    for path, tree in own.items():
+        messages = messages_in(tree)
+        compared = [node for node in ast.walk(tree) if isinstance(node, ast.Compare)]
+        searched = ("startswith", "endswith", "replace", "removeprefix", "removesuffix", "partition", "split")
+        for node in [*compared, *(call for method in searched for call in calls(tree, method))]:
+            operands = node.args if isinstance(node, ast.Call) else [node.left, *node.comparators]
+            names = {one.id for operand in operands for one in ast.walk(operand) if isinstance(one, ast.Name)}
+            assert not messages & names, f"{path}:{node.lineno}"
