@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING
 
 from synkhronos._theano_compat import prepare as _install
 from synkhronos._utils import rendezvous as _rendezvous  # noqa: F401 - a process of several reports if it ends without `fork`
-from synkhronos._utils.display import list_public_modules as _list_public_modules
 
 if TYPE_CHECKING:
     from synkhronos import errors, extensions
@@ -129,7 +128,6 @@ __all__ = [
 _HOMES = ("errors", "_session", "_api", "_graph.ops")
 
 _install()
-_list_public_modules(__path__)
 
 
 if not TYPE_CHECKING:  # type checkers read the names above

@@ -10,7 +10,6 @@ from synkhronos._api.variables import as_list, check_rank, like, match, put, sta
 from synkhronos._processes import TRANSFERS
 from synkhronos._rank import Get
 from synkhronos._session import current
-from synkhronos._utils.display import checks_keywords
 from synkhronos.typing import Variables
 
 __all__ = ["check_replicas", "get_lengths", "get_shapes", "get_value", "set_value"]
@@ -66,7 +65,6 @@ def check_replicas(shared_vars: Variables | None = None) -> dict[Any, float]:
         return session.replicas.compare(session.replicas.all() if variables is None else variables)
 
 
-@checks_keywords
 def set_value(rank: int, shared_vars: Variables, values: Any, batch: Any = None) -> None:
     """Set each variable on one rank; the other ranks keep their values.
 
@@ -115,7 +113,6 @@ def set_value(rank: int, shared_vars: Variables, values: Any, batch: Any = None)
         put(session, variables, matched, ranks=(check_rank(session, rank),), batch=batch, given=given)
 
 
-@checks_keywords
 def get_value(rank: int, shared_vars: Variables) -> Any:
     """Return a copy of one rank's value of each variable; no variable changes.
 
@@ -158,7 +155,6 @@ def get_value(rank: int, shared_vars: Variables) -> Any:
         return like(shared_vars, [np.array(value) for value in values])
 
 
-@checks_keywords
 def get_shapes(shared_vars: Variables) -> list[Any]:
     """Return the shape of each variable on each rank.
 
@@ -195,7 +191,6 @@ def get_shapes(shared_vars: Variables) -> list[Any]:
     return like(shared_vars, [list(shapes) for shapes in zip(*session.shapes(variables))])
 
 
-@checks_keywords
 def get_lengths(shared_vars: Variables) -> list[Any]:
     """Return the length of axis 0 of each variable on each rank.
 

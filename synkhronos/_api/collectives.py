@@ -17,14 +17,12 @@ from synkhronos._api.variables import as_list, check_shapes, like, match, over_n
 from synkhronos._collectives import nccl_moves
 from synkhronos._processes import COLLECTIVES
 from synkhronos._rank import AllGather, Get, Nccl
-from synkhronos._utils.display import checks_keywords
 from synkhronos._utils.progress import progress
 from synkhronos.typing import Variables
 
 __all__ = ["all_gather", "broadcast", "gather", "scatter"]
 
 
-@checks_keywords
 def broadcast(shared_vars: Variables, values: Any = None, nccl: bool = True) -> None:
     """Set each variable to the same value on every rank: to ``values``, or to the controller's value.
 
@@ -90,7 +88,6 @@ def broadcast(shared_vars: Variables, values: Any = None, nccl: bool = True) -> 
         session.replicas.note_parts(variables, are_parts=False)
 
 
-@checks_keywords
 def scatter(shared_vars: Variables, values: Any, batch: Any = None) -> None:
     """Split each value along axis 0, and set the variable on each rank to its shard.
 
@@ -146,7 +143,6 @@ def scatter(shared_vars: Variables, values: Any, batch: Any = None) -> None:
         session.replicas.note_parts(variables)
 
 
-@checks_keywords
 def gather(shared_vars: Variables, nd_up: int = 1, nccl: bool = True) -> Any:
     """Return all ranks' values of each variable in the controller, in rank order; no variable changes.
 
@@ -200,7 +196,6 @@ def gather(shared_vars: Variables, nd_up: int = 1, nccl: bool = True) -> Any:
     return like(shared_vars, gathered)
 
 
-@checks_keywords
 def all_gather(shared_vars: Variables, nccl: bool = True) -> None:
     """Set each variable on every rank to the concatenation of all ranks' values, along axis 0 in rank order.
 

@@ -11,13 +11,11 @@ from synkhronos import _graph
 from synkhronos._api.data_arrays import Data, check_shape
 from synkhronos._backends import TITLE
 from synkhronos._session import current
-from synkhronos._utils.display import checks_keywords
 from synkhronos.typing import Input
 
 __all__ = ["data"]
 
 
-@checks_keywords
 def data(
     value: Any = None,
     var: Input | None = None,

@@ -11,14 +11,12 @@ from synkhronos._api.arguments import arrange
 from synkhronos._api.build import function
 from synkhronos._api.functions import Function
 from synkhronos._session import Future, current, held
-from synkhronos._utils.display import checks_keywords
 from synkhronos.errors import SessionError
 from synkhronos.typing import Input, Variable
 
 __all__ = ["parallelize"]
 
 
-@checks_keywords
 def parallelize(
     bcast_inputs: Sequence[Input | str] = (),
     shard: Mapping[Any, int] | Sequence[Variable | str] = (),

@@ -12,14 +12,12 @@ from synkhronos._backends import to_host
 from synkhronos._collectives import check_op, lists_ops, nccl_reduces
 from synkhronos._rank import AllReduce, Command, Nccl, Reduce
 from synkhronos._session import Session
-from synkhronos._utils.display import checks_keywords
 from synkhronos.errors import WorkerError
 from synkhronos.typing import Reduction, Variables
 
 __all__ = ["all_reduce", "reduce"]
 
 
-@checks_keywords
 @lists_ops
 def reduce(shared_vars: Variables, op: Reduction = "avg", in_place: bool = True, nccl: bool = True) -> Any:
     """Reduce all ranks' values of each variable to the controller, element by element.
@@ -95,7 +93,6 @@ def reduce(shared_vars: Variables, op: Reduction = "avg", in_place: bool = True,
     return None
 
 
-@checks_keywords
 @lists_ops
 def all_reduce(
     shared_vars: Variables, op: Reduction = "avg", nccl: bool = True, weights: Sequence[float] | None = None

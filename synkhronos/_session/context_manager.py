@@ -8,7 +8,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Callable, TypeVar, cast
 
 from synkhronos._session.lifecycle import close, fork, held
-from synkhronos._utils.display import checks_keywords, html_table
+from synkhronos._utils.display import html_table
 from synkhronos._utils.interrupts import let_interrupts_pass
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _like_fork(
     def decorate(function: Callable[..., _Made]) -> Callable[_Parameters, _Made]:
         signature = inspect.signature(fork)
         function.__signature__ = signature.replace(return_annotation="AbstractContextManager[int]")  # type: ignore[attr-defined]
-        return cast("Callable[_Parameters, _Made]", checks_keywords(function))
+        return cast("Callable[_Parameters, _Made]", function)
 
     return decorate
 
@@ -99,7 +99,7 @@ def session(*args: Any, **kwargs: Any) -> Block:
     Raises
     ------
     SessionError, DeviceError, NodeLost, TypeError, ValueError
-        As `fork`, when the block is entered.
+        As `fork`, when the block is entered. A `TypeError` for an unknown argument is raised at once.
 
     Examples
     --------
@@ -108,4 +108,5 @@ def session(*args: Any, **kwargs: Any) -> Block:
     ...     print(n_ranks, synk.function([x], x.mean())([1, 2, 6]))
     2 3.0
     """
+    inspect.signature(fork).bind(*args, **kwargs)  # raises TypeError here, not when the block is entered
     return Block(args, kwargs)

@@ -24,7 +24,6 @@ from synkhronos._session.dispatch import BUSY
 from synkhronos._session.options import make_options
 from synkhronos._session.profiles import Profile, Serial, begin, finish
 from synkhronos._session.state import Session
-from synkhronos._utils.display import checks_keywords
 from synkhronos._utils.interrupts import collect_garbage
 from synkhronos.errors import SessionError
 
@@ -80,7 +79,6 @@ def held() -> Session | None:
     return _session if _session is not None and _session.pid == os.getpid() else None
 
 
-@checks_keywords
 @_one_at_a_time
 def fork(
     n_parallel: int | None = None,

@@ -146,8 +146,7 @@ class TestBlock:
 
     def test_arguments_are_those_of_fork(self):
         assert list(inspect.signature(synk.session).parameters) == list(inspect.signature(synk.fork).parameters)
-        words = "^synkhronos.session has no argument 'n_paralel'; did you mean n_parallel"
-        with pytest.raises(TypeError, match=words):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'n_paralel'"):
             synk.session(n_paralel=2)
         with pytest.raises(ValueError, match="n_parallel must be at least 1"), synk.session(0):
             raise AssertionError

@@ -263,7 +263,7 @@ def test_what_is_refused(session):
             function([x, s], s)
     with pytest.raises(TypeError, match="bcast_inputs must be a list"):
         synk.parallelize(bcast_inputs="x")
-    with pytest.raises(TypeError, match="did you mean bcast_inputs"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'bcast_input'"):
         synk.parallelize(bcast_input=[x])
 
 

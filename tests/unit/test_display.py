@@ -10,7 +10,6 @@ from scripts import run_script
 
 import synkhronos as synk
 
-PUBLIC_MODULES = ["errors", "extensions (package)", "typing"]
 EVIL = "<b>&'\""
 
 
@@ -22,25 +21,6 @@ def test_the_package_lists_public_names_alone_and_tells_them_in_groups():
     for name in synk.__all__:
         if inspect.isfunction(getattr(synk, name)):
             assert "<" not in str(inspect.signature(getattr(synk, name))), name  # nothing's address or class
-
-
-def test_help_names_public_modules_alone_and_imports_find_all_the_same():
-    """By `help` itself, in a process of its own, before and after the finders' caches were emptied."""
-    out, _ = run_script(
-        """
-        import importlib
-        import synkhronos
-
-        help(synkhronos)
-        importlib.invalidate_caches()
-        importlib.reload(synkhronos)
-        help(synkhronos)
-        import synkhronos._cli.top
-        """
-    )
-    contents = re.findall(r"^PACKAGE CONTENTS\n((?:    .*\n)+)", out, re.M)
-    assert [re.findall("    (.*)\n", text) for text in contents] == [PUBLIC_MODULES] * 2
-    assert not re.search(r"^SUBMODULES$", out, re.M)
 
 
 def test_objects_list_and_show_what_is_for_users(synchronize):
