@@ -111,6 +111,7 @@ lint: $(VENV)/with-lint
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/codespell
+	$(BIN)/python docs/check_docstrings.py
 
 format: $(VENV)/with-lint
 	$(BIN)/ruff check --fix .

@@ -131,6 +131,7 @@ class Function(Appearance):
         Returns
         -------
         list of shared variables
+            Each one once, states of random streams included.
 
         Examples
         --------
@@ -182,7 +183,7 @@ class Function(Appearance):
 
         Parameters
         ----------
-        *args, **kwargs : array_like
+        *args : array_like
             The values, which are copied into shared memory.
         force_cast : bool
             Convert a value to the input's dtype even if that loses precision.
@@ -190,6 +191,8 @@ class Function(Appearance):
             From 1 to 2: allocate this many times the memory needed, so that the data can grow in place.
         minibatch : bool
             Whether the data will hold just the current batch; see `data`.
+        **kwargs : array_like
+            The values of inputs given by name.
 
         Returns
         -------
@@ -347,7 +350,18 @@ class Function(Appearance):
         return key
 
     def join(self, session: Session) -> bool:
-        """Join a session, so that the function is distributed there; returns whether that is possible."""
+        """Join a session, so that the function is distributed there.
+
+        Parameters
+        ----------
+        session : Session
+            The current session.
+
+        Returns
+        -------
+        bool
+            Whether that is possible: a function that was built on GPUs cannot join a session on CPU cores.
+        """
         if self._session is None or self._session() is not session:
             if self._plain.device and not session.on_gpu:
                 return False

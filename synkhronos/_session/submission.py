@@ -92,7 +92,18 @@ class Future:
         return self._value
 
     def through(self, make: Callable[[Any], Any]) -> Future:
-        """Have the result passed through ``make``; returns the same `Future`."""
+        """Pass the result through a function before it is returned.
+
+        Parameters
+        ----------
+        make : callable
+            Takes the result, and returns what `result` returns instead.
+
+        Returns
+        -------
+        Future
+            This one.
+        """
         self._make = make
         return self
 

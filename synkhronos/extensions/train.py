@@ -55,8 +55,10 @@ def make_train_function(
         rate, become inputs of the step, by their names.
     *args
         Further arguments of the rule.
-    givens, mode
-        As for `theano.function`: `givens` for the loss and the gradients, `mode` for both functions.
+    givens : dict or list of pairs, optional
+        As for `theano.function`: replacements in the loss and the gradients.
+    mode : str or Mode, optional
+        As for `theano.function`.
     weights : scalar expression, optional
         The divisor of the loss, if that is not the number of data points: ``m.sum()`` for ``(m * l).sum() / m.sum()``.
         Where it is 0, neither loss nor gradients count, NaNs included.
@@ -136,14 +138,28 @@ def make_train_function_theano(
 ) -> Callable[..., Any]:
     """Make the same training step for this process alone, as one plain function of Theano or PyTensor.
 
-    It needs no session, and takes the parameters of `make_train_function`.
+    It needs no session.
 
     Parameters
     ----------
-    loss, params, x, y, update_rule, *args, givens, mode, **kwargs
+    loss : scalar expression
         As in `make_train_function`.
+    params : list of shared variables
+        The parameters to train.
+    x, y : variable or list of variables
+        The inputs of the loss.
+    update_rule : str or callable
+        As in `make_train_function`.
+    *args
+        Further arguments of the rule.
+    givens : dict or list of pairs, optional
+        As for `theano.function`: replacements in the loss and the gradients.
+    mode : str or Mode, optional
+        As for `theano.function`.
     weights : scalar expression, optional
         No effect: the loss is divided by them already.
+    **kwargs
+        Further keyword arguments of the rule.
 
     Returns
     -------

@@ -280,17 +280,6 @@ def _needs_docstring(name):
     return "._" not in name
 
 
-@pytest.mark.parametrize("name", sorted(PUBLIC - {"engine"}))
-def test_docstrings_of_the_public_names_tell_their_parameters(name):
-    obj = getattr(synk, name)
-    doc = inspect.getdoc(obj)
-    assert doc.splitlines()[0].endswith((".", ":", ";"))
-    if inspect.isfunction(obj):
-        for parameter in inspect.signature(obj).parameters:
-            told = parameter in doc or obj is synk.session  # which says "those of `fork`"
-            assert told, f"{name}: {parameter} is not in the docstring"
-
-
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_constructors_take_few_arguments_by_position(path):
     for node in ast.walk(ast.parse(path.read_text())):

@@ -1,0 +1,45 @@
+"""Validate the docstrings of all public names by numpydoc; ``make lint`` runs it."""
+
+import importlib
+import inspect
+import sys
+
+from numpydoc.validate import validate
+
+import synkhronos
+
+EXTENSIONS = ("checkpoint", "schedules", "train", "updates")
+#: Parameters as in the signature, with types; what is returned or yielded; sentences end with periods.
+CHECKS = {"GL08", "PR01", "PR02", "PR03", "PR04", "PR07", "RT01", "RT03", "SS01", "SS03", "SS06", "YD01"}
+#: The parameters of `session` are those of `fork`, and documented there.
+UNCHECKED = {"synkhronos.session": {"PR01", "PR02"}}
+
+
+def members(name, obj):
+    """Yield the names of an object and of the public methods that its class, or a private base of it, defines."""
+    yield name
+    if inspect.isclass(obj) and not issubclass(obj, BaseException):
+        for member, value in inspect.getmembers(obj):
+            if not member.startswith("_") and getattr(value, "__module__", "").startswith("synkhronos"):
+                yield f"{name}.{member}"
+
+
+def public_names():
+    """Yield the full name of each public function, class and method."""
+    for module in (synkhronos, *(importlib.import_module(f"synkhronos.extensions.{name}") for name in EXTENSIONS)):
+        for name in module.__all__:
+            obj = getattr(module, name)
+            if callable(obj):
+                yield from members(f"{module.__name__}.{name}", obj)
+
+
+def faults(name):
+    """Yield the faults of a docstring. Users do not call constructors, whose parameters need no section."""
+    found = validate(name)
+    checks = CHECKS - {"PR01"} if found["type"] == "type" else CHECKS
+    checks = checks - UNCHECKED.get(name, set())
+    yield from (f"{name}: {code} {text}" for code, text in found["errors"] if code in checks)
+
+
+if __name__ == "__main__":
+    sys.exit("\n".join(fault for name in public_names() for fault in faults(name)) or None)
