@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import logging
 import os
-import sys
 import threading
 from collections.abc import Sequence
 from typing import Any, Callable, Protocol
@@ -137,6 +136,7 @@ class Dispatcher:
             [],
             [],
         )  # the last replies without a failure, and their decoded results
+        self._is_waiting = False  # whether `issue` is between sending a command and its end, clean-up included
         self._restarts = 0  # in a row, without a success
 
     def issue(self, command: Command) -> list[Any]:
@@ -151,6 +151,7 @@ class Dispatcher:
             own_error: Exception | None = None
             if self._group.signals.aborted:  # an interrupt came before the flag of a failed command was reset
                 self._group.signals.reset()
+            was_waiting, self._is_waiting = self._is_waiting, True
             try:
                 self._group.send(message, memory)
                 if any(envelope.release):
@@ -170,6 +171,8 @@ class Dispatcher:
                 if self._group.outstanding:
                     self._interrupted(error, command)
                 raise
+            finally:
+                self._is_waiting = was_waiting
             last, said = self._last
             if own_error is None and replies == last:
                 self._ledger.delivered()
@@ -218,13 +221,14 @@ class Dispatcher:
 
     def _take_up(self) -> None:
         """Clean up after an unfinished command, before another one is sent."""
-        frame = sys._getframe(1).f_back
-        while frame is not None:
-            if frame.f_code is Dispatcher.issue.__code__ and frame.f_locals["self"] is self:
-                raise SessionError(BUSY)
-            frame = frame.f_back
+        if self._is_waiting:  # this call comes from within that command
+            raise SessionError(BUSY)
         # the command was interrupted, and so was its clean-up
-        self._interrupted(SessionError("an interrupt during the clean-up after an interrupt"), None)
+        self._is_waiting = True
+        try:
+            self._interrupted(SessionError("an interrupt during the clean-up after an interrupt"), None)
+        finally:
+            self._is_waiting = False
         self.check_usable()
 
     def _interrupted(self, error: BaseException, command: Command | None) -> None:

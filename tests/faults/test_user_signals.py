@@ -14,6 +14,7 @@ from process_state import is_running, wait_until, worker_pids
 from scripts import ROOT, run_script, start_script
 
 import synkhronos as synk
+from synkhronos._session import held
 from synkhronos._utils.interrupts import deferred_interrupts, interrupt_behind, let_interrupts_pass
 
 _built = {}
@@ -292,6 +293,20 @@ def test_a_handler_may_not_use_the_ranks_in_the_middle_of_a_call(faulty, handled
     handled(signal.SIGALRM, lambda *some: synk.gather(fault))
     signal.setitimer(signal.ITIMER_REAL, 0.5)
     with pytest.raises(synk.SessionError, match=r"a call is under way.*have the handler note"):
+        f(np.ones(6))
+    synk.broadcast(fault, NOTHING)
+    assert f(np.ones(6)) == 6
+    os.kill(os.getpid(), signal.SIGALRM)  # between calls it may
+    assert f(np.ones(6)) == 6
+
+
+def test_a_command_within_a_command_is_refused_and_the_session_goes_on(faulty, handled):
+    """Past the check of the public functions, as from a finalizer: the dispatcher itself must refuse it."""
+    f, fault = faulty
+    synk.set_value(1, fault, SLEEP)
+    handled(signal.SIGALRM, lambda *some: held().settle())
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    with pytest.raises(synk.SessionError, match="a call is under way"):
         f(np.ones(6))
     synk.broadcast(fault, NOTHING)
     assert f(np.ones(6)) == 6

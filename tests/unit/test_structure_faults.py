@@ -58,3 +58,8 @@ def test_no_message_is_compared_or_searched_for_to_find_out_what_happened():
             operands = node.args if isinstance(node, ast.Call) else [node.left, *node.comparators]
             names = {one.id for operand in operands for one in ast.walk(operand) if isinstance(one, ast.Name)}
             assert not messages & names, f"{path}:{node.lineno}"
+
+
+def test_nobody_reads_the_variables_of_a_calling_frame():
+    for path, tree in TREES.items():
+        assert "f_locals" not in named(tree), path
