@@ -9,6 +9,8 @@
 # make exact-programs  compare random exact functions with the serial programs   (N=10000, SEED=5)
 # make fuzz-sharding   compare all generated graphs of each sharding rule with the serial ones   (SHARE=0.1)
 # make soak            work for an hour with random faults, and write docs/soak.md   (SECONDS=60, ARGS="--episode 7")
+# make busy            run the tests for hours while all cores are busy; continue an interrupted run   (SECONDS=600)
+# make coverage        run all tests on Theano and on PyTensor, and print which lines and branches they reach
 # make bench           compare with Theano, PyTorch and MPICH, and write docs/benchmarks.md   (ARGS="cnn mlp")
 # make bench-pytensor  the same on PyTensor, compared with PyTensor and PyMC alone
 # make lint            check style, types, docstrings and words
@@ -24,7 +26,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-theano test-numba test-machines test-launchers test-opencl model exact-programs fuzz-sharding soak bench bench-pytensor lint format docs links wheel clean
+.PHONY: help demo test test-theano test-numba test-machines test-launchers test-opencl model exact-programs fuzz-sharding soak busy coverage bench bench-pytensor lint format docs links wheel clean
 .NOTPARALLEL:
 
 VENV ?= .venv
@@ -95,6 +97,23 @@ fuzz-sharding: $(VENV)/with-test
 SECONDS ?= 3600
 soak: $(VENV)/with-test
 	$(BIN)/python tests/soak $(SECONDS) --calls --output docs/soak.md $(ARGS)
+
+# Results are kept in the environment's folder; `rm -r .venv/busy` begins again.
+busy: SECONDS = inf
+busy: $(VENV)/with-test
+	$(BIN)/python tests/helpers/busy_rounds.py $(VENV)/busy $(SECONDS)
+
+# In environments of their own, whose interpreters start coverage in every process. Measured tests take longer.
+MEASURED := $(VENV)-coverage $(VENV)-coverage-pytensor
+coverage: export COVERAGE_FILE = $(abspath $(VENV)-coverage)/data
+coverage:
+	@$(MAKE) --no-print-directory VENV=$(word 1,$(MEASURED)) $(word 1,$(MEASURED))/with-coverage
+	@$(MAKE) --no-print-directory VENV=$(word 2,$(MEASURED)) PYTHON="$(NEWER)" $(word 2,$(MEASURED))/with-coverage
+	$(VENV)-coverage/bin/python -m coverage erase
+	status=0; for one in $(MEASURED); do \
+	    $$one/bin/python -m coverage run -m pytest -n 3 --dist loadfile --no-loadscope-reorder --timeout 900 $(ARGS) || status=1; \
+	done; \
+	$(VENV)-coverage/bin/python -m coverage combine -q && $(VENV)-coverage/bin/python tests/helpers/line_coverage.py && exit $$status
 
 # In its own environment, because PyTorch is large. The figure `nodes` needs root: its hosts are network namespaces.
 bench:

@@ -10,7 +10,6 @@ import os
 import re
 import signal
 import sys
-import time
 import warnings
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import psutil
 import pytest
 from backend import on_theano, theano
 from backend_flags import UNOPTIMIZED, WORKER
+from deadline import wait_for
 from hypothesis import HealthCheck, settings
 from process_state import ProcessState
 from scripts import fork_server
@@ -138,14 +138,12 @@ def nothing_left(request):
     yield
     _sessions.close()
     forget_what_was_built(request.module)
-    after = ProcessState()
-    for _ in range(40):
+
+    def left():
         gc.collect()
-        after = ProcessState()
-        if not after.beyond(before):
-            break
-        time.sleep(0.05)
-    assert not after.beyond(before)
+        return ProcessState().beyond(before)
+
+    wait_for(lambda: not left(), lambda: f"the end of {left()}")
 
 
 def forget_what_was_built(module):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from backend import T, theano
 from fault_ops import NOTHING, SLEEP, Fault
-from process_state import is_running, wait_until, worker_pids
+from process_state import is_running, wait_for_end, worker_pids
 from scripts import run_script, start_script
 
 import synkhronos as synk
@@ -241,7 +241,7 @@ def test_the_end_of_one_master_does_not_touch_another(session):
     assert f(np.ones(6)) == 6
     other.kill()
     other.communicate()
-    assert wait_until(lambda: not any(map(is_running, pids)), 2)
+    wait_for_end(pids)
     assert f(np.ones(6)) == 6
     assert len(worker_pids()) == 2
 
@@ -377,4 +377,4 @@ def test_a_daemon_thread_in_a_call_does_not_keep_the_process(no_session):
     pids = [int(pid) for pid in process.stdout.readline().split()]
     process.communicate(timeout=20)
     assert process.returncode == 0
-    assert wait_until(lambda: not any(map(is_running, pids)), 2)
+    wait_for_end(pids)

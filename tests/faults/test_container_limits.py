@@ -7,7 +7,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from process_state import is_running, wait_until
+from deadline import wait_for
+from process_state import wait_for_end
 from scripts import run_script, start_script
 from seccomp import needs_seccomp
 
@@ -90,7 +91,7 @@ def test_a_worker_ends_with_its_controller_where_pidfds_are_refused():
         assert len(workers) == 1
         time.sleep(0.3)
         process.kill()
-        assert wait_until(lambda: not any(map(is_running, workers)), 2)
+        wait_for_end(workers)
     finally:
         process.kill()
         process.communicate()
@@ -202,7 +203,7 @@ def little_cgroup():
     except OSError as error:
         pytest.skip(f"no memory cgroup can be made here: {error}")
     yield CGROUP
-    wait_until(lambda: not (CGROUP / "tasks").read_text(), 5)
+    wait_for(lambda: not (CGROUP / "tasks").read_text(), "the end of the processes of the control group")
     CGROUP.rmdir()
 
 

@@ -2,12 +2,14 @@
 
 import os
 import signal
+import time
 import warnings
 
 import numpy as np
 import psutil
 import pytest
-from process_state import is_running, shared_memory_names, wait_until
+from deadline import wait_for
+from process_state import is_running, shared_memory_names, wait_for_end
 from scripts import SESSION, python, read_pids, run_script, start_script
 
 import synkhronos as synk
@@ -44,7 +46,7 @@ def test_the_master_ends_while_workers_compute(ending, thread):
     assert len(pids) == 2, process.communicate()
     try:
         process.communicate(timeout=20)
-        assert wait_until(lambda: not any(map(is_running, pids)), 2)
+        wait_for_end(pids)
     finally:
         for pid in filter(is_running, pids):
             os.kill(pid, signal.SIGKILL)
@@ -73,7 +75,7 @@ def live():
 def left():
     return {name for name in os.listdir("/dev/shm") if name.startswith(("synkhronos-", "sem."))}
 
-before, left_behind, orphans = left(), 0, 0
+before, left_behind = left(), 0
 for _ in range(int(sys.argv[2])):
     pid = os.fork()
     if pid == 0:
@@ -84,16 +86,16 @@ for _ in range(int(sys.argv[2])):
     os.setpgid(pid, pid) if not family else None
     os.killpg(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    orphans += not wait_until(lambda: not any(is_running(one.pid) for one in family), 2)
+    wait_for_end([one.pid for one in family])
     left_behind += len(left() - before)
-print(left_behind, orphans)
+print(left_behind)
 """
 
 
 @pytest.mark.slow
 def test_nothing_is_left_whenever_the_whole_process_group_is_killed():
     out, _ = run_script(KILLED_ANYWHERE, 1, 50)
-    assert out == "0 0\n"
+    assert out == "0\n"
 
 
 ENDINGS = {
@@ -115,7 +117,7 @@ def test_a_master_that_ends_without_close_leaves_nothing(ending):
     pids = read_pids(process)
     _, err = process.communicate(timeout=30)
     assert process.returncode == returncode
-    assert wait_until(lambda: not any(map(is_running, pids)), 2)
+    wait_for_end(pids)
     assert shared_memory_names() <= before
     if ending in ("return", "sys.exit", "os._exit"):
         assert err == ""
@@ -134,10 +136,12 @@ def test_a_master_that_dies_while_workers_compute(number):
         """.replace("        ", "")
     )
     pids = read_pids(process)
-    assert wait_until(lambda: all(psutil.Process(pid).status() == psutil.STATUS_SLEEPING for pid in pids), 10)
+    wait_for(
+        lambda: all(psutil.Process(pid).status() == psutil.STATUS_SLEEPING for pid in pids), "the workers to sleep"
+    )
     process.send_signal(number)
     process.communicate(timeout=10)
-    assert wait_until(lambda: not any(map(is_running, pids)), 2)
+    wait_for_end(pids)
     assert not shared_memory_names()
 
 
@@ -188,7 +192,7 @@ def test_the_whole_process_group_is_killed():
     pids = read_pids(process)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=10)
-    assert wait_until(lambda: not any(map(is_running, pids)), 2)
+    wait_for_end(pids)
     assert not shared_memory_names()
 
 
@@ -211,11 +215,11 @@ def test_killed_at_any_moment_nothing_is_left():
             start_new_session=True,
         )
         assert process.stdout.readline() == "ready\n", process.communicate()
-        wait_until(lambda: False, 0.3 + rng.rand())
+        time.sleep(0.3 + rng.rand())
         children = psutil.Process(process.pid).children()
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate(timeout=10)
-        assert wait_until(lambda gone=children: not any(is_running(child.pid) for child in gone), 2)
+        wait_for_end([child.pid for child in children])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         synk.close()

@@ -8,7 +8,8 @@ import time
 import numpy as np
 import pytest
 from backend import T, theano
-from process_state import is_running, wait_until, worker_pids
+from deadline import wait_for
+from process_state import is_running, wait_for_end, worker_pids
 from scripts import run_script, start_script
 from seccomp import needs_seccomp
 
@@ -254,7 +255,7 @@ def test_workers_end_with_a_controller_that_closed_its_descriptors():
         assert len(workers) == 2
         assert all(map(is_running, workers))
         process.kill()
-        assert wait_until(lambda: not any(map(is_running, workers)), 5)
+        wait_for_end(workers)
     finally:
         process.kill()
         process.communicate()
@@ -284,7 +285,7 @@ def test_a_daemon_that_forks_twice_and_then_starts_a_session(tmp_path):
         result,
         fresh=True,
     )
-    assert wait_until(result.exists, 60)
+    wait_for(result.exists, "the result")
     assert result.read_text().splitlines() == ["7.0 100000.0", "[]"]
 
 

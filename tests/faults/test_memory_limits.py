@@ -7,8 +7,9 @@ import textwrap
 import numpy as np
 import pytest
 from backend import T, theano
+from deadline import wait_for
 from fault_ops import KILL, Fault
-from process_state import wait_until, worker_pids
+from process_state import worker_pids
 from scripts import run_script
 from seccomp import may_refuse, needs_seccomp
 
@@ -158,7 +159,7 @@ def test_a_worker_is_replaced(synchronize, when):
         synk.set_value(2, fault, KILL)
     else:
         os.kill(pids[1], signal.SIGKILL)
-        assert wait_until(lambda: len(worker_pids()) == 1, 10)
+        wait_for(lambda: len(worker_pids()) == 1, "the end of a worker")
     with pytest.raises(synk.WorkerRestarted):
         f(np.ones(N, "float32"))
     synk.broadcast([fault, w], [0, np.zeros(N, "float32")])

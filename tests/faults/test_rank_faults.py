@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from deadline import scaled
 from fault_ops import KILL, LONG_SLEEP, NOTHING, RAISE
 from faulty_function import assert_broken, build, built
 from process_state import later, worker_pids
@@ -48,7 +49,7 @@ def test_a_rank_that_raises_in_the_midst_of_a_collective(no_session, monkeypatch
             synk.WorkerError, match=rf"rank {rank} \(cpu\) failed in AllReduce.*FloatingPoint"
         ) as caught:
             synk.all_reduce(big, op="prod")
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < scaled(1)
         assert caught.value.rank == rank
         assert "Traceback (most recent call last)" in caught.value.traceback_text
         assert "broadcast" in str(caught.value)
@@ -83,7 +84,7 @@ def test_a_worker_dies_while_another_waits_for_a_stopped_one(fresh):
     killed = later(0.3, os.kill, pids[0], signal.SIGKILL)
     with pytest.raises(synk.WorkerDied, match=rf"rank 1 .*pid {pids[0]}.*SIGKILL"):
         synk.all_reduce(built["big"])
-    assert time.monotonic() - killed[0] < 1
+    assert time.monotonic() - killed[0] < scaled(1)
     assert_broken(pids)
 
 
@@ -97,7 +98,7 @@ def test_a_worker_dies_between_the_blocks_of_a_large_array(fresh, number):
     with pytest.raises(synk.WorkerDied, match=rf"rank 2 .*pid {pids[1]}.*{signal.Signals(number).name}"):
         while True:
             synk.all_reduce(big, op="max")
-    assert time.monotonic() - killed[0] < 1
+    assert time.monotonic() - killed[0] < scaled(1)
     big.set_value(np.ones(1))
     assert_broken(pids)
 
@@ -109,7 +110,7 @@ def test_two_workers_die_at_once(fresh):
     killed = later(0.2, lambda: [os.kill(pid, signal.SIGKILL) for pid in pids])
     with pytest.raises(synk.WorkerDied, match="SIGKILL"):
         built["f"](np.ones(6))
-    assert time.monotonic() - killed[0] < 1
+    assert time.monotonic() - killed[0] < scaled(1)
     assert_broken(pids)
 
 
@@ -139,14 +140,14 @@ def test_a_worker_dies_during_fork():
                 try:
                     synk.fork(4)
                 except synk.WorkerDied as error:
-                    print(error.rank == nth, error.exitcode, time.monotonic() - before < 3, error.__class__.__name__)
+                    print(error.rank == nth, error.exitcode, time.monotonic() - before < scaled(3))
                 assert not worker_pids() and not shared_memory_names()
         ending, _graph.start_worker = None, start_worker
         print(synk.fork(2))
         synk.close()
         """
     )
-    expected = [f"True {code} True WorkerDied" for code in (-9, 3, 1)]
+    expected = [f"True {code} True" for code in (-9, 3, 1)]
     assert out.splitlines() == [*expected, *expected, "2"]
 
 

@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 from backend import T, theano
+from deadline import scaled
 from fault_ops import KILL, LONG_SLEEP, NOTHING, RAISE, RAISE_LATE, SLEEP, Fault
 from process_state import worker_pids
 
@@ -155,7 +156,7 @@ def test_ctrl_c_in_a_part(synchronize):
             begun = time.monotonic()
             with pytest.raises(KeyboardInterrupt):
                 run_all(first, second, third, counts)
-            assert time.monotonic() - begun < 20
+            assert time.monotonic() - begun < scaled(20)
             prepared()
             assert run_all(first, second, third, counts) == [12, 12]
             assert counted(counts) == [[1.0] * 2] * 3

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from backend import T, theano
 from fault_ops import NOTHING, SLEEP, Fault
-from process_state import is_running, wait_until, worker_pids
+from process_state import is_running, wait_for_end, worker_pids
 from scripts import ROOT, run_script, start_script
 
 import synkhronos as synk
@@ -388,7 +388,7 @@ def signal_the_group(number, before="", loop="", caught="ZeroDivisionError", **o
     os.killpg(process.pid, number)
     try:
         out, err = process.communicate(timeout=30)
-        assert wait_until(lambda: not any(map(is_running, pids)), 2)
+        wait_for_end(pids)
     finally:
         for pid in filter(is_running, pids):
             os.kill(pid, signal.SIGKILL)
@@ -603,7 +603,7 @@ def test_a_worker_ends_with_the_thread_that_forked_it_gone_and_a_child_of_the_us
     try:
         process.wait(timeout=20)
         assert len(pids) == 2
-        assert wait_until(lambda: not any(map(is_running, pids)), 1)
+        wait_for_end(pids)
         assert is_running(child)
     finally:
         for pid in filter(is_running, [*pids, child]):

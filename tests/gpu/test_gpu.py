@@ -112,7 +112,7 @@ class TestFailuresInsideNccl:
                 synk.all_reduce(w, "sum")
             except synk.WorkerDied as error:
                 print("WorkerDied", error.rank, error.exitcode, error.pid == worker)
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < scaled(5)
             assert w.get_value().tolist() == [1] * 5  # this process lives, and its device works
             try:
                 f()

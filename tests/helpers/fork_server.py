@@ -220,6 +220,7 @@ def run(source, arguments):
 if __name__ == "__main__":
     # all that scripts import
     import comparison  # noqa: F401
+    import deadline  # noqa: F401
     import fault_ops  # noqa: F401
     import numpy
     import process_state  # noqa: F401

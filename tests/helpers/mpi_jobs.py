@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from deadline import wait_for
 from namespace_hosts import HAS_MPI
 
 needs_mpi = pytest.mark.skipif(not HAS_MPI, reason="mpi4py or mpiexec is not installed")
@@ -68,9 +69,16 @@ def until_nothing_is_left(hosts, since, limit, of_mpi=False):
 
     ``of_mpi``: but for files of MPI's, which whoever is killed leaves there; the next program sweeps them.
     """
-    while left := [one for one in hosts.left() if not of_mpi or "mpich_shm" not in one]:
-        assert time.monotonic() < since + 30, left
-        time.sleep(0.02)
-    took = time.monotonic() - since
-    assert took < limit
-    return took
+    left = []
+
+    def nothing():
+        left[:] = [one for one in hosts.left() if not of_mpi or "mpich_shm" not in one]
+        return not left
+
+    wait_for(nothing, lambda: f"the end of {left}", since + limit - time.monotonic())
+    return time.monotonic() - since
+
+
+def assert_nothing_left(hosts):
+    """Wait until nothing is left of programs that have ended."""
+    wait_for(lambda: not hosts.left(), lambda: f"the end of {hosts.left()}")

@@ -15,10 +15,10 @@ import string
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import psutil
+from deadline import wait_for
 
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 HAS_MPI = importlib.util.find_spec("mpi4py") is not None and MPIEXEC.exists()
@@ -136,7 +136,7 @@ class Hosts:
         clock = ["--monotonic", str(self._ahead[i])] if self._ahead else []
         keeper = subprocess.Popen([*DIES_WITH_US, "unshare", *self._spaces, *clock, "sh", "-c", setup])
         self._keepers.append(keeper)
-        _until(lambda: psutil.Process(keeper.pid).name() == "sleep")
+        wait_for(lambda: psutil.Process(keeper.pid).name() == "sleep", "the namespaces of a host")
         (self._folder / name).write_text(str(keeper.pid))
         outside, inside = f"so{self._tag}{i}", f"si{self._tag}{i}"
         _ip("link", "add", outside, "type", "veth", "peer", "name", inside)
@@ -256,10 +256,3 @@ def _run(*command):
 
 def _ip(*arguments):
     return _run("ip", *arguments) or "[]"
-
-
-def _until(condition, seconds=60):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)

@@ -8,6 +8,7 @@ import threading
 import time
 
 import psutil
+from deadline import wait_for
 from scripts import fork_server
 
 _BEGAN = time.time() - 1  # what is older is nothing of these tests
@@ -61,22 +62,17 @@ def _ancestors(pid):
         return set()
 
 
-def wait_until(condition, seconds):
-    """Wait until ``condition()`` holds; whether it did within so many seconds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
-
-
 def is_running(pid):
     """Whether a process is there and is no zombie."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def wait_for_end(pids):
+    """Wait until no process of ``pids`` runs any more."""
+    wait_for(lambda: not any(map(is_running, pids)), lambda: f"the end of processes {[*filter(is_running, pids)]}")
 
 
 def worker_pids():
@@ -88,7 +84,7 @@ def worker_pids():
 def kill(*pids):
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
-    assert wait_until(lambda: not any(map(is_running, pids)), 2)
+    wait_for_end(pids)
 
 
 def shared_bytes(pid):

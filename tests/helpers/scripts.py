@@ -26,6 +26,7 @@ PRELUDE = """
     import synkhronos as synk
     from backend import T, cpp_codes, theano
     from comparison import *
+    from deadline import *
     from fault_ops import *
     from process_state import *
     from scripts import *

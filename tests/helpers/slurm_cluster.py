@@ -5,8 +5,9 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from pathlib import Path
+
+from deadline import wait_for
 
 _SETTINGS = """
 ClusterName=tests
@@ -101,12 +102,15 @@ class Slurm:
         )
         return done.stdout.split()
 
-    def _until(self, condition, seconds=60):
-        end = time.monotonic() + seconds
-        while not condition():
-            logs = [path.read_text()[-1000:] for path in self._folder.glob("*.out")]
-            assert time.monotonic() < end and all(one.poll() is None for one in self._daemons), logs
-            time.sleep(0.1)
+    def _until(self, condition):
+        def logs():
+            return [path.read_text()[-1000:] for path in self._folder.glob("*.out")]
+
+        def held():
+            assert all(one.poll() is None for one in self._daemons), logs()
+            return condition()
+
+        wait_for(held, logs, 60)
 
     def __exit__(self, *_):
         for daemon in reversed(self._daemons):

@@ -4,9 +4,9 @@ import contextlib
 import shutil
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 
+from deadline import wait_for
 from namespace_hosts import DIES_WITH_US
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")
@@ -49,11 +49,8 @@ def ssh(hosts, within=None):
             command = [*DIES_WITH_US, *(within or hosts.enter)(name), SSHD, "-D", "-e", "-f", folder / "settings"]
             with (folder / f"{name}.log").open("w") as log:
                 daemons.append(subprocess.Popen(command, stderr=log, start_new_session=True))
-        end = time.monotonic() + 30
-        for name in hosts.names:
-            while "listening" not in (folder / f"{name}.log").read_text():
-                assert time.monotonic() < end, (folder / f"{name}.log").read_text()
-                time.sleep(0.05)
+        for log in [folder / f"{name}.log" for name in hosts.names]:
+            wait_for(lambda log=log: "listening" in log.read_text(), log.read_text)
         yield str(client)
     finally:
         for one in daemons:

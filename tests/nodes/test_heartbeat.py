@@ -11,6 +11,7 @@ import time
 import psutil
 import pytest
 from backend import theano_only
+from deadline import scaled, wait_for
 from mpi_jobs import hear, start, until_nothing_is_left
 from namespace_hosts import Hosts, reason_to_skip
 
@@ -73,13 +74,6 @@ def pair(hosts, name):
     (heartbeat,) = [one for one in found if one.ppid() in [other.pid for other in found]]
     (guardian,) = [one for one in found if one != heartbeat]
     return guardian, heartbeat
-
-
-def until(condition, seconds=30):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @contextlib.contextmanager
@@ -152,7 +146,7 @@ def test_sessions_go_on_after_an_outage_of_three_seconds(hosts, tmp_path):
         assert hear(job)[1] == phase
         with outage():
             end = time.monotonic() + OUTAGE_SECONDS
-            until(lambda: len(lines.warnings()) > i)  # noqa: B023
+            wait_for(lambda: len(lines.warnings()) > i, "a warning")  # noqa: B023
             assert time.monotonic() < end
             time.sleep(max(0.0, end - time.monotonic()))
         (tmp_path / phase).touch()
@@ -178,7 +172,7 @@ def test_killed_heartbeat_processes_are_started_again(hosts, tmp_path):
                     with contextlib.suppress(ValueError, psutil.NoSuchProcess):
                         return before[victims[-1]] not in pair(hosts, name)  # noqa: B023
 
-                until(is_new)
+                wait_for(is_new, "a new heartbeat process")
         (tmp_path / phase).touch()
         assert hear(job)[1] == "right"
     assert lines.end() == 0
@@ -206,8 +200,8 @@ def test_a_closed_connection_is_noticed_at_once(hosts, tmp_path):
     with frozen(launchers):
         since = time.monotonic()
         hosts.leader("hostb").kill()
-        until(lambda: told.exists() and told.read_text())
-        assert time.monotonic() - since < 2
+        wait_for(lambda: told.exists() and told.read_text(), "the error")
+        assert time.monotonic() - since < scaled(2)
     text = told.read_text()
     assert text.startswith("1 node 1 (hostb) has closed its connection: its processes were killed")
     job.communicate(timeout=60)
@@ -222,8 +216,8 @@ def test_a_controller_that_is_frozen_for_too_long_is_named(hosts):
     with frozen(python_processes(hosts, "hosta")):
         since = time.monotonic()
         text = "nothing was heard from node 0 (hosta) for 2.5 seconds"
-        until(lambda: any(text in line and "node 1 (hostb) ends" in line for line in lines.found))
-        assert 2.0 < time.monotonic() - since < 6
+        wait_for(lambda: any(text in line and "node 1 (hostb) ends" in line for line in lines.found), "the last words")
+        assert 2.0 < time.monotonic() - since < scaled(6)
     assert lines.end() != 0
     assert not any("from node 1" in line for line in lines.warnings())
     until_nothing_is_left(hosts, time.monotonic(), limit=10, of_mpi=True)
@@ -346,7 +340,7 @@ def test_who_is_listened_to():
             send(2)
             assert mine.recv(100) == struct.pack("<16sH?H?", bytes(16), 0, False, NOBODY, False)
             assert heartbeat.loss() is None
-            until(heartbeat.loss, 10)
+            wait_for(heartbeat.loss, "the loss")
             assert heartbeat.loss() == Loss(2, Reason.SILENT, 0)
         finally:
             heartbeat.stop()

@@ -10,12 +10,12 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
-from mpi_jobs import HELPERS
+from mpi_jobs import HELPERS, assert_nothing_left
 from namespace_hosts import SHELLS
+from process_state import wait_for_end
 from scripts import ROOT
 from slurm_cluster import Slurm, has_pmix, what_is_missing
 from ssh_daemons import SSHD, ssh
@@ -77,13 +77,6 @@ def python_of(mpi):
 def finish(job, timeout=120):
     out, err = job.communicate(timeout=timeout)
     return job.returncode, out, err
-
-
-def assert_nothing_left(hosts):
-    end = time.monotonic() + 30
-    while hosts.left() and time.monotonic() < end:
-        time.sleep(0.1)
-    assert not hosts.left()
 
 
 @pytest.mark.parametrize("mpi", MPIS)
@@ -160,10 +153,8 @@ def test_by_ssh(hosts, program, mpi):
         assert [job.stdout.readline() for _ in range(2)] == ["2 ranks agree\n", "ready\n"]
         os.kill(job.pid, signal.SIGTERM)
         assert finish(job)[0] != 0
-        until = time.monotonic() + 30
-        while any(endless in one.cmdline() for name in hosts.names for one in hosts.processes(name)):
-            assert time.monotonic() < until, hosts.left()
-            time.sleep(0.1)
+        ranks = [one for name in hosts.names for one in hosts.processes(name) if endless in one.cmdline()]
+        wait_for_end([one.pid for one in ranks])
 
 
 def test_slurm(hosts, program, tmp_path):

@@ -2,10 +2,9 @@
 
 import sys
 import textwrap
-import time
 
 import pytest
-from mpi_jobs import HELPERS
+from mpi_jobs import HELPERS, assert_nothing_left
 
 pytestmark = pytest.mark.timeout(320)  # for programs that wait for each other on a machine that is busy
 
@@ -28,13 +27,6 @@ def run(hosts, source, ranks=1, timeout=280, returncode=0):
     assert job.returncode == returncode, out + err
     assert_nothing_left(hosts)
     return out, err
-
-
-def assert_nothing_left(hosts):
-    end = time.monotonic() + 30
-    while hosts.left() and time.monotonic() < end:
-        time.sleep(0.1)
-    assert not hosts.left()
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

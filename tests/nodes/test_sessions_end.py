@@ -60,7 +60,7 @@ def test_an_interrupted_call_leaves_a_worker_that_computes_elsewhere():
         except Alarm:
             print("Alarm")
         synk.close()
-        print(synk.fork(2, use_gpu=False), f(np.ones(4)), time.monotonic() - began < 15)
+        print(synk.fork(2, use_gpu=False), f(np.ones(4)), time.monotonic() - began < scaled(15))
         """
     )
     assert out == "Alarm\n4 4.0 True\n"

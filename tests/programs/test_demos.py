@@ -16,7 +16,8 @@ import numpy as np
 import psutil
 import pytest
 from backend import theano_only
-from process_state import shared_memory_names, wait_until
+from deadline import wait_for
+from process_state import shared_memory_names
 from scripts import ROOT
 
 sys.path.append(str(ROOT))
@@ -68,8 +69,8 @@ def run_demo(command, folder, timeout=280):
             left.kill()
         pytest.fail(f"{command} did not end in {timeout} s: {process.communicate()[0]}")
     assert process.returncode == 0, output
-    assert wait_until(lambda: not marked_processes(mark), 2), marked_processes(mark)
-    assert wait_until(lambda: shared_memory_names() <= shared, 2), shared_memory_names() - shared
+    wait_for(lambda: not marked_processes(mark), lambda: f"the end of {marked_processes(mark)}")
+    wait_for(lambda: shared_memory_names() <= shared, lambda: f"the removal of {shared_memory_names() - shared}")
     assert "\r" not in output, "a progress bar without a terminal"
     return output
 

@@ -8,7 +8,7 @@ import signal
 import numpy as np
 import pytest
 from backend import T, theano
-from process_state import is_running, wait_until, worker_pids
+from process_state import wait_for_end, worker_pids
 from scripts import python_path, run_script
 
 import synkhronos as synk
@@ -271,7 +271,7 @@ def test_the_rows_of_a_replaced_worker_are_restored(synchronize, build):
     check(function, alone(build))
     pid = worker_pids()[0]
     os.kill(pid, signal.SIGKILL)
-    assert wait_until(lambda: not is_running(pid), 10)
+    wait_for_end([pid])
     with pytest.raises(synk.WorkerRestarted) as caught:
         function._pytensor_function(alone(build)[0][0])
     assert caught.value.lost == []

@@ -12,8 +12,9 @@ import sys
 import numpy as np
 import psutil
 import pytest
+from deadline import wait_for
 from multinode_sessions import one_machine
-from process_state import shared_bytes, wait_until, worker_pids
+from process_state import shared_bytes, worker_pids
 from scripts import ROOT, run_script
 from summing_function import sum_of
 
@@ -293,7 +294,7 @@ def test_free_memory_gives_it_back_on_every_rank(synchronize, summing):
     x.free_memory()
     assert x.shape == (0,)
     assert x.alloc_size == 0
-    assert wait_until(lambda: all(shared_bytes(pid) < old + MEGABYTE for pid, old in zip(pids, before)), 2)
+    wait_for(lambda: all(shared_bytes(pid) < old + MEGABYTE for pid, old in zip(pids, before)), "freed memory")
     x.set_value(np.ones(3))
     assert summing(x) == 3
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from backend import MRG_RandomStreams, RandomStreams, T, theano
 from comparison import assert_close
+from deadline import wait_for
 from multinode_sessions import one_machine
-from process_state import wait_until, worker_pids
+from process_state import worker_pids
 
 import synkhronos as synk
 from synkhronos._graph import graph as functions
@@ -154,7 +155,7 @@ def test_dropped_functions_and_variables_are_released_on_the_workers(synchronize
         use_and_drop()
         gc.collect()
         tick(np.ones(4))
-    assert wait_until(lambda: tick(np.ones(4)) == 4 and memory_of(pid) < before + 60e6, 2)
+    wait_for(lambda: tick(np.ones(4)) == 4 and memory_of(pid) < before + 60e6, "freed memory")
 
 
 def test_a_variable_that_lives_on_keeps_its_replicas(synchronize):

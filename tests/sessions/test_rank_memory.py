@@ -14,8 +14,8 @@ import warnings
 import numpy as np
 import pytest
 from backend import T, on_theano, theano
+from deadline import wait_for
 from fault_ops import NOTHING, SLEEP, Fault
-from process_state import wait_until
 
 import synkhronos as synk
 from synkhronos._memory import Segment
@@ -181,7 +181,7 @@ def test_single_copy(session):
     assert lines[0].split()[2:] == " ".join(f"rank {rank}" for rank in after.in_use).split()
     assert "in_use={0: " in repr(after)
     value = big()
-    assert wait_until(lambda: not any(synk.memory().kept.values()), 30)  # nothing is executed meanwhile
+    wait_for(lambda: not any(synk.memory().kept.values()), "freed memory")  # nothing is executed meanwhile
     assert big() == value
 
 

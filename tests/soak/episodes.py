@@ -15,7 +15,8 @@ import numpy as np
 import programs
 import psutil
 from backend import T
-from process_state import shared_memory_names, wait_until, worker_pids
+from deadline import wait_for
+from process_state import shared_memory_names, worker_pids
 from programs import expect
 
 import synkhronos as synk
@@ -149,7 +150,7 @@ class Episode:
         close()
         for number in faults.RAISING:
             signal.signal(number, signal.SIG_DFL)
-        wait_until(lambda: not worker_pids(), 2)
+        wait_for(lambda: not worker_pids(), "the end of the workers")
 
 
 def held():

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from fake_cuda_libraries import SOURCES, build, build_cache, build_cublas, build_driver, build_nvrtc, needs_compiler
-from process_state import is_running, wait_until
+from process_state import wait_for_end
 from scripts import without_the_package
 
 from synkhronos._cli import gpu_libraries as libraries
@@ -184,7 +184,7 @@ def test_what_a_question_started_is_ended_with_it(tmp_path):
     answer = probing.ask({"it": probing.python(textwrap.dedent(program))}, os.environ, 3)["it"]
     assert answer.record == {"known": 1}
     assert answer.error == "no answer within 3 seconds"
-    assert wait_until(lambda: not is_running(int(note.read_text())), 5)
+    wait_for_end([int(note.read_text())])
 
 
 class TestPrivateFolder:

@@ -12,7 +12,8 @@ import sys
 import termios
 
 import pytest
-from process_state import wait_until, worker_pids
+from deadline import wait_for
+from process_state import worker_pids
 from scripts import ROOT, start_script
 
 import synkhronos as synk
@@ -29,7 +30,7 @@ def test_session_of_this_process_is_seen_with_its_ranks(synchronize, n_ranks):
     synchronize(n_ranks)
     (one,) = own_session()
     assert one.sight.pids[0] == one.pid and sorted(one.sight.pids[1:]) == worker_pids()
-    assert wait_until(lambda: one.sight.look() == ["Python", *["waits for a command"] * (n_ranks - 1)], 10)
+    wait_for(lambda: one.sight.look() == ["Python", *["waits for a command"] * (n_ranks - 1)], "idle ranks")
     lines = measure([one], 0.05)
     assert [line[1] for line in lines] == ["0 (master)", *map(str, range(1, n_ranks))]
     assert [line[4] for line in lines] == ["0 %", *["100 %"] * (n_ranks - 1)]
@@ -82,7 +83,7 @@ def test_command_line_shows_a_session_whose_master_is_busy(what, master, worker)
             lines = [line for line in done.stdout.splitlines() if line.startswith(f"{process.pid} ")]
             return re.search(rf"0 \(master\) +{process.pid} +{master}", lines[0]) and re.search(worker, lines[1])
 
-        assert wait_until(shown, 15)
+        wait_for(shown, "the table")
     finally:
         process.kill()
         process.communicate(timeout=30)
@@ -107,7 +108,7 @@ def test_live_view_follows_a_session_until_it_is_left():
                 seen.append(os.read(terminal, 1 << 16).decode())
             return len(re.findall(rf"{process.pid} .*1 .*waits for a command .*100 %", "".join(seen)))
 
-        assert wait_until(lambda: tables() >= 2, 60)  # it is drawn again
+        wait_for(lambda: tables() >= 2, "a second table")
         assert re.search("session.*rank.*pid.*doing.*waiting.*memory", "".join(seen))
         view.send_signal(signal.SIGINT)
         assert view.wait(30) == 0

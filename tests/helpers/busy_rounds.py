@@ -1,0 +1,89 @@
+"""Run the tests module by module while a busy loop occupies each core: `make busy`.
+
+Three rounds run all modules, seven more those of `REPEATED`. The results are lines of a file, so that a run that was
+interrupted continues with the next module:
+
+    python tests/helpers/busy_rounds.py FOLDER [SECONDS]
+
+The folder gets ``results.jsonl``, and the output of each module that failed; remove it to begin again. No module begins
+after SECONDS. The exit status is 0 if all rounds have passed, 1 if a test failed, and 3 if modules are left.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+REPEATED = ("faults", "nodes", "sessions")
+ROUNDS, ROUNDS_OF_REPEATED = 3, 10
+#: Seconds for one test, and for one module.
+TEST_LIMIT, MODULE_LIMIT = 900, 7200
+
+_OCCUPY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    for _ in range(10**6): pass"
+
+
+def planned():
+    """Return the pairs of a round and a module, in the order in which they run."""
+    modules = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("tests/*/test_*.py"))
+    again = [module for module in modules if module.split("/")[1] in REPEATED]
+    rounds = range(1, 1 + ROUNDS_OF_REPEATED)
+    return [(number, module) for number in rounds for module in (modules if number <= ROUNDS else again)]
+
+
+@contextlib.contextmanager
+def busy_cores():
+    """Keep each core busy; the loops end with this process, too."""
+    loops = [subprocess.Popen([sys.executable, "-S", "-c", _OCCUPY]) for _ in os.sched_getaffinity(0)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+def run(module):
+    """Run one module; return pytest's exit status and output."""
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "--timeout", str(TEST_LIMIT), module]
+    try:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, timeout=MODULE_LIMIT
+        )
+    except subprocess.TimeoutExpired as error:
+        return "no end", str(error.stdout)
+    return done.returncode, done.stdout
+
+
+def main(folder, seconds="inf"):
+    end = time.monotonic() + float(seconds)
+    folder = Path(folder)
+    folder.mkdir(exist_ok=True)
+    results = folder / "results.jsonl"
+    lines = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    finished = {(line["round"], line["module"]): line for line in lines}
+    with busy_cores(), results.open("a") as file:
+        for number, module in planned():
+            if (number, module) in finished or time.monotonic() > end:
+                continue
+            began = time.monotonic()
+            status, output = run(module)
+            failed = status not in (0, 5)  # 5: the module has no tests on this backend
+            if failed:
+                (folder / f"{number}-{Path(module).stem}.log").write_text(output)
+            line = {"round": number, "module": module, "status": status, "seconds": round(time.monotonic() - began)}
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            finished[number, module] = line
+            print(f"round {number}: {module} {'FAILED' if failed else 'passed'} in {line['seconds']} s", flush=True)
+    failures = [f"round {n}: {module}" for (n, module), line in finished.items() if line["status"] not in (0, 5)]
+    left = [pair for pair in planned() if pair not in finished]
+    print(f"{len(finished)} modules ran, {len(left)} are left, {len(failures)} failed", *failures, sep="\n")
+    return 1 if failures else 3 if left else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
