@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from backend import T, theano
 from fault_ops import NOTHING, SLEEP, Fault
-from process_state import is_running, wait_for_end, worker_pids
+from process_state import is_running, wait_for_a_call, wait_for_end, worker_pids
 from scripts import run_script, start_script
 
 import synkhronos as synk
@@ -123,7 +123,7 @@ def test_close_waits_for_the_call_of_another_thread(no_session):
     results = []
     thread = threading.Thread(target=lambda: results.append(f(np.ones(6))))
     thread.start()
-    time.sleep(0.3)
+    wait_for_a_call()
     synk.close()
     thread.join(10)
     assert results == [6]
@@ -145,7 +145,7 @@ def test_a_thread_that_waited_while_another_closed_is_told(no_session):
     threads = [threading.Thread(target=call) for _ in range(4)]
     for thread in threads:
         thread.start()
-    time.sleep(0.3)
+    wait_for_a_call()
     synk.close()
     for thread in threads:
         thread.join(20)
@@ -333,7 +333,7 @@ def test_children_that_the_user_forks_during_a_call(session):
     results = []
     thread = threading.Thread(target=lambda: results.append(f(np.ones(6))))
     thread.start()
-    time.sleep(0.2)
+    wait_for_a_call()
     pid = os.fork()
     if pid == 0:
         os._exit(7)
@@ -370,7 +370,7 @@ def test_a_daemon_thread_in_a_call_does_not_keep_the_process(no_session):
         f(np.ones(2))
         synk.set_value(1, fault, {SLEEP})
         threading.Thread(target=f, args=(np.ones(2),), daemon=True).start()
-        time.sleep(0.2)
+        wait_for_a_call()
         print(*worker_pids(), flush=True)
         """
     )

@@ -2,13 +2,12 @@
 
 import os
 import tempfile
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 from deadline import wait_for
-from process_state import wait_for_end
+from process_state import wait_for_a_call, wait_for_end
 from scripts import run_script, start_script
 from seccomp import needs_seccomp
 
@@ -89,7 +88,7 @@ def test_a_worker_ends_with_its_controller_where_pidfds_are_refused():
     try:
         workers = [int(pid) for pid in process.stdout.readline().split()]
         assert len(workers) == 1
-        time.sleep(0.3)
+        wait_for_a_call(process.pid)
         process.kill()
         wait_for_end(workers)
     finally:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from backend import T, theano
 from deadline import wait_for
-from process_state import is_running, wait_for_end, worker_pids
+from process_state import is_running, wait_for_a_call, wait_for_end, worker_pids
 from scripts import run_script, start_script
 from seccomp import needs_seccomp
 
@@ -360,7 +360,7 @@ def test_a_job_that_is_stopped_for_longer_than_the_timeout_goes_on(when):
     )
     try:
         assert process.stdout.readline() == "ready\n"
-        time.sleep(0.4)
+        wait_for_a_call(process.pid)
         os.killpg(process.pid, signal.SIGSTOP)
         time.sleep(3.5)
         os.killpg(process.pid, signal.SIGCONT)

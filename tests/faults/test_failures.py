@@ -14,7 +14,7 @@ import pytest
 from backend import T, on_theano, theano
 from deadline import scaled
 from fault_ops import EXIT, KILL, LEAVE, LONG_SLEEP, NOTHING, RAISE, RAISE_LATE, SEGFAULT, SLEEP, Fault, Unloadable
-from process_state import is_running, shared_memory_names, wait_for_end, worker_pids
+from process_state import is_running, shared_memory_names, wait_for_a_call, wait_for_end, worker_pids
 
 import synkhronos as synk
 from synkhronos._session.lifecycle import current
@@ -403,7 +403,7 @@ def test_data_made_while_another_thread_calls(faulty):
     results = []
     thread = threading.Thread(target=lambda: results.append(function(np.ones(6))))
     thread.start()
-    time.sleep(0.2)
+    wait_for_a_call()
     data = synk.data(np.full(6, 2.0))
     thread.join()
     synk.broadcast(fault, NOTHING)

@@ -11,7 +11,7 @@ import pytest
 from backend import T, theano
 from deadline import scaled
 from fault_ops import KILL, LONG_SLEEP, NOTHING, RAISE, RAISE_LATE, SLEEP, Fault
-from process_state import worker_pids
+from process_state import wait_for_a_call, worker_pids
 
 import synkhronos as synk
 
@@ -199,7 +199,7 @@ def test_a_handler_with_a_sequence_while_another_waits_to_be_sent(synchronize):
             future = first(DATA)
             third()
             slow.start()
-            time.sleep(0.3)  # until the ranks are busy, so that the end of the block waits
+            wait_for_a_call()  # so that the end of the block waits
             signal.setitimer(signal.ITIMER_REAL, 0.3)
         slow.join()
     finally:

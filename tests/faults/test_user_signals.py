@@ -463,7 +463,6 @@ def test_a_signal_to_one_worker_alone_does_nothing(faulty, number):
     pids = worker_pids()
     for pid in pids:
         os.kill(pid, number)
-    time.sleep(0.1)
     assert f(np.ones(6)) == 6
     assert worker_pids() == pids
 

@@ -11,6 +11,8 @@ import psutil
 from deadline import wait_for
 from scripts import fork_server
 
+from synkhronos._cli.top import find_sessions
+
 _BEGAN = time.time() - 1  # what is older is nothing of these tests
 
 
@@ -73,6 +75,12 @@ def is_running(pid):
 def wait_for_end(pids):
     """Wait until no process of ``pids`` runs any more."""
     wait_for(lambda: not any(map(is_running, pids)), lambda: f"the end of processes {[*filter(is_running, pids)]}")
+
+
+def wait_for_a_call(pid=None):
+    """Wait until a rank of the session of a process, this one unless another is named, computes."""
+    (sight,) = [one.sight for one in find_sessions() if one.pid == (pid or os.getpid())]
+    wait_for(lambda: "computes" in sight.look(), "a call")
 
 
 def worker_pids():

@@ -61,8 +61,7 @@ TRANSPORTS = [
         pytest.param(
             Transport(way, "opencl", (n,)), id=f"opencl-{way}-{n}", marks=[pytest.mark.opencl, pytest.mark.slow]
         )
-        for way in ("host", "stand-in")
-        for n in (1, 2, 3, 5)
+        for way, n in (("host", 1), ("host", 3), ("stand-in", 2), ("stand-in", 5))
     ],
     *[
         pytest.param(Transport(way, "cuda", (n,)), id=f"cuda-{way}-{n}", marks=[pytest.mark.cuda, pytest.mark.slow])

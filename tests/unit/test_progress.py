@@ -8,6 +8,7 @@ import time
 import types
 
 import pytest
+from deadline import wait_for
 
 import synkhronos as synk
 from synkhronos._utils import progress as _progress
@@ -41,20 +42,13 @@ def shown(text):
     return "".join(screen).rstrip()
 
 
-def wait_for(condition):
-    until = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
 def test_long_work_is_told_and_the_line_is_taken_back(quickly, monkeypatch):
     terminal = write_to(monkeypatch, Terminal())
     with progress("baking", 3) as work:
-        wait_for(lambda: "| 0 of 3 [00:0" in terminal.getvalue())
+        wait_for(lambda: "| 0 of 3 [00:0" in terminal.getvalue(), "the bar")
         work.done += 1
         with progress("stirring"):
-            wait_for(lambda: re.search(r"synkhronos: baking:  33%.*\| 1 of 3 ", shown(terminal.getvalue())))
+            wait_for(lambda: re.search(r"synkhronos: baking:  33%.*\| 1 of 3 ", shown(terminal.getvalue())), "the bar")
     assert shown(terminal.getvalue()) == ""
     assert "stirring" not in terminal.getvalue()
 
@@ -69,11 +63,11 @@ def test_short_work_is_not(monkeypatch):
 def test_an_exception_ends_it(quickly, monkeypatch):
     terminal = write_to(monkeypatch, Terminal())
     with pytest.raises(ZeroDivisionError), progress("baking"):
-        wait_for(terminal.getvalue)
+        wait_for(terminal.getvalue, "the bar")
         1 / 0  # noqa: B018
     assert shown(terminal.getvalue()) == ""
     with progress("eating"):  # the next work is told again
-        wait_for(lambda: "eating" in terminal.getvalue())
+        wait_for(lambda: "eating" in terminal.getvalue(), "the bar")
 
 
 @pytest.mark.parametrize("notebook", [False, True])
@@ -84,7 +78,7 @@ def test_logs_see_nothing_and_notebooks_do(quickly, monkeypatch, notebook):
         monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
     with progress("baking"):
         if notebook:
-            wait_for(stream.getvalue)
+            wait_for(stream.getvalue, "the bar")
         time.sleep(0.1)
     assert ("baking" in stream.getvalue()) is notebook
 
@@ -92,7 +86,7 @@ def test_logs_see_nothing_and_notebooks_do(quickly, monkeypatch, notebook):
 def test_a_program_that_closed_its_terminal(quickly, monkeypatch):
     terminal = write_to(monkeypatch, Terminal())
     with progress("baking"):
-        wait_for(terminal.getvalue)
+        wait_for(terminal.getvalue, "the bar")
         terminal.close()
     with progress("baking"):
         pass

@@ -72,6 +72,11 @@ def test_groups_of_tests_are_those_that_are_there():
     assert all(f"`tests/{group}`" in contributing for group in groups)
 
 
+def test_modules_that_ci_leaves_out_exist():
+    named = re.findall(r"^ +(tests/\S+)$", (ROOT / ".ci" / "run").read_text(), re.M)
+    assert named and all((ROOT / name).is_file() for name in named)
+
+
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/design.md"])
 def test_files_that_pages_name_are_there(page):
     text = (ROOT / page).read_text()
