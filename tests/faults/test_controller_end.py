@@ -2,17 +2,10 @@
 
 import os
 import signal
-import time
-import warnings
 
-import numpy as np
-import psutil
 import pytest
-from deadline import wait_for
 from process_state import is_running, shared_memory_names, wait_for_end
 from scripts import SESSION, python, read_pids, run_script, start_script
-
-import synkhronos as synk
 
 HOGGING = """
 def main():
@@ -126,25 +119,6 @@ def test_a_master_that_ends_without_close_leaves_nothing(ending):
         assert "KeyError: 'the end'" in err
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_master_that_dies_while_workers_compute(number):
-    process = start_script(
-        SESSION
-        + """
-        synk.set_value(1, fault, LONG_SLEEP); synk.set_value(2, fault, LONG_SLEEP)
-        f(d)
-        """.replace("        ", "")
-    )
-    pids = read_pids(process)
-    wait_for(
-        lambda: all(psutil.Process(pid).status() == psutil.STATUS_SLEEPING for pid in pids), "the workers to sleep"
-    )
-    process.send_signal(number)
-    process.communicate(timeout=10)
-    wait_for_end(pids)
-    assert not shared_memory_names()
-
-
 SHUTDOWNS = {
     "after a session": "synk.fork(2); at_exit = AtExit()",
     "without a session": "at_exit = AtExit()",
@@ -185,44 +159,3 @@ def test_other_calls_while_python_shuts_down_say_that_there_is_no_session():
         """
     )
     assert err == ""
-
-
-def test_the_whole_process_group_is_killed():
-    process = start_script(SESSION + "time.sleep(60)", start_new_session=True)
-    pids = read_pids(process)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate(timeout=10)
-    wait_for_end(pids)
-    assert not shared_memory_names()
-
-
-def test_killed_at_any_moment_nothing_is_left():
-    """Killed while it forks, makes data, computes and closes, again and again, wherever that happens to be."""
-    rng = np.random.RandomState(0)
-    for _ in range(4):
-        process = start_script(
-            """
-            x = T.dvector("x")
-            print("ready", flush=True)
-            while True:
-                synk.fork(3)
-                f = synk.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
-                for _ in range(20):
-                    d = synk.data(np.ones(1000))
-                    f(d)
-                synk.close()
-            """,
-            start_new_session=True,
-        )
-        assert process.stdout.readline() == "ready\n", process.communicate()
-        time.sleep(0.3 + rng.rand())
-        children = psutil.Process(process.pid).children()
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate(timeout=10)
-        wait_for_end([child.pid for child in children])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        synk.close()
-    synk.fork(1)  # it sweeps what was killed between making and unlinking
-    synk.close()
-    assert not shared_memory_names()

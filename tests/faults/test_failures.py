@@ -141,20 +141,6 @@ def test_failures_in_a_row(faulty):
         assert function(np.ones(6)) == 6
 
 
-def test_a_rank_that_fails_in_a_collective_releases_the_others(faulty):
-    function, fault = faulty
-    stored = synk.gather(_built["seen"])
-    for rank in range(3):
-        synk.set_value(rank, _built["seen"], np.zeros(rank))
-    with pytest.raises(ValueError, match="seen"):
-        synk.all_reduce(_built["seen"])
-    for rank in range(3):
-        synk.set_value(rank, _built["seen"], stored[rank])
-    np.testing.assert_array_equal(synk.gather(_built["seen"]), stored)
-    assert function(np.ones(6)) == 6
-    assert fault.get_value() == NOTHING
-
-
 def test_an_unpickling_that_fails_can_be_tried_again(faulty, tmp_path):
     function, _ = faulty
     file = tmp_path / "there"
@@ -278,48 +264,6 @@ def test_a_worker_dies_while_it_computes(no_session, fault_kind, exitcode):
     assert not shared_memory_names()
 
 
-def test_a_computing_worker_is_killed(no_session):
-    synk.fork(3)
-    function, fault = make_faulty(3)
-    synk.set_value(1, fault, LONG_SLEEP)
-    pid, killed = worker_pids()[0], []
-
-    def kill():
-        killed.append(time.monotonic())
-        os.kill(pid, signal.SIGKILL)
-
-    timer = threading.Timer(0.3, kill)
-    timer.start()
-    with pytest.raises(synk.WorkerDied, match=f"rank 1.*{pid}.*SIGKILL"):
-        function(np.ones(6))
-    assert time.monotonic() - killed[0] < scaled(1)
-    timer.join()
-    check_broken(function, fault)
-
-
-def test_a_worker_dies_in_a_collective(no_session):
-    synk.fork(3)
-    function, fault = make_faulty(3)
-    synk.broadcast(_built["seen"], np.zeros(3_000_000))
-    pid, killed = worker_pids()[1], []
-
-    def kill():
-        killed.append(time.monotonic())
-        os.kill(pid, signal.SIGKILL)
-
-    timer = threading.Timer(0.2, kill)
-    timer.start()
-    with pytest.raises(synk.WorkerDied, match=f"rank 2.*{pid}.*SIGKILL"):
-        while True:
-            synk.all_reduce(_built["seen"])
-    assert time.monotonic() - killed[0] < scaled(1)
-    timer.join()
-    check_broken(function, fault)
-    synk.close()
-    _built["seen"].set_value(np.zeros(2))
-    assert not shared_memory_names()
-
-
 def test_a_worker_dies_while_functions_are_distributed(no_session, tmp_path):
     synk.fork(3)
     x = T.dvector("x")
@@ -375,28 +319,6 @@ def test_closing_with_a_stopped_worker(no_session):
 # ---------------------------------------------------------------- threads
 
 
-def test_calls_of_two_threads_are_serialised(faulty):
-    function, _ = faulty
-    errors = []
-
-    def work(value):
-        try:
-            for _ in range(40):
-                data = synk.data(np.full(6, float(value)))
-                assert function(data) == 6 * value
-                assert function(np.full(6, float(value))) == 6 * value
-                del data
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work, args=(value,)) for value in (1, 2, 3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
-
-
 def test_data_made_while_another_thread_calls(faulty):
     function, fault = faulty
     synk.set_value(1, fault, SLEEP)
@@ -412,64 +334,6 @@ def test_data_made_while_another_thread_calls(faulty):
 
 
 # ---------------------------------------------------------------- silence, and new workers
-
-
-def test_a_silent_rank_and_a_timeout(no_session):
-    synk.fork(3, timeout=0.5)
-    function, fault = make_faulty(3)
-    pids = worker_pids()
-    synk.set_value(2, fault, LONG_SLEEP)
-    began = time.monotonic()
-    with pytest.raises(synk.errors.WorkerTimeout, match=f"rank 2.*{pids[1]}") as caught:
-        function(np.ones(6))
-    assert time.monotonic() - began < scaled(2)
-    assert (caught.value.rank, caught.value.pid) == (2, pids[1])
-    check_broken(function, fault)
-    synk.close()
-    assert not any(map(is_running, pids))
-
-
-def test_a_worker_is_replaced(no_session):
-    synk.fork(3, restart_workers=True)
-    function, fault = make_faulty(3)
-    data = synk.data(np.arange(6.0))
-    assert function(data, num_slices=2) == 15
-    for rank in (1, 2, 1):
-        synk.broadcast(_built["seen"], np.full(2, 5.0 + rank))
-        pids = worker_pids()
-        synk.set_value(rank, fault, KILL)
-        with pytest.raises(synk.errors.WorkerRestarted, match=f"rank {rank}") as caught:
-            function(data)
-        assert caught.value.ranks == (rank,)
-        assert isinstance(caught.value.__cause__, synk.WorkerDied)
-        assert len(worker_pids()) == 2
-        assert len(set(worker_pids()) & set(pids)) == 1
-        np.testing.assert_array_equal(synk.get_value(rank, _built["seen"]), _built["seen"].get_value())
-        synk.broadcast(fault, NOTHING)
-        assert function(data) == 15
-        assert function(data, num_slices=2) == 15
-        assert function(data, batch=[5, 0, 0]) == 5
-        synk.broadcast(_built["seen"], np.ones(2))
-        synk.all_reduce(_built["seen"], op="sum")
-        assert synk.gather(_built["seen"]).tolist() == [[3, 3]] * 3
-
-
-def test_idle_workers_are_replaced_all_at_once(no_session):
-    synk.fork(3, restart_workers=True)
-    function, _ = make_faulty(3)
-    for pid in worker_pids():
-        os.kill(pid, signal.SIGKILL)
-    with pytest.raises(synk.errors.WorkerRestarted):
-        for _ in range(3):
-            function(np.ones(6))
-    assert len(worker_pids()) == 2
-    for _ in range(3):
-        try:
-            assert function(np.ones(6)) == 6
-            break
-        except synk.errors.WorkerRestarted:
-            continue
-    assert function(np.ones(6)) == 6
 
 
 def test_a_command_lowers_an_abort_flag_that_an_interrupt_left_up(synchronize):

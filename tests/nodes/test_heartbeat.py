@@ -228,7 +228,7 @@ IDLE = """
     from synkhronos._multinode import launch
     {before}
     say("ready")
-    while launch._line._heartbeat.loss() is None:
+    while launch._comm._heartbeat.loss() is None:
         time.sleep(0.01)
     try:
         synk.{call}()
