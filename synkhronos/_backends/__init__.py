@@ -1,8 +1,9 @@
 """The graph backend of this process: Theano 1.0.5, or its successor PyTensor.
 
-One package for each backend provides the same names: `T` (functions that make expressions), variables, Apply nodes and
-graph traversal, compiled functions, and `ops` (the classes of operations, and functions that read them). Code above
-this package imports no backend, and does not ask which one is in use.
+Each backend is a package that defines the names in `INTERFACE`: `T` (functions that make expressions), variables, Apply
+nodes and graph traversal, compiled functions, and `ops` (the classes of operations, and functions that read them). They
+are available here, as are the functions of `generic`, which are the same for all backends. Code above this package
+imports no backend, and does not ask which one is in use.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import sys
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 __all__ = ["ENGINES", "TITLE", "choose", "name"]
 
@@ -59,8 +60,56 @@ name = choose()
 #: The backend's name in messages.
 TITLE = ENGINES[name]
 
-_backend = import_module(f"synkhronos._backends.{name}")
+#: The names that each backend defines, by the module of its package. In `ops`, the class of an operation that a backend
+#: does not have is `common.Absent`.
+INTERFACE = {
+    "graph": (
+        "AFTER_MERGES", "BEFORE_ELEMENTWISE", "NO_TENSORS", "Apply", "Constant", "DenseType", "DisconnectedType",
+        "InconsistencyError", "NotScalarConstantError", "Op", "ReplaceValidate", "Rewriter", "SharedVariable", "T",
+        "TensorConstant", "TensorType", "UnusedInputError", "Variable", "ancestors", "as_type_of", "clone", "config",
+        "copied", "copy_stack_trace", "get_scalar_constant_value", "grad", "input_like", "io_toposort", "known_lengths",
+        "leaves_of", "printing", "register", "reshaped_like", "retyped", "scalar", "scan", "shared", "shared_like",
+        "substituted", "with_broadcastable",
+    ),
+    "ops": (
+        "DRAWS", "EXPRESSED", "ARange", "AbstractConv2d", "AbstractConv2d_gradInputs", "AbstractConv2d_gradWeights",
+        "AbstractConv3d", "AbstractConv3d_gradInputs", "AbstractConv3d_gradWeights", "AdvancedIncSubtensor",
+        "AdvancedIncSubtensor1", "AdvancedSubtensor", "AdvancedSubtensor1", "All", "Alloc", "AllocEmpty", "AnyOp",
+        "ArgSortOp", "Argmax", "Assert", "AveragePoolGrad", "BatchedDot", "Blockwise", "CAReduce", "CAReduceDtype",
+        "CheckAndRaise", "ConsiderConstant", "CpuContiguous", "CrossentropyCategorical1Hot",
+        "CrossentropyCategorical1HotGrad", "CrossentropySoftmax1HotWithBiasDx",
+        "CrossentropySoftmaxArgmax1HotWithBias", "CumOp", "DeepCopyOp", "DimShuffle", "DisconnectedGrad", "Dot",
+        "DownsampleFactorMaxGradGrad", "Elemwise", "FromFunctionOp", "GradClip", "GradScale", "IfElse", "IncSubtensor",
+        "Join", "LogSoftmax", "MakeVector", "Max", "MaxAndArgmax", "MaxPoolGrad", "MaxPoolRop", "Min", "OpFromGraph",
+        "OutputGuard", "Pool", "Prod", "ProdWithoutZeros", "Rebroadcast", "RepeatOp", "Reshape", "ScalarFromTensor",
+        "Scan", "Shape", "Shape_i", "Softmax", "SoftmaxGrad", "SoftmaxWithBias", "SortOp", "SparseDot", "SpecifyShape",
+        "Split", "StructuredDot", "StructuredDotGradCSC", "StructuredDotGradCSR", "Subtensor", "Sum",
+        "TensorFromScalar", "UndefinedGrad", "ViewOp", "ZeroGrad", "adds", "advanced_index", "axis_of", "basic_index",
+        "draws_each", "inlined", "inner_outputs", "parts_of", "read_loop", "softmax_axes",
+    ),
+    "compile": (
+        "KEYWORDS", "TAKES_SUBSETS", "Container", "Function", "In", "Out", "compile_function",
+        "execution", "machine", "plain_function", "raise_at", "rebuild_collect_shared", "redirect", "updated_storage",
+    ),
+    "pickling": (
+        "MADE_AT_RUN_TIME", "OF_NODES", "OF_TAGS", "OF_VARIABLES", "RESET", "FromFunctionOp", "NanGuardMode", "PureOp",
+        "PureType", "Scratchpad", "is_random_state", "other_stream", "pack", "reduced_otherwise", "unpack",
+    ),
+    "process": (
+        "as_asked", "bind", "bound", "find_compiled", "is_device_array", "is_device_type", "limit_threads",
+        "precompile", "prepare_fork", "print_profiles", "read", "stay_on_device", "to_device", "to_host", "unbind",
+        "write",
+    ),
+}  # fmt: skip
 
+if TYPE_CHECKING:
 
-def __getattr__(attribute: str) -> Any:
-    return getattr(_backend, attribute)
+    def __getattr__(attribute: str) -> Any: ...
+
+else:
+    for _part, _wanted in INTERFACE.items():
+        _module = import_module(f"synkhronos._backends.{name}.{_part}")
+        _found = {_one: getattr(_module, _one) for _one in _wanted}  # a missing name is an error at once
+        globals().update({"ops": _module} if _part == "ops" else _found)
+
+    from synkhronos._backends.generic import *  # noqa: F403 (by the names above)

@@ -1,13 +1,11 @@
-"""Parts that both backends share: the description of a Scan, of a compiled function's parts, and pickling helpers."""
+"""Description of a Scan, and placeholders for operations and steps that a backend does not have."""
 
 from __future__ import annotations
 
-import copyreg
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["GUARDS", "Loop", "Running", "absent", "errors_of", "new", "once"]
+__all__ = ["Absent", "Loop", "read_loop", "skip"]
 
 
 class Loop(NamedTuple):
@@ -39,42 +37,43 @@ class Loop(NamedTuple):
         return list(outputs)[sum(self.n_new) :][: len(self.lengths)]
 
 
-class Running(NamedTuple):
-    """The parts of a compiled function that are needed to call it without its own `__call__`."""
+def read_loop(
+    node: Any, inputs: list[Any], outputs: list[Any], settings: Any, shared: Iterable[tuple[Any, Any]], like: Any
+) -> Loop:
+    """Return the description of a Scan.
 
-    function: Callable[[], Any]  # computes from the storage cells of the inputs; the outputs come first in its result
-    inputs: list[tuple[Any, list[Any]]]  # type and storage cell of each input
-    n_outputs: int
-    emptied: list[list[Any]]  # storage cells to clear afterwards
-    explain: Callable[[], None]  # raises the current exception again, with the backend's explanation
+    Parameters
+    ----------
+    node : Apply
+        The Scan.
+    inputs, outputs : list of variables
+        Inputs and outputs of a step.
+    settings : object
+        Has the numbers of states of each kind, and their taps, as attributes.
+    shared, like
+        See `Loop`.
+    """
+    op, outer = node.op, node.inputs
+    entries = [*op.inner_mitmot(inputs), *op.inner_mitsot(inputs), *op.inner_sitsot(inputs)]
+    states = [*op.outer_mitmot(outer), *op.outer_mitsot(outer), *op.outer_sitsot(outer)]
+    return Loop(
+        inputs=list(inputs),
+        outputs=list(outputs),
+        n_steps=outer[0],
+        sequences=list(zip(op.inner_seqs(inputs), op.outer_seqs(outer))),
+        states=[([entries.pop(0) for _ in taps], state) for taps, state in zip(settings.tap_array, states)],
+        n_new=[*map(len, settings.mit_mot_out_slices), *[1] * (settings.n_mit_sot + settings.n_sit_sot)],
+        shared=list(shared),
+        lengths=list(op.outer_nitsot(outer)),
+        others=list(zip(op.inner_non_seqs(inputs), op.outer_non_seqs(outer))),
+        is_while=settings.as_while,
+        like=like,
+    )
 
 
-def absent(name: str) -> type:
-    """Make a class without instances for an operation that a backend lacks, so that all backends share rules."""
-    return type(name, (), {"__doc__": "Not in this engine."})
+class Absent:
+    """Class of an operation that a backend does not have: no instances, so all backends share one table of rules."""
 
 
-#: NanGuardMode's functions, which are closures and do not pickle: attribute of its linker, by qualified name.
-GUARDS = {
-    "NanGuardMode.__init__.<locals>.nan_check": "callback",
-    "NanGuardMode.__init__.<locals>.nan_check_input": "callback_input",
-}
-
-
-def new(cls: type, state: dict[str, Any]) -> tuple[Any, ...]:
-    """Return the pickle reduction of an object with these attributes."""
-    return copyreg.__newobj__, (cls,), state or None  # type: ignore[attr-defined]
-
-
-def once(trace: Any, frames: dict[Any, Any]) -> Any:
-    """Return an equal trace whose frames are the same objects wherever they occur again."""
-    if isinstance(trace, list):
-        return [once(part, frames) for part in trace]
-    return frames.setdefault(trace, trace)
-
-
-def errors_of(guard: Any) -> tuple[bool, ...]:
-    """Return what a function of NanGuardMode reports as an error: NaN, infinity, large values."""
-    check = inspect.getclosurevars(guard).nonlocals["do_check_on"]
-    found = inspect.getclosurevars(check).nonlocals
-    return tuple(bool(found[f"{kind}_is_error"]) for kind in ("nan", "inf", "big"))
+def skip(*_: Any) -> None:
+    """Do nothing: step that a backend does not need."""

@@ -14,6 +14,7 @@ from backend import on_theano
 from scripts import ROOT
 
 import synkhronos as synk
+from synkhronos import _backends
 
 PACKAGE = Path(synk.__file__).parent
 
@@ -149,6 +150,45 @@ def test_only_the_backends_import_theano_and_pytensor():
     for backend in ("theano", "pytensor"):
         for path in (PACKAGE / "_backends" / backend).rglob("*.py"):
             assert backend_imports_of(path) <= {backend}, path
+
+
+def bound_names(path):
+    """The names that a module binds at its top level."""
+    names = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)}
+    return names
+
+
+@pytest.mark.parametrize("module", _backends.INTERFACE)
+@pytest.mark.parametrize("backend", _backends.ENGINES)
+def test_each_backend_defines_all_names_of_the_interface(backend, module):
+    missing = set(_backends.INTERFACE[module]) - bound_names(PACKAGE / "_backends" / backend / f"{module}.py")
+    assert not missing, "write Absent for an operation that the backend does not have"
+
+
+def test_the_interface_of_the_backends_has_the_names_that_are_used_and_no_others():
+    used, used_ops = set(), set()
+    for path in [*MODULES, *(ROOT / "tests").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module == "synkhronos._backends":
+                used |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                used |= {node.attr} if node.value.id == "_backends" else set()
+                used_ops |= {node.attr} if node.value.id == "ops" else set()
+    listed = {name for module, names in _backends.INTERFACE.items() if module != "ops" for name in names}
+    assert listed <= used, "nobody uses these"
+    own = {"ENGINES", "INTERFACE", "TITLE", "choose", "common", "generic", "name", "ops"}
+    assert used <= listed | own | set(_backends.generic.__all__)
+    listed_ops = set(_backends.INTERFACE["ops"])
+    assert listed_ops <= used_ops, "nobody uses these"
+    assert {name for name in used_ops if name[0].isupper()} <= listed_ops
 
 
 def test_the_extensions_use_the_public_interface_alone():

@@ -28,7 +28,7 @@ FOR_THE_LIBRARY = {
     "_multinode/launch.py:a container": "what nobody may remove stays there, and nothing is said",
     "_processes/process_group.py:the first machine": "what a leader tells one that does not listen any more",
     "_utils/rows.py:rows cannot": "the author of a function of this library has mistaken what it takes",
-    "_backends/pytensor/gpu.py:PyTensor computes": "of functions that nothing calls where there are no GPUs",
+    "_backends/pytensor/process.py:PyTensor computes": "of functions that nothing calls where there are no GPUs",
     "_session/lifecycle.py:synkhronos.…: …": "one of two messages of the same page follows",
 }
 

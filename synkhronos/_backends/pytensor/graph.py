@@ -1,14 +1,14 @@
 """Variables, Apply nodes and graph traversal of PyTensor, and expressions that are like another variable."""
 
+# ruff: noqa: F401 (the imported names are used through this module)
+
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import pytensor
 import pytensor.tensor as T
-from pytensor import config, grad, scalar, shared
+from pytensor import config, grad, printing, scalar, shared
 from pytensor.compile import UnusedInputError
 from pytensor.compile.builders import SymbolicOp
 from pytensor.compile.mode import optdb
@@ -21,69 +21,17 @@ from pytensor.graph.rewriting.basic import GraphRewriter as Rewriter
 from pytensor.graph.rewriting.basic import MergeOptimizer, copy_stack_trace
 from pytensor.graph.traversal import ancestors, graph_inputs, io_toposort
 from pytensor.graph.utils import InconsistencyError
-from pytensor.scan.basic import scan
+from pytensor.scan import basic as _scan
 from pytensor.tensor.basic import get_underlying_scalar_constant_value as get_scalar_constant_value
 from pytensor.tensor.exceptions import NotScalarConstantError
-from pytensor.tensor.shape import Shape_i, specify_broadcastable
+from pytensor.tensor.shape import specify_broadcastable
 from pytensor.tensor.type import DenseTensorType as DenseType
-from pytensor.tensor.type import TensorType, continuous_dtypes, integer_dtypes
+from pytensor.tensor.type import TensorType
 from pytensor.tensor.type_other import NoneTypeT, SliceType
 from pytensor.tensor.variable import TensorConstant
 
 from synkhronos._backends.pytensor.custom_op import Op
 
-__all__ = [
-    "AFTER_MERGES",
-    "BEFORE_ELEMENTWISE",
-    "CONTINUOUS",
-    "FOLDER",
-    "INTEGERS",
-    "NO_TENSORS",
-    "Apply",
-    "Constant",
-    "DenseType",
-    "DisconnectedType",
-    "InconsistencyError",
-    "NotScalarConstantError",
-    "Op",
-    "ReplaceValidate",
-    "Rewriter",
-    "SharedVariable",
-    "T",
-    "TensorConstant",
-    "TensorType",
-    "UnusedInputError",
-    "Variable",
-    "accumulated",
-    "ancestors",
-    "as_type_of",
-    "clone",
-    "config",
-    "copied",
-    "copy_stack_trace",
-    "get_scalar_constant_value",
-    "grad",
-    "input_like",
-    "io_toposort",
-    "known_lengths",
-    "leaves_of",
-    "length_along",
-    "register",
-    "reshaped_like",
-    "retyped",
-    "scalar",
-    "shared",
-    "shared_like",
-    "substituted",
-    "with_broadcastable",
-]
-
-
-#: Folder of the backend's package.
-FOLDER = os.path.dirname(pytensor.__file__)
-INTEGERS = tuple(integer_dtypes)
-#: The dtypes that have gradients.
-CONTINUOUS = tuple(continuous_dtypes)
 #: Types of values that are not tensors: scalars, slices and ``None``.
 NO_TENSORS = (scalar.ScalarType, SliceType, NoneTypeT)
 
@@ -113,11 +61,6 @@ def copied(node: Any, inputs: Sequence[Any], is_serial: bool = False) -> list[An
 def known_lengths(variable: Any) -> tuple[int | None, ...]:
     """Return the length along each axis where the type states it, else ``None``."""
     return tuple(variable.type.shape)
-
-
-def length_along(variable: Any, axis: int) -> Any:
-    """Return the length of a variable along one axis, a symbolic int64 scalar."""
-    return Shape_i(axis)(variable)
 
 
 def leaves_of(variables: Iterable[Any], blockers: Iterable[Any] | None = None) -> list[Any]:
@@ -151,32 +94,9 @@ def with_broadcastable(variable: Any, broadcastable: Sequence[bool]) -> Any:
     return specify_broadcastable(variable, *(axis for axis, (fixed, known) in pairs if fixed and not known))
 
 
-def accumulated(
-    step: Callable[..., list[Any]], initial: Sequence[Any], n_steps: Any, others: Sequence[Any]
-) -> list[Any]:
-    """Return the values of some variables after a loop.
-
-    Parameters
-    ----------
-    step : callable
-        ``step(number, *variables, *others)`` returns the variables after a step.
-    initial : list of variables
-        The variables before the first step.
-    n_steps : variable
-        Number of steps, at least one.
-    others : list of variables
-        Other variables that the steps use.
-    """
-    all_steps = scan(
-        step,
-        sequences=[T.arange(n_steps)],
-        outputs_info=list(initial),
-        non_sequences=list(others),
-        strict=True,
-        return_list=True,
-        return_updates=False,
-    )
-    return [values[-1] for values in all_steps]
+def scan(step: Callable[..., list[Any]], **arguments: Any) -> Any:
+    """Return the values of a loop's variables after each step."""
+    return _scan.scan(step, **arguments, return_updates=False)
 
 
 def register(name: str, rewriter: Any, position: float, *tags: str) -> None:

@@ -1,5 +1,7 @@
 """Classes of PyTensor's operations, and functions that read their Apply nodes."""
 
+# ruff: noqa: F401 (the classes are used through this module)
+
 from __future__ import annotations
 
 import dataclasses
@@ -38,102 +40,18 @@ from pytensor.tensor.subtensor import (
     indices_from_subtensor,
 )
 
-from synkhronos._backends.common import Loop, absent
+from synkhronos._backends import common
+from synkhronos._backends.common import Absent
 
-__all__ = [
-    "DRAWS",
-    "EXPRESSED",
-    "ARange",
-    "AbstractConv2d",
-    "AbstractConv2d_gradInputs",
-    "AbstractConv2d_gradWeights",
-    "AbstractConv3d",
-    "AbstractConv3d_gradInputs",
-    "AbstractConv3d_gradWeights",
-    "AdvancedIncSubtensor",
-    "AdvancedIncSubtensor1",
-    "AdvancedSubtensor",
-    "AdvancedSubtensor1",
-    "All",
-    "Alloc",
-    "AllocEmpty",
-    "AnyOp",
-    "ArgSortOp",
-    "Argmax",
-    "Assert",
-    "AveragePoolGrad",
-    "BatchedDot",
-    "Blockwise",
-    "CAReduce",
-    "CAReduceDtype",
-    "CheckAndRaise",
-    "ConsiderConstant",
-    "CpuContiguous",
-    "CrossentropyCategorical1Hot",
-    "CrossentropyCategorical1HotGrad",
-    "CrossentropySoftmax1HotWithBiasDx",
-    "CrossentropySoftmaxArgmax1HotWithBias",
-    "CumOp",
-    "DeepCopyOp",
-    "DimShuffle",
-    "DisconnectedGrad",
-    "Dot",
-    "DownsampleFactorMaxGradGrad",
-    "Elemwise",
-    "FromFunctionOp",
-    "GradClip",
-    "GradScale",
-    "IfElse",
-    "IncSubtensor",
-    "Join",
-    "LogSoftmax",
-    "MakeVector",
-    "Max",
-    "MaxAndArgmax",
-    "MaxPoolGrad",
-    "MaxPoolRop",
-    "Min",
-    "OpFromGraph",
-    "OutputGuard",
-    "Pool",
-    "Prod",
-    "ProdWithoutZeros",
-    "Rebroadcast",
-    "RepeatOp",
-    "Reshape",
-    "ScalarFromTensor",
-    "Scan",
-    "Shape",
-    "Shape_i",
-    "Softmax",
-    "SoftmaxGrad",
-    "SoftmaxWithBias",
-    "SortOp",
-    "SparseDot",
-    "SpecifyShape",
-    "Split",
-    "StructuredDot",
-    "StructuredDotGradCSC",
-    "StructuredDotGradCSR",
-    "Subtensor",
-    "Sum",
-    "TensorFromScalar",
-    "UndefinedGrad",
-    "ViewOp",
-    "ZeroGrad",
-    "adds",
-    "advanced_index",
-    "axis_of",
-    "basic_index",
-    "draws_each",
-    "inlined",
-    "inner_outputs",
-    "joined_axes",
-    "parts_of",
-    "read_loop",
-    "softmax_axes",
-    "split_axis",
-]
+AbstractConv2d = AbstractConv2d_gradInputs = AbstractConv2d_gradWeights = Absent
+AbstractConv3d = AbstractConv3d_gradInputs = AbstractConv3d_gradWeights = Absent
+AdvancedIncSubtensor1 = AdvancedSubtensor1 = Absent  # the general classes index by one vector, too
+CAReduceDtype = MaxAndArgmax = Absent
+ConsiderConstant = OutputGuard = Rebroadcast = Absent
+CrossentropyCategorical1Hot = CrossentropyCategorical1HotGrad = Absent
+CrossentropySoftmaxArgmax1HotWithBias = CrossentropySoftmax1HotWithBiasDx = Absent
+Pool = AveragePoolGrad = MaxPoolGrad = MaxPoolRop = DownsampleFactorMaxGradGrad = Absent
+SoftmaxGrad = SoftmaxWithBias = Absent
 
 
 def basic_index(inputs: Sequence[Any], op: Any) -> list[Any]:
@@ -178,32 +96,17 @@ def inlined(node: Any) -> list[Any]:
     return inner.bind([one.type.filter_variable(given) for one, given in zip(inner.inputs, node.inputs)])
 
 
-def read_loop(node: Any) -> Loop:
+def read_loop(node: Any) -> common.Loop:
     """Return the description of a Scan."""
-    op, outer, info = node.op, node.inputs, node.op.info
-    steps = op.fgraph.unfreeze()
-    inner = steps.inputs
-    entries = [*op.inner_mitmot(inner), *op.inner_mitsot(inner), *op.inner_sitsot(inner)]
-    states = [*op.outer_mitmot(outer), *op.outer_mitsot(outer), *op.outer_sitsot(outer)]
+    op, info, steps = node.op, node.op.info, node.op.fgraph.unfreeze()
 
     def like(inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
         names = ("mode", "truncate_gradient", "name", "profile", "allow_gc", "strict")
         own = dataclasses.replace(info, n_non_seqs=info.n_non_seqs + len(inputs) - info.n_inner_inputs)
         return Scan(list(inputs), list(outputs), own, **{name: getattr(op, name) for name in names})
 
-    return Loop(
-        inputs=list(inner),
-        outputs=list(steps.outputs),
-        n_steps=outer[0],
-        sequences=list(zip(op.inner_seqs(inner), op.outer_seqs(outer))),
-        states=[([entries.pop(0) for _ in taps], state) for taps, state in zip(info.tap_array, states)],
-        n_new=[*map(len, info.mit_mot_out_slices), *[1] * (info.n_mit_sot + info.n_sit_sot)],
-        shared=list(zip(op.inner_untraced_sit_sot(inner), op.outer_untraced_sit_sot(outer))),
-        lengths=list(op.outer_nitsot(outer)),
-        others=list(zip(op.inner_non_seqs(inner), op.outer_non_seqs(outer))),
-        is_while=info.as_while,
-        like=like,
-    )
+    shared = zip(op.inner_untraced_sit_sot(steps.inputs), op.outer_untraced_sit_sot(node.inputs))
+    return common.read_loop(node, steps.inputs, steps.outputs, info, shared, like)
 
 
 def softmax_axes(node: Any) -> tuple[int, ...]:
@@ -227,31 +130,6 @@ def split_axis(node: Any) -> list[Any]:
     parts = [parts[i] for i in range(node.outputs[0].ndim - variable.ndim + 1)]
     return [variable.reshape([*shape[:axis], *parts, *shape[axis + 1 :]])]
 
-
-AbstractConv2d = absent("AbstractConv2d")
-AbstractConv2d_gradInputs = absent("AbstractConv2d_gradInputs")
-AbstractConv2d_gradWeights = absent("AbstractConv2d_gradWeights")
-AbstractConv3d = absent("AbstractConv3d")
-AbstractConv3d_gradInputs = absent("AbstractConv3d_gradInputs")
-AbstractConv3d_gradWeights = absent("AbstractConv3d_gradWeights")
-AdvancedIncSubtensor1 = absent("AdvancedIncSubtensor1")
-AdvancedSubtensor1 = absent("AdvancedSubtensor1")
-AveragePoolGrad = absent("AveragePoolGrad")
-CAReduceDtype = absent("CAReduceDtype")
-ConsiderConstant = absent("ConsiderConstant")
-CrossentropyCategorical1Hot = absent("CrossentropyCategorical1Hot")
-CrossentropyCategorical1HotGrad = absent("CrossentropyCategorical1HotGrad")
-CrossentropySoftmax1HotWithBiasDx = absent("CrossentropySoftmax1HotWithBiasDx")
-CrossentropySoftmaxArgmax1HotWithBias = absent("CrossentropySoftmaxArgmax1HotWithBias")
-DownsampleFactorMaxGradGrad = absent("DownsampleFactorMaxGradGrad")
-MaxAndArgmax = absent("MaxAndArgmax")
-MaxPoolGrad = absent("MaxPoolGrad")
-MaxPoolRop = absent("MaxPoolRop")
-OutputGuard = absent("OutputGuard")
-Pool = absent("Pool")
-Rebroadcast = absent("Rebroadcast")
-SoftmaxGrad = absent("SoftmaxGrad")
-SoftmaxWithBias = absent("SoftmaxWithBias")
 
 #: Operations that can be expressed by others: by class, a function from the Apply node to its outputs' expressions.
 EXPRESSED: dict[type, Callable[[Any], Any]] = {JoinDims: joined_axes, SplitDims: split_axis}

@@ -13,10 +13,11 @@ ratio's fraction of its period 2^128, so that the streams of different ranks do 
 2^19937 - 1; Philox by 2^128 of 2^256.
 """
 
+# ruff: noqa: F401 (the imported names are used through this module)
+
 from __future__ import annotations
 
 import copy
-import inspect
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,6 @@ from pytensor.compile.debug.nanguardmode import NanGuardMode
 from pytensor.compile.inner_function import HasInnerFunction
 from pytensor.compile.io import SymbolicOutput
 from pytensor.compile.ops import FromFunctionOp
-from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.destroyhandler import DestroyHandler
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op as PureOp
@@ -36,58 +36,27 @@ from pytensor.tensor.elemwise import CAReduce
 from pytensor.tensor.optimize import ScipyWrapperOp
 from pytensor.tensor.random.type import RandomType
 
-from synkhronos._backends.common import GUARDS, errors_of, new, once
 from synkhronos._backends.pytensor.custom_op import tell_numba
 
-__all__ = [
-    "MADE_AT_RUN_TIME",
-    "FromFunctionOp",
-    "PureOp",
-    "PureType",
-    "is_random_state",
-    "other_stream",
-    "pack",
-    "reduced",
-    "unpack",
-]
-
-
 #: Attributes that PyTensor sets on variables, Apply nodes and tags of a compiled graph and that other processes need.
-_OF_VARIABLES = frozenset(["auto_name", "container", "data", "index", "name", "owner", "tag", "type"])
+OF_VARIABLES = frozenset(["auto_name", "container", "data", "index", "name", "owner", "tag", "type"])
+#: Attributes of shared variables that other processes do not need, and their values there.
+RESET: dict[str, Any] = {"_default_update": None}
 #: Attributes that Ops make when they are linked or first run, and make again if missing: the class, the attribute's
 #: name, and whether ``None`` means missing.
 MADE_AT_RUN_TIME = ((HasInnerFunction, "_fn", True), (ScipyWrapperOp, "_fn_wrapped", True), (CAReduce, "_ufunc", False))
-_OF_NODES = frozenset(["inputs", "op", "outputs", "tag"])
-_OF_TAGS = frozenset(["nan_guard_mode_check", "trace", "unique_value", "values_eq_approx"])
+OF_NODES = frozenset(["inputs", "op", "outputs", "tag"])
+OF_TAGS = frozenset(["nan_guard_mode_check", "trace", "unique_value", "values_eq_approx"])
 
 
-def reduced(obj: Any, frames: dict[Any, Any]) -> Any:
-    """Return the pickle reduction of an object of PyTensor's; ``NotImplemented`` for other objects.
-
-    ``frames`` collects the frames of traces, so that equal frames are one object and are pickled once.
-    """
-    if isinstance(obj, (Variable, Apply)):
-        # a user's own class may need all its attributes; parts of frozen graphs define their own reduction
-        has_own_way = type(obj).__reduce__ is not object.__reduce__ or "__reduce_ex__" in obj.__dict__
-        if type(obj).__module__.startswith("pytensor.") and not has_own_way:
-            known = _OF_NODES if isinstance(obj, Apply) else _OF_VARIABLES
-            state = {name: value for name, value in obj.__dict__.items() if name in known}
-            if "container" in state:
-                state["_default_update"] = None
-            return new(type(obj), state)
-    elif isinstance(obj, Scratchpad):
-        tags = {name: value for name, value in obj.__dict__.items() if name in _OF_TAGS}
-        if "trace" in tags:
-            tags["trace"] = once(tags["trace"], frames)
-        return new(type(obj), tags)
-    elif type(obj) is FunctionGraph:
+def reduced_otherwise(obj: Any) -> Any:
+    """Return the pickle reduction of graphs and some arrays; ``NotImplemented`` for other objects."""
+    if type(obj) is FunctionGraph:
         in_place = any(isinstance(feature, DestroyHandler) for feature in obj._features)
         seen = [feature.all_variables_ever for feature in obj._features if isinstance(feature, Tracker)]
         return _graph, (list(obj.inputs), list(obj.outputs), obj.update_mapping, obj.name, in_place, seen)
-    elif type(obj) is np.ndarray and _has_own_strides(obj):
+    if type(obj) is np.ndarray and _has_own_strides(obj):
         return np.ndarray, (obj.shape, obj.dtype, bytearray(obj.tobytes()), 0, obj.strides)
-    elif inspect.isfunction(obj) and obj.__qualname__ in GUARDS:
-        return _guard, (GUARDS[obj.__qualname__], errors_of(obj))
     return NotImplemented
 
 
@@ -110,10 +79,6 @@ def _graph(
         tracker.reasons = {var: [] for var in variables}  # the controller compares the variables that replaced them
         graph.clients.update({var: [] for var in variables if var not in graph.clients})
     return graph
-
-
-def _guard(attribute: str, errors: tuple[bool, ...]) -> Any:
-    return getattr(NanGuardMode(*errors).linker, attribute)
 
 
 def pack(function: Any) -> Any:

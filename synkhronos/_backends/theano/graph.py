@@ -1,14 +1,15 @@
 """Variables, Apply nodes and graph traversal of Theano, and expressions that are like another variable."""
 
+# ruff: noqa: F401 (the imported names are used through this module)
+
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import theano
 import theano.tensor as T
-from theano import Apply, Constant, Op, Variable, clone, config, grad, scalar, shared
+from theano import Apply, Constant, Op, Variable, clone, config, grad, printing, scalar, shared
 from theano.compile import UnusedInputError, optdb
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof import InconsistencyError
@@ -22,58 +23,6 @@ from theano.tensor import NotScalarConstantError, SliceType, TensorConstant, Ten
 from theano.tensor import TensorType as DenseType
 from theano.tensor import patternbroadcast as with_broadcastable
 
-__all__ = [
-    "AFTER_MERGES",
-    "BEFORE_ELEMENTWISE",
-    "CONTINUOUS",
-    "FOLDER",
-    "INTEGERS",
-    "NO_TENSORS",
-    "Apply",
-    "Constant",
-    "DenseType",
-    "DisconnectedType",
-    "InconsistencyError",
-    "NotScalarConstantError",
-    "Op",
-    "ReplaceValidate",
-    "Rewriter",
-    "SharedVariable",
-    "T",
-    "TensorConstant",
-    "TensorType",
-    "UnusedInputError",
-    "Variable",
-    "accumulated",
-    "ancestors",
-    "as_type_of",
-    "clone",
-    "config",
-    "copied",
-    "copy_stack_trace",
-    "get_scalar_constant_value",
-    "grad",
-    "input_like",
-    "io_toposort",
-    "known_lengths",
-    "leaves_of",
-    "length_along",
-    "register",
-    "reshaped_like",
-    "retyped",
-    "scalar",
-    "shared",
-    "shared_like",
-    "substituted",
-    "with_broadcastable",
-]
-
-
-#: Folder of the backend's package.
-FOLDER = os.path.dirname(theano.__file__)
-INTEGERS = tuple(T.integer_dtypes)
-#: The dtypes that have gradients.
-CONTINUOUS = tuple(T.continuous_dtypes)
 #: Types of values that are not tensors: scalars and slices.
 NO_TENSORS = (scalar.Scalar, SliceType)
 
@@ -92,11 +41,6 @@ def known_lengths(variable: Any) -> tuple[int | None, ...]:
     return tuple(1 if fixed else None for fixed in variable.broadcastable)
 
 
-def length_along(variable: Any, axis: int) -> Any:
-    """Return the length of a variable along one axis, a symbolic int64 scalar."""
-    return T.opt.Shape_i(axis)(variable)
-
-
 def substituted(inputs: Sequence[Any], outputs: Sequence[Any], given: Mapping[Any, Any]) -> list[Any]:
     """Return the outputs of a graph, with some variables replaced."""
     clones = clone_get_equiv(inputs, outputs, copy_inputs=False, copy_orphans=False, memo=dict(given))
@@ -109,31 +53,9 @@ def retyped(variable: Any, dtype: Any = None, free: Sequence[int] = ()) -> Any:
     return TensorType(str(dtype or variable.dtype), fixed)
 
 
-def accumulated(
-    step: Callable[..., list[Any]], initial: Sequence[Any], n_steps: Any, others: Sequence[Any]
-) -> list[Any]:
-    """Return the values of some variables after a loop.
-
-    Parameters
-    ----------
-    step : callable
-        ``step(number, *variables, *others)`` returns the variables after a step.
-    initial : list of variables
-        The variables before the first step.
-    n_steps : variable
-        Number of steps, at least one.
-    others : list of variables
-        Other variables that the steps use.
-    """
-    all_steps, _ = theano.scan(
-        step,
-        sequences=[T.arange(n_steps)],
-        outputs_info=list(initial),
-        non_sequences=list(others),
-        strict=True,
-        return_list=True,
-    )
-    return [values[-1] for values in all_steps]
+def scan(step: Callable[..., list[Any]], **arguments: Any) -> Any:
+    """Return the values of a loop's variables after each step."""
+    return theano.scan(step, **arguments)[0]
 
 
 def register(name: str, rewriter: Any, position: float, *tags: str) -> None:

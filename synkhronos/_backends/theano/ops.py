@@ -1,5 +1,7 @@
 """Classes of Theano's operations, and functions that read their Apply nodes."""
 
+# ruff: noqa: F401 (the classes are used through this module)
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -62,109 +64,14 @@ from theano.tensor.subtensor import (
     get_idx_list,
 )
 
-from synkhronos._backends.common import Loop, absent
+from synkhronos._backends import common
+from synkhronos._backends.common import Absent
 from synkhronos._backends.theano import batchnorm as normalization
 from synkhronos._backends.theano.graph import substituted
 
-__all__ = [
-    "DRAWS",
-    "EXPRESSED",
-    "ARange",
-    "AbstractConv2d",
-    "AbstractConv2d_gradInputs",
-    "AbstractConv2d_gradWeights",
-    "AbstractConv3d",
-    "AbstractConv3d_gradInputs",
-    "AbstractConv3d_gradWeights",
-    "AdvancedIncSubtensor",
-    "AdvancedIncSubtensor1",
-    "AdvancedSubtensor",
-    "AdvancedSubtensor1",
-    "All",
-    "Alloc",
-    "AllocEmpty",
-    "AnyOp",
-    "ArgSortOp",
-    "Argmax",
-    "Assert",
-    "AveragePoolGrad",
-    "BatchedDot",
-    "Blockwise",
-    "CAReduce",
-    "CAReduceDtype",
-    "CheckAndRaise",
-    "ConsiderConstant",
-    "CpuContiguous",
-    "CrossentropyCategorical1Hot",
-    "CrossentropyCategorical1HotGrad",
-    "CrossentropySoftmax1HotWithBiasDx",
-    "CrossentropySoftmaxArgmax1HotWithBias",
-    "CumOp",
-    "DeepCopyOp",
-    "DimShuffle",
-    "DisconnectedGrad",
-    "Dot",
-    "DownsampleFactorMaxGradGrad",
-    "Elemwise",
-    "FromFunctionOp",
-    "GradClip",
-    "GradScale",
-    "IfElse",
-    "IncSubtensor",
-    "Join",
-    "LogSoftmax",
-    "MakeVector",
-    "Max",
-    "MaxAndArgmax",
-    "MaxPoolGrad",
-    "MaxPoolRop",
-    "Min",
-    "OpFromGraph",
-    "OutputGuard",
-    "Pool",
-    "Prod",
-    "ProdWithoutZeros",
-    "Rebroadcast",
-    "RepeatOp",
-    "Reshape",
-    "ScalarFromTensor",
-    "Scan",
-    "Shape",
-    "Shape_i",
-    "Softmax",
-    "SoftmaxGrad",
-    "SoftmaxWithBias",
-    "SortOp",
-    "SparseDot",
-    "SpecifyShape",
-    "Split",
-    "StructuredDot",
-    "StructuredDotGradCSC",
-    "StructuredDotGradCSR",
-    "Subtensor",
-    "Sum",
-    "TensorFromScalar",
-    "UndefinedGrad",
-    "ViewOp",
-    "ZeroGrad",
-    "adds",
-    "advanced_index",
-    "axis_of",
-    "basic_index",
-    "draws_each",
-    "inlined",
-    "inner_outputs",
-    "parts_of",
-    "read_loop",
-    "softmax_axes",
-]
-
-Argmax = absent("Argmax")
-Blockwise = absent("Blockwise")
-CheckAndRaise = absent("CheckAndRaise")
-Max = absent("Max")
-Min = absent("Min")
-SpecifyShape = absent("SpecifyShape")  # Theano's own class differs from PyTensor's
+Argmax = Max = Min = Absent
+Blockwise = CheckAndRaise = Absent
+SpecifyShape = Absent  # Theano's own class differs from PyTensor's
 
 #: Operations that can be expressed by others: by class, a function from the Apply node to its outputs' expressions.
 EXPRESSED: dict[type, Callable[[Any], Any]] = {
@@ -220,24 +127,12 @@ def inlined(node: Any) -> list[Any]:
     return substituted(op.local_inputs, op.local_outputs, given)
 
 
-def read_loop(node: Any) -> Loop:
+def read_loop(node: Any) -> common.Loop:
     """Return the description of a Scan."""
-    op, inner, outer = node.op, node.op.inputs, node.inputs
-    entries = [*op.inner_mitmot(inner), *op.inner_mitsot(inner), *op.inner_sitsot(inner)]
-    states = [*op.outer_mitmot(outer), *op.outer_mitsot(outer), *op.outer_sitsot(outer)]
-    return Loop(
-        inputs=list(inner),
-        outputs=list(op.outputs),
-        n_steps=outer[0],
-        sequences=list(zip(op.inner_seqs(inner), op.outer_seqs(outer))),
-        states=[([entries.pop(0) for _ in taps], state) for taps, state in zip(op.tap_array, states)],
-        n_new=[*map(len, op.mitmot_out_taps()), *[1] * (op.n_mit_sot + op.n_sit_sot)],
-        shared=list(zip(op.inner_shared(inner), op.outer_shared(outer))),
-        lengths=list(op.outer_nitsot(outer)),
-        others=list(zip(op.inner_non_seqs(inner), op.outer_non_seqs(outer))),
-        is_while=op.as_while,
-        like=lambda inputs, outputs: Scan(list(inputs), list(outputs), op.info.copy()),
-    )
+    op, info = node.op, node.op.info
+    shared = zip(op.inner_shared(op.inputs), op.outer_shared(node.inputs))
+    like = lambda inputs, outputs: Scan(list(inputs), list(outputs), info.copy())  # noqa: E731
+    return common.read_loop(node, op.inputs, op.outputs, op, shared, like)
 
 
 def softmax_axes(node: Any) -> tuple[int, ...]:

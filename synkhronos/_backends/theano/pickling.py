@@ -11,44 +11,31 @@ apart; rank ``k`` jumps ahead by k · 2^160 steps, so the streams of different r
 `RandomStreams` holds Mersenne twisters, which jump by k · 2^128 steps of a period of 2^19937 - 1.
 """
 
+# ruff: noqa: F401 (the imported names are used through this module)
+
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import numpy as np
-from theano import Apply, Variable
 from theano.compile.nanguardmode import NanGuardMode
 from theano.compile.ops import FromFunctionOp
 from theano.gof.op import PureOp
 from theano.gof.type import PureType
-from theano.gof.utils import scratchpad
+from theano.gof.utils import scratchpad as Scratchpad
 from theano.sandbox import rng_mrg
 from theano.tensor.raw_random import RandomStateType
 
-from synkhronos._backends.common import GUARDS, errors_of, new, once
-
-__all__ = [
-    "MADE_AT_RUN_TIME",
-    "FromFunctionOp",
-    "PureOp",
-    "PureType",
-    "is_random_state",
-    "other_stream",
-    "pack",
-    "reduced",
-    "unpack",
-]
-
-
 #: Attributes that Theano sets on variables, Apply nodes and tags of a compiled graph and that other processes need.
-_OF_VARIABLES = frozenset(
+OF_VARIABLES = frozenset(
     ["auto_name", "clients", "container", "data", "fgraph", "index", "name", "owner", "tag", "type"]
 )
+#: Attributes of shared variables that other processes do not need, and their values there.
+RESET: dict[str, Any] = {}
 #: Attributes that Ops make when they first run: none here, because ``__getstate__`` of Theano's Ops leaves them out.
 MADE_AT_RUN_TIME: tuple[tuple[type, str, bool], ...] = ()
-_OF_NODES = frozenset(["deps", "fgraph", "inputs", "op", "outputs", "tag"])
-_OF_TAGS = frozenset(
+OF_NODES = frozenset(["deps", "fgraph", "inputs", "op", "outputs", "tag"])
+OF_TAGS = frozenset(
     [
         "context_name",
         "indestructible",
@@ -62,28 +49,9 @@ _OF_TAGS = frozenset(
 )
 
 
-def reduced(obj: Any, frames: dict[Any, Any]) -> Any:
-    """Return the pickle reduction of an object of Theano's; ``NotImplemented`` for other objects.
-
-    ``frames`` collects the frames of traces, so that equal frames are one object and are pickled once.
-    """
-    if isinstance(obj, (Variable, Apply)):
-        # a user's own class may need all its attributes
-        if type(obj).__module__.startswith("theano."):
-            known = _OF_NODES if isinstance(obj, Apply) else _OF_VARIABLES
-            return new(type(obj), {name: value for name, value in obj.__dict__.items() if name in known})
-    elif isinstance(obj, scratchpad):
-        tags = {name: value for name, value in obj.__dict__.items() if name in _OF_TAGS}
-        if "trace" in tags:
-            tags["trace"] = once(tags["trace"], frames)
-        return new(scratchpad, tags)
-    elif inspect.isfunction(obj) and obj.__qualname__ in GUARDS:
-        return _guard, (GUARDS[obj.__qualname__], errors_of(obj))
+def reduced_otherwise(obj: Any) -> Any:
+    """Return ``NotImplemented``: no other objects of Theano's need a reduction of their own."""
     return NotImplemented
-
-
-def _guard(attribute: str, errors: tuple[bool, ...]) -> Any:
-    return getattr(NanGuardMode(*errors).linker, attribute)
 
 
 def pack(function: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Prepare PyTensor in one process for all: BLAS, compiler checks, compilation by numba, labels of printed lines.
+"""Prepare a process for PyTensor: BLAS, checks before the fork, compilation by numba, refusal of GPUs.
 
 Where the user names no BLAS, PyTensor's C code is linked to the one that `find_blas` finds. PyTensor itself knows only
 the libraries of conda and warns without these; installed by pip, it would multiply matrices through NumPy.
@@ -6,13 +6,11 @@ the libraries of conda and warns without these; installed by pip, it would multi
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import io
 import sys
 from typing import Any, Callable
 
-import pytensor
+import numpy as np
 from pytensor import config
 from pytensor.compile.debug import profiling
 from pytensor.compile.mode import get_default_mode
@@ -20,17 +18,11 @@ from pytensor.link.c.basic import get_module_cache
 from pytensor.link.c.cmodule import GCC_compiler
 from pytensor.link.numba.linker import NumbaLinker
 
+from synkhronos._backends.common import skip
 from synkhronos._theano_compat import find_blas
+from synkhronos.errors import DeviceError
 
-__all__ = [
-    "find_compiled",
-    "label_prints",
-    "limit_threads",
-    "offer_blas",
-    "precompile",
-    "prepare_fork",
-    "print_profiles",
-]
+print_profiles = profiling._atexit_print_fn
 
 
 def prepare_fork() -> None:
@@ -39,7 +31,7 @@ def prepare_fork() -> None:
     These are the compiler's flags for this processor, and the contents of the cache of compiled modules. Forked workers
     inherit the answers.
     """
-    if pytensor.config.cxx and not isinstance(get_default_mode().linker, NumbaLinker):
+    if config.cxx and not isinstance(get_default_mode().linker, NumbaLinker):
         GCC_compiler.compile_args()
         get_module_cache()
 
@@ -69,13 +61,8 @@ def find_compiled() -> None:
 
     PyTensor would find them one by one, each under the compile lock.
     """
-    if pytensor.config.cxx and not isinstance(get_default_mode().linker, NumbaLinker):
+    if config.cxx and not isinstance(get_default_mode().linker, NumbaLinker):
         get_module_cache().refresh(cleanup=False)
-
-
-def print_profiles() -> None:
-    """Print the profiles of all functions of this process."""
-    profiling._atexit_print_fn()
 
 
 def limit_threads(most: int) -> Callable[[], None] | None:
@@ -98,25 +85,47 @@ def limit_threads(most: int) -> Callable[[], None] | None:
     return restore
 
 
-def label_prints(rank: int) -> None:
-    """Have the operation ``Print`` begin each line with the rank of this process, and write all its lines at once."""
-    plain: Any = pytensor.printing._print_fn
-
-    def print_labelled(op: Any, value: Any) -> None:
-        written = io.StringIO()
-        with contextlib.redirect_stdout(written):
-            plain(op, value)
-        lines = written.getvalue().splitlines()
-        sys.stdout.write("".join([f"rank {rank}: {line}\n" for line in lines]))
-        sys.stdout.flush()
-
-    pytensor.printing._print_fn = print_labelled  # unpickled functions refer to it by this name
-
-
-def offer_blas() -> None:
+def _offer_blas() -> None:
     """Make `find_blas` the default of ``pytensor.config.blas__ldflags``, with PyTensor's own default as fallback."""
     parameter = config._config_var_dict["blas__ldflags"]
     pytensors_own = parameter.default
     parameter._default = lambda: find_blas(config.cxx) or pytensors_own()
     if parameter.is_default and getattr(parameter, "val", None) == "":  # PyTensor has searched already, without result
         config.blas__ldflags = find_blas(config.cxx)
+
+
+_offer_blas()
+
+
+# -- GPUs: no process holds one, and no array is on one
+
+
+def bind(device: str, rank: int, quiet: bool) -> Any:
+    """Raise `DeviceError`."""
+    raise DeviceError(f"{device} cannot be used: PyTensor computes on CPU cores; GPUs need Theano")
+
+
+def bound() -> str | None:
+    """Return ``None``: this process holds no GPU."""
+    return None
+
+
+def is_device_array(value: Any) -> bool:
+    """Return whether a value, or a type, is that of an array on a GPU: never."""
+    return False
+
+
+def as_asked(value: Any, output: Any) -> Any:
+    """Return the value of an output unchanged."""
+    return value
+
+
+def refuse(*_: Any) -> Any:
+    """Raise `DeviceError`; not called, because no session has GPUs."""
+    raise DeviceError("PyTensor computes on CPU cores; GPUs need Theano")
+
+
+is_device_type = is_device_array
+to_host = np.asarray
+read = write = to_device = stay_on_device = refuse
+unbind = skip

@@ -1,4 +1,4 @@
-"""GPUs through Theano's gpuarray: bind a process to a GPU, and move arrays to and from it.
+"""Prepare a process for Theano: checks before the fork, and GPUs through gpuarray, with arrays moved to and from them.
 
 A process binds to one GPU, once, under the context name ``None``. A graph compiled on one rank therefore refers to the
 own GPU of each rank that loads it. pygpu is imported only if a GPU is requested.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copyreg
+import functools
 import io
 import os
 import shutil
@@ -17,23 +18,44 @@ from typing import Any
 
 import numpy as np
 import theano
+from theano.compile import profiling
 from theano.compile.sharedvalue import shared
+from theano.gof import compilelock
 
+from synkhronos._backends.common import skip
 from synkhronos.errors import DeviceError
 
-__all__ = [
-    "as_asked",
-    "bind",
-    "bound",
-    "is_device_array",
-    "is_device_type",
-    "read",
-    "stay_on_device",
-    "to_device",
-    "to_host",
-    "unbind",
-    "write",
-]
+precompile = skip  # Theano compiles functions when they are made
+limit_threads = skip  # all of Theano's threads are those of BLAS and OpenMP
+print_profiles = profiling._atexit_print_fn
+
+
+def prepare_fork() -> None:
+    """Have Theano perform now the checks that every process would otherwise perform on its first compilation.
+
+    These are the compiler's flags for this processor and a quirk of the BLAS (both run the compiler), and the contents
+    of the cache of compiled modules. Forked workers inherit the answers. In addition, ranks try to take Theano's
+    compile lock every few milliseconds, because several may want it at once, each for a moment; Theano itself sleeps
+    for five to ten seconds.
+    """
+    if not isinstance(compilelock.lock, functools.partial):
+        compilelock.lock = functools.partial(compilelock.lock, min_wait=0.01, max_wait=0.05)
+    if theano.config.cxx:
+        theano.gof.cmodule.GCC_compiler.compile_args()
+        theano.tensor.blas_c.check_force_gemv_init()
+        theano.gof.cc.get_module_cache()
+
+
+def find_compiled() -> None:
+    """Have Theano load the index of modules that the controller has compiled since the last call.
+
+    Theano would find them one by one, each under the compile lock.
+    """
+    if theano.config.cxx:
+        theano.gof.cc.get_module_cache().refresh(cleanup=False)
+
+
+# -- GPUs
 
 _OPTIMIZERS = (("gpuarray_opt", ("fast_run", "fast_compile")), ("gpua_scanOp_make_inplace", ("fast_run",)))
 

@@ -1,0 +1,251 @@
+"""Functions that are the same for all backends, in terms of the names that each backend defines."""
+
+from __future__ import annotations
+
+import contextlib
+import copyreg
+import inspect
+import io
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from synkhronos._backends import (
+    OF_NODES,
+    OF_TAGS,
+    OF_VARIABLES,
+    RESET,
+    Apply,
+    Function,
+    NanGuardMode,
+    Scratchpad,
+    T,
+    Variable,
+    execution,
+    machine,
+    name,
+    ops,
+    plain_function,
+    printing,
+    raise_at,
+    rebuild_collect_shared,
+    redirect,
+    reduced_otherwise,
+    scalar,
+    scan,
+)
+
+__all__ = [
+    "CONTINUOUS",
+    "FOLDER",
+    "INTEGERS",
+    "accumulated",
+    "divert",
+    "label_prints",
+    "length_along",
+    "make_printable",
+    "rebuilt",
+    "reduced",
+    "running_parts",
+]
+
+_OWN = f"{name}."
+#: Folder of the backend's package.
+FOLDER = os.path.dirname(str(sys.modules[name].__file__))
+INTEGERS = tuple([kind.dtype for kind in scalar.integer_types])
+#: The dtypes that have gradients.
+CONTINUOUS = tuple([kind.dtype for kind in scalar.continuous_types])
+
+
+# -- graphs
+
+
+def length_along(variable: Any, axis: int) -> Any:
+    """Return the length of a variable along one axis, a symbolic int64 scalar."""
+    return ops.Shape_i(axis)(variable)
+
+
+def accumulated(
+    step: Callable[..., list[Any]], initial: Sequence[Any], n_steps: Any, others: Sequence[Any]
+) -> list[Any]:
+    """Return the values of some variables after a loop.
+
+    Parameters
+    ----------
+    step : callable
+        ``step(number, *variables, *others)`` returns the variables after a step.
+    initial : list of variables
+        The variables before the first step.
+    n_steps : variable
+        Number of steps, at least one.
+    others : list of variables
+        Other variables that the steps use.
+    """
+    all_steps = scan(
+        step,
+        sequences=[T.arange(n_steps)],
+        outputs_info=list(initial),
+        non_sequences=list(others),
+        strict=True,
+        return_list=True,
+    )
+    return [values[-1] for values in all_steps]
+
+
+# -- functions
+
+
+def rebuilt(
+    outputs: Sequence[Any], inputs: Sequence[Any], givens: Any, updates: Any, kwargs: dict[str, Any]
+) -> tuple[list[Any], list[tuple[Any, Any]], dict[Any, Any]]:
+    """Return outputs and all updates (default ones, too) as the backend itself sees them, with the givens applied.
+
+    The third part maps each of the user's variables to the variable that replaces it.
+    """
+    _, cloned, (clones, update_of, _, _) = rebuild_collect_shared(
+        list(outputs),
+        list(inputs),
+        replace=givens,
+        updates=updates,
+        rebuild_strict=kwargs.get("rebuild_strict", True),
+        copy_inputs_over=True,
+        no_default_updates=kwargs.get("no_default_updates") or False,
+    )
+    return list(cloned), list(update_of.items()), clones
+
+
+class Running(NamedTuple):
+    """The parts of a compiled function that are needed to call it without its own `__call__`."""
+
+    function: Callable[[], Any]  # computes from the storage cells of the inputs; the outputs come first in its result
+    inputs: list[tuple[Any, list[Any]]]  # type and storage cell of each input
+    n_outputs: int
+    emptied: list[list[Any]]  # storage cells to clear afterwards
+    explain: Callable[[], None]  # raises the current exception again, with the backend's explanation
+
+
+def running_parts(function: Any) -> Running | None:
+    """Return how to call a compiled function; ``None`` if only its own `__call__` will do."""
+    found = execution(function)
+    if found is None:
+        return None
+    compute, n_outputs, left = found
+    vm = machine(function)
+    pairs = zip(function.maker.inputs, function.input_storage)
+    taken = [(spec.variable.type, container.storage) for spec, container in pairs if container.required]
+
+    def explain() -> None:
+        if hasattr(vm, "position_of_error"):  # the same report as by the backend's own `__call__`
+            where = vm.position_of_error
+            thunk = vm.thunks[where] if hasattr(vm, "thunks") else None
+            raise_at(function, vm.nodes[where], thunk, getattr(vm, "storage_map", None))
+
+    return Running(compute, taken, n_outputs, [*(cell for _, cell in taken), *left], explain)
+
+
+_builders: list[Callable[..., Any]] = []
+
+
+def divert(build: Callable[..., Any]) -> Callable[[], None]:
+    """Have functions that programs request of the backend built by ``build``; return a callable that ends this.
+
+    Functions that the backend itself and this package compile stay unchanged.
+
+    Parameters
+    ----------
+    build : callable
+        ``build(plain, arguments)``: ``plain`` is the backend's own builder, ``arguments`` are the keyword arguments of
+        ``function`` for it.
+    """
+    _builders.append(build)
+    redirect(_built)
+
+    def end() -> None:
+        _builders.remove(build)
+        if not _builders:
+            redirect(None)
+
+    return end
+
+
+def _built(asked: dict[str, Any]) -> Any:
+    caller = sys._getframe(3).f_globals.get("__name__", "")  # above `redirect`'s function and the backend's `function`
+    is_ours = caller.startswith((_OWN, "synkhronos."))
+    return plain_function(**asked) if is_ours else _builders[-1](plain_function, asked)
+
+
+# -- printing
+
+
+def make_printable(*classes: type) -> None:
+    """Have the backend's printing functions accept objects of these classes, which have a function's ``maker``."""
+    printing.Function = (Function, *classes)
+
+
+def label_prints(rank: int) -> None:
+    """Have the operation ``Print`` begin each line with the rank of this process, and write all its lines at once."""
+    plain: Any = printing._print_fn
+
+    def print_labelled(op: Any, value: Any) -> None:
+        written = io.StringIO()
+        with contextlib.redirect_stdout(written):
+            plain(op, value)
+        lines = written.getvalue().splitlines()
+        sys.stdout.write("".join([f"rank {rank}: {line}\n" for line in lines]))
+        sys.stdout.flush()
+
+    printing._print_fn = print_labelled  # unpickled functions refer to it by this name
+
+
+# -- pickling
+
+#: NanGuardMode's functions, which are closures and do not pickle: attribute of its linker, by qualified name.
+_GUARDS = {
+    "NanGuardMode.__init__.<locals>.nan_check": "callback",
+    "NanGuardMode.__init__.<locals>.nan_check_input": "callback_input",
+}
+
+
+def reduced(obj: Any, frames: dict[Any, Any]) -> Any:
+    """Return the pickle reduction of an object of the backend's; ``NotImplemented`` for other objects.
+
+    ``frames`` collects the frames of traces, so that equal frames are one object and are pickled once.
+    """
+    if isinstance(obj, (Variable, Apply)):
+        # a user's own class may need all its attributes; parts of PyTensor's frozen graphs define their own reduction
+        has_own_way = type(obj).__reduce__ is not object.__reduce__ or "__reduce_ex__" in obj.__dict__
+        if type(obj).__module__.startswith(_OWN) and not has_own_way:
+            known = OF_NODES if isinstance(obj, Apply) else OF_VARIABLES
+            state = {attribute: value for attribute, value in obj.__dict__.items() if attribute in known}
+            return _new(type(obj), {**state, **RESET} if "container" in state else state)
+    elif isinstance(obj, Scratchpad):
+        tags = {attribute: value for attribute, value in obj.__dict__.items() if attribute in OF_TAGS}
+        if "trace" in tags:
+            tags["trace"] = _once(tags["trace"], frames)
+        return _new(type(obj), tags)
+    elif inspect.isfunction(obj) and obj.__qualname__ in _GUARDS:
+        return _guard, (_GUARDS[obj.__qualname__], _errors_of(obj))
+    return reduced_otherwise(obj)
+
+
+def _new(cls: type, state: dict[str, Any]) -> tuple[Any, ...]:
+    return copyreg.__newobj__, (cls,), state or None  # type: ignore[attr-defined]
+
+
+def _once(trace: Any, frames: dict[Any, Any]) -> Any:
+    """Return an equal trace whose frames are the same objects wherever they occur again."""
+    if isinstance(trace, list):
+        return [_once(part, frames) for part in trace]
+    return frames.setdefault(trace, trace)
+
+
+def _errors_of(guard: Any) -> tuple[bool, ...]:
+    """Return what a function of NanGuardMode reports as an error: NaN, infinity, large values."""
+    check = inspect.getclosurevars(guard).nonlocals["do_check_on"]
+    found = inspect.getclosurevars(check).nonlocals
+    return tuple(bool(found[f"{kind}_is_error"]) for kind in ("nan", "inf", "big"))
+
+
+def _guard(attribute: str, errors: tuple[bool, ...]) -> Any:
+    return getattr(NanGuardMode(*errors).linker, attribute)
