@@ -1,38 +1,91 @@
-"""Plan of a call, and cache of the last call's plan.
+"""Plan of a call: the rows that it computes, how the ranks share them, and the command for every rank.
 
-A plan is what every rank does: rows, shards, variants, and the places of the inputs in shared memory. `LastCall` keeps
-it for calls that differ from the last one only in the contents of arrays: those of `Data`, which each rank reads
-itself, and those of staged arrays (NumPy inputs, index lists, and the starts of slices). Anything that is staged later,
-by any thread, overwrites these, so they are staged again for each call, in the same places.
+`BatchRows` are the rows that ``batch=`` selects, determined once for each call. `Planner` makes the command from them.
+
+A plan is kept for calls that differ only in the contents of arrays: those of `Data`, which each rank reads itself, and
+those of staged arrays (NumPy inputs, index lists, and the starts of slices). Anything that is staged later, by any
+thread, overwrites these, so they are staged again for each call, in the same places.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
-from synkhronos._api.arguments import Input
+from synkhronos._api.arguments import Input, inputs_of
 from synkhronos._api.combine import GraphCollectives, Results
 from synkhronos._api.data_arrays import Data
-from synkhronos._api.rows import Selector, choose, count_points, lend_rows
 from synkhronos._graph import Graph, Variant
 from synkhronos._graph.ops import Cut
 from synkhronos._memory import ArrayRef
-from synkhronos._rank import Call, Follow
+from synkhronos._rank import Call, Follow, RowsRef, Source
 from synkhronos._session import Session
 from synkhronos._utils.interrupts import let_interrupts_pass
-from synkhronos._utils.rows import Rows, Selection
+from synkhronos._utils.rows import Rows, Selection, select, select_per_rank, shares, shift
 
-__all__ = ["LastCall", "Planner", "Sight", "look_at"]
+__all__ = [
+    "BatchRows",
+    "Inputs",
+    "Planner",
+    "Sight",
+    "check_inputs",
+    "chosen",
+    "look_at",
+    "rows_on_ranks",
+    "sliceable_rows",
+]
+
+
+class BatchRows(NamedTuple):
+    """The rows that ``batch=`` selects of each scattered input, and whether it is a slice."""
+
+    rows: tuple[Selection, ...]
+    is_slice: bool
+
+    @classmethod
+    def of(cls, batch: Any, values: Sequence[Any], scattered: Sequence[Input]) -> BatchRows:
+        """Return the rows that a user's ``batch`` selects of the values, the first of which are scattered.
+
+        Raises
+        ------
+        TypeError, ValueError, IndexError
+            If `batch` is invalid, or out of range.
+        """
+        if batch is not None and not scattered:
+            raise ValueError("batch was given, but the function has no scattered inputs")
+        by_length: dict[int, Selection] = {}
+        found: list[Selection] = []
+        for value, one in zip(values, scattered):
+            length = value.shape[one.axis]
+            if batch is not None and isinstance(value, Data) and value.minibatch:
+                found.append(shift(batch, length, f"input {one.name}: batch"))
+            else:
+                if length not in by_length:
+                    by_length[length] = select(batch, length)
+                found.append(by_length[length])
+        return cls(tuple(found), isinstance(batch, slice))
 
 
 class Sight(NamedTuple):
-    """A call as far as it can be repeated: a signature of all that its plan depends on, and the contents to stage."""
+    """A call as far as it can be repeated.
+
+    Parameters
+    ----------
+    signature : tuple
+        All that the plan of the call depends on.
+    contents : sequence of array
+        The arrays to stage.
+    batch : BatchRows, or None
+        The selected rows, if the signature does not determine them.
+    """
 
     signature: tuple[Any, ...]
     contents: Sequence[np.ndarray]
+    batch: BatchRows | None
 
 
 def look_at(values: Sequence[Any], batch: Any, scattered: Sequence[Input], *options: Any) -> Sight | None:
@@ -62,49 +115,242 @@ def look_at(values: Sequence[Any], batch: Any, scattered: Sequence[Input], *opti
             contents.append(value)
         else:
             return None
-    if picks:
-        selected: dict[int, Selection] = {}
-        lists: list[np.ndarray] = []
-        starts = [0] * len(scattered)
-        moves = False
-        for i, one in enumerate(scattered):
-            try:
-                rows = choose(values[i], batch, selected, one)
-            except (TypeError, ValueError, IndexError) as error:  # planning the call raises it again
-                let_interrupts_pass(error)
-                return None
-            signature.append(len(rows))
-            if isinstance(rows, Rows):
-                starts[i], moves = rows.start, True
-            else:
-                if not any(rows is other for other in lists):
-                    lists.append(rows)
-                signature.append(("list", next(place for place, other in enumerate(lists) if rows is other)))
-        contents = [*lists, *contents]
-        if moves and type(batch) is slice:
-            contents.append(np.array(starts, np.int64))
-    return Sight(tuple(signature), contents)
+    if not picks:
+        return Sight(tuple(signature), contents, None)
+    try:
+        chosen = BatchRows.of(batch, values, scattered)
+    except (TypeError, ValueError, IndexError) as error:  # planning the call raises it again
+        let_interrupts_pass(error)
+        return None
+    lists: list[np.ndarray] = []
+    starts = [0] * len(scattered)
+    moves = False
+    for i, rows in enumerate(chosen.rows):
+        signature.append(len(rows))
+        if isinstance(rows, Rows):
+            starts[i], moves = rows.start, chosen.is_slice
+        else:
+            if not any(rows is other for other in lists):
+                lists.append(rows)
+            signature.append(("list", next(place for place, other in enumerate(lists) if rows is other)))
+    contents = [*lists, *contents]
+    if moves:
+        contents.append(np.array(starts, np.int64))
+    return Sight(tuple(signature), contents, chosen)
 
 
-class LastCall:
-    """Plan of the last call of a function, to be used again."""
+class Inputs(NamedTuple):
+    """The checked inputs of a call, and each rank's shard of the rows; ``None`` and empty without scattered inputs."""
 
-    def __init__(self) -> None:
-        self._signature: tuple[Any, ...] | None = None
-        self._call: Call | None = None
-        self._refs: Sequence[ArrayRef] = ()
-        self._rows: list[Selection] | None = None
+    values: list[Any]
+    batch: BatchRows
+    shares: tuple[Rows, ...] | None
+    counts: tuple[int, ...]
 
-    def keep(self, sight: Sight | None, call: Call, refs: Sequence[ArrayRef], rows: list[Selection] | None) -> None:
-        """Record a call, where its arrays were staged, and the rows of the sliceable shared variables."""
-        self._signature = None if sight is None else sight.signature
-        self._call, self._refs, self._rows = call, refs, rows
 
-    def find(self, session: Session, sight: Sight) -> tuple[Call | None, list[Selection] | None]:
-        """Return the last call and its rows if the signature is the same, with the new contents staged in place."""
-        if sight.signature == self._signature and (not sight.contents or session.restage(self._refs, sight.contents)):
-            return self._call, self._rows
-        return None, None
+def check_inputs(session: Session, graph: Graph, inputs: Sequence[Input], values: Sequence[Any], batch: Any) -> Inputs:
+    """Check and cast the inputs of a call, and share the rows that ``batch`` selects between the ranks.
+
+    Parameters
+    ----------
+    session : Session
+    graph : Graph
+    inputs : list of Input
+        The result of `inputs_of` for the graph.
+    values : list of Data or array_like
+        One for each input.
+    batch : BatchRows, or as given by the user
+
+    Raises
+    ------
+    TypeError, ValueError, IndexError
+        For invalid inputs, and as `BatchRows.of`.
+    """
+    values = [_check(graph, position, one, value) for position, (one, value) in enumerate(zip(inputs, values))]
+    scattered = inputs[: graph.n_scattered]
+    if not isinstance(batch, BatchRows):
+        batch = BatchRows.of(batch, values, scattered)
+    if not scattered:
+        return Inputs(values, batch, None, ())
+    sizes = [len(rows) for rows in batch.rows]
+    if len(set(sizes)) > 1:
+        raise ValueError(
+            "scattered inputs must all have the same number of data points; got "
+            + ", ".join(f"{one.name}: {size}" for one, size in zip(scattered, sizes))
+            + _second_axes([value.shape for value in values[: len(scattered)]])
+            + ". An input without data points belongs in bcast_inputs"
+        )
+    return Inputs(values, batch, *_split(sizes[0], session.n_ranks))
+
+
+def _check(graph: Graph, position: int, one: Input, value: Any) -> Any:
+    name, dtype, ndim, lengths, _ = one
+    if not isinstance(value, Data):
+        try:
+            return graph.filter_input(position, value)
+        except TypeError as error:
+            raise TypeError(f"input {name}: {error}") from None
+        except (OverflowError, ValueError) as error:
+            type_ = graph.input_variables[position].type
+            raise TypeError(f"input {name}: not an array of {type_}: {error}") from None
+    if value.dtype != dtype:
+        try:  # each rank casts its own rows, if Theano would cast an array of this dtype
+            graph.filter_input(position, np.zeros((1,) * ndim, value.dtype))
+        except Exception as error:
+            let_interrupts_pass(error)
+            raise TypeError(f"input {name}: expected Data of dtype {dtype}; got {value.dtype}") from None
+    if value.ndim != ndim:
+        raise TypeError(f"input {name}: expected Data of {ndim} dimensions; got {value.ndim}")
+    for axis, length in lengths.items():
+        if value.shape[axis] != length:
+            raise TypeError(
+                f"input {name}: its type says that axis {axis} has length {length}; got shape {value.shape}"
+            )
+    return value
+
+
+@functools.lru_cache(maxsize=256)
+def _split(n: int, n_ranks: int) -> tuple[tuple[Rows, ...], tuple[int, ...]]:
+    """Return the ranks' shards of ``n`` data points, and their lengths."""
+    split = tuple(shares(n, n_ranks))
+    return split, tuple(map(len, split))
+
+
+def _second_axes(shapes: Sequence[tuple[int, ...]]) -> str:
+    """Return a hint for inputs of unequal lengths whose data points seem to lie along axis 1 (time-major sequences)."""
+    lengths = [set(shape[:2]) for shape in shapes]
+    if not set.intersection(*lengths):
+        return ""
+    return (
+        ". Rows are counted along axis 0. Of time-major inputs, shape (T, N, ...), the data points lie along axis 1: "
+        "declare and pass them as (N, T, ...), and transpose them in the graph, x.dimshuffle(1, 0, 2); or build the "
+        "function with exact=True, shard={x: 1}"
+    )
+
+
+def chosen(inputs: Inputs, specs: Sequence[Input]) -> list[Any]:
+    """Return the arrays of all ranks together: the chosen rows of scattered inputs, the other inputs in full."""
+    arrays = [value.data if isinstance(value, Data) else value for value in inputs.values]
+    n = len(inputs.batch.rows)
+    return [*(array[_index(rows, one.axis)] for array, rows, one in zip(arrays, inputs.batch.rows, specs)), *arrays[n:]]
+
+
+def _index(rows: Selection, axis: int) -> tuple[Any, ...]:
+    """Return the index that selects rows of an array along an axis."""
+    return (*[slice(None)] * axis, slice(*rows.bounds) if isinstance(rows, Rows) else rows)
+
+
+class Staging(NamedTuple):
+    """Places in shared memory of a call's inputs, of the sliceable rows, and of the starts of ranges; all of them."""
+
+    sources: tuple[Source, ...]
+    rows: tuple[RowsRef, ...]
+    starts: ArrayRef | None
+    refs: list[ArrayRef]
+
+
+def stage(session: Session, inputs: Inputs, specs: Sequence[Input], sliceable: Sequence[Selection] | None) -> Staging:
+    """Copy to shared memory what is not there yet: NumPy inputs (only the chosen rows) and index arrays.
+
+    If the batch is a slice, its starts are staged, too, because the next slice may differ in them alone.
+
+    Parameters
+    ----------
+    session : Session
+    inputs : Inputs
+    specs : list of Input
+        The result of `inputs_of` for the graph.
+    sliceable : list of selections, or None
+        The rows of the sliceable shared variables on each rank.
+    """
+    values, chosen = inputs.values, inputs.batch.rows
+    triples = [(value, rows, one.axis) for value, rows, one in zip_longest(values, chosen, specs)]
+    of_data = [rows for value, rows, _ in triples if isinstance(value, Data)]
+    listed = {id(rows): rows for rows in (*of_data, *(sliceable or ())) if isinstance(rows, np.ndarray)}
+    arrays = [
+        value
+        if rows is None
+        else (value, rows)
+        if isinstance(rows, np.ndarray) and not axis
+        else value[_index(rows, axis)]
+        for value, rows, axis in triples
+        if not isinstance(value, Data)
+    ]
+    moves = inputs.batch.is_slice and any(isinstance(rows, Rows) for rows in of_data)
+    firsts = [
+        rows.start if isinstance(rows, Rows) and isinstance(value, Data) else 0 for value, rows in zip(values, chosen)
+    ]
+    starts = [np.array(firsts, np.int64)] if moves else []
+    refs = session.stage([*listed.values(), *arrays, *starts])
+    places = dict(zip(listed, refs))
+    copied = iter(refs[len(listed) :])
+    sources = []
+    for value, rows, axis in triples:
+        if not isinstance(value, Data):
+            sources.append(Source(next(copied), None if rows is None else Rows(0, len(rows)), axis))
+        elif isinstance(rows, np.ndarray):
+            sources.append(Source(value.ref, places[id(rows)], axis))
+        else:
+            rows = Rows(0, len(rows)) if moves and rows is not None else rows
+            sources.append(Source(value.ref, rows, axis))
+    row_refs = [rows if isinstance(rows, Rows) else places[id(rows)] for rows in sliceable or ()]
+    return Staging(tuple(sources), tuple(row_refs), refs[-1] if moves else None, refs)
+
+
+def sliceable_rows(session: Session, graph: Graph, batch_s: Any, num_slices: int) -> list[Selection] | None:
+    """Return the rows of the sliceable shared variables on each rank; ``None`` for all, as they are."""
+    if not graph.sliceable_shareds:
+        if batch_s is not None:
+            raise ValueError("batch_s was given, but the function was built without sliceable_shareds")
+        return None
+    if batch_s is None and num_slices == 1:
+        return None
+    rows = select_per_rank(batch_s, rows_on_ranks(session, graph))
+    if all(isinstance(one, Rows) for one in rows):
+        return rows
+    return [np.arange(*one.bounds, dtype=np.int64) if isinstance(one, Rows) else one for one in rows]
+
+
+def rows_on_ranks(session: Session, graph: Graph) -> list[int]:
+    """Return each rank's number of rows of the sliceable shared variables; it must be the same for all of them."""
+    unknown = [var for var in graph.sliceable_shareds if session.replica.variables.key(var) is None]
+    if unknown:  # a function that uses only their lengths is distributed without them
+        session.distribute_variables(unknown)
+    shapes = session.shapes(graph.sliceable_shareds)
+    for rank, on_rank in enumerate(shapes):
+        if len({shape[0] for shape in on_rank}) > 1:
+            raise ValueError(
+                f"sliceable_shareds have different lengths on rank {rank}: {[shape[0] for shape in on_rank]}"
+            )
+    return [on_rank[0][0] for on_rank in shapes]
+
+
+def count_points(
+    session: Session, graph: Graph, inputs: Inputs, rows: list[Selection] | None, num_slices: int
+) -> tuple[tuple[int, ...], bool]:
+    """Return each rank's number of data points, and whether ranks compute although none has any."""
+    if inputs.shares is not None:
+        counts = inputs.counts
+        if rows is not None and num_slices > 1 and counts != tuple(map(len, rows)):
+            raise ValueError(
+                "num_slices: scattered inputs and sliceable shared variables are sliced together and need as many "
+                f"rows on each rank; got {counts} and {tuple(map(len, rows))}"
+            )
+    elif rows is not None:
+        counts = tuple(len(one) for one in rows)
+    elif graph.sliceable_shareds:
+        counts = tuple(rows_on_ranks(session, graph))
+    else:
+        return (1,) * session.n_ranks, False
+    return counts, not any(counts)
+
+
+def lend_rows(session: Session, graph: Graph, rows: list[Selection], counts: tuple[int, ...]) -> list[Selection]:
+    """Return the rows; a rank without data points that picks none gets its first row, so that it can compute."""
+    lent: list[Selection] = [Rows(0, min(1, length)) for length in rows_on_ranks(session, graph)]
+    if not isinstance(rows[0], Rows):
+        lent = [np.arange(len(one), dtype=np.int64) for one in lent]
+    return [one if count or len(one) else own for one, own, count in zip(rows, lent, counts)]
 
 
 class Planner:
@@ -125,13 +371,14 @@ class Planner:
         self, graph: Graph, results: Results, meetings: GraphCollectives, update_modes: dict[Any, str], device: bool
     ) -> None:
         self._graph, self._results, self._meetings = graph, results, meetings
+        self._specs = inputs_of(graph)
         self._mode_of, self._device = update_modes, device
 
     def plan(
         self,
         session: Session,
         distributed: Callable[[Variant, Graph], int],
-        selector: Selector,
+        inputs: Inputs,
         rows: list[Selection] | None,
         num_slices: int,
         subset: tuple[int, ...] | None,
@@ -143,8 +390,7 @@ class Planner:
         session : Session
         distributed : callable
             Distributes a variant of a graph if necessary, and returns its key.
-        selector : Selector
-            The inputs.
+        inputs : Inputs
         rows : list of selections, or None
             The rows of the sliceable shared variables on each rank.
         num_slices : int
@@ -165,15 +411,15 @@ class Planner:
             subset = _some(subset, n)
         variant, asked = Variant(accumulate, kind, self._device).told(subset)
         key = distributed(variant, graph)
-        counts, everybody = count_points(session, self._graph, selector, rows, num_slices)
+        counts, everybody = count_points(session, self._graph, inputs, rows, num_slices)
         if rows is not None and self._meetings.any and any(counts) and not all(counts):
             rows = lend_rows(session, self._graph, rows, counts)
-        staging = selector.stage(rows)
+        staging = stage(session, inputs, self._specs, rows)
         call = Call(
             function=key,
             inputs=staging.sources,
             n_scattered=self._graph.n_scattered,
-            shares=selector.shares,
+            shares=inputs.shares,
             rows=staging.rows,
             counts=counts,
             everybody=everybody,

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
 from synkhronos import _graph
-from synkhronos._api.call_plan import Planner
+from synkhronos._api.call_plan import Inputs, Planner, rows_on_ranks
 from synkhronos._api.checks import Checks, Serial
 from synkhronos._api.combine import GraphCollectives, Results
 from synkhronos._api.functions import Function
-from synkhronos._api.rows import Selector, rows_on_ranks
 from synkhronos._graph import Graph
 from synkhronos._memory import ArrayRef
 from synkhronos._rank import Call, Put, Source
@@ -185,7 +184,7 @@ class _ExactPlanner(Planner):
         self,
         session: Session,
         distributed: Callable[[Any, Graph], int],
-        selector: Selector,
+        inputs: Inputs,
         rows: list[Selection] | None,
         num_slices: int,
         subset: tuple[int, ...] | None,
@@ -196,11 +195,11 @@ class _ExactPlanner(Planner):
         if num_slices > 1:
             self._graph.check_slices()
         if self._graph.sliceable_shareds:
-            self._follow_rows(session, selector, rows)
-        call, refs = super().plan(session, distributed, selector, rows, num_slices, subset)
+            inputs = self._follow_rows(session, inputs, rows)
+        call, refs = super().plan(session, distributed, inputs, rows, num_slices, subset)
         if not self._graph.takes_rows:
             return call, refs
-        call = call._replace(exact=True, shares=selector.shares)
+        call = call._replace(exact=True)
         if all(call.counts):
             return call, refs
         # fewer rows than ranks, or none: each rank computes all rows, and collectives take the controller's value
@@ -209,8 +208,8 @@ class _ExactPlanner(Planner):
         shares = (Rows(0, n_rows),) * session.n_ranks
         return call._replace(shares=shares, counts=counts, everybody=n_rows == 0), refs
 
-    def _follow_rows(self, session: Session, selector: Selector, rows: list[Selection] | None) -> None:
-        """Shard the inputs as the scattered variables are sharded."""
+    def _follow_rows(self, session: Session, inputs: Inputs, rows: list[Selection] | None) -> Inputs:
+        """Return the inputs, sharded as the scattered variables are."""
         variables = self._graph.sliceable_shareds
         for var in variables:
             if not session.replicas.scattered([var]):
@@ -230,11 +229,10 @@ class _ExactPlanner(Planner):
                 f"{', '.join(map(str, variables))}: the ranks have {counts} rows in this call; an exact function needs "
                 "at least one on each"
             )
-        if selector.shares is not None and sum(selector.counts) != sum(counts):
+        if inputs.shares is not None and sum(inputs.counts) != sum(counts):
             raise ValueError(
                 f"scattered inputs and scattered variables must have as many rows; the inputs have "
-                f"{sum(selector.counts)}, {', '.join(map(str, variables))}: {sum(counts)}"
+                f"{sum(inputs.counts)}, {', '.join(map(str, variables))}: {sum(counts)}"
             )
         ends = list(itertools.accumulate(counts))
-        selector.shares = tuple(Rows(end - n, end) for end, n in zip(ends, counts))
-        selector.counts = tuple(counts)
+        return inputs._replace(shares=tuple(Rows(end - n, end) for end, n in zip(ends, counts)), counts=tuple(counts))

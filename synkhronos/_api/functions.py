@@ -9,14 +9,14 @@ from typing import Any
 
 from synkhronos import _graph
 from synkhronos._api.arguments import arrange, check_num_slices, check_subset, describe_inputs, inputs_of
-from synkhronos._api.call_plan import LastCall, Planner, look_at
+from synkhronos._api.call_plan import Planner, check_inputs, chosen, look_at, rows_on_ranks, sliceable_rows
 from synkhronos._api.checks import Checks, Serial, environment_asks, is_asked
 from synkhronos._api.combine import GraphCollectives, Results
 from synkhronos._api.data_arrays import Data
 from synkhronos._api.make_data import data
-from synkhronos._api.rows import Selector, rows_on_ranks, sliceable_rows
 from synkhronos._backends import as_asked, machine
 from synkhronos._graph import Variant
+from synkhronos._memory import ArrayRef
 from synkhronos._processes import COLLECTIVES
 from synkhronos._rank import Call
 from synkhronos._session import Session, current, functions
@@ -24,6 +24,9 @@ from synkhronos._utils.display import html_table, public_names
 from synkhronos.errors import SessionError
 
 __all__ = ["Appearance", "Function"]
+
+_MOST_PLANS = 16  # that a function keeps
+_NO_PLAN = (None, ())
 
 
 _NEVER = -1  # no count of changes: the scattered variables were not checked in this session
@@ -104,6 +107,7 @@ class Function(Appearance):
         self.counts: tuple[int, ...] | None = None
         self._graph = self._user = graph
         self._inputs = inputs_of(graph)
+        self._scattered = self._inputs[: graph.n_scattered]
         self._all = range(len(results.modes))  # outputs
         self._results = results
         self._serial = Serial(graph, results)
@@ -116,7 +120,8 @@ class Function(Appearance):
         self._checks = Checks(graph, results, named, named_updates=named_updates)
         self._keys: dict[tuple[_graph.Graph, Variant], int] = {}
         self._session: weakref.ref[Session] | None = None
-        self._last, self._n_changes = LastCall(), _NEVER
+        self._plans: dict[tuple[Any, ...], tuple[Call | None, Sequence[ArrayRef]]] = {}  # by signature of the call
+        self._n_changes = _NEVER
         functions.add(self)
         self.join(session)
 
@@ -300,25 +305,30 @@ class Function(Appearance):
                 raise SessionError(f"{self!r} was built on GPUs; this session computes on CPU cores: build it anew")
             if session.replicas.n_changes != self._n_changes:
                 self._checks.check_variables(session, self.name, session.replicas.scattered(self.get_shared()))
-                self._last, self._n_changes = LastCall(), session.replicas.n_changes
-            call, sight, rows, expected = None, None, None, None
-            on_ranks = None
+                self._plans, self._n_changes = {}, session.replicas.n_changes
+            call, sight, expected, on_ranks = None, None, None, None
             if self._graph.sliceable_shareds:
                 self._distributed(session, self._plain, self._graph)
-                on_ranks = (self._n_changes, *rows_on_ranks(session, self._graph))
+                on_ranks = tuple(rows_on_ranks(session, self._graph))
             if not is_checked and batch_s is None:
-                scattered = self._inputs[: self._graph.n_scattered]
-                sight = look_at(values, batch, scattered, on_ranks, num_slices, subset, place)
-                call, rows = (None, None) if sight is None else self._last.find(session, sight)
+                sight = look_at(values, batch, self._scattered, on_ranks, num_slices, subset, place)
+                if sight is not None:
+                    call, refs = self._plans.get(sight.signature, _NO_PLAN)
+                    if call is not None and sight.contents and not session.restage(refs, sight.contents):
+                        call = None
             if call is None:
-                selector = Selector(session, self._graph, self._inputs, values, batch)
+                parsed = batch if sight is None or sight.batch is None else sight.batch
+                inputs = check_inputs(session, self._graph, self._inputs, values, parsed)
                 rows = sliceable_rows(session, self._graph, batch_s, num_slices)
                 if is_checked:
-                    expected = self._serial.expected(session, selector.chosen(), rows, wanted)
+                    expected = self._serial.expected(session, chosen(inputs, self._inputs), rows, wanted)
                 distributed = functools.partial(self._distributed, session)
-                call, refs = self._planner.plan(session, distributed, selector, rows, num_slices, subset)
+                call, refs = self._planner.plan(session, distributed, inputs, rows, num_slices, subset)
                 self._checks.check_call(call, wanted)
-                self._last.keep(sight, call, refs, rows)
+                if sight is not None:
+                    if len(self._plans) >= _MOST_PLANS:
+                        self._plans.clear()
+                    self._plans[sight.signature] = call, refs
             single = self._single and bool(self.output_modes) and subset is None
 
             def finish(results: Sequence[Any]) -> Any:
@@ -365,7 +375,7 @@ class Function(Appearance):
         if self._session is None or self._session() is not session:
             if self._plain.device and not session.on_gpu:
                 return False
-            self._session, self._keys, self._last = weakref.ref(session), {}, LastCall()
+            self._session, self._keys, self._plans = weakref.ref(session), {}, {}
             self._n_changes = _NEVER
             self._key(session, self._plain, self._graph)
             session.replicas.note_data(self._graph.sliceable_shareds)
