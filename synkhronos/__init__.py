@@ -13,6 +13,7 @@ Data            data, Data
 Collectives     broadcast, scatter, gather, all_gather, reduce, all_reduce, set_value, get_value, get_shapes,
                 get_lengths, check_replicas
 In a graph      averaged, summed, reduced, gathered
+Sharding rules  register_sharding, Replicate, Shard, Partial (experimental)
 Instruments     profile, trace, memory, Profile
 Errors          errors, and from there SynkhronosError, SessionError, DeviceError, NodeLost, WorkerError,
                 WorkerDied, WorkerRestarted, WorkerTimeout
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
         trace,
     )
     from synkhronos._session.context_manager import session
+    from synkhronos._sharding import Partial, Replicate, Shard, register_sharding
     from synkhronos.errors import (
         DeviceError,
         NodeLost,
@@ -85,8 +87,11 @@ __all__ = [
     "Function",
     "Future",
     "NodeLost",
+    "Partial",
     "Profile",
+    "Replicate",
     "SessionError",
+    "Shard",
     "SynkhronosError",
     "WorkerDied",
     "WorkerError",
@@ -116,6 +121,7 @@ __all__ = [
     "profile",
     "reduce",
     "reduced",
+    "register_sharding",
     "scatter",
     "sequence",
     "session",
@@ -125,7 +131,7 @@ __all__ = [
 ]
 
 #: The modules that define the public names, in the order in which they are searched.
-_HOMES = ("errors", "_session", "_api", "_graph.ops")
+_HOMES = ("errors", "_session", "_api", "_graph.ops", "_sharding")
 
 _install()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from synkhronos._sharding.placements import Partial, Replicate, Shard
+from synkhronos._sharding.propagate import register_sharding
 from synkhronos._sharding.sharded_graph import ShardedGraph, row_axes
 from synkhronos._sharding.user_shards import check_open
 
-__all__ = ["ShardedGraph", "check_open", "row_axes"]
+__all__ = ["Partial", "Replicate", "Shard", "ShardedGraph", "check_open", "register_sharding", "row_axes"]

@@ -13,7 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Union
 
-from synkhronos._backends import FOLDER, TensorType, ancestors, known_lengths, ops, with_broadcastable
+from synkhronos._backends import (
+    FOLDER,
+    NotScalarConstantError,
+    TensorType,
+    get_scalar_constant_value,
+    known_lengths,
+    ops,
+    with_broadcastable,
+)
 from synkhronos._backends import copied as node_with
 
 __all__ = [
@@ -26,11 +34,12 @@ __all__ = [
     "Placement",
     "Replicate",
     "Shard",
+    "can_reduce",
     "copied",
     "described",
     "is_broadcast",
     "is_of_one_sum",
-    "is_of_the_user",
+    "is_zero",
     "kind_of",
     "line_of",
     "typed",
@@ -70,24 +79,47 @@ UNKNOWN = Length(-1)  # the -1 of a Reshape
 
 @dataclass(frozen=True)
 class Replicate:
-    """Placement in which every rank holds the serial program's value."""
+    """Placement in which every rank holds the serial program's value. Experimental; see `register_sharding`."""
 
 
 @dataclass(frozen=True)
 class Partial:
-    """Placement in which the serial program's value is the sum of the ranks' values, which have its shape."""
+    """Placement in which the ranks' values have the serial value's shape, and reduce to it. Experimental.
+
+    Parameters
+    ----------
+    op : str
+        The reduction: ``"sum"``, ``"prod"``, ``"max"`` or ``"min"``.
+
+    Raises
+    ------
+    ValueError
+        For another op.
+
+    See Also
+    --------
+    register_sharding
+    """
+
+    op: str = "sum"
+
+    def __post_init__(self) -> None:
+        if self.op not in ("sum", "prod", "max", "min"):
+            raise ValueError(f"Partial: the op must be 'sum', 'prod', 'max' or 'min'; got {self.op!r}")
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Placement in which each rank holds its own rows along an axis.
+    """Placement in which each rank holds its own rows along an axis. Experimental; see `register_sharding`.
 
     The axis has length ``outer`` × rows × ``inner``: its positions are (outer index, row, inner index), row-major.
 
-    Attributes
+    Parameters
     ----------
     axis : int
+        In a rule it may be negative.
     outer, inner : Length
+        Sharding rules leave them out.
     """
 
     axis: int
@@ -98,6 +130,9 @@ class Shard:
     def length(self) -> Length:
         """Length of the full value along the axis."""
         return self.outer.times(ROWS).times(self.inner)
+
+    def __repr__(self) -> str:
+        return f"Shard({self.axis})"
 
     def moved(self, axis: int) -> Shard:
         """Return the same sharding along another axis."""
@@ -174,34 +209,6 @@ def kind_of(op: Any) -> type:
     return type(op)
 
 
-#: Packages whose operations are deterministic functions of their inputs.
-_PURE = ("theano", "pytensor", "pymc", "lasagne", "synkhronos")
-
-
-def is_of_the_user(op: Any) -> bool:
-    """Return whether Python code from outside the known packages computes an operation or one inside it.
-
-    The effects of such code are unknown: it may draw from ``np.random``.
-    """
-    if isinstance(op, ops.Blockwise):
-        return is_of_the_user(op.core_op)
-    if isinstance(op, ops.FromFunctionOp):
-        return True
-    if _package_of(op, "c_code") in _PURE and any(_package_of(op, name) not in _PURE for name in ("perform", "impl")):
-        return True
-    scalar_op = getattr(op, "scalar_op", None)  # applied by Elemwise to each element
-    if scalar_op is not None and is_of_the_user(scalar_op):
-        return True
-    inner = {variable.owner for variable in ancestors(ops.inner_outputs(op))} - {None}
-    return any(is_of_the_user(node.op) for node in inner)
-
-
-def _package_of(op: Any, method: str) -> str:
-    """Return the package that defines a method of an operation, the first of `_PURE` if there is no such method."""
-    function = getattr(type(op), method, None)
-    return str(getattr(function, "__module__", None) or _PURE[0]).split(".")[0]
-
-
 def copied(node: Any, inputs: Sequence[Any], *, is_serial: bool = False) -> list[Any]:
     """Apply a node's operation to other inputs, and return the outputs.
 
@@ -217,6 +224,28 @@ def copied(node: Any, inputs: Sequence[Any], *, is_serial: bool = False) -> list
     if all(new is old for new, old in zip(inputs, node.inputs)):
         return list(node.outputs)
     return node_with(node, inputs, is_serial)
+
+
+def can_reduce(variable: Any, op: str = "sum") -> bool:
+    """Return whether the ranks' values of a variable can be reduced with ``op``."""
+    dtype = str(getattr(variable, "dtype", ""))
+    if dtype == "bool":  # reduced as uint8
+        return op in ("max", "min")
+    return dtype in _REDUCED_DTYPES
+
+
+_REDUCED_DTYPES = (
+    *("float32", "float64", "int8", "int16", "int32", "int64"),
+    *("uint8", "uint16", "uint32", "uint64"),
+)
+
+
+def is_zero(variable: Any) -> bool:
+    """Return whether all elements of a variable are known to be zero."""
+    try:
+        return bool(get_scalar_constant_value(variable) == 0)
+    except (NotScalarConstantError, AttributeError, TypeError):
+        return False
 
 
 def is_of_one_sum(variable: Any, placements: Mapping[Any, Placement]) -> bool:

@@ -10,8 +10,9 @@ Invariants
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Container, Iterable, Sequence
-from typing import Any, Callable, Union
+from typing import Any, Callable, TypeVar, Union
 
 from synkhronos._backends import T, ancestors, io_toposort, leaves_of, ops
 from synkhronos._graph.ops import broadcast_outputs
@@ -24,19 +25,26 @@ from synkhronos._sharding.placements import (
     Placement,
     Replicate,
     Shard,
+    can_reduce,
     copied,
     described,
     is_broadcast,
     is_of_one_sum,
-    is_of_the_user,
+    is_zero,
     kind_of,
     typed,
 )
 from synkhronos._sharding.rank_ops import Collective, Collectives, LocalShard
 
-__all__ = ["MAKERS", "RULES", "Propagation", "Rule"]
+__all__ = ["MAKERS", "RULES", "Propagation", "Rule", "register_sharding"]
 
+#: The placements of an Apply node's outputs, and those that its inputs need for that.
+AcceptableSharding = tuple[Sequence[Placement], Sequence[Placement]]
 
+#: Rule that returns the acceptable shardings of an Apply node, or the reason why there is none.
+ShardingRule = Callable[[Any], Union[str, Sequence[AcceptableSharding]]]
+
+#: Rule that builds the sharded outputs itself, because it applies other operations, or changes arguments of the node.
 Rule = Callable[["Propagation", Any], Union[str, Sequence[Placed]]]
 
 #: By type of Op: rules for Apply nodes with an input that is not replicated, from `synkhronos._sharding.rules`.
@@ -44,6 +52,164 @@ RULES: dict[type, Rule] = {}
 
 #: Rules for Apply nodes with replicated inputs only, where the result has rows or can be computed at less cost.
 MAKERS: dict[type, Rule] = {}
+
+
+# -- rules that list acceptable shardings
+
+_Registered = TypeVar("_Registered", bound=ShardingRule)
+
+
+def register_sharding(*op_types: type) -> Callable[[_Registered], _Registered]:
+    """Register a sharding rule for types of operations, for functions that are built later. Experimental.
+
+    A rule states how exact functions may place the inputs and outputs of an operation on the ranks. By registering a
+    rule you state that the operation is a deterministic function of its inputs, which every rank may compute; without
+    one, operations in Python are computed by the controller alone, from all rows.
+
+    Parameters
+    ----------
+    *op_types : type
+        Classes of operations. Subclasses do not inherit the rule. A later rule replaces an earlier one, and also one of
+        this package.
+
+    Returns
+    -------
+    callable
+        Decorator for ``rule(node)``. The rule gets the Apply node, with ``node.op``, ``node.inputs`` and
+        ``node.outputs``, and returns a list of pairs ``(output placements, input placements)``. A pair has one
+        `Replicate`, `Shard` or `Partial` for each output and each input. Of the pairs that need the fewest collectives,
+        the first is chosen. Replicated inputs and outputs are always acceptable, and need not be listed. A rule may
+        return a str instead: the reason why nothing else is acceptable, for the log.
+
+        All axes that a pair shards must have the same length, and the operation must compute each position along them
+        from the same position of its inputs. `Partial` inputs are not reduced before the operation: state them only for
+        inputs in which it is linear, if the op is ``"sum"``.
+
+    Raises
+    ------
+    TypeError
+        If ``op_types`` are not classes, or the rule is not callable.
+
+    Notes
+    -----
+    An error in a rule, or another return value, is logged once when a function is built, and every rank then computes
+    the operation in full. ``SYNKHRONOS_CHECK_SHARDING=1`` finds wrong rules by the shapes of the results. The interface
+    follows ``torch.distributed.tensor.experimental.register_sharding``, and may change.
+
+    Examples
+    --------
+    A softmax along the last axis may be sharded along all others:
+
+    >>> class Softmax(theano.Op):
+    ...     __props__ = ()
+    ...     def make_node(self, x):
+    ...         return theano.Apply(self, [x], [x.type()])
+    ...     def perform(self, node, inputs, outputs):
+    ...         powers = np.exp(inputs[0] - inputs[0].max(-1, keepdims=True))
+    ...         outputs[0][0] = powers / powers.sum(-1, keepdims=True)
+    >>> @synk.register_sharding(Softmax)
+    ... def rule(node):
+    ...     return [([synk.Shard(axis)], [synk.Shard(axis)]) for axis in range(node.inputs[0].ndim - 1)]
+    """
+    for one in op_types or (None,):
+        if not isinstance(one, type):
+            raise TypeError(f"register_sharding: got {one!r}, expected classes of operations; pass type(op) for an op")
+
+    def register(rule: _Registered) -> _Registered:
+        if not callable(rule):
+            raise TypeError(f"register_sharding: got {rule!r}, expected a function rule(node)")
+        RULES.update(dict.fromkeys(op_types, functools.partial(_apply_rule, rule)))
+        return rule
+
+    return register
+
+
+def _apply_rule(rule: ShardingRule, propagation: Propagation, node: Any) -> str | Sequence[Placed]:
+    """Return a node's outputs in the sharding that needs the fewest collectives, or the reason why there is none."""
+    shardings = rule(node)
+    if isinstance(shardings, str):
+        return shardings
+    shardings = _checked(rule, node, shardings)
+    costs = [propagation.cost(node, *each) for each in shardings]
+    found = [cost for cost in costs if cost is not None]
+    if not found:
+        places = [(i, propagation.placement(one)) for i, one in enumerate(node.inputs)]
+        return "no acceptable sharding has " + ", ".join(
+            f"{placement} of input {i}" for i, placement in places if not isinstance(placement, Replicate)
+        )
+    return propagation.applied(node, *shardings[costs.index(min(found))])
+
+
+def _checked(rule: Any, node: Any, shardings: Any) -> list[AcceptableSharding]:
+    """Return acceptable shardings with axes that are not negative; raise `TypeError` for other values."""
+    try:
+        return [
+            (
+                [_normalized(*each) for each in zip(outputs, node.outputs)],
+                [_normalized(*each) for each in zip(inputs, node.inputs)],
+            )
+            for outputs, inputs in shardings
+            if _same_length(outputs, node.outputs) and _same_length(inputs, node.inputs)
+        ]
+    except (TypeError, ValueError, IndexError, AttributeError) as error:
+        raise TypeError(
+            f"the sharding rule {_name_of(rule)} of {type(node.op).__name__} must return a list of pairs (output "
+            "placements, input placements), with one Replicate(), Shard(axis) or Partial(op) for each output and "
+            f"input, or a str; got {shardings!r}: {error}"
+        ) from error
+
+
+def _same_length(placements: Any, variables: Any) -> bool:
+    if len(placements) != len(variables):
+        raise ValueError(f"{len(placements)} placements of {len(variables)} variables")
+    return True
+
+
+def _normalized(placement: Any, variable: Any) -> Placement:
+    if isinstance(placement, Shard):
+        if not -variable.ndim <= placement.axis < variable.ndim:
+            raise IndexError(f"{placement} of {variable}, which has {variable.ndim} dimensions")
+        return Shard(placement.axis % variable.ndim)
+    if not isinstance(placement, (Replicate, Partial)):
+        raise TypeError(f"{placement!r} is not a placement")
+    return placement
+
+
+def _name_of(rule: Any) -> str:
+    return f"{getattr(rule, '__module__', '')}.{getattr(rule, '__qualname__', rule)}"
+
+
+# -- operations of the user
+
+#: Packages whose operations are deterministic functions of their inputs.
+_PURE = ("theano", "pytensor", "pymc", "lasagne", "synkhronos")
+
+
+def is_of_the_user(op: Any) -> bool:
+    """Return whether Python code from outside the known packages computes an operation or one inside it.
+
+    The effects of such code are unknown: it may draw from ``np.random``.
+    """
+    if isinstance(op, ops.Blockwise):
+        return is_of_the_user(op.core_op)
+    if type(op) not in RULES:  # a registered rule states that any rank may compute the operation
+        if isinstance(op, ops.FromFunctionOp):
+            return True
+        if _package_of(op, "c_code") in _PURE and any(
+            _package_of(op, name) not in _PURE for name in ("perform", "impl")
+        ):
+            return True
+    scalar_op = getattr(op, "scalar_op", None)  # applied by Elemwise to each element
+    if scalar_op is not None and is_of_the_user(scalar_op):
+        return True
+    inner = {variable.owner for variable in ancestors(ops.inner_outputs(op))} - {None}
+    return any(is_of_the_user(node.op) for node in inner)
+
+
+def _package_of(op: Any, method: str) -> str:
+    """Return the package that defines a method of an operation, the first of `_PURE` if there is no such method."""
+    function = getattr(type(op), method, None)
+    return str(getattr(function, "__module__", None) or _PURE[0]).split(".")[0]
 
 
 class Propagation:
@@ -143,7 +309,7 @@ class Propagation:
             if isinstance(placement, Partial) and is_of_one_sum(variable, self._placements):
                 self._wholes[variable] = self.computed_whole(variable.owner)[0].variable
             elif isinstance(placement, Partial):
-                self._wholes[variable] = self.reduced(variable, self._new[variable], "sum")
+                self._wholes[variable] = self.reduced(variable, self._new[variable], placement.op)
             else:
                 self._wholes[variable] = self._made_whole(variable)
                 self.met.append(Collective("all-gather", variable, reason, self._wholes[variable]))
@@ -212,6 +378,55 @@ class Propagation:
         """Record that collectives with results ``inside`` run in the steps of a loop with output ``result``."""
         self.met = [one.within(result) if one.result in inside else one for one in self.met]
 
+    # -- acceptable shardings
+
+    def cost(self, node: Any, outputs: Sequence[Placement], inputs: Sequence[Placement]) -> int | None:
+        """Return the number of collectives that an acceptable sharding needs; ``None`` if the inputs do not fit it."""
+        shard = self._shard_for(node, inputs)
+        if shard is None and any(isinstance(one, Shard) for one in (*outputs, *inputs)):
+            return None
+        if any(isinstance(one, Partial) and not can_reduce(out, one.op) for one, out in zip(outputs, node.outputs)):
+            return None
+        found = 0
+        for variable, wanted in zip(node.inputs, inputs):
+            placement = self._placements[variable]
+            if isinstance(wanted, Partial):
+                is_zeros = placement == Replicate() and wanted == Partial() and is_zero(variable)
+                if placement != wanted and not is_zeros:
+                    return None
+            elif isinstance(wanted, Shard):
+                if variable.broadcastable[wanted.axis]:
+                    return None
+                assert shard is not None
+                found += placement not in (Replicate(), shard.moved(wanted.axis))
+            else:
+                found += placement != wanted
+        return found
+
+    def applied(self, node: Any, outputs: Sequence[Placement], inputs: Sequence[Placement]) -> list[Placed]:
+        """Apply a node's operation to inputs with these placements, and return its outputs with theirs."""
+        shard, reason = self._shard_for(node, inputs), "its operation needs all of it, next to rows of other inputs"
+        if shard is None and not any(isinstance(one, Partial) for one in inputs):
+            return self.computed_whole(node)
+        # an operation that contracts axes compares their lengths itself
+        lenient = not any(isinstance(one, Shard) for one in outputs)
+        local = []
+        for variable, wanted in zip(node.inputs, inputs):
+            if isinstance(wanted, Shard):
+                local.append(self.part(variable, shard.moved(wanted.axis), lenient=lenient))
+            else:
+                local.append(self._new[variable] if isinstance(wanted, Partial) else self.whole(variable, reason))
+        of_outputs = [shard.moved(one.axis) if isinstance(one, Shard) else one for one in outputs]
+        return list(map(Placed, copied(node, local), of_outputs))
+
+    def _shard_for(self, node: Any, inputs: Sequence[Placement]) -> Any:
+        """Return the placement of the first input that already has rows along its axis; ``None`` if none has."""
+        for variable, wanted in zip(node.inputs, inputs):
+            placement = self._placements[variable]
+            if isinstance(wanted, Shard) and isinstance(placement, Shard) and placement.axis == wanted.axis:
+                return placement
+        return None
+
     # -- implementation
 
     def _all_reduced(self, new: Any, op: str) -> Any:
@@ -223,7 +438,7 @@ class Propagation:
         """Return the serial value, by a collective that is not recorded."""
         new, shard = self._new[variable], self._placements[variable]
         if isinstance(shard, Partial):
-            return self._all_reduced(new, "sum")
+            return self._all_reduced(new, shard.op)
         if isinstance(shard, Replicate):
             return new
         axis = shard.axis
@@ -254,7 +469,8 @@ class Propagation:
             placed = "Python code of the program, which the controller alone runs"
         elif rule is not None:
             placed = "its sharding rule failed"
-            with tolerated("The sharding rule", node.op):
+            listed = f" ({_name_of(rule.args[0])})" if isinstance(rule, functools.partial) else ""
+            with tolerated("The sharding rule", f"{node.op}{listed}"):
                 placed = rule(self, node)
         if not isinstance(placed, str) and any(map(is_broadcast, placed)):
             placed = "an axis that holds rows is broadcast"

@@ -58,10 +58,10 @@ class OwnDraws:
     def _differs(self, variable: Any) -> bool:
         return self._is_own.get(self._streams.get(variable, variable), False)
 
-    def _draw(self, walk: Propagation, node: Any) -> str | Sequence[Placed]:
+    def _draw(self, propagation: Propagation, node: Any) -> str | Sequence[Placed]:
         state, size, *arguments = node.inputs
-        entries = self._shape_of(walk, node)
-        places = [axis for axis, length in enumerate(entries) if walk.lengths.per_row(length) is not None]
+        entries = self._shape_of(propagation, node)
+        places = [axis for axis, length in enumerate(entries) if propagation.lengths.per_row(length) is not None]
         fits = ops.draws_each(node.op) and all(one.ndim in (0, node.outputs[1].ndim) for one in arguments)
         stream = self._streams.get(state, state)
         is_own = bool(places) and fits and isinstance(stream, SharedVariable)
@@ -70,25 +70,27 @@ class OwnDraws:
             return "its stream is of both kinds"  # `check` raises an error for it
         self._streams[node.outputs[0]] = stream
         if not is_own:
-            return walk.computed_whole(node, "an argument of a random draw")
-        per_row = walk.lengths.per_row(entries[places[0]])
+            return propagation.computed_whole(node, "an argument of a random draw")
+        per_row = propagation.lengths.per_row(entries[places[0]])
         assert per_row is not None  # by the choice of `places`
         shard = Shard(places[0], ONE, per_row)
-        here = list(map(walk.lengths.value, entries))
-        here[shard.axis] = walk.lengths.here(per_row)
-        parts = [walk.part(one, shard, broadcasts=True) if one.ndim else walk.whole(one) for one in arguments]
+        here = list(map(propagation.lengths.value, entries))
+        here[shard.axis] = propagation.lengths.here(per_row)
+        parts = [
+            propagation.part(one, shard, broadcasts=True) if one.ndim else propagation.whole(one) for one in arguments
+        ]
         if not isinstance(size.type, NO_TENSORS):
             size = T.cast(ops.MakeVector("int64")(*here), size.dtype)
-        new_state, drawn = node.op.make_node(walk.new(state), size, *parts).outputs
+        new_state, drawn = node.op.make_node(propagation.new(state), size, *parts).outputs
         return [Placed(new_state, Replicate()), Placed(drawn, shard)]
 
     @staticmethod
-    def _shape_of(walk: Propagation, node: Any) -> Sequence[Length]:
+    def _shape_of(propagation: Propagation, node: Any) -> Sequence[Length]:
         """Return the known lengths of a draw's shape: from its size argument, else from its other arguments."""
         _, size, *arguments = node.inputs
         if not isinstance(size.type, NO_TENSORS):
-            return walk.lengths.vector(size) or ()
-        drawn, dims = node.outputs[1], [walk.lengths.dims(one) for one in arguments if one.ndim]
+            return propagation.lengths.vector(size) or ()
+        drawn, dims = node.outputs[1], [propagation.lengths.dims(one) for one in arguments if one.ndim]
         if any(len(each) != drawn.ndim for each in dims):
             return ()
         return [next((each[axis] for each in dims if each[axis] != ONE), ONE) for axis in range(drawn.ndim)]

@@ -141,16 +141,16 @@ def _n_bytes(variable: Any) -> int | None:
     return int(np.dtype(variable.dtype).itemsize) if is_known else None
 
 
-_COLOURS = {"replicated": "#e0e0e0", "sharded": "#9ecae1", "a part of a sum": "#fdd0a2"}
+_COLOURS = {"replicated": "#e0e0e0", "sharded": "#9ecae1", "partial": "#fdd0a2"}
 _MEETING = "#cb181d"
 
 
-def draw(walk: Propagation, outputs: Sequence[Any], path: str) -> None:
+def draw(propagation: Propagation, outputs: Sequence[Any], path: str) -> None:
     """Draw the graph that computes some variables.
 
     Parameters
     ----------
-    walk : Propagation
+    propagation : Propagation
         The propagation through this graph.
     outputs : sequence of variables
         Variables of the user's graph.
@@ -162,7 +162,7 @@ def draw(walk: Propagation, outputs: Sequence[Any], path: str) -> None:
     RuntimeError
         If Graphviz is needed and is not installed, or fails.
     """
-    text = "\n".join(_lines(walk, outputs)) + "\n"
+    text = "\n".join(_lines(propagation, outputs)) + "\n"
     kind = os.path.splitext(path)[1].lstrip(".") or "dot"
     if kind == "dot":
         with open(path, "w") as file:
@@ -179,27 +179,31 @@ def draw(walk: Propagation, outputs: Sequence[Any], path: str) -> None:
         raise RuntimeError(f"picture: dot failed for {path}: {done.stderr.strip()}")
 
 
-def _lines(walk: Propagation, outputs: Sequence[Any]) -> Iterator[str]:
+def _lines(propagation: Propagation, outputs: Sequence[Any]) -> Iterator[str]:
     """Yield the lines of the drawing in Graphviz's DOT language."""
     yield 'digraph partition {\nnode [style=filled, fontname="sans-serif", shape=box];'
     for what, colour in _COLOURS.items():
         yield f'"{what}" [fillcolor="{colour}"];'
     yield f'"ranks meet" [fillcolor=white, color="{_MEETING}", penwidth=3];'
-    kinds = {one.variable: one.kind for one in walk.met}
+    kinds = {one.variable: one.kind for one in propagation.met}
     names: dict[Any, str] = {}
     reduced: set[Any] = set(kinds)  # with variables whose partial inputs are all reduced: no longer partial
     for node in io_toposort([], list(outputs)):
-        sums = [one for one in node.inputs if walk.knows(one) and isinstance(walk.placement(one), Partial)]
+        sums = [
+            one for one in node.inputs if propagation.knows(one) and isinstance(propagation.placement(one), Partial)
+        ]
         if sums and reduced.issuperset(sums):
             reduced.update(node.outputs)
         for variable in node.inputs:
             if variable.owner is None and variable not in names and not isinstance(variable, Constant):
                 names[variable] = f"v{len(names)}"
-                yield _box(names[variable], str(variable), _kind(walk, variable, kinds, reduced), variable, kinds)
+                yield _box(
+                    names[variable], str(variable), _kind(propagation, variable, kinds, reduced), variable, kinds
+                )
         own = f"v{len(names)}"
         names.update(dict.fromkeys(node.outputs, own))
         names[node] = own
-        yield _box(own, str(node.op), _kind(walk, node.outputs[0], kinds, reduced), node.outputs[0], kinds)
+        yield _box(own, str(node.op), _kind(propagation, node.outputs[0], kinds, reduced), node.outputs[0], kinds)
         yield from (f"{names[one]} -> {own};" for one in node.inputs if one in names)
     yield "}"
 
@@ -212,12 +216,12 @@ def _box(name: str, title: str, kind: str, variable: Any, kinds: dict[Any, str])
     return f'{name} [label="{label}", fillcolor="{_COLOURS.get(kind, "white")}"{border}];'
 
 
-def _kind(walk: Propagation, variable: Any, kinds: dict[Any, str], reduced: set[Any]) -> str:
+def _kind(propagation: Propagation, variable: Any, kinds: dict[Any, str], reduced: set[Any]) -> str:
     """Return the legend entry for a value's placement; for one that is reduced, the placement before."""
-    if not walk.knows(variable):
+    if not propagation.knows(variable):
         return ""
-    placement = walk.placement(variable)
+    placement = propagation.placement(variable)
     if isinstance(placement, Shard):
         return "sharded"
     is_part = isinstance(placement, Partial) and (variable in kinds or variable not in reduced)
-    return "a part of a sum" if is_part else "replicated"
+    return "partial" if is_part else "replicated"

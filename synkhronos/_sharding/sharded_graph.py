@@ -40,12 +40,14 @@ __all__ = ["ShardedGraph", "row_axes", "why_not_sliced"]
 _REMEDY = "Call it without slices, with a smaller batch"
 
 
-def why_not_sliced(walk: Propagation, needed: Sequence[Any], drawn: Sequence[Any], is_given: bool, random: str) -> str:
+def why_not_sliced(
+    propagation: Propagation, needed: Sequence[Any], drawn: Sequence[Any], is_given: bool, random: str
+) -> str:
     """Return the reason why a function cannot be computed in slices; empty if it can.
 
     Parameters
     ----------
-    walk : Propagation
+    propagation : Propagation
     needed : list of variables
         Outputs and new values of the sharded graph.
     drawn : list of shared variables
@@ -61,8 +63,8 @@ def why_not_sliced(walk: Propagation, needed: Sequence[Any], drawn: Sequence[Any
     if not is_given:
         return "num_slices: the function has no scattered inputs and variables, whose rows could be sliced"
     found, after = set(ancestors(list(needed))), after_meetings(needed)
-    for variable, new in walk.items():
-        if new in found and new in after and not isinstance(walk.placement(variable), Replicate):
+    for variable, new in propagation.items():
+        if new in found and new in after and not isinstance(propagation.placement(variable), Replicate):
             return (
                 f"num_slices: {described(variable)} has rows, and needs what the ranks make together of all rows, "
                 f"which is not there before all slices are computed. {_REMEDY}"
@@ -146,31 +148,37 @@ class ShardedGraph(Graph):
         self.undivided = list(map(described, sharding.undivided))
         self.checks_shapes = environment_asks()
         tables = {**RULES, **own}, {**MAKERS, **own}
-        walk = Propagation(sharding.scattered, sharding.rows, ON_RANKS, *tables, checks_shapes=self.checks_shapes)
-        sharding.divide(walk)
-        walk.run(expressions)
+        propagation = Propagation(
+            sharding.scattered, sharding.rows, ON_RANKS, *tables, checks_shapes=self.checks_shapes
+        )
+        sharding.divide(propagation)
+        propagation.run(expressions)
         draws.check(outputs, updates)
         self.own_states = draws.states
         self.modes: list[str | None] = []
         divided = []
         for item, output in zip(user.outputs, outputs):
-            has_rows = self.takes_rows and _rows_come_in_order(walk, output)
+            has_rows = self.takes_rows and _rows_come_in_order(propagation, output)
             self.modes.append("gather" if has_rows else None)
-            new = walk.new(output) if has_rows else walk.whole(output, "an output that is not in rows along axis 0")
+            new = (
+                propagation.new(output)
+                if has_rows
+                else propagation.whole(output, "an output that is not in rows along axis 0")
+            )
             divided.append(Out(new, borrow=item.borrow) if isinstance(item, Out) else new)
         new_updates = [
-            (var, walk.part(new, Shard(0)))
+            (var, propagation.part(new, Shard(0)))
             if var in user.sliceable_shareds
-            else (var, walk.whole(new, f"the update of {var}"))
+            else (var, propagation.whole(new, f"the update of {var}"))
             for var, new in updates
         ]
         needed = [getattr(new, "variable", new) for new in divided] + [new for _, new in new_updates]
-        self._met, self._lengths = walk.met_for(needed), walk.lengths
+        self._met, self._lengths = propagation.met_for(needed), propagation.lengths
         with tolerated("The report of collectives", "the graph"):
             label(self._met)
-        self._draw = functools.partial(draw, walk, expressions)
+        self._draw = functools.partial(draw, propagation, expressions)
         drawn = [var for var, _ in updates if is_random_state(var) and var not in self.own_states]
-        self._why_not_sliced = functools.partial(why_not_sliced, walk, needed, drawn, self.takes_rows, random)
+        self._why_not_sliced = functools.partial(why_not_sliced, propagation, needed, drawn, self.takes_rows, random)
         if blocked and (drawn or self.own_states or not self.takes_rows or sharding.rows is not sharding.given):
             raise ValueError("blocked=True is for rows of inputs and of scattered variables, without random draws")
         if blocked and not self.checks_shapes:
@@ -180,7 +188,7 @@ class ShardedGraph(Graph):
                 for item, new in zip(user.outputs, needed)
             ]
             new_updates = [(var, new) for (var, _), new in zip(updates, needed[len(divided) :])]
-        for node, reason in walk.gathered:
+        for node, reason in propagation.gathered:
             what = node.op, line_of(node.outputs[0]), reason
             _logger.info("%s (%s) is gathered and computed whole on every rank: %s", *what)
         ins = user._copied_ins()
@@ -236,9 +244,9 @@ def _look_for_unused(inputs: Sequence[Any], expressions: Sequence[Any], asked: s
         warnings.warn(message, stacklevel=6)
 
 
-def _rows_come_in_order(walk: Propagation, output: Any) -> bool:
+def _rows_come_in_order(propagation: Propagation, output: Any) -> bool:
     """Return whether concatenating the ranks' values along axis 0 in rank order gives the full output."""
-    placement = walk.placement(output)
+    placement = propagation.placement(output)
     return isinstance(placement, Shard) and placement.axis == 0 and placement.outer == ONE
 
 
@@ -258,8 +266,10 @@ def row_axes(graph: Graph, scattered: Sequence[Any] = ()) -> dict[int, int]:
     rows = RowCounts(T.lscalar("rows"), T.lscalar("first row"), T.lscalar("rows here"))
     found: dict[int, int] = {}
     with tolerated("The search for rows", "the graph"):
-        walk = Propagation({one: 0 for one in sharded if not one.broadcastable[0]}, rows, ON_RANKS, RULES, MAKERS)
-        walk.run(expressions)
-        placements = map(walk.placement, expressions)
+        propagation = Propagation(
+            {one: 0 for one in sharded if not one.broadcastable[0]}, rows, ON_RANKS, RULES, MAKERS
+        )
+        propagation.run(expressions)
+        placements = map(propagation.placement, expressions)
         found.update((i, placed.axis) for i, placed in enumerate(placements) if isinstance(placed, Shard))
     return found

@@ -84,15 +84,15 @@ class Sharding:
         """Variables of which each rank already has its rows when a call begins, with the axes."""
         return self._placements
 
-    def divide(self, walk: Propagation) -> None:
+    def divide(self, propagation: Propagation) -> None:
         """Shard the variables inside the graph: select this rank's rows, unless propagation already sharded them."""
         for variable, axis in self._inside.items():
-            walk.run([variable])
-            if walk.placement(variable) == Shard(axis):
+            propagation.run([variable])
+            if propagation.placement(variable) == Shard(axis):
                 continue
             numbers = (self.rows.whole, self.rows.first, self.rows.here, 1, 1)
-            part = LocalShard(axis)(walk.whole(variable, "it is to be sharded otherwise"), *numbers)
-            walk.put(variable, Placed(part, Shard(axis)))
+            part = LocalShard(axis)(propagation.whole(variable, "it is to be sharded otherwise"), *numbers)
+            propagation.put(variable, Placed(part, Shard(axis)))
 
     def _found(self, user: Graph, asked: dict[Any, int]) -> dict[Any, int]:
         """Return the graph's expressions for variables, in an order in which they can be computed."""

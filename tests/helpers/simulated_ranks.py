@@ -182,7 +182,9 @@ class Divided:
                 expected = [value] * n_ranks
             elif isinstance(placement, Partial):
                 here, expected = (
-                    ([np.sum(here, axis=0, dtype=value.dtype)], [value]) if not alone else (here, [value] * n_ranks)
+                    ([_REDUCTIONS[placement.op](here, axis=0).astype(value.dtype)], [value])
+                    if not alone
+                    else (here, [value] * n_ranks)
                 )
             else:
                 outer, inner = (

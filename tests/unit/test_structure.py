@@ -27,6 +27,8 @@ PUBLIC = {
     "set_value", "get_value", "get_lengths", "get_shapes", "check_replicas",
     # collectives in a graph
     "averaged", "summed", "reduced", "gathered",
+    # sharding rules
+    "register_sharding", "Replicate", "Shard", "Partial",
     # instruments
     "profile", "trace", "Profile", "memory",
     # the engine, a str
@@ -219,7 +221,7 @@ def test_public_names():
     assert set(synk.__all__) - {"errors", "extensions", "__version__"} == PUBLIC
     for name in synk.__all__:
         assert hasattr(synk, name)
-    others = ("Data", "Function", "Future", "Profile")
+    others = ("Data", "Function", "Future", "Profile", "Replicate", "Shard", "Partial")
     errors = {name for name in PUBLIC if inspect.isclass(getattr(synk, name)) and name not in others}
     for name in errors:
         assert issubclass(getattr(synk, name), synk.SynkhronosError)

@@ -1,22 +1,19 @@
 """Sharding rules: how placements pass through each type of operation.
 
-A rule takes the propagation and an Apply node with an input that is not replicated. It returns the outputs with their
-placements, or a short reason why it cannot; then the inputs are gathered. Types without a rule are not supported. A
-subclass does not inherit a rule, except for subclasses of checks and of OpFromGraph that compute as their base does.
+Most rules list acceptable shardings of an Apply node with an input that is not replicated; see `register_sharding`. A
+rule that applies other operations or arguments takes the propagation as well, and returns the outputs with their
+placements. Both may return a short reason why they do not apply; then the inputs are gathered. A subclass does not
+inherit a rule, except for subclasses of checks and of OpFromGraph that compute as their base does.
 """
 
 from __future__ import annotations
 
 from synkhronos._sharding.propagate import MAKERS, RULES
 from synkhronos._sharding.rules import (  # noqa: F401  (each registers its rules)
+    axiswise,
     control_flow,
-    convolution,
     elementwise,
-    identity,
     indexing,
-    joins,
-    products,
-    reductions,
     shapes,
 )
 

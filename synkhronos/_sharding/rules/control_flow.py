@@ -1,4 +1,4 @@
-"""Sharding rules of Scan and IfElse.
+"""Sharding rules of Scan, IfElse, and operations with an inner graph or an equivalent expression.
 
 Scan: placements are propagated through the inner graph by the same rules, with given placements of the states. Outer
 variables take the place of the inner ones, so that they are gathered, reduced or cut once, before the loop.
@@ -15,7 +15,7 @@ placement.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Callable
 
 from synkhronos._backends import (
     NO_TENSORS,
@@ -29,11 +29,20 @@ from synkhronos._backends import (
     retyped,
     substituted,
 )
-from synkhronos._sharding.placements import Length, Partial, Placed, Placement, Replicate, Shard, copied
-from synkhronos._sharding.propagate import RULES, Propagation
-from synkhronos._sharding.rules.reductions import is_summed, is_zero
+from synkhronos._sharding.placements import (
+    Length,
+    Partial,
+    Placed,
+    Placement,
+    Replicate,
+    Shard,
+    can_reduce,
+    copied,
+    is_zero,
+)
+from synkhronos._sharding.propagate import RULES, Propagation, Rule
 
-__all__ = ["Steps"]
+__all__ = ["Steps", "inner_graph"]
 
 
 _WHOLE = "a state that is whole"
@@ -44,7 +53,7 @@ class Steps:
 
     Parameters
     ----------
-    walk : Propagation
+    propagation : Propagation
     node : Apply
         Apply node of a Scan in the user's graph.
     loop : Loop
@@ -53,13 +62,13 @@ class Steps:
         Placement of one entry of each state.
     """
 
-    def __init__(self, walk: Propagation, node: Any, loop: Any, placements: Sequence[Placement]) -> None:
-        self._walk, self._node, self._loop, self._placements = walk, node, loop, placements
+    def __init__(self, propagation: Propagation, node: Any, loop: Any, placements: Sequence[Placement]) -> None:
+        self._propagation, self._node, self._loop, self._placements = propagation, node, loop, placements
         self._entries: list[Any] = []  # variables that differ from step to step
-        self._n_met = len(walk.met)
+        self._n_met = len(propagation.met)
         replaced = {}
         for inner, outer in loop.sequences:
-            replaced[inner] = self._enter(inner, outer, _of_entry(walk.placement(outer)))
+            replaced[inner] = self._enter(inner, outer, _of_entry(propagation.placement(outer)))
         self._states = []
         for (taps, outer), placement in zip(loop.states, placements):
             for inner in taps:
@@ -70,7 +79,7 @@ class Steps:
         for inner, outer in loop.others:
             replaced[inner] = inner.type.filter_variable(outer)
         self._outputs = substituted(loop.inputs, loop.outputs, replaced)
-        walk.run(self._outputs)
+        propagation.run(self._outputs)
         self._new_states = loop.new_states(self._outputs)
 
     def _enter(self, inner: Any, outer: Any, placement: Placement) -> Any:
@@ -79,17 +88,17 @@ class Steps:
             entry = retyped(inner, free=(placement.axis,))(inner.name)
         self._entries.append(entry)
         if outer is not None:
-            for axis, length in enumerate(self._walk.lengths.dims(outer)[1:]):
+            for axis, length in enumerate(self._propagation.lengths.dims(outer)[1:]):
                 if not entry.broadcastable[axis]:
-                    self._walk.lengths.set_length(entry, axis, length)
-        self._walk.put(entry, Placed(entry, placement))
+                    self._propagation.lengths.set_length(entry, axis, length)
+        self._propagation.put(entry, Placed(entry, placement))
         return entry
 
     # -- resulting placements
 
     def rows_of(self, i: int) -> Shard | None:
         """Return the sharding of a state after a step, if it has one that is the same in all steps."""
-        found = [self._walk.placement(new) for new in self._new_states[i]]
+        found = [self._propagation.placement(new) for new in self._new_states[i]]
         shard = next((one for one in found if isinstance(one, Shard)), None)
         return shard if shard is not None and self._are_fixed(shard.outer, shard.inner) else None
 
@@ -101,22 +110,27 @@ class Steps:
         placement = self._placements[i]
         if isinstance(placement, Replicate):
             return True
-        if isinstance(placement, Partial) and any(map(self._walk.was_made_whole, self._states[i])):
+        if isinstance(placement, Partial) and any(map(self._propagation.was_made_whole, self._states[i])):
             return False
-        return all(self._walk.placement(new) == placement for new in self._new_states[i])
+        return all(self._propagation.placement(new) == placement for new in self._new_states[i])
 
     def meets_for(self, i: int) -> bool:
         """Return whether a state needs a collective in each step."""
         inside = self._inside([])
-        results = {one.result for one in self._walk.met[self._n_met :] if one.result in inside}
+        results = {one.result for one in self._propagation.met[self._n_met :] if one.result in inside}
         return all(
-            isinstance(self._walk.placement(new), Partial) or not results.isdisjoint(ancestors([self._walk.new(new)]))
+            isinstance(self._propagation.placement(new), Partial)
+            or not results.isdisjoint(ancestors([self._propagation.new(new)]))
             for new in self._new_states[i]
         )
 
     def _inside(self, more: Iterable[Any]) -> set[Any]:
         """Return all variables that are computed again in each step."""
-        outputs = [*map(self._walk.new, self._outputs), *(one.result for one in self._walk.met[self._n_met :]), *more]
+        outputs = [
+            *map(self._propagation.new, self._outputs),
+            *(one.result for one in self._propagation.met[self._n_met :]),
+            *more,
+        ]
         found = set(self._entries)
         for node in io_toposort(self._entries, outputs):
             if not found.isdisjoint(node.inputs):
@@ -125,68 +139,72 @@ class Steps:
 
     def _are_fixed(self, *lengths: Length) -> bool:
         """Return whether lengths are known outside the loop."""
-        return set(self._entries).isdisjoint(ancestors(list(map(self._walk.lengths.value, lengths))))
+        return set(self._entries).isdisjoint(ancestors(list(map(self._propagation.lengths.value, lengths))))
 
     # -- the sharded Scan
 
     def scan(self) -> list[Placed]:
         """Build the sharded Scan, and return its outputs with their placements."""
-        walk, loop = self._walk, self._loop
+        propagation, loop = self._propagation, self._loop
         outputs, placements = self._divided()
         outside = self._outside(outputs)
         within = [one.type() for one in outside]
         steps = substituted([*self._entries, *outside], outputs, dict(zip(outside, within)))
         divided = loop.like([*self._entries, *within], steps)
         given = [
-            walk.whole(loop.n_steps, "the number of steps"),
+            propagation.whole(loop.n_steps, "the number of steps"),
             *(self._sequence(outer) for _, outer in loop.sequences),
             *(self._state(outer, placement) for (_, outer), placement in zip(loop.states, self._placements)),
-            *(walk.whole(outer) for _, outer in loop.shared),
-            *map(walk.whole, loop.lengths),
+            *(propagation.whole(outer) for _, outer in loop.shared),
+            *map(propagation.whole, loop.lengths),
             *outside,
         ]
         results = divided(*given, return_list=True)
-        walk.meet_within(results[0], self._inside(outputs))
+        propagation.meet_within(results[0], self._inside(outputs))
         self._tell_lengths()
         return [Placed(result, placement) for result, placement in zip(results, placements)]
 
     def _divided(self) -> tuple[list[Any], list[Placement]]:
         """Return the outputs of a step, and the placements of the Scan's outputs."""
-        walk, loop = self._walk, self._loop
+        propagation, loop = self._propagation, self._loop
         outputs: list[Any] = []
         placements: list[Placement] = []
         for news, placement in zip(self._new_states, self._placements):
             outputs += [self._as_before(new, placement) for new in news]
             placements.append(_of_all(placement))
         for output in loop.results(self._outputs):
-            placement = walk.placement(output)
+            placement = propagation.placement(output)
             if isinstance(placement, Shard) and not self._are_fixed(placement.outer, placement.inner):
-                outputs.append(walk.whole(output, "its places are known within the loop alone"))
+                outputs.append(propagation.whole(output, "its places are known within the loop alone"))
                 placements.append(Replicate())
             else:
-                outputs.append(walk.new(output))
+                outputs.append(propagation.new(output))
                 placements.append(_of_all(placement))
-        outputs += [walk.whole(one) for one in self._outputs[len(outputs) :]]  # of shared variables; the condition
+        outputs += [
+            propagation.whole(one) for one in self._outputs[len(outputs) :]
+        ]  # of shared variables; the condition
         return outputs, [*placements, *[Replicate()] * len(loop.shared)]
 
     def _as_before(self, new: Any, placement: Placement) -> Any:
-        return self._walk.whole(new, _WHOLE) if isinstance(placement, Replicate) else self._walk.new(new)
+        return self._propagation.whole(new, _WHOLE) if isinstance(placement, Replicate) else self._propagation.new(new)
 
     def _sequence(self, outer: Any) -> Any:
-        steps_over_rows = isinstance(placement := self._walk.placement(outer), Shard) and placement.axis == 0
-        return self._walk.whole(outer, "steps over rows") if steps_over_rows else self._walk.new(outer)
+        steps_over_rows = isinstance(placement := self._propagation.placement(outer), Shard) and placement.axis == 0
+        return self._propagation.whole(outer, "steps over rows") if steps_over_rows else self._propagation.new(outer)
 
     def _state(self, outer: Any, placement: Placement) -> Any:
         """Return a state's initial value, with the placement of the state's entries."""
-        walk = self._walk
+        propagation = self._propagation
         if isinstance(placement, Shard):
-            return walk.part(outer, placement.moved(placement.axis + 1))
-        if isinstance(placement, Partial) and isinstance(walk.placement(outer), Partial):
-            return walk.new(outer)
-        whole = walk.whole(outer, _WHOLE)
+            return propagation.part(outer, placement.moved(placement.axis + 1))
+        if isinstance(placement, Partial) and propagation.placement(outer) == placement:
+            return propagation.new(outer)
+        whole = propagation.whole(outer, _WHOLE)
         if isinstance(placement, Replicate) or _begins_with_zero(outer):
             return whole
-        return T.switch(T.eq(walk.rows.first, 0), whole, T.zeros_like(whole))  # one rank of nonzero weight has row 0
+        return T.switch(
+            T.eq(propagation.rows.first, 0), whole, T.zeros_like(whole)
+        )  # one rank of nonzero weight has row 0
 
     def _outside(self, outputs: Sequence[Any]) -> list[Any]:
         """Return the outer variables that steps need; scalars and slices that are not tensors are computed inside."""
@@ -208,7 +226,7 @@ class Steps:
 
     def _tell_lengths(self) -> None:
         """Record the lengths of the outputs, except for axes that are shorter if the loop ends early."""
-        loop, lengths, outputs = self._loop, self._walk.lengths, self._node.outputs
+        loop, lengths, outputs = self._loop, self._propagation.lengths, self._node.outputs
         for output, (_, outer) in zip(outputs, loop.states):
             for axis, length in enumerate(lengths.dims(outer)):
                 if not output.broadcastable[axis] and (axis or not loop.is_while):
@@ -243,22 +261,22 @@ def _begins_with_zero(outer: Any) -> bool:
     return is_zero(outer)
 
 
-def _scan(walk: Propagation, node: Any) -> str | Sequence[Placed]:
+def _scan(propagation: Propagation, node: Any) -> str | Sequence[Placed]:
     loop = ops.read_loop(node)
-    mapped = _mapped(walk, node, loop)
-    return mapped if mapped is not None else _settled(walk, node, loop).scan()
+    mapped = _mapped(propagation, node, loop)
+    return mapped if mapped is not None else _settled(propagation, node, loop).scan()
 
 
-def _settled(walk: Propagation, node: Any, loop: Any) -> Steps:
+def _settled(propagation: Propagation, node: Any, loop: Any) -> Steps:
     """Return the steps with placements of the states that they keep."""
-    n_gathered = len(walk.gathered)
+    n_gathered = len(propagation.gathered)
     states = [outer for _, outer in loop.states]
-    placements: list[Placement] = [_inside(walk.placement(outer)) for outer in states]
+    placements: list[Placement] = [_inside(propagation.placement(outer)) for outer in states]
     fixed: set[int] = set()  # states that must be replicated
     may_wait = True
     while True:
-        del walk.gathered[n_gathered:]
-        steps = Steps(walk, node, loop, placements)
+        del propagation.gathered[n_gathered:]
+        steps = Steps(propagation, node, loop, placements)
         rows = {i: steps.rows_of(i) for i in range(len(states)) if i not in fixed}
         changes: dict[int, Placement] = {
             i: shard for i, shard in rows.items() if shard is not None and not isinstance(placements[i], Shard)
@@ -272,7 +290,7 @@ def _settled(walk: Propagation, node: Any, loop: Any) -> Steps:
             changes = {
                 i: Partial()
                 for i, outer in enumerate(states)
-                if i not in fixed and is_summed(outer) and not isinstance(placements[i], Shard) and steps.meets_for(i)
+                if i not in fixed and can_reduce(outer) and not isinstance(placements[i], Shard) and steps.meets_for(i)
             }
         if not changes:
             return steps
@@ -285,10 +303,10 @@ def _inside(placement: Placement) -> Placement:
     return placement.moved(placement.axis - 1) if is_inside else Replicate()  # type: ignore[union-attr]
 
 
-def _mapped(walk: Propagation, node: Any, loop: Any) -> Sequence[Placed] | None:
+def _mapped(propagation: Propagation, node: Any, loop: Any) -> Sequence[Placed] | None:
     """Shard a map over the rows, whose steps are independent: each rank maps its own rows; ``None`` for other loops."""
-    lengths, sequences = walk.lengths, [outer for _, outer in loop.sequences]
-    placements = [walk.placement(one) for one in sequences]
+    lengths, sequences = propagation.lengths, [outer for _, outer in loop.sequences]
+    placements = [propagation.placement(one) for one in sequences]
     shard = next((one for one in placements if isinstance(one, Shard) and one.axis == 0), None)
     if shard is None or loop.shared or loop.is_while or loop.states:
         return None
@@ -299,9 +317,9 @@ def _mapped(walk: Propagation, node: Any, loop: Any) -> Sequence[Placed] | None:
     here = lengths.here(shard.outer.times(shard.inner))
     inputs = [
         here,
-        *(walk.part(one, shard) for one in sequences),
+        *(propagation.part(one, shard) for one in sequences),
         *[here] * len(loop.lengths),
-        *(walk.whole(outer, "what all steps of a map over rows need") for _, outer in loop.others),
+        *(propagation.whole(outer, "what all steps of a map over rows need") for _, outer in loop.others),
     ]
     return [Placed(output, shard) for output in copied(node, inputs)]
 
@@ -312,34 +330,79 @@ RULES.update({ops.Scan: _scan})
 # -- IfElse
 
 
-def _if_else(walk: Propagation, node: Any) -> str | Sequence[Placed]:
+def _if_else(propagation: Propagation, node: Any) -> str | Sequence[Placed]:
     n = node.op.n_outs
     condition, pairs = node.inputs[0], list(zip(node.inputs[1 : 1 + n], node.inputs[1 + n :]))
-    placements = [_of_both(walk, pair) for pair in pairs]
-    branches = [[_placed(walk, pair[i], placement) for pair, placement in zip(pairs, placements)] for i in (0, 1)]
-    outputs = copied(node, [walk.whole(condition, "a condition"), *branches[0], *branches[1]])
+    placements = [_of_both(propagation, pair) for pair in pairs]
+    branches = [
+        [_placed(propagation, pair[i], placement) for pair, placement in zip(pairs, placements)] for i in (0, 1)
+    ]
+    outputs = copied(node, [propagation.whole(condition, "a condition"), *branches[0], *branches[1]])
     for output, pair in zip(node.outputs, pairs):
         if isinstance(output.type, TensorType):
-            for axis, (one, other) in enumerate(zip(*map(walk.lengths.dims, pair))):
+            for axis, (one, other) in enumerate(zip(*map(propagation.lengths.dims, pair))):
                 if one == other and not output.broadcastable[axis]:
-                    walk.lengths.set_length(output, axis, one)
+                    propagation.lengths.set_length(output, axis, one)
     return [Placed(output, placement) for output, placement in zip(outputs, placements)]
 
 
-def _of_both(walk: Propagation, pair: Sequence[Any]) -> Placement:
+def _of_both(propagation: Propagation, pair: Sequence[Any]) -> Placement:
     """Return a placement for both branches: sharded if both are known to have the sharded axis's full length."""
-    found = [walk.placement(one) for one in pair]
-    shard = walk.shard_of(pair)
+    found = [propagation.placement(one) for one in pair]
+    shard = propagation.shard_of(pair)
     if shard is not None:
-        lengths = {walk.lengths.dims(one)[shard.axis] for one in pair}
+        lengths = {propagation.lengths.dims(one)[shard.axis] for one in pair}
         return shard if lengths == {shard.length} else Replicate()
     return Partial() if found == [Partial(), Partial()] else Replicate()
 
 
-def _placed(walk: Propagation, variable: Any, placement: Placement) -> Any:
+def _placed(propagation: Propagation, variable: Any, placement: Placement) -> Any:
     if isinstance(placement, Shard):
-        return walk.part(variable, placement)
-    return walk.new(variable) if isinstance(placement, Partial) else walk.whole(variable, "another branch is whole")
+        return propagation.part(variable, placement)
+    return (
+        propagation.new(variable)
+        if isinstance(placement, Partial)
+        else propagation.whole(variable, "another branch is whole")
+    )
 
 
 RULES.update({ops.IfElse: _if_else})
+
+
+# -- inner graphs, and operations that a backend can express by others
+
+
+def _expressed(rewrite: Callable[[Any], Any]) -> Rule:
+    """Return the rule of an operation that a backend's function rewrites; it returns expressions, or none."""
+
+    def rule(propagation: Propagation, node: Any) -> str | Sequence[Placed]:
+        expressions = rewrite(node)
+        if not expressions or any(_differ(*pair) for pair in zip(expressions, node.outputs)):
+            return "there is no expression for it"
+        propagation.run(expressions)
+        return [Placed(propagation.new(one), propagation.placement(one)) for one in expressions]
+
+    return rule
+
+
+def _differ(one: Any, other: Any) -> bool:
+    return (one.dtype, one.broadcastable) != (other.dtype, other.broadcastable)
+
+
+def inner_graph(propagation: Propagation, node: Any) -> Sequence[Placed]:
+    """Propagate placements through an operation's inner graph, which replaces it.
+
+    The operation must compute nothing but this graph. Gradients that it defines itself are already in the program's
+    graph.
+    """
+    expressions = ops.inlined(node)
+    propagation.run(expressions)
+    return [Placed(propagation.new(one), propagation.placement(one)) for one in expressions]
+
+
+RULES.update(
+    {
+        ops.OpFromGraph: inner_graph,
+        **{kind: _expressed(rewrite) for kind, rewrite in ops.EXPRESSED.items()},
+    }
+)

@@ -7,29 +7,31 @@ from typing import Any
 
 from synkhronos._backends import NotScalarConstantError, get_scalar_constant_value, ops, scalar
 from synkhronos._sharding.lengths import constant_of
-from synkhronos._sharding.placements import Partial, Placed, Replicate, copied
+from synkhronos._sharding.placements import Partial, Placed, Replicate, copied, is_zero
 from synkhronos._sharding.propagate import MAKERS, RULES, Propagation
-from synkhronos._sharding.rules.reductions import is_zero
 
 __all__: list[str] = []
 
 
-def _elementwise(walk: Propagation, node: Any) -> str | Sequence[Placed]:
-    shard = walk.shard_of(node.inputs)
+def _elementwise(propagation: Propagation, node: Any) -> str | Sequence[Placed]:
+    shard = propagation.shard_of(node.inputs)
     if shard is None:
-        return _of_sums(walk, node)
+        return _of_sums(propagation, node)
     # Elemwise compares the lengths of axes that are not broadcastable
-    inputs = [walk.part(one, shard, lenient=True) for one in node.inputs]
+    inputs = [propagation.part(one, shard, lenient=True) for one in node.inputs]
     return [Placed(output, shard) for output in copied(node, inputs)]
 
 
-def _of_sums(walk: Propagation, node: Any) -> Sequence[Placed]:
+def _of_sums(propagation: Propagation, node: Any) -> Sequence[Placed]:
     """Place an operation on partial and replicated inputs: a linear one may be computed before the sum over ranks.
 
     Factors must be constants: with others, 0 × inf on one rank would give NaN where the serial program gives inf.
     """
-    partial = [isinstance(walk.placement(one), Partial) for one in node.inputs]
-    inputs, kind = list(map(walk.new, node.inputs)), node.op.scalar_op
+    placements = list(map(propagation.placement, node.inputs))
+    if not set(placements) <= {Replicate(), Partial()}:  # partial maxima and the like
+        return propagation.computed_whole(node)
+    partial = [one == Partial() for one in placements]
+    inputs, kind = list(map(propagation.new, node.inputs)), node.op.scalar_op
     # integers overflow in the same way only if the dtype stays the same
     same = all(one.dtype == node.outputs[0].dtype for one, is_sum in zip(node.inputs, partial) if is_sum)
     is_linear = False
@@ -43,11 +45,13 @@ def _of_sums(walk: Propagation, node: Any) -> Sequence[Placed]:
         factors = [one for one, is_sum in zip(node.inputs, partial) if not is_sum]
         is_linear = same and len(factors) == len(partial) - 1 and all(map(_scales, factors))
     elif isinstance(kind, scalar.TrueDiv):
-        is_linear = same and partial == [True, False] and (_scales(node.inputs[1]) or _counts(walk, node.inputs[1]))
+        is_linear = (
+            same and partial == [True, False] and (_scales(node.inputs[1]) or _counts(propagation, node.inputs[1]))
+        )
     elif isinstance(kind, scalar.Second) and not partial[1]:  # only the shape of the first input matters
         return [Placed(output, Replicate()) for output in copied(node, inputs)]
     if not is_linear:
-        return walk.computed_whole(node)
+        return propagation.computed_whole(node)
     return [Placed(output, Partial()) for output in copied(node, inputs)]
 
 
@@ -60,20 +64,20 @@ def _scales(variable: Any) -> bool:
     return 0 < abs(value) < float("inf")
 
 
-def _counts(walk: Propagation, variable: Any) -> bool:
+def _counts(propagation: Propagation, variable: Any) -> bool:
     """Return whether a variable is rows × a positive constant, as the divisor of a mean is.
 
     Without rows, 0 / 0 is NaN before and after the sum over ranks.
     """
     node = variable.owner
     if node is not None and isinstance(node.op, ops.DimShuffle):
-        return _counts(walk, node.inputs[0])
+        return _counts(propagation, node.inputs[0])
     length = None
     if _is_cast(node) and variable.ndim == 0:
-        length = walk.lengths.scalar(node.inputs[0])
+        length = propagation.lengths.scalar(node.inputs[0])
     elif node is not None and isinstance(node.op, ops.Subtensor) and _is_cast(node.inputs[0].owner):
         # T.mean casts the vector of lengths, not one of them
-        numbers = walk.lengths.vector(node.inputs[0].owner.inputs[0])
+        numbers = propagation.lengths.vector(node.inputs[0].owner.inputs[0])
         place = constant_of(ops.basic_index(node.inputs, node.op)[0])
         length = numbers[place] if numbers is not None and place is not None else None
     return length is not None and length.constant > 0 and set(length.symbols) == {0}
@@ -83,15 +87,15 @@ def _is_cast(node: Any) -> bool:
     return node is not None and isinstance(node.op, ops.Elemwise) and isinstance(node.op.scalar_op, scalar.Cast)
 
 
-def _fill(walk: Propagation, node: Any) -> Sequence[Placed]:
+def _fill(propagation: Propagation, node: Any) -> Sequence[Placed]:
     """Replace a scalar that is filled with another one, as gradients begin, by the other.
 
     Computing the first may take a collective.
     """
     value = node.inputs[-1]
     if isinstance(node.op.scalar_op, scalar.Second) and value.ndim == 0 and value.type == node.outputs[0].type:
-        return [Placed(walk.new(value), Replicate())]
-    return walk.computed_whole(node)
+        return [Placed(propagation.new(value), Replicate())]
+    return propagation.computed_whole(node)
 
 
 RULES.update({ops.Elemwise: _elementwise})

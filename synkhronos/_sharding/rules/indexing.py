@@ -10,19 +10,18 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from synkhronos._backends import INTEGERS, T, TensorType, ops
-from synkhronos._sharding.placements import ONE, Partial, Placed, Replicate, Shard, copied
+from synkhronos._sharding.placements import ONE, Partial, Placed, Replicate, Shard, can_reduce, copied, is_zero
 from synkhronos._sharding.propagate import RULES, Propagation
-from synkhronos._sharding.rules.reductions import is_summed, is_zero
 
 __all__: list[str] = []
 
 _PICKED = "rows are picked"
 
 
-def _index(walk: Propagation, variable: Any, inputs: Sequence[Any], op: Any) -> list[Any]:
+def _index(propagation: Propagation, variable: Any, inputs: Sequence[Any], op: Any) -> list[Any]:
     """Return the basic index of an Apply node, with ``slice(None)`` for each axis that is selected fully, in order."""
-    index, dims = ops.basic_index(inputs, op), walk.lengths.dims(variable)
-    return [slice(None) if walk.lengths.takes_all(one, dims[axis]) else one for axis, one in enumerate(index)]
+    index, dims = ops.basic_index(inputs, op), propagation.lengths.dims(variable)
+    return [slice(None) if propagation.lengths.takes_all(one, dims[axis]) else one for axis, one in enumerate(index)]
 
 
 def _axis_after(index: Sequence[Any], axis: int) -> int | None:
@@ -32,32 +31,32 @@ def _axis_after(index: Sequence[Any], axis: int) -> int | None:
     return axis - sum(not isinstance(one, slice) for one in index[:axis])
 
 
-def _part_of_increment(walk: Propagation, y: Any, shard: Shard, axis: int, n_axes: int) -> Any:
+def _part_of_increment(propagation: Propagation, y: Any, shard: Shard, axis: int, n_axes: int) -> Any:
     """Return this rank's part of an increment ``y`` of x[index], which has ``n_axes`` axes and its rows along ``axis``.
 
     ``y`` may have fewer axes.
     """
     own = axis - (n_axes - y.ndim)
-    return walk.whole(y, _PICKED) if own < 0 else walk.part(y, shard.moved(own), broadcasts=True)
+    return propagation.whole(y, _PICKED) if own < 0 else propagation.part(y, shard.moved(own), broadcasts=True)
 
 
-def _subtensor(walk: Propagation, node: Any) -> str | Sequence[Placed]:
+def _subtensor(propagation: Propagation, node: Any) -> str | Sequence[Placed]:
     variable, *numbers = node.inputs
-    placement = walk.placement(variable)
-    inputs = [walk.new(variable), *map(walk.whole, numbers)]
+    placement = propagation.placement(variable)
+    inputs = [propagation.new(variable), *map(propagation.whole, numbers)]
     if isinstance(placement, Shard):
-        axis = _axis_after(_index(walk, variable, node.inputs, node.op), placement.axis)
+        axis = _axis_after(_index(propagation, variable, node.inputs, node.op), placement.axis)
         if axis is None:
             return _PICKED
         placement = placement.moved(axis)
     return [Placed(copied(node, inputs)[0], placement)]
 
 
-def _inc_subtensor(walk: Propagation, node: Any) -> str | Sequence[Placed]:
+def _inc_subtensor(propagation: Propagation, node: Any) -> str | Sequence[Placed]:
     x, y, *numbers = node.inputs
-    index = _index(walk, x, node.inputs[1:], node.op)
+    index = _index(propagation, x, node.inputs[1:], node.op)
     n_axes = x.ndim - sum(not isinstance(one, slice) for one in index)
-    of_x, of_y = walk.placement(x), walk.placement(y)
+    of_x, of_y = propagation.placement(x), propagation.placement(y)
     if isinstance(of_x, Shard):
         shard = of_x
     elif isinstance(of_y, Shard):
@@ -66,22 +65,30 @@ def _inc_subtensor(walk: Propagation, node: Any) -> str | Sequence[Placed]:
         if not axes:
             return _PICKED
         shard = of_y.moved(axes[-1])
-    elif _are_sums(walk, node):
-        return [Placed(copied(node, [walk.new(x), walk.new(y), *map(walk.whole, numbers)])[0], Partial())]
+    elif _are_sums(propagation, node):
+        return [
+            Placed(
+                copied(node, [propagation.new(x), propagation.new(y), *map(propagation.whole, numbers)])[0], Partial()
+            )
+        ]
     else:
-        return walk.computed_whole(node)
+        return propagation.computed_whole(node)
     axis = _axis_after(index, shard.axis)
     if axis is None or x.broadcastable[shard.axis]:
         return _PICKED
-    inputs = [walk.part(x, shard), _part_of_increment(walk, y, shard, axis, n_axes), *map(walk.whole, numbers)]
+    inputs = [
+        propagation.part(x, shard),
+        _part_of_increment(propagation, y, shard, axis, n_axes),
+        *map(propagation.whole, numbers),
+    ]
     return [Placed(copied(node, inputs)[0], shard)]
 
 
-def _are_sums(walk: Propagation, node: Any) -> bool:
+def _are_sums(propagation: Propagation, node: Any) -> bool:
     """Return whether x and y are both partial or zero; unwritten memory counts as zero if y is set, not added."""
     x, y = node.inputs[:2]
     is_empty = x.owner is not None and isinstance(x.owner.op, ops.AllocEmpty) and node.op.set_instead_of_inc
-    fits = [isinstance(walk.placement(one), Partial) or is_zero(one) for one in (x, y)]
+    fits = [propagation.placement(one) == Partial() or is_zero(one) for one in (x, y)]
     return x.dtype == y.dtype and (fits[0] or is_empty) and fits[1]
 
 
@@ -109,28 +116,30 @@ class _Places(NamedTuple):
         n_before = sum(isinstance(one, slice) for one in self.entries[:axis])
         return n_before + (self.n_axes if n_before >= self.first else 0)
 
-    def shard_of_arrays(self, walk: Propagation) -> Shard | None:
+    def shard_of_arrays(self, propagation: Propagation) -> Shard | None:
         """Return the placement of the first sharded array, in terms of the common shape; ``None`` if none is."""
-        one = next((one for one in self.arrays if isinstance(walk.placement(one), Shard)), None)
+        one = next((one for one in self.arrays if isinstance(propagation.placement(one), Shard)), None)
         if one is None:
             return None
-        shard = walk.shard_of([one])
+        shard = propagation.shard_of([one])
         return None if shard is None else shard.moved(shard.axis + self.n_axes - one.ndim)
 
-    def here(self, walk: Propagation, inputs: Sequence[Any], shard: Shard) -> list[Any]:
+    def here(self, propagation: Propagation, inputs: Sequence[Any], shard: Shard) -> list[Any]:
         """Return this rank's part of the index arrays among the inputs, and the replicated values of all others."""
         arrays = set(self.arrays)
         return [
-            _part_of_increment(walk, one, shard, shard.axis, self.n_axes) if one in arrays else walk.whole(one)
+            _part_of_increment(propagation, one, shard, shard.axis, self.n_axes)
+            if one in arrays
+            else propagation.whole(one)
             for one in inputs
         ]
 
 
-def _places(walk: Propagation, x: Any, index: Sequence[Any]) -> _Places | None:
+def _places(propagation: Propagation, x: Any, index: Sequence[Any]) -> _Places | None:
     """Return the positions of axes after advanced indexing; ``None`` if an entry is not a slice or integer array."""
-    dims = walk.lengths.dims(x)
+    dims = propagation.lengths.dims(x)
     known: list[Any] = [
-        slice(None) if walk.lengths.takes_all(one, dims[axis]) else one for axis, one in enumerate(index)
+        slice(None) if propagation.lengths.takes_all(one, dims[axis]) else one for axis, one in enumerate(index)
     ]
     known += [slice(None)] * (x.ndim - len(known))
     places = [axis for axis, one in enumerate(known) if not isinstance(one, slice)]
@@ -141,81 +150,88 @@ def _places(walk: Propagation, x: Any, index: Sequence[Any]) -> _Places | None:
     return _Places(known, max(one.ndim for one in arrays), places[0] if is_together else 0)
 
 
-def _rows_of_points(walk: Propagation, x: Any, index: Sequence[Any]) -> Shard | None:
+def _rows_of_points(propagation: Propagation, x: Any, index: Sequence[Any]) -> Shard | None:
     """Return the placement of ``x[arange(rows × k), y, …]``, with x of length rows × k; ``None`` for other indices.
 
     Such an index selects each row once, in order.
     """
     if any(isinstance(one, slice) or not isinstance(one.type, TensorType) for one in index):
         return None
-    length = walk.lengths.range(index[0])
-    per_row = None if length is None else walk.lengths.per_row(length)
+    length = propagation.lengths.range(index[0])
+    per_row = None if length is None else propagation.lengths.per_row(length)
     if per_row is None:
         return None
     shard = Shard(0, ONE, per_row)
-    if walk.placement(x) != shard and (walk.shard_of([x]) or walk.lengths.dims(x)[0] != length):
+    if propagation.placement(x) != shard and (propagation.shard_of([x]) or propagation.lengths.dims(x)[0] != length):
         return None
     fits = all(one.ndim <= 1 and one.dtype in INTEGERS for one in index)
     return shard if fits and not x.broadcastable[0] else None
 
 
-def _index_here(walk: Propagation, index: Sequence[Any], shard: Shard) -> list[Any]:
-    here = T.arange(walk.lengths.here(shard.inner), dtype=index[0].dtype)
-    return [here, *(walk.part(one, shard, broadcasts=True) if one.ndim else walk.whole(one) for one in index[1:])]
+def _index_here(propagation: Propagation, index: Sequence[Any], shard: Shard) -> list[Any]:
+    here = T.arange(propagation.lengths.here(shard.inner), dtype=index[0].dtype)
+    return [
+        here,
+        *(propagation.part(one, shard, broadcasts=True) if one.ndim else propagation.whole(one) for one in index[1:]),
+    ]
 
 
-def _advanced(walk: Propagation, node: Any) -> str | Sequence[Placed]:
+def _advanced(propagation: Propagation, node: Any) -> str | Sequence[Placed]:
     x, *rest = node.inputs
     index = ops.advanced_index(node.inputs, node.op)
-    shard = _rows_of_points(walk, x, index)
+    shard = _rows_of_points(propagation, x, index)
     if shard is not None:
-        inputs = [walk.part(x, shard), *_index_here(walk, index, shard)]
+        inputs = [propagation.part(x, shard), *_index_here(propagation, index, shard)]
         return [Placed(copied(node, inputs)[0], shard)]
-    if walk.shard_of(node.inputs) is None:
-        return walk.computed_whole(node)
-    places, of_x = _places(walk, x, index), walk.placement(x)
+    if propagation.shard_of(node.inputs) is None:
+        return propagation.computed_whole(node)
+    places, of_x = _places(propagation, x, index), propagation.placement(x)
     if places is None:
         return _PICKED
-    of_index = places.shard_of_arrays(walk)
+    of_index = places.shard_of_arrays(propagation)
     if isinstance(of_x, Shard):
         axis = places.axis_after(of_x.axis)
         if axis is None or of_index is not None:
             return _PICKED
-        return [Placed(copied(node, [walk.new(x), *map(walk.whole, rest)])[0], of_x.moved(axis))]
+        return [Placed(copied(node, [propagation.new(x), *map(propagation.whole, rest)])[0], of_x.moved(axis))]
     if of_index is None:
         return _PICKED
-    inputs = [walk.whole(x), *places.here(walk, rest, of_index)]
+    inputs = [propagation.whole(x), *places.here(propagation, rest, of_index)]
     return [Placed(copied(node, inputs)[0], of_index.moved(places.first + of_index.axis))]
 
 
-def _advanced_inc(walk: Propagation, node: Any) -> str | Sequence[Placed]:
+def _advanced_inc(propagation: Propagation, node: Any) -> str | Sequence[Placed]:
     x, y, *rest = node.inputs
     index = ops.advanced_index(node.inputs[1:], node.op)
-    shard = _rows_of_points(walk, x, index)
+    shard = _rows_of_points(propagation, x, index)
     if shard is not None:
-        y_here = _part_of_increment(walk, y, shard, 0, x.ndim - len(index) + 1)
-        return [Placed(copied(node, [walk.part(x, shard), y_here, *_index_here(walk, index, shard)])[0], shard)]
-    if walk.shard_of(node.inputs) is None:
-        return walk.computed_whole(node)
-    places, of_x = _places(walk, x, index), walk.placement(x)
+        y_here = _part_of_increment(propagation, y, shard, 0, x.ndim - len(index) + 1)
+        return [
+            Placed(
+                copied(node, [propagation.part(x, shard), y_here, *_index_here(propagation, index, shard)])[0], shard
+            )
+        ]
+    if propagation.shard_of(node.inputs) is None:
+        return propagation.computed_whole(node)
+    places, of_x = _places(propagation, x, index), propagation.placement(x)
     if places is None:
         return _PICKED
-    of_index = places.shard_of_arrays(walk)
+    of_index = places.shard_of_arrays(propagation)
     if isinstance(of_x, Shard):
         axis = places.axis_after(of_x.axis)
         if axis is None or of_index is not None:
             return _PICKED
-        y_here = _part_of_increment(walk, y, of_x, axis, places.n_results)
-        return [Placed(copied(node, [walk.new(x), y_here, *map(walk.whole, rest)])[0], of_x)]
-    return _added_to_table(walk, node, places, of_index or _entries_of(walk, y, places))
+        y_here = _part_of_increment(propagation, y, of_x, axis, places.n_results)
+        return [Placed(copied(node, [propagation.new(x), y_here, *map(propagation.whole, rest)])[0], of_x)]
+    return _added_to_table(propagation, node, places, of_index or _entries_of(propagation, y, places))
 
 
-def _entries_of(walk: Propagation, y: Any, places: _Places) -> Shard | None:
+def _entries_of(propagation: Propagation, y: Any, places: _Places) -> Shard | None:
     """Return the placement of an increment in terms of the common shape of the index arrays.
 
     ``None`` if its rows are not along an axis of that shape, or if all arrays are broadcast along that axis.
     """
-    shard = walk.shard_of([y])
+    shard = propagation.shard_of([y])
     if shard is None:
         return None
     axis = shard.axis + places.n_results - y.ndim - places.first
@@ -226,19 +242,21 @@ def _entries_of(walk: Propagation, y: Any, places: _Places) -> Shard | None:
     return None if is_one else shard.moved(axis)
 
 
-def _added_to_table(walk: Propagation, node: Any, places: _Places, shard: Shard | None) -> str | Sequence[Placed]:
+def _added_to_table(
+    propagation: Propagation, node: Any, places: _Places, shard: Shard | None
+) -> str | Sequence[Placed]:
     """Sum the ranks' increments to a replicated table, each computed from the rank's own rows."""
     table, y, *rest = node.inputs
     if shard is None:
         return "the rows are no entries of the table"
-    if not ops.adds(node.op) or not is_summed(node.outputs[0]):
+    if not ops.adds(node.op) or not can_reduce(node.outputs[0]):
         return _PICKED
-    whole, zeros = walk.whole(table), T.zeros_like(walk.whole(table))
-    y_here = _part_of_increment(walk, y, shard, places.first + shard.axis, places.n_results)
-    (added,) = copied(node, [zeros, y_here, *places.here(walk, rest, shard)])
+    whole, zeros = propagation.whole(table), T.zeros_like(propagation.whole(table))
+    y_here = _part_of_increment(propagation, y, shard, places.first + shard.axis, places.n_results)
+    (added,) = copied(node, [zeros, y_here, *places.here(propagation, rest, shard)])
     if is_zero(table):
         return [Placed(added, Partial())]
-    return [Placed(whole + walk.reduced(node.outputs[0], added, "sum"), Replicate())]
+    return [Placed(whole + propagation.reduced(node.outputs[0], added, "sum"), Replicate())]
 
 
 RULES.update(
