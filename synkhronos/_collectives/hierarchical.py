@@ -55,7 +55,7 @@ class HierarchicalTransport(SharedMemoryTransport):
         self._n_local, self._n_ranks = self._n_ranks, world.n_ranks
         self._world, self._leader = world, leader
         self._leads = group.rank == leader
-        self._group, self._comm, self._deadline = group, world.comm, group.deadline
+        self._group, self._comm, self._deadline = group, world.leaders, group.deadline
         self._check_nodes = functools.partial(check_nodes, group)
         self._left: list[Any] = []  # arrays that other ranks may still read
         self._lent: dict[tuple[str, int], np.ndarray] = {}

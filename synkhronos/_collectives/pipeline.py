@@ -26,7 +26,7 @@ import numpy as np
 
 from synkhronos._collectives.buckets import Algorithm, reduced
 from synkhronos._native import native
-from synkhronos._processes import Deadline
+from synkhronos._processes import Deadline, LeaderTransport, Transfer
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos._utils.rows import shares
 
@@ -37,13 +37,13 @@ Lend = Callable[[str, int, Any], np.ndarray]
 
 
 def _reducing(
-    comm: Any, way: Algorithm, given: np.ndarray, result: np.ndarray, lend: Lend, short: str
-) -> Iterator[Any]:
+    comm: LeaderTransport, way: Algorithm, given: np.ndarray, result: np.ndarray, lend: Lend, short: str
+) -> Iterator[Transfer | None]:
     """Run the steps of the reduction of a piece; each yields the transfer that must complete before the next.
 
     Parameters
     ----------
-    comm : LeaderComm
+    comm : LeaderTransport
     way : Way
     given : array
         Contribution of this leader: its arrays, one after the other.
@@ -90,7 +90,7 @@ def _reducing(
     native.widen(sent, result, is_brain)
 
 
-def _gathering(comm: Any, whole: np.ndarray, sizes: Sequence[int]) -> Iterator[Any]:
+def _gathering(comm: LeaderTransport, whole: np.ndarray, sizes: Sequence[int]) -> Iterator[Transfer | None]:
     """Run the steps of a gathering, like `_reducing`; the first step has no transfer.
 
     ``whole`` contains this leader's part in its place; ``sizes`` are the numbers of elements of the nodes.
@@ -128,7 +128,7 @@ class _Piece:
         Whether the transfer is that of the second step.
     """
 
-    def __init__(self, steps: Iterator[Any]) -> None:
+    def __init__(self, steps: Iterator[Transfer | None]) -> None:
         self.steps = steps
         self.transfer = next(steps)
         self.is_second = False
@@ -142,7 +142,7 @@ class Pieces:
 
     Parameters
     ----------
-    comm : LeaderComm
+    comm : LeaderTransport
     plans : list of Plan
         One for each piece.
     deadline : Deadline
@@ -154,7 +154,7 @@ class Pieces:
     """
 
     def __init__(
-        self, comm: Any, plans: Sequence[Plan], deadline: Deadline, check: Callable[[], None], short: str
+        self, comm: LeaderTransport, plans: Sequence[Plan], deadline: Deadline, check: Callable[[], None], short: str
     ) -> None:
         self._comm, self._plans, self._check, self._short = comm, plans, check, short
         self._deadline = deadline

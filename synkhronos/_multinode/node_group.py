@@ -49,9 +49,10 @@ class MultiNodeGroup:
         self.devices, self.n_ranks, self.master_rank = devices, world.n_ranks, world.master_rank
         self.workers = [rank for rank in range(self.n_ranks) if rank != self.master_rank]
         self.timeline, self.start = group.timeline, group.start
+        assert isinstance(world.comm, LeaderComm)
         self.signals = MultiNodeSignals(group, world.comm)
         self._group, self._world = group, world
-        self._comm: LeaderComm = world.comm
+        self._comm = world.comm
         self._shipping = Shipping(segments, world)
         self._decoder = Decoder()
         self._own: list[bytes | None] | None = None  # answers of the controller's node

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from synkhronos._processes.monitor import SessionStatus
-from synkhronos._processes.process_group import ProcessGroup, World, check_exchange, check_nodes, kind_of
+from synkhronos._processes.process_group import (
+    LeaderTransport,
+    ProcessGroup,
+    Transfer,
+    World,
+    check_exchange,
+    check_nodes,
+    kind_of,
+)
 from synkhronos._processes.rank_process import end_with, log, start_apart
 from synkhronos._processes.sync import Barrier, Deadline
 from synkhronos._processes.timeline import (
@@ -32,10 +40,12 @@ __all__ = [
     "TRANSFERS",
     "Barrier",
     "Deadline",
+    "LeaderTransport",
     "Notes",
     "ProcessGroup",
     "SessionStatus",
     "Timeline",
+    "Transfer",
     "World",
     "by_other_clock",
     "check_exchange",

@@ -23,7 +23,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, Protocol
 
 import numpy as np
 
@@ -37,12 +37,75 @@ from synkhronos._utils.progress import counted
 from synkhronos._utils.resources import count_cores
 from synkhronos.errors import CLOSED_WITHIN, CollectiveAborted, SessionError, WorkerDied, WorkerTimeout
 
-__all__ = ["ControllerDied", "ProcessGroup", "World", "check_exchange", "check_nodes", "check_order", "kind_of"]
+__all__ = [
+    "ControllerDied",
+    "LeaderTransport",
+    "ProcessGroup",
+    "Transfer",
+    "World",
+    "check_exchange",
+    "check_nodes",
+    "check_order",
+    "kind_of",
+]
 
 
 def kind_of(device: str) -> str:
     """Return the kind of a device, by its name: ``"cpu"``, ``"cuda"`` or ``"opencl"``."""
     return device.rstrip("0123456789:")
+
+
+class Transfer(Protocol):
+    """A non-blocking step of an exchange between node leaders."""
+
+    def is_complete(self) -> bool:
+        """Return whether the step has completed."""
+
+
+class LeaderTransport(Protocol):
+    """What the connection of a node leader to the others offers to collectives; `LeaderComm` does it by MPI.
+
+    Attributes
+    ----------
+    node : int
+        Number of this node.
+    hosts : list of str
+        Host names of all nodes.
+    """
+
+    node: int
+    hosts: list[str]
+
+    def is_ordered_to_stop(self) -> bool:
+        """Return whether the controller has ordered the ranks to end."""
+
+    def vote(
+        self,
+        word: Any,
+        arrays: Sequence[np.ndarray],
+        check: Callable[[list[int]], None],
+        fill_in: Callable[[], None],
+    ) -> list[Any]:
+        """Send the other leaders a word and small arrays; return those of all leaders, in the order of the nodes."""
+
+    def pay(self) -> None:
+        """Take part in the rest of an exchange that all leaders agreed on, because this one has to leave it."""
+
+    def all_to_all(
+        self,
+        given: np.ndarray,
+        lengths: Sequence[int],
+        starts: Sequence[int] | None,
+        got: np.ndarray,
+        got_lengths: Sequence[int],
+    ) -> Transfer:
+        """Begin to send a part of an array to each leader, and to receive a part from each."""
+
+    def all_gather(self, array: np.ndarray, lengths: Sequence[int]) -> Transfer:
+        """Begin to fill in an array of which each leader has a part."""
+
+    def complete(self, is_done: Callable[[], bool], check: Callable[[], None]) -> None:
+        """Wait until ``is_done()``; ``check`` may raise."""
 
 
 class World(NamedTuple):
@@ -56,7 +119,7 @@ class World(NamedTuple):
         Number of this node.
     master_rank : int
         Global rank of the controller.
-    comm : LeaderComm, or None
+    comm : LeaderTransport, or None
         In a node leader: connection to the other leaders.
     wire_dtype : str, or None
         Wire dtype of float32 data between nodes; ``None``: float32 itself.
@@ -65,8 +128,14 @@ class World(NamedTuple):
     sizes: tuple[int, ...]
     node: int
     master_rank: int
-    comm: Any = None
+    comm: LeaderTransport | None = None
     wire_dtype: str | None = None
+
+    @property
+    def leaders(self) -> LeaderTransport:
+        """Connection to the other leaders, in a session on several nodes."""
+        assert self.comm is not None
+        return self.comm
 
     @property
     def n_ranks(self) -> int:
@@ -91,7 +160,7 @@ _MARGIN = 1.0
 def check_order(group: ProcessGroup) -> None:
     """Raise, in the leader of another node, if the controller has ordered the ranks to end in the meantime."""
     world = group.world
-    if world.node and not group.stopped and world.comm.is_ordered_to_stop():
+    if world.node and not group.stopped and world.leaders.is_ordered_to_stop():
         raise WorkerTimeout("the first machine has said that the ranks are to end", group.rank, 0)
 
 
@@ -112,7 +181,7 @@ def check_nodes(group: ProcessGroup, silent: Sequence[int]) -> None:
         group.check_workers()  # raises
     elif silent and is_over and not world.node:
         rank = world.ranks_of(silent[0])[0]
-        name = f"rank {rank}, which leads machine {silent[0]} ({world.comm.hosts[silent[0]]})"
+        name = f"rank {rank}, which leads machine {silent[0]} ({world.leaders.hosts[silent[0]]})"
         raise WorkerTimeout(f"{name}, did not answer within {deadline.seconds} seconds", rank, 0)
 
 
@@ -122,7 +191,7 @@ def check_exchange(group: ProcessGroup) -> None:
     if world.node or not deadline.is_over(_MARGIN):
         return
     others = range(1, len(world.sizes))
-    names = ", ".join(f"machine {node} ({world.comm.hosts[node]})" for node in others)
+    names = ", ".join(f"machine {node} ({world.leaders.hosts[node]})" for node in others)
     who = f"the leader of {names}" if len(others) == 1 else f"a leader of {names}"
     text = f"{who}, did not go on with an exchange of arrays within {deadline.seconds} seconds"
     raise WorkerTimeout(text, world.ranks_of(1)[0], 0)

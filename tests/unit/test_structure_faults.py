@@ -63,3 +63,13 @@ def test_no_message_is_compared_or_searched_for_to_find_out_what_happened():
 def test_nobody_reads_the_variables_of_a_calling_frame():
     for path, tree in TREES.items():
         assert "f_locals" not in named(tree), path
+
+
+def test_a_connection_between_node_leaders_is_described_where_lower_folders_use_it():
+    for path, tree in TREES.items():
+        if path.startswith(("_processes/", "_collectives/")) and path != "_collectives/nccl.py":  # pygpu's comm
+            for node in ast.walk(tree):
+                name = getattr(node, "arg", None) or getattr(getattr(node, "target", None), "id", None)
+                if isinstance(node, (ast.arg, ast.AnnAssign)) and name == "comm":
+                    assert node.annotation is not None, f"{path}:{node.lineno}"
+                    assert "LeaderTransport" in named(node.annotation), f"{path}:{node.lineno}"
