@@ -26,7 +26,8 @@ def check_replicas(shared_vars: Variables | None = None) -> dict[Any, float]:
     shared_vars : shared variable or list, optional
         Tensor variables that a function of the session uses. Default: all that should be equal, which are the variables
         that functions use, without the states of random streams, ``sliceable_shareds``, and variables that were
-        scattered and not broadcast since. Functions that are not yet distributed are distributed first.
+        scattered and not made equal since, by `broadcast`, `all_reduce` or `all_gather`. Functions that are not yet
+        distributed are distributed first.
 
     Returns
     -------
@@ -226,5 +227,5 @@ def get_lengths(shared_vars: Variables) -> list[Any]:
     session, variables = start("get_lengths", shared_vars)
     for var in variables:
         if var.ndim == 0:
-            raise ValueError(f"get_lengths: {var} is 0-dimensional")
+            raise ValueError(f"get_lengths: {var} is 0-dimensional; expected at least one dimension")
     return like(shared_vars, [[shape[0] for shape in shapes] for shapes in zip(*session.shapes(variables))])

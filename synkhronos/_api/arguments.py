@@ -30,21 +30,21 @@ def arrange(
     if len(args) == len(names) and not kwargs and all(value is not None for value in args):
         return list(args)
     if len(args) > len(names):
-        raise TypeError(f"the function takes {len(names)} inputs {names}; got {len(args)}")
+        raise TypeError(f"got {len(args)} inputs; the function takes {len(names)}: {names}")
     values = list(args) + [None] * (len(names) - len(args))
     for name, value in kwargs.items():
         if name not in names:
             raise unknown_keyword("the function", name, [one for one in (*names, *options) if one])
         position = names.index(name)
         if values[position] is not None:
-            raise TypeError(f"input {name!r} was given twice")
+            raise TypeError(f"input {name!r} was given twice, in order and by name")
         values[position] = value
     for i, value in enumerate(values):
         if value is None:
             values[i] = defaults[i]
     missing = [names[i] or f"number {i}" for i, value in enumerate(values) if value is None]
     if missing:
-        raise TypeError(f"the function takes {len(names)} inputs {names}; missing: {', '.join(missing)}")
+        raise TypeError(f"got no value for input {', '.join(missing)}; the function takes {len(names)}: {names}")
     return values
 
 
@@ -53,19 +53,19 @@ def check_subset(subset: Any, n_outputs: int) -> tuple[int, ...] | None:
     if subset is None:
         return None
     if not isinstance(subset, (list, tuple)) or not all(isinstance(i, (int, np.integer)) for i in subset):
-        raise TypeError(f"output_subset must be a list of ints; got {subset!r}")
+        raise TypeError(f"output_subset is {subset!r}; expected a list of ints")
     for i in subset:
         if not 0 <= i < n_outputs:
-            raise IndexError(f"output_subset: there is no output {i}; the function has {n_outputs}")
+            raise IndexError(f"output_subset has output {i}; expected numbers of the {n_outputs} outputs, from 0")
     return tuple(int(i) for i in subset)
 
 
 def check_num_slices(num_slices: Any) -> int:
     """Return ``num_slices`` as an int."""
     if isinstance(num_slices, bool) or not isinstance(num_slices, (int, np.integer)):
-        raise TypeError(f"num_slices must be an int; got {num_slices!r}")
+        raise TypeError(f"num_slices is {num_slices!r}; expected an int")
     if num_slices < 1:
-        raise ValueError(f"num_slices must be at least 1; got {num_slices}")
+        raise ValueError(f"num_slices is {num_slices}; expected at least 1")
     return int(num_slices)
 
 

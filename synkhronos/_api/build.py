@@ -125,7 +125,7 @@ def function(
             raise unknown_keyword("synkhronos.function", name, [*_OWN_KEYWORDS, *_KEYWORDS_FOR_THEANO])
     for name, value in (("inputs", inputs), ("bcast_inputs", bcast_inputs), ("sliceable_shareds", sliceable_shareds)):
         if value is not None and not isinstance(value, (list, tuple)):
-            raise TypeError(f"{name} must be a list; got {value!r}")
+            raise TypeError(f"{name} is {value!r}; expected a list")
     pairs, update_modes, named_updates = _read_updates(updates)
     many = isinstance(outputs, (list, tuple)) and not _is_pair(outputs)
     asked: Any = outputs
@@ -137,7 +137,7 @@ def function(
         output_modes.append(check_op(f"output {position}", op, "gather", None))
         if not exact and output_modes[-1] is not None and not _graph.is_tensor_variable(getattr(var, "variable", var)):
             raise TypeError(
-                f"output {position} must be a {_backends.TITLE} tensor variable, or have the op None; got {var!r}"
+                f"output {position} is {var!r}; expected a {_backends.TITLE} tensor variable, or the op None"
             )
     graph = _graph.Graph(
         inputs,
@@ -149,18 +149,20 @@ def function(
         kwargs=dict(kwargs),
     )
     if graph.packed_names:
-        _logger.info("%s: no dense arrays, so that every rank gets them in full", ", ".join(graph.packed_names))
+        _logger.info(
+            "every rank gets these inputs in full, because they are no dense arrays: %s", ", ".join(graph.packed_names)
+        )
     title = kwargs.get("name")
     if exact:
         if named_updates or any(map(_is_pair, items)):
-            raise ValueError("exact=True: outputs and updates are the serial program's, and take no op")
+            raise ValueError("got ops of outputs or updates with exact=True, which infers them; leave the ops out")
         if random not in ("serial", "own"):
-            raise ValueError(f'random must be "serial" or "own"; got {random!r}')
+            raise ValueError(f'random is {random!r}; expected "serial" or "own"')
         divided = ShardedGraph(graph, dict(kwargs), shard=shard, random=random, blocked=blocked)
         if divided.undivided:
             warn(
-                f"{title or 'a function'}: nothing in it has rows, so that every rank computes all of it. If "
-                f"{divided.undivided[0]} is a minibatch, name it in shard={{variable: axis}}, with the axis of its rows"
+                f"{title or 'a function'}: nothing in it is sharded, so every rank computes all of it; if "
+                f"{divided.undivided[0]} is a minibatch, pass shard={{variable: axis}} with the axis of its rows"
             )
 
         def again(swap: Mapping[Any, Any], delete_updates: bool, **options: Any) -> Function:
@@ -191,7 +193,7 @@ def function(
         exactly = ExactFunction(session, graph, divided, single=not many, name=title, again=again)
         return _with_streams(exactly, own=divided.own_states)
     if shard is not None or random != "serial" or blocked:
-        raise ValueError("shard, random and blocked are for exact functions: give exact=True, too")
+        raise ValueError("got shard, random or blocked without exact=True, which they need; pass exact=True")
     for variable in graph.input_variables[: graph.n_scattered]:
         if not variable.broadcastable[0]:  # which may have one row
             check_open(variable, 0)
@@ -232,14 +234,14 @@ def _read_updates(updates: Any) -> tuple[list[tuple[Any, Any]], dict[Any, str], 
         return pairs, modes, named
     if isinstance(updates, tuple) and len(updates) == 3 and all(hasattr(part, "items") for part in updates[:2]):
         raise TypeError(
-            "updates: got the three parts that a rule of synkhronos.extensions.updates gives, (grad_updates, "
-            "param_updates, grad_shared). Give grad_updates to the function that computes the loss and param_updates "
-            "to another, and call synkhronos.all_reduce(grad_shared, weights=f.counts) in between; or let "
-            "synkhronos.extensions.train.make_train_function do the three"
+            "updates is (grad_updates, param_updates, grad_shared), from a rule of synkhronos.extensions.updates; "
+            "expected pairs of shared variable and expression. Use synkhronos.extensions.train.make_train_function, or "
+            "two functions, the first with grad_updates and the second with param_updates, and "
+            "synkhronos.all_reduce(grad_shared, weights=f.counts) in between"
         )
     for item in updates.items() if hasattr(updates, "items") else updates:
         if not isinstance(item, (tuple, list)) or len(item) not in (2, 3):
-            raise TypeError(f"updates must be (shared, expression) or (shared, expression, op); got {item!r}")
+            raise TypeError(f"updates has {item!r}; expected (shared, expression) or (shared, expression, op)")
         pairs.append((item[0], item[1]))
         modes[item[0]] = check_op(f"the update of {item[0]}", item[2] if len(item) == 3 else "avg")
         named += item[:1] if len(item) == 3 else []

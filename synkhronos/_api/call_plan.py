@@ -56,7 +56,7 @@ class BatchRows(NamedTuple):
             If `batch` is invalid, or out of range.
         """
         if batch is not None and not scattered:
-            raise ValueError("batch was given, but the function has no scattered inputs")
+            raise ValueError("got batch for a function without scattered inputs; leave it out")
         by_length: dict[int, Selection] = {}
         found: list[Selection] = []
         for value, one in zip(values, scattered):
@@ -175,10 +175,10 @@ def check_inputs(session: Session, graph: Graph, inputs: Sequence[Input], values
     sizes = [len(rows) for rows in batch.rows]
     if len(set(sizes)) > 1:
         raise ValueError(
-            "scattered inputs must all have the same number of data points; got "
+            "the scattered inputs have different numbers of data points: "
             + ", ".join(f"{one.name}: {size}" for one, size in zip(scattered, sizes))
             + _second_axes([value.shape for value in values[: len(scattered)]])
-            + ". An input without data points belongs in bcast_inputs"
+            + ". Pass an input without data points in bcast_inputs"
         )
     return Inputs(values, batch, *_split(sizes[0], session.n_ranks))
 
@@ -192,19 +192,19 @@ def _check(graph: Graph, position: int, one: Input, value: Any) -> Any:
             raise TypeError(f"input {name}: {error}") from None
         except (OverflowError, ValueError) as error:
             type_ = graph.input_variables[position].type
-            raise TypeError(f"input {name}: not an array of {type_}: {error}") from None
+            raise TypeError(f"input {name}: got no array of {type_}: {error}") from None
     if value.dtype != dtype:
         try:  # each rank casts its own rows, if Theano would cast an array of this dtype
             graph.filter_input(position, np.zeros((1,) * ndim, value.dtype))
         except Exception as error:
             let_interrupts_pass(error)
-            raise TypeError(f"input {name}: expected Data of dtype {dtype}; got {value.dtype}") from None
+            raise TypeError(f"input {name}: got Data of dtype {value.dtype}; expected {dtype}") from None
     if value.ndim != ndim:
-        raise TypeError(f"input {name}: expected Data of {ndim} dimensions; got {value.ndim}")
+        raise TypeError(f"input {name}: got Data of {value.ndim} dimensions; expected {ndim}")
     for axis, length in lengths.items():
         if value.shape[axis] != length:
             raise TypeError(
-                f"input {name}: its type says that axis {axis} has length {length}; got shape {value.shape}"
+                f"input {name}: got shape {value.shape}; expected length {length} along axis {axis}, as in its type"
             )
     return value
 
@@ -301,7 +301,7 @@ def sliceable_rows(session: Session, graph: Graph, batch_s: Any, num_slices: int
     """Return the rows of the sliceable shared variables on each rank; ``None`` for all, as they are."""
     if not graph.sliceable_shareds:
         if batch_s is not None:
-            raise ValueError("batch_s was given, but the function was built without sliceable_shareds")
+            raise ValueError("got batch_s for a function without sliceable_shareds; leave it out, or build the function with them")
         return None
     if batch_s is None and num_slices == 1:
         return None
@@ -320,7 +320,8 @@ def rows_on_ranks(session: Session, graph: Graph) -> list[int]:
     for rank, on_rank in enumerate(shapes):
         if len({shape[0] for shape in on_rank}) > 1:
             raise ValueError(
-                f"sliceable_shareds have different lengths on rank {rank}: {[shape[0] for shape in on_rank]}"
+                f"sliceable_shareds have the lengths {[shape[0] for shape in on_rank]} on rank {rank}; "
+                "expected equal ones"
             )
     return [on_rank[0][0] for on_rank in shapes]
 
@@ -333,8 +334,9 @@ def count_points(
         counts = inputs.counts
         if rows is not None and num_slices > 1 and counts != tuple(map(len, rows)):
             raise ValueError(
-                "num_slices: scattered inputs and sliceable shared variables are sliced together and need as many "
-                f"rows on each rank; got {counts} and {tuple(map(len, rows))}"
+                f"num_slices is {num_slices}, and the ranks have {counts} rows of the inputs and "
+                f"{tuple(map(len, rows))} of the sliceable shared variables, which are sliced together; expected equal "
+                "numbers of rows"
             )
     elif rows is not None:
         counts = tuple(len(one) for one in rows)

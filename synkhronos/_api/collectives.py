@@ -75,7 +75,7 @@ def broadcast(shared_vars: Variables, values: Any = None, nccl: bool = True) -> 
             put(session, variables, match(shared_vars, variables, values))
             session.replicas.note_parts(variables, are_parts=False)
             return
-        session.sequencer.check_first("broadcast of the master's values")
+        session.sequencer.check_first("broadcast of the controller's values")
         direct = over_nccl(session, variables, nccl, nccl_moves)
         if direct:
             shapes = tuple(tuple(_graph.get_array(var).shape) for var in direct)
@@ -96,8 +96,8 @@ def scatter(shared_vars: Variables, values: Any, batch: Any = None) -> None:
     ``batch``: its chosen rows) is copied once into shared memory; each rank then copies its own rows. `Data` lies in
     shared memory already, so the first copy is left out.
 
-    Variables that no function of the session uses yet are given to the ranks first. Until they are broadcast again,
-    scattered variables are left out of `check_replicas` without arguments.
+    Variables that no function of the session uses yet are given to the ranks first. Until a collective makes them
+    equal again, scattered variables are left out of `check_replicas` without arguments.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ def scatter(shared_vars: Variables, values: Any, batch: Any = None) -> None:
         matched = match(shared_vars, variables, values)
         for var in variables:
             if var.ndim == 0:
-                raise ValueError(f"scatter: {var} is 0-dimensional")
+                raise ValueError(f"scatter: {var} is 0-dimensional; expected at least one dimension")
         with progress("scattering"):
             put(session, variables, matched, batch=batch, split=True, given=as_list(shared_vars, values))
         session.replicas.note_parts(variables)
@@ -156,7 +156,7 @@ def gather(shared_vars: Variables, nd_up: int = 1, nccl: bool = True) -> Any:
         1: stack values of equal shapes along a new axis 0. 0: concatenate values along axis 0; their lengths may
         differ.
     nccl : bool
-        Accepted for symmetry with the other collectives; values are always gathered through host memory.
+        No effect: accepted for programs written for the release of 2017. Values are gathered through host memory.
 
     Returns
     -------
@@ -185,7 +185,7 @@ def gather(shared_vars: Variables, nd_up: int = 1, nccl: bool = True) -> Any:
     """
     session, variables = start("gather", shared_vars)
     if isinstance(nd_up, bool) or nd_up not in (0, 1):
-        raise ValueError(f"nd_up must be 1 (stack) or 0 (concatenate); got {nd_up!r}")
+        raise ValueError(f"nd_up is {nd_up!r}; expected 1 (stack) or 0 (concatenate)")
     with session.lock, session.timeline.call("gather"):
         results = session.run(Get(session.keys(variables)))
         session.timeline.switch(COLLECTIVES)
@@ -237,7 +237,7 @@ def all_gather(shared_vars: Variables, nccl: bool = True) -> None:
         for var, shapes in on_ranks.items():
             check_shapes("all_gather", var, shapes, concatenate=True)
             if var.broadcastable[0]:
-                raise ValueError(f"all_gather: axis 0 of {var} is broadcastable and must keep length 1")
+                raise ValueError(f"all_gather: axis 0 of {var} is broadcastable; expected an axis of any length")
         equal = [var for var, shapes in on_ranks.items() if len(set(shapes)) == 1]
         direct = over_nccl(session, equal, nccl, nccl_moves)
         if direct:
@@ -245,3 +245,4 @@ def all_gather(shared_vars: Variables, nccl: bool = True) -> None:
         rest = without(variables, direct)
         if rest:
             session.run(AllGather(session.keys(rest), tuple(on_ranks[var] for var in rest)))
+        session.replicas.note_parts(variables, are_parts=False)

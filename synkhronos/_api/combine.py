@@ -51,8 +51,8 @@ class GraphCollectives:
         for i, mode in enumerate(results.modes):
             if mode in ("sum", "prod") and self.is_replicated(i):
                 raise ValueError(
-                    f'{results.names[i]} is the same on all ranks, since it comes of collectives: the op "{mode}" '
-                    'would count it once for each rank. Use the op None, or "avg"'
+                    f"{results.names[i]} is equal on all ranks, because it is computed from results of collectives; "
+                    f'the op "{mode}" would count it once for each rank. Use the op None or "avg"'
                 )
 
     def is_replicated(self, i: int) -> bool:
@@ -78,8 +78,8 @@ class GraphCollectives:
             return []
         if self._in_a_loop:
             raise ValueError(
-                f"{sum(counts)} data points on {len(counts)} ranks: a function with collectives in a loop, or in an "
-                "OpFromGraph, needs one on each rank"
+                f"got {sum(counts)} data points for {len(counts)} ranks; a function with collectives in a loop, or in "
+                "an OpFromGraph, needs at least one on each rank"
             )
         n = len(self._outputs)
         return [var for i, (var, _) in enumerate(self._updates, n) if not is_random_state(var) and self._depends(i)]
@@ -163,7 +163,9 @@ class Results:
         """Refuse borrowed outputs, which later parts of a sequence could overwrite."""
         for name, output in zip(self.names, self._outputs):
             if getattr(output, "borrow", False):
-                raise TypeError(f"{name} is borrowed (theano.Out), and in a sequence later parts could overwrite it")
+                raise TypeError(
+                    f"{name} has borrow=True, so later calls of the sequence could overwrite it; leave borrow out"
+                )
 
     def combine(
         self,

@@ -27,7 +27,7 @@ def condition(value: Any, dtype: np.dtype, ndim: int, force_cast: bool) -> np.nd
     """
     array = np.asanyarray(value) if isinstance(value, np.memmap) else np.asarray(value)
     if array.ndim != ndim:
-        raise TypeError(f"expected {ndim} dimensions; got {array.ndim} (shape {array.shape})")
+        raise TypeError(f"got {array.ndim} dimensions (shape {array.shape}); expected {ndim}")
     if array.dtype == dtype:
         return array
     if not force_cast:
@@ -38,12 +38,13 @@ def condition(value: Any, dtype: np.dtype, ndim: int, force_cast: bool) -> np.nd
             fits = is_float or (array.dtype.kind in "biufc" and _same_values(array, dtype))
         if not fits:
             raise TypeError(
-                f"{array.dtype} values cannot be stored as {dtype} without loss; pass force_cast=True to do it"
+                f"got {array.dtype} values, which {dtype} cannot hold without loss; convert them first, by "
+                f'numpy.asarray(value, "{dtype}")'
             )
     try:
         return array.astype(dtype)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{array.dtype} values cannot be stored as {dtype}: {error}") from None
+        raise TypeError(f"got {array.dtype} values, which cannot be converted to {dtype}: {error}") from None
 
 
 def _same_values(array: np.ndarray, dtype: np.dtype) -> bool:
@@ -68,19 +69,19 @@ def check_shape(shape: Any, ndim: int | None) -> tuple[int, ...]:
     try:
         checked = tuple(int(length.__index__()) for length in shape)
     except (AttributeError, TypeError):
-        raise TypeError(f"a shape must be a tuple of ints; got {shape!r}") from None
+        raise TypeError(f"the shape is {shape!r}; expected a tuple of ints") from None
     if ndim is not None and len(checked) != ndim:
-        raise TypeError(f"expected a shape of {ndim} dimensions; got {shape!r}")
+        raise TypeError(f"the shape is {shape!r}; expected {ndim} dimensions")
     if any(length < 0 for length in checked):
-        raise ValueError(f"a shape cannot be negative; got {shape!r}")
+        raise ValueError(f"the shape is {shape!r}; expected lengths of at least 0")
     return checked
 
 
 def check_oversize(oversize: Any) -> None:
     if isinstance(oversize, bool) or not isinstance(oversize, (int, float, np.number)):
-        raise TypeError(f"oversize must be a number from 1 to 2; got {oversize!r}")
+        raise TypeError(f"oversize is {oversize!r}; expected a number from 1 to 2")
     if not 1 <= oversize <= 2:
-        raise ValueError(f"oversize must be from 1 to 2; got {oversize}")
+        raise ValueError(f"oversize is {oversize}; expected a number from 1 to 2")
 
 
 #: By key: the memory that this process made or inherited.
@@ -159,11 +160,11 @@ class Data:
 
     def __init__(self, dtype: np.dtype, ndim: int, minibatch: bool, name: str | None) -> None:
         if dtype.hasobject:
-            raise TypeError(f"dtype {dtype} holds Python objects, which cannot lie in shared memory")
+            raise TypeError(f"dtype {dtype} holds Python objects; expected numbers or bytes, which ranks can share")
         if isinstance(ndim, bool) or not isinstance(ndim, (int, np.integer)) or ndim < 0:
-            raise TypeError(f"ndim must be an int of at least 0; got {ndim!r}")
+            raise TypeError(f"ndim is {ndim!r}; expected an int of at least 0")
         if ndim > _MAX_DIMENSIONS:
-            raise ValueError(f"NumPy's arrays have at most {_MAX_DIMENSIONS} dimensions; got ndim={ndim}")
+            raise ValueError(f"ndim is {ndim}; expected at most {_MAX_DIMENSIONS}, NumPy's limit")
         self.minibatch = minibatch
         self.name = name
         self._array = np.zeros((0,) * ndim, dtype)
@@ -181,7 +182,7 @@ class Data:
     def ref(self) -> ArrayRef:
         """Place of the array in shared memory, for the other ranks."""
         if self._held is None:
-            raise ValueError(f"{self!r} has no memory: set its value or shape first")
+            raise ValueError(f"{self!r} has no memory; set its value or shape first")
         if self._ref is None or self._ref.key != self._held.key or self._ref.shape != self._array.shape:
             self._ref = ArrayRef(self._held.key, 0, self._array.shape, dtype_spec(self._array.dtype))
         return self._ref
@@ -362,7 +363,7 @@ class Data:
         [1. 2. 0. 0.]
         """
         if self.ndim == 0:
-            raise TypeError("0-dimensional data has no length")
+            raise TypeError(f"{self!r} is 0-dimensional; expected at least one dimension")
         self.set_shape((length, *self.shape[1:]), oversize)
 
     def free_memory(self) -> None:
@@ -438,9 +439,8 @@ def _unpickled(key: str | None, shape: tuple[int, ...], dtype: Any, minibatch: b
         held = Holding.find(key)
         if held is None:
             raise TypeError(
-                f"Data of shape {shape} was pickled, and this process has no part in its memory: only the process that "
-                "made it has (while it holds it), and those that were forked from it later. Pickle a copy: "
-                "numpy.asarray(data)"
+                f"got pickled Data of shape {shape}, whose memory only the process that made it has (while it holds "
+                "it), and processes forked from it later; pickle numpy.asarray(data) instead"
             )
         made._hold(held)
         made._array = made._view(shape)

@@ -118,9 +118,9 @@ class ExactFunction(Function):
         own = self.get_shared()
         for old, new in swap.items():
             if not any(old is var for var in own):
-                raise ValueError(f"copy: the function does not use {old}, which swap names; it uses {own}")
+                raise ValueError(f"copy: swap has {old}, which the function does not use; it uses {own}")
             if not _graph.is_shared_variable(new) or new.type != old.type:
-                raise TypeError(f"copy: {old} can be replaced by a shared variable of {old.type}; got {new!r}")
+                raise TypeError(f"copy: got {new!r} in place of {old}; expected a shared variable of {old.type}")
         name = name or (f"{self.name} copy" if self.name else None)
         if swap or delete_updates or profile is not None:
             return self._again(swap, delete_updates, name=name, profile=profile)
@@ -148,8 +148,8 @@ class ExactFunction(Function):
         there = self._not_told(session)
         if there:
             raise SessionError(
-                f"{there[0]} was set after a call of an exact function that uses it, in the same sequence, and would "
-                "have the new value before that call: set it outside of the block. Nothing of the block was sent"
+                f"{there[0]} was set after a call of an exact function that uses it, in the same sequence, so that "
+                "call would use the new value; set it outside of the block. No call of the block was sent"
             )
 
 
@@ -169,8 +169,8 @@ class _ExactChecks(Checks):
         unknown = [var for var in scattered if var not in self._graph.sliceable_shareds]
         if unknown:
             raise ValueError(
-                f"exact functions use shared variables that are the same on all ranks; {unknown[0]} was scattered: "
-                "name it in sliceable_shareds, pass the data as inputs, or broadcast it"
+                f"{unknown[0]} was scattered; expected a variable that is equal on all ranks. Name it in "
+                "sliceable_shareds, pass the data as inputs, or broadcast it"
             )
 
     def check_call(self, call: Call, wanted: Sequence[int]) -> None:
@@ -214,14 +214,14 @@ class _ExactPlanner(Planner):
         for var in variables:
             if not session.replicas.scattered([var]):
                 raise ValueError(
-                    f"{var} is in sliceable_shareds, and all ranks have the whole of it: scatter it first "
-                    "(synkhronos.scatter), or build the function with shard=[...] in place of sliceable_shareds"
+                    f"{var} is in sliceable_shareds, but is equal on all ranks; scatter it first (synkhronos.scatter), "
+                    "or build the function with shard=[...] in place of sliceable_shareds"
                 )
         updated = [var for var, _ in self._graph.updates if var in variables]
         if updated and rows is not None:
             raise ValueError(
-                f"{updated[0]} is divided by its rows and updated: a call needs all of them, without batch_s and "
-                "num_slices"
+                f"got batch_s or num_slices in a call that updates {updated[0]}, which is sharded; expected a call on "
+                "all of its rows"
             )
         counts = rows_on_ranks(session, self._graph) if rows is None else list(map(len, rows))
         if not all(counts):
@@ -231,8 +231,8 @@ class _ExactPlanner(Planner):
             )
         if inputs.shares is not None and sum(inputs.counts) != sum(counts):
             raise ValueError(
-                f"scattered inputs and scattered variables must have as many rows; the inputs have "
-                f"{sum(inputs.counts)}, {', '.join(map(str, variables))}: {sum(counts)}"
+                f"the scattered inputs have {sum(inputs.counts)} rows, and {', '.join(map(str, variables))} "
+                f"{sum(counts)}; expected equal numbers of rows"
             )
         ends = list(itertools.accumulate(counts))
         return inputs._replace(shares=tuple(Rows(end - n, end) for end, n in zip(ends, counts)), counts=tuple(counts))

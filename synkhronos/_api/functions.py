@@ -56,9 +56,8 @@ class Appearance:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
-            f"{self!r} belongs to its session and can be neither copied nor pickled: build it anew, by "
-            "synkhronos.function, where it is wanted; the values of its shared variables can be saved by "
-            "synkhronos.extensions.checkpoint"
+            f"{self!r} cannot be copied or pickled, because it belongs to its session; build it again by "
+            "synkhronos.function, and save the values of its shared variables by synkhronos.extensions.checkpoint"
         )
 
 
@@ -125,10 +124,10 @@ class Function(Appearance):
         functions.add(self)
         self.join(session)
 
-    maker: Any = property(lambda self: self._theano.maker, doc="That of the master's own function, with its graph.")
-    fn: Any = property(lambda self: machine(self._theano), doc="What the master's own function runs.")
+    maker: Any = property(lambda self: self._theano.maker, doc="That of the controller's own function, with its graph.")
+    fn: Any = property(lambda self: machine(self._theano), doc="Callable that runs the controller's own function.")
     vm: Any = property(lambda self: self.fn, doc="The same, by PyTensor's name.")
-    profile: Any = property(lambda self: self._theano.profile, doc="The engine's profile of it, or ``None``.")
+    profile: Any = property(lambda self: self._theano.profile, doc="The backend's profile of it, or ``None``.")
 
     def get_shared(self) -> list[Any]:
         """Return the shared variables that the function reads or updates, as the backend's functions do.
@@ -302,7 +301,9 @@ class Function(Appearance):
             is_checked = is_asked(check_against_theano, self._compares, place)
             session.check_usable()
             if not self.join(session):
-                raise SessionError(f"{self!r} was built on GPUs; this session computes on CPU cores: build it anew")
+                raise SessionError(
+                    f"{self!r} was built on GPUs, and this session computes on CPU cores; build it again"
+                )
             if session.replicas.n_changes != self._n_changes:
                 self._checks.check_variables(session, self.name, session.replicas.scattered(self.get_shared()))
                 self._plans, self._n_changes = {}, session.replicas.n_changes

@@ -82,11 +82,11 @@ def data(
     if var is not None:
         wanted: Any = getattr(var, "variable", var)
         if not _graph.is_tensor_variable(wanted):
-            raise TypeError(f"var must be a {TITLE} tensor variable; got {wanted!r}")
+            raise TypeError(f"var is {wanted!r}; expected a {TITLE} tensor variable")
         if dtype is not None and np.dtype(dtype) != np.dtype(wanted.dtype):
-            raise TypeError(f"dtype={dtype!r} contradicts var, whose dtype is {wanted.dtype}")
+            raise TypeError(f"dtype is {dtype!r}, and that of var is {wanted.dtype}; leave one of the two out")
         if ndim is not None and ndim != wanted.ndim:
-            raise TypeError(f"ndim={ndim!r} contradicts var, whose ndim is {wanted.ndim}")
+            raise TypeError(f"ndim is {ndim!r}, and that of var is {wanted.ndim}; leave one of the two out")
         dtype, ndim, name = wanted.dtype, wanted.ndim, name or wanted.name
     if value is not None and (dtype is None or ndim is None):
         array = np.asarray(value)
@@ -96,14 +96,12 @@ def data(
         shape = check_shape(shape, ndim)
         ndim = len(shape)
     if dtype is None or ndim is None:
-        raise TypeError(
-            "data needs a dtype and a number of dimensions: give var, or value, or dtype with ndim or shape"
-        )
+        raise TypeError("got no dtype or no number of dimensions; pass var, or value, or dtype with ndim or shape")
     made = Data(np.dtype(dtype), ndim, bool(minibatch), name)
     if value is not None:
         made.set_value(value, force_cast=force_cast, oversize=oversize)
         if shape is not None and made.shape != shape:
-            raise ValueError(f"shape={shape}, but the value has shape {made.shape}")
+            raise ValueError(f"shape is {shape}, and that of value is {made.shape}; leave one of the two out")
     elif shape is not None:
         made.set_shape(shape, oversize=oversize)
     return made

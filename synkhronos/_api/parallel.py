@@ -62,9 +62,9 @@ def parallelize(
     current("parallelize")
     for name, value in (("bcast_inputs", bcast_inputs), ("shard", shard)):
         if not isinstance(value, (list, tuple, dict)):
-            raise TypeError(f"{name} must be a list of variables or names; got {value!r}")
+            raise TypeError(f"{name} is {value!r}; expected a list of variables or names")
     if random not in ("serial", "own"):
-        raise ValueError(f'random must be "serial" or "own"; got {random!r}')
+        raise ValueError(f'random is {random!r}; expected "serial" or "own"')
     ending = contextlib.ExitStack()
     axes = shard if isinstance(shard, dict) else dict.fromkeys(shard, 0)
     ending.callback(_backends.divert(_Builder(list(bcast_inputs), axes, random)))
@@ -80,12 +80,13 @@ class _Builder:
     def __call__(self, plain: Callable[..., Any], asked: dict[str, Any]) -> Any:
         if held() is None:
             raise SessionError(
-                f"{_backends.name}.function: synkhronos.parallelize is on, and this process has no session: "
+                f"{_backends.name}.function: synkhronos.parallelize is active, and this process has no session; "
                 "call synkhronos.fork() first, or build the function outside of the block"
             )
         if asked["accept_inplace"]:
             raise ValueError(
-                f"{_backends.name}.function: accept_inplace=True is not possible under synkhronos.parallelize"
+                f"{_backends.name}.function: got accept_inplace=True, which synkhronos.parallelize does not support; "
+                "leave it out"
             )
         inputs = asked["inputs"]
         order = sorted(range(len(inputs)), key=lambda position: not self._has_rows(inputs[position]))
@@ -207,14 +208,14 @@ class ParallelFunction:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"{name}: what {_backends.name}.function builds under synkhronos.parallelize has copy, exact, fn, "
-            "get_shared, maker, name, output_keys, partition, profile, trust_input, vm; for more, build the function "
-            "outside of the block"
+            f"a ParallelFunction has no attribute {name!r}; it has copy, exact, fn, get_shared, maker, name, "
+            f"output_keys, partition, profile, trust_input and vm. For others, call {_backends.name}.function "
+            "outside of synkhronos.parallelize"
         )
 
     def __getitem__(self, name: Any) -> Any:
         raise TypeError(
-            f"f[{name!r}] is not possible under synkhronos.parallelize; keep the state in a shared variable"
+            f"got f[{name!r}], which synkhronos.parallelize does not support; keep the state in a shared variable"
         )
 
     def __repr__(self) -> str:

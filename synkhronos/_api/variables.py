@@ -39,11 +39,11 @@ def start(function: str, shared_vars: Any, to_set: bool = False) -> tuple[Sessio
     session = current(function)
     variables = list(shared_vars) if isinstance(shared_vars, (list, tuple)) else [shared_vars]
     if not variables:
-        raise ValueError(f"{function}: shared_vars is empty")
+        raise ValueError(f"{function}: shared_vars is empty; expected at least one shared variable")
     key_of = session.replica.variables.key
     for var in variables:
         if not _graph.is_shared_variable(var) or not _graph.is_tensor_variable(var):
-            raise TypeError(f"{function}: expected {TITLE} shared variables that hold arrays; got {var!r}")
+            raise TypeError(f"{function}: got {var!r}; expected {TITLE} shared variables that hold arrays")
         if key_of(var) is None:
             session.distribute(variable=var)
             if key_of(var) is None and not to_set:
@@ -52,7 +52,7 @@ def start(function: str, shared_vars: Any, to_set: bool = False) -> tuple[Sessio
                     "synkhronos.function first, so that the variable exists on every rank"
                 )
     if len(set(variables)) < len(variables):
-        raise ValueError(f"{function}: a variable is named twice in {variables}")
+        raise ValueError(f"{function}: shared_vars has a variable twice: {variables}; name it once")
     unknown = [var for var in variables if key_of(var) is None] if to_set else []
     if unknown:
         session.distribute_variables(unknown)
@@ -81,11 +81,11 @@ def match(shared_vars: Any, variables: Sequence[Any], values: Any) -> list[Any]:
         values = [values]
     elif not isinstance(values, (list, tuple)) or len(values) != len(variables):
         got = f"{len(values)}" if isinstance(values, (list, tuple)) else repr(values)
-        raise ValueError(f"expected a list of {len(variables)} values, one for each variable; got {got}")
+        raise ValueError(f"got {got}; expected a list of {len(variables)} values, one for each variable")
     matched = []
     for var, value in zip(variables, values):
         if isinstance(value, Data) and (value.dtype != np.dtype(var.dtype) or value.ndim != var.ndim):
-            raise TypeError(f"{var} holds {var.dtype} arrays of {var.ndim} dimensions; got {value!r}")
+            raise TypeError(f"{var}: got {value!r}; expected {var.dtype} data of {var.ndim} dimensions")
         try:
             matched.append(value if isinstance(value, Data) else condition(value, np.dtype(var.dtype), var.ndim, False))
         except TypeError as error:
@@ -108,14 +108,14 @@ def put(
     needed where ranks get different rows; ``None`` means that all ranks get the same values.
     """
     if batch is not None and any(value.ndim == 0 for value in values):
-        raise ValueError("batch picks rows, but a value is 0-dimensional")
+        raise ValueError("got batch for a 0-dimensional value, which has no rows; leave batch out")
     rows: list[Selection | None] = [
         select(batch, len(value)) if split or batch is not None else None for value in values
     ]
     for var, value, chosen in zip(variables, values, rows):
         for axis, fixed in enumerate(var.broadcastable):
             if fixed and ((value.shape[axis] if axis or chosen is None else len(chosen)) != 1 or (split and not axis)):
-                raise ValueError(f"{var}: axis {axis} is broadcastable and must have length 1 on every rank")
+                raise ValueError(f"{var}: axis {axis} is broadcastable; expected length 1 on every rank")
     arrays = [value for value in values if not isinstance(value, Data)]
     indexes = [one for one in rows if isinstance(one, np.ndarray)]
     refs = iter(session.stage([*arrays, *indexes]))
@@ -153,9 +153,9 @@ def no_value(results: Sequence[Any]) -> None:
 
 def check_rank(session: Session, rank: Any) -> int:
     if isinstance(rank, bool) or not isinstance(rank, (int, np.integer)):
-        raise TypeError(f"rank must be an int; got {rank!r}")
+        raise TypeError(f"rank is {rank!r}; expected an int")
     if not 0 <= rank < session.n_ranks:
-        raise ValueError(f"rank {rank} does not exist; ranks are 0 to {session.n_ranks - 1}")
+        raise ValueError(f"rank is {rank}; expected 0 to {session.n_ranks - 1}")
     return int(rank)
 
 
@@ -164,21 +164,21 @@ def check_weights(session: Session, op: str, weights: Any) -> tuple[float, ...] 
         return None
     if not OPS[op].weighted:
         weighted = " or ".join(f'"{name}"' for name in OPS if OPS[name].weighted)
-        raise ValueError(f"weights are for op {weighted}; got op {op!r}")
+        raise ValueError(f"got weights for op {op!r}; they are for op {weighted} only")
     checked = np.asarray(weights, dtype=np.float64)
     if checked.shape != (session.n_ranks,):
-        raise ValueError(f"weights: expected {session.n_ranks} numbers, one for each rank; got shape {checked.shape}")
+        raise ValueError(f"weights has shape {checked.shape}; expected {session.n_ranks} numbers, one for each rank")
     if not np.isfinite(checked).all() or (checked < 0).any() or not checked.any():
-        raise ValueError(f"weights must be finite, not negative, and not all 0; got {weights!r}")
+        raise ValueError(f"weights is {weights!r}; expected finite numbers of at least 0, not all 0")
     return tuple(checked.tolist())
 
 
 def check_shapes(function: str, var: Any, shapes: Sequence[tuple[int, ...]], concatenate: bool = False) -> None:
     if concatenate and any(len(shape) == 0 for shape in shapes):
-        raise ValueError(f"{function}: {var} is 0-dimensional and cannot be concatenated")
+        raise ValueError(f"{function}: {var} is 0-dimensional; expected at least one dimension")
     if len({shape[1:] if concatenate else shape for shape in shapes}) > 1:
         beyond = " beyond axis 0" if concatenate else ""
-        raise ValueError(f"{function}: the shapes of {var} differ between ranks{beyond}: {list(shapes)}")
+        raise ValueError(f"{function}: {var} has the shapes {list(shapes)} on the ranks; expected equal ones{beyond}")
 
 
 def without(variables: Sequence[Any], others: Sequence[Any]) -> list[Any]:

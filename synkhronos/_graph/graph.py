@@ -62,7 +62,7 @@ def as_in(item: Any, allow_downcast: bool | None) -> Any:
     if isinstance(item, In):
         return item
     if not isinstance(item, Variable):
-        raise TypeError(f"inputs must be {TITLE} variables or {name}.In; got {item!r}")
+        raise TypeError(f"inputs is {item!r}; expected {TITLE} variables or {name}.In")
     return In(item, allow_downcast=allow_downcast)
 
 

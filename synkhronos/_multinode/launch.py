@@ -121,7 +121,7 @@ class StartLimit:
     def __init__(self, seconds: Any) -> None:
         is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
         if seconds is not None and not (is_number and seconds > 0):
-            raise ValueError(f"start_timeout must be a positive number of seconds, or None; got {seconds!r}")
+            raise ValueError(f"start_timeout is {seconds!r}; expected a positive number of seconds, or None")
         self.seconds: float | None = seconds
         self._began = time.monotonic()
         self._disarmed: mmap.mmap | None = None  # a byte that the small process polls

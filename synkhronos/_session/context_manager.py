@@ -34,7 +34,7 @@ class Block(contextlib.ContextDecorator, contextlib.AbstractContextManager[int])
             return fork(*self._args, **self._kwargs)
         except BaseException:
             if held() is not before:
-                _close_beside_an_error()
+                _close_after_error()
             raise
 
     def __repr__(self) -> str:
@@ -45,9 +45,11 @@ class Block(contextlib.ContextDecorator, contextlib.AbstractContextManager[int])
         session = held()
         if session is None:
             return html_table([("Session", "ranks"), ("not entered", 0)])
-        own = {session.master_rank: "master"}
+        own = {session.master_rank: "controller"}
         lines = [(rank, device, own.get(rank, "worker")) for rank, device in enumerate(session.devices)]
-        return html_table([("rank", "device", ""), *lines], "cannot be used any more" if session.broken else "")
+        return html_table(
+            [("rank", "device", ""), *lines], "broken: only close() is possible" if session.broken else ""
+        )
 
     def __exit__(self, kind: Any, error: Any, where: Any) -> None:
         if held() is None:
@@ -55,10 +57,10 @@ class Block(contextlib.ContextDecorator, contextlib.AbstractContextManager[int])
         if error is None:
             close()
         else:
-            _close_beside_an_error()
+            _close_after_error()
 
 
-def _close_beside_an_error() -> None:
+def _close_after_error() -> None:
     try:
         close()
     except Exception as error:  # the exception of the block says more

@@ -40,7 +40,7 @@ __all__ = [
 _logger = logging.getLogger("synkhronos")
 
 _NAME = re.compile(r"cpu|cuda\d+|opencl\d+:\d+")
-_HINT = "`python -m synkhronos info` tells what is there and what is missing"
+_HINT = "`python -m synkhronos info` shows what is available and what is missing"
 
 #: Names the devices for scripts that name none, separated by commas.
 _ENVIRONMENT = "SYNKHRONOS_DEVICES"
@@ -102,8 +102,8 @@ def may_use_nccl(devices: Sequence[str]) -> bool:
     ``NCCL_MULTI_RANK_GPU_ENABLE`` (NCCL 2.30 and later), or by ``NCCL_HOSTID``, of which each rank then gets a variant.
     """
     shared = len(set(devices)) < len(devices)
-    told = "NCCL_HOSTID" in os.environ or os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
-    return all(kind_of(device) == "cuda" for device in devices) and (not shared or told)
+    can_share = "NCCL_HOSTID" in os.environ or os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    return all(kind_of(device) == "cuda" for device in devices) and (not shared or can_share)
 
 
 def find_devices(n_parallel: int | None, use_gpu: bool | None, devices: str | Sequence[str] | None) -> list[str]:
@@ -128,11 +128,11 @@ def find_devices(n_parallel: int | None, use_gpu: bool | None, devices: str | Se
     """
     if n_parallel is not None:
         if isinstance(n_parallel, bool) or not hasattr(n_parallel, "__index__"):
-            raise TypeError(f"n_parallel must be an int or None; got {n_parallel!r}")
+            raise TypeError(f"n_parallel is {n_parallel!r}; expected an int or None")
         if n_parallel < 1:
-            raise ValueError(f"n_parallel must be at least 1; got {n_parallel}")
+            raise ValueError(f"n_parallel is {n_parallel}; expected at least 1")
     if use_gpu not in (None, True, False):
-        raise TypeError(f"use_gpu must be True, False or None; got {use_gpu!r}")
+        raise TypeError(f"use_gpu is {use_gpu!r}; expected True, False or None")
     if devices is not None:
         return _named(devices, n_parallel, use_gpu)
     from_environment = os.environ.get(_ENVIRONMENT, "").replace(",", " ").split()
@@ -144,7 +144,7 @@ def find_devices(n_parallel: int | None, use_gpu: bool | None, devices: str | Se
     gpus = "use_gpu=False" if use_gpu is False else _list_gpus("cuda")
     if isinstance(gpus, str):
         if use_gpu:
-            raise DeviceError(f"use_gpu=True, but there is no CUDA GPU to be had: {gpus}; {_HINT}")
+            raise DeviceError(f"use_gpu is True, and no CUDA GPU is available: {gpus}; {_HINT}")
         names = ["cpu"] * (count_cores() if n_parallel is None else int(n_parallel))
         if use_gpu is None:
             _logger.info("computing on CPU cores: %s", gpus)
@@ -152,7 +152,7 @@ def find_devices(n_parallel: int | None, use_gpu: bool | None, devices: str | Se
     gpus = own_part(gpus)
     if n_parallel is not None and n_parallel > len(gpus):
         raise DeviceError(
-            f"n_parallel={n_parallel}, but there are {len(gpus)} CUDA GPUs: name them in devices= to put several "
+            f"n_parallel is {n_parallel}, and there are {len(gpus)} CUDA GPUs; name them in devices= to put several "
             "ranks on one, or pass use_gpu=False for CPU cores"
         )
     return gpus[:n_parallel]
@@ -161,21 +161,22 @@ def find_devices(n_parallel: int | None, use_gpu: bool | None, devices: str | Se
 def _named(devices: Any, n_parallel: int | None, use_gpu: bool | None) -> list[str]:
     names = [devices] if isinstance(devices, str) else list(devices) if isinstance(devices, (list, tuple)) else []
     if not names or not all(isinstance(name, str) for name in names):
-        raise TypeError(f'devices must be a device name such as "cpu", or a list of them; got {devices!r}')
+        raise TypeError(f'devices is {devices!r}; expected a device name such as "cpu", or a list of them')
     if len(names) == 1 and n_parallel is not None:
         names *= n_parallel
     if n_parallel is not None and n_parallel != len(names):
-        raise ValueError(f"n_parallel={n_parallel}, but {len(names)} devices are named")
+        raise ValueError(f"n_parallel is {n_parallel}, and devices names {len(names)}; expected equal numbers")
     for name in names:
         if not _NAME.fullmatch(name):
-            raise DeviceError(f'there is no device "{name}"; use "cpu", "cuda0", "opencl0:0" or the like')
+            raise DeviceError(f'device is "{name}"; expected a name such as "cpu", "cuda0" or "opencl0:0"')
     kinds = {kind_of(name) for name in names}
     if len(kinds) > 1:
         raise DeviceError(
-            f"devices={devices!r} mixes {' and '.join(sorted(kinds))}: a function is compiled for one kind of device"
+            f"devices is {devices!r}, a mix of {' and '.join(sorted(kinds))}; expected one kind of device, for which "
+            "functions are compiled"
         )
     if use_gpu is not None and use_gpu != (kinds != {"cpu"}):
-        raise DeviceError(f"use_gpu={use_gpu}, but devices={devices!r}")
+        raise DeviceError(f"use_gpu is {use_gpu}, and devices is {devices!r}; leave one of the two out")
     if kinds != {"cpu"}:
         _check_there(names, *kinds)
     return names
@@ -187,7 +188,7 @@ def _check_there(names: list[str], wanted: str) -> None:
         if isinstance(there, str):
             raise DeviceError(f'device "{name}" cannot be used: {there}; {_HINT}')
         if name not in there:
-            raise DeviceError(f'there is no device "{name}"; there are {", ".join(there)}')
+            raise DeviceError(f'device "{name}" does not exist; available: {", ".join(there)}')
 
 
 def check_unused() -> None:
@@ -196,13 +197,13 @@ def check_unused() -> None:
         with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed by now
             if os.readlink(f"/proc/self/fd/{fd}").startswith("/dev/nvidia-uvm"):
                 raise DeviceError(
-                    "this process has used CUDA already, and a CUDA context does not survive a fork: call "
+                    "this process has already used CUDA, and a CUDA context does not survive a fork; call "
                     "synkhronos.fork() before anything else uses a GPU"
                 )
 
 
 def find_free_devices(n_parallel: int | None, use_gpu: bool | None, devices: str | Sequence[str] | None) -> list[str]:
-    """Return the devices as `find_devices` does; GPUs only if this process has used none, since it must fork.
+    """Return the devices as `find_devices` does; GPUs only if this process has used none, because it must fork.
 
     Raises
     ------
@@ -218,9 +219,9 @@ def _check_no_gpu_is_held() -> None:
     device = _backends.bound()
     if device is not None:
         raise DeviceError(
-            f"this process has used {device} already, and its context does not survive a fork. Leave device= and "
-            "init_gpu_device= out of Theano's flags, since synkhronos.fork() binds the GPUs; after close(), GPUs can "
-            "be had again in a new process only, CPU cores by use_gpu=False"
+            f"this process has already used {device}, and its context does not survive a fork. Leave device= and "
+            "init_gpu_device= out of Theano's flags, because synkhronos.fork() binds the GPUs; after close(), GPUs are "
+            "available in a new process only, and CPU cores by use_gpu=False"
         )
     check_unused()
 
@@ -254,7 +255,7 @@ def connect_gpus(devices: Sequence[str], context: Any, run: Callable[[Command], 
     If not, the log says why, and collectives go through host memory.
     """
     if not may_use_nccl(devices):
-        _logger.info("no NCCL between %s: collectives go through host memory", ", ".join(devices))
+        _logger.info("NCCL does not connect %s; collectives go through host memory", ", ".join(devices))
         return False
     try:
         run(Connect(make_clique(context)))
@@ -262,6 +263,6 @@ def connect_gpus(devices: Sequence[str], context: Any, run: Callable[[Command], 
         raise
     except Exception as error:
         let_interrupts_pass(error)
-        _logger.warning("NCCL cannot be used, so that collectives go through host memory: %s", error)
+        _logger.warning("NCCL cannot be used, and collectives go through host memory: %s", error)
         return False
     return True

@@ -28,8 +28,8 @@ def check_cores(n_ranks: int) -> None:
     n_cores = count_cores()
     if n_ranks > n_cores:
         warn(
-            f"synkhronos.fork: {n_ranks} ranks share {n_cores} CPU core{'s' * (n_cores > 1)} and take turns, which is "
-            "slower than one rank on each core; `python -m synkhronos info` tells what this machine has"
+            f"synkhronos.fork: {n_ranks} ranks share {n_cores} CPU core{'s' * (n_cores > 1)}, which is slower than one "
+            "rank on each core; `python -m synkhronos info` shows what this machine has"
         )
 
 
@@ -38,8 +38,8 @@ def check_threads() -> None:
     names = sorted(_names_of_other_threads())
     if names:
         warn(
-            f"synkhronos.fork: other threads are running ({', '.join(names)}). Locks that they hold now, in NumPy or "
-            "Theano for example, stay locked in the workers, which may then hang: fork before starting threads"
+            f"synkhronos.fork: other threads are running ({', '.join(names)}), and locks that they hold, in NumPy or "
+            "Theano for example, stay locked in the workers, which may then hang; fork before starting threads"
         )
 
 
@@ -101,27 +101,27 @@ def worker_error(
         complete = ", ".join(map(describe, parts[:n_complete])) or "none"
         message += (
             f"\nThis was part {failure.completed + 1} of a sequence of {len(parts)}. Complete on all ranks: "
-            f"{complete}; no rank has begun with the parts after it."
+            f"{complete}; no rank has started a later part."
         )
     if isinstance(command, Call):
-        message += _share(command, rank, failure.summary)
+        message += _rows_of(command, rank, failure.summary)
     if not isinstance(command, Load) and not all(
         isinstance(result, Failure) and result.summary == failure.summary for result in results
     ):
         message += (
-            "\nOther ranks may have gone on, so that replicas may differ now; "
-            "synkhronos.broadcast(shared_vars) gives all ranks the master's values."
+            "\nOther ranks may have gone on, so replicas may differ now; "
+            "synkhronos.broadcast(shared_vars) gives all ranks the controller's values."
         )
     return WorkerError(message, rank, device, failure.traceback, own_error, part=failure.completed)
 
 
-def _share(command: Call, rank: int, summary: str) -> str:
+def _rows_of(command: Call, rank: int, summary: str) -> str:
     """Describe the rank's data points: graphs with a fixed batch size fail on shards of another size."""
     n_points, n_all = command.counts[rank], sum(command.counts)
     if command.everybody:
         return (
-            "\nThere are no data points in this call: every rank computed on arrays without rows, "
-            "and what failed may only need rows. Call the function with one data point at least."
+            "\nThere are no data points in this call, so every rank computed on arrays without rows; "
+            "if the failed operation needs rows, call the function with at least one data point."
         )
     if not n_points or len(command.counts) == 1 == command.num_slices:
         return ""
@@ -134,6 +134,6 @@ def _share(command: Call, rank: int, summary: str) -> str:
         return ""
     if command.num_slices > 1:
         had += f", in {min(n_points, command.num_slices)} slices"
-    built_in = _OF_SHAPES.search(summary.split("\n")[0])
-    hint = "; a batch size that is built into the graph must be that of every such part" if built_in else ""
+    is_of_shapes = _OF_SHAPES.search(summary.split("\n")[0])
+    hint = "; a batch size that is built into the graph must be that of every shard" if is_of_shapes else ""
     return f"\nThis rank had {had}{hint}."

@@ -26,9 +26,8 @@ _FRAMES = 150  # an upper limit of the frames that `Dispatcher.issue` needs, err
 
 #: Error message for a signal handler or a finalizer that needs the ranks in the middle of a call.
 BUSY = (
-    "a call is under way on the ranks, and this one comes from within it (from a signal's handler, or from a "
-    "finalizer): have the handler note that the signal came, and look at the note after the call; or have it raise an "
-    "exception, and do what is to be done where that is caught"
+    "this call interrupts another one that the ranks still execute (from a signal handler or a finalizer); set a flag "
+    "in the handler and check it after the call, or raise an exception in it and act where that is caught"
 )
 
 
@@ -173,10 +172,10 @@ class Dispatcher:
                 raise
             finally:
                 self._is_waiting = was_waiting
-            last, said = self._last
+            last, decoded = self._last
             if own_error is None and replies == last:
                 self._ledger.delivered()
-                results = said.copy()
+                results = decoded.copy()
                 results[self._group.master_rank] = result
                 return results
             results = self._received(replies)
@@ -188,9 +187,9 @@ class Dispatcher:
                 device = self._group.devices[failed]
                 raise worker_error(command, self._replica.describe, failed, device, results, cause)
             results = [self._read(rank, one, isinstance(command, InOrder)) for rank, one in enumerate(results)]
-            said = results.copy()
-            said[self._group.master_rank] = None
-            self._last = replies, said
+            decoded = results.copy()
+            decoded[self._group.master_rank] = None
+            self._last = replies, decoded
             return results
 
     def check_closed(self, error: BaseException) -> None:
@@ -226,7 +225,7 @@ class Dispatcher:
         # the command was interrupted, and so was its clean-up
         self._is_waiting = True
         try:
-            self._interrupted(SessionError("an interrupt during the clean-up after an interrupt"), None)
+            self._interrupted(SessionError("interrupted during the clean-up after an interrupt"), None)
         finally:
             self._is_waiting = False
         self.check_usable()
@@ -299,13 +298,13 @@ class Dispatcher:
         log(logging.WARNING, "%s; it was replaced", error)
         names = ", ".join(f'"{var}"' for var in lost)
         state = (
-            f", but its rows of {names} are lost: scatter or set them again"
+            f", but its rows of {names} are lost; scatter or set them again"
             if lost
             else ", and the next call will work"
         )
         raise WorkerRestarted(
             f"{error}; it was replaced{state}. This call was not completed, and ranks may differ: "
-            "synkhronos.broadcast(shared_vars) gives all of them the master's values of what is not scattered.",
+            "synkhronos.broadcast(shared_vars) gives all ranks the controller's values, except of scattered variables.",
             ranks,
             lost,
         ) from error
@@ -324,4 +323,4 @@ class Dispatcher:
         if self.state is State.BROKEN:
             raise SessionError(f"{self._remedy()} (the cause: {self._cause})")
         if _n_forks != self._n_forks:
-            raise SessionError("this process was forked from the master later; only the master can command the ranks")
+            raise SessionError("this process was forked from the controller; call synkhronos in the controller only")

@@ -61,7 +61,7 @@ class FunctionRegistry:
         self._pending[key] = function
         return key
 
-    def forget_what_ended(self) -> None:
+    def forget_ended(self) -> None:
         """Have every rank drop ended functions, with the next command."""
         if self._distributing or not self._ended.waiting:  # a function must not be sent after the entry that drops it
             return
@@ -92,7 +92,7 @@ class FunctionRegistry:
         is_explicit = keys is None and variable is None  # the program has called `distribute`
         if not self._pending and not is_explicit:
             return
-        self.forget_what_ended()
+        self.forget_ended()
         if variable is not None:
             keys = [key for key, one in self._pending.items() if _graph.uses(one, variable)]
         elif keys is None:
@@ -143,8 +143,8 @@ class FunctionRegistry:
             let_interrupts_pass(error)
             self._failed.add(key)
             failed = TypeError(
-                f"{_graph.describe(function)} cannot be pickled, so not replicated: {summarize(error)}. What its "
-                "graph holds must be such that cloudpickle can pickle it"
+                f"{_graph.describe(function)} cannot be replicated, because it cannot be pickled: {summarize(error)}; "
+                "its graph may only hold objects that cloudpickle can pickle"
             )
             failed.__cause__ = error
             return failed

@@ -79,7 +79,7 @@ class Ledger:
             self._table.files[segment.ref.key] = segment.path, segment.ref.offset
         self._new.append(segment)
 
-    def _drop_what_ended(self) -> None:
+    def _drop_ended(self) -> None:
         """Move ended objects to the queues of what to drop; the workers hold them until their next command."""
         if self._table.ended.waiting:
             for key, n_bytes in self._table.ended.take():
@@ -91,7 +91,7 @@ class Ledger:
     @property
     def is_full(self) -> bool:
         """Whether so much has gathered that it should be sent without waiting for the next command."""
-        self._drop_what_ended()
+        self._drop_ended()
         return len(self._new) >= self._most_waiting or self._dropped_bytes > _MAX_DROPPED_BYTES
 
     def allocate(self, n_bytes: int) -> Segment:
@@ -133,7 +133,7 @@ class Ledger:
 
     def envelope(self, command: Command) -> tuple[Envelope, list[Segment]]:
         """Return a command with all entries that are not yet `delivered`, and the segments to send along."""
-        self._drop_what_ended()
+        self._drop_ended()
         if not (self._new or self._segments or self.functions or self.variables):
             self.sent, self._n_sent = _NOTHING, 0
             if command is not self._bare.command:

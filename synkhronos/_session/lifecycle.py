@@ -53,8 +53,8 @@ def current(function: str = "this") -> Session:
 def _one_at_a_time(function: _Callable) -> _Callable:
     """Decorate functions of which only one may run at a time, in one thread.
 
-    A call from within a call on the ranks does not wait, since the thread that holds the lock may wait for that very
-    call.
+    A call from within a call on the ranks does not wait, because the thread that holds the lock may wait for that
+    very call.
     """
 
     @functools.wraps(function)
@@ -64,7 +64,7 @@ def _one_at_a_time(function: _Callable) -> _Callable:
             with _lock:
                 return function(*args, **kwargs)
         if not _lock.acquire(blocking=False):
-            waits = "another thread closes the session, and waits for the call from within which this comes"
+            waits = "another thread closes the session, and waits for the call that this one interrupts"
             raise SessionError(f"synkhronos.{function.__name__}: {waits}")
         try:
             return function(*args, **kwargs)
@@ -183,23 +183,23 @@ def fork(
     """
     global _session, _measured
     if held() is not None:
-        raise SessionError("synkhronos.fork was called already; call synkhronos.close() first")
+        raise SessionError("synkhronos.fork was already called; call synkhronos.close() first")
     if sys.is_finalizing():
         raise SessionError(
-            "synkhronos.fork: Python is shutting down, so no session can begin; call it before the program ends"
+            "synkhronos.fork: Python is shutting down, so no session can start; call fork before the program ends"
         )
     if exchange is not None:
-        warn("synkhronos.fork: the argument exchange is called wire_dtype now", DeprecationWarning)
+        warn("synkhronos.fork: the argument exchange is deprecated; use wire_dtype", DeprecationWarning)
         wire_dtype = wire_dtype or exchange
     limit = StartLimit(start_timeout)
     nodes = find_nodes(find_free_devices, limit)
     names = find_free_devices(n_parallel, use_gpu, devices)
     if restart_workers and kind_of(names[0]) != "cpu":
-        raise ValueError("restart_workers is for CPU cores: no worker can be forked from a process that holds a GPU")
+        raise ValueError("got restart_workers on GPUs, where no worker can be forked later; leave it out")
     if isinstance(master_rank, bool) or not hasattr(master_rank, "__index__"):
-        raise TypeError(f"master_rank must be an int; got {master_rank!r}")
+        raise TypeError(f"master_rank is {master_rank!r}; expected an int")
     if not 0 <= master_rank < len(names):
-        raise ValueError(f"master_rank={master_rank}: expected a rank from 0 to {len(names) - 1}")
+        raise ValueError(f"master_rank is {master_rank}; expected 0 to {len(names) - 1}")
     options = make_options(
         profile_workers, replicate_rng, timeout, restart_workers, check_replicas, wire_dtype, heartbeat
     )
@@ -241,7 +241,7 @@ def close() -> None:
     Raises
     ------
     SessionError
-        If another thread closes the session and waits for the call from within which this comes.
+        If another thread closes the session and waits for the call that this one interrupts.
 
     Warns
     -----

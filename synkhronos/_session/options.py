@@ -61,16 +61,16 @@ def make_options(
         Naming the argument.
     """
     if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0):
-        raise ValueError(f"timeout must be a positive number of seconds, or None; got {timeout!r}")
+        raise ValueError(f"timeout is {timeout!r}; expected a positive number of seconds, or None")
     if isinstance(check_replicas, bool) or not hasattr(check_replicas, "__index__") or check_replicas < 0:
-        raise ValueError(f"check_replicas must be a number of calls, or 0; got {check_replicas!r}")
+        raise ValueError(f"check_replicas is {check_replicas!r}; expected a number of calls, or 0")
     if wire_dtype not in (None, "float16", "bfloat16"):
-        raise ValueError(f'wire_dtype must be "float16", "bfloat16" or None; got {wire_dtype!r}')
+        raise ValueError(f'wire_dtype is {wire_dtype!r}; expected "float16", "bfloat16" or None')
     is_number = isinstance(heartbeat, (int, float)) and not isinstance(heartbeat, bool)
     if not (is_number and WARNING_SECONDS < heartbeat < math.inf):
         raise ValueError(
-            f"heartbeat must be a finite number of seconds above {WARNING_SECONDS:g}, when a warning is printed; "
-            f"got {heartbeat!r}"
+            f"heartbeat is {heartbeat!r}; expected a finite number of seconds above {WARNING_SECONDS:g}, after which a "
+            "warning is printed"
         )
     return Options(
         bool(profile_workers),

@@ -17,7 +17,7 @@ __all__ = ["Profile", "Serial", "begin", "check_serial", "events", "finish"]
 #: Marks that each rank keeps for a trace, of 16 bytes each; the oldest are overwritten.
 _ROOM = 1_000_000
 
-_NOTHING = "nothing was measured yet"
+_NOTHING = "no times yet"
 
 _ITEMS = dict(
     zip(
@@ -127,16 +127,16 @@ def check_serial(serial: Any) -> dict[str, float] | None:
         return None
     if isinstance(serial, Profile):
         if len(serial.seconds) != 1:
-            raise ValueError(f"serial: expected the profile of one rank; got {serial!r}")
+            raise ValueError(f"serial: got {serial!r}; expected the profile of one rank")
         return {**serial.total, "total": sum(serial.elapsed.values())}
     if not isinstance(serial, Mapping):
-        raise TypeError(f"serial must be a Profile, or a dict of seconds by category; got {serial!r}")
+        raise TypeError(f"serial is {serial!r}; expected a Profile, or a dict of seconds by category")
     known = {"total", *CATEGORIES}
     for name, seconds in serial.items():
         if name not in known:
-            raise ValueError(f"serial: unknown category {name!r}; expected some of {', '.join(sorted(known))}")
+            raise ValueError(f"serial has the category {name!r}; expected some of {', '.join(sorted(known))}")
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds >= 0:
-            raise ValueError(f"serial[{name!r}] must be a number of seconds; got {seconds!r}")
+            raise ValueError(f"serial[{name!r}] is {seconds!r}; expected a number of seconds")
     return {name: float(seconds) for name, seconds in serial.items()}
 
 
@@ -144,7 +144,7 @@ def begin(session: Session, profile: Profile, spans: bool = False) -> None:
     """Have every rank measure its times from now on, for this profile; with ``spans`` also record each change."""
     with session.lock:
         if session.profile is not None:
-            raise SessionError("this session is being profiled already; end that profile, or trace, first")
+            raise SessionError("this session is already profiled; end that profile or trace first")
         if spans:
             profile._ahead = [session.report()[0]]
         session.run(Record(True, _ROOM if spans else 0))

@@ -63,6 +63,8 @@ class ReplicaCheck:
 
     def note_parts(self, variables: Sequence[Any], are_parts: bool = True) -> None:
         """Record that variables were scattered, or (if not ``are_parts``) made equal on all ranks."""
+        if not (are_parts or self._parts or self._data):
+            return
         for var in variables:
             self.n_changes += are_parts or var.container in self._parts
             (self._parts.add if are_parts else self._parts.discard)(var.container)
@@ -114,8 +116,8 @@ class ReplicaCheck:
                 self._warned.add(var.container)
                 warn(
                     f"the replicas of {var} differ between ranks, by up to {most:.6g}, before call {self._n_calls}: "
-                    f"updates are local, and set_value concerns the master alone. synkhronos.broadcast makes them "
-                    "equal, synkhronos.all_reduce averages them"
+                    "updates are local, and set_value sets the controller's copy only. Make them equal by "
+                    "synkhronos.broadcast, or average them by synkhronos.all_reduce"
                 )
 
 

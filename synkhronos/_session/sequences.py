@@ -51,7 +51,7 @@ def sequence() -> Iterator[None]:
     session = current("sequence")
     sequencer = session.sequencer
     if sequencer.recording is not None:
-        raise SessionError("synkhronos.sequence: this is in the block of a sequence already, and they do not nest")
+        raise SessionError("synkhronos.sequence: another sequence is open, and they do not nest; close that one first")
     session.check_usable()
     with sequencer.one_at_a_time:
         recorder = Recorder()

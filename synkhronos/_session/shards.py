@@ -269,8 +269,8 @@ class Shards:
             gone = sorted(ranks & lost.get(var.container, set()))
             if gone:
                 raise SessionError(
-                    f'the rows of "{var}" that rank {gone[0]} had are lost: its worker died, and the array '
-                    "that they came from is gone or has changed. Scatter the variable again, or set the rows by "
+                    f'the rows of "{var}" on rank {gone[0]} are lost, because its worker died and the scattered array '
+                    "is gone or has changed; scatter the variable again, or set the rows by "
                     f"synkhronos.set_value({gone[0]}, ...)"
                 )
 

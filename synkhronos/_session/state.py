@@ -75,10 +75,10 @@ class Session:
         try:
             ended = self._ledger.ended_variables
             self.replica = start_ranks(group, segments, ended, options.profile_workers, begin, options.seed)
-            self._extents = ShapeCache(self.sequencer, self.replica, master_rank)
-            self.shapes = self._extents.of
+            self._shape_cache = ShapeCache(self.sequencer, self.replica, master_rank)
+            self.shapes = self._shape_cache.of
             self.replicas = ReplicaCheck(self.replica.variables, self.run, master_rank, options.check_replicas)
-            self._library = FunctionRegistry(self.replica, self._ledger, self._load, definitions)
+            self._functions = FunctionRegistry(self.replica, self._ledger, self._load, definitions)
             restore = self._restore if options.restart_workers else None
             self._dispatcher = Dispatcher(self._group, self.replica, self._ledger, options.timeout, restore)
             self._send = self._dispatcher.issue
@@ -105,7 +105,7 @@ class Session:
 
     def __repr__(self) -> str:
         devices = ", ".join(sorted(set(self.devices)))
-        state = ", which cannot be used any more" if self.broken else ""
+        state = ", broken" if self.broken else ""
         return f"<synkhronos session of {self.n_ranks} ranks on {devices}, master rank {self.master_rank}{state}>"
 
     # -- commands
@@ -123,8 +123,8 @@ class Session:
             If a rank is silent for longer than the timeout; the session is broken from then on.
         """
         with self.lock:
-            self._library.forget_what_ended()
-            self._extents.see(command)
+            self._functions.forget_ended()
+            self._shape_cache.see(command)
             return self._send(command)
 
     # -- shared variables
@@ -202,7 +202,7 @@ class Session:
 
     def add_function(self, function: Any, owner: Any) -> int:
         """Register a compiled function, to be distributed, and dropped when its owner ends; returns its key."""
-        return self._library.add(function, owner)
+        return self._functions.add(function, owner)
 
     def distribute(self, keys: Sequence[int] | None = None, variable: Any = None) -> None:
         """Replicate functions that are not yet on every rank: all, or those with these keys, or that use a variable.
@@ -214,12 +214,12 @@ class Session:
         """
         with self.lock:
             self.check_usable()
-            self._library.distribute(keys, variable)
+            self._functions.distribute(keys, variable)
 
     def distribute_variables(self, variables: Sequence[Any]) -> None:
         """Give the ranks shared variables that no distributed function uses yet."""
         with self.lock:
-            self._library.distribute_variables(variables)
+            self._functions.distribute_variables(variables)
 
     def _load(self, bundle: _graph.Bundle, ranks: tuple[int, ...] | None) -> None:
         refs = self._stage([np.frombuffer(bundle.pickled, dtype=np.uint8), *bundle.buffers], 0)
@@ -229,7 +229,7 @@ class Session:
     def _restore(self, ranks: tuple[int, ...]) -> list[Any]:
         """Give new workers all that a rank must hold; returns the variables of which rows are lost."""
         assert self.shards is not None
-        self._library.restore(ranks)
+        self._functions.restore(ranks)
         self.shards.restore(ranks)
         return self.shards.lost()
 

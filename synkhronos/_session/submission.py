@@ -57,12 +57,12 @@ class Future:
     """
 
     def __init__(self) -> None:
-        self._unknown: str | None = "it is sent at the end of the block: ask for the result after it"
+        self._unknown: str | None = "the call is sent at the end of the block; ask for the result after it"
         self._value: Any = None
         self._make: Callable[[Any], Any] | None = None
 
     def __repr__(self) -> str:
-        return "<synkhronos.Future, not known>" if self._unknown else f"<synkhronos.Future: {self._value!r}>"
+        return "<synkhronos.Future, pending>" if self._unknown else f"<synkhronos.Future: {self._value!r}>"
 
     def result(self) -> Any:
         """Return the result of the call; it does not wait, since the end of the block does.
@@ -88,7 +88,7 @@ class Future:
         9.0 7.0
         """
         if self._unknown is not None:
-            raise SessionError(f"the result of this part of a sequence is not known: {self._unknown}")
+            raise SessionError(f"no result of this call of a sequence: {self._unknown}")
         return self._value
 
     def through(self, make: Callable[[Any], Any]) -> Future:
@@ -212,8 +212,8 @@ class Sequencer:
         """Raise `SessionError` if the recorded sequence has parts already, which are not sent yet."""
         if self.place > 1:
             raise SessionError(
-                f"{what} needs what the ranks hold now, and the parts of the sequence that come before it are not sent "
-                "yet: it can be the first in the block, or stand outside"
+                f"{what} needs the ranks' current values, but earlier parts of this sequence are not sent yet; call it "
+                "first in the block, or outside"
             )
 
     def run(self, command: Command) -> list[Any]:

@@ -30,7 +30,7 @@ class Rows(NamedTuple):
         return self.stop - self.start
 
     def __iter__(self) -> Iterator[int]:
-        raise TypeError("rows cannot be iterated over; `bounds` are the first one and the one after the last")
+        raise TypeError("got iteration over Rows, which is not supported; use its attribute bounds")
 
     def __reduce__(self) -> tuple[type[Rows], tuple[int, int]]:
         return Rows, (self.start, self.stop)
@@ -83,7 +83,7 @@ def select(batch: Any, length: int, name: str = "batch") -> Selection:
     if isinstance(batch, slice):
         return _select_slice(batch, length, name)
     if isinstance(batch, (bool, np.bool_)):
-        raise TypeError(f"{name} must be an int, a slice, or a list or 1-d array of indexes; got the bool {batch}")
+        raise TypeError(f"{name} is the bool {batch}; expected an int, a slice, or a list or 1-d array of indexes")
     if not isinstance(batch, (np.ndarray, list, tuple, range)):
         try:
             count = operator.index(batch)
@@ -91,7 +91,7 @@ def select(batch: Any, length: int, name: str = "batch") -> Selection:
             batch = np.asarray(batch)
         else:
             if not 0 <= count <= length:
-                raise ValueError(f"{name}: {count}; expected a number of data points between 0 and {length}")
+                raise ValueError(f"{name} is {count}; expected a number of data points between 0 and {length}")
             return Rows(0, count)
     return _select_indexes(batch, length, name)
 
@@ -118,25 +118,27 @@ def _select_indexes(batch: Any, length: int, name: str) -> np.ndarray:
             warnings.simplefilter("error")  # NumPy before 1.24 only warns of ragged lists
             indexes = np.asarray(batch)
     except (ValueError, Warning) as error:
-        raise ValueError(f"{name}: expected one flat list of indexes; got lists of different lengths") from error
+        raise ValueError(f"{name} has lists of different lengths; expected one flat list of indexes") from error
     if indexes.ndim == 0 and indexes.dtype.kind in "iu":
-        raise TypeError(f"{name} must be a Python int, a slice, or a list or 1-d array of indexes; got a 0-d array")
+        raise TypeError(f"{name} is a 0-d array; expected a Python int, a slice, or a list or 1-d array of indexes")
     if indexes.ndim == 0:
         value = indexes.item()
-        meant = f"; did you mean {value:.0f}?" if isinstance(value, float) and value.is_integer() else ""
+        meant = f". Did you mean {value:.0f}?" if isinstance(value, float) and value.is_integer() else ""
         raise TypeError(
-            f"{name} must be an int, a slice, or a list or 1-d array of indexes or booleans; got {value!r}{meant}"
+            f"{name} is {value!r}; expected an int, a slice, or a list or 1-d array of indexes or booleans{meant}"
         )
     if indexes.ndim != 1:
-        raise ValueError(f"{name} must be 1-dimensional; got an array of shape {indexes.shape}")
+        raise ValueError(f"{name} has shape {indexes.shape}; expected 1 dimension")
     if indexes.dtype.kind == "b":
         if len(indexes) != length:
-            raise IndexError(f"{name} is a boolean mask of length {len(indexes)}, but there are {length} data points")
+            raise IndexError(
+                f"{name} is a boolean mask of length {len(indexes)}; expected {length}, one for each data point"
+            )
         return np.flatnonzero(indexes).astype(np.int64, copy=False)
     if not len(indexes):
         return np.zeros(0, dtype=np.int64)
     if indexes.dtype.kind not in "iu":
-        raise TypeError(f"{name} must hold integers or booleans; got dtype {indexes.dtype}")
+        raise TypeError(f"{name} has dtype {indexes.dtype}; expected integers or booleans")
     lowest, highest = int(indexes.min()), int(indexes.max())
     if lowest < -length or highest >= length:
         wrong = lowest if lowest < -length else highest
@@ -165,8 +167,8 @@ def shift(batch: Any, length: int, name: str = "batch") -> Selection:
     rows = select(batch, np.iinfo(np.int64).max, name)
     if isinstance(rows, np.ndarray) and len(rows) != length:
         raise IndexError(
-            f"{name} has {len(rows)} indexes, but the minibatch data has {length} rows; it needs as many, since its "
-            "row i belongs to the i-th index"
+            f"{name} has {len(rows)} indexes, and the minibatch data {length} rows; expected equal numbers, because "
+            "its row i belongs to the i-th index"
         )
     _check_span(len(rows), length, name)
     return Rows(0, len(rows))
@@ -175,15 +177,15 @@ def shift(batch: Any, length: int, name: str = "batch") -> Selection:
 def _minibatch_bounds(batch: slice, name: str) -> tuple[int, int, int]:
     start, stop, step = batch.start or 0, batch.stop, 1 if batch.step is None else batch.step
     if not all(isinstance(bound, (int, np.integer)) for bound in (start, stop, step)):
-        raise TypeError(f"{name}: {batch}: with minibatch data a slice needs integer bounds, and a stop")
+        raise TypeError(f"{name} is {batch}; expected integer bounds and a stop, which minibatch data needs")
     if start < 0 or stop < 0 or step < 1:
-        raise ValueError(f"{name}: {batch}: with minibatch data a slice needs bounds of at least 0 and a positive step")
+        raise ValueError(f"{name} is {batch}; expected bounds of at least 0 and a positive step, for minibatch data")
     return int(start), int(stop), int(step)
 
 
 def _check_span(span: int, length: int, name: str) -> None:
     if length < span:
-        raise IndexError(f"{name} spans {span} rows, but the minibatch data has {length}")
+        raise IndexError(f"{name} spans {span} rows; the minibatch data has only {length}")
 
 
 def select_per_rank(batch_s: Any, lengths: Sequence[int]) -> list[Selection]:
@@ -203,15 +205,15 @@ def select_per_rank(batch_s: Any, lengths: Sequence[int]) -> list[Selection]:
     ):
         if len(batch_s) != n_ranks:
             raise ValueError(
-                f"batch_s: expected one selection for each of {n_ranks} ranks; got a list of {len(batch_s)}"
+                f"batch_s is a list of {len(batch_s)} selections; expected one for each of the {n_ranks} ranks"
             )
         each = list(batch_s)
     elif batch_s is None or isinstance(batch_s, slice) or np.ndim(batch_s) == 1:
         each = [batch_s] * n_ranks
     else:
         raise TypeError(
-            "batch_s must be a slice, a list of ints, an index array, or a list of these, one for each rank; "
-            f"got {batch_s!r}"
+            f"batch_s is {batch_s!r}; expected a slice, a list of ints, an index array, or a list of these, one for "
+            "each rank"
         )
     return [select(one, length, f"batch_s on rank {rank}") for rank, (one, length) in enumerate(zip(each, lengths))]
 

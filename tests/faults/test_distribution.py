@@ -292,7 +292,9 @@ def test_a_function_that_cannot_be_pickled_says_so(synchronize):
     synchronize(2)
     x = T.dvector("x")
     locked = synk.function([x], Locked()(x).sum(), name="locked")
-    with pytest.raises(TypeError, match=r"the function locked\(x\) cannot be pickled, so not replicated.*lock"):
+    with pytest.raises(
+        TypeError, match=r"the function locked\(x\) cannot be replicated, because it cannot be pickled.*lock"
+    ):
         locked(np.ones(4))
     unnamed = synk.function([x], Locked()(x).sum())
     with pytest.raises(TypeError, match=r"the function \(x\) cannot be pickled"):

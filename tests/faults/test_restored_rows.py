@@ -150,14 +150,14 @@ def test_what_only_the_dead_worker_had_is_lost(restarting, lose):
         lambda: synk.reduce(rows),
     ]
     for use in uses:
-        with pytest.raises(synk.SessionError, match=f'the rows of "rows of plain" that rank {rank} had are lost'):
+        with pytest.raises(synk.SessionError, match=f'the rows of "rows of plain" on rank {rank} are lost'):
             use()
-    with pytest.raises(synk.SessionError, match="had are lost"), synk.sequence():
+    with pytest.raises(synk.SessionError, match="are lost, because its worker died"), synk.sequence():
         synk.all_reduce(rows)
     assert len(synk.get_value(3 - rank, rows)) > 0  # the rows of other ranks are there
     assert built["f"](np.ones(6)) == 6
     synk.set_value(3 - rank, rows, X)
-    with pytest.raises(synk.SessionError, match="had are lost"):
+    with pytest.raises(synk.SessionError, match="are lost, because its worker died"):
         function()
     with synk.sequence():
         synk.scatter(rows, X)
@@ -204,7 +204,7 @@ def test_an_exact_update_of_scattered_rows_is_lost(restarting):
     assert replace_worker(1).lost == []
     assert function() == X.sum()
     assert replace_worker(1).lost == [rows]
-    with pytest.raises(synk.SessionError, match='"exact rows" that rank 1 had are lost'):
+    with pytest.raises(synk.SessionError, match='"exact rows" on rank 1 are lost'):
         function()
     synk.scatter(rows, X)
     assert function() == X.sum()

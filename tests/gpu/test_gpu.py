@@ -231,4 +231,4 @@ class TestRefusals:
     @on_each_kind
     def test_workers_on_gpus_are_not_replaced(self, kind):
         done = run(kind, program("import synkhronos as synk; synk.fork(restart_workers=True)"))
-        assert "ValueError: restart_workers is for CPU cores" in done.stdout
+        assert "ValueError: got restart_workers on GPUs" in done.stdout

@@ -255,7 +255,7 @@ def test_known_and_new_variables_together(session):
     assert synk.gather(alias).tolist() == [[1, 2, 3]] * session
     with pytest.raises(TypeError, match="another"):
         synk.broadcast(theano.shared(np.zeros(2), "another"), ["a", "b"])
-    with pytest.raises(ValueError, match=f"rank {session} does not exist"):
+    with pytest.raises(ValueError, match=f"rank is {session}; expected 0 to {session - 1}"):
         synk.set_value(session, theano.shared(np.zeros(2)), [1.0, 2.0])
     rows = theano.shared(np.zeros((1, 2)), "rows")
     values = np.arange(14.0).reshape(7, 2)

@@ -116,7 +116,7 @@ def test_other_meetings_are_refused(synchronize, build, message):
 def test_blocks_need_rows_and_exactness(synchronize):
     synchronize(2)
     x = T.dvector("x")
-    with pytest.raises(ValueError, match="blocked are for exact functions"):
+    with pytest.raises(ValueError, match="blocked without exact=True"):
         synk.function([x], x.sum(), blocked=True)
     with pytest.raises(ValueError, match="blocked=True is for rows"):
         synk.function([], x.sum(), bcast_inputs=[x], exact=True, blocked=True)

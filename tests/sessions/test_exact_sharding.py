@@ -154,7 +154,7 @@ def test_slices_that_are_not_divided(session, recwarn):
     data, i = theano.shared(np.arange(40.0).reshape(5, 8), "data"), T.lscalar("i")
     build = functools.partial(synk.function, bcast_inputs=[i], exact=True)
     for sliced in (data[:, i : i + 3], data[i::2]):
-        with pytest.warns(RuntimeWarning, match="nothing in it has rows.* is a minibatch, name it in shard="):
+        with pytest.warns(RuntimeWarning, match="nothing in it is sharded.* is a minibatch, pass shard="):
             function = build([], sliced.sum())
         close(function(1), theano.function([i], sliced.sum())(1))
     recwarn.clear()
@@ -242,7 +242,7 @@ def test_scattered_variables(session):
             close(mine, other)
     with pytest.raises(ValueError, match=r"the inputs have 10, data: 11"):
         ours[1](y[:10])
-    with pytest.raises(ValueError, match="seen is divided by its rows and updated"):
+    with pytest.raises(ValueError, match="a call that updates seen, which is sharded"):
         ours[0](y, batch_s=[0])
 
 
@@ -262,7 +262,7 @@ def test_rows_that_batch_s_picks(session):
 def test_what_scattered_variables_refuse(session):
     data = theano.shared(np.ones((4, 2)), "data")
     function = synk.function([], data.sum(), sliceable_shareds=[data], exact=True)
-    with pytest.raises(ValueError, match="data is in sliceable_shareds, and all ranks have the whole"):
+    with pytest.raises(ValueError, match="data is in sliceable_shareds, but is equal on all ranks"):
         function()
     synk.scatter(data, np.ones((max(session - 1, 0), 2)))
     with pytest.raises(ValueError, match="at least one on each"):

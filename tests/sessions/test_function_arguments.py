@@ -65,17 +65,17 @@ def test_wrong_arguments_are_named_and_nothing_is_sent(synchronize, args, kwargs
 @pytest.mark.parametrize(
     ("sizes", "kwargs", "error", "words"),
     [
-        ((3, 4), {}, ValueError, "number of data points.*3.*4"),
+        ((3, 4), {}, ValueError, "numbers of data points.*3.*4"),
         (
             (3, 3),
             {"batch": 1.5},
             TypeError,
-            "^batch must be an int, a slice, or a list or 1-d array of indexes or booleans; got 1.5$",
+            "^batch is 1.5; expected an int, a slice, or a list or 1-d array of indexes or booleans$",
         ),
-        ((3, 3), {"batch": 2.0}, TypeError, r"got 2\.0; did you mean 2\?$"),
-        ((3, 3), {"batch": np.float32(2)}, TypeError, r"got 2\.0; did you mean 2\?$"),
-        ((3, 3), {"batch": "text"}, TypeError, "got 'text'$"),
-        ((3, 3), {"batch": {1, 2}}, TypeError, r"got \{1, 2\}$"),
+        ((3, 3), {"batch": 2.0}, TypeError, r"is 2\.0; .*\. Did you mean 2\?$"),
+        ((3, 3), {"batch": np.float32(2)}, TypeError, r"is 2\.0; .*\. Did you mean 2\?$"),
+        ((3, 3), {"batch": "text"}, TypeError, "is 'text'; expected"),
+        ((3, 3), {"batch": {1, 2}}, TypeError, r"is \{1, 2\}; expected"),
         ((3, 3), {"num_slices": 0}, ValueError, "num_slices"),
         ((3, 3), {"batch": 4}, ValueError, "batch"),
         ((3, 3), {"batch": [3]}, IndexError, "batch"),
@@ -183,7 +183,7 @@ def test_batch_needs_scattered_inputs(synchronize):
         (
             {"inputs": [], "updates": updates.sgd([T.zeros(2)], [theano.shared(np.zeros(2))], 0.1)},
             TypeError,
-            "^updates: got the three parts that a rule of synkhronos.extensions.updates gives.*Give grad_updates",
+            "^updates is .grad_updates, .* from a rule of synkhronos.extensions.updates; .*make_train_function",
         ),
     ],
 )

@@ -67,7 +67,7 @@ def test_copies_under_parallelize(session):
 def test_what_cannot_be_swapped(session):
     inputs, outputs, _, others = program()
     function = synk.function(inputs, outputs, exact=True)
-    with pytest.raises(ValueError, match="does not use s, which swap names"):
+    with pytest.raises(ValueError, match="swap has s, which the function does not use"):
         function.copy(swap=dict([others["s"]]))
-    with pytest.raises(TypeError, match="w can be replaced by a shared variable of"):
+    with pytest.raises(TypeError, match="in place of w; expected a shared variable of"):
         function.copy(swap={others["w"][0]: others["s"][0]})

@@ -148,7 +148,7 @@ class TestBlock:
         assert list(inspect.signature(synk.session).parameters) == list(inspect.signature(synk.fork).parameters)
         with pytest.raises(TypeError, match="unexpected keyword argument 'n_paralel'"):
             synk.session(n_paralel=2)
-        with pytest.raises(ValueError, match="n_parallel must be at least 1"), synk.session(0):
+        with pytest.raises(ValueError, match="n_parallel is 0; expected at least 1"), synk.session(0):
             raise AssertionError
         synk.fork(2)
         with pytest.raises(synk.SessionError, match="fork was called already"), synk.session(2):
@@ -265,8 +265,8 @@ class TestCautions:
     def test_more_ranks_than_cores(self, monkeypatch):
         monkeypatch.setattr(cautions, "count_cores", lambda: 2)
         words = (
-            "^synkhronos.fork: 3 ranks share 2 CPU cores and take turns, which is slower than one rank on each core; "
-            "`python -m synkhronos info` tells what this machine has$"
+            "^synkhronos.fork: 3 ranks share 2 CPU cores, which is slower than one rank on each core; "
+            "`python -m synkhronos info` shows what this machine has$"
         )
         with pytest.warns(RuntimeWarning, match=words) as caught:
             synk.fork(3)

@@ -178,8 +178,8 @@ def test_categories_make_up_the_time(synchronize, n_ranks):
     f, _, seen = make()
     with synk.profile() as profile:
         assert profile.seconds == profile.total == profile.elapsed == {}
-        assert str(profile) == "nothing was measured yet"
-        assert profile._repr_html_() == "<p>nothing was measured yet</p>"
+        assert str(profile) == "no times yet"
+        assert profile._repr_html_() == "<p>no times yet</p>"
         work(f, seen)
     check(profile, range(n_ranks))
     for seconds in profile.seconds.values():

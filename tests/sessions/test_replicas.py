@@ -98,6 +98,23 @@ def test_what_differs_by_purpose_is_left_out(no_session):
     del f, g
 
 
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather"])
+def test_scattered_variables_are_equal_again_after(collective, synchronize):
+    synchronize(2)
+    x, part, data = T.dvector("x"), theano.shared(np.zeros(4), "part"), theano.shared(np.zeros(4), "data")
+    f = synk.function([x], (x * part.sum()).sum(), exact=True)
+    g = synk.function([], data.sum(), sliceable_shareds=[data])
+    synk.scatter([part, data], [np.arange(8.0), np.arange(8.0)])
+    with pytest.raises(ValueError, match="part was scattered; expected a variable that is equal on all ranks"):
+        f(np.ones(3))
+    getattr(synk, collective)([part, data])
+    assert f(np.ones(3)) == 3 * part.get_value().sum() == 3 * synk.get_value(1, part).sum()
+    assert synk.check_replicas() == {}
+    synk.set_value(1, [part, data], [np.ones_like(part.get_value())] * 2)
+    assert set(synk.check_replicas()) == {part, data}
+    del g
+
+
 @pytest.mark.parametrize("wrong", [-1, True, 1.5, "2"], ids=repr)
 def test_wrong_intervals_are_refused(no_session, wrong):
     with pytest.raises(ValueError, match="check_replicas"):

@@ -193,13 +193,13 @@ def test_results_are_not_known_in_the_block(parts):
         future = total(DATA)
         with pytest.raises(synk.SessionError, match="after it"):
             future.result()
-        assert "not known" in repr(future)
+        assert "pending" in repr(future)
         with pytest.raises(TypeError):
             float(future)
         with pytest.raises(TypeError, match="input x"):
             total(future)
     assert future.result()[0] == DATA.sum()
-    assert "not known" not in repr(future)
+    assert "pending" not in repr(future)
 
 
 def test_an_exception_in_the_block_sends_nothing(parts):

@@ -134,7 +134,9 @@ def test_time_major_inputs_of_unequal_rows(synchronize):
         ValueError, match=r"got x: 4, y: 6\. Rows are counted .*\(N, T, \.\.\.\).*dimshuffle\(1, 0, 2\)"
     ):
         function(np.ones((4, 6, 2)), np.ones(6))
-    with pytest.raises(ValueError, match=r"got x: 4, y: 5\. An input without data points belongs in bcast_inputs$"):
+    with pytest.raises(
+        ValueError, match=r"data points: x: 4, y: 5\. Pass an input without data points in bcast_inputs$"
+    ):
         function(np.ones((4, 6, 2)), np.ones(5))
 
 
@@ -214,7 +216,7 @@ def test_data_of_a_dtype_that_theano_refuses(synchronize, dtype):
     try:
         expected = function(array)
     except TypeError:
-        with pytest.raises(TypeError, match=rf"input x: expected Data of dtype float32; got {np.dtype(dtype)}"):
+        with pytest.raises(TypeError, match=rf"input x: got Data of dtype {np.dtype(dtype)}; expected float32"):
             function(data)
     else:
         assert function(data) == expected
@@ -224,10 +226,10 @@ def test_data_of_other_dtypes_where_downcasts_are_allowed_or_nothing_is(synchron
     synchronize(2)
     x = T.fvector("x")
     data = synk.data(np.arange(4.0) + 0.1)
-    with pytest.raises(TypeError, match="expected Data of dtype float32; got float64"):
+    with pytest.raises(TypeError, match="got Data of dtype float64; expected float32"):
         synk.function([x], x.sum())(data)
     function = synk.function([x], [(x, "gather")], allow_input_downcast=True)
     assert function(data)[0].tolist() == (np.arange(4.0) + 0.1).astype("float32").tolist()
     strict = synk.function([theano.In(x, strict=True)], x.sum())
-    with pytest.raises(TypeError, match="expected Data of dtype float32; got uint8"):
+    with pytest.raises(TypeError, match="got Data of dtype uint8; expected float32"):
         strict(synk.data(np.ones(4, "uint8")))

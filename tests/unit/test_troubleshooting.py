@@ -18,7 +18,10 @@ CLASSES = sorted(synk.errors.__all__)
 TREES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
 
 #: Messages that the page need not repeat: they say what is expected, and what was given.
-EXPLAINS_ITSELF = re.compile(r".*\b(must|cannot|expected)\b.*[;,] got |.* must be a list of …, one for each variable$")
+EXPLAINS_ITSELF = re.compile(
+    r".*\b(is|has|got)\b.*; expected |.*\b(must|cannot|expected)\b.*[;,] got "
+    r"|.* must be a list of …, one for each variable$"
+)
 #: Modules whose messages nobody is to see: they are caught, or told of by others.
 FOR_THE_LIBRARY = {
     "_theano_compat/blas_probe.py": "`python -m synkhronos info` tells it, as the cause of an unusable BLAS",
@@ -30,7 +33,7 @@ FOR_THE_LIBRARY = {
     "_sharding/propagate.py:… of …, which has": "the end of the message about what a sharding rule returned",
     "_sharding/propagate.py:… placements of": "likewise",
     "_sharding/propagate.py:… is not a placement": "likewise",
-    "_utils/rows.py:rows cannot": "the author of a function of this library has mistaken what it takes",
+    "_utils/rows.py:got iteration": "the author of a function of this library has mistaken what it takes",
     "_backends/pytensor/process.py:PyTensor computes": "of functions that nothing calls where there are no GPUs",
     "_session/lifecycle.py:synkhronos.…: …": "one of two messages of the same page follows",
 }
