@@ -8,14 +8,14 @@ import os
 import sys
 from collections.abc import Sequence
 
-_RUN = """execute a Python program as `python SCRIPT` would, in an environment in which GPUs work:
-libgpuarray finds CUDA's libraries, Python finds the system's pygpu, Theano leaves cuDNN 8 and later alone; on the
-machines that --hosts names, by the mpiexec of the MPI that mpi4py uses"""
-_INFO = """show what there is on this machine to compute with, what is missing, and the command that mends it;
-the exit code is 0 if synkhronos can compute on CPU cores, else 1"""
+_RUN = """execute a Python program as `python SCRIPT` would, in an environment in which GPUs work: libgpuarray
+finds CUDA's libraries, Python finds the system's pygpu, Theano does not use cuDNN 8 and later; with --hosts, start it
+on these nodes, by the mpiexec of the MPI that mpi4py uses"""
+_INFO = """show what this machine can compute with, what is missing, and the commands that install it; the
+exit code is 0 if synkhronos can compute on CPU cores, else 1"""
 
 _TOP = """show, until Ctrl-C, what each rank of this user's sessions is doing, its share of time waiting in the last
-second, and its memory; nobody is asked or held up by that; the exit code is 1 if there is no session"""
+second, and its memory, without interrupting the ranks; the exit code is 1 if there is no session"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run(given[1 + own :], options.hosts, options.verbose)  # the program and its own options
     options = make_parser().parse_args(given)
     if options.command == "run":
-        make_parser().error(f"run: name a program: {program_name()} run SCRIPT [ARGUMENT ...]")
+        make_parser().error(f"run: got no program; use {program_name()} run SCRIPT [ARGUMENT ...]")
     if options.command == "top":
         from synkhronos._cli.top import top
 
@@ -59,15 +59,15 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=program_name(), description="Synkhronos: data-parallel Theano and PyTensor.")
     parser.add_argument("--version", action="version", version=f"Synkhronos {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    running = commands.add_parser("run", help="execute a Python program such that GPUs work", description=_RUN)
+    running = commands.add_parser("run", help="execute a program with GPUs, or on several nodes", description=_RUN)
     ways = ("SCRIPT", "-m MODULE", "--hosts A,B[:N] [--verbose] SCRIPT")
     running.usage = "\n       ".join(f"{parser.prog} run {way} [ARGUMENT ...]" for way in ways)
-    running.add_argument("--hosts", help="the machines, with commas between them; N processes on one, which share it")
-    running.add_argument("--verbose", action="store_true", help="say which command starts the program on the hosts")
-    informing = commands.add_parser("info", help="show what there is to compute with", description=_INFO)
-    informing.add_argument("--json", action="store_true", help="as JSON")
+    running.add_argument("--hosts", help="host names with commas between them; :N for N processes on a host")
+    running.add_argument("--verbose", action="store_true", help="print the command that starts the program")
+    informing = commands.add_parser("info", help="show what this machine can compute with", description=_INFO)
+    informing.add_argument("--json", action="store_true", help="print JSON")
     watching = commands.add_parser("top", help="show what the ranks of running sessions do", description=_TOP)
-    watching.add_argument("--once", action="store_true", help="one table, and no live view")
+    watching.add_argument("--once", action="store_true", help="print one table, without a live view")
     return parser
 
 
@@ -99,7 +99,7 @@ def check_option(word: str) -> None:
     name = word.partition("=")[0]
     close = difflib.get_close_matches(name, ["--hosts", "--verbose"]) if name.startswith("--") else []
     if close and name != "--version":
-        make_parser().error(f"run: {name}? The option is {close[0]}")
+        make_parser().error(f"run: unknown option {name}; did you mean {close[0]}?")
 
 
 def run(program: list[str], hosts: str | None, verbose: bool) -> int:

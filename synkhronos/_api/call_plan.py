@@ -411,7 +411,7 @@ class Planner:
         n = len(graph.outputs)
         if subset is not None:
             subset = _some(subset, n)
-        variant, asked = Variant(accumulate, kind, self._device).told(subset)
+        variant, asked = Variant(accumulate, kind, self._device).for_subset(subset)
         key = distributed(variant, graph)
         counts, everybody = count_points(session, self._graph, inputs, rows, num_slices)
         if rows is not None and self._meetings.any and any(counts) and not all(counts):
@@ -452,7 +452,7 @@ class Planner:
         rest = [i for i in wanted if i in cut.after]
         n_local = len(before.outputs) - len(cut.ops)
         after_subset = tuple([list(cut.after).index(i) for i in rest])
-        variant, asked = Variant(device=self._device).told(_some(after_subset, len(after.outputs)))
+        variant, asked = Variant(device=self._device).for_subset(_some(after_subset, len(after.outputs)))
         follow = Follow(
             function=distributed(variant, after),
             modes=(*(self._results.modes[i] or "avg" for i in local), *cut.ops),

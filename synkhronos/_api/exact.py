@@ -128,7 +128,7 @@ class ExactFunction(Function):
 
     def _send_what_was_set(self, session: Session) -> None:
         with session.lock:
-            there = self._not_told(session)
+            there = self._not_sent(session)
             if there:
                 session.sequencer.check_first(f"a new value of {there[0]}")
                 refs = session.stage([_graph.host_array(var) for var in there])
@@ -136,7 +136,7 @@ class ExactFunction(Function):
                 session.run(Put(session.keys(there), tuple([Source(ref, None) for ref in refs]), None, workers))
             _graph.note_sent(self._common)
 
-    def _not_told(self, session: Session) -> list[Any]:
+    def _not_sent(self, session: Session) -> list[Any]:
         """Return variables that were set here since the ranks got them; ranks get missing ones with the function."""
         pairs = zip(self._common, self._syncs)
         found = {var.container: var for var, sync in pairs if sync.sent is not sync.storage[0]}
@@ -145,7 +145,7 @@ class ExactFunction(Function):
 
     def _check_values(self, session: Session) -> None:
         """Refuse new values that the controller alone would use before the recorded call."""
-        there = self._not_told(session)
+        there = self._not_sent(session)
         if there:
             raise SessionError(
                 f"{there[0]} was set after a call of an exact function that uses it, in the same sequence, so that "

@@ -65,10 +65,10 @@ def parallelize(
             raise TypeError(f"{name} is {value!r}; expected a list of variables or names")
     if random not in ("serial", "own"):
         raise ValueError(f'random is {random!r}; expected "serial" or "own"')
-    ending = contextlib.ExitStack()
+    context = contextlib.ExitStack()
     axes = shard if isinstance(shard, dict) else dict.fromkeys(shard, 0)
-    ending.callback(_backends.divert(_Builder(list(bcast_inputs), axes, random)))
-    return ending
+    context.callback(_backends.divert(_Builder(list(bcast_inputs), axes, random)))
+    return context
 
 
 class _Builder:

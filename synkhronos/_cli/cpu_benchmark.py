@@ -119,7 +119,7 @@ def blas_parts(
 
 
 def _engines(
-    told: Mapping[str, Any],
+    record: Mapping[str, Any],
     compiles: bool,
     environment: Mapping[str, str],
     installed: bool,
@@ -131,10 +131,10 @@ def _engines(
     The remedy depends on where the library was chosen.
     """
     name = engine.flag("blas.ldflags")
-    flags, place = told.get("ldflags", ""), chosen_in(name, environment, engine.module)
-    said = [text for _, text in told.get("said", [])]
-    warned = [text for warning, text in told.get("said", []) if warning]
-    trouble, file = told.get("trouble") or told.get("objection", ""), told.get("file", "")
+    flags, place = record.get("ldflags", ""), chosen_in(name, environment, engine.module)
+    said = [text for _, text in record.get("said", [])]
+    warned = [text for warning, text in record.get("said", []) if warning]
+    trouble, file = record.get("trouble") or record.get("objection", ""), record.get("file", "")
     remedy = remedies.blas(name, place, environment.get("SYNKHRONOS_BLAS", ""), installed)
     if "ILP64" in environment.get("MKL_INTERFACE_LAYER", "").upper() and "mkl" in "".join([*warned, trouble]).lower():
         remedy = "unset MKL_INTERFACE_LAYER"
@@ -145,7 +145,7 @@ def _engines(
         return Part("cpu", "BLAS", OPTIONAL, note="\n".join([f"{reason}: {_SLOWER}", *said]), remedy=remedy)
     source = f", as {place} says" if place and (trouble or not warned) else ""  # a warning means: another is used
     if not trouble:
-        answer = ask({"product": python(PRODUCT, told["module"])}, environment, 60.0)["product"]
+        answer = ask({"product": python(PRODUCT, record["module"])}, environment, 60.0)["product"]
         if not answer.error:
             part = _part("BLAS", answer.record, peak, [f"linked by {flags}{source}", *said], environment, remedy)
             if warned and part.state == OK:

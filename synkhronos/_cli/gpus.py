@@ -15,7 +15,7 @@ from synkhronos._cli.report import MISSING, OK, OPTIONAL, UNUSABLE, Device, Part
 __all__ = ["cuda_gpus", "cuda_parts", "opencl_parts", "pygpu_parts", "try_devices"]
 
 #: Time limit for trying a device on a busy machine, in seconds.
-_PATIENCE = 120.0
+_SECONDS = 120.0
 
 #: Names of NVIDIA's wheels of the libraries, as `cuda_wheel` takes them.
 WHEELS = {"nvrtc": "cuda-nvrtc", "cublas": "cublas", "nccl": "nccl"}
@@ -126,7 +126,7 @@ def try_devices(gpus: Sequence[Gpu], opencl: Answer, with_pygpu: bool, environme
             facts[f"opencl{platform}:{index}"] = (name, memory, "")
     if not with_pygpu:
         return [Device(name, *fact, UNUSABLE, "there is no pygpu") for name, fact in facts.items()]
-    answers = ask({name: python(TRIAL, name) for name in facts}, environment, _PATIENCE)
+    answers = ask({name: python(TRIAL, name) for name in facts}, environment, _SECONDS)
     return [Device(name, *fact, *_outcome(answers[name])) for name, fact in facts.items()]
 
 

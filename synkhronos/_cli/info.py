@@ -29,7 +29,7 @@ __all__ = ["examine"]
 _OFF = "turned off by cxx in {}: {} compiles no C++"
 
 #: Time limit for importing the backend or compiling on a busy machine, in seconds.
-_PATIENCE = 120.0
+_SECONDS = 120.0
 
 #: Free memory below this many bytes is reported as a problem.
 _LITTLE = 2**30
@@ -58,10 +58,10 @@ def examine(version: str, environment: Mapping[str, str], search_path: Sequence[
     prepared = {**environment, **changed}
     engine = engine_of(environment, search_path)
     programs = {"engine": engine.inquiry, "pygpu": PYGPU, "opencl": OPENCL}
-    answers = ask({name: python(program) for name, program in programs.items()}, prepared, _PATIENCE)
-    told = answers["engine"].record
-    compiler = told.get("cxx", shutil.which("g++") or "")
-    compiled = _compile(compiler, told.get("arguments", []), prepared)
+    answers = ask({name: python(program) for name, program in programs.items()}, prepared, _SECONDS)
+    record = answers["engine"].record
+    compiler = record.get("cxx", shutil.which("g++") or "")
+    compiled = _compile(compiler, record.get("arguments", []), prepared)
     compiling = _compiling(compiler, compiled, prepared, engine)
     working = compiler if compiling[0].state == OK else ""
     openblas = bool(package_path("scipy_openblas32", search_path))
@@ -138,7 +138,7 @@ def _compile(compiler: str, arguments: Sequence[str], environment: Mapping[str, 
             "gpuarray": [compiler, *places, "-shared", "-fPIC", "-o", output],
         }
         commands["gpuarray"] += ["-include", "gpuarray/array.h", "-x", "c++", "/dev/null", "-lgpuarray"]
-        return ask(commands, environment, _PATIENCE)
+        return ask(commands, environment, _SECONDS)
 
 
 def _compiling(

@@ -80,17 +80,17 @@ def _execute(words: Sequence[str], supervisor: Supervisor) -> tuple[int, str]:
         library.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    was_told = False
+    was_forwarded = False
     with subprocess.Popen(words, preexec_fn=prepare) as process:
         supervisor.start()
         while process.poll() is None:
             sent = signal.sigtimedwait(_SIGNALS, _LOOK_SECONDS)
-            was_told = was_told or sent is not None
+            was_forwarded = was_forwarded or sent is not None
             if sent is not None and sent.si_code <= _SI_USER:
                 process.send_signal(sent.si_signo)
         supervisor.close()
     code = process.returncode if process.returncode >= 0 else 128 - process.returncode
-    return code, "" if was_told or not code else supervisor.loss()
+    return code, "" if was_forwarded or not code else supervisor.loss()
 
 
 # -- the launcher and its arguments
@@ -155,14 +155,14 @@ def parse_hosts(text: str) -> list[tuple[str, int]]:
     for part in text.split(","):
         host, colon, number = part.strip().partition(":")
         if not host or host.startswith("-") or set(host) & set(" /;@") or (colon and not number.isdigit()):
-            raise ValueError(f"--hosts {text}: expected names with commas between them, as in a,b or a,b:2")
+            raise ValueError(f"--hosts is {text}; expected names with commas between them, as in a,b or a,b:2")
         if colon and not int(number):
-            raise ValueError(f"--hosts {text}: expected at least one process on {host}")
+            raise ValueError(f"--hosts is {text}; expected at least one process on {host}")
         hosts.append((host, int(number) if colon else 1))
     names = [host for host, _ in hosts]
     for host in names:
         if names.count(host) > 1:
-            raise ValueError(f"--hosts {text}: {host} is named twice; {host}:2 is for two processes there")
+            raise ValueError(f"--hosts {text} names {host} twice; use {host}:2 for two processes there")
     return hosts
 
 
@@ -185,9 +185,7 @@ def check_names(hosts: Sequence[str]) -> None:
     with ThreadPoolExecutor(32) as pool:
         unknown = [host for host, known in zip(hosts, pool.map(resolves, hosts)) if not known]
     if unknown:
-        raise ValueError(
-            f"--hosts: no address is known for {', '.join(unknown)}: check the spelling, DNS and /etc/hosts"
-        )
+        raise ValueError(f"--hosts: no address found for {', '.join(unknown)}; check the spelling, DNS and /etc/hosts")
 
 
 def find_mpi(environment: Mapping[str, str]) -> Mpi:

@@ -23,7 +23,7 @@ __all__ = ["OPENCL", "PRODUCT", "PYGPU", "PYTENSOR", "THEANO", "TRIAL", "Answer"
 #: Start of a program: records the log messages of the choice of a BLAS.
 _LISTEN = """
 import json, logging, os, tempfile
-def tell(**facts):
+def report(**facts):
     print(json.dumps(facts), flush=True)
 class Listener(logging.Handler):
     said = []
@@ -39,18 +39,18 @@ _LINK = """
 from synkhronos._theano_compat.blas_probe import link
 from synkhronos._theano_compat.blas_probe import load_table
 from synkhronos._theano_compat.blas_probe import try_routines
-tell(cxx=cxx, ldflags=flags, said=Listener.said)
+report(cxx=cxx, ldflags=flags, said=Listener.said)
 if cxx:
-    tell(arguments=cmodule.GCC_compiler.compile_args())
+    report(arguments=cmodule.GCC_compiler.compile_args())
 if cxx and flags:
     os.makedirs(config.base_compiledir, exist_ok=True)  # which PyTensor has not made yet
     folder = tempfile.mkdtemp(prefix="synkhronos_", dir=config.base_compiledir)
-    tell(folder=folder)
+    report(folder=folder)
     try:
         module = link(flags, folder)
-        tell(module=module, **try_routines(lambda: load_table(module))._asdict())
+        report(module=module, **try_routines(lambda: load_table(module))._asdict())
     except OSError as error:
-        tell(trouble=str(error))
+        report(trouble=str(error))
 """
 
 #: Reports Theano's compiler, the flags of its BLAS, and the result of linking to it. Uses the CPU, whatever the user's
@@ -78,7 +78,7 @@ from pytensor.link.c import cmodule
 synkhronos.fork  # all of the package is imported by now
 config = pytensor.config
 cxx, flags = config.cxx, config.blas__ldflags
-tell(linker=config.linker, three=numba.njit(lambda: 3)())
+report(linker=config.linker, three=numba.njit(lambda: 3)())
 """
     + _LINK
 )
@@ -298,8 +298,8 @@ def _answer(process: subprocess.Popen[str], given: str, deadline: float, timeout
     if process.returncode == 0:
         return Answer(output, "")
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
-    telling = [line for line in lines if not line.startswith(("compilation terminated", "collect2:"))]
-    said = telling[-1] if telling else ""
+    relevant = [line for line in lines if not line.startswith(("compilation terminated", "collect2:"))]
+    said = relevant[-1] if relevant else ""
     if process.returncode > 0:
         return Answer(output, said or f"exit code {process.returncode}")
     number = -process.returncode

@@ -142,14 +142,14 @@ class Report:
         if self.changed:
             lines += ["", "`python -m synkhronos run` sets"]
             lines += [f"  {name}={value}" for name, value in self.changed.items()]
-        to_mend = [
+        remedies = [
             (GROUPS[part.group], part.name + " (optional)" * (part.state == OPTIONAL), "", [part.remedy])
             for part in self.parts
             if part.remedy
         ]
-        if to_mend:
-            widths = [max(len(row[column]) for row in to_mend) for column in range(3)]
-            lines += ["", "What mends it", *_lines(to_mend, widths)]
+        if remedies:
+            widths = [max(len(row[column]) for row in remedies) for column in range(3)]
+            lines += ["", "How to fix it", *_lines(remedies, widths)]
         return "\n".join(lines)
 
     def _rows_of(self, group: str) -> list[Row]:
@@ -192,7 +192,7 @@ def apt(*packages: str) -> str:
 
 def without(flag: str, place: str) -> str:
     """Return the instruction to remove a user's flag from a place that `chosen_in` has returned."""
-    return f"take {flag} out of {place}"
+    return f"remove {flag} from {place}"
 
 
 def blas(flag: str, place: str, choice: str, installed: bool) -> str:

@@ -120,7 +120,7 @@ class NcclTransport:
             On every rank, if the shapes differ.
         """
         if self._failed:
-            raise RuntimeError("NCCL cannot be used any more after a collective that failed; use nccl=False")
+            raise RuntimeError("NCCL cannot be used after a failed collective; pass nccl=False")
         signatures = self._signatures[self._turn]
         self._turn ^= 1
         signatures[self._rank] = hash(tuple(tuple(array.shape) for array in arrays))
@@ -228,9 +228,9 @@ class NcclTransport:
         try:
             abort(self._comm)
         except (OSError, AttributeError) as error:
-            _logger.warning("NCCL could not be told to give up: %s", error)
+            _logger.warning("cannot abort NCCL: %s", error)
         if not collective.wait(_ABORT_SECONDS):
-            _logger.error("a collective hangs on this process's GPU, which cannot be used any more")
+            _logger.error("a collective hangs on this process's GPU, which is unusable from now on")
             atexit.register(os._exit, 1)  # exits before the interpreter frees memory of that GPU, which would hang
 
 

@@ -89,7 +89,7 @@ def check_op(what: str, op: Any, *others: Any) -> Any:
     plain = op[2:] if isinstance(op, str) and op.startswith("c_") else op
     known = (*OPS, *others)
     if not (plain is None or isinstance(plain, str)) or plain not in known:
-        raise ValueError(f"{what}: unknown op {op!r}; expected one of {', '.join(map(repr, known))}")
+        raise ValueError(f"{what}: got op {op!r}; expected one of {', '.join(map(repr, known))}")
     return plain
 
 
@@ -144,7 +144,7 @@ def combine(arrays: Sequence[Any], op: str, weights: Sequence[float], what: str)
     if op == "gather":
         shapes = [np.shape(array) for array in arrays]
         if len({shape[1:] for shape in shapes}) > 1:
-            raise ValueError(f"{what}: cannot gather shapes that differ beyond axis 0: {shapes}")
+            raise ValueError(f"{what}: got the shapes {shapes}; op 'gather' needs equal ones beyond axis 0")
         return np.concatenate([np.atleast_1d(array) for array in arrays])
     dtype, returned, reduction = _way(op, first.dtype, tuple(weights) if OPS[op].weighted else (1,) * len(arrays))
     operands = [np.asarray(array, dtype, "C") for array in arrays]
@@ -169,7 +169,7 @@ def check_equal_shapes(shapes: Sequence[tuple[int, ...]], op: str, what: str) ->
     """Raise `ValueError` if shapes are not equal."""
     if shapes.count(shapes[0]) < len(shapes):
         raise ValueError(
-            f'{what}: op "{op}" needs equal shapes on all ranks and slices; got {shapes}. '
+            f'{what}: got the shapes {shapes}; op "{op}" needs equal ones on all ranks and slices. '
             'Use "gather" for results with one row for each data point'
         )
 

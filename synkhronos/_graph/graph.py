@@ -62,7 +62,7 @@ def as_in(item: Any, allow_downcast: bool | None) -> Any:
     if isinstance(item, In):
         return item
     if not isinstance(item, Variable):
-        raise TypeError(f"inputs is {item!r}; expected {TITLE} variables or {name}.In")
+        raise TypeError(f"inputs has {item!r}; expected {TITLE} variables or {name}.In")
     return In(item, allow_downcast=allow_downcast)
 
 
@@ -120,7 +120,7 @@ def check_givens(ins: Sequence[Any], givens: Sequence[tuple[Any, Any]]) -> None:
     for old, _ in givens:
         if isinstance(old, Variable) and old in inputs:
             raise RuntimeError(
-                f"givens: {old} is an input of the function, and cannot be replaced: make the new one an input in "
+                f"givens has {old}, an input of the function, which cannot be replaced; make the new one an input in "
                 "its place, as in function([y], f(x), givens={x: g(y)})"
             )
 
@@ -130,9 +130,9 @@ def check_arguments(ins: Sequence[Any], n_scattered: int, sliceable_shareds: Seq
     for position, spec in enumerate(ins):
         if is_device_type(spec.variable.type) or (position < n_scattered and not is_host_variable(spec.variable)):
             raise TypeError(
-                f"input {position} ({spec.name or spec.variable}) must be a tensor variable in host memory to be "
-                f"scattered; got type {spec.variable.type}. Pass a sparse matrix or an object in bcast_inputs: every "
-                "rank gets it in full"
+                f"input {position} ({spec.name or spec.variable}) has type {spec.variable.type}; expected a tensor "
+                "variable in host memory, which can be scattered. Pass a sparse matrix or an object in bcast_inputs: "
+                "every rank gets it in full"
             )
         if spec.update is not None:
             raise TypeError(
@@ -141,12 +141,12 @@ def check_arguments(ins: Sequence[Any], n_scattered: int, sliceable_shareds: Seq
     for position, spec in enumerate(ins[:n_scattered]):
         if spec.variable.ndim == 0:
             raise TypeError(
-                f"input {position} ({spec.variable}) is 0-dimensional and cannot be scattered along axis 0; "
+                f"input {position} ({spec.variable}) is 0-dimensional, and cannot be scattered along axis 0; "
                 "pass it in bcast_inputs"
             )
     for var in sliceable_shareds:
         if not is_shared_variable(var) or not is_tensor_variable(var) or var.ndim == 0:
-            raise TypeError(f"sliceable_shareds must hold shared variables of at least 1 dimension; got {var!r}")
+            raise TypeError(f"sliceable_shareds has {var!r}; expected shared variables of at least 1 dimension")
 
 
 class Variant(NamedTuple):
@@ -157,7 +157,7 @@ class Variant(NamedTuple):
     device: bool = False  # leave the outputs on the GPU
     outputs: tuple[int, ...] | None = None  # positions of the outputs to compute; None: all
 
-    def told(self, subset: tuple[int, ...] | None) -> tuple[Variant, tuple[int, ...] | None]:
+    def for_subset(self, subset: tuple[int, ...] | None) -> tuple[Variant, tuple[int, ...] | None]:
         """Return the variant for a subset of the outputs, and the subset that a call of it must request."""
         return (self, subset) if TAKES_SUBSETS else (self._replace(outputs=subset), None)
 
@@ -244,7 +244,7 @@ class Graph:
 
     def compute(self, variant: Variant, inputs: Sequence[Any], subset: Sequence[int] | None) -> Any:
         """Call a variant through the backend's own ``Function.__call__``; return all outputs, or the subset."""
-        variant, asked = variant.told(None if subset is None else tuple(subset))
+        variant, asked = variant.for_subset(None if subset is None else tuple(subset))
         inputs = [self.filter_input(i, value) if i in self.packed else value for i, value in enumerate(inputs)]
         return self.compile(variant)(*inputs, **({} if asked is None else {"output_subset": list(asked)}))
 
@@ -308,7 +308,7 @@ class Graph:
         """Raise `ValueError` for a sliceable shared variable that is not among the used variables."""
         for var in self.sliceable_shareds:
             if not any(var is other for other in used):
-                raise ValueError(f"sliceable_shareds: the function does not use {var}")
+                raise ValueError(f"sliceable_shareds has {var}, which the function does not use; leave it out")
 
     def _copied_ins(self) -> list[Any]:
         return list(map(copy_of, self._ins))

@@ -24,7 +24,7 @@ _FIRST = 3  # after standard input, output and error
 
 _CLOSED_BY_PROGRAM = (
     "the program closed file descriptors that synkhronos needs for this call (os.closerange or os.dup2, as daemons use "
-    "them): call synkhronos.close(), then synkhronos.fork() again, and close only descriptors that the program opened"
+    "them); call synkhronos.close(), then synkhronos.fork() again, and close only descriptors that the program opened"
 )
 
 

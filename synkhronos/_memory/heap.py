@@ -50,7 +50,7 @@ def make_regions(n_ranks: int, rank: int) -> native.Heap:
                 raise OSError(limit)
             regions = _map(shared, n_ranks, rank, size, keep=free // (4 * n_ranks))
         except (OSError, MemoryError) as error:
-            text = "what ranks compute cannot lie in memory of which all ranks map all (%s): calls may take longer"
+            text = "no shared heap: %s; results are copied, and calls may take longer"
             _logger.warning(text, error)
             return native.Heap(-1, n_ranks, rank, 0, 0)
         regions.allow(free // n_ranks)
@@ -77,7 +77,7 @@ def _map(shared: bool, n_ranks: int, rank: int, size: int, keep: int) -> native.
 
 def _size(n_ranks: int, shared: bool, free: int) -> tuple[int, str]:
     """Return the number of bytes of each region, and the reason for this limit."""
-    sizes = {_TIMES_MEMORY * free: "memory is short", _MOST_ADDRESSES // n_ranks: "there are too many ranks"}
+    sizes = {_TIMES_MEMORY * free: "too little memory is free", _MOST_ADDRESSES // n_ranks: "there are too many ranks"}
     addresses = resource.getrlimit(resource.RLIMIT_AS)[0]
     if addresses != resource.RLIM_INFINITY:
         with open("/proc/self/statm") as file:
@@ -88,7 +88,7 @@ def _size(n_ranks: int, shared: bool, free: int) -> tuple[int, str]:
     of_file = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if shared and of_file != resource.RLIM_INFINITY:
         sizes[max(0, of_file - _UNIT) // n_ranks] = (
-            f"files may have {of_file:,} bytes, and this counts as one: ulimit -f"
+            f"files may have {of_file:,} bytes, and shared memory counts as a file: ulimit -f"
         )
     size = min(sizes)
     return size // _UNIT * _UNIT, sizes[size]
@@ -142,7 +142,7 @@ class Arena:
         """
         assert self._segment is not None
         if dtype.hasobject:  # its elements are addresses, which mean nothing in other processes
-            raise TypeError(f"an array of Python objects cannot be in memory that ranks share; got dtype {dtype}")
+            raise TypeError(f"dtype {dtype} holds Python objects; expected numbers or bytes, which ranks can share")
         view = self._segment.array(shape, dtype, self._used)
         ref = ArrayRef(self._segment.ref.key, self._used, shape, dtype_spec(dtype))
         self._used += aligned(view.nbytes)

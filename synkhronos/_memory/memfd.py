@@ -99,7 +99,7 @@ def check_room(size: int) -> None:
     for free, where in limits:
         if size > free:
             raise MemoryError(
-                f"{size:,} bytes of shared memory wanted, {free:,} bytes free {where}. Free some Data "
+                f"cannot allocate {size:,} bytes of shared memory: {free:,} bytes are free {where}. Free some Data "
                 "(Data.free_memory), or share the data as a numpy.memmap of a file, which is read as it is needed."
             )
 
@@ -158,12 +158,12 @@ def _refusal(error: OSError, size: int, where: str) -> MemoryError:
     if error.errno == errno.EFBIG:
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
         return MemoryError(
-            f"cannot make {size:,} bytes of shared memory: files of this process may have {limit:,} bytes "
-            "(ulimit -f), and this counts as one"
+            f"cannot allocate {size:,} bytes of shared memory, which counts as a file: files of this process may have "
+            f"{limit:,} bytes (ulimit -f)"
         )
     return MemoryError(
-        f"shared memory is too small: {size:,} bytes wanted{where}. Free some Data (Data.free_memory), or share "
-        "the data as a numpy.memmap of a file."
+        f"cannot allocate {size:,} bytes of shared memory{where}. Free some Data (Data.free_memory), or share the data "
+        "as a numpy.memmap of a file."
     )
 
 

@@ -163,7 +163,7 @@ class Segment:
         """
         size = max(int(size), mmap.PAGESIZE)
         if size > _MOST_BYTES:
-            raise MemoryError(f"{size:,} bytes are more than there can be")
+            raise MemoryError(f"cannot allocate {size:,} bytes: more than the address space has")
         file = anonymous_file(size) if reserved else sparse_file(size)
         try:
             return cls(SegmentRef(key or new_key(), size), map_shared(file.fileno(), size), file)
@@ -248,7 +248,7 @@ class SegmentTable:
         if content is None:
             content = self._lent[key]()
         if content is None:
-            raise KeyError(f"the memory {key} is no more")
+            raise KeyError(f"the memory {key} was freed")
         return content
 
     def n_bytes(self, key: str) -> int:

@@ -184,8 +184,8 @@ def share_cores(communicator: Any) -> tuple[int, int]:
         own = tuple(sorted(os.sched_getaffinity(0)))
     except OSError:  # the kernel refuses the call
         own = ()
-    known = communicator.allgather((_machine(), own))
-    here = [rank for rank, (node, _) in enumerate(known) if node == _machine()]
+    known = communicator.allgather((_host_key(), own))
+    here = [rank for rank, (host, _) in enumerate(known) if host == _host_key()]
     number = here.index(communicator.Get_rank())
     part = part_of([known[rank][1] for rank in here], number)
     if part:
@@ -212,7 +212,7 @@ def part_of(cores: Sequence[Sequence[int]], number: int) -> Sequence[int]:
     return own[slice(*shares(len(own), n)[number].bounds)]
 
 
-def _machine() -> tuple[str, str]:
+def _host_key() -> tuple[str, str]:
     """Return an identifier of this host: hosts may share a name, and containers a kernel."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
@@ -301,13 +301,13 @@ def _import_mpi(launched: int) -> Any:
     except (ImportError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise DeviceError(
-            f"this is one of {launched} {_TOGETHER}, and mpi4py, which connects them, cannot be imported ({reason}): "
+            f"this is one of {launched} {_TOGETHER}, and mpi4py, which connects them, cannot be imported ({reason}); "
             "pip install mpi4py mpich"
         ) from error
     library = _library(MPI)
     if not MPI.Is_initialized() and "OMPI_COMM_WORLD_SIZE" in os.environ and not library.startswith("Open MPI"):
         # MPICH would end a process that initializes it under Open MPI's launcher
-        raise DeviceError(f"this is one of {launched} {_TOGETHER}: {_mend(library)}")
+        raise DeviceError(f"this is one of {launched} {_TOGETHER}: {_how_to_launch(library)}")
     return MPI
 
 
@@ -322,7 +322,8 @@ def _initialize(mpi: Any, launched: int) -> None:
     if launched != size:
         if is_ours:
             atexit.register(mpi.Finalize)  # removes MPI's files
-        raise DeviceError(f"this is one of {launched} {_TOGETHER}, and MPI knows {size}: {_mend(_library(mpi))}")
+        how = _how_to_launch(_library(mpi))
+        raise DeviceError(f"this is one of {launched} {_TOGETHER}, and MPI knows {size}: {how}")
 
 
 def _library(mpi: Any) -> str:
@@ -330,12 +331,12 @@ def _library(mpi: Any) -> str:
     return " ".join(mpi.Get_library_version().splitlines()[0].strip("\0 ").split(",")[0].split())
 
 
-def _mend(library: str) -> str:
+def _how_to_launch(library: str) -> str:
     """Explain why an MPI library does not know its launcher, and how to fix it."""
     if "SLURM_STEP_NUM_TASKS" in os.environ:
         way = "pmix, or mpiexec in place of srun" if library.startswith("Open MPI") else "pmi2"
-        return f"srun and the library ({library}) do not understand each other: pass --mpi={way}"
+        return f"srun does not support the library ({library}) in this way; pass --mpi={way}"
     return (
-        f"the launcher is not that of the library ({library}): call the mpiexec that came with it, which "
+        f"the launcher belongs to another library than {library}; call the mpiexec of that library, which "
         "`python -m synkhronos run --hosts …` finds"
     )

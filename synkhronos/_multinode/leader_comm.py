@@ -198,7 +198,7 @@ def describe_differences(nodes: Sequence[dict[str, str]], hosts: Sequence[str]) 
         for name in dict.fromkeys([*nodes[0], *found]):
             first, here = nodes[0].get(name, "missing"), found.get(name, "missing")
             if here != first:
-                differences.append(f"{name} is {here} on machine {node} ({host}) and {first} on machine 0 ({hosts[0]})")
+                differences.append(f"{name} is {here} on node {node} ({host}) and {first} on node 0 ({hosts[0]})")
     return "; ".join(differences)
 
 
@@ -365,7 +365,7 @@ class Voting(Wire):
 
     def _check_aborted(self) -> None:
         if self._aborted >= self.number:
-            raise CollectiveAborted("a rank of another machine failed")
+            raise CollectiveAborted("a rank of another node failed")
 
 
 def _agree(votes: dict[int, Any]) -> bool:

@@ -214,7 +214,7 @@ class MultiNodeGroup:
             if loss.rank is None:
                 raise SessionError(loss.text)
             rank = self._world.ranks_of(node)[loss.rank]
-            text = f"on machine {node} ({self._comm.hosts[node]}), as rank {rank} of all: {loss.text}"
+            text = f"on node {node} ({self._comm.hosts[node]}), as rank {rank} of all: {loss.text}"
             if loss.is_dead:
                 raise WorkerDied(text, rank=rank, pid=loss.pid, exitcode=loss.exitcode)
             raise WorkerTimeout(text, rank, loss.pid)

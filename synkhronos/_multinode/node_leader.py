@@ -131,7 +131,7 @@ class NodeRanks:
             if start.seed is not None:
                 set_apart(start.seed, world.first, 0)
         except Exception as error:
-            self._lost = Lost(0, f"machine {comm.node} ({comm.hosts[comm.node]}): {summarize(error)}")
+            self._lost = Lost(0, f"node {comm.node} ({comm.hosts[comm.node]}): {summarize(error)}")
 
     def look(self, order: Look) -> Answer | Lost:
         """Open those of the controller's files that this node has, too."""

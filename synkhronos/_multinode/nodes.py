@@ -71,9 +71,9 @@ class Nodes:
             If a node was lost in an earlier session.
         """
         if self.comm.is_lost:
-            raise SessionError(f"a node does not answer, or did not when the last session was stopped; {RESTART}")
+            raise SessionError(f"a node does not answer, or did not when the last session was closed; {RESTART}")
         if self.comm.differences:
-            raise DeviceError(f"{self.comm.differences}: sessions on several machines need the same on all of them")
+            raise DeviceError(f"{self.comm.differences}; install the same on all nodes")
         self.comm.set_heartbeat(options.heartbeat)
         number = self.comm.number + 1
         limit.arm("ranks have not started on all nodes")
@@ -81,14 +81,14 @@ class Nodes:
         names = [own, *(self.comm.answers[node].replies for node in self.comm.others)]
         for node, found in enumerate(names):
             if isinstance(found, Exception):
-                found.args = (f"machine {node} ({self.comm.hosts[node]}): {found}",)
+                found.args = (f"node {node} ({self.comm.hosts[node]}): {found}",)
                 raise found
         for node, found in enumerate(names):
             if kind_of(found[0]) != kind_of(own[0]):
                 raise DeviceError(
-                    f"machine {node} ({self.comm.hosts[node]}) has {found[0]}, and machine 0 "
-                    f"({self.comm.hosts[0]}) {own[0]}: a function is compiled for one kind of device. Pass devices=, "
-                    "or use_gpu=False for CPU cores"
+                    f"node {node} ({self.comm.hosts[node]}) has {found[0]}, and node 0 "
+                    f"({self.comm.hosts[0]}) {own[0]}; expected one kind of device, for which functions are compiled. "
+                    "Pass devices=, or use_gpu=False for CPU cores"
                 )
         sizes = tuple(map(len, names))
         start = [
@@ -110,9 +110,7 @@ class Nodes:
         self.world = World(sizes, 0, master_rank, self.comm, options.wire_dtype)
         self.names = [device for found in names for device in found]
         self.devices = [
-            f"machine {node} ({self.comm.hosts[node]}): {device}"
-            for node, found in enumerate(names)
-            for device in found
+            f"node {node} ({self.comm.hosts[node]}): {device}" for node, found in enumerate(names) for device in found
         ]
 
     def _ask(self, orders: list[Any], limit: StartLimit) -> None:

@@ -363,8 +363,8 @@ class SegmentCache:
         for part in shipment.files:
             if not part.is_as_it_was:
                 raise OSError(
-                    f"{part.path} was changed on this machine while it was used: a file that is a numpy.memmap of mode "
-                    '"r" must stay as it is. The next call takes its rows from the first machine'
+                    f'{part.path} was changed on this node while it was used; a numpy.memmap of mode "r" needs a file '
+                    "that stays as it is. The next call takes its rows from node 0"
                 )
         for key, n_bytes in shipment.make:
             if key not in self._segments or key in self._files:

@@ -161,7 +161,7 @@ def check_order(group: ProcessGroup) -> None:
     """Raise, in the leader of another node, if the controller has ordered the ranks to end in the meantime."""
     world = group.world
     if world.node and not group.stopped and world.leaders.is_ordered_to_stop():
-        raise WorkerTimeout("the first machine has said that the ranks are to end", group.rank, 0)
+        raise WorkerTimeout("node 0 has ordered the ranks to end", group.rank, 0)
 
 
 def check_nodes(group: ProcessGroup, silent: Sequence[int]) -> None:
@@ -181,7 +181,7 @@ def check_nodes(group: ProcessGroup, silent: Sequence[int]) -> None:
         group.check_workers()  # raises
     elif silent and is_over and not world.node:
         rank = world.ranks_of(silent[0])[0]
-        name = f"rank {rank}, which leads machine {silent[0]} ({world.leaders.hosts[silent[0]]})"
+        name = f"rank {rank}, which leads node {silent[0]} ({world.leaders.hosts[silent[0]]})"
         raise WorkerTimeout(f"{name}, did not answer within {deadline.seconds} seconds", rank, 0)
 
 
@@ -191,9 +191,9 @@ def check_exchange(group: ProcessGroup) -> None:
     if world.node or not deadline.is_over(_MARGIN):
         return
     others = range(1, len(world.sizes))
-    names = ", ".join(f"machine {node} ({world.leaders.hosts[node]})" for node in others)
+    names = ", ".join(f"node {node} ({world.leaders.hosts[node]})" for node in others)
     who = f"the leader of {names}" if len(others) == 1 else f"a leader of {names}"
-    text = f"{who}, did not go on with an exchange of arrays within {deadline.seconds} seconds"
+    text = f"{who}, did not continue a collective within {deadline.seconds} seconds"
     raise WorkerTimeout(text, world.ranks_of(1)[0], 0)
 
 

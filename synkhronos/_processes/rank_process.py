@@ -304,10 +304,10 @@ class RankProcess:
     def __init__(self, live: Callable[[FdChannel], None], others: Iterable[RankProcess]) -> None:
         by_main_thread = threading.current_thread() is threading.main_thread()
         self.channel, its_own = FdChannel.pair()
-        master = os.getpid()
+        controller = os.getpid()
 
         def begin() -> None:
-            end_with(master, by_main_thread)
+            end_with(controller, by_main_thread)
             for member in (*others, self):
                 member.channel.close()
             live(its_own)

@@ -72,14 +72,14 @@ class ThreadLimits:
         self._n_threads = max(1, count_cores() // n_ranks)
         self._limited: set[str] = set()
         self._undo: list[Callable[[], Any]] = []
-        self._engine_limited = False
+        self._backend_limited = False
 
     def apply(self) -> None:
         """Limit the libraries that this process has loaded since the last call."""
-        if not self._engine_limited:
+        if not self._backend_limited:
             end = limit_threads(self._n_threads)
             if end is not None:
-                self._engine_limited = True
+                self._backend_limited = True
                 self._undo.append(end)
         controller = self._find()
         if controller is None:
@@ -100,7 +100,7 @@ class ThreadLimits:
                 return ThreadpoolController()
             except OSError as error:  # ThreadpoolController reads /proc
                 if not self._quiet:
-                    text = "the threads of BLAS and OpenMP cannot be limited to each rank's cores (%s): set "
+                    text = "cannot limit the threads of BLAS and OpenMP to each rank's cores (%s); set "
                     _logger.warning(text + "OMP_NUM_THREADS", error)
                 self._quiet = True
                 return None
@@ -110,4 +110,4 @@ class ThreadLimits:
         while self._undo:
             self._undo.pop()()
         self._limited.clear()
-        self._engine_limited = False
+        self._backend_limited = False

@@ -27,15 +27,15 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 from .blas import find_blas, offer_blas, refuse_unfit_blas
-from .compile_cache import mend_cache_keys, precompile_headers
+from .compile_cache import patch_cache_keys, precompile_headers
 from .elementwise import vectorize_elementwise, vectorize_tanh
 from .flags import offer_switches
 from .fusion import fuse_sums
 from .log_filter import explain_missing_headers, shorten_complaints
-from .numpy_fixes import mend_strides, mend_topk
+from .numpy_fixes import patch_strides, patch_topk
 from .scan import loop_in_c
 from .summation import vectorize_sums
-from .windows import mend_pooling, vectorize_convolution, vectorize_pooling
+from .windows import patch_pooling, vectorize_convolution, vectorize_pooling
 
 __all__ = ["find_blas", "prepare"]
 
@@ -46,13 +46,13 @@ OPS = {  # modules of Ops, and the functions that patch them
     "theano.scalar.basic": (vectorize_tanh,),
     "theano.tensor.elemwise": (vectorize_elementwise, vectorize_sums),
     "theano.tensor.nnet.corr": (vectorize_convolution,),
-    "theano.tensor.signal.pool": (mend_pooling, vectorize_pooling),
+    "theano.tensor.signal.pool": (patch_pooling, vectorize_pooling),
 }
-MENDED = ("theano", "theano.configdefaults", COMPILING, "theano.gpuarray.linalg", SCAN_LOOP, MPI_OPS, *OPS, "lasagne")
+PATCHED = ("theano", "theano.configdefaults", COMPILING, "theano.gpuarray.linalg", SCAN_LOOP, MPI_OPS, *OPS, "lasagne")
 DOWNSAMPLE = "theano.tensor.signal.downsample"
 
 
-def install() -> Mender:
+def install() -> PatchFinder:
     """Patch Theano and Lasagne: now, if they are imported already, else when they are.
 
     Calling it again does nothing. It takes microseconds unless Theano is imported already.
@@ -64,26 +64,26 @@ def install() -> Mender:
     """
     for finder in list(sys.meta_path):
         role = getattr(finder, "synkhronos_role", None)
-        if role == "mend":
+        if role == "patch":
             return finder  # type: ignore[return-value]
         if role == "watch":
             sys.meta_path.remove(finder)
-    mender = Mender()
-    sys.meta_path.insert(0, mender)
+    finder = PatchFinder()
+    sys.meta_path.insert(0, finder)
     if "theano" in sys.modules:
         prepare_theano()
         offer_switches()
         offer_blas(importlib.import_module("theano.configdefaults"))
-        mend_ops()
+        patch_ops()
         explain_missing_headers(importlib.import_module(COMPILING))
-        for name, mends in OPS.items():
+        for name, patches in OPS.items():
             if name in sys.modules:
-                for mend in mends:
-                    mend(sys.modules[name])
-    return mender
+                for patch in patches:
+                    patch(sys.modules[name])
+    return finder
 
 
-def prepare() -> Mender | None:
+def prepare() -> PatchFinder | None:
     """Call `install`, unless this process cannot need it: PyTensor is requested, or Theano is not installed."""
     if os.environ.get("SYNKHRONOS_ENGINE") == "pytensor":
         return None
@@ -94,24 +94,24 @@ def prepare() -> Mender | None:
     return None
 
 
-class Mender:
+class PatchFinder:
     """Finder for ``sys.meta_path`` that wraps the import of the modules to be patched."""
 
-    synkhronos_role = "mend"  # lets a second copy of this module detect that the patches are installed
+    synkhronos_role = "patch"  # lets a second copy of this module detect that the patches are installed
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Return the spec of a module to be patched; None leaves other modules to other finders."""
         if name == DOWNSAMPLE:
             found = self._others_spec(name, path, target)
             return found or ModuleSpec(name, DownsampleLoader())
-        if name not in MENDED:
+        if name not in PATCHED:
             return None
         spec = self._others_spec(name, path, target)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def exec_module(module: types.ModuleType) -> None:
-                with mended(module):
+                with patched(module):
                     execute(module)
 
             # replaced on the instance, so that the loader keeps its other methods
@@ -128,12 +128,12 @@ class Mender:
 
 
 @contextlib.contextmanager
-def mended(module: types.ModuleType) -> Iterator[None]:
-    """Apply the patches of a module of `MENDED`, around its execution."""
+def patched(module: types.ModuleType) -> Iterator[None]:
+    """Apply the patches of a module of `PATCHED`, around its execution."""
     if module.__name__ == "theano":
         prepare_theano()
         yield
-        mend_ops()
+        patch_ops()
     elif module.__name__ == "theano.configdefaults":
         offer_switches()
         yield
@@ -143,8 +143,8 @@ def mended(module: types.ModuleType) -> Iterator[None]:
             yield
     elif module.__name__ in OPS:
         yield
-        for mend in OPS[module.__name__]:
-            mend(module)
+        for patch in OPS[module.__name__]:
+            patch(module)
     elif module.__name__ == MPI_OPS:
         with mpi_withheld():
             yield
@@ -208,11 +208,11 @@ def prepare_theano() -> None:
         config.blas_opt_info = {}
 
 
-def mend_ops() -> None:
+def patch_ops() -> None:
     """Patch the compilation and the Ops of Theano, which must have been imported."""
-    mend_cache_keys()
-    mend_strides()
-    mend_topk()
+    patch_cache_keys()
+    patch_strides()
+    patch_topk()
     fuse_sums()
     precompile_headers()
     refuse_unfit_blas()

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from . import blas_probe as routines
 from .blas_probe import try_blas, try_routines
-from .flags import is_mend, mend
+from .flags import is_replacement, replacement
 
 __all__ = ["offer_blas", "refuse_unfit_blas"]
 
@@ -82,13 +82,13 @@ def find_blas(cxx: str) -> str:
                 return candidate.flags
             refused[candidate] = reason if candidate.library == chosen else f"{candidate.library}: {reason}"
             if choice != chosen:
-                logger.info("passed over, as a BLAS for Theano: %s", refused[candidate])
+                logger.info("not used as a BLAS for Theano: %s", refused[candidate])
         if choice == chosen:
             nothing = f"`{NAMES[chosen]}` brings it" if chosen in NAMES else f"it is no path, nor {', '.join(NAMES)}"
             reasons = "; ".join(refused.values()) or f"there is no such BLAS: {nothing}"
-            logger.warning("%s=%s: %s; another is looked for", CHOICE, chosen, reasons)
+            logger.warning("%s=%s: %s; trying others", CHOICE, chosen, reasons)
     if importlib.util.find_spec("scipy_openblas32") is None:
-        logger.info("no BLAS to link Theano to; `python -m pip install scipy-openblas32` provides one")
+        logger.info("no BLAS found to link Theano to; `python -m pip install scipy-openblas32` provides one")
     return ""
 
 
@@ -209,11 +209,11 @@ def refuse_unfit_blas() -> None:
 
     parameter = type(config.blas).__dict__["ldflags"]
     theanos_own = parameter.filter
-    if is_mend(theanos_own):
+    if is_replacement(theanos_own):
         return
     answers: dict[str, str] = {}
 
-    @mend
+    @replacement
     def filter(value: Any) -> str:
         """Convert a value as Theano does, and replace it if it is unfit."""
         flags = str(theanos_own(value))

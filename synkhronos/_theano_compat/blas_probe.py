@@ -239,18 +239,18 @@ def try_routines(load: Callable[[], dict[str, int]]) -> Linked:
 def _answer(load: Callable[[], dict[str, int]], writing: int) -> NoReturn:
     """In a fork: try a BLAS, and write each result as a line as soon as it is known."""
 
-    def tell(**facts: str) -> None:
+    def report(**facts: str) -> None:
         os.write(writing, f"{json.dumps(facts)}\n".encode())
 
     try:
         os.dup2(writing, 1)
         os.dup2(writing, 2)
         addresses = load()
-        tell(file=file_of(addresses["dgemm_"]))
-        tell(objection=objection(addresses))
+        report(file=file_of(addresses["dgemm_"]))
+        report(objection=objection(addresses))
     except OSError as error:
         words = re.sub(r".*: undefined symbol: (\w+)", r"none of the libraries has the routine \1", str(error))
-        tell(trouble=words, objection="")
+        report(trouble=words, objection="")
     finally:
         os._exit(0)
 
@@ -374,12 +374,12 @@ def _misunderstood(flags: str) -> str:
 def _said(output: str, flags: str) -> str:
     """Return the complaints of compiler and linker, without the lines that accompany every error."""
     lines = [re.sub(r"^(?:\S*/)?ld(?:\.\w+)?: ", "", line.strip()) for line in output.splitlines()]
-    telling = [line for line in lines if line and not line.startswith(("collect2:", "compilation terminated"))]
+    relevant = [line for line in lines if line and not line.startswith(("collect2:", "compilation terminated"))]
     for name in re.findall(r"cannot find -l([\w.+-]+)", output):
-        telling += _hints(name, flags)[:1]
+        relevant += _hints(name, flags)[:1]
     if re.search(r"\S[\"']\S", flags):
-        telling.append("Theano hands on quotes within a flag as they are")
-    return "; ".join(list(dict.fromkeys(telling))[:4]) or "the compiler failed without a word"
+        relevant.append("Theano passes quotes within a flag unchanged")
+    return "; ".join(list(dict.fromkeys(relevant))[:4]) or "the compiler failed without a word"
 
 
 def _hints(name: str, flags: str) -> list[str]:

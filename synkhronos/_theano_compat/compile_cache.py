@@ -24,21 +24,21 @@ import sys
 import tempfile
 from typing import Any
 
-from .flags import is_mend, mend
+from .flags import is_replacement, replacement
 
 __all__ = ["precompile_headers"]
 
 
-def mend_cache_keys() -> None:
+def patch_cache_keys() -> None:
     """Make both kinds of Ops cacheable. Theano must have been imported; calling this again does nothing."""
     from theano.gof.cc import CLinker
     from theano.gof.op import COp
 
     theanos_own = CLinker.cmodule_key_
-    if is_mend(theanos_own):
+    if is_replacement(theanos_own):
         return
 
-    @mend
+    @replacement
     def cmodule_key_(self: Any, fgraph: Any, *args: Any, **kwargs: Any) -> Any:
         """Return Theano's key, with a version if only empty ``__props__`` prevented one."""
         key = theanos_own(self, fgraph, *args, **kwargs)
@@ -75,10 +75,10 @@ def precompile_headers() -> None:
     from theano.gof import cmodule
 
     theanos_own = cmodule.output_subprocess_Popen
-    if is_mend(theanos_own):
+    if is_replacement(theanos_own):
         return
 
-    @mend
+    @replacement
     def output_subprocess_Popen(command: Any, **params: Any) -> Any:
         """Run a command of Theano's; if it is a compilation, use precompiled headers."""
         if isinstance(command, list) and "-shared" in command:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
-from .flags import is_mend, mend, read_support_code, switch
+from .flags import is_replacement, read_support_code, replacement, switch
 
 __all__ = ["Operand", "elements", "first_axis", "given", "length", "loops", "vectorize_elementwise", "vectorize_tanh"]
 
@@ -121,11 +121,11 @@ def vectorize_tanh(module: Any) -> None:
     from theano.configparser import config
 
     op_class, is_on = module.Tanh, switch("vector_tanh")
-    if is_mend(op_class.c_code):
+    if is_replacement(op_class.c_code):
         return
     code, version = op_class.c_code, op_class.c_code_cache_version
 
-    @mend
+    @replacement
     def c_code(self: Any, node: Any, name: str, inputs: Any, outputs: Any, sub: Any) -> str:
         """Return code that calls the routine, for floating-point results."""
         dtype = node.outputs[0].type.dtype
@@ -180,10 +180,10 @@ def vectorize_elementwise(module: Any) -> None:
     op_class, is_on = module.Elemwise, switch("vector_elementwise")
     c_compile_args, all_code = op_class.c_compile_args, op_class._c_all
     support, version = op_class.c_support_code_apply, op_class.c_code_cache_version_apply
-    if is_mend(c_compile_args):
+    if is_replacement(c_compile_args):
         return
 
-    @mend
+    @replacement
     def with_flag(self: Any) -> list[str]:
         """Return Theano's arguments and the flag."""
         return [*c_compile_args(self), *([_FLAG] if is_on() else [])]

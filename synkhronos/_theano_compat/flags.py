@@ -12,21 +12,21 @@ import hashlib
 import os
 from typing import Any, Callable, TypeVar
 
-__all__ = ["is_mend", "mend", "offer_switches", "read_support_code", "switch"]
+__all__ = ["is_replacement", "offer_switches", "read_support_code", "replacement", "switch"]
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def mend(function: _Function) -> _Function:
+def replacement(function: _Function) -> _Function:
     """Mark a function as a replacement by this package."""
-    function.synkhronos_role = "mend"  # type: ignore[attr-defined]
+    function.synkhronos_role = "patch"  # type: ignore[attr-defined]
     return function
 
 
-def is_mend(function: Any) -> bool:
+def is_replacement(function: Any) -> bool:
     """Return whether a function is a replacement by this package."""
-    return getattr(function, "synkhronos_role", None) == "mend"
+    return getattr(function, "synkhronos_role", None) == "patch"
 
 
 SWITCHES = {

@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from .flags import is_mend, mend
+from .flags import is_replacement, replacement
 
 _VERSION = "synkhronos 1"  # in the keys of the cache, because the code differs from Theano's
 
@@ -27,16 +27,16 @@ _CONTIGUOUS = """
 """
 
 
-def mend_strides() -> None:
+def patch_strides() -> None:
     """Make products of empty matrices work. Theano must have been imported; calling this again does nothing."""
     from theano.tensor.blas import BatchedDot, GemmRelated
 
-    if is_mend(GemmRelated.build_gemm_version):
+    if is_replacement(GemmRelated.build_gemm_version):
         return
     gemm_version, batched_code = GemmRelated.build_gemm_version, BatchedDot.c_support_code
     batched_version = BatchedDot.c_code_cache_version
 
-    @mend
+    @replacement
     def build_gemm_version(self: Any) -> tuple[Any, ...]:
         """Return the version of the code that all products of two matrices share."""
         return (_VERSION, *gemm_version(self))
@@ -59,7 +59,7 @@ def mend_strides() -> None:
     BatchedDot.c_code_cache_version = c_code_cache_version
 
 
-def mend_topk() -> None:
+def patch_topk() -> None:
     """Replace the implementation of `TopKOp`. Theano must have been imported; calling this again does nothing."""
     module: Any = importlib.import_module("theano.tensor.sort")  # theano.tensor's attribute of that name is a function
     module._topk_py_impl = top_k

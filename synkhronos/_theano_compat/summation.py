@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .flags import is_mend, mend, read_support_code, switch
+from .flags import is_replacement, read_support_code, replacement, switch
 
 __all__ = ["vectorize_sums"]
 
@@ -41,11 +41,11 @@ def vectorize_sums(module: Any) -> None:
         ``theano.tensor.elemwise``, executed.
     """
     op_class, is_on = module.Sum, switch("vector_sum")
-    if is_mend(op_class.c_code):
+    if is_replacement(op_class.c_code):
         return
     code, version, headers = op_class.c_code, op_class.c_code_cache_version_apply, op_class.c_headers
 
-    @mend
+    @replacement
     def c_code(self: Any, node: Any, name: str, inputs: Any, outputs: Any, sub: Any) -> str:
         """Return code that tries the vector code first."""
         theanos_own: str = code(self, node, name, inputs, outputs, sub)

@@ -7,7 +7,7 @@ and unshared convolutions, and those with several OpenMP threads, use Theano's c
 ``THEANO_FLAGS=synkhronos.vector_convolution=False``. Sums are formed in another order, so results differ by rounding.
 
 Pooling in Python, which Theano uses without a compiler and in FAST_COMPILE, indexes with a list, which NumPy 1.23 no
-longer treats as a tuple; `mend_pooling` fixes that.
+longer treats as a tuple; `patch_pooling` fixes that.
 
 Pooling over windows that do not overlap (forward, gradient, and gradient of the gradient): Theano's C code computes the
 address of each element separately, which takes longer than all convolutions of a small network. Here the Ops have their
@@ -21,7 +21,7 @@ import inspect
 import textwrap
 from typing import Any
 
-from .flags import is_mend, mend, read_support_code, switch
+from .flags import is_replacement, read_support_code, replacement, switch
 
 __all__ = ["vectorize_convolution", "vectorize_pooling"]
 
@@ -57,7 +57,7 @@ def vectorize_convolution(module: Any) -> None:
         ``theano.tensor.nnet.corr``, executed.
     """
     op_class, is_on = module.BaseCorrMM, switch("vector_convolution")
-    if is_mend(op_class.c_headers):
+    if is_replacement(op_class.c_headers):
         return
     support, version = op_class.c_support_code_apply, op_class.c_code_cache_version
     headers = op_class.c_headers
@@ -74,7 +74,7 @@ def vectorize_convolution(module: Any) -> None:
         kind = {"float32": "float", "float64": "double"}[node.inputs[0].dtype]
         return renamed + _CONVOLUTION_SUPPORT + _CONVOLUTION_CODE.format(type=kind, TYPE=kind.upper())
 
-    @mend
+    @replacement
     def c_headers(self: Any) -> list[str]:
         """Return the headers that Theano's code and the routines include."""
         return ["<algorithm>", "<cstdlib>", "<cstring>", *headers(self)]
@@ -96,7 +96,7 @@ _AS_TUPLES = {
 }
 
 
-def mend_pooling(module: Any) -> None:
+def patch_pooling(module: Any) -> None:
     """Have `perform` of the Ops index with tuples instead of lists of slices.
 
     Parameters
@@ -170,17 +170,17 @@ def vectorize_pooling(module: Any) -> None:
     module : module
         ``theano.tensor.signal.pool``, executed.
     """
-    if not is_mend(module.Pool.c_code):
+    if not is_replacement(module.Pool.c_code):
         for name in _OPS:
-            _mend(getattr(module, name), switch("vector_pooling"))
+            _patch(getattr(module, name), switch("vector_pooling"))
 
 
-def _mend(op_class: Any, is_on: Any) -> None:
+def _patch(op_class: Any, is_on: Any) -> None:
     code, version, headers = op_class.c_code, op_class.c_code_cache_version, op_class.c_headers
     arrays, axes, routines = _OPS[op_class.__name__]
     n = len(arrays)
 
-    @mend
+    @replacement
     def c_code(self: Any, node: Any, name: str, inputs: Any, outputs: Any, sub: Any) -> str:
         """Return code that tries the code for adjacent windows first."""
         theanos_own: str = code(self, node, name, inputs, outputs, sub)

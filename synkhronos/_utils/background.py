@@ -33,7 +33,7 @@ class Background:
         self._result: Any = None
         self._error: BaseException | None = None
         self._over = self._begun = self._cancelled = False
-        self._ended, self._telling = threading.Lock(), threading.Lock()
+        self._ended, self._state_lock = threading.Lock(), threading.Lock()
         self._ended.acquire()
         self._thread = threading.Thread(target=self._run, name=name, daemon=daemon)
 
@@ -50,7 +50,7 @@ class Background:
                 self._result = self._work()
             except BaseException as error:
                 self._error = error
-            with self._telling:
+            with self._state_lock:
                 self._over = True  # no exception is sent from here on
         except BaseException as error:  # an exception that was sent just before
             self._error = error
@@ -78,7 +78,7 @@ class Background:
         with deferred_interrupts():
             self._cancelled = True
             while True:
-                with self._telling:
+                with self._state_lock:
                     thread = self._thread.ident
                     if self._begun and not self._over and thread is not None:
                         ctypes.pythonapi.PyThreadState_SetAsyncExc(

@@ -1,6 +1,6 @@
 """Show a tqdm progress bar for long work, on a terminal or in a notebook; logs and pipes get no output.
 
-A bar appears after `PATIENCE` seconds and is removed at the end, so short work shows nothing. `progress` updates the
+A bar appears after `DELAY` seconds and is removed at the end, so short work shows nothing. `progress` updates the
 bar from a thread, because the work may be compiled code that does not return to Python. `counted` is for work that
 forks: it needs no thread, and updates the bar after each part.
 
@@ -27,7 +27,7 @@ __all__ = ["Progress", "counted", "progress"]
 
 T = TypeVar("T")
 
-PATIENCE = 2.0  # seconds
+DELAY = 2.0  # seconds
 _STEP = 0.5  # seconds between two updates of the bar
 
 _working = threading.local()  # work inside other work shows no bar of its own
@@ -51,9 +51,9 @@ class Progress:
         self._over = threading.Lock()  # taken until the work is over
         self._over.acquire()
 
-    def tell(self) -> None:
-        """After `PATIENCE` seconds show a bar, and remove it when the work is over."""
-        if self._over.acquire(timeout=PATIENCE):
+    def show(self) -> None:
+        """After `DELAY` seconds show a bar, and remove it when the work is over."""
+        if self._over.acquire(timeout=DELAY):
             return
         with _bar(self._title, self._total, initial=self.done) as bar:
             bar.start_t = self._began
@@ -69,30 +69,30 @@ class Progress:
 
 @contextlib.contextmanager
 def progress(title: str, total: int = 0) -> Iterator[Progress]:
-    """Show a bar if the block takes longer than `PATIENCE`; the block may count finished parts in ``done``."""
+    """Show a bar if the block takes longer than `DELAY`; the block may count finished parts in ``done``."""
     work = Progress(title, total)
-    if getattr(_working, "is_told", False) or not _is_watched():
+    if getattr(_working, "is_shown", False) or not _is_watched():
         yield work
         return
-    _working.is_told = True
+    _working.is_shown = True
     _kind_of_bar()  # import tqdm here: a process forked in the middle of an import could not import it any more
-    writer = Background(work.tell, "synkhronos progress", daemon=True)
+    writer = Background(work.show, "synkhronos progress", daemon=True)
     writer.start()
     try:
         yield work
     finally:
-        _working.is_told = False
+        _working.is_shown = False
         work.end()
         writer.wait()
 
 
 @contextlib.contextmanager
 def counted(title: str, parts: Sequence[T]) -> Iterator[Iterator[T]]:
-    """Show a bar, without a thread, if the block takes longer than `PATIENCE` to iterate over the parts."""
+    """Show a bar, without a thread, if the block takes longer than `DELAY` to iterate over the parts."""
     if not _is_watched():
         yield iter(parts)
         return
-    bar, maker = _bar(title, len(parts), delay=PATIENCE, mininterval=_STEP, miniters=1), os.getpid()
+    bar, maker = _bar(title, len(parts), delay=DELAY, mininterval=_STEP, miniters=1), os.getpid()
 
     def one_by_one() -> Iterator[T]:
         for part in parts:

@@ -42,11 +42,11 @@ def where_flags_decide():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("ifelse", "not in the same collective of a function: (?=.*rank {rank} is at number 1).*is at the end"),
-        ("after", "not in the same collective of a function"),
-        ("scan", "not in the same collective of a function: .*at the end"),
-        ("shape", r"equal shapes on all ranks; got \[\(\d, 3\), \(\d, 3\)"),
-        ("columns", r"the shapes of the ranks differ beyond axis 0: \[\(2, \d\), \(2, \d\)"),
+        ("ifelse", "reached different collectives of a function: (?=.*rank {rank} is at number 1).*is at the end"),
+        ("after", "reached different collectives of a function"),
+        ("scan", "reached different collectives of a function: .*at the end"),
+        ("shape", r"got the shapes \[\(\d, 3\), \(\d, 3\)"),
+        ("columns", r"gathered: got the shapes \[\(2, \d\), \(2, \d\)"),
     ],
 )
 def test_ranks_that_do_not_meet_in_the_same(synchronize, n, rank, name, message):

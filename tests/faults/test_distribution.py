@@ -297,7 +297,7 @@ def test_a_function_that_cannot_be_pickled_says_so(synchronize):
     ):
         locked(np.ones(4))
     unnamed = synk.function([x], Locked()(x).sum())
-    with pytest.raises(TypeError, match=r"the function \(x\) cannot be pickled"):
+    with pytest.raises(TypeError, match=r"the function \(x\) cannot be replicated, because it cannot be pickled"):
         unnamed(np.ones(4))
 
 

@@ -4,7 +4,7 @@ import backend_flags  # the engine's flags, before all
 import numpy
 import pytest
 
-import synkhronos  # it mends Theano, which therefore comes after it
+import synkhronos  # it patches Theano, which therefore comes after it
 from synkhronos import _backends
 
 assert backend_flags and synkhronos

@@ -150,4 +150,4 @@ def test_errors_name_the_machine_and_the_session_goes_on(hosts):
     )
     lines = out.splitlines()
     assert lines[-1] == "fine"
-    assert any(line.startswith("1 rank 1 (machine 1 (hostb): cpu) failed in Call") for line in lines), out
+    assert any(line.startswith("1 rank 1 (node 1 (hostb): cpu) failed in Call") for line in lines), out

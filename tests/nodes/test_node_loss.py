@@ -81,7 +81,7 @@ def test_ranks_that_die_or_stand_still_are_named_and_the_next_session_works(host
         assert f"pid {pid}" in text
         assert ("SIGKILL" in text) == (error == "WorkerDied")
         assert f"rank {rank} " in text
-        assert ("machine 1 (hostb)" in text) == (name == "hostb")
+        assert ("node 1 (hostb)" in text) == (name == "hostb")
         assert when - since < TOLD + (3 if error == "WorkerTimeout" else 0)
         print(f"{number.name} to a worker on {name}: {text.split()[0]} after {when - since:.2f} s")
         assert abs(float(hear(job)[1])) < 1e-6
@@ -202,7 +202,7 @@ def test_a_leader_that_stands_still_is_named(hosts):
     since = time.monotonic()
     os.kill(leader, signal.SIGSTOP)
     when, text = hear(job)
-    assert text.startswith("WorkerTimeout rank 2, which leads machine 1 (hostb), did not answer within 3 seconds")
+    assert text.startswith("WorkerTimeout rank 2, which leads node 1 (hostb), did not answer within 3 seconds")
     assert when - since < 9 + TOLD  # the time-out, a second for who is named, and five in which it may still come
     job.communicate(timeout=60)
     assert job.returncode != 0
@@ -234,7 +234,7 @@ def test_a_machine_without_room_refuses_and_the_session_goes_on(hosts):
         )
         for _ in range(3):
             text = hear(job)[1]
-            assert text.startswith("2 rank 2 (machine 1 (hostb): cpu) failed in Call")
+            assert text.startswith("2 rank 2 (node 1 (hostb): cpu) failed in Call")
             assert "MemoryError" in text
             assert hear(job)[1] == "True"
         ends_well(hosts, job)

@@ -49,7 +49,7 @@ def test_workers_of_any_machine_are_replaced(hosts):
         text = hear(job)[1]
         assert text.startswith(ranks + " ")
         assert "it was replaced" in text
-        assert ("machine 1 (hostb), as rank 3 of all" in text) == (ranks == "(3,)") or ranks == "(1, 3)"
+        assert ("node 1 (hostb), as rank 3 of all" in text) == (ranks == "(3,)") or ranks == "(1, 3)"
     assert hear(job)[1] == "idle"
     hosts.leader("hostb").children()[0].kill()
     assert hear(job)[1].startswith("(3,) ")

@@ -138,9 +138,9 @@ def test_a_machine_needs_room_for_its_share_alone(hosts):
         hosts.inside("hostb", "mount", "-o", "remount,size=50%", "/dev/shm")
     lines = out.splitlines()
     assert lines[-1] == "fine"
-    failures = [line for line in lines if line.startswith("1 rank 1 (machine 1 (hostb): cpu) failed in Call")]
-    assert len(failures) == 2 and "shared memory is too small: 8,388,608" in failures[0], out
-    assert "shared memory is too small: 4,80" in failures[1], out
+    failures = [line for line in lines if line.startswith("1 rank 1 (node 1 (hostb): cpu) failed in Call")]
+    assert len(failures) == 2 and "cannot allocate 8,388,608" in failures[0], out
+    assert "cannot allocate 4,80" in failures[1], out
 
 
 def test_files_that_are_on_both_machines_do_not_travel(hosts, tmp_path):
@@ -189,7 +189,7 @@ def test_files_that_are_on_both_machines_do_not_travel(hosts, tmp_path):
             hosts.inside("hostb", "umount", tmp_path / f"{name}.npy")
     lines = out.splitlines()
     assert lines[-1] == "fine"
-    assert "machine 1 (hostb)" in lines[0] and "copy.npy was changed on this machine" in lines[0]
+    assert "node 1 (hostb)" in lines[0] and "copy.npy was changed on this node" in lines[0]
 
 
 def test_rows_whose_sending_was_interrupted_are_sent_again(hosts):

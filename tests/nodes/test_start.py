@@ -168,9 +168,7 @@ def test_a_node_that_does_not_start_its_ranks_is_named():
     action = "import synkhronos._multinode.node_leader as leader; leader.start_ranks = lambda *_: time.sleep(1000)"
     code, out, err = run(write(action, limit=2, caught="synk.fork(1)"))
     assert f"node 1 ({socket.gethostname()}) did not start ranks within start_timeout=2 seconds{RESTART}" in out
-    assert (
-        "SessionError: a node does not answer, or did not when the last session was stopped; start the program" in err
-    )
+    assert "SessionError: a node does not answer, or did not when the last session was closed; start the program" in err
     assert code == 1
 
 
@@ -250,7 +248,7 @@ def test_the_exit_code_is_that_of_a_script_that_ends_at_once(hosts, folder, by):
 def test_host_names_that_do_not_resolve_are_named():
     command = [sys.executable, "-m", "synkhronos", "run", "--hosts", "nosuch.invalid,localhost,nor.invalid", "x.py"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    text = "--hosts: no address is known for nosuch.invalid, nor.invalid: check the spelling, DNS and /etc/hosts"
+    text = "--hosts: no address found for nosuch.invalid, nor.invalid; check the spelling, DNS and /etc/hosts"
     assert (done.returncode, done.stderr) == (1, f"python -m synkhronos run: {text}\n")
 
 

@@ -31,7 +31,7 @@ def test_any_order_of_imports_works_in_silence(order, tmp_path):
         from theano.tensor.signal.downsample import max_pool_2d
         import synkhronos._theano_compat
         roles = [finder.synkhronos_role for finder in sys.meta_path if hasattr(finder, "synkhronos_role")]
-        assert roles == ["mend"], roles
+        assert roles == ["patch"], roles
         first = synkhronos._theano_compat.install()
         assert synkhronos._theano_compat.install() is first
         print(theano.config.blas.ldflags)
@@ -68,7 +68,7 @@ def test_warnings_that_blame_the_user_stay():
     assert err.count("Warning") == 1, err
 
 
-def test_theano_imported_without_the_hook_is_mended_afterwards():
+def test_theano_imported_without_the_hook_is_patched_afterwards():
     out, _ = python(
         """
         import sys

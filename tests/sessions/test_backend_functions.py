@@ -299,13 +299,13 @@ def test_the_engine_is_chosen_or_asked_for():
 
 
 @pytensor_only
-def test_without_theano_nothing_of_it_is_mended_or_imported():
+def test_without_theano_nothing_of_it_is_patched_or_imported():
     run(
         """
         import sys
         import synkhronos as synk
         assert synk.engine == "pytensor" and "theano" not in sys.modules
-        assert not [one for one in sys.meta_path if getattr(one, "synkhronos_role", None) == "mend"]
+        assert not [one for one in sys.meta_path if getattr(one, "synkhronos_role", None) == "patch"]
         """
     )
 

@@ -27,7 +27,7 @@ class TestChildren:
 
     @staticmethod
     def misuse():
-        """Try to command the ranks; tells what was raised instead."""
+        """Try to command the ranks; returns what was raised instead."""
         errors = []
         calls = [lambda: summing()(np.ones(3)), lambda: synk.broadcast(built["w"]), synk.distribute]
         for call in calls:
@@ -45,7 +45,7 @@ class TestChildren:
         with context.Pool(2) as pool:
             for errors in pool.map(_misuse, range(2)):
                 assert len(errors) == 3
-                assert all("master" in error for error in errors)
+                assert all("forked from the controller" in error for error in errors)
         process = context.Process(target=sys.exit, args=(0,))
         process.start()
         process.join()

@@ -139,7 +139,7 @@ def test_outputs_that_are_the_same_everywhere(session):
         np.testing.assert_allclose(got[0], data.mean())
         np.testing.assert_allclose(got[1], data)  # all have all rows: their average mixes none
     for op in ("sum", "prod"):
-        with pytest.raises(ValueError, match=f'output 1 of .* is the same on all ranks.*"{op}" would count'):
+        with pytest.raises(ValueError, match=f'output 1 of .* is equal on all ranks.*"{op}" would count'):
             synk.function([x], [x.mean(), (mean, op)])
     mixed = synk.function([x], x - mean)
     if session > 1:

@@ -273,7 +273,7 @@ def test_pickled_data_in_other_processes(two, summing):
     command = [sys.executable, "-c", script, pickle.dumps(x).hex()]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("TypeError: Data of shape (4,) was pickled")
+    assert done.stderr.splitlines()[-1].startswith("TypeError: got pickled Data of shape (4,)")
     assert "numpy.asarray(data)" in done.stderr
 
 

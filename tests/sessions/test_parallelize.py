@@ -213,7 +213,7 @@ def test_inputs_of_all_kinds(session):
     close(f(*given), (given[2].sum(axis=2) * given[0]).dot(given[1]) + 3)
     assert f.exact.counts is not None
     assert sum(f.exact.counts) == N
-    with pytest.raises(TypeError, match="takes 4 inputs"):
+    with pytest.raises(TypeError, match="takes 4: "):
         f(*given, 1)
     with synk.parallelize(["table"]):
         assert function([table, x], x[:, 0, 0] * table.sum())(given[1], given[2]).shape == (N,)
@@ -245,7 +245,7 @@ def test_what_functions_have(session):
     assert train.profile.fct_callcount
     assert len(train.partition) > 1
     assert isinstance(look, theano.compile.Function)  # no rows, no updates
-    with pytest.raises(AttributeError, match="input_storage: what"):
+    with pytest.raises(AttributeError, match="no attribute 'input_storage'"):
         train.input_storage  # noqa: B018
     with pytest.raises(TypeError, match="keep the state in a shared variable"):
         train["w"]
@@ -385,7 +385,9 @@ def test_inputs_that_are_no_dense_arrays(session):
     close(f(scipy.sparse.csr_matrix(np.eye(4))), np.eye(4) * 2)
     close(g({"factor": 3}), np.eye(4) * 3)
     close(h({"factor": 3}, rows()[0]), 3 * rows()[0].sum(axis=0))
-    with pytest.raises(TypeError, match=r"\(matrix\) must be a tensor variable .* in bcast_inputs: every rank gets it"):
+    with pytest.raises(
+        TypeError, match=r"\(matrix\) has type .*; expected a tensor .* in bcast_inputs: every rank gets it"
+    ):
         synk.function([matrix], dense)
     plain = synk.function([x], (x.dot(dense), "gather"), bcast_inputs=[matrix])
     close(plain(np.ones((7, 4)), scipy.sparse.csr_matrix(np.eye(4)), check_against_theano=True), np.ones((7, 4)))
@@ -426,7 +428,7 @@ def test_outputs_by_name_in_a_sequence(session):
 def test_inputs_are_not_replaced(session):
     x, y, given = T.dmatrix("x"), T.dmatrix("y"), rows()[0]
     for givens in ({x: x * 2}, [(x, np.zeros((3, 2)))]):
-        with synk.parallelize(), pytest.raises(RuntimeError, match="x is an input of the function"):
+        with synk.parallelize(), pytest.raises(RuntimeError, match="givens has x, an input of the function"):
             function([x], x.sum(), givens=givens)
         with pytest.raises(RuntimeError, match="x is an input"):
             synk.function([y], x.sum(), bcast_inputs=[x], givens=givens, exact=True)

@@ -391,7 +391,7 @@ def events_of_rank(events, rank):
     """The complete events of a rank, whose fields are as Chrome's format wants them."""
     labels = {event["name"]: event["args"] for event in events if event["ph"] == "M" and event["pid"] == rank}
     assert set(labels) == {"process_name", "process_labels", "process_sort_index", "thread_name"}
-    assert re.fullmatch(rf"rank {rank} \((machine \d \(.*\): )?cpu\)", labels["process_name"]["name"])
+    assert re.fullmatch(rf"rank {rank} \((node \d \(.*\): )?cpu\)", labels["process_name"]["name"])
     found = [event for event in events if event["ph"] == "X" and event["pid"] == rank]
     for event in found:
         assert set(event) == {"ph", "name", "cat", "ts", "dur", "pid", "tid"}

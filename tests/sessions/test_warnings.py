@@ -131,7 +131,7 @@ def test_time_major_inputs_of_unequal_rows(synchronize):
     x, y = T.dtensor3("x"), T.dvector("y")
     function = synk.function([x, y], (x.sum() + y.sum(), "sum"))
     with pytest.raises(
-        ValueError, match=r"got x: 4, y: 6\. Rows are counted .*\(N, T, \.\.\.\).*dimshuffle\(1, 0, 2\)"
+        ValueError, match=r"points: x: 4, y: 6\. Rows are counted .*\(N, T, \.\.\.\).*dimshuffle\(1, 0, 2\)"
     ):
         function(np.ones((4, 6, 2)), np.ones(6))
     with pytest.raises(

@@ -14,7 +14,7 @@ import unittest
 
 import pytest
 
-import synkhronos  # noqa: F401  (it mends Theano, which therefore comes after it)
+import synkhronos  # noqa: F401  (it patches Theano, which therefore comes after it)
 
 import theano  # isort: skip
 

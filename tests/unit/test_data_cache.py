@@ -75,7 +75,7 @@ def test_a_file_that_is_there_too_is_opened_and_else_its_rows_travel(tmp_path):
     first = cache.new[0]
     assert np.array_equal(send(), values) and cache.new == [first] and shipping.files(command) == {}
     np.save(there / "x.npy", OURS + 1)  # another file, in its place
-    with pytest.raises(OSError, match=r"theirs/x.npy was changed on this machine while it was used"):
+    with pytest.raises(OSError, match=r"theirs/x.npy was changed on this node while it was used"):
         send()
     assert cache.lacks
     shipping.doubt(1)
@@ -125,7 +125,7 @@ def test_a_machine_without_room_says_so_and_takes_it_in_when_there_is(monkeypatc
     command = Put((0,), (Source(refs["data"], None),))
     with monkeypatch.context() as patch:
         patch.setattr(anonymous, "free_memory", lambda: [(1000, "here")])
-        with pytest.raises(MemoryError, match=r"8,\d{3},\d{3} bytes of shared memory wanted, 1,000 bytes free here"):
+        with pytest.raises(MemoryError, match=r"8,\d{3},\d{3} bytes of shared memory: 1,000 bytes are free here"):
             cache.take(next(shipping.load(command, 1)), ())
     assert cache.lacks
     shipping.doubt(1)

@@ -286,9 +286,9 @@ class TestRun:
         ("words", "reason"),
         [
             ([], "the following arguments are required: COMMAND"),
-            (["run"], "run: name a program: python -m synkhronos run SCRIPT"),
-            (["run", "--hosts", "a"], "run: name a program"),
-            (["run", "--host", "a", "x.py"], "run: --host? The option is --hosts"),
+            (["run"], "run: got no program; use python -m synkhronos run SCRIPT"),
+            (["run", "--hosts", "a"], "run: got no program"),
+            (["run", "--host", "a", "x.py"], "run: unknown option --host; did you mean --hosts?"),
             (["go"], "argument COMMAND: invalid choice: 'go' (choose from "),
             (["info", "--yaml"], "unrecognized arguments: --yaml"),
         ],

@@ -19,6 +19,6 @@ def test_each_difference_is_told_with_both_machines():
     others = {**found, "NumPy": "0.9"}
     del others["floatX"]
     assert describe_differences([found, found, others], ["a", "b", "c"]) == (
-        f"NumPy is 0.9 on machine 2 (c) and {np.__version__} on machine 0 (a); "
-        f"floatX is missing on machine 2 (c) and {found['floatX']} on machine 0 (a)"
+        f"NumPy is 0.9 on node 2 (c) and {np.__version__} on node 0 (a); "
+        f"floatX is missing on node 2 (c) and {found['floatX']} on node 0 (a)"
     )

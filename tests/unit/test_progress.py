@@ -24,7 +24,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def quickly(monkeypatch):
-    monkeypatch.setattr(_progress, "PATIENCE", 0.01)
+    monkeypatch.setattr(_progress, "DELAY", 0.01)
     monkeypatch.setattr(_progress, "_STEP", 0.01)
 
 
@@ -117,7 +117,7 @@ def test_fork_tells_of_its_workers(quickly, monkeypatch, synchronize):
     terminal = write_to(monkeypatch, Terminal())
     synchronize(2)
     synk.close()
-    monkeypatch.setattr(_progress, "PATIENCE", 0.0)
+    monkeypatch.setattr(_progress, "DELAY", 0.0)
     synk.fork(5, use_gpu=False)
     try:
         told = re.findall(r"starting workers: .*?([0-4]) of 4", terminal.getvalue())

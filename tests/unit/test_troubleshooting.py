@@ -24,12 +24,13 @@ EXPLAINS_ITSELF = re.compile(
 )
 #: Modules whose messages nobody is to see: they are caught, or told of by others.
 FOR_THE_LIBRARY = {
-    "_theano_compat/blas_probe.py": "`python -m synkhronos info` tells it, as the cause of an unusable BLAS",
+    "_theano_compat/blas_probe.py": "`python -m synkhronos info` shows it, as the cause of an unusable BLAS",
+    "_session/dispatch.py:… (the cause": "one of two messages of the same page precedes",
     "_theano_compat/scan.py": "Theano's own loop in Python takes the place",
-    "_theano_compat/numpy_fixes.py": "Theano's own messages, of an operation that is mended",
+    "_theano_compat/numpy_fixes.py": "Theano's own messages, of an operation that is patched",
     "_memory/segments.py:the memory": "a rank asks for memory that the master has given back: no rank does",
     "_multinode/launch.py:a container": "what nobody may remove stays there, and nothing is said",
-    "_processes/process_group.py:the first machine": "what a leader tells one that does not listen any more",
+    "_processes/process_group.py:node 0": "what a leader tells one that does not listen any more",
     "_sharding/propagate.py:… of …, which has": "the end of the message about what a sharding rule returned",
     "_sharding/propagate.py:… placements of": "likewise",
     "_sharding/propagate.py:… is not a placement": "likewise",

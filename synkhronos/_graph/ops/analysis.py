@@ -150,7 +150,9 @@ def cut(
     """
     nodes = {var.owner: None for var in ancestors(list(expressions)) if var.owner is not None}
     if any(meets_within(node.op) for node in nodes):
-        raise ValueError("num_slices: a function with collectives in a loop cannot be computed in slices")
+        raise ValueError(
+            "num_slices: a function with collectives in a loop cannot be computed in slices; call it without"
+        )
     collectives = [node for node in nodes if isinstance(node.op, Collective)]
     if not collectives:
         return None
@@ -163,7 +165,7 @@ def cut(
             if _has_collectives(x):
                 raise ValueError(
                     "num_slices: a collective of this function needs data points and the result of another, which is "
-                    "there when all slices are computed. Call it without slices"
+                    "available only after all slices; call it without num_slices"
                 )
             if (x, op) not in entering:
                 dtype = x.dtype if op == GATHER else str(result_dtype(np.dtype(x.dtype), op))
@@ -175,8 +177,8 @@ def cut(
     for i in before:
         if _has_collectives(expressions[i]):
             raise ValueError(
-                f"num_slices: {names[i]} needs data points and the result of a collective, which is there when all "
-                "slices are computed. Call the function without slices"
+                f"num_slices: {names[i]} needs data points and the result of a collective, which is available only "
+                "after all slices; call the function without num_slices"
             )
     rest = [i for i in range(len(expressions)) if i not in before]
     for one in common:

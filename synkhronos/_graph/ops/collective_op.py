@@ -129,7 +129,7 @@ def _type_of(x: Any, op: str) -> Any:
     if op in _OF_ROWS:
         return retyped(x, free=(0,))
     if op not in OPS:
-        raise ValueError(f"unknown op {op!r}; expected one of {', '.join(map(repr, (*OPS, GATHER)))}")
+        raise ValueError(f"got op {op!r}; expected one of {', '.join(map(repr, (*OPS, GATHER)))}")
     return retyped(x, _dtype_of(x, op))
 
 

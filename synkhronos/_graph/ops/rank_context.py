@@ -211,7 +211,7 @@ class RankContext:
             start += array.ndim
             beyond = {shape[1:] for rank, shape in enumerate(shapes) if self._is_present(rank, op)}
             if len(beyond) > 1:
-                raise ValueError(f"gathered: the shapes of the ranks differ beyond axis 0: {shapes}")
+                raise ValueError(f"gathered: got the shapes {shapes}; expected equal ones beyond axis 0")
             found.append(shapes)
         return found
 
@@ -241,17 +241,17 @@ class RankContext:
                 start += array.ndim
                 if len(set(shapes)) > 1:
                     return ValueError(
-                        f"a collective of a function needs equal shapes on all ranks; got {shapes}. Use gathered for "
-                        "values with one row for each data point"
+                        f"a collective of a function got the shapes {shapes}; expected equal ones on all ranks. Use "
+                        "gathered for values with one row for each data point"
                     )
         places = [
             f"rank {rank} is at {'the end' if one == _END else f'number {one}'}"
             for rank, (one, _) in enumerate(numbers)
         ]
         return RuntimeError(
-            f"the ranks are not in the same collective of a function: {', '.join(places)}. What decides whether a "
-            "collective is reached (the condition of an IfElse, the number of steps of a scan) must be the same on all "
-            "ranks: make it of what is, such as the result of a collective"
+            f"the ranks have reached different collectives of a function: {', '.join(places)}. The condition of an "
+            "IfElse or the number of steps of a scan that contains collectives must be equal on all ranks; compute it "
+            "from results of collectives, for example"
         )
 
     def _gather_numbers(self, numbers: Sequence[int]) -> list[list[int]]:

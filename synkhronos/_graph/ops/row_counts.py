@@ -85,7 +85,9 @@ class Counted(RankConstant):
         lengths = [numbers[0], *numbers[3:]] if self.given else numbers
         if len(set(lengths)) > 1:
             found = ", ".join(f"{name}: {length}" for name, length in zip(names, lengths))
-            raise ValueError(f"what is sharded must have one number of rows; got {found}")
+            raise ValueError(
+                f"sharded inputs and variables have different numbers of rows: {found}; expected equal ones"
+            )
         rows, first, here = numbers[:3] if self.given else _divided(lengths[0])
         for storage, number in zip(output_storage, (rows, first, here)):
             storage[0] = np.asarray(number)
