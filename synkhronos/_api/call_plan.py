@@ -301,7 +301,9 @@ def sliceable_rows(session: Session, graph: Graph, batch_s: Any, num_slices: int
     """Return the rows of the sliceable shared variables on each rank; ``None`` for all, as they are."""
     if not graph.sliceable_shareds:
         if batch_s is not None:
-            raise ValueError("got batch_s for a function without sliceable_shareds; leave it out, or build the function with them")
+            raise ValueError(
+                "got batch_s for a function without sliceable_shareds; leave it out, or build the function with them"
+            )
         return None
     if batch_s is None and num_slices == 1:
         return None
