@@ -220,7 +220,7 @@ def pytest_terminal_summary(terminalreporter):
 def pytest_sessionfinish(session):
     """Write how each test ended where SYNKHRONOS_TEST_REPORT says, for the table of engines.
 
-    End the fork server of scripts, and what a failing test may have left, lest it outlives the run.
+    End the fork server of scripts, and what a failing test may have left, so that it does not outlive the run.
     """
     if not WORKER and "SYNKHRONOS_TEST_REPORT" in os.environ:
         report = {"engine": synk.engine, "tests": _outcomes}

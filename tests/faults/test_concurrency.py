@@ -130,7 +130,7 @@ def test_close_waits_for_the_call_of_another_thread(no_session):
     assert worker_pids() == []
 
 
-def test_a_thread_that_waited_while_another_closed_is_told(no_session):
+def test_a_thread_that_waited_while_another_closed_is_reported(no_session):
     synk.fork(3)
     f, _ = build()
     synk.set_value(1, _built["fault"], SLEEP)
@@ -182,7 +182,7 @@ def test_closes_of_several_threads(no_session):
     assert len([one for one in caught if "no session" in str(one.message)]) <= 2
 
 
-def test_an_error_in_one_thread_is_not_told_in_another(session):
+def test_an_error_in_one_thread_is_not_reported_in_another(session):
     f, g = session
 
     def failing():

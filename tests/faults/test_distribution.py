@@ -41,7 +41,7 @@ class Unloadable(Copy):
 
 
 class TestOneThatCannotBeLoaded:
-    """A function that the workers cannot unpickle, beside others."""
+    """A function that the workers cannot unpickle, next to others."""
 
     @pytest.fixture(autouse=True)
     def session(self, synchronize, tmp_path):
@@ -65,7 +65,7 @@ class TestOneThatCannotBeLoaded:
         assert "LookupError: cannot be unpickled here" in str(caught.value)
         assert "broadcast" not in str(caught.value)  # no replica has changed
         later = synk.function([x], updates=[(s, s + x.sum())])
-        synk.distribute()  # what has failed was told
+        synk.distribute()  # the failure was reported before
         synk.broadcast(s, [1.0, 2.0])
         assert later(np.ones(3)) == []
         assert synk.gather(s).tolist() == [[2, 3]] * 3
@@ -173,8 +173,8 @@ def test_what_the_main_program_defines_after_fork_travels_whole():
         def before(value):
             return value + 9
 
-        anew = build(before)
-        assert anew([1.0, 2.0, 3.0]).tolist() == [10, 11, 12]
+        newest = build(before)
+        assert newest([1.0, 2.0, 3.0]).tolist() == [10, 11, 12]
         assert old([1.0, 2.0, 3.0]).tolist() == [2, 4, 6]
         assert never_called([1.0, 2.0, 3.0]).tolist() == [2, 4, 6]
         os.kill(worker_pids()[-1], signal.SIGKILL)
@@ -182,11 +182,11 @@ def test_what_the_main_program_defines_after_fork_travels_whole():
             old([1.0, 2.0, 3.0])
         except synk.WorkerRestarted:
             pass
-        for function, right in ((old, 4), (late, 4.5), (again, 14), (anew, 11)):
+        for function, right in ((old, 4), (late, 4.5), (again, 14), (newest, 11)):
             assert function([1.0, 2.0, 3.0])[1] == right
         synk.close()
         synk.fork(2, use_gpu=False)
-        for function, right in ((old, 4), (late, 4.5), (again, 14), (anew, 11)):
+        for function, right in ((old, 4), (late, 4.5), (again, 14), (newest, 11)):
             assert function([1.0, 2.0])[1] == right
         print("done")
         """

@@ -40,7 +40,7 @@ class Speechless(theano.Op):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_an_exception_whose_message_fails_is_told_by_its_class(synchronize, rank):
+def test_an_exception_whose_message_fails_is_reported_by_its_class(synchronize, rank):
     synchronize(3)
     x, fault = T.dvector("x"), theano.shared(np.int64(0), "fault")
     f = synk.function([x], (Speechless()(x, fault).sum(), "sum"), mode="FAST_COMPILE")
@@ -56,7 +56,7 @@ def test_an_exception_whose_message_fails_is_told_by_its_class(synchronize, rank
 
 
 class Unpicklable(theano.Op):
-    """Cannot be pickled, and cannot be told why."""
+    """Cannot be pickled, and its error cannot be printed."""
 
     __props__ = ()
 

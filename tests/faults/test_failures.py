@@ -65,7 +65,7 @@ def test_a_rank_that_raises(faulty, rank, num_slices):
     assert "broadcast" in str(caught.value)  # how replicas become equal again
     text = "".join(traceback.format_exception(None, caught.value, caught.value.__traceback__))
     assert text.count("the fault that the test ordered, fault 1") == 1
-    assert text.count("Apply node that caused the error") == on_theano  # PyTensor tells of it only if asked
+    assert text.count("Apply node that caused the error") == on_theano  # PyTensor prints it only on request
     cause, where = text.split(f"On rank {rank}: Traceback (most recent call last):\n")
     assert "ZeroDivisionError: the fault that the test ordered, fault 1\n" in cause
     assert where.count("in perform") == 1
@@ -95,7 +95,7 @@ class RaisesFrom(theano.Op):
 
 
 @pytest.mark.usefixtures("faulty")
-def test_what_an_exception_came_from_is_told_after_it():
+def test_what_an_exception_came_from_is_reported_after_it():
     x = T.dvector("x")
     broken = synk.function([x], RaisesFrom()(x).sum(), name="lookup")
     with pytest.raises(synk.WorkerError) as caught:
@@ -107,7 +107,7 @@ def test_what_an_exception_came_from_is_told_after_it():
 
 
 @pytest.mark.usefixtures("faulty")
-def test_shapes_that_differ_are_told_once():
+def test_shapes_that_differ_are_reported_once():
     for rank in range(3):
         synk.set_value(rank, _built["seen"], np.zeros(rank + 1))
     with pytest.raises(ValueError, match="all_reduce: the shapes of seen differ between ranks") as caught:
@@ -117,7 +117,7 @@ def test_shapes_that_differ_are_told_once():
     synk.broadcast(_built["seen"], np.zeros(2))
 
 
-def test_the_first_failure_is_told(faulty):
+def test_the_first_failure_is_reported(faulty):
     function, fault = faulty
     synk.set_value(1, fault, RAISE_LATE)
     synk.set_value(2, fault, RAISE)
@@ -181,7 +181,7 @@ def test_a_function_that_cannot_be_pickled_does_not_harm_others(faulty):
     assert stuck.as_theano(np.ones(6)) == 6
     del stuck
     gc.collect()
-    with contextlib.suppress(TypeError):  # what was dropped before it was distributed is told of once more
+    with contextlib.suppress(TypeError):  # what was dropped before it was distributed is reported once more
         synk.distribute()
     synk.distribute()
     synk.broadcast(w, np.full(1, 2.0))

@@ -55,7 +55,7 @@ def test_few_addresses(n_ranks, megabytes):
     assert err == ""
 
 
-def test_too_few_addresses_are_told_once():
+def test_too_few_addresses_are_reported_once():
     out, err = run(
         """
         import resource

@@ -49,7 +49,7 @@ def use():
 
 
 class Watch:
-    """What happens to names in a folder, or to a file, told by the kernel (inotify)."""
+    """What happens to names in a folder, or to a file, reported by the kernel (inotify)."""
 
     def __init__(self, path, mask):
         libc = ctypes.CDLL(None, use_errno=True)

@@ -20,7 +20,7 @@ DATA = np.ones((6, 2))
 
 @functools.cache
 def built():
-    """A function that counts its calls on each rank, one that fails when told to, and one that counts what follows."""
+    """A function that counts its calls on each rank, one that fails on request, and one that counts what follows."""
     x = T.dmatrix("x")
     fault = theano.shared(np.int64(NOTHING), "fault")
     before, between, after = (theano.shared(np.zeros(2), name) for name in ("before", "between", "after"))
@@ -89,7 +89,7 @@ def test_a_part_begins_when_all_have_completed_the_one_before(synchronize):
     assert counted(counts) == [[0.0] * 3, [1.0, 1.0, 0.0], [0.0] * 3]
 
 
-def test_shapes_that_differ_are_told_and_nothing_follows(synchronize):
+def test_shapes_that_differ_are_reported_and_nothing_follows(synchronize):
     synchronize(2)
     first, second, third, _, counts = prepared()
     synk.set_value(1, counts[1], np.zeros(3))

@@ -175,7 +175,7 @@ print(synk.fork(2), build(total)(np.ones(6)))
 
 @needs_mount
 def test_little_shared_memory_and_a_long_traceback():
-    """There is no room for what the failing rank has to tell; it tells less."""
+    """There is no room for the failing rank's report, which is shortened."""
     out, _ = run_in_little_memory(
         """
 synk.fork(2)

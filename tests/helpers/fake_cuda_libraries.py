@@ -63,7 +63,7 @@ def build_driver(folder, number=9010, capability=70, fails=0, crash=0):
 
 
 def build_nvrtc(folder, major, minor, architectures="50, 60, 70, 90"):
-    """NVRTC beside its builtins, as in NVIDIA's wheels."""
+    """NVRTC next to its builtins, as in NVIDIA's wheels."""
     build(folder / f"libnvrtc-builtins.so.{major}.{minor}", "int builtins;")
     macros = {"MAJOR": major, "MINOR": minor, "ARCHITECTURES": architectures}
     return build(folder / f"libnvrtc.so.{major}", SOURCES["nvrtc"], **macros)

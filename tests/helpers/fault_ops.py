@@ -1,4 +1,4 @@
-"""Ops that fail when told to: they raise, sleep, exit, kill their process, or cannot be unpickled."""
+"""Ops that fail on request: they raise, sleep, exit, kill their process, or cannot be unpickled."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A function that fails when told to, and the check that a session is broken."""
+"""A function that fails on request, and the check that a session is broken."""
 
 import time
 
@@ -15,7 +15,7 @@ built = {}
 
 
 def build():
-    """A function that fails when told to, one of nothing, and the variables that they use."""
+    """A function that fails on request, one of nothing, and the variables that they use."""
     if "f" not in built:
         x = T.dvector("x")
         fault, big = theano.shared(np.int64(NOTHING), "fault"), theano.shared(np.ones(1), "big")

@@ -4,7 +4,7 @@ A script in an interpreter of its own spends 2.5 s on importing Theano and readi
 line runs. Here it is a fork of this process, in all else like ``python -c SCRIPT``: its own ``__main__``, its own
 standard streams, exit code and death by signal, atexit functions and threads that are waited for.
 
-    pytest ──Popen── server ──fork── agent   ──fork── script      the agent waits for the script, and tells pytest
+    pytest ──Popen── server ──fork── agent   ──fork── script      the agent waits for the script, and informs pytest
 
 `ForkServer` runs in pytest, `serve` in the server.
 """
@@ -177,7 +177,7 @@ def serve(connection):
 
 
 def _agent(connection, descriptors, source, arguments, folder, environment, new_session):
-    """Fork the script, tell its pid and, once it has ended, its status."""
+    """Fork the script, send its pid and, once it has ended, its status."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     pid = os.fork()
     if pid:

@@ -83,7 +83,7 @@ def sweep():
             _ip("link", "del", link["ifname"])
 
 
-#: By which those of one process are told apart.
+#: Distinguishes those of one process.
 _LETTERS = itertools.cycle(string.ascii_lowercase)
 
 
@@ -173,7 +173,7 @@ class Hosts:
         """Drop all packets to and from a host, silently: no link goes down, no connection is reset."""
         self._queue("replace", name)
 
-    def mend(self, name):
+    def reconnect(self, name):
         """Take back `cut` and `drop`."""
         self.inside(name, "ip", "link", "set", "eth0", "up")
         if "blackhole" in self.inside(name, "tc", "qdisc", "show", "dev", "eth0"):

@@ -1,4 +1,4 @@
-"""Loops of random programs: steps over a first axis, with a state that is computed anew, added to, or both."""
+"""Loops of random programs: steps over a first axis, with a state that is computed again, added to, or both."""
 
 from backend import T, theano
 

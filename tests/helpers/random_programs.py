@@ -150,7 +150,7 @@ def run(seed, n_steps):
         try:
             return check(outputs, program.given, program.sharded, ranks, in_step=True).walk.gathered
         except ValueError as error:
-            if "declare that axis broadcastable" in str(error):  # docs/exact.md tells of these
+            if "declare that axis broadcastable" in str(error):  # docs/exact.md lists these
                 return None
             raise
 

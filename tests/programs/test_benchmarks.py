@@ -47,7 +47,7 @@ CONTESTANT = """
 
 @pytest.fixture
 def contestant(tmp_path):
-    """A function that makes a contestant of no work, which notes its turns and answers what it is told to."""
+    """A function that makes a contestant of no work, which notes its turns and answers as requested."""
     (tmp_path / "some_contestant.py").write_text(textwrap.dedent(CONTESTANT))
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
 
@@ -212,7 +212,7 @@ def test_what_the_machine_allows():
     assert 0.1 < found["copy"].median / found["add"].median < 10
 
 
-def test_processors_are_told_apart(tmp_path):
+def test_processors_are_distinguished(tmp_path):
     text = "processor: 0\nvendor_id: A\ncpu family: 25\nmodel: 17\nmodel name: AMD EPYC\nflags: sse2 avx avx2 fma\n"
     (tmp_path / "cpuinfo").write_text(text + text.replace("0", "1"))
     assert processor(str(tmp_path / "cpuinfo")) == "AMD EPYC (family 25, model 17, AVX2)"

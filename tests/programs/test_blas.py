@@ -85,7 +85,7 @@ def chosen(program="", **variables):
     return python(source, **surroundings)
 
 
-#: Multiplies matrices by Theano's C code, which is compiled anew with other flags.
+#: Multiplies matrices by Theano's C code, which is compiled again with other flags.
 LINKED = """
     import numpy as np, theano, theano.tensor as T, threadpoolctl
     before = {library["filepath"] for library in threadpoolctl.threadpool_info()}
@@ -261,7 +261,7 @@ class TestChoice:
             ("mkl", "there is no such BLAS: `python -m pip install mkl` brings it"),
         ],
     )
-    def test_a_choice_that_is_not_there_is_told(self, choice, reason):
+    def test_a_choice_that_is_not_there_is_reported(self, choice, reason):
         if choice == "mkl" and list(blas.candidates("g++", "mkl")):
             pytest.skip("MKL is here")
         out, err = chosen(SYNKHRONOS_BLAS=choice)
@@ -273,7 +273,7 @@ class TestChoice:
         ("macros", "reason"),
         [({"INT": "long"}, WIDE), ({"FAULT": 'puts("no parts"), exit(2)'}, "no parts")],
     )
-    def test_a_choice_that_is_unfit_is_told(self, macros, reason, tmp_path):
+    def test_a_choice_that_is_unfit_is_reported(self, macros, reason, tmp_path):
         file = build(tmp_path / "libmine.so", **macros)
         out, err = chosen(SYNKHRONOS_BLAS=str(file))
         assert re.fullmatch(SCIPY_OPENBLAS, out)
@@ -334,7 +334,7 @@ class TestFlags:
     def test_empty_flags_win(self):
         assert chosen(THEANO_FLAGS="blas.ldflags=") == ("", "WARNING (theano.tensor.blas): " + NUMPYS)
 
-    def test_what_links_no_blas_stays_and_is_told_of(self, tmp_path):
+    def test_what_links_no_blas_stays_and_is_reported(self, tmp_path):
         (tmp_path / "rc").write_text("[blas]\nldflags = -lm -lc\n")
         out, err = chosen(THEANORC=str(tmp_path / "rc"))
         assert (out, err) == ("-lm -lc", "blas.ldflags=-lm -lc: none of the libraries has the routine sdot_")
@@ -402,7 +402,7 @@ NUMPYS = "Using NumPy C-API based implementation for BLAS functions."
 
 @needs_compiler
 class TestLinking:
-    """What a user is told of flags that cannot be linked."""
+    """What is reported of flags that cannot be linked."""
 
     @pytest.mark.parametrize(
         ("flags", "words"),

@@ -1,6 +1,6 @@
 """Programs with the structure of Keras 1 and 2 on Theano: results on all ranks equal those on one process.
 
-There is a small library here of that structure: a backend with functions that take updates, a scalar that tells
+There is a small library here of that structure: a backend with functions that take updates, a scalar that says
 training from testing, moving averages as updates of layers, a model that compiles its functions late, an optimizer with
 its own learning rate and number of steps, weights of samples, metrics.
 """

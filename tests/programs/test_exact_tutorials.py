@@ -78,7 +78,7 @@ class LeNet(Classifier):
 
 
 class GivensAndIndex(Program):
-    """The data lie in shared variables, and the minibatch, which is divided, is told by its number."""
+    """The data lie in shared variables, and the minibatch, which is divided, is chosen by its number."""
 
     options = (("shard", ("x", "y")),)
 

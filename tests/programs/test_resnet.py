@@ -149,7 +149,7 @@ def test_images_show_their_class(size):
     again, others = make(0, data.TRAINING), make(0, data.VALIDATION)
     assert np.array_equal(images, again[0]) and np.array_equal(labels, again[1])
     assert not np.array_equal(images, others[0]) and not np.array_equal(images, make(1, data.TRAINING)[0])
-    # the mean images of the classes, learned from one set, tell the classes of the other
+    # the mean images of the classes, learned from one set, predict the classes of the other
     means = np.stack([images[labels == label].mean(axis=0) for label in range(4)])
     distances = ((others[0][:, None] - means) ** 2).sum(axis=(2, 3, 4))
     assert np.mean(distances.argmin(axis=1) == others[1]) > 0.8

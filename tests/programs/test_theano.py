@@ -21,7 +21,7 @@ pytestmark = theano_only("Theano's features, one by one")
 
 
 def powers(x, n, coefficients):
-    """Sums of powers by a loop in a loop: ``sum(c[k] * x ** k)``, each power computed anew."""
+    """Sums of powers by a loop in a loop: ``sum(c[k] * x ** k)``, each power computed again."""
 
     def power(k, x):
         steps, _ = theano.scan(lambda p, x: p * x, outputs_info=T.ones_like(x), non_sequences=x, n_steps=k)

@@ -154,7 +154,7 @@ class TestScan:
         assert self.run(self.POWERS + self.ON_RANKS, folder) == ("3", "")
         assert library.stat().st_mtime_ns == made
 
-    def test_an_error_in_a_step_is_told_with_its_step_and_leaves_the_loop_usable(self):
+    def test_an_error_in_a_step_is_reported_with_its_step_and_leaves_the_loop_usable(self):
         python(
             """
             import numpy as np, theano, theano.tensor as T, traceback
@@ -221,7 +221,7 @@ def test_lasagne_trains_a_convolutional_network():
 MISSING = "`python -m synkhronos info` says what is missing"
 
 
-def test_no_compiler_is_told_in_one_line(tmp_path):
+def test_no_compiler_is_reported_in_one_line(tmp_path):
     (tmp_path / "bin").mkdir()
     program = """
         import numpy as np, theano, theano.tensor as T
@@ -237,7 +237,7 @@ def test_no_compiler_is_told_in_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("flags", ["device=cuda", "device=cpu,init_gpu_device=cuda0"])
-def test_a_gpu_that_is_not_there_is_told_in_one_line(flags, tmp_path):
+def test_a_gpu_that_is_not_there_is_reported_in_one_line(flags, tmp_path):
     (tmp_path / "pygpu").mkdir()
     (tmp_path / "pygpu" / "__init__.py").write_text("raise ImportError")  # whatever this machine has
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
@@ -249,7 +249,7 @@ def test_a_gpu_that_is_not_there_is_told_in_one_line(flags, tmp_path):
     )
 
 
-def test_a_gpu_that_fails_is_told_by_the_first_line_of_its_error():
+def test_a_gpu_that_fails_is_reported_by_the_first_line_of_its_error():
     words = "Could not initialize pygpu, support disabled"
     record = logging.LogRecord("theano.gpuarray", logging.ERROR, "", 0, words, (), None)
     try:
@@ -262,7 +262,7 @@ def test_a_gpu_that_fails_is_told_by_the_first_line_of_its_error():
 
 
 @pytest.mark.parametrize("warm", [False, True])
-def test_missing_headers_are_told_in_one_line(warm, tmp_path):
+def test_missing_headers_are_reported_in_one_line(warm, tmp_path):
     """Without Python.h; Theano's own extension lies in its cache, or does not."""
     if shutil.which("g++") is None:
         pytest.skip("there is no compiler")

@@ -209,7 +209,7 @@ import numpy as np, synkhronos as synk
 read, write = os.pipe()
 
 
-class Told(event.Listener):
+class Listener(event.Listener):
     def on_start(self, begun):
         if getattr(begun.data["dispatcher"], "__name__", "") == "numba_funcified_fgraph":  # no callback into Python
             os.write(write, b"master " if os.getpid() == master else b"worker ")
@@ -219,7 +219,7 @@ class Told(event.Listener):
 
 
 master = os.getpid()
-event.register("numba:compile", Told())
+event.register("numba:compile", Listener())
 synk.fork(3)
 x, w = T.dvector("x"), theano.shared(np.zeros(2), "w")
 noise = RandomStreams(3).normal(size=(2,))
@@ -237,8 +237,8 @@ f(np.ones(3))
 assert (synk.gather(w) == 7).all(), synk.gather(w)
 synk.close()
 os.close(write)
-*told, last = os.read(read, 1000).split()
-assert (set(told), last) == ({b"master"}, b"called"), told
+*reports, last = os.read(read, 1000).split()
+assert (set(reports), last) == ({b"master"}, b"called"), reports
 """
 
 
@@ -318,7 +318,7 @@ def run(program):
 
 
 @pytensor_only
-def test_lengths_that_types_tell(synchronize):
+def test_lengths_that_types_fix(synchronize):
     synchronize(2)
     few, row, wide = (
         T.tensor(shape=shape, name=name) for shape, name in (((4, 3), "few"), ((1, 3), "row"), ((None, 3), "wide"))

@@ -192,7 +192,7 @@ def test_nets_on_three_ranks(synchronize, name):
 
 
 def train(name, n):
-    """Train beside the serial program, and compare all that both compute."""
+    """Train next to the serial program, and compare all that both compute."""
     function, ours, reference, theirs, inputs = functions(name)
     for mine, other in zip(ours, theirs):
         mine.set_value(other.get_value())

@@ -179,7 +179,7 @@ def mixed():
     return both(build)
 
 
-def test_variables_of_the_graph_beside_inputs(session):
+def test_variables_of_the_graph_next_to_inputs(session):
     (function, ours), (reference, theirs) = mixed()
     for n in (N, 2, 1):
         x = np.random.RandomState(n).randn(n, 3)
@@ -306,18 +306,18 @@ def in_pieces():
     x, y = T.dmatrix("x"), T.dtensor3("y")
     data, parts = theano.shared(np.ones((N, 3)), "data"), theano.shared(np.ones((1, 3)), "parts")
     w = theano.shared(np.arange(4.0).reshape(2, 2), "w")
-    beside = synk.function([x], [(x * data).mean(), (x * data).sum(axis=1)], shard=[data], exact=True)
+    batch_first = synk.function([x], [(x * data).mean(), (x * data).sum(axis=1)], shard=[data], exact=True)
     held = synk.function([x], [(x * parts).mean(), x * parts], sliceable_shareds=[parts], exact=True)
     major = synk.function([y], [y.dot(w).mean(), y.sum(axis=(0, 2)), y[1]], shard={y: 1}, exact=True)
-    return beside, held, major, parts
+    return batch_first, held, major, parts
 
 
 @pytest.mark.parametrize("num_slices", [1, 2, 4])
 def test_slices_of_what_else_is_divided(session, num_slices):
-    beside, held, major, parts = in_pieces()
+    batch_first, held, major, parts = in_pieces()
     rng = np.random.RandomState(5)
     x, y, values = rng.randn(N, 3), rng.randn(4, N, 2), rng.randn(3 * session, 3)
-    for got, expected in zip(beside(x, num_slices=num_slices), beside.as_theano(x)):
+    for got, expected in zip(batch_first(x, num_slices=num_slices), batch_first.as_theano(x)):
         close(got, expected)
     for given, batch in ((y, None), (synk.data(y), slice(2, 9)), (synk.data(y), [4, 1, 0])):
         some = y if batch is None else y[:, batch]

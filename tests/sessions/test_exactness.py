@@ -59,7 +59,7 @@ def test_clipping(many):
     np.testing.assert_allclose(model.w.get_value(), expected)
 
 
-def test_statistics_accumulated_beside_the_gradients(many):
+def test_statistics_accumulated_with_the_gradients(many):
     def make_updates(model):
         squares = theano.shared(np.zeros(3), "squares")
         new = 0.9 * squares + 0.1 * model.grad**2

@@ -226,7 +226,7 @@ def test_calls_in_a_row_see_what_changes(session):
     for one in (x, y):
         one.set_length(8)
     check_all(x, y)
-    for more in range(3):  # the same Data beside arrays
+    for more in range(3):  # the same Data next to arrays
         check(x, y[:8] + more)
     check_all(*draw_points(11))
     many = draw_points(200_000)  # for which the staging memory must grow
@@ -369,7 +369,7 @@ def test_row_i_of_minibatch_data_belongs_to_the_ith_index(session):
                 function(wrong, whole, batch=batch)
 
 
-def test_counts_tell_the_points_of_each_rank(session):
+def test_counts_are_the_points_of_each_rank(session):
     function = adding()
     function(np.ones(2 * session + 1), np.ones(2 * session + 1))
     assert sum(function.counts) == 2 * session + 1

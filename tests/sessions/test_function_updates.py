@@ -210,7 +210,7 @@ def test_batch_s_picks_on_each_rank(session, data, n, num_slices):
 
 
 @pytest.mark.numba
-def test_sliceable_shareds_beside_scattered_inputs(session):
+def test_sliceable_shareds_with_scattered_inputs(session):
     x = T.fmatrix("x")
     stored = theano.shared(np.zeros((1, WIDTH), "float32"), "stored")
     function = synk.function([x], [(x * stored, "gather")], sliceable_shareds=[stored])

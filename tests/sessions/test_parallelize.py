@@ -193,7 +193,7 @@ def drawing(kind):
 
 
 @pytest.mark.parametrize("kind", ["shared", "mrg"])
-def test_streams_are_the_serial_ones_also_when_seeded_anew(session, kind):
+def test_streams_are_the_serial_ones_also_when_seeded_again(session, kind):
     ours, theirs = drawing(kind)
     for seed in (None, 5, 6):
         for _, _, streams in (ours, theirs):

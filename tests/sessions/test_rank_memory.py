@@ -155,7 +155,7 @@ def test_numbers_are_theanos(session):
     assert synk.check_replicas() == {}
 
 
-# ---------------------------------------------------------------- what memory tells
+# ---------------------------------------------------------------- what memory shows
 
 
 def test_single_copy(session):
@@ -220,7 +220,7 @@ def mapped():
 def test_sessions_one_after_the_other(no_session):
     """Variables keep their values, and the memory of each session lives as long as a value in it."""
     w = theano.shared(np.zeros(N, "float32"), "w")
-    f = synk.function  # built in each session anew
+    f = synk.function  # built in each session again
     gc.collect()
     before = len(mapped())
     for n, n_ranks in enumerate([2, 1, 3, 5, 2], 1):

@@ -155,10 +155,10 @@ def test_drifting_replicas_are_warned_of_once(synchronize, every):
     points = np.random.RandomState(0).randn(8, 3)
     parameters, step = drifting()
     offset = step._session().replicas._n_calls
-    told = [caught(step, points) for _ in range(7)]
+    warned = [caught(step, points) for _ in range(7)]
     first = next(i for i in range(1, 7) if not (offset + i + 1) % every)
-    assert [len(one) for one in told] == [2 * (i == first) for i in range(7)]
-    for text, var in zip(sorted(told[first]), sorted(parameters, key=str)):
+    assert [len(one) for one in warned] == [2 * (i == first) for i in range(7)]
+    for text, var in zip(sorted(warned[first]), sorted(parameters, key=str)):
         assert text.startswith(f"the replicas of {var} differ between ranks, by up to 0.")
         assert "synkhronos.broadcast" in text
     _, right = drifting()

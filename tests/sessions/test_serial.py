@@ -68,7 +68,7 @@ def test_rows_are_refused_before_updates_happen(synchronize):
 
 
 def test_outputs_as_long_as_the_share_that_are_no_rows_are_averaged(session):
-    """A weight vector of length 4 beside 4 rows on each rank."""
+    """A weight vector of length 4 next to 4 rows on each rank."""
     x, v = T.dmatrix("x"), T.dvector("v")
     w = theano.shared(np.arange(1.0, 5.0), "w")
     calls = theano.shared(0, "calls")
@@ -87,7 +87,7 @@ def test_outputs_as_long_as_the_share_that_are_no_rows_are_averaged(session):
     assert_close(square(np.resize(points, (4 * session, 4))), np.resize(points, (4 * session, 4)).mean(axis=0))
 
 
-def test_rows_beside_others_of_the_same_length(synchronize):
+def test_rows_next_to_others_of_the_same_length(synchronize):
     """An addend of fixed length must not hide that there is a row for each data point."""
     synchronize(2)
     x, v = T.dmatrix("x"), T.dvector("v")
@@ -197,10 +197,10 @@ def test_rows_of_sliceable_shared_variables(synchronize):
     both = synk.function([y], [(x + y).sum(axis=1), (x * y).mean(axis=0)], sliceable_shareds=[x])
     refused(both, POINTS)
     assert_close(both(POINTS, output_subset=[1])[0], (POINTS**2).mean(axis=0))
-    beside = synk.function([y], [x.sum(axis=1), y.sum()], sliceable_shareds=[x])
-    refused(beside, np.ones((2, 4)), output_subset=[0], batch_s=slice(0, 4))
-    refused(beside, np.ones((3, 4)), output_subset=[0])
-    same = synk.function([y], x.sum(axis=0) * y.sum(), sliceable_shareds=[x])  # of length 4, beside 4 rows
+    both = synk.function([y], [x.sum(axis=1), y.sum()], sliceable_shareds=[x])
+    refused(both, np.ones((2, 4)), output_subset=[0], batch_s=slice(0, 4))
+    refused(both, np.ones((3, 4)), output_subset=[0])
+    same = synk.function([y], x.sum(axis=0) * y.sum(), sliceable_shareds=[x])  # of length 4, next to 4 rows
     assert_close(same(np.ones((2, 4)), batch_s=slice(0, 4)), POINTS[[0, 1, 2, 3, 6, 7, 8, 9]].sum(axis=0) * 2)
 
 

@@ -114,7 +114,7 @@ def test_a_batch_size_of_data_in_shared_variables(synchronize):
     assert function(batch_s=slice(0, 3)) == 6
 
 
-def test_other_failures_tell_the_rows_alone(synchronize):
+def test_other_failures_report_the_rows_alone(synchronize):
     synchronize(2)
     x = T.dvector("x")
     function = synk.function([x], T.opt.Assert("too large")(x, T.lt(x.max(), 5)).sum())

@@ -86,7 +86,7 @@ class Episode:
             self.program = programs.Program(self.rng)
             self.faults = faults.Faults(self.program)
         self.program.n_ranks = n_ranks
-        self.program.mend()
+        self.program.restore()
 
     def work(self):
         names = self.program.operations()
@@ -126,7 +126,7 @@ class Episode:
             try:
                 if self.program.n_ranks > 1 and not worker_pids():
                     raise synk.SessionError("no worker: broken")
-                self.program.mend()
+                self.program.restore()
                 self.program.work("call")
                 break
             except (synk.WorkerRestarted, synk.WorkerDied) as error:  # a death that nothing had touched on shows now

@@ -59,7 +59,7 @@ class Program:
         self.picked = synk.function([], (self.rows, "gather"), sliceable_shareds=[self.rows], mode=PLAIN)
         self.do_new_function()
 
-    def mend(self):
+    def restore(self):
         """Make replicas equal again, as the errors say."""
         synk.broadcast([self.fault, self.w, self.rows], [NOTHING, np.zeros(4), np.zeros((1, 2))])
 
@@ -191,7 +191,7 @@ class Program:
                 checkpoint.save(path, [self.w])
             finally:
                 left = [each.name for each in Path(folder).iterdir()]
-                expect(left in ([], ["state.npz"]), f"left beside a checkpoint: {left}")
+                expect(left in ([], ["state.npz"]), f"left next to a checkpoint: {left}")
             synk.broadcast(self.w, np.zeros(4))
             checkpoint.load(path, [self.w])
             expect((synk.gather(self.w) == value).all(), "a checkpoint")

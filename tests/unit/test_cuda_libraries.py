@@ -219,7 +219,7 @@ class TestPrivateFolder:
         others = [{"a": "/x"}, {"a": "/x", "b": "/z"}, {"a": "/x", "c": "/y"}]
         assert len({one, *(self.make(tmp_path, links) for links in others)}) == 4
 
-    def test_a_damaged_one_is_mended(self, tmp_path):
+    def test_a_damaged_one_is_replaced(self, tmp_path):
         folder = self.make(tmp_path, {"lib/a": "/x", "lib/b": "/y"})
         os.unlink(f"{folder}/lib/a")
         os.unlink(f"{folder}/lib/b")

@@ -13,7 +13,7 @@ import synkhronos as synk
 EVIL = "<b>&'\""
 
 
-def test_the_package_lists_public_names_alone_and_tells_them_in_groups():
+def test_the_package_lists_public_names_alone_and_shows_them_in_groups():
     assert set(dir(synk)) == {*synk.__all__, "__version__"}
     text = pydoc.plain(pydoc.render_doc(synk))
     groups = text[: text.index("The public names are imported")]
@@ -39,7 +39,7 @@ def test_objects_list_and_show_what_is_for_users(synchronize):
     for one in (f, rows, profile, synk):
         assert not [name for name in dir(one) if name.startswith("_") and name != "__version__"]
     block = synk.session(2)
-    for one, told in (
+    for one, shown in (
         (f, "inputs"),
         (rows, "(4, 3)"),
         (profile, "rank 1"),
@@ -47,7 +47,7 @@ def test_objects_list_and_show_what_is_for_users(synchronize):
         (block, "worker"),
     ):
         html = one._repr_html_()
-        assert told in html and "<b>" not in html and html.startswith("<table>"), html
+        assert shown in html and "<b>" not in html and html.startswith("<table>"), html
     assert "2 ranks" in repr(block)
 
 
@@ -77,7 +77,7 @@ FORK, CLOSE = "synk.fork(2, use_gpu=False)", "synk.close()"
 
 
 def test_cells_can_be_executed_again():
-    """A class that is defined anew is that of the ranks that are forked after it."""
+    """A class that is defined again is that of the ranks that are forked after it."""
     cells = [DEFINITION, FORK, CALL, CALL, CLOSE, DEFINITION, FORK, CALL, CLOSE]
     cells += [BLOCK, DEFINITION, BLOCK, "assert 'not entered' in synk.session(2)._repr_html_()"]
     script = f"""

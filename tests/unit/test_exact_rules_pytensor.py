@@ -43,7 +43,7 @@ def derived(kind):
     return kind([matrix, scale], [(matrix - matrix.mean(0)) * scale, matrix.mean(0)])
 
 
-fixed = rng.normal(size=(N, D))  # a constant, whose type tells how many rows there are
+fixed = rng.normal(size=(N, D))  # a constant, whose type has the number of rows
 
 
 def own_check(value, condition):
@@ -56,7 +56,7 @@ def own_check(value, condition):
 
 
 PROGRAMS = {
-    # lengths that types tell
+    # lengths that types have
     "a constant of as many rows": (lambda: x * fixed, 0),
     "a constant that is contracted": (lambda: T.constant(fixed).T @ x, 0),
     "a constant first": (lambda: (T.constant(fixed) @ W)[:, 0] * v, 0),

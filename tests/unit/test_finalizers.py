@@ -1,4 +1,4 @@
-"""`_endings`: finalizers are recorded once, whatever interrupts them."""
+"""`FinalizerQueue`: finalizers are recorded once, whatever interrupts them."""
 
 import gc
 import signal
@@ -16,27 +16,27 @@ class Thing:
 
 
 def test_keys_come_in_the_order_of_the_ends():
-    endings = FinalizerQueue()
+    queue = FinalizerQueue()
     things = [Thing(cycle=number == 2) for number in range(4)]
     for number, thing in enumerate(things):
-        endings.watch(thing, number)
-    assert list(endings.take()) == []
+        queue.watch(thing, number)
+    assert list(queue.take()) == []
     del thing, things[3], things[0]
-    assert list(endings.take()) == [3, 0]
-    assert list(endings.take()) == []
+    assert list(queue.take()) == [3, 0]
+    assert list(queue.take()) == []
     things.clear()
     gc.collect()
-    assert list(endings.take()) == [1, 2]
+    assert list(queue.take()) == [1, 2]
 
 
 def test_a_key_comes_again_if_whoever_acts_on_it_is_interrupted():
-    endings = FinalizerQueue()
+    queue = FinalizerQueue()
     for number in range(3):
-        endings.watch(Thing(), number)
-    for number in endings.take():
+        queue.watch(Thing(), number)
+    for number in queue.take():
         if number == 1:
             break
-    assert list(endings.take()) == [1, 2]
+    assert list(queue.take()) == [1, 2]
 
 
 class Interrupt(Exception):
@@ -45,7 +45,7 @@ class Interrupt(Exception):
 
 def test_interrupts_at_any_moment_lose_no_end():
     """Ten thousand, wherever they come, while things come and go."""
-    endings, made, ended = FinalizerQueue(), set(), set()
+    queue, made, ended = FinalizerQueue(), set(), set()
 
     def raise_interrupt(number, frame):
         raise Interrupt
@@ -54,9 +54,9 @@ def test_interrupts_at_any_moment_lose_no_end():
         while True:
             thing, key = Thing(), len(made)
             made.add(key)
-            endings.watch(thing, key)
+            queue.watch(thing, key)
             thing = None
-            for one in endings.take():
+            for one in queue.take():
                 ended.add(one)
 
     old = signal.signal(signal.SIGALRM, raise_interrupt)
@@ -69,8 +69,8 @@ def test_interrupts_at_any_moment_lose_no_end():
                 pass
     finally:
         signal.signal(signal.SIGALRM, old)
-    ended.update(endings.take())
+    ended.update(queue.take())
     assert len(made) > 10_000
     assert len(made - ended) < 5000  # those that were not watched yet when the interrupt came
-    assert not endings._watched
-    assert not endings.waiting
+    assert not queue._watched
+    assert not queue.waiting

@@ -19,7 +19,7 @@ from synkhronos._cli.launcher import chosen_in
 from synkhronos._cli.probes import Answer, ask, python
 from synkhronos._theano_compat.blas import candidates
 
-ENGINE = ENGINES["theano"]  # of which the tables below tell
+ENGINE = ENGINES["theano"]  # which the tables below describe
 HERE = ENGINES[_backends.name]
 FLAGS, FILES = f"{_backends.name.upper()}_FLAGS", f"{_backends.name.upper()}RC"
 #: The exit code of `info`, and the state of the compiler: PyTensor has numba, too.
@@ -31,7 +31,7 @@ WHEEL = "python -m pip install scipy-openblas32"
 
 @pytest.fixture
 def ldflags(tmp_path, monkeypatch):
-    """A function that looks at the engine with these flags, and tells of its BLAS."""
+    """A function that looks at the engine with these flags, and reports its BLAS."""
     monkeypatch.setattr(arithmetic, "peak_of_core", lambda *_: 0.0)
 
     def look(flags, installed=True, **variables):

@@ -188,9 +188,9 @@ class TestRun:
     def test_a_script_runs_as_python_would_run_it(self, tmp_path):
         script = tmp_path / "scripts" / "script.py"
         script.parent.mkdir()
-        (script.parent / "beside.py").write_text("here = True")
+        (script.parent / "sibling.py").write_text("here = True")
         text = """
-            import beside, json, os, sys
+            import sibling, json, os, sys
             options = [sys.flags.optimize, sys.warnoptions]
             print(json.dumps([sys.argv, __name__, sys.path[0], options, sys.stdin.read(), os.getcwd()]))
             print("said", file=sys.stderr)
@@ -319,7 +319,7 @@ class TestRun:
         command.parent.mkdir()
         command.write_text(f"#!{sys.executable}\nimport sys\nfrom synkhronos.__main__ import main\nsys.exit(main())\n")
         command.chmod(0o755)
-        (command.parent / "beside.py").write_text("")
+        (command.parent / "sibling.py").write_text("")
         environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
 
         def execute(*words):
@@ -327,7 +327,7 @@ class TestRun:
 
         assert execute("--version").stdout == f"Synkhronos {synkhronos.__version__}\n"
         assert execute("go").stderr.startswith("usage: synkhronos [-h] [--version] COMMAND ...\n")
-        program = "import sys; print(sys.argv[1:]); import beside"
+        program = "import sys; print(sys.argv[1:]); import sibling"
         done = execute("run", "-c", program, "--version", "-x")
         assert done.stdout == "['--version', '-x']\n"
-        assert "No module named 'beside'" in done.stderr
+        assert "No module named 'sibling'" in done.stderr

@@ -62,7 +62,7 @@ def test_an_equal_message_is_neither_pickled_nor_read_again():
     assert decoder.loads(bytes(bytearray(again))) is read
 
 
-def test_messages_that_differ_are_told_apart():
+def test_messages_that_differ_are_distinguished():
     encoder, decoder = Encoder(), Decoder()
     messages = [
         envelope(call()),

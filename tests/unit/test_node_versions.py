@@ -14,7 +14,7 @@ def test_versions_of_this_machine():
     assert describe_differences([found, found, dict(found)], ["a", "b", "c"]) == ""
 
 
-def test_each_difference_is_told_with_both_machines():
+def test_each_difference_is_reported_with_both_machines():
     found = describe()
     others = {**found, "NumPy": "0.9"}
     del others["floatX"]

@@ -178,7 +178,7 @@ def test_readme_is_short():
 
 
 def test_the_version_is_the_same_everywhere():
-    """And the newest one that CHANGELOG tells of, with its day."""
+    """And the newest one in CHANGELOG, with its day."""
     project = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.M).group(1)
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     released = re.findall(r"^## \[(\d.*)\] - (\d{4}-\d\d-\d\d)$", (ROOT / "CHANGELOG.md").read_text(), re.M)

@@ -76,12 +76,12 @@ def test_a_failed_analysis_takes_the_slower_path(failing, monkeypatch, caplog):
     y = T.dmatrix("y")
     divided = check([T.dot(x, y), T.dot(y, y)], {x: np.ones((4, 2)), y: np.eye(2)}, {x: 0}, ranks=(1, 2, 3))
     assert [reason for _, reason in divided.walk.gathered] == ["its sharding rule failed"]
-    told = [record.getMessage().lower() for record in caplog.records if record.levelname == "WARNING"]
-    assert sorted(one.split(" failed (")[0] for one in told) == [
+    logged = [record.getMessage().lower() for record in caplog.records if record.levelname == "WARNING"]
+    assert sorted(one.split(" failed (")[0] for one in logged) == [
         "the analysis of lengths of dot",
         "the sharding rule of dot",
     ]
-    assert all("zerodivisionerror: a fault of the analysis" in one for one in told)
+    assert all("zerodivisionerror: a fault of the analysis" in one for one in logged)
 
 
 def test_a_failed_analysis_is_an_error_in_tests(failing):

@@ -420,7 +420,7 @@ def test_forks_while_threads_allocate(made):
     assert (held == 4).all()
 
 
-def test_a_child_without_room_for_copies_is_told(made):
+def test_a_child_without_room_for_copies_is_reported(made):
     array = made.make(np.ones, MEGABYTE)
     made.regions.allow(MEGABYTE)
     with pytest.warns(RuntimeWarning, match=r"no copy of the 8,?388,?608 bytes"):
@@ -459,8 +459,8 @@ def test_ranks_share_and_take_regions_over():
     assert (array[:4] == [2, 11, 12, 2]).all()
     assert one.regions.offset(array) == start
     assert [count[0] for count in one.regions.counts()] == [block(array.nbytes)] * 3
-    beside = np.ndarray(100_000, np.float64, (native_bytes(one, array)), 2 * SIZE - start)
-    assert (beside == 2).all()
+    neighbor = np.ndarray(100_000, np.float64, (native_bytes(one, array)), 2 * SIZE - start)
+    assert (neighbor == 2).all()
     assert in_child(lambda: array[1] == 11)  # no rank any more
     one.close()
 

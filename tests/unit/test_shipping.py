@@ -159,5 +159,5 @@ def test_a_machine_that_could_not_take_in_what_came_gets_it_again():
         ({"SLURM_NTASKS": "3"}, 1),  # in sbatch's script, which srun has not started
     ],
 )
-def test_launchers_tell_how_many_processes_there_are(environment, n):
+def test_launchers_say_how_many_processes_there_are(environment, n):
     assert count_launched(environment) == n

@@ -318,7 +318,7 @@ def test_public_functions_and_classes_are_documented():
 
 
 def _needs_docstring(name):
-    """Members of private classes with a telling name may go without; everything that users can reach may not."""
+    """Members of private classes with a clear name may go without; everything that users can reach may not."""
     return "._" not in name
 
 
