@@ -335,7 +335,7 @@ def _misfit(library: Library, limit: tuple[int, ...] | None, gpus: Sequence[Gpu]
     """Return why a library cannot be used with CUDA of version ``limit``; empty if it can."""
     version = library.version
     if not version:
-        return f"does not tell its version: {library.error or 'no answer'}"
+        return f"does not report its version: {library.error or 'no answer'}"
     if library.name == "nvrtc":
         if limit and version[:2] > limit[:2]:
             return f"is newer than the driver's CUDA {dotted(limit)}"

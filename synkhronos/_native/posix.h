@@ -13,7 +13,7 @@
  * A program may close descriptors that it did not open (`os.closerange`, as daemons do), or replace their files
  * (`dup2`). So the device and inode are stored, and compared before each use. Memory files, sockets, pipes and files
  * on disk have an inode each. Anonymous inodes (of `eventfd`, `epoll`, and of `pidfd` before Linux 6.9) are one for
- * all, and cannot be told apart in this way. Another thread may still replace the file between the comparison and
+ * all, and cannot be distinguished in this way. Another thread may still replace the file between the comparison and
  * the use. */
 struct descriptor {
     int fd; /* -1: closed */

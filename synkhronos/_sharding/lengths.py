@@ -359,8 +359,8 @@ def _common(known: Lengths, inputs: Sequence[Any], axis: int) -> Length | None:
 
 def _specified(known: Lengths, node: Any) -> None:
     output = node.outputs[0]
-    told = zip(known.dims(node.inputs[0]), known_lengths(output))
-    _set_dims(known, output, [one if fixed is None or known.per_row(one) else None for one, fixed in told])
+    fixed_lengths = zip(known.dims(node.inputs[0]), known_lengths(output))
+    _set_dims(known, output, [one if fixed is None or known.per_row(one) else None for one, fixed in fixed_lengths])
 
 
 def _alloc(known: Lengths, node: Any) -> None:

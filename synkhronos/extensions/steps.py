@@ -22,7 +22,7 @@ def free(expressions: Any, inputs: Sequence[Any], givens: Any) -> list[Any]:
     for name in names:
         if name is None or names.count(name) > 1 or name in ("x_data", "y_data", "batch", "num_slices"):
             raise TypeError(
-                f"the loss or the rule has the symbolic variables {free} beside x and y: each needs a name, by which "
+                f"the loss or the rule has the symbolic variables {free} in addition to x and y: each needs a name, by which "
                 "a value is passed at every call; no two the same, and none that is a parameter of the call"
             )
     return free
@@ -179,7 +179,7 @@ class TrainFunction:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
-            "a TrainFunction belongs to its session and can be neither copied nor pickled: make it anew, by "
+            "a TrainFunction belongs to its session and can be neither copied nor pickled: make it again, by "
             "make_train_function, where it is wanted; what it has trained can be saved by "
             "synkhronos.extensions.checkpoint"
         )

@@ -129,7 +129,7 @@ def test_sessions_go_on_after_an_outage_of_three_seconds(hosts, tmp_path):
         try:
             yield
         finally:
-            hosts.mend("hostb")
+            hosts.reconnect("hostb")
 
     outages = {
         "reduce, link down": (cut, of_b),
@@ -185,11 +185,11 @@ def test_killed_heartbeat_processes_are_started_again(hosts, tmp_path):
 
 def test_a_closed_connection_is_noticed_at_once(hosts, tmp_path):
     """The launcher, which would end the job, is frozen; what it would print is in a file."""
-    told = tmp_path / "told"
+    reported = tmp_path / "reported"
     say = f"""
     def say(*what):
         if what != ("ready",):
-            with open({str(told)!r}, "w") as file:
+            with open({str(reported)!r}, "w") as file:
                 print(*what, file=file)
         else:
             print("says", time.monotonic(), *what, flush=True)
@@ -200,9 +200,9 @@ def test_a_closed_connection_is_noticed_at_once(hosts, tmp_path):
     with frozen(launchers):
         since = time.monotonic()
         hosts.leader("hostb").kill()
-        wait_for(lambda: told.exists() and told.read_text(), "the error")
+        wait_for(lambda: reported.exists() and reported.read_text(), "the error")
         assert time.monotonic() - since < scaled(2)
-    text = told.read_text()
+    text = reported.read_text()
     assert text.startswith("1 node 1 (hostb) has closed its connection: its processes were killed")
     job.communicate(timeout=60)
     until_nothing_is_left(hosts, time.monotonic(), limit=10, of_mpi=True)
@@ -271,7 +271,7 @@ def test_of_three_nodes_the_silent_one_is_named_and_the_others_stay(silent):
                 assert text.startswith("0 node 0 (hosta) has heard from no other node for 2.5 seconds")
                 assert hear(job)[1] == "end"
             finally:
-                hosts.mend("hosta")
+                hosts.reconnect("hosta")
         assert len([line for line in lines.warnings() if "for 2 seconds" in line]) == 1
         assert lines.end() != 0
 

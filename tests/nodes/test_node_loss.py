@@ -1,6 +1,6 @@
 """Losses on several nodes: the errors that the script gets, and when; nothing is left on any node.
 
-Each test prints how long it took until the script was told, and until nothing was left.
+Each test prints how long it took until the script was notified, and until nothing was left.
 """
 
 import mmap
@@ -29,7 +29,7 @@ BEGIN = """
     f(X)
 """
 
-#: Calls until an exception, and tells it.
+#: Calls until an exception, and prints it.
 CALLS = """
     say("ready")
     try:
@@ -39,8 +39,8 @@ CALLS = """
         say(type(error).__name__, error)
 """
 
-#: The most seconds that a test allows, on a machine that is busy: until the script is told, and until nothing is left.
-TOLD, LEFT = 4, 6
+#: The most seconds that a test allows, on a machine that is busy: until the script is notified, and until nothing is left.
+NOTIFIED, LEFT = 4, 6
 
 
 def test_the_script_ends_by_itself_after_the_others():
@@ -82,7 +82,7 @@ def test_ranks_that_die_or_stand_still_are_named_and_the_next_session_works(host
         assert ("SIGKILL" in text) == (error == "WorkerDied")
         assert f"rank {rank} " in text
         assert ("node 1 (hostb)" in text) == (name == "hostb")
-        assert when - since < TOLD + (3 if error == "WorkerTimeout" else 0)
+        assert when - since < NOTIFIED + (3 if error == "WorkerTimeout" else 0)
         print(f"{number.name} to a worker on {name}: {text.split()[0]} after {when - since:.2f} s")
         assert abs(float(hear(job)[1])) < 1e-6
     ends_well(hosts, job)
@@ -112,12 +112,12 @@ def test_a_machine_that_is_out_of_reach_is_named(hosts, how):
     try:
         when, text = hear(job)
         assert text.startswith("NodeLost nothing was heard from node 1 (hostb) for 2.5 seconds")
-        assert when - since < TOLD
+        assert when - since < NOTIFIED
         ranks = lambda: any(one.name() == "python" for name in hosts.names for one in hosts.processes(name))  # noqa: E731
         wait_for(lambda: not ranks(), lambda: f"the end of {hosts.left()}", LEFT)
         left = time.monotonic() - since
     finally:
-        hosts.mend("hostb")
+        hosts.reconnect("hostb")
     job.communicate(timeout=60)
     assert job.returncode != 0
     until_nothing_is_left(hosts, time.monotonic(), limit=30, of_mpi=True)
@@ -125,7 +125,7 @@ def test_a_machine_that_is_out_of_reach_is_named(hosts, how):
 
 
 def test_a_line_that_is_cut_between_two_others_is_noticed():
-    """The first machine hears both; each of them tells that it misses the other one."""
+    """The first machine hears both; each of them reports that it misses the other one."""
     reason = reason_to_skip()
     if reason is not None:
         pytest.skip(reason)
@@ -138,7 +138,7 @@ def test_a_line_that_is_cut_between_two_others_is_noticed():
             hosts.inside(one, "ip", "neigh", "replace", f"10.77.0.{other}", *nobody)
         when, text = hear(job)
         assert "heard nothing from node 2 (hostc) for 2.5 s" in text or "from node 1 (hostb) for 2.5 s" in text
-        assert when - since < TOLD
+        assert when - since < NOTIFIED
         job.communicate(timeout=60)
         assert job.returncode != 0
         left = until_nothing_is_left(hosts, since, limit=LEFT, of_mpi=True)
@@ -174,7 +174,7 @@ def test_a_handler_of_the_script_runs_and_the_ranks_are_there(hosts, number, at)
     _, err = job.communicate(timeout=60)
     assert at == "mpiexec" or job.returncode == 0, err
     left = until_nothing_is_left(hosts, since, LEFT)
-    print(f"{number} to {at}: told after {when - since:.2f} s, nothing is left after {left:.2f} s")
+    print(f"{number} to {at}: notified after {when - since:.2f} s, nothing is left after {left:.2f} s")
 
 
 @pytest.mark.parametrize("at", ["mpiexec", "master"])
@@ -203,7 +203,7 @@ def test_a_leader_that_stands_still_is_named(hosts):
     os.kill(leader, signal.SIGSTOP)
     when, text = hear(job)
     assert text.startswith("WorkerTimeout rank 2, which leads node 1 (hostb), did not answer within 3 seconds")
-    assert when - since < 9 + TOLD  # the time-out, a second for who is named, and five in which it may still come
+    assert when - since < 9 + NOTIFIED  # the time-out, a second for who is named, and five in which it may still come
     job.communicate(timeout=60)
     assert job.returncode != 0
     left = until_nothing_is_left(hosts, since, limit=20, of_mpi=True)

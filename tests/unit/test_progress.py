@@ -42,7 +42,7 @@ def shown(text):
     return "".join(screen).rstrip()
 
 
-def test_long_work_is_told_and_the_line_is_taken_back(quickly, monkeypatch):
+def test_long_work_is_shown_and_the_line_is_taken_back(quickly, monkeypatch):
     terminal = write_to(monkeypatch, Terminal())
     with progress("baking", 3) as work:
         wait_for(lambda: "| 0 of 3 [00:0" in terminal.getvalue(), "the bar")
@@ -66,7 +66,7 @@ def test_an_exception_ends_it(quickly, monkeypatch):
         wait_for(terminal.getvalue, "the bar")
         1 / 0  # noqa: B018
     assert shown(terminal.getvalue()) == ""
-    with progress("eating"):  # the next work is told again
+    with progress("eating"):  # the next work is shown again
         wait_for(lambda: "eating" in terminal.getvalue(), "the bar")
 
 
@@ -95,7 +95,7 @@ def test_a_program_that_closed_its_terminal(quickly, monkeypatch):
         pass
 
 
-def test_parts_are_told_without_a_thread(quickly, monkeypatch):
+def test_parts_are_shown_without_a_thread(quickly, monkeypatch):
     terminal = write_to(monkeypatch, Terminal())
     n_threads = threading.active_count()
     with pytest.raises(ZeroDivisionError), counted("starting workers", "abc") as parts:
@@ -113,15 +113,15 @@ def test_parts_are_told_without_a_thread(quickly, monkeypatch):
     assert stream.getvalue() == ""
 
 
-def test_fork_tells_of_its_workers(quickly, monkeypatch, synchronize):
+def test_fork_shows_its_workers(quickly, monkeypatch, synchronize):
     terminal = write_to(monkeypatch, Terminal())
     synchronize(2)
     synk.close()
     monkeypatch.setattr(_progress, "DELAY", 0.0)
     synk.fork(5, use_gpu=False)
     try:
-        told = re.findall(r"starting workers: .*?([0-4]) of 4", terminal.getvalue())
-        assert told[-1] == "4" and told == sorted(told)
+        shown = re.findall(r"starting workers: .*?([0-4]) of 4", terminal.getvalue())
+        assert shown[-1] == "4" and shown == sorted(shown)
         assert shown(terminal.getvalue()) == ""
     finally:
         synk.close()

@@ -1,6 +1,6 @@
 """docs/troubleshooting.md has each error class, and each message and warning.
 
-A message is its words, with `…` for what differs. What the page has in backticks tells of it if it begins as the
+A message is its words, with `…` for what differs. What the page has in backticks explains it if it begins as the
 message does, and goes on to its end, or as far as one would type.
 """
 
@@ -22,7 +22,7 @@ EXPLAINS_ITSELF = re.compile(
     r".*\b(is|has|got)\b.*; expected |.*\b(must|cannot|expected)\b.*[;,] got "
     r"|.* must be a list of …, one for each variable$"
 )
-#: Modules whose messages nobody is to see: they are caught, or told of by others.
+#: Messages that users do not see, because the library catches them or reports them in other words.
 FOR_THE_LIBRARY = {
     "_theano_compat/blas_probe.py": "`python -m synkhronos info` shows it, as the cause of an unusable BLAS",
     "_session/dispatch.py:… (the cause": "one of two messages of the same page precedes",
@@ -30,7 +30,7 @@ FOR_THE_LIBRARY = {
     "_theano_compat/numpy_fixes.py": "Theano's own messages, of an operation that is patched",
     "_memory/segments.py:the memory": "a rank asks for memory that the master has given back: no rank does",
     "_multinode/launch.py:a container": "what nobody may remove stays there, and nothing is said",
-    "_processes/process_group.py:node 0": "what a leader tells one that does not listen any more",
+    "_processes/process_group.py:node 0": "what a leader sends to one that does not listen any more",
     "_sharding/propagate.py:… of …, which has": "the end of the message about what a sharding rule returned",
     "_sharding/propagate.py:… placements of": "likewise",
     "_sharding/propagate.py:… is not a placement": "likewise",
@@ -72,7 +72,7 @@ def plain(text):
     return re.sub(r"…[…\s]*…", "…", re.sub("[`\"']", "", " ".join(text.split())))
 
 
-def is_told(node):
+def is_error_or_warning(node):
     """Whether a call makes an error, or a warning."""
     name = ast.unparse(node.func).split(".")[-1]
     return name == "warn" or re.fullmatch(r"\w+(Error|Died|Lost|Restarted|Timeout|Aborted)", name)
@@ -84,7 +84,7 @@ def messages():
     for path, tree in TREES.items():
         names = {**everywhere, **constants([tree])}
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and node.args and is_told(node):
+            if isinstance(node, ast.Call) and node.args and is_error_or_warning(node):
                 message = plain(words_of(node.args[0], names))
                 if re.search("[a-z]{3}", message):
                     found[f"{path}:{message}"] = message
@@ -95,7 +95,7 @@ def letters(text):
     return len(re.sub(r"\W", "", text))
 
 
-def tells(entry, message):
+def explains(entry, message):
     """Whether a search for a message's words ends at this entry of the page."""
     pattern = ".*?".join(map(re.escape, entry.rstrip("…").split("…")))
     found = re.match(pattern, message)
@@ -119,9 +119,9 @@ def test_each_class_has_a_chapter(name):
 
 
 def test_each_message_is_found_by_its_words():
-    found = {place for place, message in MESSAGES.items() if any(tells(entry, message) for entry in ENTRIES)}
+    found = {place for place, message in MESSAGES.items() if any(explains(entry, message) for entry in ENTRIES)}
     missing = [place for place in MESSAGES.keys() - found if not EXPLAINS_ITSELF.match(MESSAGES[place])]
-    assert not missing, "\n".join(["docs/troubleshooting.md has not:", *sorted(missing)])
+    assert not missing, "\n".join(["docs/troubleshooting.md does not have:", *sorted(missing)])
     assert len(found) > 200
 
 
@@ -129,8 +129,8 @@ def test_modules_whose_messages_are_left_out_have_such_messages():
     assert [begin for begin in FOR_THE_LIBRARY if not any(place.startswith(begin) for place in messages())] == []
 
 
-def test_what_is_told_otherwise_is_not_found():
+def test_other_messages_are_not_found():
     message = "…: … is out of range for … data points"
-    assert tells("…: … is out of range for … data points", message)
+    assert explains("…: … is out of range for … data points", message)
     for other in ("…: …", "… is out of range", "…: … is out of range for … rows", "is out of range for … data points"):
-        assert not tells(other, message), other
+        assert not explains(other, message), other

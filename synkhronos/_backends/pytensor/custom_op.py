@@ -87,7 +87,7 @@ def _results(op: Any, n_outputs: int, inputs: Sequence[Any]) -> Any:
 
 
 @functools.cache
-def tell_numba() -> None:
+def register_with_numba() -> None:
     """Have numba run Ops of this class in Python; it caches the compiled code by class and properties.
 
     Each process must call this before it links a function. Compiled code is bound to its own copies.
@@ -130,18 +130,18 @@ def tell_numba() -> None:
         return run, default_hash_key_from_props(op)
 
 
-class _TellNumba(GraphRewriter):
-    """Rewrite that calls `tell_numba` when a function for numba is compiled, because importing numba takes a second."""
+class _RegisterWithNumba(GraphRewriter):
+    """Rewrite that calls `register_with_numba` when a function for numba is compiled, because importing numba takes a second."""
 
     def add_requirements(self, fgraph: Any) -> None:
         """Require nothing."""
 
     def apply(self, fgraph: Any) -> None:
-        """Call `tell_numba`; leave the graph unchanged."""
-        tell_numba()
+        """Call `register_with_numba`; leave the graph unchanged."""
+        register_with_numba()
 
 
-optdb.register("synkhronos_tell_numba", _TellNumba(), "numba", position=200)
+optdb.register("synkhronos_register_with_numba", _RegisterWithNumba(), "numba", position=200)
 
 
 # -- object code of functions that numba compiles: bound to each function's own copies of operations

@@ -36,7 +36,7 @@ from pytensor.tensor.elemwise import CAReduce
 from pytensor.tensor.optimize import ScipyWrapperOp
 from pytensor.tensor.random.type import RandomType
 
-from synkhronos._backends.pytensor.custom_op import tell_numba
+from synkhronos._backends.pytensor.custom_op import register_with_numba
 
 #: Attributes that PyTensor sets on variables, Apply nodes and tags of a compiled graph and that other processes need.
 OF_VARIABLES = frozenset(["auto_name", "container", "data", "index", "name", "owner", "tag", "type"])
@@ -107,7 +107,7 @@ def unpack(packed: Any) -> Any:
     for spec, cell in zip(maker.inputs, cells):
         spec.value = cell
     if isinstance(maker.linker, NumbaLinker):
-        tell_numba()  # the rewrite that calls it does not run here, because the graph is optimized already
+        register_with_numba()  # the rewrite that calls it does not run here, because the graph is optimized already
     function = maker.create(cells)
     function.trust_input = trust_input
     return function

@@ -161,7 +161,7 @@ class Steps:
         ]
         results = divided(*given, return_list=True)
         propagation.meet_within(results[0], self._inside(outputs))
-        self._tell_lengths()
+        self._record_lengths()
         return [Placed(result, placement) for result, placement in zip(results, placements)]
 
     def _divided(self) -> tuple[list[Any], list[Placement]]:
@@ -224,7 +224,7 @@ class Steps:
                 found[one] = None
         return list(found)
 
-    def _tell_lengths(self) -> None:
+    def _record_lengths(self) -> None:
         """Record the lengths of the outputs, except for axes that are shorter if the loop ends early."""
         loop, lengths, outputs = self._loop, self._propagation.lengths, self._node.outputs
         for output, (_, outer) in zip(outputs, loop.states):
