@@ -12,8 +12,6 @@ from synkhronos._rank import Get
 from synkhronos._session import current
 from synkhronos.typing import Variables
 
-__all__ = ["check_replicas", "get_lengths", "get_shapes", "get_value", "set_value"]
-
 
 def check_replicas(shared_vars: Variables | None = None) -> dict[Any, float]:
     """Compare shared variables between ranks, and return those that differ; no variable changes.

@@ -11,9 +11,6 @@ from synkhronos._backends import known_lengths
 from synkhronos._graph import Graph
 from synkhronos._utils.display import unknown_keyword
 
-__all__ = ["Input", "arrange", "check_num_slices", "check_subset", "describe_inputs", "inputs_of"]
-
-
 #: The arguments of a call other than the inputs.
 CALL_OPTIONS = ("output_subset", "batch", "batch_s", "num_slices")
 

@@ -20,8 +20,6 @@ from synkhronos.typing import Input, Keywords, Outputs, Update, Variable
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["function"]
-
 _logger = logging.getLogger("synkhronos")
 
 _FOR_EXACT = ("exact", "shard", "random", "blocked")

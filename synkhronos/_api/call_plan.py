@@ -27,18 +27,6 @@ from synkhronos._session import Session
 from synkhronos._utils.interrupts import let_interrupts_pass
 from synkhronos._utils.rows import Rows, Selection, select, select_per_rank, shares, shift
 
-__all__ = [
-    "BatchRows",
-    "Inputs",
-    "Planner",
-    "Sight",
-    "check_inputs",
-    "chosen",
-    "look_at",
-    "rows_on_ranks",
-    "sliceable_rows",
-]
-
 
 class BatchRows(NamedTuple):
     """The rows that ``batch=`` selects of each scattered input, and whether it is a slice."""

@@ -24,9 +24,6 @@ from synkhronos._sharding import row_axes
 from synkhronos._utils.interrupts import let_interrupts_pass
 from synkhronos._utils.rows import Selection
 
-__all__ = ["Checks", "Serial", "environment_asks", "is_asked"]
-
-
 _ENVIRONMENT = "SYNKHRONOS_CHECK"
 
 

@@ -20,8 +20,6 @@ from synkhronos._rank import AllGather, Get, Nccl
 from synkhronos._utils.progress import progress
 from synkhronos.typing import Variables
 
-__all__ = ["all_gather", "broadcast", "gather", "scatter"]
-
 
 def broadcast(shared_vars: Variables, values: Any = None, nccl: bool = True) -> None:
     """Set each variable to the same value on every rank: to ``values``, or to the controller's value.

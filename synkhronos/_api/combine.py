@@ -15,8 +15,6 @@ from synkhronos._graph.ops import Cut, cut, depends_on, meets, meets_in_a_loop
 if TYPE_CHECKING:
     from synkhronos._rank import Call
 
-__all__ = ["GraphCollectives", "Results"]
-
 
 class GraphCollectives:
     """The collectives in a function's graph, and the values that they make equal on all ranks.

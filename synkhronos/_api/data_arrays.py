@@ -16,8 +16,6 @@ from synkhronos._memory import ArrayRef, Segment, dtype_spec, segment_of_file
 from synkhronos._session import current, settle
 from synkhronos._utils.display import html_table, public_names
 
-__all__ = ["Data", "Holding", "check_oversize", "check_shape", "condition", "size_in_bytes"]
-
 
 def condition(value: Any, dtype: np.dtype, ndim: int, force_cast: bool) -> np.ndarray:
     """Return ``value`` as an array of the given dtype and ndim, by Theano's rules for implicit casts.

@@ -19,8 +19,6 @@ from synkhronos._sharding import ShardedGraph, rules  # noqa: F401 - the rules r
 from synkhronos._utils.rows import Rows, Selection
 from synkhronos.errors import SessionError
 
-__all__ = ["ExactFunction"]
-
 
 class ExactFunction(Function):
     """A function whose graph is sharded by the rows of its scattered inputs; made by `function(..., exact=True)`.

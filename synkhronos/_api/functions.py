@@ -23,8 +23,6 @@ from synkhronos._session import Session, current, functions
 from synkhronos._utils.display import html_table, public_names
 from synkhronos.errors import SessionError
 
-__all__ = ["Appearance", "Function"]
-
 _MOST_PLANS = 16  # that a function keeps
 _NO_PLAN = (None, ())
 

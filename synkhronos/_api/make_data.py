@@ -13,8 +13,6 @@ from synkhronos._backends import TITLE
 from synkhronos._session import current
 from synkhronos.typing import Input
 
-__all__ = ["data"]
-
 
 def data(
     value: Any = None,

@@ -14,8 +14,6 @@ from synkhronos._session import Future, current, held
 from synkhronos.errors import SessionError
 from synkhronos.typing import Input, Variable
 
-__all__ = ["parallelize"]
-
 
 def parallelize(
     bcast_inputs: Sequence[Input | str] = (),

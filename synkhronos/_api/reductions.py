@@ -15,8 +15,6 @@ from synkhronos._session import Session
 from synkhronos.errors import WorkerError
 from synkhronos.typing import Reduction, Variables
 
-__all__ = ["all_reduce", "reduce"]
-
 
 @lists_ops
 def reduce(shared_vars: Variables, op: Reduction = "avg", in_place: bool = True, nccl: bool = True) -> Any:

@@ -16,20 +16,6 @@ from synkhronos._rank import Put, Source
 from synkhronos._session import Origin, Session, current, origin_of
 from synkhronos._utils.rows import Rows, Selection, select, shares, take
 
-__all__ = [
-    "as_list",
-    "check_rank",
-    "check_shapes",
-    "check_weights",
-    "like",
-    "match",
-    "no_value",
-    "over_nccl",
-    "put",
-    "start",
-    "without",
-]
-
 
 def start(function: str, shared_vars: Any, to_set: bool = False) -> tuple[Session, list[Any]]:
     """Return the session and the variables as a list, all of which the ranks have.

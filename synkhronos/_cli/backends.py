@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from synkhronos._cli.launcher import package_path
 from synkhronos._cli.probes import PYTENSOR, THEANO
 
-__all__ = ["ENGINES", "Engine", "engine_of"]
-
 
 @dataclass(frozen=True)
 class Engine:

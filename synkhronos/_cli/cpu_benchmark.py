@@ -15,9 +15,6 @@ from synkhronos._cli.launcher import chosen_in
 from synkhronos._cli.probes import PRODUCT, Answer, ask, python
 from synkhronos._cli.report import OK, OPTIONAL, UNUSABLE, Part
 
-__all__ = ["blas_parts", "peak_of_core", "width_of_kernels", "width_of_processor"]
-
-
 #: Program that multiplies and adds in registers alone, with the widest vectors that the compiler has for this processor
 #: (float32).
 _PEAK = r"""

@@ -30,20 +30,6 @@ from typing import NamedTuple
 
 from synkhronos._cli.probes import ask, python
 
-__all__ = [
-    "COMPANIONS",
-    "NAMES",
-    "Finder",
-    "Gpu",
-    "Library",
-    "Survey",
-    "ask_gpus",
-    "dotted",
-    "private_folder",
-    "survey",
-]
-
-
 # -- search for libraries
 
 #: Libraries that libgpuarray and Theano open as ``lib<name>.so``, with their titles.

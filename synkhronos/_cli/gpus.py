@@ -12,8 +12,6 @@ from synkhronos._cli.launcher import package_path, system_pygpu
 from synkhronos._cli.probes import TRIAL, Answer, ask, python
 from synkhronos._cli.report import MISSING, OK, OPTIONAL, UNUSABLE, Device, Part
 
-__all__ = ["cuda_gpus", "cuda_parts", "opencl_parts", "pygpu_parts", "try_devices"]
-
 #: Time limit for trying a device on a busy machine, in seconds.
 _SECONDS = 120.0
 

@@ -24,8 +24,6 @@ from synkhronos._cli.probes import OPENCL, PYGPU, Answer, ask, python
 from synkhronos._cli.report import MISSING, OK, OPTIONAL, UNUSABLE, Device, Part, Report
 from synkhronos._utils.resources import count_cores, free_memory
 
-__all__ = ["examine"]
-
 _OFF = "turned off by cxx in {}: {} compiles no C++"
 
 #: Time limit for importing the backend or compiling on a busy machine, in seconds.

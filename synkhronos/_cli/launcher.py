@@ -23,8 +23,6 @@ from typing import NoReturn
 from synkhronos._cli.gpu_libraries import COMPANIONS, NAMES, Finder, Survey, private_folder, survey
 from synkhronos._utils.rendezvous import rendezvous
 
-__all__ = ["chosen_in", "package_path", "run", "system_pygpu", "variables"]
-
 
 def chosen_in(name: str, environment: Mapping[str, str], engine: str = "theano") -> str:
     """Return where a flag of the backend is set.

@@ -21,9 +21,6 @@ from typing import NamedTuple
 from synkhronos._cli.launcher import interpreter_options
 from synkhronos._cli.supervisor import Supervisor
 
-__all__ = ["Mpi", "check_names", "command", "find_mpi", "parse_hosts", "run_on"]
-
-
 _PR_SET_PDEATHSIG = 1
 _SI_USER = 0
 _LOOK_SECONDS = 0.05

@@ -17,9 +17,6 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-__all__ = ["OPENCL", "PRODUCT", "PYGPU", "PYTENSOR", "THEANO", "TRIAL", "Answer", "ask", "python"]
-
-
 #: Start of a program: records the log messages of the choice of a BLAS.
 _LISTEN = """
 import json, logging, os, tempfile

@@ -13,25 +13,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = [
-    "MISSING",
-    "OK",
-    "OPTIONAL",
-    "UNUSABLE",
-    "Device",
-    "Part",
-    "Report",
-    "apt",
-    "blas",
-    "cuda_wheel",
-    "driver",
-    "pip",
-    "pygpu",
-    "python_headers",
-    "without",
-]
-
-
 OK, MISSING, UNUSABLE, OPTIONAL = "ok", "missing", "unusable", "optional"
 
 #: The groups of parts, and their headings.

@@ -15,8 +15,6 @@ import threading
 
 from synkhronos._utils.rendezvous import ENDED, JOINED, STARTED, SUPERVISOR, Report
 
-__all__ = ["Supervisor"]
-
 #: Program that Python executes on each host: it connects to the address in its first argument, if it can, and executes
 #: the command in the other arguments.
 _CONNECT = f"""

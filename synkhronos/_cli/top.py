@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 from synkhronos._processes import SessionStatus
 
-__all__ = ["top"]
-
 _PAUSE = 0.01  # seconds between two samples, from which shares of time are computed
 _HEAD = ("session", "rank", "pid", "doing", "waiting", "memory")
 _MEMORY = ("/memfd:synkhronos", "/dev/shm/synkhronos-")

@@ -17,8 +17,6 @@ from synkhronos._collectives.reductions import OPS, reduction_of
 from synkhronos._native import native
 from synkhronos._utils.rows import shares
 
-__all__ = ["Algorithm", "Bucket", "Piece", "apart", "divide", "length_of", "reduced", "way_of"]
-
 
 class Algorithm(NamedTuple):
     """How arrays of all ranks are reduced, in two steps.

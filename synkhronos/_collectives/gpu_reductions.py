@@ -12,8 +12,6 @@ import numpy as np
 
 from synkhronos._collectives.reductions import OPS, check_equal_shapes, result_dtype
 
-__all__ = ["DeviceAccumulator", "accumulates", "scale"]
-
 
 def accumulates(dtype: np.dtype, op: str, wanted: np.dtype | None) -> bool:
     """Return whether values of ``dtype`` can be accumulated on the device to a result of dtype ``wanted``.

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from synkhronos._native import native
     from synkhronos._processes import ProcessGroup
 
-__all__ = ["make_transport"]
-
 _AGREED, _REFUSED = 0, 1
 _UNDER_WAY = 2  # pieces between the nodes at a time
 

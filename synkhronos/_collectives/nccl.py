@@ -25,8 +25,6 @@ from synkhronos._utils.background import Background
 if TYPE_CHECKING:
     from synkhronos._processes import Barrier
 
-__all__ = ["NcclTransport", "abort", "connect", "make_clique", "nccl_moves", "nccl_reduces"]
-
 
 def make_clique(context: Any) -> bytes:
     """Return a new identifier of a communicator; one rank makes it for all."""

@@ -30,8 +30,6 @@ from synkhronos._processes import Deadline, LeaderTransport, Transfer
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos._utils.rows import shares
 
-__all__ = ["Pieces", "Plan"]
-
 #: ``lend(what, size, dtype)``: return memory that nobody else uses until the piece is complete.
 Lend = Callable[[str, int, Any], np.ndarray]
 

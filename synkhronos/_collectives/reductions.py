@@ -21,20 +21,6 @@ import numpy as np
 
 from synkhronos._native import native
 
-__all__ = [
-    "OPS",
-    "Accumulator",
-    "ReduceOp",
-    "as_stored",
-    "check_equal_shapes",
-    "check_op",
-    "combine",
-    "lists_ops",
-    "reduction_of",
-    "result_dtype",
-]
-
-
 _Documented = TypeVar("_Documented", bound=Callable[..., Any])
 
 

@@ -18,9 +18,6 @@ from synkhronos._native import native
 if TYPE_CHECKING:
     from synkhronos._processes import Barrier, Timeline
 
-__all__ = ["ShapesDiffer", "SharedMemoryTransport", "Workspace"]
-
-
 OUTBOX_BYTES = 64 * 1024
 
 

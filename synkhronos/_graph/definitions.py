@@ -33,8 +33,6 @@ from synkhronos._graph.namespaces import (
     walk,
 )
 
-__all__ = ["Change", "Definitions", "function_of", "pickled_by_value"]
-
 _FIXED = (type, types.FunctionType, *WRAPPERS, int, float, complex, str, bytes, type(None))
 
 

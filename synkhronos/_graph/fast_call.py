@@ -22,9 +22,6 @@ from synkhronos._native import native
 from synkhronos._utils.background import Background
 from synkhronos._utils.interrupts import deferred_interrupts, handle_interrupts
 
-__all__ = ["run_function", "variables_used", "with_deep_stack"]
-
-
 _Result = TypeVar("_Result")
 _STACK_BYTES = 512 * 1024 * 1024  # address space only; pages are used as the recursion needs them
 _RECURSION_LIMIT = 1_000_000

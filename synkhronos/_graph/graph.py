@@ -44,18 +44,6 @@ from synkhronos._graph.shared_variables import (
 )
 from synkhronos._utils.progress import progress
 
-__all__ = [
-    "PLAIN",
-    "Graph",
-    "Variant",
-    "as_in",
-    "check_arguments",
-    "check_givens",
-    "copy_of",
-    "pairs_of",
-    "with_leaves",
-]
-
 
 def as_in(item: Any, allow_downcast: bool | None) -> Any:
     """Return an input as the backend's ``In``."""

@@ -8,8 +8,6 @@ from typing import Any
 from synkhronos._backends import Constant, ancestors, known_lengths, ops, scalar
 from synkhronos._graph.shared_variables import get_array, is_shared_variable, is_tensor_variable
 
-__all__ = ["minibatches", "picks_rows_of_shared"]
-
 _PICK = (ops.Subtensor, ops.AdvancedSubtensor1, ops.AdvancedSubtensor)
 
 

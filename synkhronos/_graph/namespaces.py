@@ -28,21 +28,6 @@ from synkhronos._backends import FromFunctionOp
 from synkhronos._native import native
 from synkhronos._utils.interrupts import let_interrupts_pass
 
-__all__ = [
-    "MAIN",
-    "WRAPPERS",
-    "Digester",
-    "Slot",
-    "assign",
-    "find",
-    "function_of",
-    "is_opaque",
-    "is_programs",
-    "module_of",
-    "reduced_function",
-    "walk",
-]
-
 MAIN = "__main__"
 
 #: Packages whose state is not the program's, even if they are installed from a working tree.

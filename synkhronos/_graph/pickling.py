@@ -55,20 +55,6 @@ from synkhronos._graph.namespaces import Slot, assign
 from synkhronos._graph.shared_variables import VariableTable, get_array, shared_variables_of
 from synkhronos._utils.interrupts import FinalizerQueue, let_interrupts_pass
 
-__all__ = [
-    "Bundle",
-    "Unpacked",
-    "bytes_variable",
-    "claim_stream",
-    "dump",
-    "has_common_stream",
-    "load",
-    "note_ops",
-    "pack_values",
-    "reduced_op",
-]
-
-
 # -- random states
 
 #: Whether all ranks draw the same numbers from a random state, by the state's container.

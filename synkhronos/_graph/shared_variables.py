@@ -35,31 +35,6 @@ from synkhronos._backends import (
 )
 from synkhronos._utils.interrupts import FinalizerQueue
 
-__all__ = [
-    "SentValue",
-    "VariableTable",
-    "call_on_rank",
-    "copy_array",
-    "describe",
-    "follow",
-    "get_array",
-    "host_array",
-    "is_host_variable",
-    "is_shared_variable",
-    "is_tensor_variable",
-    "memory_order",
-    "note_sent",
-    "set_array",
-    "shared_variables_of",
-    "start_worker",
-    "sync_of",
-    "syncs_of",
-    "updated_variables",
-    "uses",
-    "watch",
-]
-
-
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 
 

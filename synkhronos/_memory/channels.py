@@ -20,9 +20,6 @@ from synkhronos._memory.descriptors import Descriptor, OwnedSocket
 from synkhronos._memory.segments import Segment, SegmentRef, map_shared
 from synkhronos._utils.interrupts import deferred_interrupts
 
-__all__ = ["FdChannel", "Mailbox"]
-
-
 _MAILBOX_BYTES = 64 * 1024
 
 

@@ -18,8 +18,6 @@ from synkhronos._native import native
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos.errors import SessionError
 
-__all__ = ["Descriptor", "OwnedSocket", "clear_of_streams"]
-
 _FIRST = 3  # after standard input, output and error
 
 _CLOSED_BY_PROGRAM = (

@@ -23,9 +23,6 @@ from synkhronos._native import native
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos._utils.resources import free_memory
 
-__all__ = ["Arena", "look_at_free_memory", "make_regions"]
-
-
 _logger = logging.getLogger("synkhronos")
 
 _UNIT = 2 * 1024 * 1024

@@ -18,8 +18,6 @@ from synkhronos._memory.descriptors import Descriptor
 from synkhronos._memory.segments import Segment, SegmentRef, map_shared, new_key
 from synkhronos._utils.interrupts import deferred_interrupts
 
-__all__ = ["FilePart", "find_part", "open_part", "segment_of_file"]
-
 _PAGE = 4096  # bytes
 _N_PAGES = 64  # number of pages that are compared
 

@@ -22,8 +22,6 @@ from synkhronos._memory.descriptors import Descriptor, clear_of_streams
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos._utils.resources import free_memory
 
-__all__ = ["anonymous_file", "new_descriptor", "remove_stale", "reserve", "sparse_file"]
-
 _FOLDER = "/dev/shm"
 _OURS = re.compile(r"synkhronos-\d+-[0-9a-f]{32}")
 _STALE_SECONDS = 60

@@ -31,9 +31,6 @@ from synkhronos._memory.descriptors import Descriptor
 from synkhronos._memory.memfd import anonymous_file, check_room, reserve, sparse_file
 from synkhronos._utils.interrupts import FinalizerQueue, let_interrupts_pass
 
-__all__ = ["ALIGNMENT", "ArrayRef", "Segment", "SegmentRef", "SegmentTable", "aligned", "dtype_spec", "map_shared"]
-
-
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]

@@ -44,20 +44,6 @@ from synkhronos._processes import end_with, start_apart
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos.errors import SessionError
 
-__all__ = [
-    "DEFAULT_LIMIT",
-    "LEAVE",
-    "NOBODY",
-    "WARNING_SECONDS",
-    "Door",
-    "Heartbeat",
-    "Loss",
-    "Message",
-    "Reason",
-    "Silence",
-]
-
-
 #: Seconds of silence after which a warning is printed.
 WARNING_SECONDS = 2.0
 #: Stands for no node in a message.

@@ -31,9 +31,6 @@ from synkhronos._utils.rendezvous import rendezvous
 from synkhronos._utils.rows import shares
 from synkhronos.errors import DeviceError
 
-__all__ = ["StartLimit", "find_comm", "own_part", "part_of", "share_cores", "sweep"]
-
-
 #: Names of the files of MPICH and UCX, of Open MPI (versions 5 and 4), and of Intel MPI.
 _NAMES = re.compile(r"(mpich_sh(m_|ar_tmp)|ucx_shm_posix_|sm_segment\.|vader_segment\.|Intel_MPI_).+")
 

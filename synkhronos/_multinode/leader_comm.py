@@ -36,18 +36,6 @@ from synkhronos._utils.interrupts import deferred_interrupts, handle_interrupts
 from synkhronos._utils.rendezvous import RESTART, drain_output
 from synkhronos.errors import CLOSED_WITHIN, CollectiveAborted, NodeLost, SessionError
 
-__all__ = [
-    "ABORT",
-    "VOTE",
-    "LeaderComm",
-    "MultiNodeSignals",
-    "Transfer",
-    "Voting",
-    "Wire",
-    "describe",
-    "describe_differences",
-]
-
 
 class Transfer(NamedTuple):
     """A non-blocking collective of MPI in flight: one step of an exchange.

@@ -18,8 +18,6 @@ from synkhronos._rank import Decoder, Envelope
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos.errors import CLOSED_WITHIN, SessionError, WorkerDied, WorkerTimeout
 
-__all__ = ["MultiNodeGroup"]
-
 _QUESTIONS = 8
 _STOP_SECONDS = 5.0  # that a leader may take to stop its ranks, and then to answer
 

@@ -23,8 +23,6 @@ from synkhronos._rank import Decoder, Encoder, Envelope, Failure, Replica, set_a
 from synkhronos._utils.interrupts import collect_garbage, let_interrupts_pass
 from synkhronos.errors import WorkerDied, WorkerTimeout
 
-__all__ = ["lead"]
-
 
 def lead(comm: LeaderComm, find_devices: Callable[..., list[str]]) -> NoReturn:
     """Serve the controller until it ends; never return.

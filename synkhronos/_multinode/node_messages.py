@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 from synkhronos._memory import FilePart
 from synkhronos._multinode.shipping import Shipment
 
-__all__ = ["Answer", "Ask", "Bring", "Do", "Leave", "Look", "Lost", "Report", "Start", "Stop"]
-
 
 class Ask(NamedTuple):
     """Report the devices of the node; the arguments are those of `fork`."""

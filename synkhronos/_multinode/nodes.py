@@ -16,8 +16,6 @@ from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos._utils.rendezvous import RESTART, rendezvous
 from synkhronos.errors import DeviceError, NodeLost, SessionError
 
-__all__ = ["Nodes", "find_nodes"]
-
 _STOP_SECONDS = 5.0  # that a leader may take to stop its ranks
 
 

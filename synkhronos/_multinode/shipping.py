@@ -29,9 +29,6 @@ from synkhronos._rank import Call, Command, InOrder, Load, Put, Source, borrowed
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos._utils.rows import Rows
 
-__all__ = ["BLOCK", "Digests", "SegmentCache", "Shipment", "Shipping", "blocks_of", "put", "runs", "take"]
-
-
 BLOCK = 4096  # bytes
 
 

@@ -14,8 +14,6 @@ import numpy as np
 from synkhronos._memory import Descriptor, Segment
 from synkhronos._native import native
 
-__all__ = ["SessionStatus", "StatusBoard"]
-
 _MAGIC = int.from_bytes(b"synkrank", "little")
 _HEAD = 5  # int64 numbers before the pids: magic, n_ranks, master_rank, first, n_all
 _SEAT = 64  # bytes of each rank's words; 64 bytes of common words precede them: see _native/sync.h

@@ -37,18 +37,6 @@ from synkhronos._utils.progress import counted
 from synkhronos._utils.resources import count_cores
 from synkhronos.errors import CLOSED_WITHIN, CollectiveAborted, SessionError, WorkerDied, WorkerTimeout
 
-__all__ = [
-    "ControllerDied",
-    "LeaderTransport",
-    "ProcessGroup",
-    "Transfer",
-    "World",
-    "check_exchange",
-    "check_nodes",
-    "check_order",
-    "kind_of",
-]
-
 
 def kind_of(device: str) -> str:
     """Return the kind of a device, by its name: ``"cpu"``, ``"cuda"`` or ``"opencl"``."""

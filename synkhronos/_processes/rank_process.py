@@ -37,8 +37,6 @@ from synkhronos._native import native
 from synkhronos._processes.sync import Deadline
 from synkhronos._utils.interrupts import deferred_interrupts
 
-__all__ = ["Process", "RankProcess", "describe_exit", "end_with", "leave_signals_to_master", "log", "start_apart"]
-
 
 def log(level: int, message: str, *args: object) -> None:
     """Log a message where the work must go on even if logging fails.

@@ -12,9 +12,6 @@ from typing import Any, Callable
 from synkhronos._native import native
 from synkhronos._processes.timeline import STRAGGLING, Timeline
 
-__all__ = ["ANSWERED", "POLL", "SENT", "Barrier", "Deadline", "Signals"]
-
-
 #: Time between two looks at the clock, in seconds, from which on it does not count as waiting.
 _PAUSE = 1.0
 

@@ -16,22 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = [
-    "CATEGORIES",
-    "COLLECTIVES",
-    "CONTROL",
-    "FUNCTION",
-    "OUTSIDE",
-    "SHUFFLE",
-    "STRAGGLING",
-    "TRANSFERS",
-    "Notes",
-    "Span",
-    "Timeline",
-    "by_other_clock",
-    "spans",
-]
-
 #: Names of the categories, by number.
 CATEGORIES = ("function", "shuffle", "straggling", "collectives", "transfers", "control", "outside")
 FUNCTION, SHUFFLE, STRAGGLING, COLLECTIVES, TRANSFERS, CONTROL, OUTSIDE = range(len(CATEGORIES))

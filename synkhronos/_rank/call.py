@@ -27,8 +27,6 @@ from synkhronos._rank.commands import Call
 from synkhronos._rank.results import RowViews
 from synkhronos._utils.rows import Rows, Selection, pieces, take
 
-__all__ = ["Caller", "borrowed", "call_in_slices", "kept"]
-
 
 def borrowed(call: Call) -> Rows:
     """Return one row of the first rank that has rows of the scattered inputs; an empty range if no rank has."""

@@ -26,8 +26,6 @@ from synkhronos._rank.commands import AllGather, AllReduce, Digest, Get, Nccl, P
 from synkhronos._rank.results import RowViews
 from synkhronos._utils.rows import Rows
 
-__all__ = ["CollectiveHandlers", "digest_of"]
-
 _logger = logging.getLogger("synkhronos")
 
 

@@ -11,29 +11,6 @@ from typing import NamedTuple, Union
 from synkhronos._memory import ArrayRef
 from synkhronos._utils.rows import Rows
 
-__all__ = [
-    "AllGather",
-    "AllReduce",
-    "Bind",
-    "Call",
-    "Command",
-    "Connect",
-    "Digest",
-    "Follow",
-    "Get",
-    "InOrder",
-    "Load",
-    "Nccl",
-    "Put",
-    "Record",
-    "Reduce",
-    "RowsRef",
-    "Settle",
-    "Shapes",
-    "Source",
-    "meets",
-]
-
 #: Rows of an array in a command: a range, or the place of an index array in shared memory.
 RowsRef = Union[Rows, ArrayRef]
 

@@ -21,8 +21,6 @@ from synkhronos._backends import limit_threads
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos._utils.resources import count_cores
 
-__all__ = ["ThreadLimits", "digest_of_states", "set_apart"]
-
 
 def digest_of_states() -> bytes:
     """Return a hash of the states of this process's global generators, without drawing from them."""

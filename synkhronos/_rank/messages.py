@@ -13,8 +13,6 @@ from synkhronos._rank.commands import AllReduce, Call, Command, Follow, Source
 from synkhronos._utils.rows import Rows
 from synkhronos.errors import CollectiveAborted
 
-__all__ = ["Arrays", "Decoder", "Encoder", "Envelope", "Failure", "Release", "summarize"]
-
 
 class Release(NamedTuple):
     """Keys of segments, functions and variables that the controller has dropped since the last command."""

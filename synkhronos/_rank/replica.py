@@ -21,8 +21,6 @@ from synkhronos._rank.commands import Bind, Call, Command, Connect, Get, InOrder
 from synkhronos._rank.environment import ThreadLimits
 from synkhronos._rank.results import ResultPublisher, RowViews
 
-__all__ = ["Replica"]
-
 
 class Replica:
     """One rank's functions, shared variables and data.

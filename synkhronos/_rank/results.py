@@ -19,8 +19,6 @@ from synkhronos._rank.commands import RowsRef, Source
 from synkhronos._rank.messages import Arrays, Placed, Sent
 from synkhronos._utils.rows import Rows, Selection
 
-__all__ = ["ResultPublisher", "RowViews"]
-
 
 class RowViews:
     """Select one rank's rows of arrays; rows picked by index are copied to buffers that are used again.

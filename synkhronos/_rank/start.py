@@ -14,8 +14,6 @@ from synkhronos._rank.messages import Decoder, Encoder, Envelope, Failure
 from synkhronos._rank.replica import Replica
 from synkhronos._utils.interrupts import deferred_interrupts
 
-__all__ = ["serve", "start_ranks"]
-
 
 def serve(group: ProcessGroup, replica: Replica) -> None:
     """Execute the controller's commands until it sends a stop."""

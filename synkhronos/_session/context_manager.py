@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     _Parameters = ParamSpec("_Parameters")
 
-__all__ = ["session"]
-
 _Made = TypeVar("_Made")
 _logger = logging.getLogger("synkhronos")
 

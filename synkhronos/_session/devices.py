@@ -26,17 +26,6 @@ from synkhronos._utils.progress import progress
 from synkhronos._utils.resources import count_cores
 from synkhronos.errors import DeviceError, WorkerDied, WorkerError, WorkerTimeout
 
-__all__ = [
-    "check_unused",
-    "connect_gpus",
-    "count_gpus",
-    "find_devices",
-    "find_free_devices",
-    "may_use_nccl",
-    "take_gpus",
-]
-
-
 _logger = logging.getLogger("synkhronos")
 
 _NAME = re.compile(r"cpu|cuda\d+|opencl\d+:\d+")

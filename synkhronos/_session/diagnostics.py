@@ -13,9 +13,6 @@ from synkhronos._rank import Call, Command, Failure, InOrder, Load
 from synkhronos._utils.resources import count_cores
 from synkhronos.errors import WorkerError
 
-__all__ = ["BROKEN", "LOST", "check_cores", "check_threads", "first_failure", "warn", "worker_error"]
-
-
 #: Packages of notebooks and debuggers, whose threads hold no lock that a worker needs.
 _HARMLESS = ("IPython", "ipykernel", "debugpy", "_pydevd_bundle", "pydevd")
 

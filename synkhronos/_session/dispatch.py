@@ -18,8 +18,6 @@ from synkhronos._session.ledger import Ledger
 from synkhronos._utils.interrupts import deferred_interrupts, interrupt_behind, let_interrupts_pass
 from synkhronos.errors import CLOSED_WITHIN, NodeLost, SessionError, WorkerDied, WorkerRestarted, WorkerTimeout
 
-__all__ = ["BUSY", "Dispatcher", "RankGroup", "State"]
-
 _INTERRUPT_SECONDS = 0.7  # how long a rank may take to reply after the controller was interrupted
 _MAX_RESTARTS = 3
 _FRAMES = 150  # an upper limit of the frames that `Dispatcher.issue` needs, errors and logging included

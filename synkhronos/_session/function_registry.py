@@ -16,8 +16,6 @@ from synkhronos._utils.interrupts import FinalizerQueue, deferred_interrupts, le
 from synkhronos._utils.progress import progress
 from synkhronos.errors import WorkerError
 
-__all__ = ["FunctionRegistry"]
-
 _logger = logging.getLogger("synkhronos")
 
 

@@ -12,9 +12,6 @@ from synkhronos._session.lifecycle import current
 from synkhronos._session.profiles import Profile, Serial, begin, events, finish
 from synkhronos._utils.display import html_table
 
-__all__ = ["Memory", "Profile", "memory", "profile", "trace"]
-
-
 _MEGABYTE = 10**6
 
 

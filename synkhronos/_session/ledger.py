@@ -17,9 +17,6 @@ from synkhronos._memory import Arena, ArrayRef, Segment, SegmentTable, aligned
 from synkhronos._rank import Command, Envelope, Release
 from synkhronos._utils.interrupts import FinalizerQueue, deferred_interrupts
 
-__all__ = ["Ledger", "Staged"]
-
-
 #: Limits of the segments that wait to be mapped, and of the bytes that wait to be unmapped, with the next command.
 _MAX_WAITING = 64
 _MAX_DROPPED_BYTES = 64 * 1024 * 1024

@@ -27,8 +27,6 @@ from synkhronos._session.state import Session
 from synkhronos._utils.interrupts import collect_garbage
 from synkhronos.errors import SessionError
 
-__all__ = ["close", "current", "distribute", "fork", "functions", "get_n_gpu", "held", "settle"]
-
 _logger = logging.getLogger("synkhronos")
 _session: Session | None = None
 _measured: Profile | None = None  # the profile of the entire session, if `fork` was asked for it

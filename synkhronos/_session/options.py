@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 from synkhronos._multinode import WARNING_SECONDS
 from synkhronos._rank import digest_of_states
 
-__all__ = ["Options", "make_options"]
-
 
 class Options(NamedTuple):
     """Checked arguments of `fork`.

@@ -12,8 +12,6 @@ from synkhronos._session.state import Session
 from synkhronos._utils.display import html_table, public_names
 from synkhronos.errors import SessionError, SynkhronosError
 
-__all__ = ["Profile", "Serial", "begin", "check_serial", "events", "finish"]
-
 #: Marks that each rank keeps for a trace, of 16 bytes each; the oldest are overwritten.
 _ROOM = 1_000_000
 

@@ -14,8 +14,6 @@ from synkhronos._backends import is_random_state
 from synkhronos._rank import Command, Digest, Get
 from synkhronos._session.diagnostics import warn
 
-__all__ = ["ReplicaCheck", "distances"]
-
 
 class ReplicaCheck:
     """Registry of which shared variables should be equal on all ranks, and their comparison.

@@ -9,8 +9,6 @@ from synkhronos._session.lifecycle import current
 from synkhronos._session.submission import Recorder
 from synkhronos.errors import SessionError
 
-__all__ = ["sequence"]
-
 
 @contextlib.contextmanager
 def sequence() -> Iterator[None]:

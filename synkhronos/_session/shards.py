@@ -37,9 +37,6 @@ from synkhronos._session.submission import Sequencer
 from synkhronos._utils.rows import Rows, Selection
 from synkhronos.errors import SessionError
 
-__all__ = ["Origin", "ShapeCache", "Shards", "origin_of"]
-
-
 #: Commands that change no shapes; a `Call` changes those of the variables that it updates.
 _KEEPING = (AllReduce, Digest, Get, Record, Reduce, Settle, Shapes)
 

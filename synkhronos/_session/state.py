@@ -30,8 +30,6 @@ from synkhronos._session.shards import ShapeCache, Shards
 from synkhronos._session.submission import Sequencer
 from synkhronos._utils.interrupts import collect_garbage, deferred_interrupts
 
-__all__ = ["Session", "segments"]
-
 #: Segments of this process; they outlive a session, so that `Data` of one session can be used in the next.
 segments = SegmentTable()
 

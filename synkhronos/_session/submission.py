@@ -16,8 +16,6 @@ from synkhronos.errors import SessionError, WorkerError
 if TYPE_CHECKING:
     from synkhronos._session.state import Session
 
-__all__ = ["Future", "Recorder", "Sequencer", "Submission"]
-
 
 class Submission(NamedTuple):
     """A command, and how the controller processes its results.

@@ -16,8 +16,6 @@ from synkhronos._graph.ops import Collective, meets_in_a_loop
 from synkhronos._sharding.lengths import RowCounts
 from synkhronos._sharding.placements import typed
 
-__all__ = ["in_blocks"]
-
 #: Bytes of rows in a block. A core has 1 to 2 MiB of private cache, which the rows share with intermediate values.
 _BYTES = 1 << 20
 

@@ -19,9 +19,6 @@ from synkhronos._backends import Apply, Op, T, TensorType, ops
 from synkhronos._sharding.lengths import Lengths, RowCounts
 from synkhronos._sharding.placements import Placed, Replicate, Shard, copied, line_of, typed
 
-__all__ = ["ShapeChecks", "environment_asks", "tolerated"]
-
-
 _logger = logging.getLogger("synkhronos")
 _RAISE_VARIABLE = "SYNKHRONOS_RAISE_ANALYSIS_ERRORS"
 _logged: set[tuple[str, str]] = set()

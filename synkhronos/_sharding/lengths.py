@@ -26,8 +26,6 @@ from synkhronos._backends import (
 )
 from synkhronos._sharding.placements import ONE, ROWS, UNKNOWN, Length
 
-__all__ = ["Lengths", "RowCounts", "constant_of", "follow", "reduced_axes"]
-
 
 class RowCounts:
     """Rows of a call as symbolic int64 scalars.

@@ -24,27 +24,6 @@ from synkhronos._backends import (
 )
 from synkhronos._backends import copied as node_with
 
-__all__ = [
-    "ONE",
-    "ROWS",
-    "UNKNOWN",
-    "Length",
-    "Partial",
-    "Placed",
-    "Placement",
-    "Replicate",
-    "Shard",
-    "can_reduce",
-    "copied",
-    "described",
-    "is_broadcast",
-    "is_of_one_sum",
-    "is_zero",
-    "kind_of",
-    "line_of",
-    "typed",
-]
-
 
 class Length(NamedTuple):
     """A length: the product of a constant and of symbols.

@@ -36,8 +36,6 @@ from synkhronos._sharding.placements import (
 )
 from synkhronos._sharding.rank_ops import Collective, Collectives, LocalShard
 
-__all__ = ["MAKERS", "RULES", "Propagation", "Rule", "register_sharding"]
-
 #: The placements of an Apply node's outputs, and those that its inputs need for that.
 AcceptableSharding = tuple[Sequence[Placement], Sequence[Placement]]
 

@@ -14,8 +14,6 @@ from synkhronos._backends import NO_TENSORS, SharedVariable, T, io_toposort, ops
 from synkhronos._sharding.placements import ONE, Length, Placed, Replicate, Shard, described
 from synkhronos._sharding.propagate import Propagation, Rule
 
-__all__ = ["OwnDraws"]
-
 
 class OwnDraws:
     """Sharding rule for the random draws of one graph, and record of the states that differ between ranks.

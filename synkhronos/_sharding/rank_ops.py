@@ -13,8 +13,6 @@ from synkhronos._graph import ops as graph_ops
 from synkhronos._graph.ops import gathered, reduced
 from synkhronos._sharding.placements import described
 
-__all__ = ["ON_RANKS", "Collective", "Collectives", "LocalShard", "label"]
-
 
 class Collectives(NamedTuple):
     """Functions that build collectives: ``all_reduce(variable, op)`` and ``all_gather(variable, axis)``."""

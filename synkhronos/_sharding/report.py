@@ -20,9 +20,6 @@ from synkhronos._sharding.placements import Partial, Shard, line_of
 from synkhronos._sharding.propagate import Propagation
 from synkhronos._sharding.rank_ops import Collective
 
-__all__ = ["Entry", "Partition", "draw"]
-
-
 _TITLES = ("meeting", "collective", "variable", "bytes", "line", "why")
 
 

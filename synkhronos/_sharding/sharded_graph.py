@@ -34,9 +34,6 @@ from synkhronos._sharding.rank_ops import ON_RANKS, label
 from synkhronos._sharding.report import Partition, draw
 from synkhronos._sharding.user_shards import Sharding
 
-__all__ = ["ShardedGraph", "row_axes", "why_not_sliced"]
-
-
 _REMEDY = "Call it without slices, with a smaller batch"
 
 

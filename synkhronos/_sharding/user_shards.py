@@ -12,8 +12,6 @@ from synkhronos._sharding.placements import Placed, Shard, described
 from synkhronos._sharding.propagate import Propagation
 from synkhronos._sharding.rank_ops import LocalShard
 
-__all__ = ["Sharding", "check_open"]
-
 
 class Sharding:
     """Variables that the user wants to be sharded, and their axes.

@@ -22,9 +22,6 @@ from . import blas_probe as routines
 from .blas_probe import try_blas, try_routines
 from .flags import is_replacement, replacement
 
-__all__ = ["offer_blas", "refuse_unfit_blas"]
-
-
 logger = logging.getLogger("synkhronos")
 
 #: Environment variable that selects a BLAS: one of `NAMES`, or the path of a library.

@@ -25,20 +25,6 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, NamedTuple, NoReturn
 
-__all__ = [
-    "SYMBOLS",
-    "TABLE",
-    "Linked",
-    "file_of",
-    "link",
-    "load",
-    "load_table",
-    "objection",
-    "try_blas",
-    "try_routines",
-]
-
-
 # -- routines
 
 #: Routines of levels 1 to 3 that Theano's C code calls by these names.

@@ -26,8 +26,6 @@ from typing import Any
 
 from .flags import is_replacement, replacement
 
-__all__ = ["precompile_headers"]
-
 
 def patch_cache_keys() -> None:
     """Make both kinds of Ops cacheable. Theano must have been imported; calling this again does nothing."""

@@ -21,9 +21,6 @@ from typing import Any, Callable, NamedTuple
 
 from .flags import is_replacement, read_support_code, replacement, switch
 
-__all__ = ["Operand", "elements", "first_axis", "given", "length", "loops", "vectorize_elementwise", "vectorize_tanh"]
-
-
 # -- loops over runs
 
 

@@ -12,9 +12,6 @@ import hashlib
 import os
 from typing import Any, Callable, TypeVar
 
-__all__ = ["is_replacement", "offer_switches", "read_support_code", "replacement", "switch"]
-
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 

@@ -11,8 +11,6 @@ from .elementwise import Operand, elements, first_axis, given, length, loops
 from .flags import read_support_code
 from .summation import kept_axes
 
-__all__ = ["SumOfElementwise"]
-
 _SUPPORT, _ = read_support_code("runs.h", "summation.h")
 _, _VERSION = read_support_code("runs.h", "summation.h", "elementwise.py", "fused_sum.py")
 

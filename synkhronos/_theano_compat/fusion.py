@@ -13,8 +13,6 @@ from typing import Any
 from .flags import switch
 from .summation import kept_axes
 
-__all__ = ["fuse_sums"]
-
 _NAME = "synkhronos_fused_sum"
 _BEHIND_FUSION = 49.1  # position just after Theano's fusion, and before the in-place rewrites at 75
 _REAL = ("bool", "float32", "float64", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)))

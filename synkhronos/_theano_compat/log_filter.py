@@ -6,8 +6,6 @@ import logging
 import warnings
 from typing import Any
 
-__all__ = ["explain_missing_headers", "shorten_complaints"]
-
 _COMMAND = "`python -m synkhronos info` says what is missing"
 
 

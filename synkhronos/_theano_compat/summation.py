@@ -12,8 +12,6 @@ from typing import Any
 
 from .flags import is_replacement, read_support_code, replacement, switch
 
-__all__ = ["vectorize_sums"]
-
 _SUPPORT, _VERSION = read_support_code("summation.h")
 _DTYPES = ("float32", "float64")
 

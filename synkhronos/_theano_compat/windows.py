@@ -23,9 +23,6 @@ from typing import Any
 
 from .flags import is_replacement, read_support_code, replacement, switch
 
-__all__ = ["vectorize_convolution", "vectorize_pooling"]
-
-
 # -- convolution
 
 _CONVOLUTION_SUPPORT, _CONVOLUTION_VERSION = read_support_code("sums.h", "convolution.h")

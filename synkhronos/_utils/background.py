@@ -8,8 +8,6 @@ from typing import Any, Callable
 
 from synkhronos._utils.interrupts import deferred_interrupts
 
-__all__ = ["Background"]
-
 _SECONDS = 1.0  # between two exceptions that are sent to stop a thread
 
 

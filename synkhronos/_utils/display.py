@@ -6,8 +6,6 @@ import difflib
 from collections.abc import Iterable, Sequence
 from html import escape
 
-__all__ = ["html_table", "public_names", "unknown_keyword"]
-
 
 def unknown_keyword(function: str, name: str, known: Sequence[str]) -> TypeError:
     """Return the error for an argument that a function does not have.

@@ -24,16 +24,6 @@ from typing import Any, Generic, TypeVar
 
 from synkhronos._native import native
 
-__all__ = [
-    "FinalizerQueue",
-    "collect_garbage",
-    "deferred_interrupts",
-    "handle_interrupts",
-    "interrupt_behind",
-    "let_interrupts_pass",
-]
-
-
 _NUMBERS = range(1, _signal.NSIG)
 
 _FRAMES = 50  # more than the calls in any such block nest

@@ -23,8 +23,6 @@ from weakref import WeakSet
 
 from synkhronos._utils.background import Background
 
-__all__ = ["Progress", "counted", "progress"]
-
 T = TypeVar("T")
 
 DELAY = 2.0  # seconds

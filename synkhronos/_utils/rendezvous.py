@@ -32,19 +32,6 @@ from typing import Any, NamedTuple, Protocol
 
 from synkhronos.errors import NodeLost
 
-__all__ = [
-    "ENDED",
-    "JOINED",
-    "RESTART",
-    "STARTED",
-    "SUPERVISOR",
-    "WAITS",
-    "Report",
-    "count_launched",
-    "drain_output",
-    "rendezvous",
-]
-
 
 class State(str, enum.Enum):
     """State that a process reports, in the word that is sent."""

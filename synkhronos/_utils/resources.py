@@ -11,8 +11,6 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["count_cores", "free_memory"]
-
 _NO_LIMIT = 1 << 60  # version 1 cgroups without a limit report a number near 2^63
 
 

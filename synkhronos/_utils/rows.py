@@ -13,8 +13,6 @@ from typing import Any, NamedTuple, Union
 
 import numpy as np
 
-__all__ = ["Rows", "Selection", "pieces", "select", "select_per_rank", "shares", "shift", "take"]
-
 
 class Rows(NamedTuple):
     """The rows ``start, start + 1, …, stop - 1`` of an array.

@@ -22,8 +22,8 @@ def free(expressions: Any, inputs: Sequence[Any], givens: Any) -> list[Any]:
     for name in names:
         if name is None or names.count(name) > 1 or name in ("x_data", "y_data", "batch", "num_slices"):
             raise TypeError(
-                f"the loss or the rule has the symbolic variables {free} in addition to x and y: each needs a name, by which "
-                "a value is passed at every call; no two the same, and none that is a parameter of the call"
+                f"the loss or the rule has the symbolic variables {free} in addition to x and y: each needs a name, by "
+                "which a value is passed at every call; no two the same, and none that is a parameter of the call"
             )
     return free
 

@@ -39,7 +39,7 @@ CALLS = """
         say(type(error).__name__, error)
 """
 
-#: The most seconds that a test allows, on a machine that is busy: until the script is notified, and until nothing is left.
+#: The most seconds that a test allows on a busy machine: until the script is notified, and until nothing is left.
 NOTIFIED, LEFT = 4, 6
 
 

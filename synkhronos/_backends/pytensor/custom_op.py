@@ -131,7 +131,7 @@ def register_with_numba() -> None:
 
 
 class _RegisterWithNumba(GraphRewriter):
-    """Rewrite that calls `register_with_numba` when a function for numba is compiled, because importing numba takes a second."""
+    """Rewrite that calls `register_with_numba` when numba is about to compile, because importing numba takes a second."""
 
     def add_requirements(self, fgraph: Any) -> None:
         """Require nothing."""

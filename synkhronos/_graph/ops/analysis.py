@@ -20,18 +20,6 @@ from synkhronos._graph.ops.collective_op import Collective
 from synkhronos._graph.ops.rank_context import GATHER
 from synkhronos._graph.ops.row_counts import RankConstant
 
-__all__ = [
-    "Cut",
-    "after_meetings",
-    "collectives_of",
-    "cut",
-    "depends_on",
-    "expresses_meetings",
-    "meets",
-    "meets_in_a_loop",
-    "meets_within",
-]
-
 
 def meets(function: Any) -> bool:
     """Return whether a compiled function has collectives or numbers that depend on the rank, in inner graphs too.

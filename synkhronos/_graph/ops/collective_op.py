@@ -16,8 +16,6 @@ from synkhronos._collectives import OPS, result_dtype
 from synkhronos._graph.ops.gradients import gradient
 from synkhronos._graph.ops.rank_context import BROADCAST, GATHER, current
 
-__all__ = ["UNNUMBERED", "Collective"]
-
 UNNUMBERED = -1
 
 #: The ops that move rows without arithmetic.

@@ -17,8 +17,6 @@ from synkhronos._graph import Unpacked, bytes_variable, pack
 from synkhronos._graph.ops.collective_op import Collective
 from synkhronos._graph.ops.rank_context import BROADCAST, current
 
-__all__ = ["broadcast_outputs"]
-
 
 def broadcast_outputs(node: Any, inputs: Sequence[Any]) -> list[Any]:
     """Return expressions for the outputs of an Apply node that only the controller computes.

@@ -11,8 +11,6 @@ from synkhronos._graph.ops.collective_op import Collective
 from synkhronos._graph.ops.rank_context import GATHER
 from synkhronos.typing import Reduction
 
-__all__ = ["averaged", "gathered", "reduced", "summed"]
-
 
 def averaged(x: Any) -> Any:
     """Average a variable over ranks, weighted by their data points, as a symbolic expression.

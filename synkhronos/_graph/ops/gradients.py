@@ -29,8 +29,6 @@ from synkhronos._backends import (
 from synkhronos._graph.ops.rank_context import GATHER
 from synkhronos._graph.ops.row_counts import RankConstant
 
-__all__ = ["gradient"]
-
 
 def gradient(op: str, x: Any, y: Any, g: Any, collective: Callable[[str, Any], Any]) -> Any:
     """Return the gradient with respect to the input of one collective.

@@ -24,8 +24,6 @@ from synkhronos.errors import CollectiveAborted, WorkerDied, WorkerTimeout
 if TYPE_CHECKING:
     from synkhronos._processes import Timeline
 
-__all__ = ["BROADCAST", "GATHER", "RankContext", "current"]
-
 GATHER = "gather"
 BROADCAST = "broadcast"  # all ranks get the controller's rows, or bytes
 

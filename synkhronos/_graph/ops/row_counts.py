@@ -11,8 +11,6 @@ from synkhronos._backends import Apply, Op, T
 from synkhronos._graph.ops.rank_context import current
 from synkhronos._utils.rows import Rows, shares
 
-__all__ = ["Counted", "RankConstant"]
-
 
 class RankConstant(Op):
     """A scalar that may have another value on each rank.

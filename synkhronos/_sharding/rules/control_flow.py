@@ -42,9 +42,6 @@ from synkhronos._sharding.placements import (
 )
 from synkhronos._sharding.propagate import RULES, Propagation, Rule
 
-__all__ = ["Steps", "inner_graph"]
-
-
 _WHOLE = "a state that is whole"
 
 
