@@ -16,11 +16,12 @@ UNCHECKED = {"synkhronos.session": {"PR01", "PR02"}}
 
 
 def members(name, obj):
-    """Yield the names of an object and of the public methods that its class, or a private base of it, defines."""
+    """Yield the names of an object, and of the public methods that its class or a private base of it defines."""
     yield name
     if inspect.isclass(obj) and not issubclass(obj, BaseException):
         for member, value in inspect.getmembers(obj):
-            if not member.startswith("_") and getattr(value, "__module__", "").startswith("synkhronos"):
+            own = getattr(value, "__module__", "").startswith("synkhronos")
+            if own and inspect.isroutine(value) and not member.startswith("_"):
                 yield f"{name}.{member}"
 
 

@@ -114,11 +114,29 @@ class Shard:
         return f"Shard({self.axis})"
 
     def moved(self, axis: int) -> Shard:
-        """Return the same sharding along another axis."""
+        """Return the same sharding along another axis.
+
+        Parameters
+        ----------
+        axis : int
+
+        Returns
+        -------
+        Shard
+        """
         return Shard(axis, self.outer, self.inner)
 
     def agrees(self, other: Any) -> bool:
-        """Return whether both put the rows at the same positions of arrays that have equal length along the axis."""
+        """Return whether both put the rows at the same positions of arrays that have equal length along the axis.
+
+        Parameters
+        ----------
+        other : Placement
+
+        Returns
+        -------
+        bool
+        """
         if not isinstance(other, Shard) or self.axis != other.axis:
             return False
         return self == other or self.outer == other.outer == ONE or self.inner == other.inner == ONE

@@ -131,7 +131,7 @@ def register_with_numba() -> None:
 
 
 class _RegisterWithNumba(GraphRewriter):
-    """Rewrite that calls `register_with_numba` when numba is about to compile, because importing numba takes a second."""
+    """Rewrite that calls `register_with_numba` before numba compiles, because importing numba takes a second."""
 
     def add_requirements(self, fgraph: Any) -> None:
         """Require nothing."""
