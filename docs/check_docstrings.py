@@ -20,7 +20,7 @@ def members(name, obj):
     yield name
     if inspect.isclass(obj) and not issubclass(obj, BaseException):
         for member, value in inspect.getmembers(obj):
-            own = getattr(value, "__module__", "").startswith("synkhronos")
+            own = (getattr(value, "__module__", "") or "").startswith("synkhronos")
             if own and inspect.isroutine(value) and not member.startswith("_"):
                 yield f"{name}.{member}"
 

@@ -119,10 +119,12 @@ class Shard:
         Parameters
         ----------
         axis : int
+            The other axis.
 
         Returns
         -------
         Shard
+            With the same `outer` and `inner`.
         """
         return Shard(axis, self.outer, self.inner)
 
@@ -132,10 +134,12 @@ class Shard:
         Parameters
         ----------
         other : Placement
+            Any placement; one that is no `Shard` never agrees.
 
         Returns
         -------
         bool
+            Whether a rank's rows of both are the same.
         """
         if not isinstance(other, Shard) or self.axis != other.axis:
             return False

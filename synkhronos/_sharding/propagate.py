@@ -132,8 +132,12 @@ def _apply_rule(rule: ShardingRule, propagation: Propagation, node: Any) -> str 
     found = [cost for cost in costs if cost is not None]
     if not found:
         places = [(i, propagation.placement(one)) for i, one in enumerate(node.inputs)]
-        return "no acceptable sharding has " + ", ".join(
-            f"{placement} of input {i}" for i, placement in places if not isinstance(placement, Replicate)
+        return "its sharding rule does not accept " + ", ".join(
+            f"rows along axis {placement.axis} of input {i}"
+            if isinstance(placement, Shard)
+            else f"{placement} of input {i}"
+            for i, placement in places
+            if not isinstance(placement, Replicate)
         )
     return propagation.applied(node, *shardings[costs.index(min(found))])
 
