@@ -160,7 +160,7 @@ def test_what_programs_build_under_parallelize(synchronize):
         np.testing.assert_allclose(train(V), (V.dot(expected) ** 2).mean())
         expected = expected - 0.1 * 2 * (V.dot(expected)[:, None] * V).mean(axis=0)
         np.testing.assert_allclose(synk.get_value(1, w), expected)
-    with pytest.raises(ValueError, match=f"{synk.engine}.function: accept_inplace=True"), synk.parallelize():
+    with pytest.raises(ValueError, match=f"{synk.engine}.function: got accept_inplace=True"), synk.parallelize():
         function([x], loss, accept_inplace=True)
 
 

@@ -76,7 +76,7 @@ class TestOneModule:
         assert part.state == "unusable"
         assert part.note.startswith("cannot find -lnothing")
         assert part.note.endswith(f"\n{LDFLAGS} is -lnothing, as {tmp_path}/rc says")
-        assert part.remedy == f"take {LDFLAGS} out of {tmp_path}/rc"
+        assert part.remedy == f"remove {LDFLAGS} from {tmp_path}/rc"
 
     def test_long_integers(self, ldflags, tmp_path):
         source = "".join(f"double {name}_(void) {{ return 0; }}\n" for name in ("sdot", "ddot", "dgemm", "sgemm"))
@@ -90,7 +90,7 @@ class TestOneModule:
             assert f"{LDFLAGS}=-L{tmp_path} -lmine: its integers" in part.note
         else:
             assert part.state == "unusable" and part.path == str(tmp_path / "libmine.so")
-        assert part.remedy == f"take {LDFLAGS} out of {tmp_path}/rc"
+        assert part.remedy == f"remove {LDFLAGS} from {tmp_path}/rc"
 
 
 def report(**variables):
@@ -108,7 +108,7 @@ def test_a_compiler_that_is_turned_off_is_not_named(tmp_path):
     compiler = parts["C++ compiler"]
     assert compiler["path"] == ""
     assert compiler["note"] == f"turned off by cxx in {FLAGS}: {HERE.title} compiles no C++"
-    assert compiler["remedy"] == f"take cxx out of {FLAGS}"
+    assert compiler["remedy"] == f"remove cxx from {FLAGS}"
     assert parts["BLAS"]["note"].startswith("nothing is linked without a compiler that works")
     assert parts["BLAS"]["remedy"] == ""
 
@@ -118,7 +118,7 @@ def test_flags_that_the_compiler_does_not_know(tmp_path):
     code, parts = report(**{FLAGS: f"{name}=-no-such-flag"}, XDG_CACHE_HOME=str(tmp_path))
     assert (code, parts["C++ compiler"]["state"]) == WITHOUT_COMPILER
     assert "-no-such-flag" in parts["C++ compiler"]["note"]
-    assert parts["C++ compiler"]["remedy"] == f"take {name} out of {FLAGS}"
+    assert parts["C++ compiler"]["remedy"] == f"remove {name} from {FLAGS}"
 
 
 WIDE = "SYNKHRONOS_BLAS=mkl: /a/libmkl_rt.so.2: its integers have 64 bits, and those that are passed have 32"
@@ -130,7 +130,7 @@ WIDE = "SYNKHRONOS_BLAS=mkl: /a/libmkl_rt.so.2: its integers have 64 bits, and t
         ({}, False, {}, "optional", "none is linked: NumPy's is called, which is slower", WHEEL),
         # what is installed is not proposed
         ({"said": [[False, "passed over"]]}, True, {}, "optional", "none is linked.*\npassed over", "apt-get install"),
-        ({}, True, {"THEANO_FLAGS": "blas.ldflags="}, "optional", "blas.ldflags is empty in THEANO_FLAGS", "take blas"),
+        ({}, True, {"THEANO_FLAGS": "blas.ldflags="}, "optional", "blas.ldflags is empty in THEANO_FLAGS", "remove blas"),
         ({"ldflags": "-la", "trouble": "it fails"}, True, {}, "unusable", "it fails\nblas.ldflags is -la$", "apt-get"),
         (
             {"ldflags": "-la", "trouble": "it fails"},
@@ -138,7 +138,7 @@ WIDE = "SYNKHRONOS_BLAS=mkl: /a/libmkl_rt.so.2: its integers have 64 bits, and t
             {"THEANO_FLAGS": "floatX=float32,blas.ldflags=-la"},
             "unusable",
             "it fails\nblas.ldflags is -la, as THEANO_FLAGS says",
-            f"take blas.ldflags out of THEANO_FLAGS; {WHEEL}",
+            f"remove blas.ldflags from THEANO_FLAGS; {WHEEL}",
         ),
         (
             {"ldflags": "-la", "trouble": "it fails"},

@@ -120,8 +120,8 @@ def test_fork_shows_its_workers(quickly, monkeypatch, synchronize):
     monkeypatch.setattr(_progress, "DELAY", 0.0)
     synk.fork(5, use_gpu=False)
     try:
-        shown = re.findall(r"starting workers: .*?([0-4]) of 4", terminal.getvalue())
-        assert shown[-1] == "4" and shown == sorted(shown)
+        counts = re.findall(r"starting workers: .*?([0-4]) of 4", terminal.getvalue())
+        assert counts[-1] == "4" and counts == sorted(counts)
         assert shown(terminal.getvalue()) == ""
     finally:
         synk.close()
