@@ -5,6 +5,7 @@ from __future__ import annotations
 from synkhronos._rank.call import borrowed
 from synkhronos._rank.collective_handlers import digest_of
 from synkhronos._rank.commands import (
+    KEEPS_SHAPES,
     AllGather,
     AllReduce,
     Bind,
@@ -31,6 +32,7 @@ from synkhronos._rank.replica import Replica
 from synkhronos._rank.start import start_ranks
 
 __all__ = [
+    "KEEPS_SHAPES",
     "AllGather",
     "AllReduce",
     "Arrays",

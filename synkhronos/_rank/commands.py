@@ -6,10 +6,29 @@ A command contains no arrays: an `ArrayRef` says where an array is in shared mem
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Union
+from typing import Callable, NamedTuple, TypeVar, Union
 
 from synkhronos._memory import ArrayRef
 from synkhronos._utils.rows import Rows
+
+_Kind = TypeVar("_Kind", bound=type)
+
+#: Commands that change no shapes of variables.
+KEEPS_SHAPES: set[type] = set()
+#: Commands in which all ranks wait for each other before any of them changes anything.
+SYNCHRONIZES: set[type] = set()
+
+
+def _command(*properties: set[type]) -> Callable[[_Kind], _Kind]:
+    """Enter a command in the sets of those that have a property."""
+
+    def enter(kind: _Kind) -> _Kind:
+        for one in properties:
+            one.add(kind)
+        return kind
+
+    return enter
+
 
 #: Rows of an array in a command: a range, or the place of an index array in shared memory.
 RowsRef = Union[Rows, ArrayRef]
@@ -23,6 +42,7 @@ class Source(NamedTuple):
     axis: int = 0  # of the rows
 
 
+@_command(KEEPS_SHAPES)
 @dataclass(frozen=True)
 class Settle:
     """Apply only the envelope (attach, release); with `trim`, also free memory that the allocator keeps."""
@@ -98,6 +118,7 @@ class Call(NamedTuple):
     starts: ArrayRef | None = None  # array of each scattered input's first row; their ranges then begin at 0
 
 
+@_command(KEEPS_SHAPES)
 @dataclass(frozen=True)
 class Get:
     """Return the values of variables, on some ranks (``None``: all)."""
@@ -121,6 +142,7 @@ class Put:
     digests: tuple[int, ...] = ()
 
 
+@_command(KEEPS_SHAPES, SYNCHRONIZES)
 class AllReduce(NamedTuple):
     """Reduce variables over all ranks, in place on every rank."""
 
@@ -130,6 +152,7 @@ class AllReduce(NamedTuple):
     nccl: bool = True  # whether to use NCCL where it is available
 
 
+@_command(KEEPS_SHAPES, SYNCHRONIZES)
 @dataclass(frozen=True)
 class Reduce:
     """Reduce variables over all ranks, into the controller's variables or into arrays that it returns."""
@@ -154,6 +177,7 @@ class Nccl:
     shapes: tuple[tuple[int, ...], ...] = ()
 
 
+@_command(SYNCHRONIZES)
 @dataclass(frozen=True)
 class AllGather:
     """Set each variable to the concatenation of all ranks' values, on axis 0.
@@ -165,6 +189,7 @@ class AllGather:
     shapes: tuple[tuple[tuple[int, ...], ...], ...]
 
 
+@_command(KEEPS_SHAPES)
 @dataclass(frozen=True)
 class Digest:
     """Return digests of variables' values, which are equal for values of equal shape, dtype and bits."""
@@ -172,6 +197,7 @@ class Digest:
     variables: tuple[int, ...]
 
 
+@_command(KEEPS_SHAPES)
 @dataclass(frozen=True)
 class Shapes:
     """Return the shapes of variables."""
@@ -179,6 +205,7 @@ class Shapes:
     variables: tuple[int, ...]
 
 
+@_command(KEEPS_SHAPES)
 @dataclass(frozen=True)
 class Record:
     """Start to record how this rank spends its time, or stop and return the record.
@@ -200,8 +227,3 @@ class InOrder:
 Command = Union[
     Settle, Bind, Connect, Load, Call, Get, Put, AllReduce, Reduce, Nccl, AllGather, Digest, Shapes, Record, InOrder
 ]
-
-
-def meets(command: Command) -> bool:
-    """Return whether all ranks meet in a command before any of them changes anything."""
-    return isinstance(command, (AllReduce, Reduce, AllGather))

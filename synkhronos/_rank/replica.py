@@ -17,7 +17,19 @@ from synkhronos._native import native
 from synkhronos._processes import COLLECTIVES, CONTROL, TRANSFERS, Notes, ProcessGroup
 from synkhronos._rank.call import Caller
 from synkhronos._rank.collective_handlers import CollectiveHandlers
-from synkhronos._rank.commands import Bind, Call, Command, Connect, Get, InOrder, Load, Record, Settle, Shapes, meets
+from synkhronos._rank.commands import (
+    SYNCHRONIZES,
+    Bind,
+    Call,
+    Command,
+    Connect,
+    Get,
+    InOrder,
+    Load,
+    Record,
+    Settle,
+    Shapes,
+)
 from synkhronos._rank.environment import ThreadLimits
 from synkhronos._rank.results import ResultPublisher, RowViews
 
@@ -126,7 +138,7 @@ class Replica:
     def _in_order(self, command: InOrder) -> list[Any]:
         results = []
         for part in command.parts:
-            if self.completed and not meets(part):
+            if self.completed and type(part) not in SYNCHRONIZES:
                 self._exchange.transport.meet()
             with self._timeline.call(type(part).__name__):
                 results.append(self._carry_out(part))

@@ -17,6 +17,7 @@ import numpy as np
 
 from synkhronos import _graph
 from synkhronos._rank import (
+    KEEPS_SHAPES,
     AllGather,
     AllReduce,
     Call,
@@ -25,10 +26,8 @@ from synkhronos._rank import (
     Get,
     InOrder,
     Put,
-    Record,
     Reduce,
     Replica,
-    Settle,
     Shapes,
     Source,
     digest_of,
@@ -36,9 +35,6 @@ from synkhronos._rank import (
 from synkhronos._session.submission import Sequencer
 from synkhronos._utils.rows import Rows, Selection
 from synkhronos.errors import SessionError
-
-#: Commands that change no shapes; a `Call` changes those of the variables that it updates.
-_KEEPING = (AllReduce, Digest, Get, Record, Reduce, Settle, Shapes)
 
 
 class ShapeCache:
@@ -75,7 +71,7 @@ class ShapeCache:
             if isinstance(part, Call):
                 changed = self._updated(part)
                 self._known = {keys: shapes for keys, shapes in self._known.items() if changed.isdisjoint(keys)}
-            elif not isinstance(part, _KEEPING):
+            elif type(part) not in KEEPS_SHAPES:
                 self._known = {}
 
     def _updated(self, call: Call) -> set[Any]:

@@ -130,7 +130,14 @@ WIDE = "SYNKHRONOS_BLAS=mkl: /a/libmkl_rt.so.2: its integers have 64 bits, and t
         ({}, False, {}, "optional", "none is linked: NumPy's is called, which is slower", WHEEL),
         # what is installed is not proposed
         ({"said": [[False, "passed over"]]}, True, {}, "optional", "none is linked.*\npassed over", "apt-get install"),
-        ({}, True, {"THEANO_FLAGS": "blas.ldflags="}, "optional", "blas.ldflags is empty in THEANO_FLAGS", "remove blas"),
+        (
+            {},
+            True,
+            {"THEANO_FLAGS": "blas.ldflags="},
+            "optional",
+            "blas.ldflags is empty in THEANO_FLAGS",
+            "remove blas",
+        ),
         ({"ldflags": "-la", "trouble": "it fails"}, True, {}, "unusable", "it fails\nblas.ldflags is -la$", "apt-get"),
         (
             {"ldflags": "-la", "trouble": "it fails"},

@@ -1,9 +1,11 @@
 """Faults of structure that imports do not show: each test names one and keeps it from coming back."""
 
 import ast
+import typing
 from pathlib import Path
 
 import synkhronos as synk
+from synkhronos._rank import commands
 
 PACKAGE = Path(synk.__file__).parent
 TREES = {str(path.relative_to(PACKAGE)): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
@@ -73,3 +75,13 @@ def test_a_connection_between_node_leaders_is_described_where_lower_folders_use_
                 if isinstance(node, (ast.arg, ast.AnnAssign)) and name == "comm":
                     assert node.annotation is not None, f"{path}:{node.lineno}"
                     assert "LeaderTransport" in named(node.annotation), f"{path}:{node.lineno}"
+
+
+def test_a_command_states_its_properties_where_it_is_defined():
+    for path, tree in TREES.items():
+        for node in tree.body:
+            if isinstance(node, ast.Assign) and path != "_rank/commands.py":
+                kinds = named(node.value) & {"AllReduce", "Digest", "Get", "Reduce", "Shapes"}
+                assert len(kinds) < 2, f"{path}:{node.lineno}: a list of commands"
+    kinds = set(typing.get_args(commands.Command))
+    assert kinds >= commands.KEEPS_SHAPES | commands.SYNCHRONIZES
