@@ -5,9 +5,8 @@ from __future__ import annotations
 from synkhronos._api.access import check_replicas, get_lengths, get_shapes, get_value, set_value
 from synkhronos._api.build import function
 from synkhronos._api.collectives import all_gather, broadcast, gather, scatter
-from synkhronos._api.data_arrays import Data
+from synkhronos._api.data_arrays import Data, data
 from synkhronos._api.functions import Function
-from synkhronos._api.make_data import data
 from synkhronos._api.parallel import parallelize
 from synkhronos._api.reductions import all_reduce, reduce
 

@@ -12,8 +12,7 @@ from synkhronos._api.arguments import arrange, check_num_slices, check_subset, d
 from synkhronos._api.call_plan import Planner, check_inputs, chosen, look_at, rows_on_ranks, sliceable_rows
 from synkhronos._api.checks import Checks, Serial, environment_asks, is_asked
 from synkhronos._api.combine import GraphCollectives, Results
-from synkhronos._api.data_arrays import Data
-from synkhronos._api.make_data import data
+from synkhronos._api.data_arrays import Data, data
 from synkhronos._backends import as_asked, machine
 from synkhronos._graph import Variant
 from synkhronos._memory import ArrayRef

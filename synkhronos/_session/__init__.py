@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from synkhronos._session.context_manager import session
+from synkhronos._session.context_manager import sequence, session
 from synkhronos._session.diagnostics import warn
 from synkhronos._session.instruments import Profile, memory, profile, trace
 from synkhronos._session.lifecycle import close, current, distribute, fork, functions, get_n_gpu, held, settle
 from synkhronos._session.replica_check import distances
-from synkhronos._session.sequences import sequence
 from synkhronos._session.shards import Origin, origin_of
 from synkhronos._session.state import Session
 from synkhronos._session.submission import Future

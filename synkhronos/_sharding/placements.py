@@ -58,7 +58,13 @@ UNKNOWN = Length(-1)  # the -1 of a Reshape
 
 @dataclass(frozen=True)
 class Replicate:
-    """Placement in which every rank holds the serial program's value. Experimental; see `register_sharding`."""
+    """Placement in which every rank holds the serial program's value. Experimental; see `register_sharding`.
+
+    Examples
+    --------
+    >>> synk.Replicate()
+    Replicate()
+    """
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,11 @@ class Partial:
     See Also
     --------
     register_sharding
+
+    Examples
+    --------
+    >>> synk.Partial("max")
+    Partial(op='max')
     """
 
     op: str = "sum"
@@ -99,6 +110,11 @@ class Shard:
         In a rule it may be negative.
     outer, inner : Length
         Sharding rules leave them out.
+
+    Examples
+    --------
+    >>> synk.Shard(0)
+    Shard(0)
     """
 
     axis: int

@@ -306,7 +306,7 @@ def test_a_command_within_a_command_is_refused_and_the_session_goes_on(faulty, h
     synk.set_value(1, fault, SLEEP)
     handled(signal.SIGALRM, lambda *some: held().settle())
     signal.setitimer(signal.ITIMER_REAL, 0.5)
-    with pytest.raises(synk.SessionError, match="a call is under way"):
+    with pytest.raises(synk.SessionError, match="this call interrupts another one"):
         f(np.ones(6))
     synk.broadcast(fault, NOTHING)
     assert f(np.ones(6)) == 6

@@ -97,5 +97,5 @@ def test_what_is_above_an_input_is_not_used(session):
     with synk.parallelize(shard=["x"]):
         f = theano.function([h], loss)  # x, which shard names, is not in it
     close([f(H)], [H.dot(v.get_value()).sum()])
-    with pytest.raises(RuntimeError, match="is an input of the function"):
+    with pytest.raises(RuntimeError, match="an input of the function, which cannot be replaced"):
         synk.function([h], loss, givens={h: 2 * h}, exact=True)
