@@ -19,6 +19,7 @@ PRELUDE = f"""
     import numpy as np
     sys.path.insert(0, {str(HELPERS)!r})
     from fault_ops import LONG_SLEEP, NOTHING, Fault
+    from deadline import scaled
     from process_state import worker_pids
     from backend import T, theano
     import synkhronos as synk
