@@ -88,6 +88,7 @@ class TestFailuresInsideNccl:
         import os, signal, sys, time
         sys.path.insert(0, "tests/helpers")
         import fake_nccl
+        from deadline import scaled
         from process_state import worker_pids
         fake_nccl.install()
         import numpy as np, theano, synkhronos as synk
