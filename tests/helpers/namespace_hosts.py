@@ -221,7 +221,7 @@ class Hosts:
         keeper = int((self._folder / name).read_text())
         own, found = os.readlink(f"/proc/{keeper}/ns/uts"), []
         for pid in psutil.pids():
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, psutil.NoSuchProcess):
                 if pid != keeper and os.readlink(f"/proc/{pid}/ns/uts") == own:
                     found.append(psutil.Process(pid))
         return found
