@@ -225,7 +225,7 @@ class TestRefusals:
             """),
         )
         assert done.returncode == 0, done.stdout
-        assert done.stdout.count("DeviceError this process has used") == 2
+        assert done.stdout.count("DeviceError this process has already used") == 2
         assert "SessionError" in done.stdout
         assert done.stdout.splitlines()[-1] == "TensorSharedVariable"
 

@@ -334,5 +334,8 @@ def test_a_late_module_is_found_and_prints_carry_the_rank(no_session, tmp_path, 
         twice = importlib.import_module("imported_late").Twice()(x)
         function = synk.function([x], (theano.printing.Print("twice")(twice), "gather"))
         assert_close(function(np.ones((2, 2))), np.full((2, 2), 2.0), rtol=0)
-    printed = capfd.readouterr().out.splitlines()
-    assert sorted(printed) == ["rank 1: twice __str__ = [[2. 2.]]", "twice __str__ = [[2. 2.]]"]
+    printed = capfd.readouterr().out
+    line = "twice __str__ = [[2. 2.]]\n"
+    # A worker writes a line in one piece. The engine's own print does not, so the worker's line may come in between.
+    assert f"rank 1: {line}" in printed
+    assert printed.replace(f"rank 1: {line}", "") == line
