@@ -277,6 +277,11 @@ class ProcessGroup:
         self.signals.post(SENT, number)
 
     @property
+    def number(self) -> int:
+        """Number of the last message that this process sent or received; in a new worker, that of the last before it."""
+        return self._number
+
+    @property
     def outstanding(self) -> bool:
         """Whether a message has been sent whose answers were not collected."""
         return self.signals.sent != self._collected

@@ -86,7 +86,7 @@ def start_ranks(
     def work(rank: int) -> None:
         begin()
         if seed is not None:
-            set_apart(seed, group.world.first + rank, group.signals.sent)
+            set_apart(seed, group.world.first + rank, group.number)
         gc.freeze()  # inherited objects are never collected here: this is faster, and their pages stay shared
         group.timeline.reset(rank)
         regions.take(rank)

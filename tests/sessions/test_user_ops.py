@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from backend import T, ifelse, on_theano, theano, theano_only
 from comparison import assert_close
+from deadline import wait_for
 from process_state import worker_pids
 
 import synkhronos as synk
+from synkhronos._processes import ProcessGroup
 
 if not on_theano:
     from pytensor.tensor.blockwise import Blockwise
@@ -292,6 +294,23 @@ def test_ranks_draw_different_numbers_and_the_same_in_each_run(no_session):
         assert (runs[-1][0], runs[-1][3]) == expected  # the controller's streams go on as in a serial program
     assert runs[0] == runs[1]
     assert len({*runs[0], *runs[2]}) == 12
+
+
+def test_a_worker_that_starts_late_draws_the_same_numbers(no_session, monkeypatch):
+    run = ProcessGroup._run
+
+    def run_late(group, rank, channel):
+        wait_for(lambda: group.signals.sent > 0, "the first command")
+        run(group, rank, channel)
+
+    runs = []
+    for _ in range(2):
+        np.random.seed(1)  # noqa: NPY002
+        random.seed(1)
+        with synk.session(2):
+            runs.append(drawn(2))
+        monkeypatch.setattr(ProcessGroup, "_run", run_late)
+    assert runs[0] == runs[1]
 
 
 def test_ranks_keep_the_same_states_where_asked(no_session):
