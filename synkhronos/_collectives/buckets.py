@@ -9,7 +9,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, Optional, Union
 
 import numpy as np
 
@@ -69,7 +69,7 @@ def way_of(
 
     Returns
     -------
-    list of Way
+    list of Algorithm
     """
     name = repr((op, dtype, returned, weights))
     if not any(weights):
@@ -110,13 +110,13 @@ class Bucket(NamedTuple):
         This rank's operand.
     out : array or None
         Destination of the result on this rank, if it wants one.
-    how : Way or list of int
+    how : Algorithm or list of int
         How it is reduced; for a gathering, the number of elements of each rank.
     """
 
-    array: Any
-    out: Any
-    how: Any
+    array: np.ndarray
+    out: np.ndarray | None
+    how: Algorithm | list[int]
 
     def cut(self, some: slice) -> Bucket:
         """Return a slice of the elements."""
@@ -125,33 +125,35 @@ class Bucket(NamedTuple):
     @property
     def dtype_of_result(self) -> np.dtype:
         """Dtype of the result."""
-        dtype: np.dtype = self.array.dtype if isinstance(self.how, list) else self.how.returned
-        return dtype
+        return self.array.dtype if isinstance(self.how, list) else self.how.returned
 
+
+#: The fields of a `Bucket`, with arrays of any shape.
+Undivided = tuple[np.ndarray, Optional[np.ndarray], Union[Algorithm, list[int]]]
 
 #: Parts that are sent together: one, or several that are reduced in the same way and form one array between the nodes.
 Piece = list[Bucket]
 
 
-def divide(parts: list[tuple[Any, Any, Any]]) -> tuple[list[Bucket], list[Piece]]:
+def divide(parts: Sequence[Undivided]) -> tuple[list[Bucket], list[Piece]]:
     """Divide a collective into the arrays that are sent with the votes and the pieces of the rest.
 
     A large array becomes several pieces; several smaller ones share a piece.
 
     Parameters
     ----------
-    parts : list of (array, array or None, Way or list of int)
-        The fields of `Bucket`, with arrays of any shape.
+    parts : sequence of Undivided
 
     Returns
     -------
-    small : list of Part
+    small : list of Bucket
         Sent with the votes.
     pieces : list of Piece
     """
     small: list[Bucket] = []
     pieces: list[Piece] = []
     total = room = 0  # bytes sent with the votes; bytes that still fit in the last piece
+    name = ""  # of the algorithm of that piece
     for array, out, how in parts:
         part = Bucket(array.reshape(-1), None if out is None else out.reshape(-1), how)
         if isinstance(how, list):
@@ -164,13 +166,14 @@ def divide(parts: list[tuple[Any, Any, Any]]) -> tuple[list[Bucket], list[Piece]
         elif isinstance(how, list):
             pieces.append([part])
             room = 0
-        elif n_bytes <= min(room, _SHARED_BYTES) and how.name == pieces[-1][0].how.name:
+        elif n_bytes <= min(room, _SHARED_BYTES) and how.name == name:
             pieces[-1].append(part)
             room -= n_bytes
         else:
             of_one = min(max(n_bytes // _PIECES, _LEAST_BYTES), _PIECE_BYTES)
             pieces += [[part.cut(slice(*some.bounds))] for some in shares(array.size, -(-n_bytes // of_one))]
             room = _PIECE_BYTES - n_bytes if n_bytes <= _SHARED_BYTES and max(how.rows) == 1 else 0
+            name = how.name
     return small, pieces
 
 
@@ -179,7 +182,7 @@ def length_of(piece: Piece) -> int:
     return sum(part.array.size for part in piece)
 
 
-def apart(piece: Piece, memory: np.ndarray | None) -> list[Any]:
+def apart(piece: Piece, memory: np.ndarray | None) -> Sequence[np.ndarray | None]:
     """Split the memory of a piece into that of each part; without memory, return ``None`` for each."""
     if len(piece) == 1 or memory is None:
         return [memory] * len(piece)

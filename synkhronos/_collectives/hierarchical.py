@@ -12,13 +12,24 @@ each node reduce the next one and fetch the result of the one before.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, cast
 
 import numpy as np
 
-from synkhronos._collectives.buckets import Bucket, Piece, apart, divide, length_of, reduced, way_of
+from synkhronos._collectives.buckets import (
+    Algorithm,
+    Bucket,
+    Piece,
+    Undivided,
+    apart,
+    divide,
+    length_of,
+    reduced,
+    way_of,
+)
 from synkhronos._collectives.pipeline import Pieces, Plan
 from synkhronos._collectives.shared_memory import SharedMemoryTransport
+from synkhronos._collectives.transport import HostTransport, Part
 from synkhronos._processes import STRAGGLING, check_exchange, check_nodes
 from synkhronos.errors import CollectiveAborted
 
@@ -31,7 +42,7 @@ _AGREED, _REFUSED = 0, 1
 _UNDER_WAY = 2  # pieces between the nodes at a time
 
 
-def make_transport(group: ProcessGroup, workspace: Workspace, regions: native.Heap) -> SharedMemoryTransport:
+def make_transport(group: ProcessGroup, workspace: Workspace, regions: native.Heap) -> HostTransport:
     """Return the transport of a rank: for one node, or for several."""
     local = workspace, group.signals, regions, group.barrier, group.timeline
     return SharedMemoryTransport(*local) if len(group.world.sizes) == 1 else HierarchicalTransport(*local, group=group)
@@ -55,7 +66,7 @@ class HierarchicalTransport(SharedMemoryTransport):
         self._leads = group.rank == leader
         self._group, self._comm, self._deadline = group, world.leaders, group.deadline
         self._check_nodes = functools.partial(check_nodes, group)
-        self._left: list[Any] = []  # arrays that other ranks may still read
+        self._left: list[np.ndarray] = []  # arrays that other ranks may still read
         self._lent: dict[tuple[str, int], np.ndarray] = {}
         self._restart_local, self.restart = self.restart, self._restart
 
@@ -67,14 +78,14 @@ class HierarchicalTransport(SharedMemoryTransport):
         """Wait for all ranks."""
         self.run([], 0)
 
-    def reduction_of(self, op: str, dtype: np.dtype, returned: np.dtype, weights: tuple[float, ...]) -> Any:
+    def reduction_of(self, op: str, dtype: np.dtype, returned: np.dtype, weights: tuple[float, ...]) -> Algorithm:
         """Return the description of a reduction over all ranks that `run` takes."""
         return way_of(op, dtype, returned, weights, self._world.sizes)[self._world.node]
 
-    def run(self, parts: list[tuple[Any, Any, Any]], signature: int) -> bool | None:
+    def run(self, parts: list[Part], signature: int) -> bool | None:
         """Execute a collective; arguments and result as for `SharedMemoryTransport.run`."""
-        small, large = divide(parts)
-        there = [(part.array, self._small_memory(part), self._within(part)) for part in small]
+        small, large = divide(cast("list[Undivided]", parts))  # made by `reduction_of` of this class
+        there: list[Part] = [(part.array, self._small_memory(part), self._within(part)) for part in small]
         agreed = self._run_here(there, signature)
         self._left.clear()  # all ranks are here, so they have read the previous results
         results: list[Any] | None = [None] * len(small)
@@ -82,7 +93,7 @@ class HierarchicalTransport(SharedMemoryTransport):
         try:
             if self._leads:
                 between = self._between(large)
-                brought = [memory for _, memory, _ in there]
+                brought = [memory for _, memory, _ in there if memory is not None]
                 results = self._vote(small, brought, None if agreed is None else signature, between.fill_in)
             if agreed is None:
                 return None
@@ -96,20 +107,23 @@ class HierarchicalTransport(SharedMemoryTransport):
             raise
         return None if directly is None else directly or agreed
 
-    def _within(self, part: Bucket) -> Any:
+    def _within(self, part: Bucket) -> native.Reduction | list[int]:
         """Return how the ranks of this node form their leader's contribution, as for `native.Collectives.run`."""
         if isinstance(part.how, list):
-            return part.how[self._world.first : self._world.first + self._n_local]
+            return self._local(part.how)
         return [part.array.size] * self._n_local if part.how.within is None else part.how.within
 
-    def _small_memory(self, part: Bucket) -> Any:
+    def _local(self, of_ranks: list[int]) -> list[int]:
+        return of_ranks[self._world.first : self._world.first + self._n_local]
+
+    def _small_memory(self, part: Bucket) -> np.ndarray | None:
         if not self._leads:
             return None
         if isinstance(part.how, list):
-            return np.empty(sum(self._within(part)), part.array.dtype)
+            return np.empty(sum(self._local(part.how)), part.array.dtype)
         return np.empty((self._n_local if part.how.within is None else 1) * part.array.size, part.how.dtype)
 
-    def _back(self, part: Bucket, result: Any) -> tuple[Any, Any, list[int]]:
+    def _back(self, part: Bucket, result: np.ndarray | None) -> Part:
         """Return the part by which the ranks of this node fetch a result from their leader."""
         length = sum(part.how) if isinstance(part.how, list) else part.array.size
         sizes = [length * (rank == self._leader) for rank in range(self._n_local)]
@@ -118,8 +132,8 @@ class HierarchicalTransport(SharedMemoryTransport):
         return result, None if result is part.out else part.out, sizes
 
     def _vote(
-        self, small: list[Bucket], brought: list[Any], signature: int | None, fill_in: Callable[[], None]
-    ) -> list[Any] | None:
+        self, small: list[Bucket], brought: list[np.ndarray], signature: int | None, fill_in: Callable[[], None]
+    ) -> list[np.ndarray] | None:
         """Vote as a leader, and reduce the small arrays of all leaders.
 
         Returns the results, or ``None`` if the ranks' arrays do not belong together.
@@ -161,7 +175,7 @@ class HierarchicalTransport(SharedMemoryTransport):
         check = functools.partial(check_exchange, self._group)
         return Pieces(self._comm, plans, self._deadline, check, self._world.wire_dtype or "")
 
-    def _move(self, pieces: list[Piece], between: Pieces | None, now: list[Any]) -> bool | None:
+    def _move(self, pieces: list[Piece], between: Pieces | None, now: list[Part]) -> bool | None:
         """Move pieces through all nodes, and the results ``now`` to the ranks of this one.
 
         In each turn, one piece is reduced to the leader, and one that is complete between the nodes is distributed. The
@@ -172,7 +186,7 @@ class HierarchicalTransport(SharedMemoryTransport):
         bool or None
             Whether any array was read directly, without lanes; ``None`` if the leader refuses the collective.
         """
-        memories: list[tuple[Any, Any]] = []
+        memories: list[tuple[np.ndarray | None, np.ndarray | None]] = []
         directly = False
         last = len(pieces) + _UNDER_WAY if pieces else 0
         for turn in range(last + 1):
@@ -194,32 +208,34 @@ class HierarchicalTransport(SharedMemoryTransport):
                     return None
                 directly = directly or moved
             if between is not None and 0 < turn <= len(pieces):
-                between.begin(*memories[turn - 1], functools.partial(self._lend, turn - 1))
+                given, result = memories[turn - 1]
+                assert given is not None and result is not None
+                between.begin(given, result, functools.partial(self._lend, turn - 1))
             now = []
         return directly
 
-    def _memory_for(self, piece: Piece, turn: int) -> tuple[Any, Any]:
+    def _memory_for(self, piece: Piece, turn: int) -> tuple[np.ndarray | None, np.ndarray | None]:
         """Return a leader's memory for its node's contribution to a piece and for the result; ``None`` elsewhere."""
         if not self._leads:
             return None, None
         array, out, how = piece[0]
         lend = functools.partial(self._lend, turn)
-        if len(piece) > 1:
-            result = lend("result", length_of(piece), how.returned)
-            return result if how.within is not None else lend("rows", length_of(piece), how.dtype), result
         if isinstance(how, list):
             whole = out
             if whole is None:
                 whole = np.empty(sum(how), array.dtype)
                 self._left.append(whole)
             first = sum(how[: self._world.first])
-            return whole[first : first + sum(self._within(piece[0]))], whole
+            return whole[first : first + sum(self._local(how))], whole
+        if len(piece) > 1:
+            result = lend("result", length_of(piece), how.returned)
+            return result if how.within is not None else lend("rows", length_of(piece), how.dtype), result
         result = lend("result", array.size, how.returned) if out is None or out.dtype != how.returned else out
         if how.within is not None:
             return result, result
         return (array if self._n_local == 1 else lend("rows", self._n_local * array.size, how.dtype)), result
 
-    def _lend(self, turn: int, what: str, size: int, dtype: Any) -> np.ndarray:
+    def _lend(self, turn: int, what: str, size: int, dtype: np.dtype) -> np.ndarray:
         """Return memory for one of the pieces in flight; pieces of later turns use it again."""
         key, n_bytes = (what, turn % (_UNDER_WAY + 2)), size * np.dtype(dtype).itemsize
         memory = self._lent.get(key)

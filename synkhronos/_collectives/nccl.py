@@ -126,7 +126,7 @@ class NcclTransport:
         if (signatures != signatures[self._rank]).any():
             raise ShapesDiffer("the shapes differ between ranks")
 
-    def all_reduce(self, arrays: Sequence[Any], op: str, weights: Sequence[float] | None) -> None:
+    def all_reduce(self, arrays: Sequence[Any], op: str, weights: Sequence[float] | None) -> bool:
         """Reduce arrays over the ranks, in place; arguments and errors as for `SharedMemoryTransport.all_reduce`."""
         works = [_contiguous(array) for array in arrays]
         self._begin(works, op, weights, arrays)
@@ -139,6 +139,7 @@ class NcclTransport:
         for array, done in zip(arrays, works):
             if done is not array:
                 array[...] = done
+        return all(done is array for array, done in zip(arrays, works))
 
     def reduce(self, arrays: Sequence[Any], op: str, weights: Sequence[float] | None, root: int) -> list[Any]:
         """Reduce arrays to new ones on rank ``root``; return an empty list on the other ranks."""

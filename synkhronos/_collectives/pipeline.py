@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any, Callable, NamedTuple
+from typing import Callable, NamedTuple
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos._utils.rows import shares
 
 #: ``lend(what, size, dtype)``: return memory that nobody else uses until the piece is complete.
-Lend = Callable[[str, int, Any], np.ndarray]
+Lend = Callable[[str, int, np.dtype], np.ndarray]
 
 
 def _reducing(
@@ -42,7 +42,7 @@ def _reducing(
     Parameters
     ----------
     comm : LeaderTransport
-    way : Way
+    way : Algorithm
     given : array
         Contribution of this leader: its arrays, one after the other.
     result : array
@@ -102,7 +102,7 @@ class Plan(NamedTuple):
 
     Attributes
     ----------
-    how : Way or list of int
+    how : Algorithm or list of int
         How it is reduced; for a gathering, the number of elements of each node.
     length : int
         Number of elements of the result.
@@ -110,9 +110,9 @@ class Plan(NamedTuple):
         Of the leaders' contributions.
     """
 
-    how: Any
+    how: Algorithm | list[int]
     length: int
-    dtype: Any
+    dtype: np.dtype
 
 
 class _Piece:
@@ -207,7 +207,7 @@ class Pieces:
     def fill_in(self) -> None:
         """Complete the exchange with zeros, because the ranks of this node have failed."""
 
-        def lend(what: str, size: int, dtype: Any) -> np.ndarray:
+        def lend(what: str, size: int, dtype: np.dtype) -> np.ndarray:
             return np.zeros(size, dtype)
 
         while self._n_begun < len(self._plans):

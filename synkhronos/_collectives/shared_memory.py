@@ -7,11 +7,12 @@ are copied to the staging buffers of the ranks.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from synkhronos._collectives.reductions import OPS, reduction_of
+from synkhronos._collectives.transport import Part, Reduction
 from synkhronos._memory import Segment, aligned
 from synkhronos._native import native
 
@@ -79,7 +80,7 @@ class SharedMemoryTransport:
         """Wait for all ranks."""
         self._barrier()
 
-    def reduction_of(self, op: str, dtype: np.dtype, returned: np.dtype, weights: tuple[float, ...]) -> Any:
+    def reduction_of(self, op: str, dtype: np.dtype, returned: np.dtype, weights: tuple[float, ...]) -> Reduction:
         """Return the description of a reduction over all ranks that `run` takes."""
         return reduction_of(op, dtype, returned, weights)
 
@@ -142,27 +143,27 @@ class SharedMemoryTransport:
     def _reduce(
         self,
         arrays: Sequence[np.ndarray],
-        outs: Sequence[Any],
+        outs: Sequence[np.ndarray | None],
         op: str,
         weights: Sequence[float] | None,
         dtypes: Sequence[np.dtype],
         layout: Hashable = (),
     ) -> bool:
         numbers = (1,) * self._n_ranks if weights is None or not OPS[op].weighted else tuple(weights)
-        parts = [
+        parts: list[Part] = [
             (array, out, self.reduction_of(op, array.dtype, dtype, numbers))
             for array, out, dtype in zip(arrays, outs, dtypes)
         ]
         return self._run(parts, hash((tuple([array.shape for array in arrays]), layout)))
 
-    def all_gather(self, arrays: Sequence[np.ndarray], sizes: Sequence[Sequence[int]]) -> tuple[list[np.ndarray], bool]:
+    def all_gather(self, arrays: Sequence[np.ndarray], sizes: Sequence[list[int]]) -> tuple[list[np.ndarray], bool]:
         """Concatenate arrays of all ranks, in rank order.
 
         Parameters
         ----------
         arrays : sequence of array
             C-contiguous; of the same dtypes on every rank.
-        sizes : sequence of sequence of int
+        sizes : sequence of list of int
             For each array, the number of elements on each rank.
 
         Returns
@@ -175,16 +176,16 @@ class SharedMemoryTransport:
         gathered = [np.empty(sum(size), array.dtype) for array, size in zip(arrays, sizes)]
         return gathered, self._run(list(zip(arrays, gathered, sizes)), 0)
 
-    def _run(self, parts: list[tuple[Any, Any, Any]], signature: int) -> bool:
+    def _run(self, parts: list[Part], signature: int) -> bool:
         directly = self.run(parts, signature)
         if directly is None:
             raise ShapesDiffer("the shapes differ between ranks")
         return directly
 
-    def run(self, parts: list[tuple[Any, Any, Any]], signature: int) -> bool | None:
+    def run(self, parts: list[Part], signature: int) -> bool | None:
         """Execute a collective; arguments and result as for `native.Collectives.run`."""
         return self._run_here(parts, signature)
 
-    def _run_here(self, parts: list[tuple[Any, Any, Any]], signature: int, is_open: bool = False) -> bool | None:
+    def _run_here(self, parts: list[Part], signature: int, is_open: bool = False) -> bool | None:
         wait = self._barrier.wait if self._timeline.on else None
         return self._core.run(parts, signature, self._barrier.check, wait, is_open)

@@ -20,7 +20,7 @@ import types
 import weakref
 from collections.abc import Iterable, Iterator
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
@@ -247,7 +247,7 @@ class Digester:
             self._numbers[id(obj)] = reference, number
         return number
 
-    def digest(self, value: Any, is_known: Any) -> tuple[bytes, list[Any]]:
+    def digest(self, value: Any, is_known: Callable[[Any], bool]) -> tuple[bytes, list[Any]]:
         """Return the digest of a value, and the program's functions and classes in it.
 
         Parameters
@@ -289,7 +289,7 @@ class _Hash:
 
 
 class _DigestPickler(pickle.Pickler):
-    def __init__(self, number: Any, is_known: Any) -> None:
+    def __init__(self, number: Callable[[Any], int], is_known: Callable[[Any], bool]) -> None:
         self.hash = _Hash()
         self.found: list[Any] = []
         self._number, self._is_known = number, is_known
@@ -327,7 +327,9 @@ class _Named:
     """Placeholder of an object in digests, which are never unpickled."""
 
 
-def walk(roots: Iterable[Any], digest: Any) -> Iterator[tuple[Slot, Any, bytes, Any]]:
+def walk(
+    roots: Iterable[Any], digest: Callable[[Any], tuple[bytes, list[Any]]]
+) -> Iterator[tuple[Slot, Any, bytes, Any]]:
     """Yield all slots that functions and classes read, and those read by functions and classes in these slots.
 
     Parameters

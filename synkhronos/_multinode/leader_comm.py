@@ -266,13 +266,13 @@ class Voting(Wire):
                     self.send(node, ABORT, self.number)
 
     def vote(
-        self, word: Any, arrays: Sequence[np.ndarray], check: Callable[[list[int]], None], fill_in: _Fill
-    ) -> list[Any]:
+        self, word: int | None, arrays: Sequence[np.ndarray], check: Callable[[list[int]], None], fill_in: _Fill
+    ) -> list[tuple[int | None, list[np.ndarray]]]:
         """Send the other leaders a word and small arrays, and wait for theirs.
 
         Parameters
         ----------
-        word : hashable
+        word : int, or None
             All leaders continue with the exchange if all words are equal and not ``None``.
         arrays : sequence of array
         check : callable

@@ -23,7 +23,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple, Protocol
+from typing import Callable, NamedTuple, Protocol
 
 import numpy as np
 
@@ -69,11 +69,11 @@ class LeaderTransport(Protocol):
 
     def vote(
         self,
-        word: Any,
+        word: int | None,
         arrays: Sequence[np.ndarray],
         check: Callable[[list[int]], None],
         fill_in: Callable[[], None],
-    ) -> list[Any]:
+    ) -> list[tuple[int | None, list[np.ndarray]]]:
         """Send the other leaders a word and small arrays; return those of all leaders, in the order of the nodes."""
 
     def pay(self) -> None:
@@ -278,7 +278,7 @@ class ProcessGroup:
 
     @property
     def number(self) -> int:
-        """Number of the last message that this process sent or received; in a new worker, that of the last before it."""
+        """Number of the last message sent or received by this process, in a new worker of the last before its fork."""
         return self._number
 
     @property

@@ -15,6 +15,7 @@ from synkhronos._backends import is_device_array, to_host
 from synkhronos._collectives import (
     NcclTransport,
     ShapesDiffer,
+    Transport,
     Workspace,
     make_transport,
     nccl_reduces,
@@ -45,7 +46,7 @@ class CollectiveHandlers:
     ----------
     nccl : NcclTransport or None
         ``None`` until the ranks have joined an NCCL communicator.
-    transport : SharedMemoryTransport
+    transport : HostTransport
     variables : VariableTable
     handlers : dict of type to callable
         The method that executes each kind of command.
@@ -70,6 +71,7 @@ class CollectiveHandlers:
         self._excerpts = excerpts
         self._regions = regions
         self.transport = make_transport(group, workspace, regions)
+        self._transports: list[Transport] = [self.transport]
         self._timeline = group.timeline
         self._at_work: list[np.ndarray] = []  # arrays that other ranks may read or write during this command
         self.handlers: dict[type, Callable[[Any], Any]] = {
@@ -86,13 +88,13 @@ class CollectiveHandlers:
     def meet_in_nccl(self, comm: Any) -> None:
         """Use an NCCL communicator that the ranks have just joined."""
         self.nccl = NcclTransport(comm, self._workspace, self.rank, self._group.barrier)
+        self._transports.append(self.nccl)
 
     def restart(self) -> None:
         """Reset the transports; every rank calls this at the start of a command, so that they are in step."""
         self._at_work.clear()
-        self.transport.restart()
-        if self.nccl is not None:
-            self.nccl.restart()
+        for transport in self._transports:
+            transport.restart()
 
     def _log_values(self, what: str, variables: Sequence[Any], way: str) -> None:
         """Log on the controller which way variables took; the byte count is that of the controller's values."""

@@ -12,7 +12,7 @@ from synkhronos._processes import ProcessGroup
 from synkhronos._rank.environment import set_apart
 from synkhronos._rank.messages import Decoder, Encoder, Envelope, Failure
 from synkhronos._rank.replica import Replica
-from synkhronos._utils.interrupts import deferred_interrupts
+from synkhronos._utils.interrupts import FinalizerQueue, deferred_interrupts
 
 
 def serve(group: ProcessGroup, replica: Replica) -> None:
@@ -56,9 +56,9 @@ def _answer(group: ProcessGroup, encoder: Encoder, reply: Any) -> None:
 def start_ranks(
     group: ProcessGroup,
     segments: SegmentTable,
-    ended: Any,
+    ended: FinalizerQueue[int] | None,
     profile_workers: bool,
-    begin: Callable[[], Any],
+    begin: Callable[[], None],
     seed: bytes | None,
 ) -> Replica:
     """Fork the workers of a process group, which serve until they receive a stop; return the replica of this process.

@@ -1,10 +1,15 @@
 """Faults of structure that imports do not show: each test names one and keeps it from coming back."""
 
 import ast
+import inspect
 import typing
 from pathlib import Path
 
+import pytest
+
 import synkhronos as synk
+from synkhronos import _collectives
+from synkhronos._collectives.hierarchical import HierarchicalTransport
 from synkhronos._rank import commands
 
 PACKAGE = Path(synk.__file__).parent
@@ -75,6 +80,39 @@ def test_a_connection_between_node_leaders_is_described_where_lower_folders_use_
                 if isinstance(node, (ast.arg, ast.AnnAssign)) and name == "comm":
                     assert node.annotation is not None, f"{path}:{node.lineno}"
                     assert "LeaderTransport" in named(node.annotation), f"{path}:{node.lineno}"
+
+
+TRANSPORTS = [
+    (_collectives.NcclTransport, _collectives.Transport),
+    (_collectives.SharedMemoryTransport, _collectives.HostTransport),
+    (HierarchicalTransport, _collectives.HostTransport),
+]
+
+
+@pytest.mark.parametrize(("transport", "interface"), TRANSPORTS)
+def test_a_transport_has_all_methods_of_its_interface(transport, interface):
+    methods = {name: method for name, method in inspect.getmembers(interface, inspect.isfunction) if name[0] != "_"}
+    assert methods.keys() >= {"restart", "all_reduce"}
+    for name, method in methods.items():
+        if name != "restart":  # for arrays in host memory, a method of the compiled core
+            expected, found = (list(inspect.signature(one).parameters) for one in (method, getattr(transport, name)))
+            assert found[: len(expected)] == expected, name
+
+
+def test_code_above_the_transports_depends_on_their_interface():
+    for path, tree in TREES.items():
+        if path.startswith(("_graph/", "_rank/")):
+            assert not named(tree) & {"SharedMemoryTransport", "HierarchicalTransport"}, path
+
+
+def test_the_fields_of_what_collectives_move_have_types():
+    for path, tree in TREES.items():
+        if path.startswith(("_collectives/", "_graph/ops/rank_context")):
+            for node in ast.walk(tree):
+                if isinstance(node, (ast.arg, ast.AnnAssign)) and node.annotation is not None:
+                    name = getattr(node, "arg", None) or getattr(node.target, "id", None)
+                    if name in ("parts", "how", "now", "out", "word"):
+                        assert "Any" not in named(node.annotation), f"{path}:{node.lineno}"
 
 
 def test_a_command_states_its_properties_where_it_is_defined():

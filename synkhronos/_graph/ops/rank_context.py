@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
-from synkhronos._collectives import SharedMemoryTransport, result_dtype
+from synkhronos._collectives import HostTransport, Part, result_dtype
 from synkhronos._processes import COLLECTIVES
 from synkhronos.errors import CollectiveAborted, WorkerDied, WorkerTimeout
 
@@ -48,7 +48,7 @@ class RankContext:
         Number of ranks.
     controller : int
         Rank of the controller.
-    transport : SharedMemoryTransport
+    transport : HostTransport
     timeline : Timeline
 
     Attributes
@@ -60,9 +60,7 @@ class RankContext:
         This rank's weight; in a call in slices, the number of data points of the slice.
     """
 
-    def __init__(
-        self, rank: int, n_ranks: int, controller: int, transport: SharedMemoryTransport, timeline: Timeline
-    ) -> None:
+    def __init__(self, rank: int, n_ranks: int, controller: int, transport: HostTransport, timeline: Timeline) -> None:
         self.rank = rank
         self.n_ranks = n_ranks
         self.controller = controller
@@ -158,7 +156,7 @@ class RankContext:
         signature, reductions = self._reductions(number, ops, arrays)
         in_rows = [(array, op) for (array, op), how in zip(zip(arrays, ops), reductions) if how is None]
         shapes_of = iter(self._exchange_shapes(number, in_rows) if in_rows else ())
-        parts: list[tuple[Any, Any, Any]] = []
+        parts: list[Part] = []
         results = []
         for array, op, is_own, reduction in zip(arrays, ops, in_place, reductions):
             if reduction is None:
@@ -213,7 +211,7 @@ class RankContext:
             found.append(shapes)
         return found
 
-    def _run(self, parts: list[tuple[Any, Any, Any]], number: int, signature: int) -> bool:
+    def _run(self, parts: list[Part], number: int, signature: int) -> bool:
         """Run the transport's collective; raise an error if the signature is not the same on all ranks."""
         try:
             directly = self._transport.run(parts, signature)
