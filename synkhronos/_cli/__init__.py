@@ -3,10 +3,6 @@
 Nothing here imports Theano, NumPy or pygpu, or a module that does: these tools must help where those fail.
 """
 
-from __future__ import annotations
-
 from synkhronos._cli.info import examine
 from synkhronos._cli.launcher import run
 from synkhronos._cli.mpirun import run_on
-
-__all__ = ["examine", "run", "run_on"]

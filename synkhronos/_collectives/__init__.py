@@ -1,33 +1,8 @@
 """Reductions of arrays across ranks, and the transports that move the bytes."""
 
-from __future__ import annotations
-
 from synkhronos._collectives.gpu_reductions import DeviceAccumulator, accumulates
 from synkhronos._collectives.hierarchical import make_transport
 from synkhronos._collectives.nccl import NcclTransport, connect, make_clique, nccl_moves, nccl_reduces
 from synkhronos._collectives.reductions import OPS, Accumulator, check_op, combine, lists_ops, result_dtype
 from synkhronos._collectives.shared_memory import ShapesDiffer, SharedMemoryTransport, Workspace
 from synkhronos._collectives.transport import HostTransport, Part, Transport
-
-__all__ = [
-    "OPS",
-    "Accumulator",
-    "DeviceAccumulator",
-    "HostTransport",
-    "NcclTransport",
-    "Part",
-    "ShapesDiffer",
-    "SharedMemoryTransport",
-    "Transport",
-    "Workspace",
-    "accumulates",
-    "check_op",
-    "combine",
-    "connect",
-    "lists_ops",
-    "make_clique",
-    "make_transport",
-    "nccl_moves",
-    "nccl_reduces",
-    "result_dtype",
-]

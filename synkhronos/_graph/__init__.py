@@ -1,7 +1,5 @@
 """Graphs, compiled functions and shared variables, independent of the backend."""
 
-from __future__ import annotations
-
 from synkhronos._graph.definitions import Definitions
 from synkhronos._graph.fast_call import run_function, variables_used
 from synkhronos._graph.graph import Graph, Variant, pairs_of
@@ -25,35 +23,3 @@ from synkhronos._graph.shared_variables import (
     updated_variables,
     uses,
 )
-
-__all__ = [
-    "Bundle",
-    "Definitions",
-    "Graph",
-    "Unpacked",
-    "VariableTable",
-    "Variant",
-    "bytes_variable",
-    "claim_stream",
-    "copy_array",
-    "describe",
-    "dump",
-    "get_array",
-    "host_array",
-    "is_shared_variable",
-    "is_tensor_variable",
-    "load",
-    "memory_order",
-    "minibatches",
-    "note_sent",
-    "pack",
-    "pairs_of",
-    "run_function",
-    "set_array",
-    "shared_variables_of",
-    "start_worker",
-    "sync_of",
-    "updated_variables",
-    "uses",
-    "variables_used",
-]

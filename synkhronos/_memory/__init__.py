@@ -1,31 +1,8 @@
 """Memory that the processes of a session share: make, map, pass on, grow and free it."""
 
-from __future__ import annotations
-
 from synkhronos._memory.channels import FdChannel, Mailbox
 from synkhronos._memory.descriptors import Descriptor, OwnedSocket
 from synkhronos._memory.heap import Arena, look_at_free_memory, make_regions
 from synkhronos._memory.mapped_files import FilePart, find_part, open_part, segment_of_file
 from synkhronos._memory.memfd import remove_stale
 from synkhronos._memory.segments import ArrayRef, Segment, SegmentRef, SegmentTable, aligned, dtype_spec
-
-__all__ = [
-    "Arena",
-    "ArrayRef",
-    "Descriptor",
-    "FdChannel",
-    "FilePart",
-    "Mailbox",
-    "OwnedSocket",
-    "Segment",
-    "SegmentRef",
-    "SegmentTable",
-    "aligned",
-    "dtype_spec",
-    "find_part",
-    "look_at_free_memory",
-    "make_regions",
-    "open_part",
-    "remove_stale",
-    "segment_of_file",
-]

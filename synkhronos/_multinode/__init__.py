@@ -1,10 +1,6 @@
 """Sessions on several nodes: one process of each node, its leader, speaks MPI; workers never do."""
 
-from __future__ import annotations
-
 from synkhronos._multinode.heartbeat import WARNING_SECONDS
 from synkhronos._multinode.launch import StartLimit, own_part
 from synkhronos._multinode.node_group import MultiNodeGroup
 from synkhronos._multinode.nodes import Nodes, find_nodes
-
-__all__ = ["WARNING_SECONDS", "MultiNodeGroup", "Nodes", "StartLimit", "find_nodes", "own_part"]

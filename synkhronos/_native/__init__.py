@@ -1,7 +1,5 @@
 """The compiled core: synchronization, the shared heap, reductions, collectives and fast calls, in C."""
 
-from __future__ import annotations
-
 try:
     from synkhronos._native import native
 except ImportError as error:
@@ -9,5 +7,3 @@ except ImportError as error:
         f"synkhronos was installed without its compiled part, or for another Python ({error}): "
         "install it again with pip, which compiles it"
     ) from error
-
-__all__ = ["native"]

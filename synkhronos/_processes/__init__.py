@@ -1,7 +1,5 @@
 """Processes of a session: fork, synchronize, monitor and stop ranks. This package knows neither graphs nor commands."""
 
-from __future__ import annotations
-
 from synkhronos._processes.monitor import SessionStatus
 from synkhronos._processes.process_group import (
     LeaderTransport,
@@ -28,31 +26,3 @@ from synkhronos._processes.timeline import (
     by_other_clock,
     spans,
 )
-
-__all__ = [
-    "CATEGORIES",
-    "COLLECTIVES",
-    "CONTROL",
-    "FUNCTION",
-    "OUTSIDE",
-    "SHUFFLE",
-    "STRAGGLING",
-    "TRANSFERS",
-    "Barrier",
-    "Deadline",
-    "LeaderTransport",
-    "Notes",
-    "ProcessGroup",
-    "SessionStatus",
-    "Timeline",
-    "Transfer",
-    "World",
-    "by_other_clock",
-    "check_exchange",
-    "check_nodes",
-    "end_with",
-    "kind_of",
-    "log",
-    "spans",
-    "start_apart",
-]

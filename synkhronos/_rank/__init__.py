@@ -1,7 +1,5 @@
 """State of one rank, and execution of the controller's commands on it."""
 
-from __future__ import annotations
-
 from synkhronos._rank.call import borrowed
 from synkhronos._rank.collective_handlers import digest_of
 from synkhronos._rank.commands import (
@@ -30,39 +28,3 @@ from synkhronos._rank.environment import digest_of_states, set_apart
 from synkhronos._rank.messages import Arrays, Decoder, Encoder, Envelope, Failure, Release, summarize
 from synkhronos._rank.replica import Replica
 from synkhronos._rank.start import start_ranks
-
-__all__ = [
-    "KEEPS_SHAPES",
-    "AllGather",
-    "AllReduce",
-    "Arrays",
-    "Bind",
-    "Call",
-    "Command",
-    "Connect",
-    "Decoder",
-    "Digest",
-    "Encoder",
-    "Envelope",
-    "Failure",
-    "Follow",
-    "Get",
-    "InOrder",
-    "Load",
-    "Nccl",
-    "Put",
-    "Record",
-    "Reduce",
-    "Release",
-    "Replica",
-    "RowsRef",
-    "Settle",
-    "Shapes",
-    "Source",
-    "borrowed",
-    "digest_of",
-    "digest_of_states",
-    "set_apart",
-    "start_ranks",
-    "summarize",
-]

@@ -6,15 +6,5 @@ placements. Both may return a short reason why they do not apply; then the input
 inherit a rule, except for subclasses of checks and of OpFromGraph that compute as their base does.
 """
 
-from __future__ import annotations
-
 from synkhronos._sharding.propagate import MAKERS, RULES
-from synkhronos._sharding.rules import (  # noqa: F401  (each registers its rules)
-    axiswise,
-    control_flow,
-    elementwise,
-    indexing,
-    shapes,
-)
-
-__all__ = ["MAKERS", "RULES"]
+from synkhronos._sharding.rules import axiswise, control_flow, elementwise, indexing, shapes  # each registers its rules
