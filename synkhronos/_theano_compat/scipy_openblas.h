@@ -1,159 +1,37 @@
 // Standard names of the BLAS for scipy-openblas32, whose symbols have a prefix.
-// The flags of `find_blas` include this header in every C++ module of Theano's that is linked to it.
+// The flags of `find_blas` include this header in every C++ module of Theano's that is linked to it. The pragma renames
+// the symbols of functions that are declared later in the module with C linkage.
 #pragma once
 
+#define SYNKHRONOS_PRAGMA(...) _Pragma(#__VA_ARGS__)
+#define SYNKHRONOS_RENAME(name) SYNKHRONOS_PRAGMA(redefine_extname name scipy_##name)
+#define REAL(name) SYNKHRONOS_RENAME(s##name##_) SYNKHRONOS_RENAME(d##name##_)
+#define COMPLEX(name) SYNKHRONOS_RENAME(c##name##_) SYNKHRONOS_RENAME(z##name##_)
+#define EVERY(name) REAL(name) COMPLEX(name)
+
 // level 1: vectors
-#define srot_ scipy_srot_
-#define srotg_ scipy_srotg_
-#define srotm_ scipy_srotm_
-#define srotmg_ scipy_srotmg_
-#define sswap_ scipy_sswap_
-#define sscal_ scipy_sscal_
-#define scopy_ scipy_scopy_
-#define saxpy_ scipy_saxpy_
-#define sdot_ scipy_sdot_
-#define snrm2_ scipy_snrm2_
-#define sasum_ scipy_sasum_
-#define drot_ scipy_drot_
-#define drotg_ scipy_drotg_
-#define drotm_ scipy_drotm_
-#define drotmg_ scipy_drotmg_
-#define dswap_ scipy_dswap_
-#define dscal_ scipy_dscal_
-#define dcopy_ scipy_dcopy_
-#define daxpy_ scipy_daxpy_
-#define ddot_ scipy_ddot_
-#define dnrm2_ scipy_dnrm2_
-#define dasum_ scipy_dasum_
-#define crotg_ scipy_crotg_
-#define cswap_ scipy_cswap_
-#define cscal_ scipy_cscal_
-#define ccopy_ scipy_ccopy_
-#define caxpy_ scipy_caxpy_
-#define cdotu_ scipy_cdotu_
-#define cdotc_ scipy_cdotc_
-#define zrotg_ scipy_zrotg_
-#define zswap_ scipy_zswap_
-#define zscal_ scipy_zscal_
-#define zcopy_ scipy_zcopy_
-#define zaxpy_ scipy_zaxpy_
-#define zdotu_ scipy_zdotu_
-#define zdotc_ scipy_zdotc_
-#define sdsdot_ scipy_sdsdot_
-#define dsdot_ scipy_dsdot_
-#define csrot_ scipy_csrot_
-#define zdrot_ scipy_zdrot_
-#define csscal_ scipy_csscal_
-#define zdscal_ scipy_zdscal_
-#define scnrm2_ scipy_scnrm2_
-#define dznrm2_ scipy_dznrm2_
-#define scasum_ scipy_scasum_
-#define dzasum_ scipy_dzasum_
-#define isamax_ scipy_isamax_
-#define idamax_ scipy_idamax_
-#define icamax_ scipy_icamax_
-#define izamax_ scipy_izamax_
+REAL(rot) REAL(rotm) REAL(rotmg) REAL(dot) REAL(nrm2) REAL(asum)
+COMPLEX(dotu) COMPLEX(dotc)
+EVERY(rotg) EVERY(swap) EVERY(scal) EVERY(copy) EVERY(axpy)
+SYNKHRONOS_RENAME(sdsdot_) SYNKHRONOS_RENAME(dsdot_)
+SYNKHRONOS_RENAME(csrot_) SYNKHRONOS_RENAME(zdrot_) SYNKHRONOS_RENAME(csscal_) SYNKHRONOS_RENAME(zdscal_)
+SYNKHRONOS_RENAME(scnrm2_) SYNKHRONOS_RENAME(dznrm2_) SYNKHRONOS_RENAME(scasum_) SYNKHRONOS_RENAME(dzasum_)
+SYNKHRONOS_RENAME(isamax_) SYNKHRONOS_RENAME(idamax_) SYNKHRONOS_RENAME(icamax_) SYNKHRONOS_RENAME(izamax_)
 
 // level 2: matrices and vectors
-#define sgemv_ scipy_sgemv_
-#define sgbmv_ scipy_sgbmv_
-#define ssymv_ scipy_ssymv_
-#define ssbmv_ scipy_ssbmv_
-#define sspmv_ scipy_sspmv_
-#define strmv_ scipy_strmv_
-#define stbmv_ scipy_stbmv_
-#define stpmv_ scipy_stpmv_
-#define strsv_ scipy_strsv_
-#define stbsv_ scipy_stbsv_
-#define stpsv_ scipy_stpsv_
-#define sger_ scipy_sger_
-#define ssyr_ scipy_ssyr_
-#define sspr_ scipy_sspr_
-#define ssyr2_ scipy_ssyr2_
-#define sspr2_ scipy_sspr2_
-#define dgemv_ scipy_dgemv_
-#define dgbmv_ scipy_dgbmv_
-#define dsymv_ scipy_dsymv_
-#define dsbmv_ scipy_dsbmv_
-#define dspmv_ scipy_dspmv_
-#define dtrmv_ scipy_dtrmv_
-#define dtbmv_ scipy_dtbmv_
-#define dtpmv_ scipy_dtpmv_
-#define dtrsv_ scipy_dtrsv_
-#define dtbsv_ scipy_dtbsv_
-#define dtpsv_ scipy_dtpsv_
-#define dger_ scipy_dger_
-#define dsyr_ scipy_dsyr_
-#define dspr_ scipy_dspr_
-#define dsyr2_ scipy_dsyr2_
-#define dspr2_ scipy_dspr2_
-#define cgemv_ scipy_cgemv_
-#define cgbmv_ scipy_cgbmv_
-#define chemv_ scipy_chemv_
-#define chbmv_ scipy_chbmv_
-#define chpmv_ scipy_chpmv_
-#define ctrmv_ scipy_ctrmv_
-#define ctbmv_ scipy_ctbmv_
-#define ctpmv_ scipy_ctpmv_
-#define ctrsv_ scipy_ctrsv_
-#define ctbsv_ scipy_ctbsv_
-#define ctpsv_ scipy_ctpsv_
-#define cgeru_ scipy_cgeru_
-#define cgerc_ scipy_cgerc_
-#define cher_ scipy_cher_
-#define chpr_ scipy_chpr_
-#define cher2_ scipy_cher2_
-#define chpr2_ scipy_chpr2_
-#define zgemv_ scipy_zgemv_
-#define zgbmv_ scipy_zgbmv_
-#define zhemv_ scipy_zhemv_
-#define zhbmv_ scipy_zhbmv_
-#define zhpmv_ scipy_zhpmv_
-#define ztrmv_ scipy_ztrmv_
-#define ztbmv_ scipy_ztbmv_
-#define ztpmv_ scipy_ztpmv_
-#define ztrsv_ scipy_ztrsv_
-#define ztbsv_ scipy_ztbsv_
-#define ztpsv_ scipy_ztpsv_
-#define zgeru_ scipy_zgeru_
-#define zgerc_ scipy_zgerc_
-#define zher_ scipy_zher_
-#define zhpr_ scipy_zhpr_
-#define zher2_ scipy_zher2_
-#define zhpr2_ scipy_zhpr2_
+EVERY(gemv) EVERY(gbmv) EVERY(trmv) EVERY(tbmv) EVERY(tpmv) EVERY(trsv) EVERY(tbsv) EVERY(tpsv)
+REAL(symv) REAL(sbmv) REAL(spmv) REAL(ger) REAL(syr) REAL(spr) REAL(syr2) REAL(spr2)
+COMPLEX(hemv) COMPLEX(hbmv) COMPLEX(hpmv) COMPLEX(geru) COMPLEX(gerc) COMPLEX(her) COMPLEX(hpr) COMPLEX(her2)
+COMPLEX(hpr2)
 
 // level 3: matrices
-#define sgemm_ scipy_sgemm_
-#define ssymm_ scipy_ssymm_
-#define ssyrk_ scipy_ssyrk_
-#define ssyr2k_ scipy_ssyr2k_
-#define strmm_ scipy_strmm_
-#define strsm_ scipy_strsm_
-#define dgemm_ scipy_dgemm_
-#define dsymm_ scipy_dsymm_
-#define dsyrk_ scipy_dsyrk_
-#define dsyr2k_ scipy_dsyr2k_
-#define dtrmm_ scipy_dtrmm_
-#define dtrsm_ scipy_dtrsm_
-#define cgemm_ scipy_cgemm_
-#define csymm_ scipy_csymm_
-#define csyrk_ scipy_csyrk_
-#define csyr2k_ scipy_csyr2k_
-#define ctrmm_ scipy_ctrmm_
-#define ctrsm_ scipy_ctrsm_
-#define chemm_ scipy_chemm_
-#define cherk_ scipy_cherk_
-#define cher2k_ scipy_cher2k_
-#define zgemm_ scipy_zgemm_
-#define zsymm_ scipy_zsymm_
-#define zsyrk_ scipy_zsyrk_
-#define zsyr2k_ scipy_zsyr2k_
-#define ztrmm_ scipy_ztrmm_
-#define ztrsm_ scipy_ztrsm_
-#define zhemm_ scipy_zhemm_
-#define zherk_ scipy_zherk_
-#define zher2k_ scipy_zher2k_
+EVERY(gemm) EVERY(symm) EVERY(syrk) EVERY(syr2k) EVERY(trmm) EVERY(trsm)
+COMPLEX(hemm) COMPLEX(herk) COMPLEX(her2k)
 
 // threads
-#define openblas_set_num_threads scipy_openblas_set_num_threads
-#define openblas_get_num_threads scipy_openblas_get_num_threads
+SYNKHRONOS_RENAME(openblas_set_num_threads)
+SYNKHRONOS_RENAME(openblas_get_num_threads)
+
+#undef EVERY
+#undef COMPLEX
+#undef REAL

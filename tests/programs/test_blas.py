@@ -235,7 +235,8 @@ class TestChoice:
         """A prototype of each, in C++ that is linked to it, so that none is left undefined."""
         [[flags, library, prefix]] = [one for one in blas.candidates("g++") if one.prefix]
         header = flags.split("-include")[1]
-        names = re.findall(r"^#define (\w+) (\w+)$", Path(header).read_text(), re.MULTILINE)
+        renamed = subprocess.run(["g++", "-E", "-x", "c++", header], capture_output=True, text=True, check=True).stdout
+        names = re.findall(r"^#pragma redefine_extname (\w+) (\w+)$", renamed, re.MULTILINE)
         loaded = ctypes.CDLL(library)
         for name, own in names:
             assert own == prefix + name
