@@ -13,9 +13,9 @@ import numpy as np
 
 import synkhronos as synk
 from synkhronos._backends import clone, compile_function, shared
-from synkhronos.extensions.steps import ExactTrainFunction, TrainFunction, check_names, flatten, free, listed, rows
+from synkhronos.extensions import steps
+from synkhronos.extensions.steps import ExactTrainFunction, TrainFunction, check_names, flatten, free, listed
 from synkhronos.extensions.updates.divide import divide
-from synkhronos.extensions.weighting import not_negative, per_point, times, where_valid
 
 __all__ = ["ExactTrainFunction", "TrainFunction", "make_train_function", "make_train_function_theano"]
 
@@ -105,15 +105,15 @@ def make_train_function(
     outputs, weight = loss, None
     if weights is not None:
         weight = shared(np.zeros((), "float64"), "weight")
-        one = per_point(weights, inputs[0])
+        one = steps.per_point(weights, inputs[0])
         for var, grad in grad_updates.items():
-            grad_updates[var] = times(one, grad, var.dtype)
-        grad_updates[weight] = not_negative(one)
-        outputs = [times(one, loss, loss.dtype), one, (one, "min")]
+            grad_updates[var] = steps.times(one, grad, var.dtype)
+        grad_updates[weight] = steps.not_negative(one)
+        outputs = [steps.times(one, loss, loss.dtype), one, (one, "min")]
         divided = {var: var / weight.astype(var.dtype) for var in listed(grad_shared)}
         news = clone(list(param_updates.values()), replace=divided)
         every = OrderedDict([*zip(param_updates, news), *divided.items()])
-        param_updates = OrderedDict((var, where_valid(weight, new, var)) for var, new in every.items())
+        param_updates = OrderedDict((var, steps.where_valid(weight, new, var)) for var, new in every.items())
     of_gradient = free([loss, *grad_updates.values()], inputs, givens)
     of_update = free(param_updates.values(), (), None)
     gradient = synk.function(
@@ -194,7 +194,7 @@ def make_train_function_theano(
     def train(x_data: Any, y_data: Any, batch: Any = None, **hyperparameters: Any) -> Any:
         arrays = flatten((x_data, y_data), (x, y))
         check_names(hyperparameters, names)
-        chosen = (data if batch is None else data[rows(batch)] for data in arrays)
+        chosen = (data if batch is None else data[steps.rows(batch)] for data in arrays)
         return step(*chosen, *(hyperparameters[name] for name in names))
 
     return train
