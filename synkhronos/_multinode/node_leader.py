@@ -81,7 +81,7 @@ def _serve(comm: LeaderComm, find_devices: Callable[..., list[str]]) -> None:
         elif isinstance(order, Start):
             if ranks is not None:  # the controller was interrupted while it forked
                 ranks.end()
-            comm.set_heartbeat(order.heartbeat)
+            comm.set_heartbeat(order.options.heartbeat)
             ranks = NodeRanks(comm, order)
         elif isinstance(order, Stop) and ranks is not None:
             ranks.end()
@@ -113,21 +113,21 @@ class NodeRanks:
 
     def __init__(self, comm: LeaderComm, start: Start) -> None:
         self._comm = comm
-        self._start = start
+        self._options = options = start.options
         self._lost: Lost | None = None
         self._segments = SegmentTable()
         self._cache = SegmentCache(self._segments)
         self._decoder, self._encoder, self._own = Decoder(), Encoder(), Encoder()
-        world = World(start.sizes, comm.node, start.master_rank, comm, start.wire_dtype)
-        self._group = ProcessGroup(start.devices, 0, start.timeout, world)
+        world = World(start.sizes, comm.node, start.master_rank, comm, options.wire_dtype)
+        self._group = ProcessGroup(start.devices, 0, options.timeout, world)
         self._answered = monotonic_ns()
         self._replica: Replica | None = None
         try:
             self._replica = start_ranks(
-                self._group, self._segments, None, start.profile_workers, self._begin, start.seed
+                self._group, self._segments, None, options.profile_workers, self._begin, options.seed
             )
-            if start.seed is not None:
-                set_apart(start.seed, world.first, 0)
+            if options.seed is not None:
+                set_apart(options.seed, world.first, 0)
         except Exception as error:
             self._lost = Lost(0, f"node {comm.node} ({comm.hosts[comm.node]}): {summarize(error)}")
 
@@ -174,7 +174,7 @@ class NodeRanks:
             is_dead = isinstance(error, WorkerDied)
             exitcode = error.exitcode if isinstance(error, WorkerDied) else None
             lost = Lost(order.number, str(error), error.rank, error.pid, exitcode, is_dead)
-            if is_dead and self._start.restart_workers:
+            if is_dead and self._options.restart_workers:
                 lost = lost._replace(replaced=self._replace_dead())
             if not lost.replaced:
                 self._lost = lost
@@ -188,7 +188,7 @@ class NodeRanks:
         """
         assert self._replica is not None
         self._group.signals.abort()
-        if not self._group.settle(self._start.timeout):
+        if not self._group.settle(self._options.timeout):
             return ()
         ranks = tuple(self._group.dead())
         inherited = self._segments.lent()  # this frame stays alive in the workers, and so do these arrays

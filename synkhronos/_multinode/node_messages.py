@@ -8,6 +8,39 @@ from synkhronos._memory import FilePart
 from synkhronos._multinode.shipping import Shipment
 
 
+class Options(NamedTuple):
+    """Checked arguments of `fork` that do not select devices.
+
+    Attributes
+    ----------
+    profile_workers : bool
+        Print the backend's profiles of the workers when they stop.
+    replicate_rng : bool
+        Give all ranks the same random streams.
+    timeout : float or None
+        Seconds that a rank may take for a command.
+    restart_workers : bool
+        Replace workers that die.
+    check_replicas : int
+        Compare replicas at every so many-th call; 0: never.
+    wire_dtype : str or None
+        The wire dtype of float32 arrays between nodes; ``None``: float32.
+    seed : bytes or None
+        The seed of each rank's global random states; ``None``: all ranks keep the states that they inherit.
+    heartbeat : float
+        Seconds of silence after which a node is lost.
+    """
+
+    profile_workers: bool
+    replicate_rng: bool
+    timeout: float | None
+    restart_workers: bool
+    check_replicas: int
+    wire_dtype: str | None
+    seed: bytes | None
+    heartbeat: float
+
+
 class Ask(NamedTuple):
     """Report the devices of the node; the arguments are those of `fork`."""
 
@@ -22,12 +55,7 @@ class Start(NamedTuple):
     devices: list[str]
     sizes: tuple[int, ...]
     master_rank: int
-    profile_workers: bool
-    timeout: float | None
-    wire_dtype: str | None
-    restart_workers: bool
-    seed: bytes | None
-    heartbeat: float
+    options: Options
 
 
 class Bring(NamedTuple):

@@ -10,7 +10,7 @@ from synkhronos._graph import Definitions
 from synkhronos._multinode.launch import StartLimit, find_comm
 from synkhronos._multinode.leader_comm import ORDER, LeaderComm
 from synkhronos._multinode.node_leader import lead
-from synkhronos._multinode.node_messages import Ask, Leave, Start, Stop
+from synkhronos._multinode.node_messages import Ask, Leave, Options, Start, Stop
 from synkhronos._processes import Deadline, World, kind_of
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos._utils.rendezvous import RESTART, rendezvous
@@ -46,7 +46,9 @@ class Nodes:
         self.devices: list[str] = []
         self.world: World
 
-    def start(self, own: list[str], master_rank: int, asked: tuple[Any, ...], options: Any, limit: StartLimit) -> None:
+    def start(
+        self, own: list[str], master_rank: int, asked: tuple[Any, ...], options: Options, limit: StartLimit
+    ) -> None:
         """Have all leaders find their devices, and start a rank on each.
 
         Parameters
@@ -89,22 +91,7 @@ class Nodes:
                     "Pass devices=, or use_gpu=False for CPU cores"
                 )
         sizes = tuple(map(len, names))
-        start = [
-            Start(
-                number + 1,
-                found,
-                sizes,
-                master_rank,
-                options.profile_workers,
-                options.timeout,
-                options.wire_dtype,
-                options.restart_workers,
-                options.seed,
-                options.heartbeat,
-            )
-            for found in names
-        ]
-        self._ask(start, limit)
+        self._ask([Start(number + 1, found, sizes, master_rank, options) for found in names], limit)
         self.world = World(sizes, 0, master_rank, self.comm, options.wire_dtype)
         self.names = [device for found in names for device in found]
         self.devices = [

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import functools
 import logging
+import math
 import os
 import sys
 import threading
@@ -15,13 +16,13 @@ from collections.abc import Sequence
 from typing import Any, Callable, Literal, TypeVar, cast
 
 from synkhronos._memory import remove_stale
-from synkhronos._multinode import StartLimit, find_nodes
+from synkhronos._multinode import WARNING_SECONDS, Options, StartLimit, find_nodes
 from synkhronos._native import native
 from synkhronos._processes import kind_of
+from synkhronos._rank import digest_of_states
 from synkhronos._session.devices import count_gpus, find_free_devices
 from synkhronos._session.diagnostics import check_cores, check_threads, warn
 from synkhronos._session.dispatch import BUSY
-from synkhronos._session.options import make_options
 from synkhronos._session.profiles import Profile, Serial, begin, finish
 from synkhronos._session.state import Session
 from synkhronos._utils.interrupts import collect_garbage
@@ -198,7 +199,7 @@ def fork(
         raise TypeError(f"master_rank is {master_rank!r}; expected an int")
     if not 0 <= master_rank < len(names):
         raise ValueError(f"master_rank is {master_rank}; expected 0 to {len(names) - 1}")
-    options = make_options(
+    options = _checked_options(
         profile_workers, replicate_rng, timeout, restart_workers, check_replicas, wire_dtype, heartbeat
     )
     measured = None if profile is False else Profile(None if profile is True else profile)
@@ -226,6 +227,46 @@ def fork(
     _measured = measured
     _logger.info("forked %d ranks on %s", _session.n_ranks, ", ".join(sorted(set(_session.devices))))
     return _session.n_ranks
+
+
+def _checked_options(
+    profile_workers: Any,
+    replicate_rng: Any,
+    timeout: Any,
+    restart_workers: Any,
+    check_replicas: Any,
+    wire_dtype: Any,
+    heartbeat: Any,
+) -> Options:
+    """Check arguments of `fork`.
+
+    Raises
+    ------
+    ValueError
+        Naming the argument.
+    """
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0):
+        raise ValueError(f"timeout is {timeout!r}; expected a positive number of seconds, or None")
+    if isinstance(check_replicas, bool) or not hasattr(check_replicas, "__index__") or check_replicas < 0:
+        raise ValueError(f"check_replicas is {check_replicas!r}; expected a number of calls, or 0")
+    if wire_dtype not in (None, "float16", "bfloat16"):
+        raise ValueError(f'wire_dtype is {wire_dtype!r}; expected "float16", "bfloat16" or None')
+    is_number = isinstance(heartbeat, (int, float)) and not isinstance(heartbeat, bool)
+    if not (is_number and WARNING_SECONDS < heartbeat < math.inf):
+        raise ValueError(
+            f"heartbeat is {heartbeat!r}; expected a finite number of seconds above {WARNING_SECONDS:g}, after which a "
+            "warning is printed"
+        )
+    return Options(
+        bool(profile_workers),
+        bool(replicate_rng),
+        timeout,
+        bool(restart_workers),
+        int(check_replicas),
+        wire_dtype,
+        None if replicate_rng else digest_of_states(),
+        float(heartbeat),
+    )
 
 
 @_one_at_a_time

@@ -17,14 +17,13 @@ import numpy as np
 
 from synkhronos import _backends, _graph
 from synkhronos._memory import ArrayRef, Segment, SegmentTable
-from synkhronos._multinode import MultiNodeGroup, Nodes
+from synkhronos._multinode import MultiNodeGroup, Nodes, Options
 from synkhronos._processes import TRANSFERS, ProcessGroup, kind_of
 from synkhronos._rank import Command, Encoder, Envelope, Load, Release, Settle, start_ranks
 from synkhronos._session.devices import connect_gpus, take_gpus
 from synkhronos._session.dispatch import Dispatcher, RankGroup, State
 from synkhronos._session.function_registry import FunctionRegistry
 from synkhronos._session.ledger import Ledger, Staged
-from synkhronos._session.options import Options
 from synkhronos._session.replica_check import ReplicaCheck
 from synkhronos._session.shards import ShapeCache, Shards
 from synkhronos._session.submission import Sequencer
