@@ -40,12 +40,15 @@ static void unlock_in_parent(void)
     pthread_mutex_unlock(&lock);
 }
 
+static size_t mapped_bytes(const struct heap *heap)
+{
+    return HEAP_HUGE_PAGE + heap->arena_size * (size_t)heap->n_ranks;
+}
+
 /* In a child that is no rank: unmap the heap, and put the copies of live blocks at their addresses. */
 static void replace_with_copies(struct heap *heap)
 {
-    char *start = (char *)heap->usage;
-    size_t n_bytes = HEAP_HUGE_PAGE + heap->arena_size * (size_t)heap->n_ranks;
-    mmap(start, n_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    mmap(heap->usage, mapped_bytes(heap), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     for (size_t i = 0; i < heap->n_copies; i++) {
         struct block_copy *one = &heap->copies[i];
         mremap(one->copy, one->n_bytes, one->n_bytes, MREMAP_MAYMOVE | MREMAP_FIXED, one->original);
@@ -63,7 +66,7 @@ static void reset_in_child(void)
         if (!heap->is_shared || (is_rank && heap == rank_heap))
             continue;
         if (is_rank) /* the heap of a closed session: read-only */
-            mprotect((char *)heap->usage, HEAP_HUGE_PAGE + heap->arena_size * (size_t)heap->n_ranks, PROT_READ);
+            mprotect(heap->usage, mapped_bytes(heap), PROT_READ);
         else
             replace_with_copies(heap);
     }
@@ -223,11 +226,6 @@ static char *map_aligned(int fd, size_t n_bytes)
     return start;
 }
 
-static size_t mapped_bytes(const struct heap *heap)
-{
-    return HEAP_HUGE_PAGE + heap->arena_size * (size_t)heap->n_ranks;
-}
-
 static int init_arena(struct heap *heap, int rank)
 {
     heap->rank = rank;
@@ -324,7 +322,7 @@ void heap_unmap(struct heap *heap)
     unregister_heap(heap);
     heap->arena_size = 0;
     munmap(heap->classes, n_pages);
-    munmap((char *)heap->usage, n_bytes);
+    munmap(heap->usage, n_bytes);
 }
 
 void heap_destroy(struct heap *heap)

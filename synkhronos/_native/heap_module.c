@@ -304,10 +304,8 @@ static PyMethodDef functions[] = {
 
 int synkhronos_add_heap(PyObject *module)
 {
-    if (PyType_Ready(&HeapType) < 0 || PyModule_AddFunctions(module, functions) < 0)
+    if (PyModule_AddFunctions(module, functions)
+        || PyModule_AddIntConstant(module, "SMALLEST_BLOCK", HEAP_SMALLEST_BLOCK))
         return -1;
-    if (PyModule_AddIntConstant(module, "SMALLEST_BLOCK", HEAP_SMALLEST_BLOCK) < 0)
-        return -1;
-    Py_INCREF(&HeapType);
-    return PyModule_AddObject(module, "Heap", (PyObject *)&HeapType);
+    return PyModule_AddType(module, &HeapType);
 }

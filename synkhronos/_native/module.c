@@ -1,12 +1,173 @@
-/* The module `synkhronos._native.native`. Each *_module.c file adds its own functions and types. */
+/* The module `synkhronos._native.native`, and its functions on plain memory: conversion to 16-bit floats, and hashes. See
+ * native.pyi. Each *_module.c file adds its own functions and types. */
 #define SYNKHRONOS_MODULE_MAIN
 #include "module.h"
+#include "reductions_kernels.h"
+
+#include <string.h>
+
+/* -- Conversion of float32 arrays from and to float16, or bfloat16, which is the upper half of a float32. Rounds to
+ * nearest, ties to even. */
+
+/* Compiled for several instruction sets; the dynamic linker picks the best one. */
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__)
+#define MULTIVERSION __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define MULTIVERSION
+#endif
+
+static inline uint16_t float_to_bfloat16(float x)
+{
+    uint32_t bits = bits_of(x), rounded = bits + 0x7fff + ((bits >> 16) & 1);
+    return (uint16_t)(select_bits((bits & 0x7fffffff) > 0x7f800000, bits | 0x400000, rounded) >> 16);
+}
+
+MULTIVERSION
+static void narrow_all(const float *restrict from, uint16_t *restrict to, npy_intp n, int is_bfloat16)
+{
+    if (is_bfloat16)
+        for (npy_intp i = 0; i < n; i++)
+            to[i] = float_to_bfloat16(from[i]);
+    else
+        for (npy_intp i = 0; i < n; i++)
+            to[i] = (uint16_t)float_to_half(from[i]);
+}
+
+MULTIVERSION
+static void widen_all(const uint16_t *restrict from, float *restrict to, npy_intp n, int is_bfloat16)
+{
+    if (is_bfloat16)
+        for (npy_intp i = 0; i < n; i++)
+            to[i] = float_of((uint32_t)from[i] << 16);
+    else
+        for (npy_intp i = 0; i < n; i++)
+            to[i] = half_to_float(from[i]);
+}
+
+/* Parse (from, to, is_bfloat16): arrays of these types and of equal size; 0 with an exception set. */
+static int read_arguments(PyObject *args, int type, int type_of_result, PyArrayObject **from, PyArrayObject **to,
+                          int *is_bfloat16)
+{
+    if (!PyArg_ParseTuple(args, "O!O!p", &PyArray_Type, from, &PyArray_Type, to, is_bfloat16))
+        return 0;
+    if (PyArray_TYPE(*from) == type && PyArray_TYPE(*to) == type_of_result && PyArray_ISCARRAY_RO(*from)
+        && PyArray_ISCARRAY(*to) && PyArray_SIZE(*from) == PyArray_SIZE(*to))
+        return 1;
+    PyErr_SetString(PyExc_TypeError, "expected C-contiguous arrays of float32 and uint16, of the same size");
+    return 0;
+}
+
+static PyObject *narrow_array(PyObject *module, PyObject *args)
+{
+    PyArrayObject *from, *to;
+    int is_bfloat16;
+    if (!read_arguments(args, NPY_FLOAT, NPY_USHORT, &from, &to, &is_bfloat16))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    narrow_all(PyArray_DATA(from), PyArray_DATA(to), PyArray_SIZE(from), is_bfloat16);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyObject *widen_array(PyObject *module, PyObject *args)
+{
+    PyArrayObject *from, *to;
+    int is_bfloat16;
+    if (!read_arguments(args, NPY_USHORT, NPY_FLOAT, &from, &to, &is_bfloat16))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    widen_all(PyArray_DATA(from), PyArray_DATA(to), PyArray_SIZE(from), is_bfloat16);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+/* -- Hashes of blocks of memory, which detect blocks that have changed.
+ *
+ * The hash is NH with a Toeplitz extension, as in UMAC: J. Black, S. Halevi, H. Krawczyk, T. Krovetz, P. Rogaway,
+ * "UMAC: Fast and Secure Message Authentication", CRYPTO 1999; here with 64-bit words and two passes. For a random
+ * key, two different blocks of the same length have equal hashes with a probability of at most 2^-128, whatever they
+ * hold. */
+
+enum { PASSES = 2 };
+enum { PAIR = 16, HASH_BYTES = PASSES * 16, CACHE_LINE = 64, PREFETCH = 2048 }; /* in bytes */
+
+static inline uint64_t load_word(const unsigned char *at)
+{
+    uint64_t value;
+    memcpy(&value, at, sizeof value);
+    return value;
+}
+
+/* Add a pair of words to the sums of both passes. The second pass uses the key from two words further on. */
+static inline void add(u128 *sums, const unsigned char *words, const unsigned char *key)
+{
+    uint64_t a = load_word(words), b = load_word(words + 8);
+    sums[0] += (u128)(a + load_word(key)) * (b + load_word(key + 8));
+    sums[1] += (u128)(a + load_word(key + 16)) * (b + load_word(key + 24));
+}
+
+static void hash_block(const unsigned char *block, size_t length, const unsigned char *key, unsigned char *out)
+{
+    u128 sums[PASSES] = {0, 0};
+    size_t i = 0;
+    for (; i + CACHE_LINE <= length; i += CACHE_LINE) {
+        __builtin_prefetch(block + i + PREFETCH);
+        for (int k = 0; k < CACHE_LINE; k += PAIR)
+            add(sums, block + i + k, key + i + k);
+    }
+    for (; i + PAIR <= length; i += PAIR)
+        add(sums, block + i, key + i);
+    if (i < length) { /* zero padding is safe: only blocks of equal length are compared */
+        unsigned char last[PAIR] = {0};
+        memcpy(last, block + i, length - i);
+        add(sums, last, key + i);
+    }
+    memcpy(out, sums, HASH_BYTES);
+}
+
+static PyObject *hash_blocks(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    Py_buffer content, numbers, key, out;
+    if (!PyArg_ParseTuple(args, "y*y*y*w*:hash_blocks", &content, &numbers, &key, &out))
+        return NULL;
+    Py_ssize_t block_size = key.len - PAIR, n = numbers.len / (Py_ssize_t)sizeof(int64_t), i = 0;
+    const unsigned char *from = content.buf;
+    const int64_t *number = numbers.buf;
+    int fits = block_size > 0 && block_size % PAIR == 0 && out.len == n * HASH_BYTES;
+    if (fits) {
+        Py_ssize_t n_blocks = content.len / block_size + (content.len % block_size != 0);
+        Py_BEGIN_ALLOW_THREADS
+        for (; i < n && number[i] >= 0 && number[i] < n_blocks; i++) {
+            Py_ssize_t start = number[i] * block_size, left = content.len - start;
+            hash_block(from + start, left < block_size ? left : block_size, key.buf,
+                       (unsigned char *)out.buf + i * HASH_BYTES);
+        }
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&content);
+    PyBuffer_Release(&numbers);
+    PyBuffer_Release(&key);
+    PyBuffer_Release(&out);
+    if (!fits || i < n) {
+        PyErr_SetString(PyExc_ValueError, fits ? "there is no such block" : "the sizes of key and out do not fit");
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef functions[] = {
+    {"narrow", narrow_array, METH_VARARGS, "narrow(values, out, is_bfloat16): see native.pyi."},
+    {"widen", widen_array, METH_VARARGS, "widen(values, out, is_bfloat16): see native.pyi."},
+    {"hash_blocks", hash_blocks, METH_VARARGS, "Hash blocks of memory; see native.pyi."},
+    {NULL, NULL, 0, NULL},
+};
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "synkhronos._native.native",
     .m_doc = "The compiled core of synkhronos.",
     .m_size = -1,
+    .m_methods = functions,
 };
 
 PyMODINIT_FUNC PyInit_native(void)
@@ -16,8 +177,7 @@ PyMODINIT_FUNC PyInit_native(void)
     if (module == NULL)
         return NULL;
     if (synkhronos_add_heap(module) || synkhronos_add_sync(module) || synkhronos_add_reductions(module)
-        || synkhronos_add_collectives(module) || synkhronos_add_fast_call(module) || synkhronos_add_process(module)
-        || synkhronos_add_float16(module) || synkhronos_add_block_hash(module)) {
+        || synkhronos_add_collectives(module) || synkhronos_add_fast_call(module) || synkhronos_add_process(module)) {
         Py_DECREF(module);
         return NULL;
     }

@@ -19,10 +19,8 @@
 #include "sync.h"
 
 /* Add the functions and types of one *_module.c file; not 0, with an exception set, on failure. */
-int synkhronos_add_block_hash(PyObject *module);
 int synkhronos_add_collectives(PyObject *module);
 int synkhronos_add_fast_call(PyObject *module);
-int synkhronos_add_float16(PyObject *module);
 int synkhronos_add_heap(PyObject *module);
 int synkhronos_add_process(PyObject *module);
 int synkhronos_add_reductions(PyObject *module);

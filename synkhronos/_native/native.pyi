@@ -359,15 +359,13 @@ class Descriptor:
     def close(self) -> None:
         """Close the descriptor, unless its number belongs to another file. Deleting the object does the same."""
 
-# -- float16_module.c
+# -- module.c
 
 def narrow(values: NDArray[Any], out: NDArray[Any], is_bfloat16: bool, /) -> None:
     """Convert float32 to the bits of bfloat16 or float16, in a uint16 array, rounding to nearest with ties to even."""
 
 def widen(values: NDArray[Any], out: NDArray[Any], is_bfloat16: bool, /) -> None:
     """Convert the bits of bfloat16 or float16, in a uint16 array, to float32."""
-
-# -- block_hash_module.c
 
 def hash_blocks(content: Any, numbers: NDArray[Any], key: bytes, out: NDArray[Any], /) -> None:
     """Write hashes of blocks of memory. Releases the GIL.

@@ -285,8 +285,5 @@ static PyMethodDef functions[] = {
 
 int synkhronos_add_reductions(PyObject *module)
 {
-    if (PyModule_AddFunctions(module, functions) < 0 || PyType_Ready(&ReductionType) < 0)
-        return -1;
-    Py_INCREF(&ReductionType);
-    return PyModule_AddObject(module, "Reduction", (PyObject *)&ReductionType);
+    return PyModule_AddFunctions(module, functions) ? -1 : PyModule_AddType(module, &ReductionType);
 }
