@@ -45,8 +45,7 @@ class MultiNodeGroup:
     def __init__(self, group: ProcessGroup, devices: list[str], segments: SegmentTable) -> None:
         world = group.world
         self.devices, self.n_ranks, self.master_rank = devices, world.n_ranks, world.master_rank
-        self.workers = [rank for rank in range(self.n_ranks) if rank != self.master_rank]
-        self.timeline, self.start = group.timeline, group.start
+        self.timeline = group.timeline
         assert isinstance(world.comm, LeaderComm)
         self.signals = MultiNodeSignals(group, world.comm)
         self._group, self._world = group, world
@@ -220,11 +219,6 @@ class MultiNodeGroup:
     def _check(self) -> None:
         self._raise_losses()
         check_nodes(self._group, self._silent())
-
-    def check_workers(self) -> None:
-        """Raise if a worker of this node is dead, or a rank of another node lost."""
-        self._group.check_workers()
-        self._raise_losses()
 
     def dead(self) -> list[int]:
         """Return the workers that have ended, even if they were replaced.
