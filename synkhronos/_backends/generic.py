@@ -11,30 +11,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from synkhronos._backends import (
-    OF_NODES,
-    OF_TAGS,
-    OF_VARIABLES,
-    RESET,
-    Apply,
-    Function,
-    NanGuardMode,
-    Scratchpad,
-    T,
-    Variable,
-    execution,
-    machine,
-    name,
-    ops,
-    plain_function,
-    printing,
-    raise_at,
-    rebuild_collect_shared,
-    redirect,
-    reduced_otherwise,
-    scalar,
-    scan,
-)
+from synkhronos import _backends
+from synkhronos._backends import T, ops
 
 __all__ = [
     "CONTINUOUS",
@@ -50,12 +28,12 @@ __all__ = [
     "running_parts",
 ]
 
-_OWN = f"{name}."
+_OWN = f"{_backends.name}."
 #: Folder of the backend's package.
-FOLDER = os.path.dirname(str(sys.modules[name].__file__))
-INTEGERS = tuple([kind.dtype for kind in scalar.integer_types])
+FOLDER = os.path.dirname(str(sys.modules[_backends.name].__file__))
+INTEGERS = tuple([kind.dtype for kind in _backends.scalar.integer_types])
 #: The dtypes that have gradients.
-CONTINUOUS = tuple([kind.dtype for kind in scalar.continuous_types])
+CONTINUOUS = tuple([kind.dtype for kind in _backends.scalar.continuous_types])
 
 
 # -- graphs
@@ -82,7 +60,7 @@ def accumulated(
     others : list of variables
         Other variables that the steps use.
     """
-    all_steps = scan(
+    all_steps = _backends.scan(
         step,
         sequences=[T.arange(n_steps)],
         outputs_info=list(initial),
@@ -103,7 +81,7 @@ def rebuilt(
 
     The third part maps each of the user's variables to the variable that replaces it.
     """
-    _, cloned, (clones, update_of, _, _) = rebuild_collect_shared(
+    _, cloned, (clones, update_of, _, _) = _backends.rebuild_collect_shared(
         list(outputs),
         list(inputs),
         replace=givens,
@@ -127,11 +105,11 @@ class Running(NamedTuple):
 
 def running_parts(function: Any) -> Running | None:
     """Return how to call a compiled function; ``None`` if only its own `__call__` will do."""
-    found = execution(function)
+    found = _backends.execution(function)
     if found is None:
         return None
     compute, n_outputs, left = found
-    vm = machine(function)
+    vm = _backends.machine(function)
     pairs = zip(function.maker.inputs, function.input_storage)
     taken = [(spec.variable.type, container.storage) for spec, container in pairs if container.required]
 
@@ -139,7 +117,7 @@ def running_parts(function: Any) -> Running | None:
         if hasattr(vm, "position_of_error"):  # the same report as by the backend's own `__call__`
             where = vm.position_of_error
             thunk = vm.thunks[where] if hasattr(vm, "thunks") else None
-            raise_at(function, vm.nodes[where], thunk, getattr(vm, "storage_map", None))
+            _backends.raise_at(function, vm.nodes[where], thunk, getattr(vm, "storage_map", None))
 
     return Running(compute, taken, n_outputs, [*(cell for _, cell in taken), *left], explain)
 
@@ -159,12 +137,12 @@ def divert(build: Callable[..., Any]) -> Callable[[], None]:
         ``function`` for it.
     """
     _builders.append(build)
-    redirect(_built)
+    _backends.redirect(_built)
 
     def end() -> None:
         _builders.remove(build)
         if not _builders:
-            redirect(None)
+            _backends.redirect(None)
 
     return end
 
@@ -172,7 +150,7 @@ def divert(build: Callable[..., Any]) -> Callable[[], None]:
 def _built(asked: dict[str, Any]) -> Any:
     caller = sys._getframe(3).f_globals.get("__name__", "")  # above `redirect`'s function and the backend's `function`
     is_ours = caller.startswith((_OWN, "synkhronos."))
-    return plain_function(**asked) if is_ours else _builders[-1](plain_function, asked)
+    return _backends.plain_function(**asked) if is_ours else _builders[-1](_backends.plain_function, asked)
 
 
 # -- printing
@@ -180,12 +158,12 @@ def _built(asked: dict[str, Any]) -> Any:
 
 def make_printable(*classes: type) -> None:
     """Have the backend's printing functions accept objects of these classes, which have a function's ``maker``."""
-    printing.Function = (Function, *classes)
+    _backends.printing.Function = (_backends.Function, *classes)
 
 
 def label_prints(rank: int) -> None:
     """Have the operation ``Print`` begin each line with the rank of this process, and write all its lines at once."""
-    plain: Any = printing._print_fn
+    plain: Any = _backends.printing._print_fn
 
     def print_labelled(op: Any, value: Any) -> None:
         written = io.StringIO()
@@ -195,7 +173,7 @@ def label_prints(rank: int) -> None:
         sys.stdout.write("".join([f"rank {rank}: {line}\n" for line in lines]))
         sys.stdout.flush()
 
-    printing._print_fn = print_labelled  # unpickled functions refer to it by this name
+    _backends.printing._print_fn = print_labelled  # unpickled functions refer to it by this name
 
 
 # -- pickling
@@ -212,21 +190,21 @@ def reduced(obj: Any, frames: dict[Any, Any]) -> Any:
 
     ``frames`` collects the frames of traces, so that equal frames are one object and are pickled once.
     """
-    if isinstance(obj, (Variable, Apply)):
+    if isinstance(obj, (_backends.Variable, _backends.Apply)):
         # a user's own class may need all its attributes; parts of PyTensor's frozen graphs define their own reduction
         has_own_way = type(obj).__reduce__ is not object.__reduce__ or "__reduce_ex__" in obj.__dict__
         if type(obj).__module__.startswith(_OWN) and not has_own_way:
-            known = OF_NODES if isinstance(obj, Apply) else OF_VARIABLES
+            known = _backends.OF_NODES if isinstance(obj, _backends.Apply) else _backends.OF_VARIABLES
             state = {attribute: value for attribute, value in obj.__dict__.items() if attribute in known}
-            return _new(type(obj), {**state, **RESET} if "container" in state else state)
-    elif isinstance(obj, Scratchpad):
-        tags = {attribute: value for attribute, value in obj.__dict__.items() if attribute in OF_TAGS}
+            return _new(type(obj), {**state, **_backends.RESET} if "container" in state else state)
+    elif isinstance(obj, _backends.Scratchpad):
+        tags = {attribute: value for attribute, value in obj.__dict__.items() if attribute in _backends.OF_TAGS}
         if "trace" in tags:
             tags["trace"] = _once(tags["trace"], frames)
         return _new(type(obj), tags)
     elif inspect.isfunction(obj) and obj.__qualname__ in _GUARDS:
         return _guard, (_GUARDS[obj.__qualname__], _errors_of(obj))
-    return reduced_otherwise(obj)
+    return _backends.reduced_otherwise(obj)
 
 
 def _new(cls: type, state: dict[str, Any]) -> tuple[Any, ...]:
@@ -248,4 +226,4 @@ def _errors_of(guard: Any) -> tuple[bool, ...]:
 
 
 def _guard(attribute: str, errors: tuple[bool, ...]) -> Any:
-    return getattr(NanGuardMode(*errors).linker, attribute)
+    return getattr(_backends.NanGuardMode(*errors).linker, attribute)

@@ -19,21 +19,9 @@ from typing import Any, Callable, NamedTuple
 import cloudpickle
 
 from synkhronos._backends import FromFunctionOp, PureOp, PureType
-from synkhronos._graph.namespaces import (
-    MAIN,
-    WRAPPERS,
-    Digester,
-    Slot,
-    find,
-    function_of,
-    is_opaque,
-    is_programs,
-    module_of,
-    reduced_function,
-    walk,
-)
+from synkhronos._graph import namespaces
 
-_FIXED = (type, types.FunctionType, *WRAPPERS, int, float, complex, str, bytes, type(None))
+_FIXED = (type, types.FunctionType, *namespaces.WRAPPERS, int, float, complex, str, bytes, type(None))
 
 
 class Change(NamedTuple):
@@ -51,7 +39,7 @@ class Change(NamedTuple):
         forked.
     """
 
-    slot: Slot
+    slot: namespaces.Slot
     value: Any
     digest: bytes
     reader: str
@@ -75,21 +63,21 @@ class Definitions:
         self._advice = "start the program again" if lasting else "close the session, and fork again"
         self._modules = set(sys.modules)
         ops = [PureOp, PureType, *_subclasses(PureOp), *_subclasses(PureType)]
-        self._digester = Digester()
-        self._inherited: dict[Slot, int] = {}
-        inherited, roots = list(ops), [op for op in ops if is_programs(module_of(op))]
-        for module in filter(is_programs, self._modules):
+        self._digester = namespaces.Digester()
+        self._inherited: dict[namespaces.Slot, int] = {}
+        inherited, roots = list(ops), [op for op in ops if namespaces.is_programs(namespaces.module_of(op))]
+        for module in filter(namespaces.is_programs, self._modules):
             for name, value in list(vars(sys.modules[module]).items()):
-                self._inherited[Slot(module, "", name)] = self._digester.number(value)
-                if isinstance(value, (type, types.FunctionType, PureOp, *WRAPPERS)):
+                self._inherited[namespaces.Slot(module, "", name)] = self._digester.number(value)
+                if isinstance(value, (type, types.FunctionType, PureOp, *namespaces.WRAPPERS)):
                     inherited.append(value)
                 if isinstance(value, PureOp):
-                    roots.append(function_of(value) if isinstance(value, FromFunctionOp) else type(value))
+                    roots.append(namespaces.function_of(value) if isinstance(value, FromFunctionOp) else type(value))
         self._known = {id(obj): weakref.ref(obj) for obj in inherited}
         self._used: weakref.WeakSet[Any] = weakref.WeakSet()  # functions and classes that functions of all ranks use
         self._pickled: list[Any] = []  # functions and classes pickled since `begin`
-        self._held: dict[Slot, bytes] = {}
-        for slot, value, digest, _ in walk(roots, self._digest):
+        self._held: dict[namespaces.Slot, bytes] = {}
+        for slot, value, digest, _ in namespaces.walk(roots, self._digest):
             self._held[slot], self._inherited[slot] = digest, self._digester.number(value)
 
     def begin(self, all_in_use: bool) -> None:
@@ -116,17 +104,17 @@ class Definitions:
         pickle.PicklingError
             For an Op of a module that was reloaded.
         """
-        if isinstance(obj, WRAPPERS):  # pickled by the names of their functions
-            named = function_of(obj)
+        if isinstance(obj, namespaces.WRAPPERS):  # pickled by the names of their functions
+            named = namespaces.function_of(obj)
         elif isinstance(obj, (type, types.FunctionType)):
             named = obj
         else:
             return True
-        module = module_of(named)
-        if isinstance(named, (type, types.FunctionType)) and is_programs(module):
+        module = namespaces.module_of(named)
+        if isinstance(named, (type, types.FunctionType)) and namespaces.is_programs(module):
             self._pickled.append(named)
         is_op = isinstance(obj, type) and issubclass(obj, (PureOp, PureType))
-        if is_op and module != MAIN and module in self._modules and not self._is_inherited(obj):
+        if is_op and module != namespaces.MAIN and module in self._modules and not self._is_inherited(obj):
             raise pickle.PicklingError(
                 f"{module}.{named.__qualname__} was defined after synkhronos.fork(), so that the workers have none, or "
                 f"an older one: {self._advice}"
@@ -135,11 +123,11 @@ class Definitions:
 
     def _is_found(self, obj: Any, named: Any) -> bool:
         """Return whether other processes find an object under the name of a function or a class."""
-        module = module_of(named)
-        if find(module, named.__qualname__) is not obj:
+        module = namespaces.module_of(named)
+        if namespaces.find(module, named.__qualname__) is not obj:
             return False
-        is_old = module == MAIN or (module in self._modules and is_programs(module))
-        return not is_old or self._is_inherited(find(module, named.__qualname__.partition(".")[0]))
+        is_old = module == namespaces.MAIN or (module in self._modules and namespaces.is_programs(module))
+        return not is_old or self._is_inherited(namespaces.find(module, named.__qualname__.partition(".")[0]))
 
     def _is_inherited(self, obj: Any) -> bool:
         known = self._known.get(id(obj))
@@ -148,7 +136,7 @@ class Definitions:
     def _digest(self, value: Any) -> tuple[bytes, list[Any]]:
         return self._digester.digest(value, lambda named: self._is_found(named, named))
 
-    def changes(self, already: Container[Slot] = ()) -> Iterator[Change]:
+    def changes(self, already: Container[namespaces.Slot] = ()) -> Iterator[Change]:
         """Yield the slots to be sent: changed state that functions and classes pickled since `begin` read.
 
         Parameters
@@ -164,13 +152,13 @@ class Definitions:
         self._used.update(used)
         for cls in used:
             if isinstance(cls, type) and not self._is_found(cls, cls):
-                slot, digest = Slot.of_class(cls, self._digester.number(cls)), self._digest(cls)[0]
+                slot, digest = namespaces.Slot.of_class(cls, self._digester.number(cls)), self._digest(cls)[0]
                 if slot not in already and self._held.get(slot) != digest:
                     yield Change(slot, cls, digest, cls.__qualname__, False)
-        for slot, value, digest, reader in walk(used, self._digest):
+        for slot, value, digest, reader in namespaces.walk(used, self._digest):
             if slot in already or self._held.get(slot) == digest:
                 continue
-            if slot.owner and not self._is_found(*[find(slot.module, slot.owner)] * 2):
+            if slot.owner and not self._is_found(*[namespaces.find(slot.module, slot.owner)] * 2):
                 continue  # sent with its owner
             inherited = self._inherited.get(slot)
             is_same = inherited is None or inherited == self._digester.number(value)
@@ -178,20 +166,20 @@ class Definitions:
                 continue
             yield Change(slot, value, digest, f"{reader.__qualname__}", is_same)
 
-    def _is_fixed(self, slot: Slot, value: Any, inherited: int | None) -> bool:
+    def _is_fixed(self, slot: namespaces.Slot, value: Any, inherited: int | None) -> bool:
         """Return whether other processes have this value of a slot, although no digest of it is recorded."""
         is_definition = isinstance(value, (type, types.FunctionType)) and self._is_found(value, value)
         if is_definition and (value.__module__, value.__qualname__) == (slot.module, slot.name):
             return True
         is_same = inherited is not None and inherited == self._digester.number(value)
-        return is_same and (isinstance(value, _FIXED) or is_opaque(value))
+        return is_same and (isinstance(value, _FIXED) or namespaces.is_opaque(value))
 
-    def doubt(self, slots: Iterable[Slot]) -> None:
+    def doubt(self, slots: Iterable[namespaces.Slot]) -> None:
         """Forget the digests of slots that are about to be set in other processes, which may fail."""
         for slot in slots:
             self._held.pop(slot, None)
 
-    def note(self, digests: dict[Slot, bytes]) -> None:
+    def note(self, digests: dict[namespaces.Slot, bytes]) -> None:
         """Record the digests of slots that other processes have set."""
         self._held.update(digests)
 
@@ -207,13 +195,13 @@ def pickled_by_value(definition: Any, pickle_it: Callable[[], Any]) -> Any:
     """
     if isinstance(definition, FromFunctionOp):
         shapes = definition._FromFunctionOp__infer_shape
-        return FromFunctionOp, (function_of(definition), definition.itypes, definition.otypes, shapes)
-    if isinstance(definition, WRAPPERS):
-        return _cached, (function_of(definition), definition.cache_parameters())
-    how = reduced_function(definition) if isinstance(definition, types.FunctionType) else NotImplemented
+        return FromFunctionOp, (namespaces.function_of(definition), definition.itypes, definition.otypes, shapes)
+    if isinstance(definition, namespaces.WRAPPERS):
+        return _cached, (namespaces.function_of(definition), definition.cache_parameters())
+    how = namespaces.reduced_function(definition) if isinstance(definition, types.FunctionType) else NotImplemented
     if how is not NotImplemented:
         return how
-    with _by_value(module_of(definition)):
+    with _by_value(namespaces.module_of(definition)):
         return pickle_it()
 
 
@@ -224,7 +212,11 @@ def _cached(function: Any, parameters: dict[str, Any]) -> Any:
 @contextlib.contextmanager
 def _by_value(module: str | None) -> Iterator[None]:
     """Have cloudpickle pickle functions and classes of a module by value."""
-    if module in (None, MAIN) or module not in sys.modules or module in cloudpickle.list_registry_pickle_by_value():
+    if (
+        module in (None, namespaces.MAIN)
+        or module not in sys.modules
+        or module in cloudpickle.list_registry_pickle_by_value()
+    ):
         yield
         return
     cloudpickle.register_pickle_by_value(sys.modules[module])

@@ -32,23 +32,8 @@ from typing import Any, Callable, NamedTuple
 import cloudpickle
 import numpy as np
 
-from synkhronos._backends import (
-    MADE_AT_RUN_TIME,
-    Apply,
-    FromFunctionOp,
-    Op,
-    PureOp,
-    T,
-    find_compiled,
-    is_device_array,
-    is_random_state,
-    other_stream,
-    pack,
-    precompile,
-    reduced,
-    to_host,
-    unpack,
-)
+from synkhronos import _backends
+from synkhronos._backends import T
 from synkhronos._graph.definitions import Definitions, pickled_by_value
 from synkhronos._graph.fast_call import with_deep_stack
 from synkhronos._graph.namespaces import Slot, assign
@@ -122,7 +107,7 @@ def reduced_op(op: Any, as_built: bool) -> Any:
     if not (isinstance(how, tuple) and len(how) > 2 and isinstance(how[2], dict)):
         return how
     state = dict(how[2])
-    for kind, name, is_none in MADE_AT_RUN_TIME:
+    for kind, name, is_none in _backends.MADE_AT_RUN_TIME:
         if isinstance(op, kind) and name in state:
             del state[name]
             state.update({name: None} if is_none else {})
@@ -174,7 +159,7 @@ def bytes_variable(name: str | None = None) -> Any:
     return T.vector(name, dtype="uint8")
 
 
-class Unpacked(Op):
+class Unpacked(_backends.Op):
     """Operation that unpickles the values of `pack_values`.
 
     Parameters
@@ -193,7 +178,7 @@ class Unpacked(Op):
 
     def make_node(self, packed: Any) -> Any:
         """Apply the operation to bytes."""
-        return Apply(self, [packed], [type_() for type_ in self.types])
+        return _backends.Apply(self, [packed], [type_() for type_ in self.types])
 
     def perform(self, node: Any, inputs: Sequence[Any], output_storage: Sequence[list[Any]]) -> None:
         """Unpickle the values."""
@@ -233,8 +218,12 @@ class _Pickler(cloudpickle.Pickler):
         return self._ids.get(id(obj))
 
     def reducer_override(self, obj: Any) -> Any:
-        how = reduced(obj, self._frames)
-        if how is NotImplemented and isinstance(obj, PureOp) and not isinstance(obj, FromFunctionOp):
+        how = _backends.reduced(obj, self._frames)
+        if (
+            how is NotImplemented
+            and isinstance(obj, _backends.PureOp)
+            and not isinstance(obj, _backends.FromFunctionOp)
+        ):
             self.ops.append(obj)
             return reduced_op(obj, self._as_built)
         if how is not NotImplemented or self._definitions is None or self._definitions.reach(obj):
@@ -308,7 +297,7 @@ def dump(
         key: (type(var), var.type, var.name, _has_own_stream(var), _portable(get_array(var)))
         for key, var in (known if everything else new).items()
     }
-    parts = {key: pack(function) for key, function in functions.items()}
+    parts = {key: _backends.pack(function) for key, function in functions.items()}
 
     def pickle_all(as_built: bool) -> Bundle:
         first, last = _Part(definitions), _Part(definitions)
@@ -372,11 +361,11 @@ class _Part:
 
 
 def _has_own_stream(var: Any) -> bool:
-    return is_random_state(var) and not has_common_stream(var)
+    return _backends.is_random_state(var) and not has_common_stream(var)
 
 
 def _portable(value: Any) -> Any:
-    return to_host(value) if is_device_array(value) else value
+    return _backends.to_host(value) if _backends.is_device_array(value) else value
 
 
 def load(bundle: Bundle, variables: VariableTable, stream: int) -> dict[int, Any]:
@@ -395,19 +384,19 @@ def load(bundle: Bundle, variables: VariableTable, stream: int) -> dict[int, Any
     dict
         Compiled functions by key.
     """
-    find_compiled()
+    _backends.find_compiled()
     file = io.BytesIO(bundle.pickled)
     buffers = iter([np.array(buffer) for buffer in bundle.buffers])  # aligned, and in huge pages, unlike a bytearray
     path = _Unpickler(file, variables, buffers).load()
     sys.path[:] = [*path, *(folder for folder in sys.path if folder not in path)]  # for later imports of the workers
     for key, (cls, type_, name, is_random, value) in _Unpickler(file, variables, buffers).load().items():
         if is_random and stream:
-            value = other_stream(value, stream)
+            value = _backends.other_stream(value, stream)
         variables.put(key, cls(name=name, type=type_, value=value, strict=None))
     for _ in range(_Unpickler(file, variables, buffers).load()):
         assign(*with_deep_stack(_Unpickler(file, variables, buffers).load))
     parts = with_deep_stack(_Unpickler(file, variables, buffers).load)
-    functions = {key: unpack(part) for key, part in parts.items()}
+    functions = {key: _backends.unpack(part) for key, part in parts.items()}
     for function in functions.values():
-        precompile(function)
+        _backends.precompile(function)
     return functions

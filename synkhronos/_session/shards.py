@@ -15,23 +15,7 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
-from synkhronos import _graph
-from synkhronos._rank import (
-    KEEPS_SHAPES,
-    AllGather,
-    AllReduce,
-    Call,
-    Command,
-    Digest,
-    Get,
-    InOrder,
-    Put,
-    Reduce,
-    Replica,
-    Shapes,
-    Source,
-    digest_of,
-)
+from synkhronos import _graph, _rank
 from synkhronos._session.submission import Sequencer
 from synkhronos._utils.rows import Rows, Selection
 from synkhronos.errors import SessionError
@@ -50,31 +34,31 @@ class ShapeCache:
     master_rank : int
     """
 
-    def __init__(self, sequencer: Sequencer, replica: Replica, master_rank: int) -> None:
+    def __init__(self, sequencer: Sequencer, replica: _rank.Replica, master_rank: int) -> None:
         self._sequencer, self._replica, self._master_rank = sequencer, replica, master_rank
         self._known: dict[tuple[int, ...], list[list[tuple[int, ...]]]] = {}
 
     def of(self, variables: Sequence[Any]) -> list[list[tuple[int, ...]]]:
         """Return for each rank the shapes of shared variables there."""
-        self._sequencer.check_first(Shapes.__name__)
+        self._sequencer.check_first(_rank.Shapes.__name__)
         keys = self._replica.variables.keys_of(variables)
         known = self._known.get(keys)
         if known is None or known[self._master_rank] != [_graph.get_array(var).shape for var in variables]:
-            known = self._known[keys] = self._sequencer.run(Shapes(keys))
+            known = self._known[keys] = self._sequencer.run(_rank.Shapes(keys))
         return known
 
-    def see(self, command: Command) -> None:
+    def see(self, command: _rank.Command) -> None:
         """Drop the shapes that a command may change."""
-        for part in command.parts if isinstance(command, InOrder) else (command,):
+        for part in command.parts if isinstance(command, _rank.InOrder) else (command,):
             if not self._known:
                 return
-            if isinstance(part, Call):
+            if isinstance(part, _rank.Call):
                 changed = self._updated(part)
                 self._known = {keys: shapes for keys, shapes in self._known.items() if changed.isdisjoint(keys)}
-            elif type(part) not in KEEPS_SHAPES:
+            elif type(part) not in _rank.KEEPS_SHAPES:
                 self._known = {}
 
-    def _updated(self, call: Call) -> set[Any]:
+    def _updated(self, call: _rank.Call) -> set[Any]:
         keys = (call.function, *(() if call.follow is None else (call.follow.function,)))
         functions = [self._replica.functions[key] for key in keys]
         updated = [var for function in functions for var in _graph.updated_variables(function)]
@@ -110,7 +94,7 @@ class Origin(NamedTuple):
                 return None
             array = array[self.rows]
         value = np.array(array, dtype, order="C")
-        return value if digest_of(value) == self.digest else None
+        return value if _rank.digest_of(value) == self.digest else None
 
 
 def origin_of(given: Any, value: Any) -> Callable[[], Any]:
@@ -171,9 +155,9 @@ class Shards:
 
     def __init__(
         self,
-        replica: Replica,
+        replica: _rank.Replica,
         n_ranks: int,
-        issue: Callable[[Command], list[Any]],
+        issue: Callable[[_rank.Command], list[Any]],
         stage: Callable[[Sequence[np.ndarray]], Sequence[Any]],
     ) -> None:
         self._replica, self._n_ranks, self._issue, self._stage = replica, n_ranks, issue, stage
@@ -198,7 +182,7 @@ class Shards:
         for var in variables:
             self._origins.pop(var.container, None)
 
-    def issue(self, command: Command) -> list[Any]:
+    def issue(self, command: _rank.Command) -> list[Any]:
         """Have every rank execute a command.
 
         Raises
@@ -206,38 +190,40 @@ class Shards:
         SessionError
             If the command uses lost rows; nothing is sent then.
         """
-        if not self._origins and not isinstance(command, (Put, InOrder)):
+        if not self._origins and not isinstance(command, (_rank.Put, _rank.InOrder)):
             return self._issue(command)
         lost = {container: set(ranks) for container, ranks in self._lost.items()}
         equal: list[Any] = []
-        for part in command.parts if isinstance(command, InOrder) else (command,):
+        for part in command.parts if isinstance(command, _rank.InOrder) else (command,):
             self._follow(part, lost, equal)
         results = self._issue(command)
         self.forget(equal)
         self._lost = weakref.WeakKeyDictionary({container: ranks for container, ranks in lost.items() if ranks})
         return results
 
-    def _follow(self, command: Command, lost: dict[Any, set[int]], equal: list[Any]) -> None:
+    def _follow(self, command: _rank.Command, lost: dict[Any, set[int]], equal: list[Any]) -> None:
         """Check the variables that a command uses, and drop the origins of those that it may change."""
-        if isinstance(command, Call):
+        if isinstance(command, _rank.Call):
             if lost:
                 self._check(self._used(command, _graph.shared_variables_of), self._all, lost)
             if command.function not in self._harmless:
                 for var in self._used(command, _graph.updated_variables):
                     self._change(var, self._all)
                 self._harmless.add(command.function)
-        elif isinstance(command, Put):
+        elif isinstance(command, _rank.Put):
             ranks = self._all if command.ranks is None else frozenset(command.ranks)
             for key, var in zip(command.variables, self._variables(command.variables)):
                 if key in command.digests and not self.tracks(var):
                     self._origins[var.container] = [None] * self._n_ranks
                 self._change(var, ranks)
                 lost.get(var.container, set()).difference_update(ranks)
-        elif isinstance(command, (AllGather, AllReduce, Digest, Get, Reduce, Shapes)):
-            asked = command.ranks if isinstance(command, Get) else None
+        elif isinstance(
+            command, (_rank.AllGather, _rank.AllReduce, _rank.Digest, _rank.Get, _rank.Reduce, _rank.Shapes)
+        ):
+            asked = command.ranks if isinstance(command, _rank.Get) else None
             variables = self._variables(command.variables)
             self._check(variables, self._all if asked is None else frozenset(asked), lost)
-            if isinstance(command, (AllGather, AllReduce)):
+            if isinstance(command, (_rank.AllGather, _rank.AllReduce)):
                 for var in variables:
                     self._change(var, self._all)
                 equal += variables
@@ -245,7 +231,7 @@ class Shards:
     def _variables(self, keys: Sequence[int]) -> list[Any]:
         return [self._replica.variables[key] for key in keys]
 
-    def _used(self, call: Call, variables_of: Callable[[Any], list[Any]]) -> list[Any]:
+    def _used(self, call: _rank.Call, variables_of: Callable[[Any], list[Any]]) -> list[Any]:
         """Return some variables of the functions of a call, and all those that it updates."""
         keys = (call.function, *(() if call.follow is None else (call.follow.function,)))
         variables = [var for key in keys for var in variables_of(self._replica.functions[key])]
@@ -280,7 +266,7 @@ class Shards:
                         self._lost.setdefault(var.container, set()).add(rank)
                     else:
                         (ref,) = self._stage([value])
-                        self._issue(Put((key,), (Source(ref, None),), None, (rank,)))
+                        self._issue(_rank.Put((key,), (_rank.Source(ref, None),), None, (rank,)))
             self._waiting.discard(rank)
 
     def lost(self) -> list[Any]:
