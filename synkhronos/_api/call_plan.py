@@ -422,7 +422,7 @@ class Planner:
             update_modes=tuple([self._mode_of.get(var, "avg") for var in updated]),
             nccl=self._results.over_nccl(wanted) if session.nccl and (everybody or all(counts)) else (),
             master=session.master_rank,
-            meets=self._meetings.any,
+            has_collectives=self._meetings.any,
             kept=session.keys(self._meetings.kept(counts)),
             follow=follow,
             starts=staging.starts,

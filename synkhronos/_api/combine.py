@@ -10,7 +10,7 @@ import numpy as np
 from synkhronos import _graph
 from synkhronos._backends import as_asked, is_random_state
 from synkhronos._collectives import OPS, combine, nccl_reduces
-from synkhronos._graph.ops import Cut, cut, depends_on, meets, meets_in_a_loop
+from synkhronos._graph.ops import Cut, compiled_has_collectives, cut, depends_on, has_collectives_in_loop
 
 if TYPE_CHECKING:
     from synkhronos._rank import Call
@@ -38,13 +38,13 @@ class GraphCollectives:
     """
 
     def __init__(self, graph: _graph.Graph, compiled: Any, results: Results) -> None:
-        self.any = meets(compiled)
+        self.any = compiled_has_collectives(compiled)
         self._graph, self._names = graph, results.names
         self._known: dict[int, bool] = {}
         self._parts: tuple[Cut, _graph.Graph, _graph.Graph] | None = None
         self._is_cut = False
         self._outputs, self._updates = graph.expressions if self.any else ([], [])
-        self._in_a_loop = meets_in_a_loop([*self._outputs, *(new for _, new in self._updates)])
+        self._in_a_loop = has_collectives_in_loop([*self._outputs, *(new for _, new in self._updates)])
         self._apart = [*graph.apart, *(var for var, _ in self._updates if is_random_state(var))]
         for i, mode in enumerate(results.modes):
             if mode in ("sum", "prod") and self.is_replicated(i):

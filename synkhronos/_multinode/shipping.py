@@ -266,7 +266,7 @@ class Shipping:
         for source, first in zip(call.inputs[: call.n_scattered], firsts):
             shares = call.shares or ()
             yield from self._rows(source, _span(shares, ranks), first)
-            if call.meets and not all(len(shares[rank]) for rank in ranks):
+            if call.has_collectives and not all(len(shares[rank]) for rank in ranks):
                 yield from self._rows(source, borrowed(call), first)
         for source in call.inputs[call.n_scattered :]:
             yield source.array, 0, None

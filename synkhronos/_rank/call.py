@@ -176,7 +176,7 @@ class Caller:
     def _prepare(self, command: Call) -> Callable[[], list[Any] | None]:
         """Return a callable that executes a command, any number of times."""
         is_absent = not (command.counts[self._rank] or command.everybody or command.exact)
-        if is_absent and not command.meets:
+        if is_absent and not command.has_collectives:
             return lambda: None
         share = borrowed(command) if is_absent else command.shares[self._rank] if command.shares else Rows(0, 0)
         compute = self._in_one(command, share) if command.num_slices == 1 else self._in_slices(command, share)
@@ -185,7 +185,7 @@ class Caller:
         weights = _weights(command)
 
         def execute() -> list[Any] | None:
-            if not command.meets:
+            if not command.has_collectives:
                 outputs = compute()
             elif left:
                 with kept(left):

@@ -102,7 +102,9 @@ class Call(NamedTuple):
     n_scattered: int
     shares: tuple[Rows, ...] | None  # rows of the scattered inputs, by rank
     rows: tuple[RowsRef, ...]  # of the sliceable shared variables, by rank; empty: all rows, as they are
-    counts: tuple[int, ...]  # data points by rank; 0: does not compute, unless `everybody`, `exact` or `meets`
+    counts: tuple[
+        int, ...
+    ]  # data points by rank; 0: does not compute, unless `everybody`, `exact` or `has_collectives`
     everybody: bool
     num_slices: int
     output_modes: tuple[str | None, ...]  # of the wanted outputs; ``None``: the controller's own value
@@ -111,7 +113,7 @@ class Call(NamedTuple):
     update_modes: tuple[str, ...]
     nccl: tuple[int, ...] = ()  # indexes of the wanted outputs that NCCL reduces to the controller
     master: int = 0  # the controller's rank
-    meets: bool = False  # the function has collectives; a rank without data points takes part with weight 0
+    has_collectives: bool = False  # the function has collectives; a rank without data points takes part with weight 0
     kept: tuple[int, ...] = ()  # variables that a rank without data points must not update
     exact: bool = False  # the function also takes: the total row count, the rank's first row, its row count
     follow: Follow | None = None

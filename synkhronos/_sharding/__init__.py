@@ -1,4 +1,4 @@
-"""Sharding of a graph by its rows, with collectives only where values of different rows are combined."""
+"""Sharding propagation for exact functions: rewrite a graph for one rank's rows, and insert collectives."""
 
 from __future__ import annotations
 

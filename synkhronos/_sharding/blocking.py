@@ -1,7 +1,7 @@
-"""Cache blocking: a loop inside the compiled function, each step of which computes on rows that fit into a cache.
+"""Cache blocking (``blocked=True``): compute a rank's rows in a loop over blocks that fit into the CPU cache.
 
-A value that enters an all-reduce is summed over ranks, so it may be summed over blocks of a rank's rows first. Each
-block is read from memory once for all that is computed from it, and intermediate values stay in the cache.
+An all-reduce sums a value over ranks, so each rank may first sum it over blocks of its own rows. A block is read from
+memory once for all values that are computed from it, and intermediate values stay in the cache.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from synkhronos._backends import Constant, T, TensorType, accumulated, clone, io_toposort, leaves_of, substituted
-from synkhronos._graph.ops import Collective, meets_in_a_loop
+from synkhronos._graph.ops import Collective, has_collectives_in_loop
 from synkhronos._sharding.lengths import RowCounts
 from synkhronos._sharding.placements import typed
 
@@ -23,17 +23,17 @@ _BYTES = 1 << 20
 def in_blocks(
     expressions: Sequence[Any], rows: RowCounts, scattered: Mapping[Any, int], common: Collection[Any]
 ) -> list[Any]:
-    """Rewrite expressions so that their all-reduces take sums that a loop over blocks of rows has accumulated.
+    """Rewrite expressions so that a loop over blocks of rows accumulates the inputs of their all-reduces.
 
     Parameters
     ----------
     expressions : list of variables
         Expressions of a sharded graph.
-    rows : Rows
+    rows : RowCounts
     scattered : dict
-        The inputs and shared variables with rows, with the axis of each.
+        Sharded inputs and shared variables, with the axis of each.
     common : collection of variables
-        Lengths along axes without rows.
+        Lengths along axes that are not sharded.
 
     Returns
     -------
@@ -42,40 +42,51 @@ def in_blocks(
     Raises
     ------
     ValueError
-        If rows are combined by anything but sums over ranks, before the end of the graph, or not at all.
+        If rows are combined otherwise than by sums over ranks, if a sharded value depends on such a sum, or if an
+        expression remains sharded.
     """
-    parts = {*scattered, rows.first, rows.here}
-    if meets_in_a_loop(expressions):
-        raise ValueError("blocked=True: ranks meet in a loop")
+    with_rows = {*scattered, rows.first, rows.local}
+    if has_collectives_in_loop(expressions):
+        raise ValueError("blocked=True: a loop of the function has collectives; build it without blocked=True")
     entering: dict[Any, None] = {}
     after: set[Any] = set()
     for node in io_toposort([], list(expressions)):
-        met = any(one in after for one in node.inputs)
+        is_after = any(one in after for one in node.inputs)
         if isinstance(node.op, Collective):
-            here = [(x, op) for x, op in zip(node.inputs, node.op.ops) if x in parts]
-            if met or any(op != "sum" for _, op in here):
-                raise ValueError(f"blocked=True: rows meet otherwise than in sums at the end, in {node}")
+            here = [(x, op) for x, op in zip(node.inputs, node.op.ops) if x in with_rows]
+            if is_after or any(op != "sum" for _, op in here):
+                raise ValueError(
+                    f"blocked=True: {node} combines rows otherwise than by a sum; build the function without "
+                    "blocked=True"
+                )
             entering.update((x, None) for x, _ in here)
             after.update(node.outputs)
-        elif any(one in parts for one in node.inputs):
-            if met:
-                raise ValueError(f"blocked=True: rows are needed once more after ranks have met, in {node}")
-            parts.update(one for one in node.outputs if one not in common)
-        elif met:
+        elif any(one in with_rows for one in node.inputs):
+            if is_after:
+                raise ValueError(
+                    f"blocked=True: {node} needs rows together with a sum over all ranks; build the function without "
+                    "blocked=True"
+                )
+            with_rows.update(one for one in node.outputs if one not in common)
+        elif is_after:
             after.update(node.outputs)
-    left = [one for one in expressions if one in parts]
+    left = [one for one in expressions if one in with_rows]
     if left or not entering:
-        raise ValueError(f"blocked=True: {left[0] if left else 'nothing'} has rows, which do not meet")
-    totals = _accumulated(list(entering), rows, scattered, parts)
+        raise ValueError(
+            f"blocked=True: {left[0]} is not summed over rows; build the function without blocked=True"
+            if left
+            else "blocked=True: nothing is summed over rows; build the function without blocked=True"
+        )
+    totals = _accumulated(list(entering), rows, scattered, with_rows)
     replace = {x: typed(total, x) for x, total in zip(entering, totals)}
     return list(clone(list(expressions), replace=replace, share_inputs=True))
 
 
-def _accumulated(entering: list[Any], rows: RowCounts, scattered: Mapping[Any, int], parts: set[Any]) -> list[Any]:
+def _accumulated(entering: list[Any], rows: RowCounts, scattered: Mapping[Any, int], with_rows: set[Any]) -> list[Any]:
     """Return the sums over blocks of the values that enter all-reduces."""
     leaves = leaves_of(entering)
     used = [one for one in leaves if one in scattered]
-    outer = [*used, rows.first, rows.here, *_wholes(entering, parts)]
+    outer = [*used, rows.first, rows.local, *_replicated_tensors(entering, with_rows)]
     n_bytes = sum(
         int(np.dtype(one.dtype).itemsize) * T.prod([one.shape[i] for i in range(one.ndim) if i != axis] or [1])
         for one, axis in scattered.items()
@@ -86,8 +97,8 @@ def _accumulated(entering: list[Any], rows: RowCounts, scattered: Mapping[Any, i
     def block(number: Any, size: Any, inner: Sequence[Any]) -> list[Any]:
         of = dict(zip(outer, inner))
         start = number * size
-        stop = T.minimum(start + size, of[rows.here])
-        places = {**of, rows.first: of[rows.first] + start, rows.here: stop - start}
+        stop = T.minimum(start + size, of[rows.local])
+        places = {**of, rows.first: of[rows.first] + start, rows.local: stop - start}
         for one in used:
             places[one] = of[one][(slice(None),) * scattered[one] + (slice(start, stop),)]
         return [typed(value, x) for value, x in zip(substituted(leaves, entering, places), entering)]
@@ -97,12 +108,12 @@ def _accumulated(entering: list[Any], rows: RowCounts, scattered: Mapping[Any, i
         return [total + value for total, value in zip(totals, block(number, size, inner))]
 
     zeros = [T.zeros_like(one) for one in block(T.constant(0, dtype="int64"), size, outer)]
-    n_blocks = T.maximum((rows.here + size - 1) // size, 1)
+    n_blocks = T.maximum((rows.local + size - 1) // size, 1)
     return accumulated(step, zeros, n_blocks, [size, *outer])
 
 
-def _wholes(entering: Sequence[Any], parts: set[Any]) -> list[Any]:
-    """Return the tensors that are equal for all blocks and computed once; other types are computed in the loop."""
+def _replicated_tensors(entering: Sequence[Any], with_rows: set[Any]) -> list[Any]:
+    """Return the tensors that are the same for all blocks, and are computed once, before the loop."""
     found: dict[Any, None] = {}
     seen: set[Any] = set()
     waiting = list(entering)
@@ -111,10 +122,12 @@ def _wholes(entering: Sequence[Any], parts: set[Any]) -> list[Any]:
         if one in seen or isinstance(one, Constant):
             continue
         seen.add(one)
-        if one not in parts and isinstance(one.type, TensorType):
+        if one not in with_rows and isinstance(one.type, TensorType):
             found[one] = None
         elif one.owner is not None:
             waiting += one.owner.inputs
-        elif one not in parts:
-            raise ValueError(f"blocked=True: {one} is no tensor")
+        elif one not in with_rows:
+            raise ValueError(
+                f"blocked=True: got the input {one}, expected a tensor; build the function without blocked=True"
+            )
     return list(found)

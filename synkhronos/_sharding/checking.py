@@ -1,10 +1,9 @@
-"""Safeguards against faulty sharding rules: log a failed analysis, and check shapes for debugging.
+"""Safeguards against faulty sharding rules: log an analysis that failed, and compare shapes with the serial program.
 
-A failed analysis of a graph costs only speed: it is logged, and the slower path is taken.
+A failed analysis costs only speed: it is logged, and the graph is computed without it.
 
-Shape checks compare each variable of a sharded graph with the serial program. After each rule, every rank also computes
-the Apply node as the serial program does, from full inputs, and compares the shapes. A wrong rule thus raises an error
-at its own node.
+With ``SYNKHRONOS_CHECK_SHARDING=1``, every rank also computes each Apply node from full inputs, as the serial program
+does, and compares the shapes. A wrong rule raises an error at its own node.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ _logged: set[tuple[str, str]] = set()
 def tolerated(analysis: str, subject: object) -> Iterator[None]:
     """Log errors of a block instead of raising them, once for each analysis and subject.
 
-    Wherever the block ends, its caller must have a correct result, even if a slow one. The environment variable
-    ``SYNKHRONOS_RAISE_ANALYSIS_ERRORS=1``, for tests, has errors raised.
+    The result must be correct wherever the block ends, if perhaps slower to compute. The environment variable
+    ``SYNKHRONOS_RAISE_ANALYSIS_ERRORS=1``, which tests set, raises the errors.
 
     Parameters
     ----------
@@ -40,7 +39,7 @@ def tolerated(analysis: str, subject: object) -> Iterator[None]:
     """
     try:
         yield
-    except (RecursionError, MemoryError):  # the slower path would fail as well
+    except (RecursionError, MemoryError):  # the path without the analysis would fail as well
         raise
     except Exception as error:
         if os.environ.get(_RAISE_VARIABLE, "0") not in ("", "0"):
@@ -70,14 +69,14 @@ class ShapeChecks:
 
     Parameters
     ----------
-    rows : Rows
+    rows : RowCounts
     lengths : Lengths
-    whole : callable
+    replicated : callable
         Returns the serial value of a variable, reduced or gathered from the ranks.
     """
 
-    def __init__(self, rows: RowCounts, lengths: Lengths, whole: Callable[[Any], Any]) -> None:
-        self._rows, self._lengths, self._whole = rows, lengths, whole
+    def __init__(self, rows: RowCounts, lengths: Lengths, replicated: Callable[[Any], Any]) -> None:
+        self._rows, self._lengths, self._replicated = rows, lengths, replicated
         self._serial: dict[Any, Any] = {}
 
     def checked(self, node: Any, placed: Sequence[Placed]) -> list[Placed]:
@@ -87,7 +86,7 @@ class ShapeChecks:
 
     def _serial_value(self, variable: Any) -> Any:
         if variable not in self._serial:
-            self._serial[variable] = self._whole(variable)
+            self._serial[variable] = self._replicated(variable)
         return self._serial[variable]
 
     def _compared(self, node: Any, output: Any, placed: Placed, serial: Any) -> Placed:
@@ -99,17 +98,17 @@ class ShapeChecks:
                 axis = placement.axis
                 kind = f"{kind}({axis})"
                 places = [self._lengths.value(one) for one in (placement.outer, placement.inner)]
-                numbers = [self._rows.whole, self._rows.here, *places]
+                numbers = [self._rows.total, self._rows.local, *places]
             line = line_of(output)
             where = f"{node.op} ({line})" if line else str(node.op)
             new = CheckShape(where, kind, axis)(new, ops.Shape()(serial), *numbers)
-        # a replicated value with a checked shape serves as the serial value
+        # a replicated value is the serial value, and its shape has been checked
         self._serial[output] = new if isinstance(placement, Replicate) else serial
         return Placed(new, placement)
 
 
 class CheckShape(Op):
-    """Return the first input if its shape is the one that the serial shape and the placement require.
+    """Return the first input, after a check of its shape against the serial shape and the placement.
 
     The inputs are a rank's value and the serial shape; for a sharded axis also the number of all rows, the number of
     this rank's rows, and ``outer`` and ``inner`` of the placement.
@@ -135,13 +134,13 @@ class CheckShape(Op):
         return Apply(self, [here, serial, *map(T.as_tensor_variable, numbers)], [here.type()])
 
     def perform(self, node: Any, inputs: Any, outputs: Any) -> None:
-        """Compare the shapes, and raise `AssertionError` if they do not fit together."""
+        """Compare the shapes, and raise `AssertionError` if the first is not as expected."""
         here, serial = inputs[0], tuple(map(int, inputs[1]))
-        expected, whole = list(serial), list(serial)
+        expected, full = list(serial), list(serial)
         if self.axis is not None and self.axis < len(serial):
             n_rows, n_here, outer, inner = map(int, inputs[2:])
-            expected[self.axis], whole[self.axis] = outer * n_here * inner, outer * n_rows * inner
-        if here.shape != tuple(expected) or serial != tuple(whole):
+            expected[self.axis], full[self.axis] = outer * n_here * inner, outer * n_rows * inner
+        if here.shape != tuple(expected) or serial != tuple(full):
             raise AssertionError(
                 f"SYNKHRONOS_CHECK_SHARDING: {self.where} gives shape {here.shape} on this rank, expected "
                 f"{tuple(expected)}: the serial program's shape is {serial}, and the placement {self.placement}. The "

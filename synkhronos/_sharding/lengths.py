@@ -1,8 +1,8 @@
-"""Inference of symbolic lengths: which integers of the serial program are exactly rows × k, and which axes have them.
+"""Symbolic shape inference: which axes and integers of a graph are exactly "number of rows × k".
 
-Each unknown integer is a symbol of its own, whose value is the serial program's. An integer is rows × k only where the
-functions in `_FOLLOWERS` prove it. All else that is computed from shapes (N + 1, N // 2, a cast to floats) is an
-ordinary number, the same on every rank.
+Such an axis can be sharded by rows, and such an integer, in a reshape for example, is replaced by "this rank's rows ×
+k". The functions in `_LENGTH_RULES` prove that a length has this form. All other numbers that are computed from shapes
+(N + 1, N // 2, a cast to floats) keep the serial program's value, which is the same on every rank.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from synkhronos._sharding.placements import ONE, ROWS, UNKNOWN, Length
 
 
 class RowCounts:
-    """Rows of a call as symbolic int64 scalars.
+    """Numbers of rows of a call, as symbolic int64 scalars.
 
     Parameters
     ----------
-    whole : variable
+    total : variable
         Number of rows on all ranks together.
     first : variable
         Index of this rank's first row.
-    here : variable
+    local : variable
         Number of rows on this rank.
     """
 
-    def __init__(self, whole: Any, first: Any, here: Any) -> None:
-        self.whole, self.first, self.here = whole, first, here
+    def __init__(self, total: Any, first: Any, local: Any) -> None:
+        self.total, self.first, self.local = total, first, local
 
 
 def constant_of(variable: Any) -> int | None:
@@ -66,16 +66,16 @@ class Lengths:
 
     Parameters
     ----------
-    rows : Rows
+    rows : RowCounts
     new : callable
-        Returns the counterpart of a variable of the user's graph: what a rank holds of it.
-    whole : callable
+        Returns the counterpart of a variable of the user's graph in the sharded graph.
+    replicated : callable
         Returns the serial value of a variable of the user's graph.
     """
 
-    def __init__(self, rows: RowCounts, new: Callable[[Any], Any], whole: Callable[[Any], Any]) -> None:
+    def __init__(self, rows: RowCounts, new: Callable[[Any], Any], replicated: Callable[[Any], Any]) -> None:
         self._rows = rows
-        self._new, self._whole = new, whole
+        self._new, self._replicated = new, replicated
         self._numbers: dict[tuple[Any, int | None], int] = {}
         self._symbols: list[tuple[Any, int | None]] = [(None, None)]  # symbol 0: the number of rows
         self._scalars: dict[Any, Length] = {}
@@ -95,7 +95,7 @@ class Lengths:
         return Length(1, (self._numbers[key],))
 
     def scalar(self, variable: Any) -> Length:
-        """Return the `Length` that equals an integer variable of the user's graph."""
+        """Return an integer variable of the user's graph as a `Length`."""
         if variable not in self._scalars:
             constant = constant_of(variable)
             if constant is not None and constant >= -1:
@@ -105,7 +105,7 @@ class Lengths:
         return self._scalars[variable]
 
     def vector(self, variable: Any) -> tuple[Length, ...] | None:
-        """Return the lengths that equal the elements of an integer vector; ``None`` if they are unknown."""
+        """Return the elements of an integer vector as lengths; ``None`` if they are unknown."""
         is_constant = isinstance(variable, TensorConstant) and variable.ndim == 1 and variable.dtype == "int64"
         if variable not in self._vectors and is_constant and all(variable.data >= -1):
             self._vectors[variable] = tuple(Length(int(number)) for number in variable.data)
@@ -125,11 +125,11 @@ class Lengths:
         return self._dims[variable]
 
     def set_scalar(self, variable: Any, length: Length) -> None:
-        """Record which length an integer variable equals."""
+        """Record that an integer variable equals a length."""
         self._scalars[variable] = length
 
     def set_vector(self, variable: Any, lengths: Sequence[Length]) -> None:
-        """Record which lengths the elements of an integer vector equal."""
+        """Record that the elements of an integer vector equal some lengths."""
         self._vectors[variable] = tuple(lengths)
 
     def set_range(self, variable: Any, length: Length) -> None:
@@ -147,7 +147,7 @@ class Lengths:
         return self._ranges.get(variable)
 
     def is_sure(self, length: Length) -> bool:
-        """Return whether a length cannot be negative, unlike an integer that the program computes: -1 in a Reshape."""
+        """Return whether a length is known not to be negative; a computed integer may be the -1 of a Reshape."""
         return length.constant >= 0 and all(self._symbols[symbol][1] is not None for symbol in length.symbols if symbol)
 
     def takes_all(self, index: Any, length: Length) -> bool:
@@ -176,22 +176,22 @@ class Lengths:
 
     def _value_of_symbol(self, symbol: int) -> Any:
         if symbol == 0:
-            return self._rows.whole
+            return self._rows.total
         variable, axis = self._symbols[symbol]
         if axis is None:
-            return T.cast(T.as_tensor_variable(self._whole(variable)), "int64")
+            return T.cast(T.as_tensor_variable(self._replicated(variable)), "int64")
         length = length_along(self._new(variable), axis)
         self._of_shapes.append(length)
         return length
 
     @property
     def common(self) -> list[Any]:
-        """Symbolic lengths that are read from a rank's own values, and do not depend on which rows it has."""
+        """Symbolic lengths read from the shape of a rank's own values, along axes that are not sharded."""
         return list(self._of_shapes)
 
-    def here(self, per_row: Length) -> Any:
-        """Return the counterpart of rows × k: k times the number of rows on this rank."""
-        return self._rows.here if per_row == ONE else self._rows.here * self.value(per_row)
+    def local(self, per_row: Length) -> Any:
+        """Return k times the number of rows on this rank, as a symbolic scalar."""
+        return self._rows.local if per_row == ONE else self._rows.local * self.value(per_row)
 
     def resolve(self, variable: Any, entries: Sequence[Length]) -> tuple[Length, ...]:
         """Return the entries of a new shape, with each -1 replaced by its length if that can be inferred.
@@ -207,11 +207,11 @@ class Lengths:
         return tuple(size if one == UNKNOWN and size is not None else one for one in entries)
 
 
-def follow(known: Lengths, node: Any) -> None:
-    """Record the lengths and integers that an Apply node's outputs have, if its type of Op is supported."""
-    follower = _FOLLOWERS.get(type(node.op))
-    if follower is not None:
-        follower(known, node)
+def infer_lengths(known: Lengths, node: Any) -> None:
+    """Record what is known about the lengths and integers of an Apply node's outputs."""
+    rule = _LENGTH_RULES.get(type(node.op))
+    if rule is not None:
+        rule(known, node)
 
 
 def _set_dims(known: Lengths, output: Any, lengths: Sequence[Length | None]) -> None:
@@ -283,7 +283,7 @@ def _subtensor(known: Lengths, node: Any) -> None:
 
 
 def _pick(known: Lengths, output: Any, numbers: Sequence[Length], index: Any) -> None:
-    """Record the elements that a constant index selects from a vector."""
+    """Record the elements that a constant index selects from a vector of lengths."""
     if not isinstance(index, slice):
         place = constant_of(index)
         if place is not None and -len(numbers) <= place < len(numbers):
@@ -335,7 +335,7 @@ def _dot(known: Lengths, node: Any) -> None:
 
 
 def _blockwise(known: Lengths, node: Any) -> None:
-    """Record the output shapes of a Blockwise: batch axes come first, and the core axes after them have names."""
+    """Record the output shapes of a Blockwise: first its batch axes, then the core axes, which have names."""
     op, n_batch = node.op, node.op.batch_ndim(node)
     named: dict[str, Length] = {}
     for one, names in zip(node.inputs, op.inputs_sig):
@@ -347,9 +347,9 @@ def _blockwise(known: Lengths, node: Any) -> None:
 
 
 def _common(known: Lengths, inputs: Sequence[Any], axis: int) -> Length | None:
-    """Return the most informative of the inputs' equal lengths along an axis, broadcast axes left out.
+    """Return the length of an axis that the inputs share, in its most useful form; broadcast axes are left out.
 
-    That is one with the rows as a factor, if there is one, and then that of the fewest symbols.
+    A form with the number of rows as a factor is preferred, then the one with the fewest symbols.
     """
     lengths = [known.dims(one)[axis] for one in inputs if not one.broadcastable[axis]]
     return min(lengths, key=lambda length: (0 not in length.symbols, len(length.symbols)), default=None)
@@ -377,7 +377,7 @@ _REDUCTIONS = (
     *(ops.Max, ops.Min, ops.Argmax, ops.MaxAndArgmax),
 )
 
-_FOLLOWERS: dict[type, Callable[[Lengths, Any], None]] = {
+_LENGTH_RULES: dict[type, Callable[[Lengths, Any], None]] = {
     ops.Shape: _shape,
     ops.Shape_i: _shape_i,
     ops.MakeVector: _make_vector,

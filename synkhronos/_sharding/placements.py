@@ -1,7 +1,6 @@
-"""Placements of variables across ranks, symbolic lengths, and helpers for Apply nodes and their source lines.
+"""Placements of variables across ranks: `Replicate`, `Shard` and `Partial`, as in PyTorch's DTensor and GSPMD.
 
-Every variable of a sharded graph is `Replicate`, `Partial` or `Shard`, as in GSPMD and PyTorch's DTensor. A `Length` is
-a product of integers of the serial program.
+Also symbolic lengths (`Length`), and helpers that copy Apply nodes and find the user's source lines.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from synkhronos._backends import copied as node_with
 
 
 class Length(NamedTuple):
-    """A length: the product of a constant and of symbols.
+    """Length of an axis, or another integer: the product of a constant and of symbols.
 
     Attributes
     ----------
@@ -43,7 +42,7 @@ class Length(NamedTuple):
         return Length(self.constant * other.constant, tuple(sorted(self.symbols + other.symbols)))
 
     def over(self, other: Length) -> Length | None:
-        """Return the quotient if each factor of ``other`` is also a factor of this length, else ``None``."""
+        """Return the quotient, ``None`` if ``other`` does not divide this length for all values of the symbols."""
         left = Counter(self.symbols)
         left.subtract(other.symbols)
         if other.constant <= 0 or self.constant % other.constant or any(n < 0 for n in left.values()):
@@ -69,7 +68,7 @@ class Replicate:
 
 @dataclass(frozen=True)
 class Partial:
-    """Placement in which the ranks' values have the serial value's shape, and reduce to it. Experimental.
+    """Placement in which a reduction of the ranks' values gives the serial value. Experimental.
 
     Parameters
     ----------
@@ -107,7 +106,7 @@ class Shard:
     Parameters
     ----------
     axis : int
-        In a rule it may be negative.
+        In a rule, negative axes count from the end.
     outer, inner : Length
         Sharding rules leave them out.
 
@@ -145,17 +144,17 @@ class Shard:
         return Shard(axis, self.outer, self.inner)
 
     def agrees(self, other: Any) -> bool:
-        """Return whether both put the rows at the same positions of arrays that have equal length along the axis.
+        """Return whether a rank holds the same positions of two arrays of equal length, sharded in these two ways.
 
         Parameters
         ----------
         other : Placement
-            Any placement; one that is no `Shard` never agrees.
+            For a `Replicate` or `Partial`, the result is ``False``.
 
         Returns
         -------
         bool
-            Whether a rank's rows of both are the same.
+            Whether the positions are the same.
         """
         if not isinstance(other, Shard) or self.axis != other.axis:
             return False
@@ -179,15 +178,15 @@ _LIBRARIES = (*map(sysconfig.get_path, ("purelib", "platlib", "stdlib", "platstd
 
 
 def described(variable: Any) -> str:
-    """Return a variable's name, and the line of the program that made it."""
+    """Return a variable's name, with the line of the program that created it if that is known."""
     line = line_of(variable)
     return f"{variable} ({line})" if line else str(variable)
 
 
 def line_of(variable: Any) -> str:
-    """Return file, number and text of the user's line that made a variable; empty if it is not known.
+    """Return file, number and text of the user's line that created a variable; empty if it is not known.
 
-    Theano often records none of the program's lines for gradients. The line is then that of the nearest variable from
+    Theano often records no line of the program for gradients. The result is then the line of the nearest variable from
     which the gradient is computed.
     """
     waiting, seen = [variable], {variable}
@@ -198,7 +197,7 @@ def line_of(variable: Any) -> str:
         inputs = [one for each in waiting if each.owner is not None for one in each.owner.inputs]
         waiting = [one for one in dict.fromkeys(inputs) if one not in seen]
         seen.update(waiting)
-        waiting.sort(key=lambda one: one.owner is None)  # the declaration of an input is the least helpful line
+        waiting.sort(key=lambda one: one.owner is None)  # the line that declares an input helps least
     return ""
 
 
@@ -217,7 +216,7 @@ _COMPUTING = ("perform", "c_code", "make_thunk")
 
 
 def kind_of(op: Any) -> type:
-    """Return an operation's type; for a subclass of a check or an inner graph that computes as its base, the base."""
+    """Return the type whose rule applies to an operation: its own, or the base of a subclass that computes like it."""
     for base in (ops.CheckAndRaise, ops.OpFromGraph):
         if isinstance(op, base) and all(
             getattr(type(op), name, None) is getattr(base, name, None) for name in _COMPUTING
@@ -236,7 +235,7 @@ def copied(node: Any, inputs: Sequence[Any], *, is_serial: bool = False) -> list
     inputs : list of variables
         Variables of the same types, except for static lengths.
     is_serial : bool
-        Whether the inputs have the serial program's values, and so its static lengths.
+        Whether the inputs have the serial program's values, and therefore its static lengths.
     """
     if all(new is old for new, old in zip(inputs, node.inputs)):
         return list(node.outputs)
@@ -265,10 +264,10 @@ def is_zero(variable: Any) -> bool:
         return False
 
 
-def is_of_one_sum(variable: Any, placements: Mapping[Any, Placement]) -> bool:
-    """Return whether an elementwise node computes a variable from one non-replicated input that is no larger.
+def has_one_partial_input(variable: Any, placements: Mapping[Any, Placement]) -> bool:
+    """Return whether a variable is elementwise in one input that is not replicated, and is as large as the variable.
 
-    Reducing that input instead also serves its other uses.
+    The all-reduce is then applied to that input, so that its other uses need none.
     """
     node = variable.owner
     if node is None or not isinstance(node.op, (ops.Elemwise, ops.DimShuffle)):
@@ -278,7 +277,7 @@ def is_of_one_sum(variable: Any, placements: Mapping[Any, Placement]) -> bool:
 
 
 def is_broadcast(placed: Placed) -> bool:
-    """Return whether a sharded axis has a static length: it is broadcast, or equally long on all ranks."""
+    """Return whether a sharded axis has a static length, which the ranks' shards cannot have."""
     return isinstance(placed.placement, Shard) and known_lengths(placed.variable)[placed.placement.axis] is not None
 
 

@@ -1,11 +1,13 @@
-"""Sharding propagation: give each variable of the user's graph a counterpart in the sharded graph, and a placement.
+"""Sharding propagation: build the sharded graph, node by node, and infer the placement of each variable.
+
+Each variable of the user's graph gets a counterpart in the sharded graph: the rank's local value.
 
 Invariants
 ----------
-* A counterpart has the type of the user's variable. Only its placement says which part of the value a rank holds.
-* A rule that does not support a node returns the reason. The inputs are then gathered or reduced, and every rank
-  computes the full result.
-* A variable is reduced, gathered, or cut to the same rows at most once.
+* A counterpart has the type of the user's variable. The placement says how it relates to the full value.
+* A rule that does not support a node returns the reason. The inputs are then made replicated, and every rank computes
+  the full result.
+* A variable is reduced or gathered, or a shard of it selected, at most once.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Any, Callable, TypeVar, Union
 from synkhronos._backends import T, ancestors, io_toposort, leaves_of, ops
 from synkhronos._graph.ops import broadcast_outputs
 from synkhronos._sharding.checking import ShapeChecks, tolerated
-from synkhronos._sharding.lengths import Lengths, RowCounts, follow
+from synkhronos._sharding.lengths import Lengths, RowCounts, infer_lengths
 from synkhronos._sharding.placements import (
     ONE,
     Partial,
@@ -28,28 +30,28 @@ from synkhronos._sharding.placements import (
     can_reduce,
     copied,
     described,
+    has_one_partial_input,
     is_broadcast,
-    is_of_one_sum,
     is_zero,
     kind_of,
     typed,
 )
-from synkhronos._sharding.rank_ops import Collective, Collectives, LocalShard
+from synkhronos._sharding.rank_ops import CollectiveBuilders, CollectiveRecord, LocalShard
 
-#: The placements of an Apply node's outputs, and those that its inputs need for that.
+#: Placements of an Apply node's outputs, and the placements of its inputs from which they follow.
 AcceptableSharding = tuple[Sequence[Placement], Sequence[Placement]]
 
 #: Rule that returns the acceptable shardings of an Apply node, or the reason why there is none.
 ShardingRule = Callable[[Any], Union[str, Sequence[AcceptableSharding]]]
 
-#: Rule that builds the sharded outputs itself, because it applies other operations, or changes arguments of the node.
+#: Rule that builds the outputs in the sharded graph itself, by other operations or with other arguments.
 Rule = Callable[["Propagation", Any], Union[str, Sequence[Placed]]]
 
-#: By type of Op: rules for Apply nodes with an input that is not replicated, from `synkhronos._sharding.rules`.
+#: Rules for Apply nodes with an input that is not replicated, by type of Op; see `synkhronos._sharding.rules`.
 RULES: dict[type, Rule] = {}
 
-#: Rules for Apply nodes with replicated inputs only, where the result has rows or can be computed at less cost.
-MAKERS: dict[type, Rule] = {}
+#: Rules for Apply nodes with replicated inputs only, whose outputs can be sharded, or computed at less cost.
+REPLICATED_RULES: dict[type, Rule] = {}
 
 
 # -- rules that list acceptable shardings
@@ -188,13 +190,13 @@ _PURE = ("theano", "pytensor", "pymc", "lasagne", "synkhronos")
 
 
 def is_of_the_user(op: Any) -> bool:
-    """Return whether Python code from outside the known packages computes an operation or one inside it.
+    """Return whether an operation, or one of its inner graph, runs Python code from outside the known packages.
 
-    The effects of such code are unknown: it may draw from ``np.random``.
+    Such code may have side effects, such as draws from ``np.random``, so only the controller runs it.
     """
     if isinstance(op, ops.Blockwise):
         return is_of_the_user(op.core_op)
-    if type(op) not in RULES:  # a registered rule states that any rank may compute the operation
+    if type(op) not in RULES:  # with a registered rule, every rank may compute the operation
         if isinstance(op, ops.FromFunctionOp):
             return True
         if _package_of(op, "c_code") in _PURE and any(
@@ -215,7 +217,7 @@ def _package_of(op: Any, method: str) -> str:
 
 
 class Propagation:
-    """Propagation of placements through a graph, which builds the sharded graph.
+    """Propagation of placements through the user's graph; builds the sharded graph.
 
     Parameters
     ----------
@@ -233,7 +235,7 @@ class Propagation:
     Attributes
     ----------
     lengths : Lengths
-    met : list of Collective
+    collectives : list of CollectiveRecord
         The collectives of the sharded graph.
     gathered : list of (node, reason)
         Apply nodes that no rule supports, and whose sharded inputs are gathered.
@@ -243,29 +245,29 @@ class Propagation:
         self,
         sharded: dict[Any, int],
         rows: RowCounts,
-        collectives: Collectives,
+        builders: CollectiveBuilders,
         rules: dict[type, Rule],
         makers: dict[type, Rule],
         *,
         checks_shapes: bool = False,
     ) -> None:
         self.rows = rows
-        self.met: list[Collective] = []
+        self.collectives: list[CollectiveRecord] = []
         self.gathered: list[tuple[Any, str]] = []
-        self._collectives = collectives
+        self._builders = builders
         self._rules, self._makers = rules, makers
         self._new: dict[Any, Any] = {}
         self._placements: dict[Any, Placement] = {}
-        self._wholes: dict[Any, Any] = {}
-        self._parts: dict[Any, Any] = {}
+        self._replicated: dict[Any, Any] = {}
+        self._shards: dict[Any, Any] = {}
         self._used: set[Any] = set()
-        self.lengths = Lengths(rows, self.new, self.whole)
-        self._checks = ShapeChecks(rows, self.lengths, self._made_whole) if checks_shapes else None
+        self.lengths = Lengths(rows, self.new, self.replicated)
+        self._checks = ShapeChecks(rows, self.lengths, self._to_replicated) if checks_shapes else None
         for variable, axis in sharded.items():
             self.put(variable, Placed(variable, Shard(axis)))
 
     def run(self, outputs: Sequence[Any]) -> None:
-        """Propagate placements to some variables, through all Apply nodes that compute them."""
+        """Propagate placements through all Apply nodes from which some variables are computed."""
         known = list(self._new)
         order = io_toposort(known, outputs)
         self._used.update(outputs, (one for node in order for one in node.inputs))
@@ -273,12 +275,12 @@ class Propagation:
             if variable not in self._new:
                 self.put(variable, Placed(variable, Replicate()))
         for node in order:
-            self._divide(node)
+            self._propagate(node)
 
     # -- interface for sharding rules
 
     def new(self, variable: Any) -> Any:
-        """Return the counterpart of a variable: what a rank holds of it."""
+        """Return a variable's counterpart in the sharded graph: the rank's local value."""
         return self._new[variable]
 
     def knows(self, variable: Any) -> bool:
@@ -294,7 +296,7 @@ class Propagation:
         return self._placements[variable]
 
     def is_used(self, variable: Any) -> bool:
-        """Return whether an Apply node uses a variable, or it is a requested output."""
+        """Return whether a variable is an input of an Apply node, or a requested output."""
         return variable in self._used
 
     def shard_of(self, variables: Iterable[Any]) -> Shard | None:
@@ -302,27 +304,27 @@ class Propagation:
         placements = (self._placements[variable] for variable in variables)
         return next((one for one in placements if isinstance(one, Shard)), None)
 
-    def whole(self, variable: Any, reason: str = "") -> Any:
-        """Return a variable's serial value on every rank; reduce or gather it if necessary."""
+    def replicated(self, variable: Any, reason: str = "") -> Any:
+        """Return a variable's full value on every rank; all-reduce or all-gather it if necessary."""
         placement = self._placements[variable]
         if isinstance(placement, Replicate):
             return self._new[variable]
-        if variable not in self._wholes:
-            if isinstance(placement, Partial) and is_of_one_sum(variable, self._placements):
-                self._wholes[variable] = self.computed_whole(variable.owner)[0].variable
+        if variable not in self._replicated:
+            if isinstance(placement, Partial) and has_one_partial_input(variable, self._placements):
+                self._replicated[variable] = self.computed_replicated(variable.owner)[0].variable
             elif isinstance(placement, Partial):
-                self._wholes[variable] = self.reduced(variable, self._new[variable], placement.op)
+                self._replicated[variable] = self.reduced(variable, self._new[variable], placement.op)
             else:
-                self._wholes[variable] = self._made_whole(variable)
-                self.met.append(Collective("all-gather", variable, reason, self._wholes[variable]))
-        return self._wholes[variable]
+                self._replicated[variable] = self._to_replicated(variable)
+                self.collectives.append(CollectiveRecord("all-gather", variable, reason, self._replicated[variable]))
+        return self._replicated[variable]
 
-    def was_made_whole(self, variable: Any) -> bool:
+    def was_replicated(self, variable: Any) -> bool:
         """Return whether a variable has been made replicated."""
-        return variable in self._wholes
+        return variable in self._replicated
 
-    def part(self, variable: Any, shard: Shard, *, lenient: bool = False, broadcasts: bool = False) -> Any:
-        """Return this rank's rows of a variable, placed as in ``shard``; the full value if that axis has no rows.
+    def sharded(self, variable: Any, shard: Shard, *, lenient: bool = False, broadcasts: bool = False) -> Any:
+        """Return this rank's shard of a variable; the full value if the axis is broadcast or does not exist.
 
         Parameters
         ----------
@@ -330,30 +332,30 @@ class Propagation:
             Variable of the user's graph.
         shard : Shard
         lenient : bool
-            The operation compares lengths itself, so that `Shard.agrees` is enough.
+            The operation compares lengths itself: accept any placement for which `Shard.agrees`.
         broadcasts : bool
             The operation broadcasts axes of length 1 as NumPy does, whatever their type says.
         """
         placement = self._placements[variable]
         if placement == shard or (lenient and shard.agrees(placement)):
             return self._new[variable]
-        whole = self.whole(variable, "its rows lie otherwise than those that it meets")
+        full = self.replicated(variable, "another input of the operation is sharded in another way")
         if variable.ndim <= shard.axis or variable.broadcastable[shard.axis]:
-            return whole
+            return full
         key = variable, shard, broadcasts
-        if key not in self._parts:
+        if key not in self._shards:
             numbers = [self.lengths.value(one) for one in (shard.outer, shard.inner)]
             rows = self.rows
-            part = LocalShard(shard.axis, broadcasts)(whole, rows.whole, rows.first, rows.here, *numbers)
-            part.name = variable.name
-            part.tag.trace = getattr(variable.tag, "trace", [])
-            self._parts[key] = part
-        return self._parts[key]
+            local = LocalShard(shard.axis, broadcasts)(full, rows.total, rows.first, rows.local, *numbers)
+            local.name = variable.name
+            local.tag.trace = getattr(variable.tag, "trace", [])
+            self._shards[key] = local
+        return self._shards[key]
 
     def put(self, variable: Any, placed: Placed) -> None:
-        """Set a variable's counterpart and placement. If it had a placement before, its full value stays available."""
+        """Set a variable's counterpart and placement; an earlier placement then gives the full value."""
         if variable in self._new:
-            self._wholes[variable] = self.whole(variable)
+            self._replicated[variable] = self.replicated(variable)
         new, placement = placed
         if new is not variable:
             new = typed(new, variable)
@@ -368,22 +370,22 @@ class Propagation:
     def reduced(self, variable: Any, new: Any, op: str) -> Any:
         """Reduce the ranks' values of a variable with ``op``, and record the collective."""
         result = self._all_reduced(new, op)
-        self.met.append(Collective(f"all-reduce ({op})", variable, "", result))
+        self.collectives.append(CollectiveRecord(f"all-reduce ({op})", variable, "", result))
         return result
 
-    def met_for(self, outputs: Sequence[Any]) -> list[Collective]:
-        """Return the collectives that some variables of the sharded graph need."""
+    def collectives_for(self, outputs: Sequence[Any]) -> list[CollectiveRecord]:
+        """Return the collectives from which some variables of the sharded graph are computed."""
         needed = {one.owner for one in ancestors(outputs)}
-        return [one for one in self.met if one.result.owner in needed]
+        return [one for one in self.collectives if one.result.owner in needed]
 
-    def meet_within(self, result: Any, inside: Container[Any]) -> None:
-        """Record that collectives with results ``inside`` run in the steps of a loop with output ``result``."""
-        self.met = [one.within(result) if one.result in inside else one for one in self.met]
+    def record_in_loop(self, result: Any, inside: Container[Any]) -> None:
+        """Record that the collectives with results ``inside`` run in each step of the loop that returns ``result``."""
+        self.collectives = [one.in_loop(result) if one.result in inside else one for one in self.collectives]
 
     # -- acceptable shardings
 
     def cost(self, node: Any, outputs: Sequence[Placement], inputs: Sequence[Placement]) -> int | None:
-        """Return the number of collectives that an acceptable sharding needs; ``None`` if the inputs do not fit it."""
+        """Return the number of collectives that an acceptable sharding needs; ``None`` if it is not possible."""
         shard = self._shard_for(node, inputs)
         if shard is None and any(isinstance(one, Shard) for one in (*outputs, *inputs)):
             return None
@@ -406,23 +408,23 @@ class Propagation:
         return found
 
     def applied(self, node: Any, outputs: Sequence[Placement], inputs: Sequence[Placement]) -> list[Placed]:
-        """Apply a node's operation to inputs with these placements, and return its outputs with theirs."""
-        shard, reason = self._shard_for(node, inputs), "its operation needs all of it, next to rows of other inputs"
+        """Apply a node's operation to inputs with some placements, and return the outputs with their placements."""
+        shard, reason = self._shard_for(node, inputs), "its operation needs the full value, and shards of other inputs"
         if shard is None and not any(isinstance(one, Partial) for one in inputs):
-            return self.computed_whole(node)
+            return self.computed_replicated(node)
         # an operation that contracts axes compares their lengths itself
         lenient = not any(isinstance(one, Shard) for one in outputs)
         local = []
         for variable, wanted in zip(node.inputs, inputs):
             if isinstance(wanted, Shard):
-                local.append(self.part(variable, shard.moved(wanted.axis), lenient=lenient))
+                local.append(self.sharded(variable, shard.moved(wanted.axis), lenient=lenient))
             else:
-                local.append(self._new[variable] if isinstance(wanted, Partial) else self.whole(variable, reason))
+                local.append(self._new[variable] if isinstance(wanted, Partial) else self.replicated(variable, reason))
         of_outputs = [shard.moved(one.axis) if isinstance(one, Shard) else one for one in outputs]
         return list(map(Placed, copied(node, local), of_outputs))
 
     def _shard_for(self, node: Any, inputs: Sequence[Placement]) -> Any:
-        """Return the placement of the first input that already has rows along its axis; ``None`` if none has."""
+        """Return the placement of the first input that is already sharded along its wanted axis, else ``None``."""
         for variable, wanted in zip(node.inputs, inputs):
             placement = self._placements[variable]
             if isinstance(wanted, Shard) and isinstance(placement, Shard) and placement.axis == wanted.axis:
@@ -433,11 +435,11 @@ class Propagation:
 
     def _all_reduced(self, new: Any, op: str) -> Any:
         if new.dtype == "bool":  # reductions need a numeric dtype
-            return T.cast(self._collectives.all_reduce(T.cast(new, "uint8"), op), "bool")
-        return self._collectives.all_reduce(new, op)
+            return T.cast(self._builders.all_reduce(T.cast(new, "uint8"), op), "bool")
+        return self._builders.all_reduce(new, op)
 
-    def _made_whole(self, variable: Any) -> Any:
-        """Return the serial value, by a collective that is not recorded."""
+    def _to_replicated(self, variable: Any) -> Any:
+        """Return the full value of a variable, by a collective that is not recorded."""
         new, shard = self._new[variable], self._placements[variable]
         if isinstance(shard, Partial):
             return self._all_reduced(new, shard.op)
@@ -447,25 +449,30 @@ class Propagation:
         if new.dtype == "bool":
             new = T.cast(new, "uint8")
         if shard.outer == ONE:
-            whole = self._collectives.all_gather(new, axis)
+            full = self._builders.all_gather(new, axis)
         else:
             shape = [new.shape[i] for i in range(new.ndim)]
-            split = [*shape[:axis], self.lengths.value(shard.outer), self.lengths.here(shard.inner), *shape[axis + 1 :]]
-            whole = self._collectives.all_gather(new.reshape(split, ndim=new.ndim + 1), axis + 1)
+            split = [
+                *shape[:axis],
+                self.lengths.value(shard.outer),
+                self.lengths.local(shard.inner),
+                *shape[axis + 1 :],
+            ]
+            full = self._builders.all_gather(new.reshape(split, ndim=new.ndim + 1), axis + 1)
             shape[axis] = self.lengths.value(shard.length)
-            whole = whole.reshape(shape, ndim=new.ndim)
-        return typed(T.cast(whole, variable.dtype), variable)
+            full = full.reshape(shape, ndim=new.ndim)
+        return typed(T.cast(full, variable.dtype), variable)
 
-    def _divide(self, node: Any) -> None:
+    def _propagate(self, node: Any) -> None:
         if any(output in self._new for output in node.outputs):
             return  # the user sharded this variable inside the graph
         placements = [self._placements[one] for one in node.inputs]
-        is_whole = all(isinstance(one, Replicate) for one in placements)
+        is_replicated = all(isinstance(one, Replicate) for one in placements)
         is_users, has_graph = is_of_the_user(node.op), bool(ops.inner_outputs(node.op))
-        if is_whole and is_users and has_graph:
-            is_whole = False  # so that the rule propagates into the inner graph and finds the user's operation
+        if is_replicated and is_users and has_graph:
+            is_replicated = False  # so that the rule propagates through the inner graph, to the user's operation
         kind = type(node.op) if type(node.op) in self._rules else kind_of(node.op)
-        rule = (self._makers if is_whole else self._rules).get(kind)
+        rule = (self._makers if is_replicated else self._rules).get(kind)
         placed: str | Sequence[Placed] = "there is no rule for it"
         if is_users and not has_graph:
             placed = "Python code of the program, which the controller alone runs"
@@ -475,32 +482,32 @@ class Propagation:
             with tolerated("The sharding rule", f"{node.op}{listed}"):
                 placed = rule(self, node)
         if not isinstance(placed, str) and any(map(is_broadcast, placed)):
-            placed = "an axis that holds rows is broadcast"
+            placed = "a sharded axis would be broadcast"
         if isinstance(placed, str):
             if any(isinstance(one, Shard) for one in placements):
                 self.gathered.append((node, placed))
-            placed = self.computed_whole(node, f"{node.op}: {placed}")
+            placed = self.computed_replicated(node, f"{node.op}: {placed}")
         elif self._checks is not None:
             placed = self._checks.checked(node, placed)
         for output, one in zip(node.outputs, placed):
             self.put(output, one)
         with tolerated("The analysis of lengths", node.op):
-            follow(self.lengths, node)
+            infer_lengths(self.lengths, node)
         for output in node.outputs:
             shard = self._placements[output]
             if isinstance(shard, Shard):
                 self.lengths.set_length(output, shard.axis, shard.length)
 
-    def computed_whole(self, node: Any, reason: str = "") -> list[Placed]:
-        """Make a node's inputs replicated, and compute it on every rank; the user's Python code runs on the controller.
+    def computed_replicated(self, node: Any, reason: str = "") -> list[Placed]:
+        """Compute a node from replicated inputs, on every rank; on the controller alone if it runs the user's code.
 
         Parameters
         ----------
         node : Apply
         reason : str
-            Why its inputs are gathered, for the report.
+            Why the inputs are gathered, for the report.
         """
-        inputs = [self.whole(one, reason) for one in node.inputs]
+        inputs = [self.replicated(one, reason) for one in node.inputs]
         if is_of_the_user(node.op):
             return self._broadcast(node, inputs)
         return [Placed(output, Replicate()) for output in copied(node, inputs, is_serial=True)]
@@ -509,10 +516,10 @@ class Propagation:
         """Compute a node on the controller alone, and broadcast its outputs to all ranks."""
         if isinstance(node.op, ops.Scan):
             raise ValueError(
-                f"{described(node.outputs[0])}: a loop whose steps run an operation in Python cannot be divided here. "
+                f"{described(node.outputs[0])}: a loop whose steps run an operation in Python cannot be sharded. "
                 "Build the function without exact=True, or compute the loop outside of it"
             )
         outputs = broadcast_outputs(node, inputs)
         reason = f"{node.op} is Python code of the program, which the controller alone runs"
-        self.met.append(Collective("broadcast", node.outputs[0], reason, outputs[0]))
+        self.collectives.append(CollectiveRecord("broadcast", node.outputs[0], reason, outputs[0]))
         return [Placed(output, Replicate()) for output in outputs]

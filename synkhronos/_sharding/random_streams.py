@@ -1,8 +1,8 @@
-"""Random streams that differ between ranks, so that each rank draws for its own rows only.
+"""Random streams that differ between ranks (``random="own"``): each rank draws numbers for its own rows only.
 
-All draws of a stream are of one kind: a stream with draws of a sharded size differs between ranks, any other is the
-same on all of them. The state that a draw leaves belongs to the stream that the draw began with. A stream must be a
-shared variable to differ; other draws, as in the steps of a loop, are the serial program's.
+A stream whose draws have one entry per row differs between ranks; every other stream is the same on all ranks. One
+stream cannot have draws of both kinds. A stream that differs must be a shared variable. All other draws, such as those
+in the steps of a loop, are those of the serial program.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from synkhronos._sharding.propagate import Propagation, Rule
 
 
 class OwnDraws:
-    """Sharding rule for the random draws of one graph, and record of the states that differ between ranks.
+    """Sharding rule for the random draws of one graph, and list of the states that differ between ranks.
 
     Attributes
     ----------
     rules : dict
-        By type of Op, for Apply nodes with replicated inputs and for others.
+        The rule by type of Op; it is for Apply nodes with any placements.
     """
 
     def __init__(self) -> None:
         self.rules: dict[type, Rule] = dict.fromkeys(ops.DRAWS, self._draw)
         self._is_own: dict[Any, bool] = {}  # by stream
-        self._streams: dict[Any, Any] = {}  # by the states that draws leave
-        self._mixed: list[Any] = []  # values drawn from a stream of both kinds
+        self._streams: dict[Any, Any] = {}  # by the new states that draws return
+        self._mixed: list[Any] = []  # values drawn from a stream that has draws of both kinds
 
     @property
     def states(self) -> list[Any]:
@@ -36,7 +36,7 @@ class OwnDraws:
         return [stream for stream, is_own in self._is_own.items() if is_own]
 
     def check(self, outputs: Sequence[Any], updates: Sequence[tuple[Any, Any]]) -> None:
-        """Raise `ValueError` for streams of both kinds, and for other uses of states that differ, as by a loop."""
+        """Raise `ValueError` for streams with draws of both kinds, and for other uses of states that differ."""
         if self._mixed:
             raise ValueError(
                 f'random="own": {described(self._mixed[0])} is drawn from a stream of which other numbers are drawn, '
@@ -65,26 +65,27 @@ class OwnDraws:
         is_own = bool(places) and fits and isinstance(stream, SharedVariable)
         if self._is_own.setdefault(stream, is_own) != is_own:
             self._mixed.append(node.outputs[1])
-            return "its stream is of both kinds"  # `check` raises an error for it
+            return "its stream has draws of both kinds"  # `check` raises an error for it
         self._streams[node.outputs[0]] = stream
         if not is_own:
-            return propagation.computed_whole(node, "an argument of a random draw")
+            return propagation.computed_replicated(node, "an argument of a random draw")
         per_row = propagation.lengths.per_row(entries[places[0]])
         assert per_row is not None  # by the choice of `places`
         shard = Shard(places[0], ONE, per_row)
         here = list(map(propagation.lengths.value, entries))
-        here[shard.axis] = propagation.lengths.here(per_row)
-        parts = [
-            propagation.part(one, shard, broadcasts=True) if one.ndim else propagation.whole(one) for one in arguments
+        here[shard.axis] = propagation.lengths.local(per_row)
+        local = [
+            propagation.sharded(one, shard, broadcasts=True) if one.ndim else propagation.replicated(one)
+            for one in arguments
         ]
         if not isinstance(size.type, NO_TENSORS):
             size = T.cast(ops.MakeVector("int64")(*here), size.dtype)
-        new_state, drawn = node.op.make_node(propagation.new(state), size, *parts).outputs
+        new_state, drawn = node.op.make_node(propagation.new(state), size, *local).outputs
         return [Placed(new_state, Replicate()), Placed(drawn, shard)]
 
     @staticmethod
     def _shape_of(propagation: Propagation, node: Any) -> Sequence[Length]:
-        """Return the known lengths of a draw's shape: from its size argument, else from its other arguments."""
+        """Return the known lengths of a draw's shape, from its size argument or else from its other arguments."""
         _, size, *arguments = node.inputs
         if not isinstance(size.type, NO_TENSORS):
             return propagation.lengths.vector(size) or ()

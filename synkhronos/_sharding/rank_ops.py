@@ -1,6 +1,6 @@
-"""Operations of sharded graphs that depend on the rank: all-reduce, all-gather along any axis, and local shards.
+"""Operations of a sharded graph that depend on the rank: all-reduce, all-gather, and the selection of a local shard.
 
-The collectives are those of `synkhronos._graph.ops`, with dtypes kept.
+The collectives are those of `synkhronos._graph.ops`, but keep the dtype, and gather along any axis.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from synkhronos._graph.ops import gathered, reduced
 from synkhronos._sharding.placements import described
 
 
-class Collectives(NamedTuple):
+class CollectiveBuilders(NamedTuple):
     """Functions that build collectives: ``all_reduce(variable, op)`` and ``all_gather(variable, axis)``."""
 
     all_reduce: Callable[[Any, str], Any]
     all_gather: Callable[[Any, int], Any]
 
 
-class Collective(NamedTuple):
-    """A recorded collective of a sharded graph."""
+class CollectiveRecord(NamedTuple):
+    """One collective of a sharded graph, for the report."""
 
     kind: str  # "all-reduce (sum)", "all-gather"
     variable: Any  # of the user's graph
     reason: str
     result: Any  # of the sharded graph
-    is_within: bool = False  # runs in each step of a loop
+    is_in_loop: bool = False  # runs in each step of a loop
 
-    def within(self, result: Any) -> Collective:
+    def in_loop(self, result: Any) -> CollectiveRecord:
         """Return the same collective as part of each step of a loop, of which ``result`` is an output."""
         where = "in each step of a loop"
         reason = self.reason if self.reason.endswith(where) else f"{self.reason} {where}".strip()
-        return self._replace(reason=reason, result=result, is_within=True)
+        return self._replace(reason=reason, result=result, is_in_loop=True)
 
 
-def label(collectives: Sequence[Collective]) -> None:
-    """Label the operations of collectives by position, to find them in a compiled function; those in loops excepted."""
+def label(collectives: Sequence[CollectiveRecord]) -> None:
+    """Label the operations of collectives outside of loops by position, to find them in a compiled function."""
     for place, one in enumerate(collectives):
         node = one.result.owner
         while node is not None and not isinstance(node.op, (graph_ops.Collective, ops.Scan)):
@@ -58,14 +58,14 @@ def _all_gather(variable: Any, axis: int) -> Any:
     return gathered(variable.dimshuffle(order)).dimshuffle([order.index(one) for one in range(variable.ndim)])
 
 
-ON_RANKS = Collectives(_all_reduce, _all_gather)
+ON_RANKS = CollectiveBuilders(_all_reduce, _all_gather)
 
 
 class LocalShard(Op):
-    """Select this rank's rows along an axis, placed as `Shard` describes; a view where ``outer`` is 1.
+    """Select this rank's rows along an axis, as `Shard` defines them; the result is a view if ``outer`` is 1.
 
-    The inputs are the full value, the number of all rows, the index of this rank's first row, the number of its rows,
-    ``outer`` and ``inner``.
+    The inputs are the full value; the number of all rows, the index of this rank's first row and the number of its
+    rows; ``outer`` and ``inner``.
 
     Parameters
     ----------
@@ -80,26 +80,26 @@ class LocalShard(Op):
     def __init__(self, axis: int, broadcasts: bool = False) -> None:
         self.axis, self.broadcasts = axis, broadcasts
 
-    def make_node(self, whole: Any, *numbers: Any) -> Any:
+    def make_node(self, full: Any, *numbers: Any) -> Any:
         """Apply the operation to the full value and the five integers."""
-        return Apply(self, [whole, *map(T.as_tensor_variable, numbers)], [retyped(whole, free=(self.axis,))()])
+        return Apply(self, [full, *map(T.as_tensor_variable, numbers)], [retyped(full, free=(self.axis,))()])
 
     def perform(self, node: Any, inputs: Any, outputs: Any) -> None:
-        """Select the rows; raise `ValueError` if the length does not fit, as the serial program would also fail."""
-        whole = inputs[0]
+        """Select the rows; raise `ValueError` for another length, with which the serial program would fail as well."""
+        full = inputs[0]
         rows, first, here, outer, inner = map(int, inputs[1:])
-        before, length, after = whole.shape[: self.axis], whole.shape[self.axis], whole.shape[self.axis + 1 :]
+        before, length, after = full.shape[: self.axis], full.shape[self.axis], full.shape[self.axis + 1 :]
         if length == 1 and self.broadcasts:
-            outputs[0][0] = whole
+            outputs[0][0] = full
             return
         if length != outer * rows * inner:
             what = "an array" if node is None else described(node.outputs[0])  # numba runs an Op without its Apply node
             raise ValueError(
-                f"{what} meets an array that is divided by its rows: its length along axis "
-                f"{self.axis} is {length}, expected {outer * rows * inner}, for the {rows} rows of this call. If it "
-                "is to be broadcast, declare that axis broadcastable (theano.tensor.addbroadcast)"
+                f"{what} is used with a sharded array: its length along axis {self.axis} is {length}, expected "
+                f"{outer * rows * inner}, for the {rows} rows of this call. If it is to be broadcast, declare that "
+                "axis broadcastable (theano.tensor.addbroadcast)"
             )
-        places = whole.reshape(*before, outer, rows, inner, *after)
+        places = full.reshape(*before, outer, rows, inner, *after)
         here_only = places[(slice(None),) * (self.axis + 1) + (slice(first, first + here),)]
         outputs[0][0] = here_only.reshape(*before, outer * here * inner, *after)
 

@@ -1,7 +1,4 @@
-"""Report of the collectives of an exact function, as a table, and as a drawing of the user's graph.
-
-The drawing is made by Graphviz. It colors each value by its placement, and marks the collectives.
-"""
+"""Report of the collectives of an exact function (``f.partition``): a table, and a drawing of the graph by Graphviz."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from synkhronos._backends import Constant, TensorType, io_toposort
 from synkhronos._graph.ops import UNNUMBERED, collectives_of
 from synkhronos._sharding.placements import Partial, Shard, line_of
 from synkhronos._sharding.propagate import Propagation
-from synkhronos._sharding.rank_ops import Collective
+from synkhronos._sharding.rank_ops import CollectiveRecord
 
 _TITLES = ("meeting", "collective", "variable", "bytes", "line", "why")
 
@@ -36,7 +33,7 @@ class Entry(NamedTuple):
         Size of the result on each rank in bytes, as it was in the first call. Before that call and in loops, it is
         known only if all axes of the variable are broadcastable.
     line : str
-        The line of the program that made the variable: file, number and text; empty if it is not known.
+        The line of the program that created the variable: file, number and text; empty if it is not known.
     reason : str
         Why the variable is gathered.
     meeting : int or None
@@ -59,21 +56,21 @@ class Partition(list):
 
     Parameters
     ----------
-    collectives : list of Collective
+    collectives : list of CollectiveRecord
         Labeled by their positions; see `label`.
     compiled : compiled function
     draw : callable
         ``draw(path)`` draws the graph.
     """
 
-    def __init__(self, collectives: Sequence[Collective], compiled: Any, draw: Callable[[str], None]) -> None:
+    def __init__(self, collectives: Sequence[CollectiveRecord], compiled: Any, draw: Callable[[str], None]) -> None:
         super().__init__()
         self._draw = draw
         for op in collectives_of(compiled):
             sizes = op.n_bytes or (None,) * len(op.labels)
             number = None if op.number == UNNUMBERED else op.number  # the graph was not optimized
             self += [_entry(collectives[label], n_bytes, number) for label, n_bytes in zip(op.labels, sizes)]
-        self += [_entry(one, None, None) for one in collectives if one.is_within]
+        self += [_entry(one, None, None) for one in collectives if one.is_in_loop]
 
     def picture(self, path: str) -> None:
         """Draw the program's graph, colored by the placement of each value, with its collectives.
@@ -127,7 +124,7 @@ class Partition(list):
         return f"<table><caption>{self._sum()}</caption>{body}</table>"
 
 
-def _entry(one: Collective, n_bytes: int | None, meeting: int | None) -> Entry:
+def _entry(one: CollectiveRecord, n_bytes: int | None, meeting: int | None) -> Entry:
     size = _n_bytes(one.variable) if n_bytes is None else n_bytes
     return Entry(one.kind, str(one.variable), size, line_of(one.variable), one.reason, meeting)
 
@@ -168,8 +165,8 @@ def draw(propagation: Propagation, outputs: Sequence[Any], path: str) -> None:
     program = shutil.which("dot")
     if program is None:
         raise RuntimeError(
-            f"picture: {path} needs the program dot of Graphviz (apt install graphviz), which is not there; a path "
-            "that ends in .dot needs nothing"
+            f"picture: {path} needs the program dot of Graphviz (apt install graphviz), which was not found; a "
+            "path that ends in .dot does not need it"
         )
     done = subprocess.run([program, f"-T{kind}", "-o", path], input=text, text=True, capture_output=True)
     if done.returncode:
@@ -182,9 +179,11 @@ def _lines(propagation: Propagation, outputs: Sequence[Any]) -> Iterator[str]:
     for what, colour in _COLOURS.items():
         yield f'"{what}" [fillcolor="{colour}"];'
     yield f'"ranks meet" [fillcolor=white, color="{_MEETING}", penwidth=3];'
-    kinds = {one.variable: one.kind for one in propagation.met}
+    kinds = {one.variable: one.kind for one in propagation.collectives}
     names: dict[Any, str] = {}
-    reduced: set[Any] = set(kinds)  # with variables whose partial inputs are all reduced: no longer partial
+    reduced: set[Any] = set(
+        kinds
+    )  # and the variables whose partial inputs are all reduced, which are no longer partial
     for node in io_toposort([], list(outputs)):
         sums = [
             one for one in node.inputs if propagation.knows(one) and isinstance(propagation.placement(one), Partial)
@@ -214,11 +213,11 @@ def _box(name: str, title: str, kind: str, variable: Any, kinds: dict[Any, str])
 
 
 def _kind(propagation: Propagation, variable: Any, kinds: dict[Any, str], reduced: set[Any]) -> str:
-    """Return the legend entry for a value's placement; for one that is reduced, the placement before."""
+    """Return the legend entry for a value's placement, before it is reduced."""
     if not propagation.knows(variable):
         return ""
     placement = propagation.placement(variable)
     if isinstance(placement, Shard):
         return "sharded"
-    is_part = isinstance(placement, Partial) and (variable in kinds or variable not in reduced)
-    return "partial" if is_part else "replicated"
+    is_partial = isinstance(placement, Partial) and (variable in kinds or variable not in reduced)
+    return "partial" if is_partial else "replicated"

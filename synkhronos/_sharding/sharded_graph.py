@@ -1,6 +1,6 @@
-"""Sharded graph: a user's graph rewritten for one rank's rows, with the report of its collectives.
+"""Sharded graph: the user's graph rewritten for one rank's rows, with the report of its collectives.
 
-It can be computed in slices if nothing with rows needs the result of a collective.
+It can be computed in slices (``num_slices``) if no sharded value depends on the result of a collective.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from synkhronos._backends import (
     ops,
 )
 from synkhronos._graph import Graph
-from synkhronos._graph.ops import after_meetings, expresses_meetings
+from synkhronos._graph.ops import after_collectives, has_collectives
 from synkhronos._sharding.blocking import in_blocks
 from synkhronos._sharding.checking import environment_asks, tolerated
 from synkhronos._sharding.lengths import RowCounts
 from synkhronos._sharding.placements import ONE, Replicate, Shard, described, line_of
-from synkhronos._sharding.propagate import MAKERS, RULES, Propagation
+from synkhronos._sharding.propagate import REPLICATED_RULES, RULES, Propagation
 from synkhronos._sharding.random_streams import OwnDraws
 from synkhronos._sharding.rank_ops import ON_RANKS, label
 from synkhronos._sharding.report import Partition, draw
@@ -48,7 +48,7 @@ def why_not_sliced(
     needed : list of variables
         Outputs and new values of the sharded graph.
     drawn : list of shared variables
-        States of random streams that are common to all ranks.
+        States of random streams that are the same on all ranks.
     is_given : bool
         Whether calls pass the rows.
     random : str
@@ -59,12 +59,12 @@ def why_not_sliced(
         return f"num_slices: {_draw_of(drawn[0], needed)} is drawn for all rows at once. {_REMEDY}{remedy}"
     if not is_given:
         return "num_slices: the function has no scattered inputs and variables, whose rows could be sliced"
-    found, after = set(ancestors(list(needed))), after_meetings(needed)
+    found, after = set(ancestors(list(needed))), after_collectives(needed)
     for variable, new in propagation.items():
         if new in found and new in after and not isinstance(propagation.placement(variable), Replicate):
             return (
-                f"num_slices: {described(variable)} has rows, and needs what the ranks make together of all rows, "
-                f"which is not there before all slices are computed. {_REMEDY}"
+                f"num_slices: {described(variable)} has rows and depends on a collective over all rows, whose result "
+                f"is available only after all slices. {_REMEDY}"
             )
     return ""
 
@@ -133,10 +133,8 @@ class ShardedGraph(Graph):
     ) -> None:
         outputs, updates = user.expressions
         expressions = [*outputs, *(new for _, new in updates)]
-        if expresses_meetings(expressions):
-            raise ValueError(
-                "exact=True finds by itself where ranks meet: leave out averaged, summed, reduced, gathered"
-            )
+        if has_collectives(expressions):
+            raise ValueError("exact=True inserts collectives itself; leave out averaged, summed, reduced and gathered")
         _look_for_unused(user.input_variables, expressions, kwargs.get("on_unused_input"))
         user._check_sliceable(leaves_of(expressions))
         sharding, draws = Sharding(user, shard), OwnDraws()
@@ -144,7 +142,7 @@ class ShardedGraph(Graph):
         self.takes_rows, self._given = sharding.is_given, sharding.given
         self.undivided = list(map(described, sharding.undivided))
         self.checks_shapes = environment_asks()
-        tables = {**RULES, **own}, {**MAKERS, **own}
+        tables = {**RULES, **own}, {**REPLICATED_RULES, **own}
         propagation = Propagation(
             sharding.scattered, sharding.rows, ON_RANKS, *tables, checks_shapes=self.checks_shapes
         )
@@ -153,26 +151,26 @@ class ShardedGraph(Graph):
         draws.check(outputs, updates)
         self.own_states = draws.states
         self.modes: list[str | None] = []
-        divided = []
+        new_outputs = []
         for item, output in zip(user.outputs, outputs):
             has_rows = self.takes_rows and _rows_come_in_order(propagation, output)
             self.modes.append("gather" if has_rows else None)
             new = (
                 propagation.new(output)
                 if has_rows
-                else propagation.whole(output, "an output that is not in rows along axis 0")
+                else propagation.replicated(output, "an output that is not in rows along axis 0")
             )
-            divided.append(Out(new, borrow=item.borrow) if isinstance(item, Out) else new)
+            new_outputs.append(Out(new, borrow=item.borrow) if isinstance(item, Out) else new)
         new_updates = [
-            (var, propagation.part(new, Shard(0)))
+            (var, propagation.sharded(new, Shard(0)))
             if var in user.sliceable_shareds
-            else (var, propagation.whole(new, f"the update of {var}"))
+            else (var, propagation.replicated(new, f"the update of {var}"))
             for var, new in updates
         ]
-        needed = [getattr(new, "variable", new) for new in divided] + [new for _, new in new_updates]
-        self._met, self._lengths = propagation.met_for(needed), propagation.lengths
+        needed = [getattr(new, "variable", new) for new in new_outputs] + [new for _, new in new_updates]
+        self._collectives, self._lengths = propagation.collectives_for(needed), propagation.lengths
         with tolerated("The report of collectives", "the graph"):
-            label(self._met)
+            label(self._collectives)
         self._draw = functools.partial(draw, propagation, expressions)
         drawn = [var for var, _ in updates if is_random_state(var) and var not in self.own_states]
         self._why_not_sliced = functools.partial(why_not_sliced, propagation, needed, drawn, self.takes_rows, random)
@@ -180,18 +178,18 @@ class ShardedGraph(Graph):
             raise ValueError("blocked=True is for rows of inputs and of scattered variables, without random draws")
         if blocked and not self.checks_shapes:
             needed = in_blocks(needed, sharding.rows, sharding.scattered, set(self._lengths.common))
-            divided = [
+            new_outputs = [
                 Out(new, borrow=item.borrow) if isinstance(item, Out) else new
                 for item, new in zip(user.outputs, needed)
             ]
-            new_updates = [(var, new) for (var, _), new in zip(updates, needed[len(divided) :])]
+            new_updates = [(var, new) for (var, _), new in zip(updates, needed[len(new_outputs) :])]
         for node, reason in propagation.gathered:
             what = node.op, line_of(node.outputs[0]), reason
-            _logger.info("%s (%s) is gathered and computed whole on every rank: %s", *what)
+            _logger.info("%s (%s) is gathered and computed in full on every rank: %s", *what)
         ins = user._copied_ins()
         super().__init__(
             ins[: user.n_scattered],
-            divided,
+            new_outputs,
             bcast_inputs=ins[user.n_scattered :],
             updates=new_updates,
             givens=None,
@@ -202,15 +200,15 @@ class ShardedGraph(Graph):
         self.packed, self.input_defaults = user.packed, user.input_defaults
 
     def _copied_ins(self) -> list[Any]:
-        numbers = [self._given.whole, self._given.first, self._given.here]
+        numbers = [self._given.total, self._given.first, self._given.local]
         return [*super()._copied_ins(), *(numbers if self.takes_rows else ())]
 
     def _check_sliceable(self, used: Sequence[Any]) -> None:
-        """Accept all variables: a variable used only for its length is absent, since the graph uses the row count."""
+        """Accept all variables; one that is used only for its length does not occur in the sharded graph."""
 
     def partition(self, compiled: Any) -> Partition:
         """Return the report of the collectives in a function that was compiled from this graph."""
-        return Partition(self._met, compiled, self._draw)
+        return Partition(self._collectives, compiled, self._draw)
 
     def check_slices(self) -> None:
         """Raise `ValueError` if a call cannot be computed in slices."""
@@ -220,12 +218,12 @@ class ShardedGraph(Graph):
 
     @property
     def apart(self) -> list[Any]:
-        """Inputs and variables that differ between ranks or slices, with this rank's first row and number of rows."""
-        return [*super().apart, self._given.first, self._given.here]
+        """Inputs and variables that differ between ranks or slices, including the numbers of rows."""
+        return [*super().apart, self._given.first, self._given.local]
 
     @property
     def common(self) -> list[Any]:
-        """Lengths along axes without rows, which are the same on all ranks and in all slices."""
+        """Lengths along axes that are not sharded; the same on all ranks and in all slices."""
         found = map(self.expression_of, self._lengths.common)
         return [one for one in found if one is not None]
 
@@ -248,9 +246,9 @@ def _rows_come_in_order(propagation: Propagation, output: Any) -> bool:
 
 
 def row_axes(graph: Graph, scattered: Sequence[Any] = ()) -> dict[int, int]:
-    """Return the axis along which each value is sharded by rows, for outputs and the new values of updates.
+    """Return the sharded axis of each output and each new value of an update, by position.
 
-    Values that are not sharded, or of which this is not known, are left out.
+    Values that are not sharded, or for which the analysis fails, are left out.
 
     Parameters
     ----------
@@ -264,7 +262,7 @@ def row_axes(graph: Graph, scattered: Sequence[Any] = ()) -> dict[int, int]:
     found: dict[int, int] = {}
     with tolerated("The search for rows", "the graph"):
         propagation = Propagation(
-            {one: 0 for one in sharded if not one.broadcastable[0]}, rows, ON_RANKS, RULES, MAKERS
+            {one: 0 for one in sharded if not one.broadcastable[0]}, rows, ON_RANKS, RULES, REPLICATED_RULES
         )
         propagation.run(expressions)
         placements = map(propagation.placement, expressions)

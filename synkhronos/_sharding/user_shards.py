@@ -1,4 +1,7 @@
-"""Choice of the sharded variables: inputs along any axis, sliceable shared variables, any variable in the graph."""
+"""Which variables of a graph are sharded, and along which axis: the arguments ``inputs`` and ``shard`` of a function.
+
+They may be inputs, sliceable shared variables, or any variable inside the graph.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from synkhronos._sharding.rank_ops import LocalShard
 
 
 class Sharding:
-    """Variables that the user wants to be sharded, and their axes.
+    """The sharded variables of a function, and their axes.
 
     Parameters
     ----------
@@ -27,11 +30,11 @@ class Sharding:
     axes : list of int
         Sharded axes of the scattered inputs.
     is_given : bool
-        Whether calls pass the rows.
-    given : Rows
-        Input variables for the rows that calls pass.
-    rows : Rows
-        Rows of the sharded graph: those passed, or those counted inside the graph.
+        Whether a call passes the numbers of rows.
+    given : RowCounts
+        Input variables for the numbers that a call passes.
+    rows : RowCounts
+        Numbers of the sharded graph: those that a call passes, or those counted inside the graph.
     undivided : list of variables
         Slices of shared variables that might be minibatches but are not sharded, where nothing has rows.
 
@@ -65,9 +68,9 @@ class Sharding:
         if counted:
             lengths = [length_along(one, axis) for one, axis in counted.items()]
             given = ", ".join(map(str, self._placements))
-            numbers = [self.given.whole, self.given.first, self.given.here] if given else []
-            whole, first, here = Counted(tuple(self._names[one] for one in counted), given)(*numbers, *lengths)
-            self.rows = RowCounts(self.given.whole if given else whole, first, here)
+            numbers = [self.given.total, self.given.first, self.given.local] if given else []
+            total, first, local = Counted(tuple(self._names[one] for one in counted), given)(*numbers, *lengths)
+            self.rows = RowCounts(self.given.total if given else total, first, local)
 
     def _divide_minibatches(self, user: Graph) -> None:
         """Shard slices of shared variables that look like minibatches; called if nothing else has rows."""
@@ -79,7 +82,7 @@ class Sharding:
 
     @property
     def scattered(self) -> dict[Any, int]:
-        """Variables of which each rank already has its rows when a call begins, with the axes."""
+        """Variables that are sharded when a call begins, with the axes."""
         return self._placements
 
     def divide(self, propagation: Propagation) -> None:
@@ -88,12 +91,14 @@ class Sharding:
             propagation.run([variable])
             if propagation.placement(variable) == Shard(axis):
                 continue
-            numbers = (self.rows.whole, self.rows.first, self.rows.here, 1, 1)
-            part = LocalShard(axis)(propagation.whole(variable, "it is to be sharded otherwise"), *numbers)
-            propagation.put(variable, Placed(part, Shard(axis)))
+            numbers = (self.rows.total, self.rows.first, self.rows.local, 1, 1)
+            local = LocalShard(axis)(
+                propagation.replicated(variable, "the user shards it along another axis"), *numbers
+            )
+            propagation.put(variable, Placed(local, Shard(axis)))
 
     def _found(self, user: Graph, asked: dict[Any, int]) -> dict[Any, int]:
-        """Return the graph's expressions for variables, in an order in which they can be computed."""
+        """Return the graph's expressions for variables, inputs before outputs."""
         outputs, updates = user.expressions
         used = set(ancestors([*outputs, *(new for _, new in updates)]))
         found = {}

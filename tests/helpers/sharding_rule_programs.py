@@ -25,7 +25,7 @@ from simulated_ranks import Divided, evaluate, shares
 
 from synkhronos._backends import TensorType
 from synkhronos._sharding.placements import Replicate, Shard
-from synkhronos._sharding.rules import MAKERS, RULES
+from synkhronos._sharding.rules import REPLICATED_RULES, RULES
 
 N_ROWS = 5
 #: Lengths of axes by their labels: upper-case ones are those of operations that need a certain length.
@@ -200,7 +200,7 @@ class Applied:
             is_whole = all(isinstance(walk.placement(one), Replicate) for one in node.inputs)
             if node in reasons:
                 self.gathered[type(node.op)] += 1
-            elif type(node.op) in (MAKERS if is_whole else RULES):
+            elif type(node.op) in (REPLICATED_RULES if is_whole else RULES):
                 made = [walk.placement(one) for one in node.outputs if isinstance(one.type, TensorType)]
                 self.divided[type(node.op)] += not is_whole or any(isinstance(one, Shard) for one in made)
 

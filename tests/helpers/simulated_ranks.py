@@ -17,8 +17,8 @@ from synkhronos._sharding.checking import environment_asks
 from synkhronos._sharding.lengths import RowCounts
 from synkhronos._sharding.placements import Partial, Replicate
 from synkhronos._sharding.propagate import Propagation
-from synkhronos._sharding.rank_ops import Collectives
-from synkhronos._sharding.rules import MAKERS, RULES
+from synkhronos._sharding.rank_ops import CollectiveBuilders
+from synkhronos._sharding.rules import REPLICATED_RULES, RULES
 
 if on_theano:  # which looks for some functions where an earlier SciPy had them
     from scipy.signal import _signaltools, _sigtools
@@ -54,7 +54,7 @@ class Meeting(theano.Op):
         return np.asarray(_REDUCTIONS[self.op](arrays, axis=0), arrays[0].dtype)
 
 
-COLLECTIVES = Collectives(lambda x, op: Meeting(op)(x), lambda x, axis: Meeting("gather", axis)(x))
+COLLECTIVES = CollectiveBuilders(lambda x, op: Meeting(op)(x), lambda x, axis: Meeting("gather", axis)(x))
 
 
 def evaluate(outputs, given, n_ranks=1, alone=False, in_step=False):
@@ -129,7 +129,7 @@ def shares(n_rows, n_ranks, how="even"):
 
 def rows():
     """The numbers that a divided graph takes."""
-    return RowCounts(T.lscalar("rows"), T.lscalar("first"), T.lscalar("here"))
+    return RowCounts(T.lscalar("rows"), T.lscalar("first"), T.lscalar("local"))
 
 
 class Divided:
@@ -138,10 +138,10 @@ class Divided:
     def __init__(self, outputs, sharded, checks_shapes=False):
         self.rows = rows()
         checks_shapes = checks_shapes or environment_asks()
-        self.walk = Propagation(sharded, self.rows, COLLECTIVES, RULES, MAKERS, checks_shapes=checks_shapes)
+        self.walk = Propagation(sharded, self.rows, COLLECTIVES, RULES, REPLICATED_RULES, checks_shapes=checks_shapes)
         self.outputs, self.sharded = outputs, sharded
         self.walk.run(outputs)
-        self.wholes = [self.walk.whole(output) for output in outputs]
+        self.replicated = [self.walk.replicated(output) for output in outputs]
 
     def compare(self, given, serial, counts, alone=False):
         """Compare each variable of the user's graph, on each rank, with the serial value."""
@@ -156,9 +156,9 @@ class Divided:
             ]
             for variable, value in given.items()
         }
-        on_ranks[self.rows.whole] = [np.asarray(n_rows)] * n_ranks
+        on_ranks[self.rows.total] = [np.asarray(n_rows)] * n_ranks
         on_ranks[self.rows.first] = list(map(np.asarray, firsts))
-        on_ranks[self.rows.here] = list(map(np.asarray, counts))
+        on_ranks[self.rows.local] = list(map(np.asarray, counts))
         twins = {variable: self.walk.new(variable) for variable in serial}
         numbers = [
             self.walk.lengths.value(length)
@@ -166,7 +166,7 @@ class Divided:
             for length in (getattr(self.walk.placement(variable), name, None) for name in ("outer", "inner"))
             if length is not None
         ]
-        found = evaluate([*twins.values(), *self.wholes, *numbers], on_ranks, n_ranks, alone, in_step=True)
+        found = evaluate([*twins.values(), *self.replicated, *numbers], on_ranks, n_ranks, alone, in_step=True)
         self.found = found
         for variable, (value,) in serial.items():
             placement = self.walk.placement(variable)
@@ -201,7 +201,7 @@ class Divided:
                 ]
             for rank, (got, right) in enumerate(zip(here, expected)):
                 _same(got, right, lambda: f"{variable} of {variable.owner}, {placement}, rank {rank} of {counts}")  # noqa: B023
-        for output, whole in zip(self.outputs, self.wholes):
+        for output, whole in zip(self.outputs, self.replicated):
             for rank, got in enumerate(found[whole]):
                 _same(got, serial[output][0], lambda: f"the output {output}, rank {rank} of {counts}")  # noqa: B023
 

@@ -99,10 +99,10 @@ def normalized(x):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda x: 2 * x, "has rows, which do not meet"),
-        (lambda x: x.max(), "otherwise than in sums"),
-        (lambda x: T.sort(x).sum(), "otherwise than in sums"),
-        (normalized, "once more after ranks have met"),
+        (lambda x: 2 * x, "is not summed over rows"),
+        (lambda x: x.max(), "otherwise than by a sum"),
+        (lambda x: T.sort(x).sum(), "otherwise than by a sum"),
+        (normalized, "rows together with a sum over all ranks"),
         (lambda x: RandomStreams(1).normal(x.shape).sum() + x.sum(), "without random draws"),
     ],
 )

@@ -8,7 +8,7 @@ from example_programs import ROWS, WHOLE, evaluated, inputs_of, marked, outputs_
 from simulated_ranks import COLLECTIVES, check, rows
 
 from synkhronos._sharding.propagate import Propagation
-from synkhronos._sharding.rules import MAKERS, RULES
+from synkhronos._sharding.rules import REPLICATED_RULES, RULES
 
 
 @pytest.mark.parametrize("program", marked(PROGRAMS))
@@ -52,8 +52,8 @@ WITHOUT_GATHERING = {
 @pytest.mark.parametrize("program", marked(WITHOUT_GATHERING))
 def test_what_gathers_nothing(program):
     outputs = evaluated(program)
-    walk = Propagation(dict.fromkeys(inputs_of(outputs)[0], 0), rows(), COLLECTIVES, RULES, MAKERS)
+    walk = Propagation(dict.fromkeys(inputs_of(outputs)[0], 0), rows(), COLLECTIVES, RULES, REPLICATED_RULES)
     walk.run(outputs)
-    needed = [walk.whole(one) if len(outputs) > 1 else walk.new(one) for one in outputs]  # updates are several
+    needed = [walk.replicated(one) if len(outputs) > 1 else walk.new(one) for one in outputs]  # updates are several
     assert walk.gathered == []
-    assert [one.kind for one in walk.met_for(needed)] == ["all-reduce (sum)"] * WITHOUT_GATHERING[program]
+    assert [one.kind for one in walk.collectives_for(needed)] == ["all-reduce (sum)"] * WITHOUT_GATHERING[program]

@@ -8,7 +8,7 @@ from simulated_ranks import COLLECTIVES, check, rows
 from synkhronos._backends import TITLE
 from synkhronos._sharding.propagate import Propagation
 from synkhronos._sharding.random_streams import OwnDraws
-from synkhronos._sharding.rules import MAKERS, RULES
+from synkhronos._sharding.rules import REPLICATED_RULES, RULES
 
 pytestmark = pytest.mark.skipif(on_theano, reason=f"{TITLE} has none of these operations")
 
@@ -115,7 +115,7 @@ PROGRAMS = {
     "einsum": (lambda: T.einsum("ij,jk->ik", x, W), 0),
     "einsum over rows": (lambda: T.einsum("ij,ik->jk", x, x), 0),
     "derived from OpFromGraph": (lambda: derived(Standardized)(x, 2.0), 0),
-    "derived from OpFromGraph, of wholes": (lambda: derived(Standardized)(T.dot(x.T, x), 2.0), 0),
+    "derived from OpFromGraph, of replicated": (lambda: derived(Standardized)(T.dot(x.T, x), 2.0), 0),
     "derived from OpFromGraph, computed otherwise": (lambda: derived(Doubled)(x, v.sum()), None),
     "a Kronecker product": (lambda: T.linalg.kron(x.sum(0)[None], W), 0),
     # shapes
@@ -153,7 +153,7 @@ def test_what_gathers_nothing(name):
     made = PROGRAMS[name][0]()
     outputs = list(made) if isinstance(made, list) else [made]
     used = set(theano.gof.graph.inputs(outputs))
-    walk = Propagation({one: 0 for one in GIVEN if one in used}, rows(), COLLECTIVES, RULES, MAKERS)
+    walk = Propagation({one: 0 for one in GIVEN if one in used}, rows(), COLLECTIVES, RULES, REPLICATED_RULES)
     walk.run(outputs)
     assert walk.gathered == []
 
@@ -169,7 +169,7 @@ def draws(kind, random):
     stream = theano.shared(np.random.default_rng(3))
     own = OwnDraws()
     more = own.rules if random == "own" else {}
-    walk = Propagation({x: 0, v: 0}, rows(), COLLECTIVES, {**RULES, **more}, {**MAKERS, **more})
+    walk = Propagation({x: 0, v: 0}, rows(), COLLECTIVES, {**RULES, **more}, {**REPLICATED_RULES, **more})
     output = kind(stream)
     walk.run([output])
     return walk, output, own
@@ -185,7 +185,7 @@ KINDS = {
 @pytest.mark.parametrize("name", KINDS)
 def test_draws_of_each_rank(name):
     walk, output, own = draws(KINDS[name], "own")
-    assert own.states and walk.placement(output).axis == 0 and walk.met == []
+    assert own.states and walk.placement(output).axis == 0 and walk.collectives == []
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -197,4 +197,4 @@ def test_draws_are_the_serial_program_s(name):
 
 def test_draws_of_many_numbers_at_once_are_whole():
     walk, _, own = draws(lambda rng: T.random.categorical(x, rng=rng), "own")
-    assert own.states == [] and [one.kind for one in walk.met] == ["all-gather"]
+    assert own.states == [] and [one.kind for one in walk.collectives] == ["all-gather"]

@@ -13,7 +13,7 @@ from synkhronos._backends import ops
 from synkhronos._sharding import checking as failures
 from synkhronos._sharding import lengths as following
 from synkhronos._sharding.placements import Placed, Shard
-from synkhronos._sharding.rules import MAKERS, RULES
+from synkhronos._sharding.rules import REPLICATED_RULES, RULES
 
 SHARE = 0.05
 
@@ -27,7 +27,7 @@ def test_values_and_shapes_on_ranks(name):
 
 
 def test_each_rule_has_cases():
-    kinds = {kind for kind in (*RULES, *MAKERS) if kind.__module__ != "synkhronos._backends.common"}
+    kinds = {kind for kind in (*RULES, *REPLICATED_RULES) if kind.__module__ != "synkhronos._backends.common"}
     assert kinds == set().union(*(family.ops for family in FAMILIES.values()))
 
 
@@ -39,7 +39,7 @@ def transposed(walk, node):
 def kept(walk, node):
     """A wrong rule for products: rows that are contracted are taken for rows of the result."""
     a, b = node.inputs
-    return [Placed(node.op(walk.new(a), walk.part(b, Shard(0))), Shard(0))]
+    return [Placed(node.op(walk.new(a), walk.sharded(b, Shard(0))), Shard(0))]
 
 
 x = T.dmatrix("x")
@@ -67,7 +67,7 @@ def failing(monkeypatch):
         raise ZeroDivisionError("a fault of the analysis")
 
     monkeypatch.setitem(RULES, ops.Dot, fail)
-    monkeypatch.setitem(following._FOLLOWERS, ops.Dot, fail)
+    monkeypatch.setitem(following._LENGTH_RULES, ops.Dot, fail)
     monkeypatch.setattr(failures, "_logged", set())
 
 

@@ -111,7 +111,7 @@ def test_a_rank_without_rows_finds_the_one_that_it_borrows():
     source = Source(refs["data"], Rows(7, 8))
     parts = tuple(shares(1, WORLD.n_ranks))
     there = Machine()
-    there.take(Shipping(table, WORLD).load(call(source, parts, meets=True), 2))
+    there.take(Shipping(table, WORLD).load(call(source, parts, has_collectives=True), 2))
     assert np.array_equal(there.excerpts.take(source, Rows(0, 1)), OURS[7:8])
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from synkhronos._graph.ops.analysis import (
     Cut,
-    after_meetings,
+    after_collectives,
     collectives_of,
+    compiled_has_collectives,
     cut,
     depends_on,
-    expresses_meetings,
-    meets,
-    meets_in_a_loop,
+    has_collectives,
+    has_collectives_in_loop,
 )
 from synkhronos._graph.ops.collective_op import UNNUMBERED, Collective
 from synkhronos._graph.ops.controller import broadcast_outputs
@@ -24,16 +24,16 @@ __all__ = [
     "Counted",
     "Cut",
     "RankContext",
-    "after_meetings",
+    "after_collectives",
     "averaged",
     "broadcast_outputs",
     "collectives_of",
+    "compiled_has_collectives",
     "cut",
     "depends_on",
-    "expresses_meetings",
     "gathered",
-    "meets",
-    "meets_in_a_loop",
+    "has_collectives",
+    "has_collectives_in_loop",
     "reduced",
     "summed",
 ]

@@ -21,12 +21,12 @@ from synkhronos._graph.ops.rank_context import GATHER
 from synkhronos._graph.ops.row_counts import RankConstant
 
 
-def meets(function: Any) -> bool:
+def compiled_has_collectives(function: Any) -> bool:
     """Return whether a compiled function has collectives or numbers that depend on the rank, in inner graphs too.
 
     The gradient of a collective may have only such numbers.
     """
-    return any(_needs_context(node.op) or meets_within(node.op) for node in function.maker.fgraph.apply_nodes)
+    return any(_needs_context(node.op) or _has_inner_collectives(node.op) for node in function.maker.fgraph.apply_nodes)
 
 
 def collectives_of(function: Any) -> list[Collective]:
@@ -35,18 +35,18 @@ def collectives_of(function: Any) -> list[Collective]:
     return sorted(ops, key=lambda op: op.number)
 
 
-def after_meetings(expressions: Iterable[Any]) -> set[Any]:
+def after_collectives(expressions: Iterable[Any]) -> set[Any]:
     """Return the variables that depend on collectives, among all from which expressions are computed."""
     found: set[Any] = set()
     for node in io_toposort([], list(expressions)):
-        if _is_collective(node.op) or meets_within(node.op) or not found.isdisjoint(node.inputs):
+        if _is_collective(node.op) or _has_inner_collectives(node.op) or not found.isdisjoint(node.inputs):
             found.update(node.outputs)
     return found
 
 
-def meets_in_a_loop(expressions: Iterable[Any]) -> bool:
+def has_collectives_in_loop(expressions: Iterable[Any]) -> bool:
     """Return whether expressions have collectives in inner graphs: of a Scan, or of an operation to be inlined."""
-    return any(var.owner is not None and meets_within(var.owner.op) for var in ancestors(list(expressions)))
+    return any(var.owner is not None and _has_inner_collectives(var.owner.op) for var in ancestors(list(expressions)))
 
 
 def depends_on(expression: Any, variables: Iterable[Any], *, or_rank: bool = True, but_for: Iterable[Any] = ()) -> bool:
@@ -82,19 +82,19 @@ def _needs_context(op: Any) -> bool:
     return isinstance(op, (Collective, RankConstant))
 
 
-def meets_within(op: Any) -> bool:
+def _has_inner_collectives(op: Any) -> bool:
     """Return whether the inner graph of an operation, such as a Scan, has collectives or depends on the rank."""
-    return expresses_meetings(ops.inner_outputs(op))
+    return has_collectives(ops.inner_outputs(op))
 
 
-def expresses_meetings(expressions: Iterable[Any]) -> bool:
+def has_collectives(expressions: Iterable[Any]) -> bool:
     """Return whether expressions have collectives or numbers that depend on the rank, in inner graphs too."""
     waiting, seen = list(expressions), set()
     while waiting:
         var = waiting.pop()
         if var in seen or var.owner is None:
             continue
-        if _needs_context(var.owner.op) or meets_within(var.owner.op):
+        if _needs_context(var.owner.op) or _has_inner_collectives(var.owner.op):
             return True
         seen.add(var)
         waiting += var.owner.inputs
@@ -137,7 +137,7 @@ def cut(
         If data points are needed together with the result of a collective, or there is a collective in a loop.
     """
     nodes = {var.owner: None for var in ancestors(list(expressions)) if var.owner is not None}
-    if any(meets_within(node.op) for node in nodes):
+    if any(_has_inner_collectives(node.op) for node in nodes):
         raise ValueError(
             "num_slices: a function with collectives in a loop cannot be computed in slices; call it without"
         )

@@ -1,10 +1,10 @@
-"""Sharding rules: how placements pass through each type of operation.
+"""Sharding rules: for each type of operation, the placements of its outputs, given those of its inputs.
 
-Most rules list acceptable shardings of an Apply node with an input that is not replicated; see `register_sharding`. A
-rule that applies other operations or arguments takes the propagation as well, and returns the outputs with their
-placements. Both may return a short reason why they do not apply; then the inputs are gathered. A subclass does not
-inherit a rule, except for subclasses of checks and of OpFromGraph that compute as their base does.
+Most rules list the acceptable shardings of an Apply node; see `register_sharding`. A rule that needs other operations
+or arguments takes the `Propagation` as well, builds the outputs in the sharded graph and returns them with placements.
+Both may return a reason why they do not apply; the inputs are then made replicated. A subclass does not inherit a rule,
+except subclasses of CheckAndRaise and OpFromGraph that do not override how these compute.
 """
 
-from synkhronos._sharding.propagate import MAKERS, RULES
+from synkhronos._sharding.propagate import REPLICATED_RULES, RULES
 from synkhronos._sharding.rules import axiswise, control_flow, elementwise, indexing, shapes  # each registers its rules

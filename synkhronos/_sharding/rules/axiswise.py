@@ -1,7 +1,7 @@
-"""Sharding rules of operations that are applied to the ranks' parts of their inputs as they are.
+"""Sharding rules of operations that each rank applies to its local shards unchanged.
 
-These are views and checks, joins, sorts, reductions, products, softmax, convolution and pooling. A rule lists the
-acceptable shardings of an Apply node; see `register_sharding`. Few need more, as an operation of other arguments.
+These are views and checks, joins, sorts, reductions, products, softmax, convolution and pooling. Most rules list the
+acceptable shardings of an Apply node; see `register_sharding`.
 """
 
 from __future__ import annotations
@@ -76,20 +76,20 @@ def _along_an_axis(node: Any) -> str | list[AcceptableSharding]:
 
 @register_sharding(ops.Join)
 def _join(node: Any) -> str | list[AcceptableSharding]:
-    parts, (output,) = ops.parts_of(node), node.outputs
-    first = [Replicate()] * (len(node.inputs) - len(parts))
+    joined, (output,) = ops.parts_of(node), node.outputs
+    first = [Replicate()] * (len(node.inputs) - len(joined))
     axes = _other_axes(node, output)
     placements: list[Placement] = [] if isinstance(axes, str) else list(map(Shard, axes))
-    if all(part.dtype == output.dtype for part in parts):
+    if all(one.dtype == output.dtype for one in joined):
         placements.append(Partial())
-    return [([one], [*first, *[one] * len(parts)]) for one in placements]
+    return [([one], [*first, *[one] * len(joined)]) for one in placements]
 
 
 # -- reductions
 
 
 def _op_over_ranks(node: Any) -> str | None:
-    """Return the op that combines the ranks' results into the full one, else ``None``."""
+    """Return the op that reduces the ranks' results to the full result; ``None`` if there is none."""
     kind = node.op.scalar_op
     if node.outputs[0].dtype == "bool":
         return {scalar.AND: "min", scalar.OR: "max", scalar.Maximum: "max", scalar.Minimum: "min"}.get(type(kind))
@@ -123,7 +123,7 @@ def _max_and_argmax(propagation: Propagation, node: Any) -> str | Sequence[Place
     (variable,), (largest, place) = node.inputs, node.outputs
     placement, axes = propagation.placement(variable), reduced_axes(node)
     if isinstance(placement, Partial):
-        return propagation.computed_whole(node)
+        return propagation.computed_replicated(node)
     assert isinstance(placement, Shard)
     here = copied(node, [propagation.new(variable)])
     if placement.axis not in axes:
@@ -143,8 +143,8 @@ RULES[ops.MaxAndArgmax] = _max_and_argmax
 def _product(node: Any, inputs: Sequence[Sequence[str]], outputs: Sequence[Sequence[str]]) -> list[AcceptableSharding]:
     """Return the shardings of a product of arrays, whose axes have labels as in `numpy.einsum`.
 
-    Axes with the same label have the same length in all inputs, or length 1 and are broadcast. The label ``"k"`` is
-    summed over. A label of the outputs comes first: the result then keeps its rows without a collective.
+    Axes with the same label have the same length in all inputs, or are broadcast. The label ``"k"`` is summed over.
+    Shardings along an axis of the outputs come first, because they need no collective.
     """
     labels = [one for one in dict.fromkeys(label for each in inputs for label in each) if one[:6] != "inside"]
     labels.sort(key=lambda label: label == "k")
@@ -158,7 +158,7 @@ def _product(node: Any, inputs: Sequence[Sequence[str]], outputs: Sequence[Seque
 
 
 def _at(label: str, labels: Sequence[str], variable: Any, may_broadcast: bool) -> Placement:
-    """Return the sharding of an input along the axis with a label; one that is broadcast there is replicated."""
+    """Return an input's sharding along the axis with a label; ``Replicate`` if it is broadcast there."""
     if label not in labels or (may_broadcast and variable.broadcastable[labels.index(label)]):
         return Replicate()
     return Shard(labels.index(label))
@@ -184,7 +184,7 @@ def _batched_dot(node: Any) -> str | list[AcceptableSharding]:
 
 @register_sharding(ops.Blockwise)
 def _blockwise(node: Any) -> list[AcceptableSharding]:
-    """Shard a Blockwise along its batch axes, which come first and have numbers as labels, or as a product."""
+    """Shard a Blockwise along its batch axes, labelled by numbers; one of a matrix product also as a product."""
     op, batch = node.op, list(map(str, range(node.op.batch_ndim(node))))
     if type(op.core_op) is ops.Dot:
         return _product(node, [[*batch, "i", "k"], [*batch, "k", "j"]], [[*batch, "i", "j"]])
@@ -194,7 +194,7 @@ def _blockwise(node: Any) -> list[AcceptableSharding]:
 
 @register_sharding(ops.SparseDot, ops.StructuredDot)
 def _sparse_dot(node: Any) -> list[AcceptableSharding]:
-    """Keep the rows of a dense factor; sparse matrices are replicated."""
+    """Shard the dense factor along its outer axis; sparse matrices are replicated."""
     found: list[AcceptableSharding] = []
     for place, dense in enumerate(node.inputs):
         if _n_axes(dense) == 2:
@@ -214,10 +214,10 @@ def _sparse_values(node: Any) -> list[AcceptableSharding]:
 
 
 def _softmax(propagation: Propagation, node: Any) -> str | Sequence[Placed]:
-    """Keep the placement of a softmax; one that sums over rows is replaced by its inner graph, if it has one."""
+    """Keep the placement of the input. A softmax that sums over rows is replaced by its inner graph, if it has one."""
     shard = propagation.shard_of(node.inputs)
     if shard is None:
-        return propagation.computed_whole(node)
+        return propagation.computed_replicated(node)
     if shard.axis not in ops.softmax_axes(node):
         return [Placed(copied(node, [propagation.new(node.inputs[0])])[0], shard)]
     return inner_graph(propagation, node) if ops.inner_outputs(node.op) else "it sums over rows"
@@ -237,13 +237,13 @@ def _row_by_row_with_bias(node: Any) -> list[AcceptableSharding]:
 
 
 def _gradient_with_bias(propagation: Propagation, node: Any) -> str | Sequence[Placed]:
-    """Shard the gradient of a cross-entropy, whose first input it broadcasts if that has length 1 at run time."""
+    """Shard the gradient of a cross-entropy, which broadcasts its first input if that has length 1 at run time."""
     shard = propagation.shard_of(node.inputs)
     if shard is None:
-        return propagation.computed_whole(node)
+        return propagation.computed_replicated(node)
     if shard.axis != 0 or any(one.ndim and one.broadcastable[0] for one in node.inputs):
-        return "its rows do not lie along axis 0, or an input has a single row"
-    inputs = [propagation.part(one, shard, broadcasts=i == 0) for i, one in enumerate(node.inputs)]
+        return "it is not sharded along axis 0, or an input has a single row"
+    inputs = [propagation.sharded(one, shard, broadcasts=i == 0) for i, one in enumerate(node.inputs)]
     return [Placed(output, shard) for output in copied(node, inputs)]
 
 
@@ -254,7 +254,7 @@ RULES[ops.CrossentropySoftmax1HotWithBiasDx] = _gradient_with_bias
 
 
 def _of_any_batch(node: Any, inputs: Sequence[Any]) -> Any:
-    """Apply a convolution to inputs with any number of images, which its ``imshp`` may fix."""
+    """Apply a convolution to a shard of the images, without the number of images that its ``imshp`` may fix."""
     op = node.op
     if op.imshp is not None:
         op = copy.copy(op)
@@ -272,8 +272,10 @@ def _convolve(image: int, kernel: int) -> Rule:
             or shard.axis != 0
             or propagation.shard_of([node.inputs[kernel], *node.inputs[2:]])
         ):
-            return "it is not the images alone that have rows"
-        inputs = [propagation.new(one) if i == image else propagation.whole(one) for i, one in enumerate(node.inputs)]
+            return "an input other than the images is sharded"
+        inputs = [
+            propagation.new(one) if i == image else propagation.replicated(one) for i, one in enumerate(node.inputs)
+        ]
         return [Placed(_of_any_batch(node, inputs), shard)]
 
     return rule
@@ -283,10 +285,14 @@ def _weights(propagation: Propagation, node: Any) -> str | Sequence[Placed]:
     images, gradient, *shape = node.inputs
     shard = propagation.shard_of([images, gradient])
     if shard is None or shard.axis != 0 or propagation.shard_of(shape) or not can_reduce(node.outputs[0]):
-        return "its rows are no images"
+        return "it is sharded along another axis than that of the images"
     if images.broadcastable[0] or gradient.broadcastable[0]:
         return "a single image"
-    inputs = [propagation.part(images, shard), propagation.part(gradient, shard), *map(propagation.whole, shape)]
+    inputs = [
+        propagation.sharded(images, shard),
+        propagation.sharded(gradient, shard),
+        *map(propagation.replicated, shape),
+    ]
     return [Placed(_of_any_batch(node, inputs), Partial())]
 
 
@@ -295,7 +301,7 @@ def _pool(n_images: int) -> ShardingRule:
 
     def rule(node: Any) -> list[AcceptableSharding]:
         others = [Replicate()] * (len(node.inputs) - n_images)
-        axes = range(node.inputs[0].ndim - node.op.ndim)  # before those that are pooled
+        axes = range(node.inputs[0].ndim - node.op.ndim)  # the batch axes, before the pooled axes
         return [([Shard(axis)] * len(node.outputs), [*[Shard(axis)] * n_images, *others]) for axis in axes]
 
     return rule

@@ -1,12 +1,12 @@
 """Sharding rules of Scan, IfElse, and operations with an inner graph or an equivalent expression.
 
-Scan: placements are propagated through the inner graph by the same rules, with given placements of the states. Outer
-variables take the place of the inner ones, so that they are gathered, reduced or cut once, before the loop.
+Scan: placements are propagated through the inner graph by the same rules, for assumed placements of the states. Outer
+variables replace the inner ones that stand for them, so that a collective on them runs once, before the loop.
 
-A fixed-point iteration finds the placements of the states. A state that begins sharded, or is sharded after a step,
-stays so if each step keeps it. A sum over rows to which steps only add is partial until the end of the loop. All other
-states are replicated. Each iteration propagates through a step again. It ends, because a state becomes sharded at most
-once, and replicated at most once.
+A fixed-point iteration finds placements of the states that each step keeps. A state that is sharded before the loop or
+after a step is assumed to be sharded. A sum over rows to which steps only add is assumed to be partial until the end of
+the loop. All other states are replicated. The iteration ends, because a state becomes sharded at most once, and
+replicated at most once.
 
 IfElse: all ranks must take the same branch, so the condition is replicated. The results of both branches get the same
 placement.
@@ -42,11 +42,11 @@ from synkhronos._sharding.placements import (
 )
 from synkhronos._sharding.propagate import RULES, Propagation, Rule
 
-_WHOLE = "a state that is whole"
+_REPLICATED_STATE = "a state that is replicated"
 
 
 class Steps:
-    """Propagation through the steps of a Scan, for given placements of its states.
+    """Propagation through one step of a Scan, for assumed placements of its states.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class Steps:
     def __init__(self, propagation: Propagation, node: Any, loop: Any, placements: Sequence[Placement]) -> None:
         self._propagation, self._node, self._loop, self._placements = propagation, node, loop, placements
         self._entries: list[Any] = []  # variables that differ from step to step
-        self._n_met = len(propagation.met)
+        self._n_collectives = len(propagation.collectives)
         replaced = {}
         for inner, outer in loop.sequences:
             replaced[inner] = self._enter(inner, outer, _of_entry(propagation.placement(outer)))
@@ -94,27 +94,27 @@ class Steps:
     # -- resulting placements
 
     def rows_of(self, i: int) -> Shard | None:
-        """Return the sharding of a state after a step, if it has one that is the same in all steps."""
+        """Return the sharding of a state after a step; ``None`` if it has none, or one that depends on the step."""
         found = [self._propagation.placement(new) for new in self._new_states[i]]
         shard = next((one for one in found if isinstance(one, Shard)), None)
         return shard if shard is not None and self._are_fixed(shard.outer, shard.inner) else None
 
     def keeps(self, i: int) -> bool:
-        """Return whether a step keeps a state's placement; it always does for a state that is made replicated.
+        """Return whether a step keeps a state's placement.
 
-        A deferred sum must not be needed within a step.
+        A replicated state can always be kept, by a collective. A partial state must not be reduced within a step.
         """
         placement = self._placements[i]
         if isinstance(placement, Replicate):
             return True
-        if isinstance(placement, Partial) and any(map(self._propagation.was_made_whole, self._states[i])):
+        if isinstance(placement, Partial) and any(map(self._propagation.was_replicated, self._states[i])):
             return False
         return all(self._propagation.placement(new) == placement for new in self._new_states[i])
 
-    def meets_for(self, i: int) -> bool:
-        """Return whether a state needs a collective in each step."""
+    def needs_collective(self, i: int) -> bool:
+        """Return whether each step needs a collective to keep a state replicated."""
         inside = self._inside([])
-        results = {one.result for one in self._propagation.met[self._n_met :] if one.result in inside}
+        results = {one.result for one in self._propagation.collectives[self._n_collectives :] if one.result in inside}
         return all(
             isinstance(self._propagation.placement(new), Partial)
             or not results.isdisjoint(ancestors([self._propagation.new(new)]))
@@ -122,10 +122,10 @@ class Steps:
         )
 
     def _inside(self, more: Iterable[Any]) -> set[Any]:
-        """Return all variables that are computed again in each step."""
+        """Return all variables that each step computes."""
         outputs = [
             *map(self._propagation.new, self._outputs),
-            *(one.result for one in self._propagation.met[self._n_met :]),
+            *(one.result for one in self._propagation.collectives[self._n_collectives :]),
             *more,
         ]
         found = set(self._entries)
@@ -143,26 +143,26 @@ class Steps:
     def scan(self) -> list[Placed]:
         """Build the sharded Scan, and return its outputs with their placements."""
         propagation, loop = self._propagation, self._loop
-        outputs, placements = self._divided()
+        outputs, placements = self._step_outputs()
         outside = self._outside(outputs)
         within = [one.type() for one in outside]
         steps = substituted([*self._entries, *outside], outputs, dict(zip(outside, within)))
-        divided = loop.like([*self._entries, *within], steps)
+        sharded = loop.like([*self._entries, *within], steps)
         given = [
-            propagation.whole(loop.n_steps, "the number of steps"),
+            propagation.replicated(loop.n_steps, "the number of steps"),
             *(self._sequence(outer) for _, outer in loop.sequences),
             *(self._state(outer, placement) for (_, outer), placement in zip(loop.states, self._placements)),
-            *(propagation.whole(outer) for _, outer in loop.shared),
-            *map(propagation.whole, loop.lengths),
+            *(propagation.replicated(outer) for _, outer in loop.shared),
+            *map(propagation.replicated, loop.lengths),
             *outside,
         ]
-        results = divided(*given, return_list=True)
-        propagation.meet_within(results[0], self._inside(outputs))
+        results = sharded(*given, return_list=True)
+        propagation.record_in_loop(results[0], self._inside(outputs))
         self._record_lengths()
         return [Placed(result, placement) for result, placement in zip(results, placements)]
 
-    def _divided(self) -> tuple[list[Any], list[Placement]]:
-        """Return the outputs of a step, and the placements of the Scan's outputs."""
+    def _step_outputs(self) -> tuple[list[Any], list[Placement]]:
+        """Return the outputs of one step in the sharded graph, and the placements of the Scan's outputs."""
         propagation, loop = self._propagation, self._loop
         outputs: list[Any] = []
         placements: list[Placement] = []
@@ -172,39 +172,45 @@ class Steps:
         for output in loop.results(self._outputs):
             placement = propagation.placement(output)
             if isinstance(placement, Shard) and not self._are_fixed(placement.outer, placement.inner):
-                outputs.append(propagation.whole(output, "its places are known within the loop alone"))
+                outputs.append(propagation.replicated(output, "its sharded axis is known only within the loop"))
                 placements.append(Replicate())
             else:
                 outputs.append(propagation.new(output))
                 placements.append(_of_all(placement))
         outputs += [
-            propagation.whole(one) for one in self._outputs[len(outputs) :]
-        ]  # of shared variables; the condition
+            propagation.replicated(one) for one in self._outputs[len(outputs) :]
+        ]  # new values of shared variables, and the condition
         return outputs, [*placements, *[Replicate()] * len(loop.shared)]
 
     def _as_before(self, new: Any, placement: Placement) -> Any:
-        return self._propagation.whole(new, _WHOLE) if isinstance(placement, Replicate) else self._propagation.new(new)
+        return (
+            self._propagation.replicated(new, _REPLICATED_STATE)
+            if isinstance(placement, Replicate)
+            else self._propagation.new(new)
+        )
 
     def _sequence(self, outer: Any) -> Any:
         steps_over_rows = isinstance(placement := self._propagation.placement(outer), Shard) and placement.axis == 0
-        return self._propagation.whole(outer, "steps over rows") if steps_over_rows else self._propagation.new(outer)
+        return (
+            self._propagation.replicated(outer, "steps over rows") if steps_over_rows else self._propagation.new(outer)
+        )
 
     def _state(self, outer: Any, placement: Placement) -> Any:
         """Return a state's initial value, with the placement of the state's entries."""
         propagation = self._propagation
         if isinstance(placement, Shard):
-            return propagation.part(outer, placement.moved(placement.axis + 1))
+            return propagation.sharded(outer, placement.moved(placement.axis + 1))
         if isinstance(placement, Partial) and propagation.placement(outer) == placement:
             return propagation.new(outer)
-        whole = propagation.whole(outer, _WHOLE)
+        full = propagation.replicated(outer, _REPLICATED_STATE)
         if isinstance(placement, Replicate) or _begins_with_zero(outer):
-            return whole
+            return full
         return T.switch(
-            T.eq(propagation.rows.first, 0), whole, T.zeros_like(whole)
-        )  # one rank of nonzero weight has row 0
+            T.eq(propagation.rows.first, 0), full, T.zeros_like(full)
+        )  # only one rank that has rows has row 0
 
     def _outside(self, outputs: Sequence[Any]) -> list[Any]:
-        """Return the outer variables that steps need; scalars and slices that are not tensors are computed inside."""
+        """Return the outer variables that a step uses; those that are not tensors are computed inside the loop."""
         inside = self._inside(outputs)
         waiting = [one for one in outputs if one not in inside]
         for node in io_toposort(self._entries, outputs):
@@ -222,7 +228,7 @@ class Steps:
         return list(found)
 
     def _record_lengths(self) -> None:
-        """Record the lengths of the outputs, except for axes that are shorter if the loop ends early."""
+        """Record the lengths of the outputs, without that of axis 0 if the loop may end early."""
         loop, lengths, outputs = self._loop, self._propagation.lengths, self._node.outputs
         for output, (_, outer) in zip(outputs, loop.states):
             for axis, length in enumerate(lengths.dims(outer)):
@@ -239,19 +245,19 @@ class Steps:
 
 
 def _of_entry(placement: Placement) -> Placement:
-    """Return the placement of an entry of a sequence; one that is sharded along axis 0 is replicated for the loop."""
+    """Return the placement of one entry of a sequence; a sequence that is sharded along axis 0 becomes replicated."""
     if isinstance(placement, Shard):
         return placement.moved(placement.axis - 1) if placement.axis else Replicate()
     return placement
 
 
 def _of_all(placement: Placement) -> Placement:
-    """Return the placement of all entries, stacked along a new axis 0."""
+    """Return the placement of entries that are stacked along a new axis 0."""
     return placement.moved(placement.axis + 1) if isinstance(placement, Shard) else placement
 
 
 def _begins_with_zero(outer: Any) -> bool:
-    """Return whether a state's initial value is zero, except for memory that its steps write."""
+    """Return whether a state's initial value is zero; the memory that steps write does not count."""
     node = outer.owner
     if node is not None and isinstance(node.op, ops.IncSubtensor) and isinstance(node.inputs[0].owner, Apply):
         return isinstance(node.inputs[0].owner.op, ops.AllocEmpty) and is_zero(node.inputs[1])
@@ -261,16 +267,16 @@ def _begins_with_zero(outer: Any) -> bool:
 def _scan(propagation: Propagation, node: Any) -> str | Sequence[Placed]:
     loop = ops.read_loop(node)
     mapped = _mapped(propagation, node, loop)
-    return mapped if mapped is not None else _settled(propagation, node, loop).scan()
+    return mapped if mapped is not None else _fixed_point(propagation, node, loop).scan()
 
 
-def _settled(propagation: Propagation, node: Any, loop: Any) -> Steps:
-    """Return the steps with placements of the states that they keep."""
+def _fixed_point(propagation: Propagation, node: Any, loop: Any) -> Steps:
+    """Return the propagation through a step for placements of the states that the step keeps."""
     n_gathered = len(propagation.gathered)
     states = [outer for _, outer in loop.states]
     placements: list[Placement] = [_inside(propagation.placement(outer)) for outer in states]
     fixed: set[int] = set()  # states that must be replicated
-    may_wait = True
+    may_defer = True
     while True:
         del propagation.gathered[n_gathered:]
         steps = Steps(propagation, node, loop, placements)
@@ -282,12 +288,15 @@ def _settled(propagation: Propagation, node: Any, loop: Any) -> Steps:
             wrong = [i for i in range(len(states)) if not steps.keeps(i)]
             fixed.update(wrong)
             changes = dict.fromkeys(wrong, Replicate())
-        if not changes and may_wait:
-            may_wait = False
+        if not changes and may_defer:
+            may_defer = False
             changes = {
                 i: Partial()
                 for i, outer in enumerate(states)
-                if i not in fixed and can_reduce(outer) and not isinstance(placements[i], Shard) and steps.meets_for(i)
+                if i not in fixed
+                and can_reduce(outer)
+                and not isinstance(placements[i], Shard)
+                and steps.needs_collective(i)
             }
         if not changes:
             return steps
@@ -295,13 +304,13 @@ def _settled(propagation: Propagation, node: Any, loop: Any) -> Steps:
 
 
 def _inside(placement: Placement) -> Placement:
-    """Return the first placement to try for an entry of a state: partial values are replicated."""
+    """Return the first placement to assume for an entry of a state."""
     is_inside = isinstance(placement, Shard) and placement.axis > 0
     return placement.moved(placement.axis - 1) if is_inside else Replicate()  # type: ignore[union-attr]
 
 
 def _mapped(propagation: Propagation, node: Any, loop: Any) -> Sequence[Placed] | None:
-    """Shard a map over the rows, whose steps are independent: each rank maps its own rows; ``None`` for other loops."""
+    """Shard a loop with one step per row and no states: each rank maps its own rows. ``None`` for other loops."""
     lengths, sequences = propagation.lengths, [outer for _, outer in loop.sequences]
     placements = [propagation.placement(one) for one in sequences]
     shard = next((one for one in placements if isinstance(one, Shard) and one.axis == 0), None)
@@ -311,12 +320,12 @@ def _mapped(propagation: Propagation, node: Any, loop: Any) -> Sequence[Placed] 
         return None
     if any(lengths.dims(one)[0] != shard.length for one in sequences):
         return None
-    here = lengths.here(shard.outer.times(shard.inner))
+    here = lengths.local(shard.outer.times(shard.inner))
     inputs = [
         here,
-        *(propagation.part(one, shard) for one in sequences),
+        *(propagation.sharded(one, shard) for one in sequences),
         *[here] * len(loop.lengths),
-        *(propagation.whole(outer, "what all steps of a map over rows need") for _, outer in loop.others),
+        *(propagation.replicated(outer, "what all steps of a map over rows need") for _, outer in loop.others),
     ]
     return [Placed(output, shard) for output in copied(node, inputs)]
 
@@ -330,11 +339,11 @@ RULES.update({ops.Scan: _scan})
 def _if_else(propagation: Propagation, node: Any) -> str | Sequence[Placed]:
     n = node.op.n_outs
     condition, pairs = node.inputs[0], list(zip(node.inputs[1 : 1 + n], node.inputs[1 + n :]))
-    placements = [_of_both(propagation, pair) for pair in pairs]
+    placements = [_common_placement(propagation, pair) for pair in pairs]
     branches = [
         [_placed(propagation, pair[i], placement) for pair, placement in zip(pairs, placements)] for i in (0, 1)
     ]
-    outputs = copied(node, [propagation.whole(condition, "a condition"), *branches[0], *branches[1]])
+    outputs = copied(node, [propagation.replicated(condition, "a condition"), *branches[0], *branches[1]])
     for output, pair in zip(node.outputs, pairs):
         if isinstance(output.type, TensorType):
             for axis, (one, other) in enumerate(zip(*map(propagation.lengths.dims, pair))):
@@ -343,8 +352,8 @@ def _if_else(propagation: Propagation, node: Any) -> str | Sequence[Placed]:
     return [Placed(output, placement) for output, placement in zip(outputs, placements)]
 
 
-def _of_both(propagation: Propagation, pair: Sequence[Any]) -> Placement:
-    """Return a placement for both branches: sharded if both are known to have the sharded axis's full length."""
+def _common_placement(propagation: Propagation, pair: Sequence[Any]) -> Placement:
+    """Return one placement for the results of both branches; sharded only if both have the same length."""
     found = [propagation.placement(one) for one in pair]
     shard = propagation.shard_of(pair)
     if shard is not None:
@@ -355,22 +364,22 @@ def _of_both(propagation: Propagation, pair: Sequence[Any]) -> Placement:
 
 def _placed(propagation: Propagation, variable: Any, placement: Placement) -> Any:
     if isinstance(placement, Shard):
-        return propagation.part(variable, placement)
+        return propagation.sharded(variable, placement)
     return (
         propagation.new(variable)
         if isinstance(placement, Partial)
-        else propagation.whole(variable, "another branch is whole")
+        else propagation.replicated(variable, "the result of the other branch is replicated")
     )
 
 
 RULES.update({ops.IfElse: _if_else})
 
 
-# -- inner graphs, and operations that a backend can express by others
+# -- inner graphs, and operations that a backend can rewrite as other operations
 
 
 def _expressed(rewrite: Callable[[Any], Any]) -> Rule:
-    """Return the rule of an operation that a backend's function rewrites; it returns expressions, or none."""
+    """Return the rule of an operation for which a function of the backend returns equivalent expressions, or none."""
 
     def rule(propagation: Propagation, node: Any) -> str | Sequence[Placed]:
         expressions = rewrite(node)
@@ -387,10 +396,9 @@ def _differ(one: Any, other: Any) -> bool:
 
 
 def inner_graph(propagation: Propagation, node: Any) -> Sequence[Placed]:
-    """Propagate placements through an operation's inner graph, which replaces it.
+    """Replace an operation by its inner graph, and propagate placements through that.
 
-    The operation must compute nothing but this graph. Gradients that it defines itself are already in the program's
-    graph.
+    The operation must compute exactly this graph. Gradients of the operation are already part of the user's graph.
     """
     expressions = ops.inlined(node)
     propagation.run(expressions)

@@ -8,7 +8,7 @@ from typing import Any
 from synkhronos._backends import NotScalarConstantError, get_scalar_constant_value, ops, scalar
 from synkhronos._sharding.lengths import constant_of
 from synkhronos._sharding.placements import Partial, Placed, Replicate, copied, is_zero
-from synkhronos._sharding.propagate import MAKERS, RULES, Propagation
+from synkhronos._sharding.propagate import REPLICATED_RULES, RULES, Propagation
 
 __all__: list[str] = []
 
@@ -16,20 +16,20 @@ __all__: list[str] = []
 def _elementwise(propagation: Propagation, node: Any) -> str | Sequence[Placed]:
     shard = propagation.shard_of(node.inputs)
     if shard is None:
-        return _of_sums(propagation, node)
+        return _of_partial(propagation, node)
     # Elemwise compares the lengths of axes that are not broadcastable
-    inputs = [propagation.part(one, shard, lenient=True) for one in node.inputs]
+    inputs = [propagation.sharded(one, shard, lenient=True) for one in node.inputs]
     return [Placed(output, shard) for output in copied(node, inputs)]
 
 
-def _of_sums(propagation: Propagation, node: Any) -> Sequence[Placed]:
-    """Place an operation on partial and replicated inputs: a linear one may be computed before the sum over ranks.
+def _of_partial(propagation: Propagation, node: Any) -> Sequence[Placed]:
+    """Apply an operation to partial and replicated inputs: before the all-reduce if it is linear, else after it.
 
     Factors must be constants: with others, 0 × inf on one rank would give NaN where the serial program gives inf.
     """
     placements = list(map(propagation.placement, node.inputs))
     if not set(placements) <= {Replicate(), Partial()}:  # partial maxima and the like
-        return propagation.computed_whole(node)
+        return propagation.computed_replicated(node)
     partial = [one == Partial() for one in placements]
     inputs, kind = list(map(propagation.new, node.inputs)), node.op.scalar_op
     # integers overflow in the same way only if the dtype stays the same
@@ -51,7 +51,7 @@ def _of_sums(propagation: Propagation, node: Any) -> Sequence[Placed]:
     elif isinstance(kind, scalar.Second) and not partial[1]:  # only the shape of the first input matters
         return [Placed(output, Replicate()) for output in copied(node, inputs)]
     if not is_linear:
-        return propagation.computed_whole(node)
+        return propagation.computed_replicated(node)
     return [Placed(output, Partial()) for output in copied(node, inputs)]
 
 
@@ -65,7 +65,7 @@ def _scales(variable: Any) -> bool:
 
 
 def _counts(propagation: Propagation, variable: Any) -> bool:
-    """Return whether a variable is rows × a positive constant, as the divisor of a mean is.
+    """Return whether a variable is the number of rows × a positive constant, like the divisor of a mean.
 
     Without rows, 0 / 0 is NaN before and after the sum over ranks.
     """
@@ -88,17 +88,14 @@ def _is_cast(node: Any) -> bool:
 
 
 def _fill(propagation: Propagation, node: Any) -> Sequence[Placed]:
-    """Replace a scalar that is filled with another one, as gradients begin, by the other.
-
-    Computing the first may take a collective.
-    """
+    """Replace ``fill(a, b)`` of scalars by ``b``. Gradients begin so, and computing ``a`` might need a collective."""
     value = node.inputs[-1]
     if isinstance(node.op.scalar_op, scalar.Second) and value.ndim == 0 and value.type == node.outputs[0].type:
         return [Placed(propagation.new(value), Replicate())]
-    return propagation.computed_whole(node)
+    return propagation.computed_replicated(node)
 
 
 RULES.update({ops.Elemwise: _elementwise})
 
 #: Rules for Apply nodes with replicated inputs only.
-MAKERS.update({ops.Elemwise: _fill})
+REPLICATED_RULES.update({ops.Elemwise: _fill})

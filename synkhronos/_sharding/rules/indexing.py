@@ -1,7 +1,7 @@
 """Sharding rules of indexing and its gradients.
 
-An axis with rows stays sharded if the index selects all of it in order. A replicated table may be indexed by sharded
-arrays of integers.
+A sharded axis stays sharded if the index selects all of it, in order. A replicated array may be indexed by sharded
+arrays of integers, as in an embedding: the result is then sharded like the index.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from synkhronos._sharding.propagate import RULES, Propagation
 
 __all__: list[str] = []
 
-_PICKED = "rows are picked"
+_PICKED = "the index selects some of the rows, or changes their order"
 
 
 def _index(propagation: Propagation, variable: Any, inputs: Sequence[Any], op: Any) -> list[Any]:
@@ -31,19 +31,19 @@ def _axis_after(index: Sequence[Any], axis: int) -> int | None:
     return axis - sum(not isinstance(one, slice) for one in index[:axis])
 
 
-def _part_of_increment(propagation: Propagation, y: Any, shard: Shard, axis: int, n_axes: int) -> Any:
-    """Return this rank's part of an increment ``y`` of x[index], which has ``n_axes`` axes and its rows along ``axis``.
+def _shard_of_increment(propagation: Propagation, y: Any, shard: Shard, axis: int, n_axes: int) -> Any:
+    """Return this rank's shard of an increment of ``x[index]``, an array of ``n_axes`` axes sharded along ``axis``.
 
-    ``y`` may have fewer axes.
+    The increment ``y`` may have fewer axes, because it is broadcast.
     """
     own = axis - (n_axes - y.ndim)
-    return propagation.whole(y, _PICKED) if own < 0 else propagation.part(y, shard.moved(own), broadcasts=True)
+    return propagation.replicated(y, _PICKED) if own < 0 else propagation.sharded(y, shard.moved(own), broadcasts=True)
 
 
 def _subtensor(propagation: Propagation, node: Any) -> str | Sequence[Placed]:
     variable, *numbers = node.inputs
     placement = propagation.placement(variable)
-    inputs = [propagation.new(variable), *map(propagation.whole, numbers)]
+    inputs = [propagation.new(variable), *map(propagation.replicated, numbers)]
     if isinstance(placement, Shard):
         axis = _axis_after(_index(propagation, variable, node.inputs, node.op), placement.axis)
         if axis is None:
@@ -68,24 +68,25 @@ def _inc_subtensor(propagation: Propagation, node: Any) -> str | Sequence[Placed
     elif _are_sums(propagation, node):
         return [
             Placed(
-                copied(node, [propagation.new(x), propagation.new(y), *map(propagation.whole, numbers)])[0], Partial()
+                copied(node, [propagation.new(x), propagation.new(y), *map(propagation.replicated, numbers)])[0],
+                Partial(),
             )
         ]
     else:
-        return propagation.computed_whole(node)
+        return propagation.computed_replicated(node)
     axis = _axis_after(index, shard.axis)
     if axis is None or x.broadcastable[shard.axis]:
         return _PICKED
     inputs = [
-        propagation.part(x, shard),
-        _part_of_increment(propagation, y, shard, axis, n_axes),
-        *map(propagation.whole, numbers),
+        propagation.sharded(x, shard),
+        _shard_of_increment(propagation, y, shard, axis, n_axes),
+        *map(propagation.replicated, numbers),
     ]
     return [Placed(copied(node, inputs)[0], shard)]
 
 
 def _are_sums(propagation: Propagation, node: Any) -> bool:
-    """Return whether x and y are both partial or zero; unwritten memory counts as zero if y is set, not added."""
+    """Return whether x and y are both partial or zero. Uninitialized memory counts as zero if y is set, not added."""
     x, y = node.inputs[:2]
     is_empty = x.owner is not None and isinstance(x.owner.op, ops.AllocEmpty) and node.op.set_instead_of_inc
     fits = [propagation.placement(one) == Partial() or is_zero(one) for one in (x, y)]
@@ -97,7 +98,7 @@ class _Places(NamedTuple):
 
     entries: list[Any]  # an array or a slice for each axis; ``slice(None)`` if it selects all in order
     n_axes: int  # of the common shape
-    first: int  # position of its first axis in the result
+    first: int  # position of the first axis of that shape in the result
 
     @property
     def arrays(self) -> list[Any]:
@@ -117,20 +118,20 @@ class _Places(NamedTuple):
         return n_before + (self.n_axes if n_before >= self.first else 0)
 
     def shard_of_arrays(self, propagation: Propagation) -> Shard | None:
-        """Return the placement of the first sharded array, in terms of the common shape; ``None`` if none is."""
+        """Return the placement of the first sharded index array, as broadcast to the common shape, else ``None``."""
         one = next((one for one in self.arrays if isinstance(propagation.placement(one), Shard)), None)
         if one is None:
             return None
         shard = propagation.shard_of([one])
         return None if shard is None else shard.moved(shard.axis + self.n_axes - one.ndim)
 
-    def here(self, propagation: Propagation, inputs: Sequence[Any], shard: Shard) -> list[Any]:
-        """Return this rank's part of the index arrays among the inputs, and the replicated values of all others."""
+    def local(self, propagation: Propagation, inputs: Sequence[Any], shard: Shard) -> list[Any]:
+        """Return this rank's shards of the index arrays among the inputs, and the full values of the others."""
         arrays = set(self.arrays)
         return [
-            _part_of_increment(propagation, one, shard, shard.axis, self.n_axes)
+            _shard_of_increment(propagation, one, shard, shard.axis, self.n_axes)
             if one in arrays
-            else propagation.whole(one)
+            else propagation.replicated(one)
             for one in inputs
         ]
 
@@ -151,7 +152,7 @@ def _places(propagation: Propagation, x: Any, index: Sequence[Any]) -> _Places |
 
 
 def _rows_of_points(propagation: Propagation, x: Any, index: Sequence[Any]) -> Shard | None:
-    """Return the placement of ``x[arange(rows × k), y, …]``, with x of length rows × k; ``None`` for other indices.
+    """Return the placement of ``x[arange(n), y, …]`` for x of length n = rows × k; ``None`` for other indices.
 
     Such an index selects each row once, in order.
     """
@@ -168,11 +169,14 @@ def _rows_of_points(propagation: Propagation, x: Any, index: Sequence[Any]) -> S
     return shard if fits and not x.broadcastable[0] else None
 
 
-def _index_here(propagation: Propagation, index: Sequence[Any], shard: Shard) -> list[Any]:
-    here = T.arange(propagation.lengths.here(shard.inner), dtype=index[0].dtype)
+def _local_index(propagation: Propagation, index: Sequence[Any], shard: Shard) -> list[Any]:
+    here = T.arange(propagation.lengths.local(shard.inner), dtype=index[0].dtype)
     return [
         here,
-        *(propagation.part(one, shard, broadcasts=True) if one.ndim else propagation.whole(one) for one in index[1:]),
+        *(
+            propagation.sharded(one, shard, broadcasts=True) if one.ndim else propagation.replicated(one)
+            for one in index[1:]
+        ),
     ]
 
 
@@ -181,10 +185,10 @@ def _advanced(propagation: Propagation, node: Any) -> str | Sequence[Placed]:
     index = ops.advanced_index(node.inputs, node.op)
     shard = _rows_of_points(propagation, x, index)
     if shard is not None:
-        inputs = [propagation.part(x, shard), *_index_here(propagation, index, shard)]
+        inputs = [propagation.sharded(x, shard), *_local_index(propagation, index, shard)]
         return [Placed(copied(node, inputs)[0], shard)]
     if propagation.shard_of(node.inputs) is None:
-        return propagation.computed_whole(node)
+        return propagation.computed_replicated(node)
     places, of_x = _places(propagation, x, index), propagation.placement(x)
     if places is None:
         return _PICKED
@@ -193,10 +197,10 @@ def _advanced(propagation: Propagation, node: Any) -> str | Sequence[Placed]:
         axis = places.axis_after(of_x.axis)
         if axis is None or of_index is not None:
             return _PICKED
-        return [Placed(copied(node, [propagation.new(x), *map(propagation.whole, rest)])[0], of_x.moved(axis))]
+        return [Placed(copied(node, [propagation.new(x), *map(propagation.replicated, rest)])[0], of_x.moved(axis))]
     if of_index is None:
         return _PICKED
-    inputs = [propagation.whole(x), *places.here(propagation, rest, of_index)]
+    inputs = [propagation.replicated(x), *places.local(propagation, rest, of_index)]
     return [Placed(copied(node, inputs)[0], of_index.moved(places.first + of_index.axis))]
 
 
@@ -205,14 +209,15 @@ def _advanced_inc(propagation: Propagation, node: Any) -> str | Sequence[Placed]
     index = ops.advanced_index(node.inputs[1:], node.op)
     shard = _rows_of_points(propagation, x, index)
     if shard is not None:
-        y_here = _part_of_increment(propagation, y, shard, 0, x.ndim - len(index) + 1)
+        y_here = _shard_of_increment(propagation, y, shard, 0, x.ndim - len(index) + 1)
         return [
             Placed(
-                copied(node, [propagation.part(x, shard), y_here, *_index_here(propagation, index, shard)])[0], shard
+                copied(node, [propagation.sharded(x, shard), y_here, *_local_index(propagation, index, shard)])[0],
+                shard,
             )
         ]
     if propagation.shard_of(node.inputs) is None:
-        return propagation.computed_whole(node)
+        return propagation.computed_replicated(node)
     places, of_x = _places(propagation, x, index), propagation.placement(x)
     if places is None:
         return _PICKED
@@ -221,15 +226,15 @@ def _advanced_inc(propagation: Propagation, node: Any) -> str | Sequence[Placed]
         axis = places.axis_after(of_x.axis)
         if axis is None or of_index is not None:
             return _PICKED
-        y_here = _part_of_increment(propagation, y, of_x, axis, places.n_results)
-        return [Placed(copied(node, [propagation.new(x), y_here, *map(propagation.whole, rest)])[0], of_x)]
+        y_here = _shard_of_increment(propagation, y, of_x, axis, places.n_results)
+        return [Placed(copied(node, [propagation.new(x), y_here, *map(propagation.replicated, rest)])[0], of_x)]
     return _added_to_table(propagation, node, places, of_index or _entries_of(propagation, y, places))
 
 
 def _entries_of(propagation: Propagation, y: Any, places: _Places) -> Shard | None:
-    """Return the placement of an increment in terms of the common shape of the index arrays.
+    """Return the placement of an increment, in terms of the common shape of the index arrays.
 
-    ``None`` if its rows are not along an axis of that shape, or if all arrays are broadcast along that axis.
+    ``None`` if it is not sharded along an axis of that shape, or if all index arrays are broadcast along that axis.
     """
     shard = propagation.shard_of([y])
     if shard is None:
@@ -245,18 +250,18 @@ def _entries_of(propagation: Propagation, y: Any, places: _Places) -> Shard | No
 def _added_to_table(
     propagation: Propagation, node: Any, places: _Places, shard: Shard | None
 ) -> str | Sequence[Placed]:
-    """Sum the ranks' increments to a replicated table, each computed from the rank's own rows."""
+    """Add to a replicated array the sum of the ranks' increments, which each rank computes from its own rows."""
     table, y, *rest = node.inputs
     if shard is None:
-        return "the rows are no entries of the table"
+        return "it is sharded along an axis that the index arrays do not have"
     if not ops.adds(node.op) or not can_reduce(node.outputs[0]):
         return _PICKED
-    whole, zeros = propagation.whole(table), T.zeros_like(propagation.whole(table))
-    y_here = _part_of_increment(propagation, y, shard, places.first + shard.axis, places.n_results)
-    (added,) = copied(node, [zeros, y_here, *places.here(propagation, rest, shard)])
+    full, zeros = propagation.replicated(table), T.zeros_like(propagation.replicated(table))
+    y_here = _shard_of_increment(propagation, y, shard, places.first + shard.axis, places.n_results)
+    (added,) = copied(node, [zeros, y_here, *places.local(propagation, rest, shard)])
     if is_zero(table):
         return [Placed(added, Partial())]
-    return [Placed(whole + propagation.reduced(node.outputs[0], added, "sum"), Replicate())]
+    return [Placed(full + propagation.reduced(node.outputs[0], added, "sum"), Replicate())]
 
 
 RULES.update(

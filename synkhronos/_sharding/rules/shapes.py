@@ -1,7 +1,7 @@
-"""Sharding rules of operations that read or use shapes.
+"""Sharding rules of operations that read shapes, or take them as arguments: Shape, Alloc, Reshape, SpecifyShape.
 
-Shapes have the serial program's values. A length that is exactly rows × k is replaced by this rank's, where it is the
-sharded axis of a result.
+A shape that the program reads is that of the full value. Where a length that is exactly rows × k is an argument, the
+result is sharded along that axis, and has k times this rank's number of rows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from synkhronos._backends import NO_TENSORS, T, ops
 from synkhronos._sharding.placements import ONE, UNKNOWN, Length, Partial, Placed, Replicate, Shard, copied
-from synkhronos._sharding.propagate import MAKERS, RULES, Propagation
+from synkhronos._sharding.propagate import REPLICATED_RULES, RULES, Propagation
 
 __all__: list[str] = []
 
@@ -29,39 +29,39 @@ def _shape_i(propagation: Propagation, node: Any) -> str | Sequence[Placed]:
 
 
 def _made(propagation: Propagation, node: Any) -> Sequence[Placed]:
-    """Shard an Alloc of a replicated value along the first axis of rows × k positions that repeats the value."""
+    """Shard an Alloc of a replicated value along the first axis of length rows × k that repeats the value."""
     value, *sizes = node.inputs
     lengths, n_missing = propagation.lengths, len(sizes) - value.ndim
     for axis, size in enumerate(sizes):
         per_row = lengths.per_row(lengths.scalar(size))
         if per_row is not None and (axis < n_missing or value.broadcastable[axis - n_missing]):
             inputs = [propagation.new(value), *map(propagation.new, sizes)]
-            inputs[1 + axis] = lengths.here(per_row)
+            inputs[1 + axis] = lengths.local(per_row)
             return [Placed(node.op(*inputs), Shard(axis, ONE, per_row))]
-    return propagation.computed_whole(node)
+    return propagation.computed_replicated(node)
 
 
 def _made_empty(propagation: Propagation, node: Any) -> Sequence[Placed]:
-    """Shard an AllocEmpty along the first axis of rows × k positions, as values to be written there probably are."""
+    """Shard an AllocEmpty along its first axis of length rows × k, like the values that are probably written to it."""
     for axis, size in enumerate(node.inputs):
         per_row = propagation.lengths.per_row(propagation.lengths.scalar(size))
         if per_row is not None:
             inputs = [propagation.new(one) for one in node.inputs]
-            inputs[axis] = propagation.lengths.here(per_row)
+            inputs[axis] = propagation.lengths.local(per_row)
             return [Placed(node.op(*inputs), Shard(axis, ONE, per_row))]
-    return propagation.computed_whole(node)
+    return propagation.computed_replicated(node)
 
 
 def _alloc(propagation: Propagation, node: Any) -> str | Sequence[Placed]:
     value, *sizes = node.inputs
     shard = propagation.placement(value)
     if not isinstance(shard, Shard):
-        return propagation.computed_whole(node)
+        return propagation.computed_replicated(node)
     axis = shard.axis + len(sizes) - value.ndim
     if propagation.lengths.scalar(sizes[axis]) != shard.length:
-        return "it is not known to have a place for each row"
-    inputs = [propagation.new(value), *(propagation.whole(size) for size in sizes)]
-    inputs[1 + axis] = propagation.lengths.here(shard.outer.times(shard.inner))
+        return "its length is not known to be that of the sharded axis"
+    inputs = [propagation.new(value), *(propagation.replicated(size) for size in sizes)]
+    inputs[1 + axis] = propagation.lengths.local(shard.outer.times(shard.inner))
     return [Placed(node.op(*inputs), shard.moved(axis))]
 
 
@@ -69,25 +69,25 @@ def _reshape(propagation: Propagation, node: Any) -> str | Sequence[Placed]:
     variable, shape = node.inputs
     placement = propagation.placement(variable)
     if isinstance(placement, Partial):
-        return [Placed(copied(node, [propagation.new(variable), propagation.whole(shape)])[0], placement)]
+        return [Placed(copied(node, [propagation.new(variable), propagation.replicated(shape)])[0], placement)]
     entries = propagation.lengths.vector(shape)
     if not isinstance(placement, Shard) or entries is None:
-        return "nothing is known of the new shape"
+        return "the new shape is unknown"
     shard = _axis_of_rows(propagation, variable, placement, propagation.lengths.resolve(variable, entries))
     if shard is None:
-        return "that rows stay together is not proven by the new shape: give it as (x.shape[0], …)"
+        return "it is not known whether the new shape keeps each row together: pass it as (x.shape[0], …)"
     here = [T.constant(-1, dtype="int64") if one == UNKNOWN else propagation.lengths.value(one) for one in entries]
-    here[shard.axis] = propagation.lengths.here(shard.outer.times(shard.inner))
+    here[shard.axis] = propagation.lengths.local(shard.outer.times(shard.inner))
     return [Placed(node.op(propagation.new(variable), ops.MakeVector("int64")(*here)), shard)]
 
 
 def _specified(propagation: Propagation, node: Any) -> Sequence[Placed]:
-    """Place a SpecifyShape, whose length along the sharded axis is compared with that of all rows."""
+    """Shard a SpecifyShape; the length along the sharded axis is compared with that of the full value."""
     variable, *lengths = node.inputs
     placement, here, entries = (
         propagation.placement(variable),
         propagation.new(variable),
-        list(map(propagation.whole, lengths)),
+        list(map(propagation.replicated, lengths)),
     )
     if isinstance(placement, Shard) and not isinstance(lengths[placement.axis].type, NO_TENSORS):
         is_right = T.eq(propagation.lengths.value(placement.length), entries[placement.axis])
@@ -97,10 +97,10 @@ def _specified(propagation: Propagation, node: Any) -> Sequence[Placed]:
 
 
 def _axis_of_rows(propagation: Propagation, variable: Any, placement: Shard, entries: Sequence[Length]) -> Shard | None:
-    """Return the placement of the rows in a new shape, ``None`` if it is not proven that rows stay together.
+    """Return the placement after a reshape; ``None`` if it is not known whether each row stays together.
 
     Elements are in row-major order. The product of all lengths before the rows, ``outer`` included, must be the same in
-    both shapes; the product of those after the rows is then the same, too.
+    both shapes. The product of those after the rows is then the same, too.
     """
     dims = propagation.lengths.dims(variable)
     before = functools.reduce(Length.times, dims[: placement.axis], placement.outer)
@@ -128,4 +128,4 @@ RULES.update(
 )
 
 #: Rules for Apply nodes with replicated inputs only.
-MAKERS.update({ops.Alloc: _made, ops.AllocEmpty: _made_empty})
+REPLICATED_RULES.update({ops.Alloc: _made, ops.AllocEmpty: _made_empty})
