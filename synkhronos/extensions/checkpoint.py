@@ -117,7 +117,7 @@ def load(path: Path, shared_vars: Any) -> None:
     OSError
         If the file does not exist or cannot be read.
     ValueError
-        If the file is damaged or no checkpoint, or holds other variables, or the number of ranks differs and the values
+        If the file is damaged or not a checkpoint, or holds other variables, or the number of ranks differs and the values
         differ between ranks. Nothing is changed. The message names the file and the reason.
 
     Examples
@@ -135,21 +135,29 @@ def load(path: Path, shared_vars: Any) -> None:
     n_ranks = _count_ranks(variables)
     saved, n_saved = _read(path)
     if len(saved) != len(variables) * n_saved:
-        raise ValueError(f"{path}: {len(saved) // n_saved} variables were saved; got {len(variables)} to load")
+        raise ValueError(
+            f"{path}: got {len(variables)} variables to load; expected {len(saved) // n_saved}, as many as were saved"
+        )
     columns = [[saved[position, rank] for rank in range(n_saved)] for position in range(len(variables))]
     for var, values in zip(variables, columns):
         for value in values:
             if value.dtype != np.dtype(var.dtype) or value.ndim != var.ndim:
                 raise ValueError(
-                    f"{path}: expected {var.dtype} of {var.ndim} dimensions for {var}; "
-                    f"found {value.dtype} of {value.ndim}"
+                    f"{path}: has {value.dtype} of {value.ndim} dimensions for {var}; expected {var.dtype} of "
+                    f"{var.ndim}. Name the variables in the order in which they were saved"
                 )
             if any(fixed and length != 1 for fixed, length in zip(var.broadcastable, value.shape)):
-                raise ValueError(f"{path}: {var} is broadcastable {var.broadcastable}; found shape {value.shape}")
+                raise ValueError(
+                    f"{path}: has shape {value.shape} for {var}; expected length 1 where it is broadcastable: "
+                    f"{var.broadcastable}"
+                )
     if n_saved != n_ranks:
         for var, values in zip(variables, columns):
             if any(not np.array_equal(values[0], value, equal_nan=value.dtype.kind in "fc") for value in values[1:]):
-                raise ValueError(f"{path}: {var} has different values on {n_saved} ranks; the session has {n_ranks}")
+                raise ValueError(
+                    f"{path}: {var} was saved with different values on {n_saved} ranks; expected a session of as "
+                    f"many, got {n_ranks}"
+                )
         synk.broadcast(variables, [values[0] for values in columns])
         return
     for rank in range(n_ranks):
@@ -172,7 +180,7 @@ def _read(path: Path) -> tuple[dict[tuple[int, int], np.ndarray], int]:
             if not saved or not len(saved) == n_entries == n_variables * n_ranks:
                 raise ValueError(f"it holds {n_entries} arrays, not one for each variable and rank")
             if comment and comment != _comment(n_variables, n_entries):  # earlier versions wrote none
-                raise ValueError(f"it holds {n_entries} arrays of {n_variables} variables, other than were saved")
+                raise ValueError(f"it holds {n_entries} arrays of {n_variables} variables; another number was saved")
         except MemoryError:
             raise
         except Exception as error:  # zipfile, zlib and NumPy raise a dozen classes for damaged files
@@ -180,7 +188,7 @@ def _read(path: Path) -> tuple[dict[tuple[int, int], np.ndarray], int]:
             if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
                 raise
             reason = f"{error}" or type(error).__name__
-            raise ValueError(f"{path} is damaged, or no checkpoint: {reason}") from None
+            raise ValueError(f"{path} is damaged, or not a checkpoint: {reason}") from None
     return saved, n_ranks
 
 
@@ -201,7 +209,7 @@ def _array(contents: bytes) -> np.ndarray:
     """Return a view of the array in a ``.npy`` file, whose bytes zipfile has checked."""
     file = io.BytesIO(contents)
     if npy.read_magic(file) != (1, 0):
-        raise ValueError("it holds an array of another format than NumPy writes for numbers")
+        raise ValueError("it holds an array that is not in NumPy's format for numbers")
     shape, fortran_order, dtype = npy.read_array_header_1_0(file)
     if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(contents) - file.tell():
         raise ValueError(f"it holds {len(contents)} bytes as an array of {dtype} of shape {shape}")

@@ -46,7 +46,7 @@ def linear_scaling(rate: float, factor: float) -> float:
     """
     for name, value in (("rate", rate), ("factor", factor)):
         if isinstance(value, bool) or not np.isreal(value) or not 0 < value < np.inf:
-            raise ValueError(f"{name} must be a positive number; got {value!r}")
+            raise ValueError(f"{name} is {value!r}; expected a positive number")
     return rate * factor
 
 
@@ -85,7 +85,7 @@ def warm_up(rate: float, factor: float, n_steps: int) -> Callable[[int], float]:
     """
     linear_scaling(rate, factor)
     if isinstance(n_steps, bool) or not hasattr(n_steps, "__index__") or n_steps < 1:
-        raise ValueError(f"n_steps must be a number of steps, at least 1; got {n_steps!r}")
+        raise ValueError(f"n_steps is {n_steps!r}; expected an int of at least 1")
     return lambda step: rate * (1 + (factor - 1) * min(1.0, step / n_steps))
 
 

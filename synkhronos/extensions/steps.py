@@ -29,8 +29,8 @@ def free(expressions: Any, inputs: Sequence[Any], givens: Any) -> list[Any]:
     for name in names:
         if name is None or names.count(name) > 1 or name in ("x_data", "y_data", "batch", "num_slices"):
             raise TypeError(
-                f"the loss or the rule has the symbolic variables {free} in addition to x and y: each needs a name, by "
-                "which a value is passed at every call; no two the same, and none that is a parameter of the call"
+                f"the loss or the rule has the symbolic variables {free} in addition to x and y; expected a name "
+                "for each, all different, and none of a parameter of the call. Values are passed by these names"
             )
     return free
 
@@ -39,8 +39,8 @@ def check_names(given: dict[str, Any], names: Any) -> None:
     """Raise `TypeError` unless there is a value for each hyperparameter, and for nothing else."""
     if set(given) != set(names):
         raise TypeError(
-            f"the step takes the symbolic variables {sorted(names)} of the loss and of the rule as keyword arguments; "
-            f"got {sorted(given)}"
+            f"got the keyword arguments {sorted(given)}; expected {sorted(names)}, the names of the symbolic "
+            "variables of the loss and of the rule"
         )
 
 
@@ -63,7 +63,7 @@ def flatten(pair: Any, structure: Any) -> list[Any]:
         elif isinstance(item, (list, tuple)) and len(item) == len(pattern):
             inputs.extend(item)
         else:
-            raise TypeError(f"{name} must be a list of {len(pattern)}, one for each variable")
+            raise TypeError(f"got one value for {name}; expected a list of {len(pattern)}, one for each variable")
     return inputs
 
 
@@ -74,9 +74,7 @@ def per_point(weights: Any, data: Any) -> Any:
     """Return the mean weight of a data point of a rank or slice."""
     weights = T.as_tensor_variable(weights)
     if weights.ndim:
-        raise TypeError(
-            f"weights must be a scalar expression, such as mask.sum(); got one of {weights.ndim} dimensions"
-        )
+        raise TypeError(f"weights has {weights.ndim} dimensions; expected a scalar expression, such as mask.sum()")
     return weights.astype("float64") / data.shape[0]
 
 
@@ -99,8 +97,8 @@ def weighted(loss: Any, weight: Any, lowest: Any) -> Any:
     """Divide the loss by the mean weight of a data point, after checking it."""
     if not np.isfinite(weight) or not lowest >= 0 or not weight > 0:
         raise ValueError(
-            "weights must be finite, not negative, and not 0 on all ranks; their mean is "
-            f"{weight:g} for each data point, the lowest {lowest:g}. The parameters are as they were"
+            f"weights have the mean {weight:g} for each data point, and the lowest is {lowest:g}; expected finite "
+            "weights of at least 0, not all 0. The parameters did not change"
         )
     return np.asarray(loss / weight, loss.dtype)
 
@@ -183,7 +181,7 @@ class ExactTrainFunction:
         check_names(hyperparameters, self._names)
         loss = self.function(*inputs, batch=batch, num_slices=num_slices, **hyperparameters)
         if not any(self.function.counts or ()):
-            raise ValueError("there are no data points in this step; the parameters are as they were")
+            raise ValueError("got a step without data points; expected at least one. The parameters did not change")
         return loss
 
 
@@ -227,9 +225,8 @@ class TrainFunction:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
-            "a TrainFunction belongs to its session and can be neither copied nor pickled: make it again, by "
-            "make_train_function, where it is wanted; what it has trained can be saved by "
-            "synkhronos.extensions.checkpoint"
+            "a TrainFunction cannot be copied or pickled, because it belongs to its session; call make_train_function "
+            "again. synkhronos.extensions.checkpoint saves the trained parameters"
         )
 
     def __call__(self, x_data: Any, y_data: Any, batch: Any = None, num_slices: int = 1, **hyperparameters: Any) -> Any:
@@ -279,7 +276,7 @@ class TrainFunction:
         with synk.sequence():
             loss = self.gradient(*inputs, batch=batch, num_slices=num_slices, **of_gradient)
             if not any(self.gradient.counts):
-                raise ValueError("there are no data points in this step; the parameters are as they were")
+                raise ValueError("got a step without data points; expected at least one. The parameters did not change")
             synk.all_reduce(self._reduced, op="avg", weights=self.gradient.counts)
             self.update(**of_update)
         return loss.result() if self._weight is None else weighted(*loss.result())

@@ -255,7 +255,7 @@ def test_shapes_are_no_data(synchronize, shape):
     point = {"mu": draws(*model["mu"].shape.eval()), "s_log__": np.array(0.2)}
     plain = [model.compile_logp()(point), model.compile_dlogp()(point)]
     small = max(shape) == 1
-    warns = pytest.warns(RuntimeWarning, match="no data that can be divided") if small else contextlib.nullcontext()
+    warns = pytest.warns(RuntimeWarning, match="no data that can be sharded") if small else contextlib.nullcontext()
     with warns, parallel(model):
         functions = [model.compile_logp(), model.compile_dlogp()]
     assert [hasattr(one.f, "partition") for one in functions] == [not small] * 2
@@ -326,7 +326,7 @@ def test_what_cannot_be_divided(synchronize, no_session):
     synchronize(2)
     with pytest.raises(TypeError, match=r"pymc\.Model"), parallel("a model"):
         pass
-    with pytest.raises(ValueError, match="has 12 rows"), parallel(model_of(logistic), rows=12):
+    with pytest.raises(ValueError, match="got rows=12"), parallel(model_of(logistic), rows=12):
         pass
 
 

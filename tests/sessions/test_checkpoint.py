@@ -71,9 +71,9 @@ def test_what_does_not_match_is_refused_and_changes_nothing(variables, tmp_path)
     set_apart(variables)
     path = tmp_path / "one.npz"
     checkpoint.save(path, variables)
-    with pytest.raises(ValueError, match="3 variables were saved; got 2"):
+    with pytest.raises(ValueError, match="got 2 variables to load; expected 3"):
         checkpoint.load(path, variables[:2])
-    with pytest.raises(ValueError, match="expected int64 of 0 dimensions for counter; found float32 of 2"):
+    with pytest.raises(ValueError, match="has float32 of 2 dimensions for counter; expected int64 of 0"):
         checkpoint.load(path, [variables[1], variables[0], variables[2]])
     with pytest.raises(FileNotFoundError):
         checkpoint.load(tmp_path / "none.npz", variables)
@@ -186,7 +186,7 @@ def test_a_foreign_file(variables, tmp_path, kind):
     path = tmp_path / "foreign.npz"
     contents, reason = FOREIGN[kind]
     path.write_bytes(contents)
-    with pytest.raises(ValueError, match=f"^{re.escape(str(path))} is damaged, or no checkpoint: .*{reason}"):
+    with pytest.raises(ValueError, match=f"^{re.escape(str(path))} is damaged, or not a checkpoint: .*{reason}"):
         checkpoint.load(path, variables[0])
 
 
@@ -246,7 +246,7 @@ def test_a_folder_is_no_file(variables, tmp_path):
 
 def test_a_pipe_is_no_checkpoint(variables, tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ValueError, match="pipe is damaged, or no checkpoint: it is not a regular file"):
+    with pytest.raises(ValueError, match="pipe is damaged, or not a checkpoint: it is not a regular file"):
         checkpoint.load(tmp_path / "pipe", variables)
 
 
@@ -269,7 +269,7 @@ def test_another_number_of_ranks(variables, tmp_path):
     checkpoint.load(tmp_path / "same.npz", variables[0])
     np.testing.assert_array_equal(synk.gather(variables[0]), np.stack([same] * 3))
     write(tmp_path / "other.npz", [same, same + 1])
-    with pytest.raises(ValueError, match="different values on 2 ranks; the session has 3"):
+    with pytest.raises(ValueError, match="different values on 2 ranks; expected a session of as many, got 3"):
         checkpoint.load(tmp_path / "other.npz", variables[0])
 
 

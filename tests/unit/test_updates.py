@@ -200,12 +200,12 @@ def test_errors_say_what_to_do():
         updates.sgd(loss, [], 0.1)
     with pytest.raises(TypeError, match=r"must be .* shared variables, got 'W'"):
         updates.adam(loss, ["W"])
-    with pytest.raises(ValueError, match="got 2 gradient expressions for 4 parameters"):
+    with pytest.raises(ValueError, match="got 2 gradients for 4 parameters"):
         updates.sgd(theano.grad(loss, params[:2]), params, 0.1)
     mixed = [*params, theano.shared(np.float32(1), "narrow")]
     with pytest.raises(TypeError, match=r"W is float64.*narrow is float32.*use sgd_nonflat"):
         updates.momentum(loss, mixed, 0.1)
-    with pytest.raises(TypeError, match=r"gradient of scale is float32.*cast the gradient"):
+    with pytest.raises(TypeError, match=r"gradient of scale is float32; expected"):
         updates.sgd([p.astype("float32") for p in params[3:]], params[3:], 0.1)
-    with pytest.raises(ValueError, match="params has row, which updates does not change"):
+    with pytest.raises(ValueError, match="params has row, which is not in updates"):
         updates.apply_momentum({params[0]: params[0] * 2}, [params[1]])

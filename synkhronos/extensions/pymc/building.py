@@ -140,8 +140,8 @@ class ModelFunction:
             result = self._undivided()(*args, **kwargs)
         except synkhronos.WorkerError as error:
             raise ValueError(
-                f"the data of the model have different lengths since pm.set_data: {lengths}. PyMC cannot compute with "
-                "these: set data of equal lengths, in one call of pm.set_data"
+                f"pm.set_data gave the data of the model different lengths: {lengths}; expected equal lengths. Set all "
+                "data in one call of pm.set_data"
             ) from error
         if is_new:
             warnings.warn(

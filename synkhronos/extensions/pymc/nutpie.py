@@ -56,8 +56,8 @@ def compile_pymc_model(
     unknown = {name: value for name, value in others.items() if value is not None}
     if backend.lower() != "numba" or unknown:
         raise ValueError(
-            "under synkhronos.extensions.pymc.parallel nutpie's functions are those of PyTensor's default mode; "
-            f"got backend={backend!r}, {unknown}"
+            f"got nutpie with backend={backend!r}, {unknown} under synkhronos.extensions.pymc.parallel, which "
+            "compiles its functions itself; leave these arguments out"
         )
     from nutpie import compile_pymc
     from nutpie.compiled_pyfunc import from_pyfunc

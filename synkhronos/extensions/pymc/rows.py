@@ -103,8 +103,8 @@ class ModelData:
 
         if not isinstance(model, pymc.Model):
             raise TypeError(
-                f"synkhronos.extensions.pymc.parallel takes a pymc.Model; got {model!r}. A frozen model keeps compiled "
-                "functions: give the model that it was made of"
+                f"synkhronos.extensions.pymc.parallel: got {model!r}, expected a pymc.Model. Instead of a frozen "
+                "model, pass the model from which it was made"
             )
         self._model = model
         self._axes: dict[Any, int | None] = {}
@@ -116,10 +116,13 @@ class ModelData:
         if self.used_by([density]):
             return
         if rows is not None:
-            raise ValueError(f"no array of the model's data has {rows} rows: give parallel() the right rows=")
+            raise ValueError(
+                f"got rows={rows}, but no array of the model's data has this many rows; pass the number of rows "
+                "of the data"
+            )
         warnings.warn(
-            "synkhronos.extensions.pymc.parallel: the model has no data that can be divided over the ranks; PyMC's own "
-            "functions compute it, on the controller alone",
+            "synkhronos.extensions.pymc.parallel: the model has no data that can be sharded, so PyMC computes it "
+            "on the controller alone",
             RuntimeWarning,
             stacklevel=4,
         )

@@ -109,7 +109,7 @@ def _velocities(updates: Updates, params: Optional[Any], momentum: Any) -> Itera
     """Yield each parameter with its velocity, the velocity's new value, and the fraction that is kept."""
     for param in shared_list(updates if params is None else params):
         if param not in updates:
-            raise ValueError(f"params has {param}, which updates does not change")
+            raise ValueError(f"params has {param}, which is not in updates; name variables that updates changes")
         velocity = zeros_like(param, "velocity")
         keep = number(momentum, param.dtype)
         yield param, velocity, keep * velocity + updates[param] - param, keep

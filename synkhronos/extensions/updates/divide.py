@@ -69,14 +69,14 @@ def divide(rule: Union[str, Callable[..., Any]], loss: Any, params: Any, *args: 
         updates = OrderedDict()
     if not updates or not all(isinstance(var, SharedVariable) for var in updates):
         raise TypeError(
-            f"the update rule {getattr(rule, '__name__', rule)} must give updates, as a dict or as pairs of shared "
-            f"variable and expression, or (grad_updates, param_updates, grad_shared); got {result!r}"
+            f"the update rule {getattr(rule, '__name__', rule)} returned {result!r}; expected updates, as a dict or as "
+            "pairs of shared variable and expression, or (grad_updates, param_updates, grad_shared)"
         )
     expressions = [new if isinstance(new, Variable) else T.as_tensor_variable(new) for new in updates.values()]
     if _uses_value(expressions, stand_in_loss):
         raise TypeError(
-            f"the update rule {getattr(rule, '__name__', rule)} uses the value of the loss, not its gradients alone; "
-            "no rank knows that value while it computes"
+            f"the update rule {getattr(rule, '__name__', rule)} uses the value of the loss, which no rank knows during "
+            "the update; expected a rule of the gradients alone. Build the step with exact=True"
         )
     if len({param.dtype for param in params}) == 1:
         flat = FlatGradient(loss, params)
@@ -126,10 +126,10 @@ def _found(rule: Any) -> Callable[..., Any]:
     rules = [name for name in updates.__all__ if not name.startswith("apply_")]
     if isinstance(rule, str):
         if rule not in rules:
-            raise ValueError(f"update_rule: there is no rule {rule!r}; expected one of {', '.join(rules)}")
+            raise ValueError(f"update_rule is {rule!r}; expected one of {', '.join(rules)}")
         rule = getattr(updates, rule)
     if not callable(rule):
-        raise TypeError(f"update_rule must be a rule, or the name of one: {', '.join(rules)}; got {rule!r}")
+        raise TypeError(f"update_rule is {rule!r}; expected a function, or one of {', '.join(rules)}")
     return rule
 
 

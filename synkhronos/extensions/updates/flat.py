@@ -30,10 +30,10 @@ def shared_list(params: Any) -> list[Any]:
     """
     params = list(params)
     if not params:
-        raise ValueError("params is empty: an update rule needs at least one shared variable")
+        raise ValueError("params is empty; expected at least one shared variable")
     for param in params:
         if not isinstance(param, SharedVariable):
-            raise TypeError(f"params must be {TITLE} shared variables, got {param!r}")
+            raise TypeError(f"params has {param!r}; expected {TITLE} shared variables")
     return params
 
 
@@ -49,8 +49,7 @@ def gradients(loss_or_grads: Any, params: Sequence[Any]) -> list[Any]:
         return differentiate(loss_or_grads, list(params))
     if len(loss_or_grads) != len(params):
         raise ValueError(
-            f"got {len(loss_or_grads)} gradient expressions for {len(params)} parameters: give one "
-            "for each, in the same order"
+            f"got {len(loss_or_grads)} gradients for {len(params)} parameters; expected one for each, in the same order"
         )
     return list(loss_or_grads)
 
@@ -100,8 +99,8 @@ class FlatGradient:
         self.dtype = self.params[0].dtype
         if any(param.dtype != self.dtype for param in self.params):
             raise TypeError(
-                "one flat gradient has one dtype, the parameters have several: {}. Cast them to "
-                "one, or use sgd_nonflat, which keeps a gradient for each parameter".format(
+                "the parameters have several dtypes: {}; expected one dtype, for one flat gradient. Cast the "
+                "parameters, or use sgd_nonflat, which keeps a gradient for each parameter".format(
                     ", ".join(f"{param} is {param.dtype}" for param in self.params)
                 )
             )
@@ -109,7 +108,8 @@ class FlatGradient:
         for param, grad in zip(self.params, grads):
             if grad.dtype != self.dtype:
                 raise TypeError(
-                    f"the gradient of {param} is {grad.dtype}, the parameter is {self.dtype}: cast the gradient"
+                    f"the gradient of {param} is {grad.dtype}; expected {self.dtype}, the dtype of the parameter. "
+                    "Cast the gradient"
                 )
         self.shapes = [param.get_value(borrow=True).shape for param in self.params]
         self.vector = self.zeros("grad_shared")
