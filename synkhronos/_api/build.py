@@ -70,9 +70,9 @@ def function(
         of them.
     exact : bool
         Build an exact function: it computes what the serial program computes. Sharding is propagated through the graph,
-        and collectives are inserted where rows meet, as in GSPMD (Y. Xu et al. (2021), GSPMD: general and scalable
-        parallelization for ML computation graphs, arXiv:2105.04663); see docs/exact.md. Outputs and updates take no
-        ops. ``sliceable_shareds`` must have been scattered.
+        and collectives are inserted where values of different rows are combined, as in GSPMD (Y. Xu et al. (2021),
+        GSPMD: general and scalable parallelization for ML computation graphs, arXiv:2105.04663); see docs/exact.md.
+        Outputs and updates take no ops. ``sliceable_shareds`` must have been scattered.
     shard : dict or list of variables, optional
         For exact functions: other variables that are sharded, with the axis of their rows (in a list: 0). These are
         scattered inputs whose rows lie along another axis, and any variable of the graph, such as a minibatch that
@@ -81,9 +81,9 @@ def function(
         For exact functions. ``"serial"``: draws are those of the serial program. ``"own"``: where there is a draw for
         each row, each rank draws its own; equal in distribution, and cheaper.
     blocked : bool
-        For exact functions whose rows meet only in sums at the end, such as a loss of much data and its gradient. Each
-        rank computes in a loop over blocks of its rows, of 1 MiB, which stay in its core's cache until all operations
-        are done. This is faster where memory bandwidth limits the computation.
+        For exact functions that combine rows by sums at the end only, such as a loss of much data and its gradient.
+        Each rank computes in a loop over blocks of its rows, of 1 MiB, which stay in its core's cache until all
+        operations are done. This is faster where memory bandwidth limits the computation.
     **kwargs
         Keyword arguments of the backend's function, such as ``name`` and ``mode``.
 

@@ -352,7 +352,7 @@ class Planner:
     ----------
     graph : Graph
     results : Results
-    meetings : Meetings
+    collectives : GraphCollectives
     update_modes : dict
         The op of each given update.
     device : bool
@@ -360,9 +360,9 @@ class Planner:
     """
 
     def __init__(
-        self, graph: Graph, results: Results, meetings: GraphCollectives, update_modes: dict[Any, str], device: bool
+        self, graph: Graph, results: Results, collectives: GraphCollectives, update_modes: dict[Any, str], device: bool
     ) -> None:
-        self._graph, self._results, self._meetings = graph, results, meetings
+        self._graph, self._results, self._collectives = graph, results, collectives
         self._specs = inputs_of(graph)
         self._mode_of, self._device = update_modes, device
 
@@ -392,7 +392,7 @@ class Planner:
         modes = self._results.modes
         wanted = tuple(range(len(modes))) if subset is None else subset
         graph, follow = self._graph, None
-        parts = self._meetings.cut() if num_slices > 1 and self._meetings.any else None
+        parts = self._collectives.cut() if num_slices > 1 and self._collectives.any else None
         if parts is not None:
             graph, subset, follow = self._in_two(distributed, wanted, *parts)
         accumulate = num_slices > 1 and bool(graph.accumulated)
@@ -404,7 +404,7 @@ class Planner:
         variant, asked = Variant(accumulate, kind, self._device).for_subset(subset)
         key = distributed(variant, graph)
         counts, everybody = count_points(session, self._graph, inputs, rows, num_slices)
-        if rows is not None and self._meetings.any and any(counts) and not all(counts):
+        if rows is not None and self._collectives.any and any(counts) and not all(counts):
             rows = lend_rows(session, self._graph, rows, counts)
         staging = stage(session, inputs, self._specs, rows)
         call = Call(
@@ -422,8 +422,8 @@ class Planner:
             update_modes=tuple([self._mode_of.get(var, "avg") for var in updated]),
             nccl=self._results.over_nccl(wanted) if session.nccl and (everybody or all(counts)) else (),
             master=session.master_rank,
-            has_collectives=self._meetings.any,
-            kept=session.keys(self._meetings.kept(counts)),
+            has_collectives=self._collectives.any,
+            kept=session.keys(self._collectives.kept(counts)),
             follow=follow,
             starts=staging.starts,
         )

@@ -172,7 +172,7 @@ class Results:
         wanted: Sequence[int],
         weights: Sequence[float],
         *,
-        meetings: GraphCollectives,
+        collectives: GraphCollectives,
         private: Callable[[Any], Any],
     ) -> list[Any]:
         """Return the value of each wanted output, of its Theano type: a NumPy array, or an array on the GPU.
@@ -186,7 +186,7 @@ class Results:
             Positions among all outputs.
         weights : sequence of float
             One for each rank.
-        meetings : Meetings
+        collectives : GraphCollectives
             Determines which values a controller without data points has all the same.
         private : callable
             Returns a value of the controller as the program gets it.
@@ -200,7 +200,7 @@ class Results:
         for place, i in enumerate(wanted):
             arrays = [values[place] for values in present]
             if self.modes[i] is None or (place in call.nccl and sum(array is not None for array in arrays) == 1):
-                value = private(own[place]) if is_present or meetings.is_replicated(i) else None
+                value = private(own[place]) if is_present or collectives.is_replicated(i) else None
             else:
                 value = combine(arrays, self.modes[i], present_weights, self.names[i])
             combined.append(as_asked(value, self._outputs[i]) if self._on_gpu else value)

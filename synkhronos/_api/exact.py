@@ -56,10 +56,10 @@ class ExactFunction(Function):
         super().__init__(session, divided, results, {}, named=named, named_updates=[], single=single, name=name)
         self._user, self._again = user, again
         self._serial = Serial(user, Results(user.outputs, ["exact"] * n_outputs, [False] * n_outputs, False, title))
-        self._meetings = _AlwaysThere(divided, self._theano, results)
+        self._collectives = _AlwaysThere(divided, self._theano, results)
         self._checks = _ExactChecks(divided, results, named, named_updates=[])
         alike = dict.fromkeys((var for var, _ in divided.updates), "max")  # the new values of all slices are equal
-        self._planner = _ExactPlanner(divided, results, self._meetings, alike, session.on_gpu)
+        self._planner = _ExactPlanner(divided, results, self._collectives, alike, session.on_gpu)
         self._common = [var for var in self.get_shared() if var not in divided.own_states]
         self._syncs = [_graph.sync_of(var.container) for var in self._common]
 

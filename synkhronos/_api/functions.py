@@ -111,8 +111,8 @@ class Function(Appearance):
         self._single = single
         self._plain = Variant(device=session.on_gpu)
         self._theano = graph.compile(self._plain)
-        self._meetings = GraphCollectives(graph, self._theano, results)
-        self._planner = Planner(graph, results, self._meetings, update_modes, session.on_gpu)
+        self._collectives = GraphCollectives(graph, self._theano, results)
+        self._planner = Planner(graph, results, self._collectives, update_modes, session.on_gpu)
         self._checks = Checks(graph, results, named, named_updates=named_updates)
         self._keys: dict[tuple[_graph.Graph, Variant], int] = {}
         self._session: weakref.ref[Session] | None = None
@@ -349,7 +349,9 @@ class Function(Appearance):
         session.timeline.switch(COLLECTIVES)
         self.counts = call.counts
         weights = (1,) * session.n_ranks if call.everybody else call.counts
-        return self._results.combine(results, call, wanted, weights, meetings=self._meetings, private=session.private)
+        return self._results.combine(
+            results, call, wanted, weights, collectives=self._collectives, private=session.private
+        )
 
     def _distributed(self, session: Session, variant: Variant, graph: _graph.Graph) -> int:
         """Return the key of a variant, after distributing it and the plain function."""

@@ -182,7 +182,7 @@ def length_of(piece: Piece) -> int:
     return sum(part.array.size for part in piece)
 
 
-def apart(piece: Piece, memory: np.ndarray | None) -> Sequence[np.ndarray | None]:
+def split_memory(piece: Piece, memory: np.ndarray | None) -> Sequence[np.ndarray | None]:
     """Split the memory of a piece into that of each part; without memory, return ``None`` for each."""
     if len(piece) == 1 or memory is None:
         return [memory] * len(piece)

@@ -21,10 +21,10 @@ from synkhronos._collectives.buckets import (
     Bucket,
     Piece,
     Undivided,
-    apart,
     divide,
     length_of,
     reduced,
+    split_memory,
     way_of,
 )
 from synkhronos._collectives.pipeline import Pieces, Plan
@@ -74,7 +74,7 @@ class HierarchicalTransport(SharedMemoryTransport):
         self._left.clear()
         self._restart_local()
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Wait for all ranks."""
         self.run([], 0)
 
@@ -179,7 +179,7 @@ class HierarchicalTransport(SharedMemoryTransport):
         """Move pieces through all nodes, and the results ``now`` to the ranks of this one.
 
         In each turn, one piece is reduced to the leader, and one that is complete between the nodes is distributed. The
-        ranks meet when a turn begins. So the work of the turn before is complete then, and its piece can be sent.
+        a barrier precedes each turn: the work of the turn before is then complete, and its piece can be sent.
 
         Returns
         -------
@@ -192,14 +192,14 @@ class HierarchicalTransport(SharedMemoryTransport):
         for turn in range(last + 1):
             if turn < len(pieces):
                 memories.append(self._memory_for(pieces[turn], turn))
-                for part, memory in zip(pieces[turn], apart(pieces[turn], memories[turn][0])):
+                for part, memory in zip(pieces[turn], split_memory(pieces[turn], memories[turn][0])):
                     if memory is not part.array:
                         now.append((part.array, memory, self._within(part)))
             done = turn - _UNDER_WAY - 1
             if done >= 0:
                 if between is not None:
                     between.finish(done + 1)
-                for part, memory in zip(pieces[done], apart(pieces[done], memories[done][1])):
+                for part, memory in zip(pieces[done], split_memory(pieces[done], memories[done][1])):
                     if self._n_local > 1 or memory is not part.out:
                         now.append(self._back(part, memory))
             if now or turn <= len(pieces):

@@ -76,7 +76,7 @@ class SharedMemoryTransport:
         #: Called by every rank at the start of a command, so that all are in step.
         self.restart = self._core.restart
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Wait for all ranks."""
         self._barrier()
 

@@ -43,7 +43,7 @@ class HostTransport(Transport, Protocol):
     `SharedMemoryTransport` documents the arguments.
     """
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Wait for all ranks."""
 
     def all_reduce(

@@ -243,9 +243,9 @@ class Voting(Wire):
         """Wait until ``found()`` returns something true, and return it; ``check`` may raise."""
         raise NotImplementedError
 
-    def take_vote(self, node: int, number: int, meeting: int, word: Any) -> None:
+    def take_vote(self, node: int, number: int, vote: int, word: Any) -> None:
         """Record the vote of another leader."""
-        self._votes.setdefault((number, meeting), {})[node] = word
+        self._votes.setdefault((number, vote), {})[node] = word
 
     def take_abort(self, number: int) -> None:
         """Record that another leader takes part in no further vote of a command."""

@@ -19,7 +19,7 @@ from synkhronos._multinode.node_messages import Answer, Ask, Bring, Do, Leave, L
 from synkhronos._multinode.shipping import SegmentCache
 from synkhronos._native import native
 from synkhronos._processes import OUTSIDE, TRANSFERS, ProcessGroup, World
-from synkhronos._rank import Decoder, Encoder, Envelope, Failure, Replica, set_apart, start_ranks, summarize
+from synkhronos._rank import Decoder, Encoder, Envelope, Failure, Replica, seed_rank, start_ranks, summarize
 from synkhronos._utils.interrupts import collect_garbage, let_interrupts_pass
 from synkhronos.errors import WorkerDied, WorkerTimeout
 
@@ -127,7 +127,7 @@ class NodeRanks:
                 self._group, self._segments, None, options.profile_workers, self._begin, options.seed
             )
             if options.seed is not None:
-                set_apart(options.seed, world.first, 0)
+                seed_rank(options.seed, world.first, 0)
         except Exception as error:
             self._lost = Lost(0, f"node {comm.node} ({comm.hosts[comm.node]}): {summarize(error)}")
 

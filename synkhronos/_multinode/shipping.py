@@ -25,7 +25,7 @@ import numpy as np
 from synkhronos._memory import ArrayRef, Descriptor, FilePart, Segment, SegmentTable, find_part, open_part
 from synkhronos._native import native
 from synkhronos._processes import World
-from synkhronos._rank import Call, Command, InOrder, Load, Put, Source, borrowed
+from synkhronos._rank import Call, Command, InOrder, Load, Put, Source, borrowed_row
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos._utils.rows import Rows
 
@@ -267,7 +267,7 @@ class Shipping:
             shares = call.shares or ()
             yield from self._rows(source, _span(shares, ranks), first)
             if call.has_collectives and not all(len(shares[rank]) for rank in ranks):
-                yield from self._rows(source, borrowed(call), first)
+                yield from self._rows(source, borrowed_row(call), first)
         for source in call.inputs[call.n_scattered :]:
             yield source.array, 0, None
         for rows in [call.rows[rank] for rank in ranks] if call.rows else []:

@@ -4,7 +4,7 @@ The controller and its workers share memory::
 
     controller ──post SENT──────> worker   reads the mailbox, works, fills its own answer box
     controller <──post ANSWERED── worker   one word per worker; the last worker wakes the controller
-    all ranks meet at `ProcessGroup.barrier` inside collectives
+    all ranks wait for each other at `ProcessGroup.barrier`, in collectives
 
 With several nodes, the leader of each node has a `ProcessGroup` of its own, and `World` defines how the ranks of all
 nodes are numbered.

@@ -1,6 +1,6 @@
-"""State of one rank, and execution of the controller's commands on it."""
+"""One rank: its state (functions, shared variables, memory), the controller's commands, and their execution."""
 
-from synkhronos._rank.call import borrowed
+from synkhronos._rank.call import borrowed_row
 from synkhronos._rank.collective_handlers import digest_of
 from synkhronos._rank.commands import (
     KEEPS_SHAPES,
@@ -24,7 +24,7 @@ from synkhronos._rank.commands import (
     Shapes,
     Source,
 )
-from synkhronos._rank.environment import digest_of_states, set_apart
+from synkhronos._rank.environment import digest_of_states, seed_rank
 from synkhronos._rank.messages import Arrays, Decoder, Encoder, Envelope, Failure, Release, summarize
 from synkhronos._rank.replica import Replica
 from synkhronos._rank.start import start_ranks

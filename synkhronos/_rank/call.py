@@ -1,7 +1,7 @@
-"""Call a function on one rank: on its shard of the data, in slices, and together with the other ranks.
+"""Execute a function call on one rank, on its shard of the data, at once or in slices.
 
-In a sliced call each rank computes its shard piece by piece, from the values of shared variables before the call. It
-accumulates the results and applies the updates once.
+In a sliced call, each rank computes its shard slice by slice, with the values of shared variables before the call. It
+accumulates the results, and applies the updates once.
 
 A rank without rows still takes part in a function that has collectives, because the other ranks would wait for it. It
 computes on one row of another rank (of sliceable shared variables: on its own first row), has weight 0 in every
@@ -28,7 +28,7 @@ from synkhronos._rank.results import RowViews
 from synkhronos._utils.rows import Rows, Selection, pieces, take
 
 
-def borrowed(call: Call) -> Rows:
+def borrowed_row(call: Call) -> Rows:
     """Return one row of the first rank that has rows of the scattered inputs; an empty range if no rank has."""
     for share in call.shares or ():
         if len(share):
@@ -37,8 +37,8 @@ def borrowed(call: Call) -> Rows:
 
 
 @contextlib.contextmanager
-def kept(variables: Sequence[Any]) -> Iterator[None]:
-    """Restore the values of shared variables at the end of the block."""
+def preserved(variables: Sequence[Any]) -> Iterator[None]:
+    """Restore the values of shared variables at the end of a block."""
     values = [_graph.get_array(var).copy() for var in variables]
     try:
         yield
@@ -98,7 +98,7 @@ def call_in_slices(
             accumulator.add(result, len(part))
     results = [accumulator.result() for accumulator in accumulators]
     results, values = results[: len(modes)], results[len(modes) :]
-    if call.follow is not None:  # before the updates: it uses the values before the call, too
+    if call.follow is not None:  # before the updates, because it uses the values before the call, too
         n_local = len(modes) - call.follow.n_entering
         results[n_local:] = follow(*map(to_host, results[n_local:]))
         results = [results[i] for i in call.follow.order]
@@ -108,14 +108,14 @@ def call_in_slices(
 
 
 def _accumulator(result: Any, mode: str, total: int, name: str, dtype: np.dtype | None) -> Any:
-    """Return an accumulator for results like this one: on the device if they are there and it supports them."""
+    """Return an accumulator for results like this one: on the device if they are there and it supports the dtype."""
     if is_device_array(result) and accumulates(result.dtype, mode, dtype):
         return DeviceAccumulator(mode, total, name)
     return Accumulator(mode, total, name, dtype)
 
 
 class Caller:
-    """Call functions on one rank.
+    """Executor of function calls on one rank.
 
     Parameters
     ----------
@@ -123,8 +123,8 @@ class Caller:
     functions : dict of int to function
         Compiled functions by key. The caller sees later additions.
     segments : SegmentTable
-    excerpts : RowViews
-    exchange : Exchange
+    row_views : RowViews
+    exchange : CollectiveHandlers
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Caller:
         group: ProcessGroup,
         functions: dict[int, Any],
         segments: SegmentTable,
-        excerpts: RowViews,
+        row_views: RowViews,
         *,
         exchange: CollectiveHandlers,
     ) -> None:
@@ -142,7 +142,7 @@ class Caller:
         self._ready: dict[int, tuple[Call, Callable[[], list[Any] | None]]] = {}  # last command by function
         self._runners: dict[tuple[int, tuple[int, ...] | None], Callable[[list[Any]], list[Any]]] = {}
         self._segments = segments
-        self._excerpts = excerpts
+        self._row_views = row_views
         self._exchange = exchange
         self._variables = exchange.variables
         self._timeline = group.timeline
@@ -162,7 +162,7 @@ class Caller:
         return execute()
 
     def forget(self, function: int) -> None:
-        """Forget a dropped function, and every prepared call, because others may call this function as well."""
+        """Forget a dropped function, and all prepared calls, since other functions may call this one."""
         self._ready.clear()
         self._runners = {key: runner for key, runner in self._runners.items() if key[0] != function}
 
@@ -178,7 +178,7 @@ class Caller:
         is_absent = not (command.counts[self._rank] or command.everybody or command.exact)
         if is_absent and not command.has_collectives:
             return lambda: None
-        share = borrowed(command) if is_absent else command.shares[self._rank] if command.shares else Rows(0, 0)
+        share = borrowed_row(command) if is_absent else command.shares[self._rank] if command.shares else Rows(0, 0)
         compute = self._in_one(command, share) if command.num_slices == 1 else self._in_slices(command, share)
         left = [self._variables[key] for key in command.kept] if is_absent else []
         is_master, modes = self._is_master, command.output_modes
@@ -188,7 +188,7 @@ class Caller:
             if not command.has_collectives:
                 outputs = compute()
             elif left:
-                with kept(left):
+                with preserved(left):
                     outputs = self._context.execute(weights, compute)
             else:
                 outputs = self._context.execute(weights, compute)
@@ -211,14 +211,14 @@ class Caller:
         """Return a callable that computes a full shard at once."""
         run = self._run_on(command)
         rows = command.rows[self._rank] if command.rows else None
-        return lambda: run(share, None if rows is None else self._excerpts.rows(rows))
+        return lambda: run(share, None if rows is None else self._row_views.rows(rows))
 
     def _in_slices(self, command: Call, share: Rows) -> Callable[[], list[Any]]:
         """Return a callable that computes a shard slice by slice, and then the function that follows."""
         run = self._run_on(command)
         n_points = len(share) if command.shares else command.counts[self._rank]
         updated = [self._variables[key] for key in command.updated]
-        whole = command.inputs[command.n_scattered :]
+        replicated = command.inputs[command.n_scattered :]
 
         def run_slice(part: Rows, sliced: Selection | None) -> list[Any]:
             self._context.own = len(part)
@@ -229,10 +229,10 @@ class Caller:
             self._context.own = self._context.weights[self._rank]
             after = self._runner(command.follow.function, command.follow.output_subset)
             numbers = _numbers(command, share) if command.exact else ()
-            return after([*entering, *(self._segments.view(source.array) for source in whole), *numbers])
+            return after([*entering, *(self._segments.view(source.array) for source in replicated), *numbers])
 
         def compute() -> list[Any]:
-            rows = self._excerpts.rows(command.rows[self._rank]) if command.rows else None
+            rows = self._row_views.rows(command.rows[self._rank]) if command.rows else None
             return call_in_slices(command, n_points, run_slice, (share, rows), updated, follow)
 
         return compute
@@ -242,8 +242,8 @@ class Caller:
         runner = self._runner(command.function, command.output_subset)
         n_scattered, starts = command.n_scattered, command.starts
         scattered = [(source, (command.function, i)) for i, source in enumerate(command.inputs[:n_scattered])]
-        whole = [source.array for source in command.inputs[n_scattered:]]
-        view, take, switch = self._segments.view, self._excerpts.take, self._timeline.switch
+        replicated = [source.array for source in command.inputs[n_scattered:]]
+        view, take, switch = self._segments.view, self._row_views.take, self._timeline.switch
 
         def run(part: Rows, sliced: Selection | None) -> list[Any]:
             switch(SHUFFLE)
@@ -252,7 +252,7 @@ class Caller:
             else:
                 firsts = view(starts).tolist()
                 values = [take(source, part, key, first) for (source, key), first in zip(scattered, firsts)]
-            for ref in whole:
+            for ref in replicated:
                 values.append(view(ref))
             if command.exact:
                 values += _numbers(command, part)

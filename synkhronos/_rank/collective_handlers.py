@@ -1,4 +1,4 @@
-"""Handlers of the commands that set, get and combine one rank's shared variables."""
+"""Handlers of the commands on shared variables: get, set, and collectives such as all-reduce."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _logger = logging.getLogger("synkhronos")
 
 
 class CollectiveHandlers:
-    """One rank's part in commands on shared variables.
+    """Execution of commands on shared variables, on one rank.
 
     Parameters
     ----------
     group : ProcessGroup
     workspace : Workspace
     variables : VariableTable
-    excerpts : RowViews
+    row_views : RowViews
     regions : Regions
         The shared heap.
 
@@ -57,7 +57,7 @@ class CollectiveHandlers:
         group: ProcessGroup,
         workspace: Workspace,
         variables: _graph.VariableTable,
-        excerpts: RowViews,
+        row_views: RowViews,
         *,
         regions: native.Heap,
     ) -> None:
@@ -68,7 +68,7 @@ class CollectiveHandlers:
         self._group = group
         self._workspace = workspace
         self.variables = variables
-        self._excerpts = excerpts
+        self._row_views = row_views
         self._regions = regions
         self.transport = make_transport(group, workspace, regions)
         self._transports: list[Transport] = [self.transport]
@@ -85,19 +85,19 @@ class CollectiveHandlers:
             Shapes: self._shapes,
         }
 
-    def meet_in_nccl(self, comm: Any) -> None:
+    def use_nccl(self, comm: Any) -> None:
         """Use an NCCL communicator that the ranks have just joined."""
         self.nccl = NcclTransport(comm, self._workspace, self.rank, self._group.barrier)
         self._transports.append(self.nccl)
 
     def restart(self) -> None:
-        """Reset the transports; every rank calls this at the start of a command, so that they are in step."""
+        """Reset the transports; every rank calls this at the start of a command, so that all agree on their state."""
         self._at_work.clear()
         for transport in self._transports:
             transport.restart()
 
     def _log_values(self, what: str, variables: Sequence[Any], way: str) -> None:
-        """Log on the controller which way variables took; the byte count is that of the controller's values."""
+        """Log on the controller which transport moved variables, and the bytes of the controller's values."""
         if self._is_master and _logger.isEnabledFor(logging.DEBUG):
             values = [one for one in map(_graph.get_array, variables) if hasattr(one, "dtype")]  # no random states
             n_bytes = sum(int(one.size) * one.dtype.itemsize for one in values)
@@ -117,9 +117,9 @@ class CollectiveHandlers:
         for i, (key, source) in enumerate(zip(command.variables, command.sources)):
             part = command.shares[i][self.rank] if command.shares is not None else Rows(0, 0)
             if command.shares is None and source.rows is not None:
-                part = Rows(0, len(self._excerpts.rows(source.rows)))
+                part = Rows(0, len(self._row_views.rows(source.rows)))
             before = self._timeline.switch(SHUFFLE)
-            value = self._excerpts.take(source, part)
+            value = self._row_views.take(source, part)
             self._timeline.switch(TRANSFERS)
             var = self.variables[key]
             if self._is_outside(var):
@@ -129,7 +129,7 @@ class CollectiveHandlers:
             self._timeline.switch(before)
         return self._digest(Digest(command.digests)) if command.digests else None
 
-    def house(self, variables: Sequence[Any]) -> None:
+    def move_to_heap(self, variables: Sequence[Any]) -> None:
         """Move values of shared variables into this rank's part of the shared heap."""
         for var in variables:
             if self._is_outside(var):
@@ -157,7 +157,7 @@ class CollectiveHandlers:
             return
         try:
             directly = self._all_reduce_hosts(command, hosts, any_order=True)
-        except ShapesDiffer:  # maybe only the orders of axes differ: try again in C order
+        except ShapesDiffer:  # memory layouts may differ where shapes are equal: try again in C order
             directly = self._all_reduce_hosts(command, hosts, any_order=False)
         self._log_values("all-reduce", hosts, _way(directly))
 
@@ -189,18 +189,17 @@ class CollectiveHandlers:
     def _host_arrays(self, variables: Sequence[Any], any_order: bool = False) -> list[np.ndarray]:
         """Return values as writable host arrays that share no memory: C-contiguous, or in any order with ``any_order``.
 
-        A value that fulfills this is returned itself, every other one as a copy; an object that is no tensor is
-        pickled. The arrays stay alive until the next command: after an interrupt of this rank, another rank may still
-        write to them.
+        A value that already is such an array is not copied; an object that is not a tensor is pickled. The arrays stay
+        alive until the next command, because another rank may still write to them after an interrupt of this one.
         """
         before = self._timeline.switch(TRANSFERS)
-        arrays = _apart([_graph.host_array(var, any_order) for var in variables])
+        arrays = _without_overlaps([_graph.host_array(var, any_order) for var in variables])
         self._at_work += arrays
         self._timeline.switch(before)
         return arrays
 
     def _write_back(self, variables: Sequence[Any], arrays: Sequence[np.ndarray]) -> None:
-        """Set variables to the current content of their `_host_arrays`."""
+        """Set variables to the current contents of their `_host_arrays`."""
         before = self._timeline.switch(TRANSFERS)
         for var, array in zip(variables, arrays):
             if array is not _graph.get_array(var):
@@ -249,7 +248,7 @@ def digest_of(array: np.ndarray) -> bytes:
     return digest.digest()
 
 
-def _apart(arrays: list[np.ndarray]) -> list[np.ndarray]:
+def _without_overlaps(arrays: list[np.ndarray]) -> list[np.ndarray]:
     """Return the arrays, with copies in place of those that share memory with others."""
     if len(arrays) < 2:
         return arrays

@@ -1,6 +1,6 @@
-"""Commands of the controller, which every rank executes.
+"""Commands that the controller sends, and that every rank executes, the controller included.
 
-A command contains no arrays: an `ArrayRef` says where an array is in shared memory.
+A command is a small immutable record. It contains no arrays: an `ArrayRef` says where an array is in shared memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SYNCHRONIZES: set[type] = set()
 
 
 def _command(*properties: set[type]) -> Callable[[_Kind], _Kind]:
-    """Enter a command in the sets of those that have a property."""
+    """Decorator that adds a command to the sets of commands with some properties."""
 
     def enter(kind: _Kind) -> _Kind:
         for one in properties:

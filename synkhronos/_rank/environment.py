@@ -1,4 +1,4 @@
-"""Environment of a rank's process: seeds of its global random generators, and limits of its threads.
+"""Environment of a rank's process: seeds of the global random generators, and limits on threads.
 
 A forked process inherits the controller's global generators (of NumPy and of the module ``random``), and would draw the
 same numbers. Each worker is therefore seeded with a hash of the controller's states at `fork` and of its own rank. A
@@ -28,7 +28,7 @@ def digest_of_states() -> bytes:
     return hashlib.sha256(pickle.dumps(states, protocol=4)).digest()
 
 
-def set_apart(digest: bytes, rank: int, start: int) -> None:
+def seed_rank(digest: bytes, rank: int, start: int) -> None:
     """Seed the global generators of this process.
 
     Parameters

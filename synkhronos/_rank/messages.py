@@ -35,7 +35,7 @@ class Failure(NamedTuple):
 
     when: float  # time.monotonic(), one clock for all ranks of a node
     summary: str  # type and message of the exception
-    traceback: str  # without type and message
+    traceback: str  # traceback, without type and message
     aborted: bool = False  # the worker stopped only because another rank had failed
     unprepared: bool = False  # the worker could not apply the envelope, and did not begin
     completed: int = 0  # number of completed parts of an `InOrder`
@@ -44,14 +44,14 @@ class Failure(NamedTuple):
     def of(cls, error: Exception, unprepared: bool = False, completed: int = 0) -> Failure:
         """Return the reply for an exception; call it while the exception is handled."""
         aborted = isinstance(error, CollectiveAborted)
-        return cls(time.monotonic(), summarize(error), _way_to(error), aborted, unprepared, completed)
+        return cls(time.monotonic(), summarize(error), _traceback_of(error), aborted, unprepared, completed)
 
 
-def _way_to(error: Exception) -> str:
-    """Return the traceback of an exception without its message, after the exception that caused it.
+def _traceback_of(error: Exception) -> str:
+    """Return the traceback of an exception without its message, preceded by that of its cause.
 
-    An exception that Theano raises while it computes is a copy, with a longer message, of an exception that it caught.
-    The cause is then that of the original.
+    An exception that a Theano function raises is a copy of the one that it caught, with a longer message. The cause is
+    then that of the original.
     """
     origin: BaseException = error
     context = error.__context__
@@ -110,7 +110,7 @@ for _type in (ArrayRef, SegmentRef, Source, Release, Call, AllReduce, Follow, En
 class Encoder:
     """Pickle messages; a message that equals the previous one is not pickled again.
 
-    Nobody may change a message after it was sent.
+    A message must not be changed after it was sent.
     """
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class Encoder:
 class Decoder:
     """Unpickle the messages of one `Encoder`; bytes that equal the previous ones give the same object again.
 
-    So nobody may change a message.
+    Messages must therefore not be changed.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Functions, shared variables and data of one rank, and the execution of commands on them.
+"""Replica of one rank: its functions, shared variables and data, and the execution of commands on them.
 
 The same code runs on every rank, the controller included. The controller differs in two ways: its functions are
 compiled instead of unpickled, and its results are used in place instead of being published.
@@ -75,9 +75,9 @@ class Replica:
         self.context: Any = None  # of the rank's GPU, once it is bound
         self._group = group
         self._timeline = group.timeline
-        self._excerpts = RowViews(segments)
-        self._exchange = CollectiveHandlers(group, workspace, variables, self._excerpts, regions=regions)
-        self._caller = Caller(group, self.functions, segments, self._excerpts, exchange=self._exchange)
+        self._row_views = RowViews(segments)
+        self._exchange = CollectiveHandlers(group, workspace, variables, self._row_views, regions=regions)
+        self._caller = Caller(group, self.functions, segments, self._row_views, exchange=self._exchange)
         self._publisher = ResultPublisher(workspace, regions, group.rank, by_message=world.node > 0)
         self.read = self._publisher.read
         self._handlers: dict[type, Callable[[Any], Any]] = {
@@ -139,7 +139,7 @@ class Replica:
         results = []
         for part in command.parts:
             if self.completed and type(part) not in SYNCHRONIZES:
-                self._exchange.transport.meet()
+                self._exchange.transport.barrier()
             with self._timeline.call(type(part).__name__):
                 results.append(self._carry_out(part))
             self.completed += 1
@@ -158,7 +158,7 @@ class Replica:
     def attach(self, refs: Sequence[SegmentRef], channel: FdChannel) -> None:
         """Map memory that the controller has created.
 
-        Everything that can be mapped is mapped before an exception is raised for the rest.
+        All that can be mapped is mapped, before an exception is raised for the rest.
         """
         failed: Exception | None = None
         for ref in refs:
@@ -176,7 +176,7 @@ class Replica:
             self.segments.release(segment)
         for function in functions:
             self.functions.pop(function, None)
-            self._excerpts.forget(function)
+            self._row_views.forget(function)
             self._caller.forget(function)
         for variable in variables:
             self.variables.drop(variable)
@@ -189,13 +189,13 @@ class Replica:
         self.context = _backends.bind(command.devices[self.rank], self.rank, quiet=not self.is_master)
 
     def _connect(self, command: Connect) -> None:
-        self._exchange.meet_in_nccl(connect(self.context, command.clique, self.n_ranks, self.rank))
+        self._exchange.use_nccl(connect(self.context, command.clique, self.n_ranks, self.rank))
 
     # -- functions
 
-    def house(self, variables: Sequence[Any]) -> None:
+    def move_to_heap(self, variables: Sequence[Any]) -> None:
         """Move values of shared variables into this rank's part of the shared heap, where other ranks can read them."""
-        self.regions.call(self._exchange.house, variables)
+        self.regions.call(self._exchange.move_to_heap, variables)
 
     def _load(self, command: Load) -> None:
         if not self.is_master and (command.ranks is None or self.rank in command.ranks):

@@ -1,6 +1,6 @@
-"""Access to rows of arrays in shared memory, and publication of a worker's results to the controller.
+"""Read a rank's rows of arrays in shared memory, and return a worker's results to the controller.
 
-A published array stays where it is if the controller maps that memory; else it is copied to memory that the controller
+A result stays where it is if the controller maps that memory. Otherwise it is copied to memory that the controller
 maps, or sent with the reply.
 """
 
@@ -21,9 +21,9 @@ from synkhronos._utils.rows import Rows, Selection
 
 
 class RowViews:
-    """Select one rank's rows of arrays; rows picked by index are copied to buffers that are used again.
+    """Select one rank's rows of arrays; rows picked by index are copied to buffers, which are reused.
 
-    Views are not cached, because a view keeps the controller's memory from being used again.
+    Views are not cached, because the controller cannot reuse memory while a view of it exists.
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ class ResultPublisher:
         self._read: dict[tuple[int, int], tuple[Arrays, list[np.ndarray | None]]] = {}  # last reply by place
 
     def forget(self) -> None:
-        """Release the published arrays: the next command has come, so nobody reads them any more."""
+        """Release the published arrays: the next command has come, so the controller does not read them any more."""
         self._handed_out.clear()
         self._used = 0
 
@@ -145,7 +145,7 @@ class ResultPublisher:
         return Placed(1, offset, array.shape, dtype_spec(array.dtype))
 
     def _small_place(self, used: int, shape: tuple[int, ...], dtype: np.dtype) -> tuple[Placed, np.ndarray]:
-        """Return the place of a small array and a view of it, from a cache: shapes repeat from call to call."""
+        """Return the place of a small array and a view of it, cached because shapes repeat from call to call."""
         key = used, shape, dtype
         if key not in self._small:
             if len(self._small) >= _MOST_PLACES:

@@ -9,7 +9,7 @@ from synkhronos import _backends, _graph
 from synkhronos._collectives import Workspace
 from synkhronos._memory import SegmentTable, make_regions
 from synkhronos._processes import ProcessGroup
-from synkhronos._rank.environment import set_apart
+from synkhronos._rank.environment import seed_rank
 from synkhronos._rank.messages import Decoder, Encoder, Envelope, Failure
 from synkhronos._rank.replica import Replica
 from synkhronos._utils.interrupts import FinalizerQueue, deferred_interrupts
@@ -74,7 +74,7 @@ def start_ranks(
     begin : callable
         Called in each worker as it starts.
     seed : bytes, optional
-        Seed of each worker's global random generators; see `set_apart`.
+        Seed of each worker's global random generators; see `seed_rank`.
 
     Returns
     -------
@@ -86,7 +86,7 @@ def start_ranks(
     def work(rank: int) -> None:
         begin()
         if seed is not None:
-            set_apart(seed, group.world.first + rank, group.number)
+            seed_rank(seed, group.world.first + rank, group.number)
         gc.freeze()  # inherited objects are never collected here: this is faster, and their pages stay shared
         group.timeline.reset(rank)
         regions.take(rank)

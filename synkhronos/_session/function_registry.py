@@ -179,7 +179,7 @@ class FunctionRegistry:
             self._definitions.note(bundle.slots)
             for new, var in bundle.new.items():
                 self._replica.variables.put(new, var)
-            self._replica.house(list(bundle.new.values()))
+            self._replica.move_to_heap(list(bundle.new.values()))
 
     def _settled(self, key: int) -> None:
         """Remove the function ``key`` from the pending ones."""

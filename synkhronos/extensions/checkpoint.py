@@ -117,8 +117,8 @@ def load(path: Path, shared_vars: Any) -> None:
     OSError
         If the file does not exist or cannot be read.
     ValueError
-        If the file is damaged or not a checkpoint, or holds other variables, or the number of ranks differs and the values
-        differ between ranks. Nothing is changed. The message names the file and the reason.
+        If the file is damaged or not a checkpoint, or holds other variables, or the number of ranks differs and the
+        values differ between ranks. Nothing is changed. The message names the file and the reason.
 
     Examples
     --------

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from synkhronos._collectives.buckets import apart, divide, length_of, way_of
+from synkhronos._collectives.buckets import divide, length_of, split_memory, way_of
 
 F4, F8, F2 = np.dtype("float32"), np.dtype("float64"), np.dtype("float16")
 
@@ -56,10 +56,10 @@ def test_only_what_is_reduced_the_same_way_shares():
 def test_the_memory_of_a_piece_is_that_of_its_parts():
     _, (piece,) = divide([part(n * 1024) for n in (16, 20, 12)])
     memory = np.arange(length_of(piece))
-    for one, expected in zip(apart(piece, memory), np.split(memory, [4096, 9216])):
+    for one, expected in zip(split_memory(piece, memory), np.split(memory, [4096, 9216])):
         np.testing.assert_array_equal(one, expected)
-    assert apart(piece[:1], memory)[0] is memory
-    assert apart(piece, None) == [None] * 3
+    assert split_memory(piece[:1], memory)[0] is memory
+    assert split_memory(piece, None) == [None] * 3
 
 
 def test_what_counts_are_the_bytes_of_what_leaders_bring_and_get():

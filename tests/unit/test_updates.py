@@ -198,7 +198,7 @@ def test_errors_say_what_to_do():
     loss = make_loss(params, "float64")
     with pytest.raises(ValueError, match="params is empty"):
         updates.sgd(loss, [], 0.1)
-    with pytest.raises(TypeError, match=r"must be .* shared variables, got 'W'"):
+    with pytest.raises(TypeError, match=r"params has 'W'; expected .* shared variables"):
         updates.adam(loss, ["W"])
     with pytest.raises(ValueError, match="got 2 gradients for 4 parameters"):
         updates.sgd(theano.grad(loss, params[:2]), params, 0.1)

@@ -66,7 +66,7 @@ class Builder:
         )
         try:
             exact = divided(blocked=True)
-        except ValueError:  # rows meet elsewhere than in sums at the end
+        except ValueError:  # it combines rows otherwise than by sums at the end
             exact = divided()
         return ModelFunction(exact, scattered, functools.partial(build, givens=givens))
 
