@@ -7,153 +7,46 @@ by collectives.
 ``engine`` is the name of the backend, ``"theano"`` or ``"pytensor"``: the value of the environment variable
 ``SYNKHRONOS_ENGINE``, or else the one that the program has imported, or else the one that is installed.
 
-Sessions        session, fork, close, distribute, get_n_gpu, sequence, Future, engine
-Functions       function, parallelize, Function
-Data            data, Data
-Collectives     broadcast, scatter, gather, all_gather, reduce, all_reduce, set_value, get_value, get_shapes,
-                get_lengths, check_replicas
-In a graph      averaged, summed, reduced, gathered
-Sharding rules  register_sharding, Replicate, Shard, Partial (experimental)
-Instruments     profile, trace, memory, Profile
-Errors          errors, and from there SynkhronosError, SessionError, DeviceError, NodeLost, WorkerError,
-                WorkerDied, WorkerRestarted, WorkerTimeout
-Extensions      extensions: training steps, update rules, schedules, checkpoints
-
 The public names are imported on first use, and the backend with them. ``python -m synkhronos`` imports this package
 before anything else, and must not wait for the backend, fail with it, or open a GPU.
 """
+
+# The one list of public names is `__init__.pyi`, which type checkers read, too.
 
 from __future__ import annotations
 
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 from synkhronos._theano_compat import prepare as _install
 from synkhronos._utils import rendezvous as _rendezvous  # noqa: F401 - a process of several reports if it ends without `fork`
-
-if TYPE_CHECKING:
-    from synkhronos import errors, extensions
-    from synkhronos._api import (
-        Data,
-        Function,
-        all_gather,
-        all_reduce,
-        broadcast,
-        check_replicas,
-        data,
-        function,
-        gather,
-        get_lengths,
-        get_shapes,
-        get_value,
-        parallelize,
-        reduce,
-        scatter,
-        set_value,
-    )
-    from synkhronos._backends import name as engine
-    from synkhronos._graph.ops import averaged, gathered, reduced, summed
-    from synkhronos._session import (
-        Future,
-        Profile,
-        close,
-        distribute,
-        fork,
-        get_n_gpu,
-        memory,
-        profile,
-        sequence,
-        trace,
-    )
-    from synkhronos._session.context_manager import session
-    from synkhronos._sharding import Partial, Replicate, Shard, register_sharding
-    from synkhronos.errors import (
-        DeviceError,
-        NodeLost,
-        SessionError,
-        SynkhronosError,
-        WorkerDied,
-        WorkerError,
-        WorkerRestarted,
-        WorkerTimeout,
-    )
+from synkhronos._utils.public_names import listed as _listed
 
 __version__ = "0.2.0"
 
-__all__ = [
-    "Data",
-    "DeviceError",
-    "Function",
-    "Future",
-    "NodeLost",
-    "Partial",
-    "Profile",
-    "Replicate",
-    "SessionError",
-    "Shard",
-    "SynkhronosError",
-    "WorkerDied",
-    "WorkerError",
-    "WorkerRestarted",
-    "WorkerTimeout",
-    "all_gather",
-    "all_reduce",
-    "averaged",
-    "broadcast",
-    "check_replicas",
-    "close",
-    "data",
-    "distribute",
-    "engine",
-    "errors",
-    "extensions",
-    "fork",
-    "function",
-    "gather",
-    "gathered",
-    "get_lengths",
-    "get_n_gpu",
-    "get_shapes",
-    "get_value",
-    "memory",
-    "parallelize",
-    "profile",
-    "reduce",
-    "reduced",
-    "register_sharding",
-    "scatter",
-    "sequence",
-    "session",
-    "set_value",
-    "summed",
-    "trace",
-]
+#: Where each public name is defined: the module, and its name there.
+_HOMES, _GROUPS = _listed(__name__, __file__ + "i")
 
-#: The modules that define the public names, in the order in which they are searched.
-_HOMES = ("errors", "_session", "_api", "_graph.ops", "_sharding")
+#: Modules that are imported when a name of their own is used. A module in itself is such a name.
+_APART = ("synkhronos._backends", "synkhronos.errors", "synkhronos.extensions")
+
+__all__ = sorted(_HOMES)
+__doc__ = __doc__ and __doc__.replace("The public names are", f"{_GROUPS}\n\nThe public names are", 1)
 
 _install()
 
 
-if not TYPE_CHECKING:  # type checkers read the names above
-
-    def __getattr__(name: str) -> object:
-        """Import all public names when the first one is used: none can be imported while Python shuts down."""
-        if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        if name in ("errors", "extensions"):
-            return import_module(f"{__name__}.{name}")
-        if name == "engine":
-            return import_module(f"{__name__}._backends").name
-        if name == "close" and sys.meta_path is None:  # Python shuts down, and there was never a session
-            return lambda: None
-        is_error = name in import_module(f"{__name__}.errors").__all__
-        for home in _HOMES[:1] if is_error else _HOMES:
-            module = import_module(f"{__name__}.{home}")
-            for public in set(module.__all__) & set(__all__):
-                globals().setdefault(public, getattr(module, public))
-        return globals()[name]
+def __getattr__(name: str) -> object:
+    """Import all public names when the first one is used: none can be imported while Python shuts down."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "close" and sys.meta_path is None:  # Python shuts down, and there was never a session
+        return lambda: None
+    home = _HOMES[name][0]
+    for public, (module, own) in _HOMES.items():
+        if module == home or (home not in _APART and module not in _APART):
+            globals().setdefault(public, getattr(import_module(module), own) if own else import_module(module))
+    return globals()[name]
 
 
 def __dir__() -> list[str]:

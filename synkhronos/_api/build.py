@@ -113,7 +113,7 @@ def function(
     ...     print(mean, largest, doubled, f.counts)
     3.0 6.0 [ 2.  4. 12.] (2, 1)
     """
-    if sys._getframe(1).f_globals.get("__name__", "").startswith(f"{_backends.name}."):
+    if sys._getframe(1).f_globals.get("__name__", "").startswith(f"{_backends.engine}."):
         # the program has replaced the backend's function by this one; Variable.eval and the like need the backend's
         own = {"outputs": outputs, "updates": updates, "givens": givens, **kwargs}
         return _backends.compile_function(inputs, **{name: value for name, value in own.items() if value is not None})

@@ -78,12 +78,12 @@ class _Builder:
     def __call__(self, plain: Callable[..., Any], asked: dict[str, Any]) -> Any:
         if held() is None:
             raise SessionError(
-                f"{_backends.name}.function: synkhronos.parallelize is active, and this process has no session; "
+                f"{_backends.engine}.function: synkhronos.parallelize is active, and this process has no session; "
                 "call synkhronos.fork() first, or build the function outside of the block"
             )
         if asked["accept_inplace"]:
             raise ValueError(
-                f"{_backends.name}.function: got accept_inplace=True, which synkhronos.parallelize does not support; "
+                f"{_backends.engine}.function: got accept_inplace=True, which synkhronos.parallelize does not support; "
                 "leave it out"
             )
         inputs = asked["inputs"]
@@ -207,7 +207,7 @@ class ParallelFunction:
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
             f"a ParallelFunction has no attribute {name!r}; it has copy, exact, fn, get_shared, maker, name, "
-            f"output_keys, partition, profile, trust_input and vm. For others, call {_backends.name}.function "
+            f"output_keys, partition, profile, trust_input and vm. For others, call {_backends.engine}.function "
             "outside of synkhronos.parallelize"
         )
 

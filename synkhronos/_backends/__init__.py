@@ -14,7 +14,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["ENGINES", "TITLE", "choose", "name"]
+__all__ = ["ENGINES", "TITLE", "choose", "engine"]
 
 
 ENGINES = {"theano": "Theano", "pytensor": "PyTensor"}
@@ -56,9 +56,9 @@ def _is_there(name: str) -> bool:
 
 
 #: ``"theano"`` or ``"pytensor"``.
-name = choose()
+engine = choose()
 #: The backend's name in messages.
-TITLE = ENGINES[name]
+TITLE = ENGINES[engine]
 
 #: The names that each backend defines, by the module of its package. In `ops`, the class of an operation that a backend
 #: does not have is `common.Absent`.
@@ -108,7 +108,7 @@ if TYPE_CHECKING:
 
 else:
     for _part, _wanted in INTERFACE.items():
-        _module = import_module(f"synkhronos._backends.{name}.{_part}")
+        _module = import_module(f"synkhronos._backends.{engine}.{_part}")
         _found = {_one: getattr(_module, _one) for _one in _wanted}  # a missing name is an error at once
         globals().update({"ops": _module} if _part == "ops" else _found)
 

@@ -28,9 +28,9 @@ __all__ = [
     "running_parts",
 ]
 
-_OWN = f"{_backends.name}."
+_OWN = f"{_backends.engine}."
 #: Folder of the backend's package.
-FOLDER = os.path.dirname(str(sys.modules[_backends.name].__file__))
+FOLDER = os.path.dirname(str(sys.modules[_backends.engine].__file__))
 INTEGERS = tuple([kind.dtype for kind in _backends.scalar.integer_types])
 #: The dtypes that have gradients.
 CONTINUOUS = tuple([kind.dtype for kind in _backends.scalar.continuous_types])

@@ -24,10 +24,10 @@ from synkhronos._backends import (
     as_type_of,
     clone,
     compile_function,
+    engine,
     input_like,
     is_device_type,
     is_random_state,
-    name,
     rebuilt,
     stay_on_device,
 )
@@ -50,7 +50,7 @@ def as_in(item: Any, allow_downcast: bool | None) -> Any:
     if isinstance(item, In):
         return item
     if not isinstance(item, Variable):
-        raise TypeError(f"inputs has {item!r}; expected {TITLE} variables or {name}.In")
+        raise TypeError(f"inputs has {item!r}; expected {TITLE} variables or {engine}.In")
     return In(item, allow_downcast=allow_downcast)
 
 
@@ -124,7 +124,7 @@ def check_arguments(ins: Sequence[Any], n_scattered: int, sliceable_shareds: Seq
             )
         if spec.update is not None:
             raise TypeError(
-                f"input {position} ({spec.variable}): {name}.In(update=…) is not supported; use a shared variable"
+                f"input {position} ({spec.variable}): {engine}.In(update=…) is not supported; use a shared variable"
             )
     for position, spec in enumerate(ins[:n_scattered]):
         if spec.variable.ndim == 0:

@@ -158,7 +158,7 @@ def describe() -> dict[str, str]:
     return {
         "Python": platform.python_version(),
         "Synkhronos": _version_of("synkhronos"),
-        _backends.TITLE: _version_of(_backends.name),
+        _backends.TITLE: _version_of(_backends.engine),
         "NumPy": np.__version__,
         "floatX": _backends.T.scalar().dtype,
     }

@@ -9,7 +9,7 @@ from synkhronos import _backends
 
 assert backend_flags and synkhronos
 
-on_theano = _backends.name == "theano"
+on_theano = _backends.engine == "theano"
 
 if on_theano:
     import lasagne

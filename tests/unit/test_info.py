@@ -17,7 +17,7 @@ from synkhronos._cli import report as remedies
 from synkhronos._cli.backends import ENGINES
 from synkhronos._cli.info import examine
 
-ENGINE = ENGINES[_backends.name]
+ENGINE = ENGINES[_backends.engine]
 
 
 #: Where each Python that suits needs a package.

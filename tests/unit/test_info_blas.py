@@ -20,10 +20,10 @@ from synkhronos._cli.probes import Answer, ask, python
 from synkhronos._theano_compat.blas import candidates
 
 ENGINE = ENGINES["theano"]  # which the tables below describe
-HERE = ENGINES[_backends.name]
-FLAGS, FILES = f"{_backends.name.upper()}_FLAGS", f"{_backends.name.upper()}RC"
+HERE = ENGINES[_backends.engine]
+FLAGS, FILES = f"{_backends.engine.upper()}_FLAGS", f"{_backends.engine.upper()}RC"
 #: The exit code of `info`, and the state of the compiler: PyTensor has numba, too.
-WITHOUT_COMPILER = (1, "unusable") if _backends.name == "theano" else (0, "optional")
+WITHOUT_COMPILER = (1, "unusable") if _backends.engine == "theano" else (0, "optional")
 LDFLAGS = HERE.flag("blas.ldflags")
 
 WHEEL = "python -m pip install scipy-openblas32"
@@ -85,7 +85,7 @@ class TestOneModule:
         subprocess.run(command, input=source, text=True, check=True, timeout=60)
         part = ldflags(f"-L{tmp_path} -lmine")
         assert "its integers have 64 bits, and those that are passed have 32" in part.note
-        if _backends.name == "theano":  # which Synkhronos links to another one
+        if _backends.engine == "theano":  # which Synkhronos links to another one
             assert part.state == "optional" and part.path.endswith("libscipy_openblas.so")
             assert f"{LDFLAGS}=-L{tmp_path} -lmine: its integers" in part.note
         else:

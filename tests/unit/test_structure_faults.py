@@ -115,6 +115,22 @@ def test_the_fields_of_what_collectives_move_have_types():
                         assert "Any" not in named(node.annotation), f"{path}:{node.lineno}"
 
 
+def test_a_public_name_is_listed_once():
+    """In the stub, which type checkers read; `__init__.py` names some, but in no list."""
+    strings = [node.value for node in ast.walk(TREES["__init__.py"]) if isinstance(node, ast.Constant)]
+    imported = [
+        alias.name
+        for node in ast.walk(TREES["__init__.py"])
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    ]
+    assert set(synk.__all__) & {*strings, *imported} <= {"close"}  # which does nothing while Python shuts down
+    stub = ast.parse((PACKAGE / "__init__.pyi").read_text())
+    listed = [alias for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names]
+    assert sorted(alias.name for alias in listed) == synk.__all__
+    assert all(alias.name == alias.asname for alias in listed), "type checkers take it for private"
+
+
 def test_a_command_states_its_properties_where_it_is_defined():
     for path, tree in TREES.items():
         for node in tree.body:
