@@ -16,7 +16,6 @@ import os
 import shutil
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, TypeVar
 from weakref import WeakSet
@@ -45,20 +44,14 @@ class Progress:
     def __init__(self, title: str, total: int = 0) -> None:
         self.done = 0  # number of finished parts, which the worker code updates
         self._title, self._total = title, total
-        self._began = time.time()
         self._over = threading.Lock()  # taken until the work is over
         self._over.acquire()
 
     def show(self) -> None:
         """After `DELAY` seconds show a bar, and remove it when the work is over."""
-        if self._over.acquire(timeout=DELAY):
-            return
-        with _bar(self._title, self._total, initial=self.done) as bar:
-            bar.start_t = self._began
-            bar.refresh()
+        with _bar(self._title, self._total, delay=DELAY, mininterval=_STEP, miniters=0) as bar:
             while not self._over.acquire(timeout=_STEP):
-                bar.n = self.done
-                bar.refresh()
+                bar.update(self.done - bar.n)
 
     def end(self) -> None:
         """End the work."""
