@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from synkhronos._session.lifecycle import current
 from synkhronos._session.profiles import Profile, Serial, begin, events, finish
-from synkhronos._utils.display import html_table
+from synkhronos._utils.display import html_table, text_table
 
 _MEGABYTE = 10**6
 
@@ -46,9 +46,7 @@ class Memory:
         return html_table(self._lines())
 
     def __str__(self) -> str:
-        lines = self._lines()
-        widths = [max(map(len, column)) for column in zip(*lines)]
-        return "\n".join("  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines)
+        return text_table(self._lines())
 
 
 def memory() -> Memory:

@@ -9,7 +9,7 @@ from synkhronos._backends import TITLE
 from synkhronos._processes import CATEGORIES, Notes, by_other_clock, spans
 from synkhronos._rank import Record
 from synkhronos._session.state import Session
-from synkhronos._utils.display import html_table, public_names
+from synkhronos._utils.display import html_table, public_names, text_table
 from synkhronos.errors import SessionError, SynkhronosError
 
 #: Marks that each rank keeps for a trace, of 16 bytes each; the oldest are overwritten.
@@ -77,11 +77,7 @@ class Profile:
         return public_names(self)
 
     def __str__(self) -> str:
-        if not self.seconds:
-            return _NOTHING
-        lines = self._lines()
-        widths = [max(map(len, column)) for column in zip(*lines)]
-        return "\n".join("  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines)
+        return text_table(self._lines()) if self.seconds else _NOTHING
 
     def _repr_html_(self) -> str:
         """Return the table, as notebooks show it."""

@@ -24,6 +24,12 @@ def unknown_keyword(function: str, name: str, known: Sequence[str]) -> TypeError
     return TypeError(f"{function} has no argument {name!r}{meant} It takes {', '.join(known)}")
 
 
+def text_table(lines: Sequence[Sequence[str]]) -> str:
+    """Return a table as text. The first column is left-aligned, the others right-aligned."""
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    return "\n".join("  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines)
+
+
 def html_table(lines: Iterable[Sequence[object]], title: str = "") -> str:
     """Return an HTML table; the first line is the head. The first column is left-aligned, the others right-aligned."""
     head, *body = (
