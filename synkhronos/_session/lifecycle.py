@@ -199,8 +199,16 @@ def fork(
         raise TypeError(f"master_rank is {master_rank!r}; expected an int")
     if not 0 <= master_rank < len(names):
         raise ValueError(f"master_rank is {master_rank}; expected 0 to {len(names) - 1}")
-    options = _checked_options(
-        profile_workers, replicate_rng, timeout, restart_workers, check_replicas, wire_dtype, heartbeat
+    _check_options(timeout, check_replicas, wire_dtype, heartbeat)
+    options = Options(
+        profile_workers=bool(profile_workers),
+        replicate_rng=bool(replicate_rng),
+        timeout=timeout,
+        restart_workers=bool(restart_workers),
+        check_replicas=int(check_replicas),
+        wire_dtype=wire_dtype,
+        seed=None if replicate_rng else digest_of_states(),
+        heartbeat=float(heartbeat),
     )
     measured = None if profile is False else Profile(None if profile is True else profile)
     if kind_of(names[0]) == "cpu":
@@ -229,22 +237,8 @@ def fork(
     return _session.n_ranks
 
 
-def _checked_options(
-    profile_workers: Any,
-    replicate_rng: Any,
-    timeout: Any,
-    restart_workers: Any,
-    check_replicas: Any,
-    wire_dtype: Any,
-    heartbeat: Any,
-) -> Options:
-    """Check arguments of `fork`.
-
-    Raises
-    ------
-    ValueError
-        Naming the argument.
-    """
+def _check_options(timeout: Any, check_replicas: Any, wire_dtype: Any, heartbeat: Any) -> None:
+    """Raise `ValueError` for invalid arguments of `fork`."""
     if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0):
         raise ValueError(f"timeout is {timeout!r}; expected a positive number of seconds, or None")
     if isinstance(check_replicas, bool) or not hasattr(check_replicas, "__index__") or check_replicas < 0:
@@ -257,16 +251,6 @@ def _checked_options(
             f"heartbeat is {heartbeat!r}; expected a finite number of seconds above {WARNING_SECONDS:g}, after which a "
             "warning is printed"
         )
-    return Options(
-        bool(profile_workers),
-        bool(replicate_rng),
-        timeout,
-        bool(restart_workers),
-        int(check_replicas),
-        wire_dtype,
-        None if replicate_rng else digest_of_states(),
-        float(heartbeat),
-    )
 
 
 @_one_at_a_time
