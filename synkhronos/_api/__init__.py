@@ -1,7 +1,5 @@
 """Public interface: functions that all ranks compute, arrays in shared memory, and collectives on shared variables."""
 
-from __future__ import annotations
-
 from synkhronos._api.access import check_replicas, get_lengths, get_shapes, get_value, set_value
 from synkhronos._api.build import function
 from synkhronos._api.collectives import all_gather, broadcast, gather, scatter
@@ -9,22 +7,3 @@ from synkhronos._api.data_arrays import Data, data
 from synkhronos._api.functions import Function
 from synkhronos._api.parallel import parallelize
 from synkhronos._api.reductions import all_reduce, reduce
-
-__all__ = [
-    "Data",
-    "Function",
-    "all_gather",
-    "all_reduce",
-    "broadcast",
-    "check_replicas",
-    "data",
-    "function",
-    "gather",
-    "get_lengths",
-    "get_shapes",
-    "get_value",
-    "parallelize",
-    "reduce",
-    "scatter",
-    "set_value",
-]

@@ -1,7 +1,5 @@
 """Controller side of a session: issues commands to the ranks, tracks their state, and reports failures."""
 
-from __future__ import annotations
-
 from synkhronos._session.context_manager import sequence, session
 from synkhronos._session.diagnostics import warn
 from synkhronos._session.instruments import Profile, memory, profile, trace
@@ -10,26 +8,3 @@ from synkhronos._session.replica_check import distances
 from synkhronos._session.shards import Origin, origin_of
 from synkhronos._session.state import Session
 from synkhronos._session.submission import Future
-
-__all__ = [
-    "Future",
-    "Origin",
-    "Profile",
-    "Session",
-    "close",
-    "current",
-    "distances",
-    "distribute",
-    "fork",
-    "functions",
-    "get_n_gpu",
-    "held",
-    "memory",
-    "origin_of",
-    "profile",
-    "sequence",
-    "session",
-    "settle",
-    "trace",
-    "warn",
-]

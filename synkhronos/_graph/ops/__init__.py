@@ -1,7 +1,5 @@
 """Collectives inside a compiled function: operations, their state at run time, gradients and graph rewrites."""
 
-from __future__ import annotations
-
 from synkhronos._graph.ops.analysis import (
     Cut,
     after_collectives,
@@ -17,23 +15,3 @@ from synkhronos._graph.ops.controller import broadcast_outputs
 from synkhronos._graph.ops.expressions import averaged, gathered, reduced, summed
 from synkhronos._graph.ops.rank_context import RankContext
 from synkhronos._graph.ops.row_counts import Counted
-
-__all__ = [
-    "UNNUMBERED",
-    "Collective",
-    "Counted",
-    "Cut",
-    "RankContext",
-    "after_collectives",
-    "averaged",
-    "broadcast_outputs",
-    "collectives_of",
-    "compiled_has_collectives",
-    "cut",
-    "depends_on",
-    "gathered",
-    "has_collectives",
-    "has_collectives_in_loop",
-    "reduced",
-    "summed",
-]
