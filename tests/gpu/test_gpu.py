@@ -55,24 +55,30 @@ class TestOnGpu:
     pytestmark = slow
 
     @on_each_kind
-    @pytest.mark.parametrize("n_ranks", [1, 2])
-    def test_functions_and_variables(self, kind, n_ranks):
-        self.run_tests(kind, n_ranks)
+    def test_functions_and_variables(self, kind):
+        self.run_tests(kind, 2)
+
+    @on_each_kind
+    def test_one_rank(self, kind):
+        self.run_tests(kind, 1, self.COLLECTIVE)
 
     @pytest.mark.opencl
-    def test_functions_and_variables_over_the_stand_in(self):
-        self.run_tests("opencl", 3, NCCL_STAND_IN="1")
+    def test_collectives_over_the_stand_in(self):
+        self.run_tests("opencl", 3, self.COLLECTIVE, NCCL_STAND_IN="1")
 
     @pytest.mark.opencl
     @pytest.mark.skipif(not MPIEXEC.exists(), reason="mpiexec is not installed")
-    def test_functions_and_variables_on_two_machines(self):
-        """Which are two processes here, with two ranks each."""
-        self.run_tests("opencl", 2, launch=(MPIEXEC, "-n", "2"))
+    def test_collectives_on_two_nodes(self):
+        """The nodes are two processes here, with two ranks each."""
+        self.run_tests("opencl", 2, self.COLLECTIVE, launch=(MPIEXEC, "-n", "2"))
+
+    #: The tests that depend on the number of ranks and nodes, and on NCCL. Compiling for OpenCL takes most of the time.
+    COLLECTIVE = "every_op or TestVariables or collectives_inside or had_once"
 
     @staticmethod
-    def run_tests(kind, n_ranks, **environment):
-        command = ["-m", "pytest", "-q", "-ra", "-p", "no:cacheprovider", "--timeout", "300", "tests/gpu/on_gpu.py"]
-        done = run(kind, command, n_ranks, **environment)
+    def run_tests(kind, n_ranks, chosen="", **environment):
+        command = ["-m", "pytest", "-q", "-ra", "-p", "no:cacheprovider", "--timeout", "300", "-k", chosen]
+        done = run(kind, [*command, "tests/gpu/on_gpu.py"], n_ranks, **environment)
         print(done.stdout)
         assert done.returncode == 0, done.stdout
         assert re.search(r"\d+ passed", done.stdout)
@@ -163,8 +169,13 @@ class TestFailuresInsideNccl:
 class TestDemos:
     pytestmark = slow
 
-    @on_each_kind
-    @pytest.mark.parametrize("number", [1, 2, 3, 4, 5])
+    @pytest.mark.parametrize(
+        ("kind", "number"),
+        [
+            pytest.param("opencl", 3, marks=pytest.mark.opencl),  # it calls all collectives
+            *[pytest.param("cuda", number, marks=pytest.mark.cuda) for number in range(1, 6)],
+        ],
+    )
     def test_demo(self, kind, number):
         done = run(kind, [f"demos/demo_{number}.py"])
         assert done.returncode == 0, done.stdout

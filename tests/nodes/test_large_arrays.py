@@ -1,4 +1,4 @@
-"""Large arrays between nodes, in pieces: every op and dtype against NumPy, 16-bit wire dtypes, and interrupts.
+"""Large arrays between nodes, in pieces: rounding, gathers, 16-bit wire dtypes, and interrupts.
 
 Each process that mpiexec starts stands for a machine; pieces are small, so that there are many of them.
 """
@@ -64,38 +64,21 @@ def run(source, ranks, piece=SMALL, **environment):
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize("ranks, piece", [((1, 1), SMALL), ((2, 1, 2), SMALL), ((3, 1), LARGE)], ids=str)
-def test_every_op_and_dtype(ranks, piece):
-    """Arrays that travel with votes, of one piece, of many, and empty ones, in one collective."""
+@pytest.mark.parametrize("ranks, piece", [((2, 1, 2), SMALL), ((3, 1), LARGE)], ids=str)
+def test_many_pieces_are_rounded_once_and_gathered_whole(ranks, piece):
+    """Of no piece, one piece and many; `tests/transports/test_contract.py` has every op and dtype."""
     lines = run(
         """
         draw = np.random.RandomState(3)
         lengths = [0, 1, 5, 3000, 20_000]
-        for dtype in ["float32", "float64", "float16", "int8", "int32", "int64", "bool", "uint8"]:
-            values = [(draw.rand(n, length) * (2 if dtype == "bool" else 9)).astype(dtype) for length in lengths]
-            variables = [shared(value[0]) for value in values]
-            use(*variables)
-            for op in ["sum", "avg", "max", "min", "prod"]:
-                if dtype == "bool" and op in ("sum", "prod", "avg"):
-                    continue  # what they are on one machine is tested there
-                spread(variables, values)
-                synk.all_reduce(variables, op)
-                for variable, value in zip(variables, values):
-                    with np.errstate(over="ignore"):
-                        if op == "avg" and dtype.startswith(("int", "uint")):
-                            expected = np.rint(value.astype("float64").mean(0)).astype(dtype)
-                        elif op == "avg":
-                            expected = value.astype("float64").mean(0)
-                        else:
-                            ufunc = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}[op]
-                            wide = value.astype("float64" if dtype == "float16" else dtype)
-                            expected = ufunc.reduce(wide, axis=0, dtype=wide.dtype)
-                    got = [synk.get_value(rank, variable) for rank in range(n)]
-                    assert all(one.tobytes() == got[0].tobytes() for one in got), (dtype, op, "bits differ")
-                    tolerance = {"float16": 4e-3, "float32": 1e-5}.get(dtype, 1e-12)
-                    assert np.allclose(got[0].astype("float64"), expected, rtol=tolerance, atol=1e-5), (dtype, op)
-                    if dtype == "float16" and op == "sum":  # rounded once
-                        assert (got[0] == expected.astype(dtype)).all()
+        halves = [(draw.rand(n, length) * 9).astype("float16") for length in lengths]
+        variables = [shared(value[0]) for value in halves]
+        use(*variables)
+        spread(variables, halves)
+        synk.all_reduce(variables, "sum")
+        for variable, value in zip(variables, halves):
+            expected = value.astype("float64").sum(axis=0).astype("float16")
+            assert all((synk.get_value(rank, variable) == expected).all() for rank in range(n))
         for length in lengths:  # gathered, of different lengths
             parts = [draw.rand(length + 7 * rank, 2).astype("float32") for rank in range(n)]
             variable = shared(parts[0])
@@ -117,7 +100,7 @@ def test_every_op_and_dtype(ranks, piece):
     assert lines[-1] == "fine"
 
 
-@pytest.mark.parametrize("ranks, piece", [((1, 1), SMALL), ((2, 1, 2), SMALL), ((2, 2), LARGE)], ids=str)
+@pytest.mark.parametrize("ranks, piece", [((2, 1, 2), SMALL), ((2, 2), LARGE)], ids=str)
 def test_many_arrays_of_all_lengths_in_one_collective(ranks, piece):
     """Those that share pieces, between others of many pieces, and of another type; also inside a function."""
     lines = run(
