@@ -28,10 +28,10 @@ DEMOS = sorted(p.relative_to(ROOT) for p in ROOT.glob("demos/**/*.py") if "__mai
 SMALL = ["--data", "digits", "--epochs", "2", "--update-rule", "sgd"]
 ARGUMENTS = {
     "train_mnist_theano": [*SMALL, "--model", "custom_mlp:1,32,0.1,0.2"],
-    "train_mnist_cpu_data": ["--data", "digits", "--ranks", "2", "--json", "report.json"],
+    "train_mnist_cpu_data": [*SMALL, "--model", "custom_mlp:1,32,0.1,0.2", "--ranks", "2"],
     "train_mnist_gpu_data": [*SMALL, "--model", "custom_mlp:1,32,0.1,0.2", "--ranks", "3"],
     "train_resnet_theano": [],
-    "train_resnet": ["--ranks", "2", "--n-images", "512", "--batch-size", "16", "--json", "report.json"],
+    "train_resnet": ["--ranks", "2", "--depth", "5", "--epochs", "1"],
     "digits": ["--ranks", "3", "--epochs", "10"],
     "k_means": ["--ranks", "3", "--rows", "2001"],
     "hierarchical": ["--ranks", "2", "--rows", "300", "--draws", "20"],
@@ -93,8 +93,6 @@ def test_demo_as_a_script(demo, tmp_path):
     if demo.stem == "run_lasagne_demos":
         compare_reports(json.loads((tmp_path / "all.json").read_text()))
         assert (tmp_path / "lasagne_mnist.png").stat().st_size > 10000
-    elif demo.stem in REPORTS:
-        REPORTS[demo.stem](json.loads((tmp_path / "report.json").read_text()))
 
 
 def compare_reports(reports):
@@ -105,28 +103,24 @@ def compare_reports(reports):
     assert reports[0]["test_accuracy"] == pytest.approx(reports[1]["test_accuracy"], abs=0.01)
 
 
-def check_cnn(report):
-    """Check that the default network learns the digits."""
-    assert report["arguments"]["model"] == "cnn" and len(report["epochs"]) <= 10
-    assert report["test_accuracy"] >= 0.97
-
-
-def check_resnet(report):
-    """Check that the ResNet learns in three epochs."""
-    assert [len(epoch["losses"]) for epoch in report["epochs"]] == [16, 16, 16]
-    assert report["epochs"][-1]["valid_accuracy"] > 0.5
-
-
-REPORTS = {"train_mnist_cpu_data": check_cnn, "train_resnet": check_resnet}
-
-
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "name", ["demo_3", pytest.param("lasagne_mnist.train_mnist_cpu_data", marks=theano_only("Lasagne"))]
 )
 def test_demo_as_a_module(name, tmp_path):
-    arguments = ["--ranks", "3"] if name == "demo_3" else ARGUMENTS["train_mnist_gpu_data"]
+    arguments = ARGUMENTS.get(name.split(".")[-1], ["--ranks", "3"])
     run_demo(["-m", f"demos.{name}", *arguments], tmp_path)
+
+
+@theano_only("Lasagne")
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_cnn_reaches_97_percent(tmp_path):
+    command = ["--data", "digits", "--ranks", "2", "--json", "report.json"]
+    run_demo([str(ROOT / "demos/lasagne_mnist/train_mnist_cpu_data.py"), *command], tmp_path, 360)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["arguments"]["model"] == "cnn" and len(report["epochs"]) <= 10
+    assert report["test_accuracy"] >= 0.97
 
 
 @pytest.mark.parametrize(("lengths", "size"), [([5, 5], 4), ([4, 3, 3], 7), ([2, 1, 1, 1, 1], 3), ([9], 4)], ids=str)

@@ -1,6 +1,7 @@
 """The ResNet demo: its layers against NumPy, its networks, its steps against plain Theano, and 50 layers on ranks."""
 
 import functools
+import json
 import pickle
 import sys
 
@@ -13,6 +14,7 @@ from backend import theano_only
 from comparison import assert_close
 from lasagne.layers import InputLayer
 from scripts import ROOT
+from test_demos import run_demo
 
 import synkhronos as synk
 
@@ -292,6 +294,16 @@ def test_lasagnes_own_batch_normalisation(no_session, monkeypatch):
     expected = follow(3, 10)
     monkeypatch.setattr(models, "BatchNormLayer", AliasedBatchNormLayer)
     check(train_resnet.main([*SMALL, "--ranks", "3", "--fixed-batch", "--batch-size", "10"]), expected)
+
+
+@pytest.mark.timeout(300)
+def test_it_learns_as_a_module(tmp_path):
+    options = ["--ranks", "2", "--n-images", "512", "--batch-size", "16", "--json", "report.json"]
+    output = run_demo(["-m", "demos.resnet.train_resnet", *options], tmp_path)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [len(epoch["losses"]) for epoch in report["epochs"]] == [16, 16, 16]
+    assert report["epochs"][-1]["valid_accuracy"] > 0.5
+    assert output.splitlines()[-1].startswith("validation accuracy: ")
 
 
 @pytest.mark.slow
