@@ -20,7 +20,7 @@ N = int(os.environ.get("PMI_SIZE", 1))
 _MACHINE = int(os.environ.get("PMI_RANK", 0))
 _SHARES = [int(share) for share in os.environ.get("SYNKHRONOS_TEST_SHARES", ",".join("1" * N)).split(",")]
 #: What tests take that go through numbers of ranks.
-RANKS = (1, 2, 5) if N == 1 else tuple(n for n in (2, 3, 4, 5) if n >= N)
+RANKS = (1, 2, 3, 5) if N == 1 else tuple(n for n in (2, 3, 4, 5) if n >= N)
 
 _find_devices = lifecycle.find_free_devices
 

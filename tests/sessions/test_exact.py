@@ -5,7 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
-from backend import MRG_RandomStreams, RandomStreams, T, lasagne, theano
+from backend import MRG_RandomStreams, RandomStreams, T, lasagne, pool_2d, theano, theano_only
 from comparison import assert_close
 
 import synkhronos as synk
@@ -254,6 +254,46 @@ def test_the_picture_of_the_graph(session, tmp_path):
     else:
         with pytest.raises(RuntimeError, match="Graphviz"):
             partition.picture(tmp_path / "graph.svg")
+
+
+def images_and_words(params):
+    """A convolutional net with dropout and pooling, and an embedding; in single precision."""
+    images, words, y = T.ftensor4("images"), T.imatrix("words"), T.ivector("y")
+    filters, table, w = params
+    h = pool_2d(T.nnet.relu(T.nnet.conv2d(images, filters)), (2, 2), ignore_border=True)
+    h = (h - h.mean((0, 2, 3), keepdims=True)) / T.sqrt(h.var((0, 2, 3), keepdims=True) + np.float32(1e-3))
+    h = T.concatenate([h.flatten(2), table[words].mean(axis=1)], axis=1)
+    h *= MRG_RandomStreams(3).binomial(h.shape, p=0.8, dtype="float32")
+    loss = T.nnet.categorical_crossentropy(T.nnet.softmax(h.dot(w)), y).mean()
+    updates = lasagne.updates.momentum(T.grad(loss, params), params, np.float32(0.1), np.float32(0.9))
+    return [images, words, y], [loss, h], updates
+
+
+@functools.cache
+def vision():
+    rng = np.random.RandomState(2)
+    made = []
+    arrays = [(rng.randn(*shape) * 0.2).astype("float32") for shape in ((3, 1, 3, 3), (9, 4), (16, 5))]
+    for build in (functools.partial(synk.function, exact=True), theano.function):
+        params = list(map(theano.shared, arrays))
+        inputs, outputs, updates = images_and_words(params)
+        made.append((build(inputs, outputs, updates=updates), params))
+    return made
+
+
+@theano_only("convolution and pooling")
+def test_a_convolutional_net_with_an_embedding(session):
+    (function, ours), (reference, theirs) = vision()
+    for seed in range(2):
+        rng = np.random.RandomState(seed)
+        given = [rng.randn(N, 1, 6, 6).astype("float32"), rng.randint(0, 9, (N, 3)), rng.randint(0, 5, N)]
+        given = [value.astype("int32") if value.dtype == "int64" else value for value in given]
+        for got, expected in zip(function(*given), reference(*given)):
+            assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    for mine, other in zip(ours, theirs):
+        assert_close(mine.get_value(), other.get_value(), rtol=1e-4, atol=1e-5)
+    assert not synk.check_replicas()
+    assert all("all-reduce" in entry.collective for entry in function.partition)
 
 
 def test_a_row_that_fails_fails_the_call_and_nothing_else(session):
