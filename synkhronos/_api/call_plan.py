@@ -58,7 +58,7 @@ class BatchRows(NamedTuple):
         return cls(tuple(found), isinstance(batch, slice))
 
 
-class Sight(NamedTuple):
+class CallSignature(NamedTuple):
     """A call as far as it can be repeated.
 
     Parameters
@@ -76,7 +76,9 @@ class Sight(NamedTuple):
     batch: BatchRows | None
 
 
-def look_at(values: Sequence[Any], batch: Any, scattered: Sequence[Input], *options: Any) -> Sight | None:
+def make_signature(
+    values: Sequence[Any], batch: Any, scattered: Sequence[Input], *options: Any
+) -> CallSignature | None:
     """Return the signature and the contents of a call; ``None`` if it must be planned.
 
     Parameters
@@ -104,7 +106,7 @@ def look_at(values: Sequence[Any], batch: Any, scattered: Sequence[Input], *opti
         else:
             return None
     if not picks:
-        return Sight(tuple(signature), contents, None)
+        return CallSignature(tuple(signature), contents, None)
     try:
         chosen = BatchRows.of(batch, values, scattered)
     except (TypeError, ValueError, IndexError) as error:  # planning the call raises it again
@@ -124,7 +126,7 @@ def look_at(values: Sequence[Any], batch: Any, scattered: Sequence[Input], *opti
     contents = [*lists, *contents]
     if moves:
         contents.append(np.array(starts, np.int64))
-    return Sight(tuple(signature), contents, chosen)
+    return CallSignature(tuple(signature), contents, chosen)
 
 
 class Inputs(NamedTuple):
@@ -337,7 +339,7 @@ def count_points(
     return counts, not any(counts)
 
 
-def lend_rows(session: Session, graph: Graph, rows: list[Selection], counts: tuple[int, ...]) -> list[Selection]:
+def pad_empty_ranks(session: Session, graph: Graph, rows: list[Selection], counts: tuple[int, ...]) -> list[Selection]:
     """Return the rows; a rank without data points that picks none gets its first row, so that it can compute."""
     lent: list[Selection] = [Rows(0, min(1, length)) for length in rows_on_ranks(session, graph)]
     if not isinstance(rows[0], Rows):
@@ -403,9 +405,9 @@ class Planner:
             subset = _some(subset, n)
         variant, asked = Variant(accumulate, kind, self._device).for_subset(subset)
         key = distributed(variant, graph)
-        counts, everybody = count_points(session, self._graph, inputs, rows, num_slices)
+        counts, all_compute = count_points(session, self._graph, inputs, rows, num_slices)
         if rows is not None and self._collectives.any and any(counts) and not all(counts):
-            rows = lend_rows(session, self._graph, rows, counts)
+            rows = pad_empty_ranks(session, self._graph, rows, counts)
         staging = stage(session, inputs, self._specs, rows)
         call = Call(
             function=key,
@@ -414,13 +416,13 @@ class Planner:
             shares=inputs.shares,
             rows=staging.rows,
             counts=counts,
-            everybody=everybody,
+            all_compute=all_compute,
             num_slices=num_slices,
             output_modes=tuple([modes[i] for i in wanted]),
             output_subset=None if asked is None else (*asked, *range(n, n + len(updated))),
             updated=session.keys(updated),
             update_modes=tuple([self._mode_of.get(var, "avg") for var in updated]),
-            nccl=self._results.over_nccl(wanted) if session.nccl and (everybody or all(counts)) else (),
+            nccl=self._results.over_nccl(wanted) if session.nccl and (all_compute or all(counts)) else (),
             master=session.master_rank,
             has_collectives=self._collectives.any,
             kept=session.keys(self._collectives.kept(counts)),

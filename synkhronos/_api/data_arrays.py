@@ -1,7 +1,7 @@
 """`data` and `Data`: function inputs in shared memory, written once and read by every rank where they lie.
 
-`Holding` is the shared memory of one `Data`, or of several after unpickling. The functions at the top convert and check
-the values, shapes and sizes that users give.
+`DataMemory` is the shared memory of one `Data`, or of several after unpickling. The functions at the top convert and
+check the values, shapes and sizes that users give.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def check_oversize(oversize: Any) -> None:
 _known: Any = weakref.WeakValueDictionary()
 
 
-class Holding:
+class DataMemory:
     """Memory that is freed with the last `Data` that uses it.
 
     Parameters
@@ -108,12 +108,12 @@ class Holding:
         _known[key] = self
 
     @classmethod
-    def allocate(cls, n_bytes: int) -> Holding:
+    def allocate(cls, n_bytes: int) -> DataMemory:
         """Allocate memory, filled with zeros."""
         return cls.share(current("Data").allocate(n_bytes), n_bytes, is_file=False)
 
     @classmethod
-    def share(cls, segment: Segment, n_bytes: int, is_file: bool) -> Holding:
+    def share(cls, segment: Segment, n_bytes: int, is_file: bool) -> DataMemory:
         """Make memory that is mapped already known to all ranks."""
         session = current("Data")
         made = cls(segment.ref.key, segment.bytes[:n_bytes], is_file)
@@ -121,9 +121,9 @@ class Holding:
         return made
 
     @classmethod
-    def find(cls, key: str) -> Holding | None:
+    def find(cls, key: str) -> DataMemory | None:
         """Return the memory of this key, or ``None`` if this process does not have it."""
-        found: Holding | None = _known.get(key)
+        found: DataMemory | None = _known.get(key)
         return found
 
 
@@ -169,7 +169,7 @@ class Data:
         self.minibatch = minibatch
         self.name = name
         self._array = np.zeros((0,) * ndim, dtype)
-        self._held: Holding | None = None
+        self._held: DataMemory | None = None
         self._ref: ArrayRef | None = None
 
     dtype = property(lambda self: self._array.dtype)
@@ -281,7 +281,7 @@ class Data:
         array = self.condition_data(value, force_cast)
         file = segment_of_file(array)
         if file is not None:
-            self._hold(Holding.share(file, array.nbytes, is_file=True))
+            self._hold(DataMemory.share(file, array.nbytes, is_file=True))
             self._array = array.view(np.ndarray)
             return
         fits = self._fits(array.shape) and not self._is_file
@@ -409,10 +409,10 @@ class Data:
 
     def _allocate(self, shape: tuple[int, ...], oversize: float) -> np.ndarray:
         """Return a view of the given shape, in new memory."""
-        self._hold(Holding.allocate(max(1, int(size_in_bytes(shape, self.dtype) * oversize))))
+        self._hold(DataMemory.allocate(max(1, int(size_in_bytes(shape, self.dtype) * oversize))))
         return self._view(shape)
 
-    def _hold(self, memory: Holding | None) -> None:
+    def _hold(self, memory: DataMemory | None) -> None:
         """Replace the current memory by this one."""
         self._array = np.zeros((0,) * self.ndim, self.dtype)
         self._held = memory
@@ -437,7 +437,7 @@ def _unpickled(key: str | None, shape: tuple[int, ...], dtype: Any, minibatch: b
     """Return `Data` over the memory of the pickled one."""
     made = Data(np.dtype(dtype), len(shape), minibatch, name)
     if key is not None:
-        held = Holding.find(key)
+        held = DataMemory.find(key)
         if held is None:
             raise TypeError(
                 f"got pickled Data of shape {shape}, whose memory only the process that made it has (while it holds "

@@ -56,7 +56,7 @@ class ExactFunction(Function):
         super().__init__(session, divided, results, {}, named=named, named_updates=[], single=single, name=name)
         self._user, self._again = user, again
         self._serial = Serial(user, Results(user.outputs, ["exact"] * n_outputs, [False] * n_outputs, False, title))
-        self._collectives = _AlwaysThere(divided, self._theano, results)
+        self._collectives = _ExactGraphCollectives(divided, self._theano, results)
         self._checks = _ExactChecks(divided, results, named, named_updates=[])
         alike = dict.fromkeys((var for var, _ in divided.updates), "max")  # the new values of all slices are equal
         self._planner = _ExactPlanner(divided, results, self._collectives, alike, session.on_gpu)
@@ -151,7 +151,7 @@ class ExactFunction(Function):
             )
 
 
-class _AlwaysThere(GraphCollectives):
+class _ExactGraphCollectives(GraphCollectives):
     """`GraphCollectives` of exact functions, in which no rank is without data points."""
 
     def kept(self, counts: Sequence[int]) -> list[Any]:
@@ -204,7 +204,7 @@ class _ExactPlanner(Planner):
         n_rows = sum(call.counts)
         counts = tuple(n_rows * (rank == call.master) for rank in range(session.n_ranks))
         shares = (Rows(0, n_rows),) * session.n_ranks
-        return call._replace(shares=shares, counts=counts, everybody=n_rows == 0), refs
+        return call._replace(shares=shares, counts=counts, all_compute=n_rows == 0), refs
 
     def _follow_rows(self, session: Session, inputs: Inputs, rows: list[Selection] | None) -> Inputs:
         """Return the inputs, sharded as the scattered variables are."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from synkhronos import _graph
 from synkhronos._api.arguments import arrange, check_num_slices, check_subset, describe_inputs, inputs_of
-from synkhronos._api.call_plan import Planner, check_inputs, chosen, look_at, rows_on_ranks, sliceable_rows
+from synkhronos._api.call_plan import Planner, check_inputs, chosen, make_signature, rows_on_ranks, sliceable_rows
 from synkhronos._api.checks import Checks, Serial, environment_asks, is_asked
 from synkhronos._api.combine import GraphCollectives, Results
 from synkhronos._api.data_arrays import Data, data
@@ -309,7 +309,7 @@ class Function(Appearance):
                 self._distributed(session, self._plain, self._graph)
                 on_ranks = tuple(rows_on_ranks(session, self._graph))
             if not is_checked and batch_s is None:
-                sight = look_at(values, batch, self._scattered, on_ranks, num_slices, subset, place)
+                sight = make_signature(values, batch, self._scattered, on_ranks, num_slices, subset, place)
                 if sight is not None:
                     call, refs = self._plans.get(sight.signature, _NO_PLAN)
                     if call is not None and sight.contents and not session.restage(refs, sight.contents):
@@ -348,7 +348,7 @@ class Function(Appearance):
         """Combine the ranks' outputs."""
         session.timeline.switch(COLLECTIVES)
         self.counts = call.counts
-        weights = (1,) * session.n_ranks if call.everybody else call.counts
+        weights = (1,) * session.n_ranks if call.all_compute else call.counts
         return self._results.combine(
             results, call, wanted, weights, collectives=self._collectives, private=session.private
         )

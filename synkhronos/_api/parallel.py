@@ -108,7 +108,7 @@ class _Builder:
 
     def _has_rows(self, item: Any) -> bool:
         variable = getattr(item, "variable", item)
-        if not _graph.is_tensor_variable(variable) or any(_is_meant(one, item) for one in self._whole):
+        if not _graph.is_tensor_variable(variable) or any(_refers_to(one, item) for one in self._whole):
             return False
         axis = next(iter(self._axes_of(item)), 0)
         # an axis that does not exist is refused later, with other errors in shard
@@ -121,10 +121,10 @@ class _Builder:
         return {variable: axis for variable in used for axis in self._axes_of(names.get(variable, variable))}
 
     def _axes_of(self, item: Any) -> list[int]:
-        return [axis for one, axis in self._axes.items() if _is_meant(one, item)]
+        return [axis for one, axis in self._axes.items() if _refers_to(one, item)]
 
 
-def _is_meant(one: Any, item: Any) -> bool:
+def _refers_to(one: Any, item: Any) -> bool:
     """Return whether ``one`` is an input or a variable, or the name of it."""
     variable = getattr(item, "variable", item)
     return one is variable or one is item or (isinstance(one, str) and one in (item.name, variable.name))

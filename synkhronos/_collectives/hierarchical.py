@@ -103,7 +103,7 @@ class HierarchicalTransport(SharedMemoryTransport):
             directly = self._move(large, between, [self._back(*both) for both in zip(small, results)])
         except BaseException:
             if self._leads:
-                self._comm.pay()  # the other leaders wait for the rest of the exchange
+                self._comm.complete_exchange()  # the other leaders wait for the rest of the exchange
             raise
         return None if directly is None else directly or agreed
 

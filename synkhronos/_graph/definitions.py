@@ -65,8 +65,8 @@ class Definitions:
         ops = [PureOp, PureType, *_subclasses(PureOp), *_subclasses(PureType)]
         self._digester = namespaces.Digester()
         self._inherited: dict[namespaces.Slot, int] = {}
-        inherited, roots = list(ops), [op for op in ops if namespaces.is_programs(namespaces.module_of(op))]
-        for module in filter(namespaces.is_programs, self._modules):
+        inherited, roots = list(ops), [op for op in ops if namespaces.is_of_program(namespaces.module_of(op))]
+        for module in filter(namespaces.is_of_program, self._modules):
             for name, value in list(vars(sys.modules[module]).items()):
                 self._inherited[namespaces.Slot(module, "", name)] = self._digester.number(value)
                 if isinstance(value, (type, types.FunctionType, PureOp, *namespaces.WRAPPERS)):
@@ -111,7 +111,7 @@ class Definitions:
         else:
             return True
         module = namespaces.module_of(named)
-        if isinstance(named, (type, types.FunctionType)) and namespaces.is_programs(module):
+        if isinstance(named, (type, types.FunctionType)) and namespaces.is_of_program(module):
             self._pickled.append(named)
         is_op = isinstance(obj, type) and issubclass(obj, (PureOp, PureType))
         if is_op and module != namespaces.MAIN and module in self._modules and not self._is_inherited(obj):
@@ -126,7 +126,7 @@ class Definitions:
         module = namespaces.module_of(named)
         if namespaces.find(module, named.__qualname__) is not obj:
             return False
-        is_old = module == namespaces.MAIN or (module in self._modules and namespaces.is_programs(module))
+        is_old = module == namespaces.MAIN or (module in self._modules and namespaces.is_of_program(module))
         return not is_old or self._is_inherited(namespaces.find(module, named.__qualname__.partition(".")[0]))
 
     def _is_inherited(self, obj: Any) -> bool:
@@ -174,7 +174,7 @@ class Definitions:
         is_same = inherited is not None and inherited == self._digester.number(value)
         return is_same and (isinstance(value, _FIXED) or namespaces.is_opaque(value))
 
-    def doubt(self, slots: Iterable[namespaces.Slot]) -> None:
+    def assume_missing(self, slots: Iterable[namespaces.Slot]) -> None:
         """Forget the digests of slots that are about to be set in other processes, which may fail."""
         for slot in slots:
             self._held.pop(slot, None)

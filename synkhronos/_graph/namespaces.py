@@ -89,7 +89,7 @@ def _is_of_library(file: str) -> bool:
     return path.startswith(_library_folders()) or not _LIBRARY_FOLDERS.isdisjoint(path.split(os.sep))
 
 
-def is_programs(module: str | None) -> bool:
+def is_of_program(module: str | None) -> bool:
     """Return whether a module is the program's own: the main one, or one whose file is not in a library folder."""
     if module == MAIN:
         return True
@@ -156,7 +156,7 @@ def _read(module: types.ModuleType, names: set[str], seen: set[str]) -> Iterator
     for name in sorted(names & vars(module).keys()):
         value = vars(module)[name]
         yield Slot(module.__name__, "", name), value
-        if isinstance(value, types.ModuleType) and value.__name__ not in seen and is_programs(value.__name__):
+        if isinstance(value, types.ModuleType) and value.__name__ not in seen and is_of_program(value.__name__):
             yield from _read(value, names, seen)
 
 
@@ -303,10 +303,10 @@ class _DigestPickler(pickle.Pickler):
             parts = [getattr(obj, name, None) for name in ("__func__", "fget", "fset", "fdel")]
             return _Named, (type(obj).__name__,), parts
         if isinstance(obj, _Definition):
-            if not is_programs(module_of(obj)):
+            if not is_of_program(module_of(obj)):
                 return self._by_identity(obj) if isinstance(obj, types.FunctionType) else NotImplemented
             self.found.append(obj)
-            bases = [base for base in getattr(obj, "__bases__", ()) if is_programs(module_of(base))]
+            bases = [base for base in getattr(obj, "__bases__", ()) if is_of_program(module_of(base))]
             state = bases if self._is_known(obj) else [bases, state_of(obj)]
             return _Named, (self._number(obj),), state
         if is_opaque(obj):
@@ -348,7 +348,7 @@ def walk(
     queue, seen, done = list(roots), set(), set()
     while queue:
         reader = queue.pop()
-        if id(reader) in seen or not is_programs(module_of(reader)):
+        if id(reader) in seen or not is_of_program(module_of(reader)):
             continue
         seen.add(id(reader))
         for slot, value in slots_of(reader):

@@ -5,7 +5,7 @@ of the other nodes, prints a warning about a silent node, and writes the number 
 *guardian* is its parent, and restarts it if it is killed. If the guardian is killed, the heartbeat process becomes the
 guardian of a new one. They share no lock with the leader, so that it cannot delay them.
 
-`Silence` holds the conclusions that a node draws from received and missing heartbeats.
+`FailureDetector` holds the conclusions that a node draws from received and missing heartbeats.
 
 Invariants
 ----------
@@ -40,7 +40,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from synkhronos._memory import Descriptor, OwnedSocket
-from synkhronos._processes import end_with, start_apart
+from synkhronos._processes import end_with, start_detached
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos.errors import SessionError
 
@@ -107,7 +107,7 @@ class Message(NamedTuple):
     is_lost: bool = False
 
 
-class Silence:
+class FailureDetector:
     """One node's knowledge about the silence of the others.
 
     Parameters
@@ -241,7 +241,7 @@ _BY_ICMP = 2
 _logger = logging.getLogger("synkhronos")
 
 
-class Door(NamedTuple):
+class Endpoint(NamedTuple):
     """A node's UDP port, and the token that it expects in datagrams."""
 
     port: int
@@ -270,7 +270,7 @@ class Heartbeat:
 
     Attributes
     ----------
-    door : Door
+    door : Endpoint
     """
 
     def __init__(self, node: int) -> None:
@@ -279,7 +279,7 @@ class Heartbeat:
         listening.bind(("", 0))
         with contextlib.suppress(OSError):  # without it, a node whose processes ended counts as silent
             listening.setsockopt(socket.IPPROTO_IP, _IP_RECVERR, 1)
-        self.door = Door(listening.getsockname()[1], secrets.token_bytes(_TOKEN_BYTES))
+        self.door = Endpoint(listening.getsockname()[1], secrets.token_bytes(_TOKEN_BYTES))
         self._socket = OwnedSocket(listening)
         self._names: list[str] = []
         self._others: dict[tuple[str, int], tuple[int, bytes]] = {}
@@ -290,7 +290,7 @@ class Heartbeat:
         self._is_starting = False
         self._unprinted: list[bytes] = []
 
-    def start(self, hosts: Sequence[str], doors: Sequence[Door]) -> None:
+    def start(self, hosts: Sequence[str], doors: Sequence[Endpoint]) -> None:
         """Start to watch the other nodes; ``hosts`` and ``doors`` are those of all nodes."""
         self._names = [f"node {node} ({host})" for node, host in enumerate(hosts)]
         for node, (host, door) in enumerate(zip(hosts, doors)):
@@ -358,7 +358,7 @@ class Heartbeat:
         self._alive, writer = map(Descriptor, os.pipe())
         self._is_starting = True
         # on node 0 the program might close the descriptor that ties stopped processes to the leader
-        self._tie = start_apart(lambda: self._guard(leader), [kept, writer.fileno()], while_stopped=self._node > 0)
+        self._tie = start_detached(lambda: self._guard(leader), [kept, writer.fileno()], while_stopped=self._node > 0)
         self._is_starting = False
         writer.close()
 
@@ -404,7 +404,7 @@ class Heartbeat:
 
     def _watch(self, leader: int, guardian: int) -> bool:
         """Exchange heartbeats with other nodes to the end; return whether this process is to become the guardian."""
-        silence = Silence(self._node, self._states)
+        silence = FailureDetector(self._node, self._states)
         looked = time.monotonic()
         while True:
             can_send = self._send(silence.report(self._shared.limit))
@@ -423,7 +423,7 @@ class Heartbeat:
             self._flush()
             self._judge(silence, leader)
 
-    def _judge(self, silence: Silence, leader: int) -> None:
+    def _judge(self, silence: FailureDetector, leader: int) -> None:
         """Report a loss to the leader, or end the leader."""
         losses = silence.losses(self._shared.limit)
         if losses and not self._node and not self._shared.is_lost:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from synkhronos._multinode.leader_comm import LeaderComm
-from synkhronos._processes import Deadline, start_apart
+from synkhronos._processes import Deadline, start_detached
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos._utils.rendezvous import rendezvous
 from synkhronos._utils.rows import shares
@@ -143,7 +143,7 @@ class StartLimit:
         message = f"synkhronos.fork: the start took longer than start_timeout={self.seconds:g} seconds: {what}\n"
         disarmed = self._disarmed = mmap.mmap(-1, 1)
         seconds += margin + _GRACE_SECONDS
-        start_apart(lambda: _end_late(leader, seconds, message.encode(), disarmed), rendezvous.descriptors())
+        start_detached(lambda: _end_late(leader, seconds, message.encode(), disarmed), rendezvous.descriptors())
 
     def disarm(self) -> None:
         """Undo `arm`."""

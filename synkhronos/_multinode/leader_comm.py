@@ -278,8 +278,8 @@ class Voting(Wire):
         check : callable
             Called with the nodes that have not voted; may raise.
         fill_in : callable
-            Takes part in the rest of the exchange that follows if all words are equal. It is called by `pay`, or, if
-            this method raises, later, once the votes turn out to be equal.
+            Takes part in the rest of the exchange that follows if all words are equal. It is called by
+            `complete_exchange`, or, if this method raises, later, once the votes turn out to be equal.
 
         Returns
         -------
@@ -323,7 +323,7 @@ class Voting(Wire):
         del self._votes[place]
         return [votes[node] for node in range(self.n_nodes)]
 
-    def pay_what_is_owed(self) -> None:
+    def complete_owed_exchange(self) -> None:
         """Take part in an exchange that this leader has voted for and left, if all others have voted for it, too."""
         if self._owed is None or self.is_lost:
             return
@@ -336,7 +336,7 @@ class Voting(Wire):
                 if _agree(votes):
                     fill_in()
 
-    def pay(self) -> None:
+    def complete_exchange(self) -> None:
         """Take part in the rest of the exchange that all leaders agreed on, because this one has to leave it."""
         with deferred_interrupts():
             fill_in, self._due = self._due, None
@@ -349,7 +349,7 @@ class Voting(Wire):
             self.abort()
             if self._voting is not None:
                 self._owed, self._voting = self._voting, None
-            self.pay()
+            self.complete_exchange()
 
     def _check_aborted(self) -> None:
         if self._aborted >= self.number:
@@ -435,7 +435,7 @@ class LeaderComm(Voting):
         start = looked = time.perf_counter()
         while True:
             self.take_in()
-            self.pay_what_is_owed()
+            self.complete_owed_exchange()
             result = found()
             if result:
                 return result
@@ -514,7 +514,7 @@ class LeaderComm(Voting):
             self._mpi.Finalize()
             self._heartbeat.stop()
 
-    def break_off(self) -> None:
+    def abort_job(self) -> None:
         """End all processes of the job, because one of them does not answer."""
         drain_output()
         self._mpi.COMM_WORLD.Abort(1)

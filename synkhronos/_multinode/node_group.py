@@ -62,7 +62,7 @@ class MultiNodeGroup:
     def send(self, message: bytes, memory: Sequence[Segment] = ()) -> None:
         """Send a message, as `ProcessGroup.send`."""
         envelope: Envelope = self._decoder.loads(message)
-        self._doubt()
+        self._assume_missing()
         self._last_order.clear()
         self._look_for_files(envelope)
         self._shipping.forget(envelope.release.segments)
@@ -76,12 +76,12 @@ class MultiNodeGroup:
             self._last_order = dict.fromkeys(self._comm.others, self._comm.number)
             self._group.send(message, memory)
 
-    def _doubt(self) -> None:
+    def _assume_missing(self) -> None:
         """Assume nothing about the memory of nodes that have not confirmed the data of the last command."""
         for node in self._comm.others:
             answer = self._comm.answers.get(node)
             if not isinstance(answer, Answer) or answer.number != self._last_order.get(node) or answer.lacks:
-                self._shipping.doubt(node)
+                self._shipping.assume_missing(node)
 
     def _bring(self, envelope: Envelope, node: int) -> tuple[Shipment, Exception | None]:
         """Send a node the data for a command, except for the last piece.
@@ -145,7 +145,7 @@ class MultiNodeGroup:
         counts : list of tuple of int
             Counts of each rank's part of the shared heap; zeros for the ranks of this node.
         """
-        self._doubt()
+        self._assume_missing()
         ahead, counts = [0] * self.n_ranks, [(0, 0, 0)] * self.n_ranks
         for node in self._comm.others:
             answers = [self._ask(node) for _ in range(_QUESTIONS)]

@@ -43,7 +43,7 @@ def lead(comm: LeaderComm, find_devices: Callable[..., list[str]]) -> NoReturn:
         comm.close()
     except BaseException:
         traceback.print_exc()
-        comm.break_off()
+        comm.abort_job()
     finally:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):  # the program may have closed or replaced it

@@ -160,7 +160,7 @@ def _leave(comm: LeaderComm) -> None:
         return
     rendezvous.farewell()
     if comm.is_lost:
-        comm.break_off()
+        comm.abort_job()
     for node in comm.others:
         comm.send(node, ORDER, Leave(comm.number + 1))
     comm.close()

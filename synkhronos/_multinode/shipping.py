@@ -183,7 +183,7 @@ class Shipping:
                 there.pop(key, None)
                 opened.discard(key)
 
-    def doubt(self, node: int) -> None:
+    def assume_missing(self, node: int) -> None:
         """Assume that nothing is on a node, because the last data may not have arrived."""
         self._there[node].clear()
         self._parts.clear()  # look for files again

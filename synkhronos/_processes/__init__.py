@@ -10,7 +10,7 @@ from synkhronos._processes.process_group import (
     check_nodes,
     kind_of,
 )
-from synkhronos._processes.rank_process import end_with, log, start_apart
+from synkhronos._processes.rank_process import end_with, log, start_detached
 from synkhronos._processes.sync import Barrier, Deadline
 from synkhronos._processes.timeline import (
     CATEGORIES,
@@ -23,6 +23,6 @@ from synkhronos._processes.timeline import (
     TRANSFERS,
     Notes,
     Timeline,
-    by_other_clock,
+    convert_clock,
     spans,
 )

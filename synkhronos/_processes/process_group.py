@@ -76,7 +76,7 @@ class LeaderTransport(Protocol):
     ) -> list[tuple[int | None, list[np.ndarray]]]:
         """Send the other leaders a word and small arrays; return those of all leaders, in the order of the nodes."""
 
-    def pay(self) -> None:
+    def complete_exchange(self) -> None:
         """Take part in the rest of an exchange that all leaders agreed on, because this one has to leave it."""
 
     def all_to_all(
@@ -258,7 +258,7 @@ class ProcessGroup:
     def _fork(self, rank: int) -> None:
         with deferred_interrupts():
             if rank in self._members:
-                self._members[rank].let_go()
+                self._members[rank].close_channel()
             member = RankProcess(lambda channel: self._run(rank, channel), self._members.values())
             self._members[rank], self._board.pids[rank] = member, member.process.pid
 
@@ -376,7 +376,7 @@ class ProcessGroup:
                     log(logging.WARNING, "the worker of rank %d (pid %d) did not stop and is killed", rank, process.pid)
                 process.kill()
         for member in self._members.values():
-            member.let_go()
+            member.close_channel()
         self._members.clear()
 
     # -- worker

@@ -178,7 +178,9 @@ def end_with(pid: int, by_main_thread: bool = False) -> None:
     native.die_with(pid, by_main_thread)
 
 
-def start_apart(work: Callable[[], None], descriptors: Iterable[int], while_stopped: bool = False) -> Descriptor | None:
+def start_detached(
+    work: Callable[[], None], descriptors: Iterable[int], while_stopped: bool = False
+) -> Descriptor | None:
     """Start a process that ends with this one but is not its child: a program may wait for its children, or kill them.
 
     Parameters
@@ -313,11 +315,11 @@ class RankProcess:
         try:
             self.process = Process(begin)
         except BaseException:  # the fork failed
-            self.let_go()
+            self.close_channel()
             raise
         finally:
             its_own.close()
 
-    def let_go(self) -> None:
+    def close_channel(self) -> None:
         """Close the channel of a worker that has ended."""
         self.channel.close()

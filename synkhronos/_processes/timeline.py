@@ -186,7 +186,7 @@ class Timeline:
         self._n_marks += 1
 
 
-def by_other_clock(notes: Notes, before: int, after: int) -> Notes:
+def convert_clock(notes: Notes, before: int, after: int) -> Notes:
     """Return a record with its times converted to another clock.
 
     Parameters

@@ -175,7 +175,7 @@ class Caller:
 
     def _prepare(self, command: Call) -> Callable[[], list[Any] | None]:
         """Return a callable that executes a command, any number of times."""
-        is_absent = not (command.counts[self._rank] or command.everybody or command.exact)
+        is_absent = not (command.counts[self._rank] or command.all_compute or command.exact)
         if is_absent and not command.has_collectives:
             return lambda: None
         share = borrowed_row(command) if is_absent else command.shares[self._rank] if command.shares else Rows(0, 0)
@@ -274,7 +274,7 @@ class Caller:
         for i in command.nccl:
             by_op.setdefault(command.output_modes[i], []).append(i)
         for op, positions in by_op.items():
-            weights = None if command.everybody else command.counts
+            weights = None if command.all_compute else command.counts
             try:
                 reduced = nccl.reduce([to_device(outputs[i]) for i in positions], op, weights, command.master)
             except ShapesDiffer:
@@ -286,10 +286,10 @@ class Caller:
 def _weights(command: Call) -> tuple[int, ...]:
     """Return the weight of each rank in collectives.
 
-    The weights are the counts of data points, unless `Call.everybody` is set: then all ranks compute without rows, with
-    equal weights. In an exact function each of them has the full result, so only the controller counts.
+    The weights are the counts of data points, unless `Call.all_compute` is set: then all ranks compute without rows,
+    with equal weights. In an exact function each of them has the full result, so only the controller counts.
     """
-    if not command.everybody:
+    if not command.all_compute:
         return command.counts
     return tuple(int(rank == command.master or not command.exact) for rank in range(len(command.counts)))
 

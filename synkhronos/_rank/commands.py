@@ -102,10 +102,9 @@ class Call(NamedTuple):
     n_scattered: int
     shares: tuple[Rows, ...] | None  # rows of the scattered inputs, by rank
     rows: tuple[RowsRef, ...]  # of the sliceable shared variables, by rank; empty: all rows, as they are
-    counts: tuple[
-        int, ...
-    ]  # data points by rank; 0: does not compute, unless `everybody`, `exact` or `has_collectives`
-    everybody: bool
+    #: Data points by rank; 0: does not compute, unless `all_compute`, `exact` or `has_collectives`.
+    counts: tuple[int, ...]
+    all_compute: bool
     num_slices: int
     output_modes: tuple[str | None, ...]  # of the wanted outputs; ``None``: the controller's own value
     output_subset: tuple[int, ...] | None

@@ -115,7 +115,7 @@ def worker_error(
 def _rows_of(command: Call, rank: int, summary: str) -> str:
     """Describe the rank's data points: graphs with a fixed batch size fail on shards of another size."""
     n_points, n_all = command.counts[rank], sum(command.counts)
-    if command.everybody:
+    if command.all_compute:
         return (
             "\nThere are no data points in this call, so every rank computed on arrays without rows; "
             "if the failed operation needs rows, call the function with at least one data point."

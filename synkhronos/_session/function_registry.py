@@ -169,7 +169,7 @@ class FunctionRegistry:
         self._send(_graph.dump({}, self._replica.variables, also=variables, definitions=self._definitions))
 
     def _send(self, bundle: _graph.Bundle) -> None:
-        self._definitions.doubt(bundle.slots)
+        self._definitions.assume_missing(bundle.slots)
         try:
             self._load(bundle, None)
         except BaseException:

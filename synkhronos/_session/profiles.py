@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Union
 
 from synkhronos._backends import TITLE
-from synkhronos._processes import CATEGORIES, Notes, by_other_clock, spans
+from synkhronos._processes import CATEGORIES, Notes, convert_clock, spans
 from synkhronos._rank import Record
 from synkhronos._session.state import Session
 from synkhronos._utils.display import html_table, public_names, text_table
@@ -166,7 +166,7 @@ def events(profile: Profile) -> dict[str, Any]:
     """Return the spans of a profile in the JSON object format of Chrome's trace events."""
     found: list[dict[str, Any]] = []
     ahead = list(zip(profile._ahead[0], profile._ahead[-1]))
-    every = {rank: by_other_clock(notes, *ahead[rank]) for rank, notes in profile._notes.items()}
+    every = {rank: convert_clock(notes, *ahead[rank]) for rank, notes in profile._notes.items()}
     zero = min((notes.start for notes in every.values()), default=0)
     for rank, notes in every.items():
         place = {"pid": rank, "tid": rank}

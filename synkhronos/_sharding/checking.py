@@ -24,7 +24,7 @@ _logged: set[tuple[str, str]] = set()
 
 
 @contextlib.contextmanager
-def tolerated(analysis: str, subject: object) -> Iterator[None]:
+def errors_logged(analysis: str, subject: object) -> Iterator[None]:
     """Log errors of a block instead of raising them, once for each analysis and subject.
 
     The result must be correct wherever the block ends, if perhaps slower to compute. The environment variable

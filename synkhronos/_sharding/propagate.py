@@ -18,7 +18,7 @@ from typing import Any, Callable, TypeVar, Union
 
 from synkhronos._backends import T, ancestors, io_toposort, leaves_of, ops
 from synkhronos._graph.ops import broadcast_outputs
-from synkhronos._sharding.checking import ShapeChecks, tolerated
+from synkhronos._sharding.checking import ShapeChecks, errors_logged
 from synkhronos._sharding.lengths import Lengths, RowCounts, infer_lengths
 from synkhronos._sharding.placements import (
     ONE,
@@ -479,7 +479,7 @@ class Propagation:
         elif rule is not None:
             placed = "its sharding rule failed"
             listed = f" ({_name_of(rule.args[0])})" if isinstance(rule, functools.partial) else ""
-            with tolerated("The sharding rule", f"{node.op}{listed}"):
+            with errors_logged("The sharding rule", f"{node.op}{listed}"):
                 placed = rule(self, node)
         if not isinstance(placed, str) and any(map(is_broadcast, placed)):
             placed = "a sharded axis would be broadcast"
@@ -491,7 +491,7 @@ class Propagation:
             placed = self._checks.checked(node, placed)
         for output, one in zip(node.outputs, placed):
             self.put(output, one)
-        with tolerated("The analysis of lengths", node.op):
+        with errors_logged("The analysis of lengths", node.op):
             infer_lengths(self.lengths, node)
         for output in node.outputs:
             shard = self._placements[output]

@@ -25,7 +25,7 @@ from synkhronos._backends import (
 from synkhronos._graph import Graph
 from synkhronos._graph.ops import after_collectives, has_collectives
 from synkhronos._sharding.blocking import in_blocks
-from synkhronos._sharding.checking import environment_asks, tolerated
+from synkhronos._sharding.checking import environment_asks, errors_logged
 from synkhronos._sharding.lengths import RowCounts
 from synkhronos._sharding.placements import ONE, Replicate, Shard, described, line_of
 from synkhronos._sharding.propagate import REPLICATED_RULES, RULES, Propagation
@@ -169,7 +169,7 @@ class ShardedGraph(Graph):
         ]
         needed = [getattr(new, "variable", new) for new in new_outputs] + [new for _, new in new_updates]
         self._collectives, self._lengths = propagation.collectives_for(needed), propagation.lengths
-        with tolerated("The report of collectives", "the graph"):
+        with errors_logged("The report of collectives", "the graph"):
             label(self._collectives)
         self._draw = functools.partial(draw, propagation, expressions)
         drawn = [var for var, _ in updates if is_random_state(var) and var not in self.own_states]
@@ -260,7 +260,7 @@ def row_axes(graph: Graph, scattered: Sequence[Any] = ()) -> dict[int, int]:
     sharded = [*graph.input_variables[: graph.n_scattered], *graph.sliceable_shareds, *scattered]
     rows = RowCounts(T.lscalar("rows"), T.lscalar("first row"), T.lscalar("rows here"))
     found: dict[int, int] = {}
-    with tolerated("The search for rows", "the graph"):
+    with errors_logged("The search for rows", "the graph"):
         propagation = Propagation(
             {one: 0 for one in sharded if not one.broadcastable[0]}, rows, ON_RANKS, RULES, REPLICATED_RULES
         )

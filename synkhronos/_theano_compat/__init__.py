@@ -152,7 +152,7 @@ def patched(module: types.ModuleType) -> Iterator[None]:
         yield
         explain_missing_headers(module)
     else:
-        quieten(module.__name__)
+        ignore_warnings(module.__name__)
         with pkg_resources_lent():
             yield
 
@@ -196,7 +196,7 @@ def pkg_resources_lent() -> Iterator[None]:
 
 def prepare_theano() -> None:
     """Apply the patches that must precede Theano's own code."""
-    quieten("theano")
+    ignore_warnings("theano")
     shorten_complaints()
     importlib.import_module("numpy")  # outside of catch_warnings, which would undo the filters that NumPy sets
     with warnings.catch_warnings():
@@ -218,7 +218,7 @@ def patch_ops() -> None:
     refuse_unfit_blas()
 
 
-def quieten(package: str) -> None:
+def ignore_warnings(package: str) -> None:
     """Ignore deprecation, resource and syntax warnings that are attributed to `package`.
 
     There are dozens, about names that Theano and Lasagne will always use (``imp``, ``distutils``, ``numpy.bool``,

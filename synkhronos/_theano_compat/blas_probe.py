@@ -328,7 +328,7 @@ def _command(flags: str, source: str, module: str) -> list[str]:
         options, folders, libraries = kind(flags=True), kind(libs_dir=True), kind(libs=True)
         kind(include_dir=True)  # raises ValueError for -I
     except ValueError:
-        raise OSError(_misunderstood(flags)) from None
+        raise OSError(_unknown_flag(flags)) from None
     except OSError as error:  # `_ldflags` lists the folders of -L
         raise OSError(f"the folder {error.filename} of -L: {error.strerror}") from None
     try:
@@ -346,7 +346,7 @@ def _command(flags: str, source: str, module: str) -> list[str]:
     ]
 
 
-def _misunderstood(flags: str) -> str:
+def _unknown_flag(flags: str) -> str:
     """Return which flag Theano does not accept, and why."""
     bare = [flag[1:-1] if flag[0] in "'\"" and flag[0] == flag[-1] else flag for flag in flags.split()]
     wrong = next((flag for flag in bare if len(flag) < 3 or flag[0] != "-" or flag.startswith("-I")), flags)

@@ -98,7 +98,7 @@ def with_headers(command: list[str], cache: str) -> list[str]:
         Folder for the precompiled headers of each combination of flags.
     """
     sources = [part for part in command if part.endswith(".cpp")]
-    if len(sources) != 1 or not _begins_as_modules_do(sources[0]):
+    if len(sources) != 1 or not _begins_like_a_module(sources[0]):
         return command
     flags = _flags(command[1:], sources[0])
     header = os.path.join(cache, _FOLDER, _identity(command[0], flags), "theano.h")
@@ -108,7 +108,7 @@ def with_headers(command: list[str], cache: str) -> list[str]:
     return [command[0], "-include", header, *command[1:]]
 
 
-def _begins_as_modules_do(source: str) -> bool:
+def _begins_like_a_module(source: str) -> bool:
     with open(source, "rb") as file:
         return file.readline().strip() == _FIRST_LINE and b"PY_SSIZE_T_CLEAN" not in file.read(2000)
 

@@ -55,7 +55,7 @@ def loop_in_c() -> Iterator[None]:
         """Compile a module of C code, after adapting it to Python 3.11."""
         options["preargs"] = [*options["preargs"], *(f"-D{name}=0" for name in _OFFICIAL_WAYS)]
         with contextlib.redirect_stdout(io.StringIO()):  # on failure, Theano prints the path of the code
-            return theanos_own(module_name, for_todays_python(src_code), **options)
+            return theanos_own(module_name, for_current_python(src_code), **options)
 
     GCC_compiler.compile_str = staticmethod(compile_str)
     try:
@@ -68,7 +68,7 @@ def loop_in_c() -> Iterator[None]:
         GCC_compiler.compile_str = staticmethod(theanos_own)
 
 
-def for_todays_python(code: str) -> str:
+def for_current_python(code: str) -> str:
     """Replace the parts of C code that use what Python 3.11 hides.
 
     Parameters

@@ -16,7 +16,16 @@ from mpi_jobs import hear, start, until_nothing_is_left
 from namespace_hosts import Hosts, reason_to_skip
 
 import synkhronos as synk
-from synkhronos._multinode.heartbeat import NOBODY, WARNING_SECONDS, Door, Heartbeat, Loss, Message, Reason, Silence
+from synkhronos._multinode.heartbeat import (
+    NOBODY,
+    WARNING_SECONDS,
+    Endpoint,
+    FailureDetector,
+    Heartbeat,
+    Loss,
+    Message,
+    Reason,
+)
 
 pytestmark = [
     theano_only("heartbeats, which do not depend on the backend"),
@@ -320,7 +329,7 @@ def test_who_is_listened_to():
     heartbeat = Heartbeat(0)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as mine:
         mine.bind(("", 0))
-        door = Door(mine.getsockname()[1], bytes(16))
+        door = Endpoint(mine.getsockname()[1], bytes(16))
         heartbeat.start(["localhost"] * 5, [door] * 5)
         heartbeat.set_limit(WARNING_SECONDS + 0.5)
 
@@ -356,7 +365,7 @@ def test_who_is_listened_to():
 
 
 def silence(own, n, heard=()):
-    found = Silence(own, memoryview(bytearray(n)))
+    found = FailureDetector(own, memoryview(bytearray(n)))
     found.receive(map(Message, heard))
     return found
 
@@ -451,8 +460,8 @@ def test_node_0_counts_what_others_have_lost_itself_too():
 
 def test_a_new_process_watches_the_same_nodes_and_counts_from_0():
     states = memoryview(bytearray(3))
-    Silence(0, states).receive([Message(1), Message(2), Message(2, leaves=True)])
-    new = Silence(0, states)
+    FailureDetector(0, states).receive([Message(1), Message(2), Message(2, leaves=True)])
+    new = FailureDetector(0, states)
     wait(new, 2)
     assert new.losses(2.5) == {}
     wait(new, 1)

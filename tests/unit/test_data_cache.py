@@ -78,7 +78,7 @@ def test_a_file_that_is_there_too_is_opened_and_else_its_rows_travel(tmp_path):
     with pytest.raises(OSError, match=r"theirs/x.npy was changed on this node while it was used"):
         send()
     assert cache.lacks
-    shipping.doubt(1)
+    shipping.assume_missing(1)
     assert np.array_equal(send(), values) and shipping.n_bytes == values.nbytes and cache.replaced == {"data"}
     assert np.array_equal(send(), values) and shipping.n_bytes == values.nbytes
     np.lib.format.open_memmap(here / "x.npy", "r+")[7] = 3
@@ -128,7 +128,7 @@ def test_a_machine_without_room_says_so_and_takes_it_in_when_there_is(monkeypatc
         with pytest.raises(MemoryError, match=r"8,\d{3},\d{3} bytes of shared memory: 1,000 bytes are free here"):
             cache.take(next(shipping.load(command, 1)), ())
     assert cache.lacks
-    shipping.doubt(1)
+    shipping.assume_missing(1)
     for shipment in shipping.load(command, 1):
         cache.take(shipment, ())
     assert not cache.lacks and len(cache.new) == 1

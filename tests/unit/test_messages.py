@@ -12,7 +12,7 @@ from synkhronos._rank.messages import Arrays, Decoder, Encoder, Envelope, Placed
 from synkhronos._utils.rows import Rows
 
 
-def call(stop=4, everybody=False):
+def call(stop=4, all_compute=False):
     return Call(
         function=3,
         inputs=(Source(ArrayRef("a", 64, (8, 2), "<f4"), Rows(0, stop)), Source(ArrayRef("b", 0, (), "<i8"), None)),
@@ -20,7 +20,7 @@ def call(stop=4, everybody=False):
         shares=(Rows(0, 2), Rows(2, stop)),
         rows=(),
         counts=(2, stop - 2),
-        everybody=everybody,
+        all_compute=all_compute,
         num_slices=1,
         output_modes=("avg", None),
         output_subset=None,
@@ -67,7 +67,7 @@ def test_messages_that_differ_are_distinguished():
     messages = [
         envelope(call()),
         envelope(call(stop=5)),
-        envelope(call(stop=5, everybody=True)),
+        envelope(call(stop=5, all_compute=True)),
         envelope(call()),
         envelope(Shapes(())),
         envelope(Bind(())),

@@ -45,7 +45,7 @@ def master(**arrays):
 
 def call(source, counts_of, **others):
     default = {
-        "function": 0, "inputs": (source,), "n_scattered": 1, "shares": counts_of, "rows": (), "everybody": False,
+        "function": 0, "inputs": (source,), "n_scattered": 1, "shares": counts_of, "rows": (), "all_compute": False,
         "counts": tuple(map(len, counts_of)), "num_slices": 1, "output_modes": (None,), "output_subset": None,
         "updated": (), "update_modes": (),
     }  # fmt: skip
@@ -143,7 +143,7 @@ def test_a_machine_that_could_not_take_in_what_came_gets_it_again():
     shipping, command = Shipping(table, WORLD), Put((0,), (Source(refs["data"], None),))
     [first] = shipping.load(command, 1)
     list(shipping.load(command, 2))
-    shipping.doubt(1)
+    shipping.assume_missing(1)
     [again] = shipping.load(command, 1)
     assert again.make == first.make and np.array_equal(again.fill[0][2], first.fill[0][2])
     assert list(shipping.load(command, 2)) == [NOTHING]
