@@ -2,29 +2,39 @@
 
 "Sessions"
 from ._backends import engine as engine
-from ._session import Future as Future, close as close, distribute as distribute, fork as fork
-from ._session import get_n_gpu as get_n_gpu, sequence as sequence, session as session
+from ._session.submission import Future as Future
+from ._session.lifecycle import close as close, distribute as distribute, fork as fork, get_n_gpu as get_n_gpu
+from ._session.context_manager import sequence as sequence, session as session
 
 "Functions"
-from ._api import Function as Function, function as function, parallelize as parallelize
+from ._api.functions import Function as Function
+from ._api.build import function as function
+from ._api.parallel import parallelize as parallelize
 
 "Data"
-from ._api import Data as Data, data as data
+from ._api.data_arrays import Data as Data, data as data
 
 "Collectives"
-from ._api import all_gather as all_gather, all_reduce as all_reduce, broadcast as broadcast
-from ._api import check_replicas as check_replicas, gather as gather, reduce as reduce, scatter as scatter
-from ._api import get_lengths as get_lengths, get_shapes as get_shapes, get_value as get_value, set_value as set_value
+from ._api.collectives import all_gather as all_gather, broadcast as broadcast, gather as gather, scatter as scatter
+from ._api.reductions import all_reduce as all_reduce, reduce as reduce
+from ._api.access import (
+    check_replicas as check_replicas,
+    get_lengths as get_lengths,
+    get_shapes as get_shapes,
+    get_value as get_value,
+    set_value as set_value,
+)
 
 "In a graph"
-from ._graph.ops import averaged as averaged, gathered as gathered, reduced as reduced, summed as summed
+from ._graph.ops.expressions import averaged as averaged, gathered as gathered, reduced as reduced, summed as summed
 
 "Sharding rules (experimental)"
-from ._sharding import Partial as Partial, Replicate as Replicate, Shard as Shard
-from ._sharding import register_sharding as register_sharding
+from ._sharding.placements import Partial as Partial, Replicate as Replicate, Shard as Shard
+from ._sharding.propagate import register_sharding as register_sharding
 
 "Instruments"
-from ._session import Profile as Profile, memory as memory, profile as profile, trace as trace
+from ._session.profiles import Profile as Profile
+from ._session.instruments import memory as memory, profile as profile, trace as trace
 
 "Errors"
 from . import errors as errors

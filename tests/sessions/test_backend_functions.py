@@ -186,7 +186,7 @@ def test_functions_that_numba_compiles(synchronize):
 def test_what_numba_has_kept_is_found_by_other_processes(monkeypatch):
     from pytensor.link.numba.cache import CACHED_SRC_FUNCTIONS
 
-    monkeypatch.setattr("synkhronos._graph.pickling.precompile", lambda function: None)
+    monkeypatch.setattr("synkhronos._backends.precompile", lambda function: None)
     x, y, w = T.dmatrix("x"), T.ivector("y"), theano.shared(np.ones((3, 3)), "w")
     out = T.nnet.softmax(T.tanh(x.dot(w)).dot(w))
     loss = -T.log(out[T.arange(y.shape[0]), y]).mean()
