@@ -181,7 +181,7 @@ class ExactTrainFunction:
         check_names(hyperparameters, self._names)
         loss = self.function(*inputs, batch=batch, num_slices=num_slices, **hyperparameters)
         if not any(self.function.counts or ()):
-            raise ValueError("got a step without data points; expected at least one. The parameters did not change")
+            raise ValueError("got a step with no data points; expected at least one. The parameters did not change")
         return loss
 
 
@@ -276,7 +276,7 @@ class TrainFunction:
         with synk.sequence():
             loss = self.gradient(*inputs, batch=batch, num_slices=num_slices, **of_gradient)
             if not any(self.gradient.counts):
-                raise ValueError("got a step without data points; expected at least one. The parameters did not change")
+                raise ValueError("got a step with no data points; expected at least one. The parameters did not change")
             synk.all_reduce(self._reduced, op="avg", weights=self.gradient.counts)
             self.update(**of_update)
         return loss.result() if self._weight is None else weighted(*loss.result())

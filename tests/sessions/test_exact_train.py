@@ -45,7 +45,7 @@ def test_steps_are_the_serial_ones(session, rule):
         for one, other in zip(ours, theirs):
             np.testing.assert_allclose(one.get_value(), other.get_value(), 1e-9, 1e-11)
     before = [var.get_value() for var in ours]
-    with pytest.raises((ValueError, synk.WorkerError), match="no data points|without data points"):
+    with pytest.raises((ValueError, synk.WorkerError), match="no data points"):
         train(x, y, batch=[], rate=0.05)
     for var, value in zip(ours, before):
         np.testing.assert_array_equal(var.get_value(), value)
