@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from backend import T, theano
-from collective_values import DTYPES, check_equal_on_all_ranks, draw_values, expected_of, get, put, variable
+from collective_values import DTYPES, check_equal_on_all_ranks, close, draw_values, expected_of, get, put, variable
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -238,6 +238,33 @@ def test_unequal_shapes_are_named_and_nothing_changes(synchronize):
                     np.testing.assert_array_equal(value, expected)
             synk.all_reduce(one, op="sum")
             assert get(one, n_ranks)[odd].tolist() == [sum(range(n_ranks))] * 3
+
+
+@pytest.mark.parametrize("op", ["avg", "sum", "max", "min", "prod"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_reduce(session, var_of, dtype, op):
+    var = var_of(dtype, 2)
+    values = draw_values(dtype, (7, 5), session)
+    put(var, values)
+    returned = synk.reduce(var, op=op, in_place=False)
+    for value, expected in zip(get(var, session), values):
+        np.testing.assert_array_equal(value, expected)
+    if op == "avg":
+        wide = np.mean(np.stack(values), axis=0, dtype="complex128" if dtype == "complex64" else "float64")
+    elif np.dtype(dtype).kind in "iub" and op in ("sum", "prod"):
+        wide = getattr(np, op)(np.stack(values), axis=0)
+    else:
+        wide = expected_of(values, op)
+    assert returned.dtype == (wide.dtype if np.dtype(dtype).kind in "iub" else np.dtype(dtype))
+    close(returned, wide.astype(returned.dtype))
+
+    assert synk.reduce([var], op=op) is None
+    results = get(var, session)
+    expected = np.rint(wide).astype(dtype) if np.dtype(dtype).kind in "iub" and op == "avg" else wide.astype(dtype)
+    assert results[0].dtype == dtype
+    close(results[0], expected)
+    for value, unchanged in zip(results[1:], values[1:]):
+        np.testing.assert_array_equal(value, unchanged)
 
 
 @functools.cache
