@@ -250,7 +250,7 @@ def test_weights_that_cannot_be(session):
     few[0] = np.nan
     mixed = np.where(np.arange(N) < N / 2, -1.0, 9.0 if session > 1 else 0.0)  # a rank's sum is negative
     for mask, batch in ((np.zeros(N), None), (few, None), (-np.ones(N), None), (mixed, None), (np.ones(N), [])):
-        wrong = "without data points" if batch == [] else "expected finite weights of at least 0, not all 0"
+        wrong = "with no data points" if batch == [] else "expected finite weights of at least 0, not all 0"
         with pytest.raises(ValueError, match=wrong):
             train([data[0], mask], data[1], batch=batch)
         for param, value in zip(params, before):
