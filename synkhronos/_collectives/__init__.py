@@ -1,4 +1,4 @@
-"""Reductions of arrays across ranks, and the transports that move the bytes."""
+"""Reductions of arrays over ranks, and the transports that move arrays between ranks."""
 
 from synkhronos._collectives.gpu_reductions import DeviceAccumulator, accumulates
 from synkhronos._collectives.hierarchical import make_transport

@@ -1,6 +1,6 @@
-"""Division of a collective between nodes into pieces, and the reductions within and between the nodes.
+"""Split a collective over several nodes into pieces, and select the reductions within and between nodes.
 
-Invariant: all ranks of all nodes divide a collective in the same way.
+Invariant: all ranks of all nodes split a collective in the same way.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from synkhronos._utils.rows import shares
 
 
 class Algorithm(NamedTuple):
-    """How arrays of all ranks are reduced, in two steps.
+    """Two-step reduction over all ranks: within each node, then between the node leaders.
 
     Attributes
     ----------
     within : Reduction or None
-        Reduction over the ranks of this node; ``None``: the leader contributes the arrays of all its ranks instead.
+        Reduction over the ranks of this node. ``None``: there is no first step, and the leader contributes the
+        separate arrays of its ranks.
     between : Reduction
         Reduction over the contributions of the node leaders.
     dtype : dtype
-        Of the contributions.
+        Dtype of the contributions.
     rows : tuple of int
-        Number of arrays that each leader contributes.
+        Number of arrays that each leader contributes, by node.
     returned : dtype
-        Of the result.
+        Dtype of the result.
     name : str
-        Equal for arrays that are reduced in the same way, on all nodes.
+        Identifier of the reduction. Arrays with equal names can be reduced as one array.
     """
 
     within: native.Reduction | None
@@ -49,27 +50,28 @@ class Algorithm(NamedTuple):
 def way_of(
     op: str, dtype: np.dtype, returned: np.dtype, weights: tuple[float, ...], sizes: tuple[int, ...]
 ) -> list[Algorithm]:
-    """Return how a reduction over all ranks is done on each node.
+    """Return the two-step reduction for each node.
 
-    Averages of integers are exact, and half precision is rounded once. For these, leaders contribute all operands of
-    their ranks.
+    An average of integers must be exact, and half precision must be rounded only once. For these, there is no reduction
+    within a node: leaders contribute the operands of all of their ranks.
 
     Parameters
     ----------
     op : str
-        A key of `OPS`.
+        Key of `OPS`.
     dtype : dtype
-        Of the operands.
+        Dtype of the operands.
     returned : dtype
-        Of the result.
+        Dtype of the result.
     weights : tuple of float
-        One for each rank.
+        Weight of each rank.
     sizes : tuple of int
         Number of ranks on each node.
 
     Returns
     -------
     list of Algorithm
+        One for each node.
     """
     name = repr((op, dtype, returned, weights))
     if not any(weights):
@@ -89,29 +91,38 @@ def way_of(
 
 
 def reduced(way: Algorithm, brought: Sequence[np.ndarray], result: np.ndarray) -> None:
-    """Reduce the contributions of all leaders into ``result``, in the order of the nodes and of their arrays."""
+    """Reduce the contributions of all leaders into ``result``, in rank order.
+
+    Parameters
+    ----------
+    way : Algorithm
+    brought : sequence of array
+        Contribution of each leader, in node order: ``way.rows[node]`` arrays, concatenated.
+    result : array of shape (n,)
+    """
     rows = [row for arrays, n in zip(brought, way.rows) for row in arrays.reshape(n, -1)]
     way.between(rows, [result])
 
 
-_SMALL_BYTES = 8 * 1024  # of one leader's arrays, in total, that are sent with its vote
-_SHARED_BYTES = 256 * 1024  # larger arrays do not share a piece, because sharing copies them
-_PIECES = 4  # of a large array: while one is between the nodes, their ranks reduce another
-_LEAST_BYTES = 1 << 20  # at least, of one leader, if an array is split: each piece has a fixed cost
-_PIECE_BYTES = 3 << 20  # at most: while a node reduces a piece, its leader does not send
+# All sizes are bytes of one leader's contribution.
+_SMALL_BYTES = 8 * 1024  # limit on the total size of the arrays that are sent with the votes
+_SHARED_BYTES = 256 * 1024  # larger arrays do not share a piece, because that takes a copy
+_PIECES = 4  # pieces of a large array, so that ranks reduce one piece while another is sent
+_LEAST_BYTES = 1 << 20  # smallest piece of an array that is split, because each piece has a fixed cost
+_PIECE_BYTES = 3 << 20  # largest piece, because a leader does not send while its node reduces
 
 
 class Bucket(NamedTuple):
-    """Elements of an array.
+    """Range of elements of one array of a collective.
 
     Attributes
     ----------
     array : array of shape (n,)
         This rank's operand.
     out : array or None
-        Destination of the result on this rank, if it wants one.
+        Destination of the result; ``None`` if this rank does not need the result.
     how : Algorithm or list of int
-        How it is reduced; for a gathering, the number of elements of each rank.
+        Reduction to apply, or, for an all-gather, the number of elements of each rank.
     """
 
     array: np.ndarray
@@ -119,7 +130,7 @@ class Bucket(NamedTuple):
     how: Algorithm | list[int]
 
     def cut(self, some: slice) -> Bucket:
-        """Return a slice of the elements."""
+        """Return the bucket for a slice of the elements; its arrays are views."""
         return Bucket(self.array[some], None if self.out is None else self.out[some], self.how)
 
     @property
@@ -128,32 +139,34 @@ class Bucket(NamedTuple):
         return self.array.dtype if isinstance(self.how, list) else self.how.returned
 
 
-#: The fields of a `Bucket`, with arrays of any shape.
+#: Fields of a `Bucket` whose arrays may have any shape.
 Undivided = tuple[np.ndarray, Optional[np.ndarray], Union[Algorithm, list[int]]]
 
-#: Parts that are sent together: one, or several that are reduced in the same way and form one array between the nodes.
+#: Buckets that are sent between the nodes as one array. Several buckets in a piece have the same reduction.
 Piece = list[Bucket]
 
 
 def divide(parts: Sequence[Undivided]) -> tuple[list[Bucket], list[Piece]]:
-    """Divide a collective into the arrays that are sent with the votes and the pieces of the rest.
+    """Split a collective into small arrays, which are sent with the votes, and pieces.
 
-    A large array becomes several pieces; several smaller ones share a piece.
+    A large array is split into several pieces. Consecutive smaller arrays with the same reduction share a piece.
 
     Parameters
     ----------
     parts : sequence of Undivided
+        Arrays of the collective.
 
     Returns
     -------
     small : list of Bucket
-        Sent with the votes.
+        Arrays to send with the votes.
     pieces : list of Piece
+        All other arrays, in order.
     """
     small: list[Bucket] = []
     pieces: list[Piece] = []
-    total = room = 0  # bytes sent with the votes; bytes that still fit in the last piece
-    name = ""  # of the algorithm of that piece
+    total = room = 0  # bytes sent with the votes; bytes that still fit into the last piece
+    name = ""  # name of the last piece's reduction
     for array, out, how in parts:
         part = Bucket(array.reshape(-1), None if out is None else out.reshape(-1), how)
         if isinstance(how, list):
@@ -178,12 +191,12 @@ def divide(parts: Sequence[Undivided]) -> tuple[list[Bucket], list[Piece]]:
 
 
 def length_of(piece: Piece) -> int:
-    """Return the number of elements of a piece, of one rank."""
+    """Return the number of elements that one rank contributes to a piece."""
     return sum(part.array.size for part in piece)
 
 
 def split_memory(piece: Piece, memory: np.ndarray | None) -> Sequence[np.ndarray | None]:
-    """Split the memory of a piece into that of each part; without memory, return ``None`` for each."""
+    """Split the memory of a piece into views for its buckets; if ``memory`` is ``None``, return ``None`` for each."""
     if len(piece) == 1 or memory is None:
         return [memory] * len(piece)
     return np.split(memory, list(itertools.accumulate(part.array.size for part in piece[:-1])))

@@ -1,6 +1,7 @@
-"""Reductions of arrays that stay on a GPU, by pygpu's element-wise kernels: one for each expression and dtype.
+"""Reductions of arrays on a GPU, by element-wise kernels of pygpu.
 
-They cover the dtypes and ops for which they agree with `reductions`. Other values are copied to the host.
+They support the ops and dtypes for which the result is the same as that of `reductions`. All other values are copied to
+the host and reduced there.
 """
 
 from __future__ import annotations
@@ -14,10 +15,18 @@ from synkhronos._collectives.reductions import OPS, check_equal_shapes, result_d
 
 
 def accumulates(dtype: np.dtype, op: str, wanted: np.dtype | None) -> bool:
-    """Return whether values of ``dtype`` can be accumulated on the device to a result of dtype ``wanted``.
+    """Return whether slices' results can be reduced on the device.
 
-    The default of ``wanted`` is NumPy's result dtype. Averages of integers, sums that NumPy widens, half precision and
-    booleans are computed on the host.
+    Averages of integers, sums that NumPy widens, half precision and booleans are reduced on the host.
+
+    Parameters
+    ----------
+    dtype : dtype
+        Dtype of the values.
+    op : str
+        Key of `OPS`, or ``"gather"``.
+    wanted : dtype or None
+        Dtype of the result; ``None``: that of `result_dtype`.
     """
     if op == "gather":
         return True
@@ -30,6 +39,7 @@ def accumulates(dtype: np.dtype, op: str, wanted: np.dtype | None) -> bool:
 
 @functools.cache
 def _kernel(context: Any, expression: str, dtype: str) -> Any:
+    """Return the (cached) kernel for a C expression in the elements ``a`` and ``b`` and the scalar ``s``."""
     from pygpu.elemwise import GpuElemwise, arg
 
     arguments = [arg("a", dtype, read=True, write=True)]
@@ -41,6 +51,7 @@ def _kernel(context: Any, expression: str, dtype: str) -> Any:
 
 
 def _apply(expression: str, array: Any, *operands: Any) -> None:
+    """Run a kernel on ``array``, in place; pygpu's kernels do not take 0-d arrays, so these are reshaped."""
     if array.size:
         flat = [x.reshape((1,)) if getattr(x, "shape", None) == () and not np.isscalar(x) else x for x in operands]
         target = array.reshape((1,)) if array.shape == () else array
@@ -48,7 +59,7 @@ def _apply(expression: str, array: Any, *operands: Any) -> None:
 
 
 def scale(array: Any, factor: float) -> None:
-    """Multiply a floating-point device array by a number, in place; a factor of 0 sets NaNs to 0, too."""
+    """Multiply a floating-point device array by a number, in place; a factor of 0 also sets NaNs to 0."""
     if factor == 0:
         _apply("a = 0", array)
     elif factor != 1:
@@ -56,7 +67,10 @@ def scale(array: Any, factor: float) -> None:
 
 
 class DeviceAccumulator:
-    """Reduce the results of a rank's slices one after the other on the device; counterpart of `Accumulator`."""
+    """Reduce the results of a rank's slices on the device, one slice at a time.
+
+    The parameters are those of `Accumulator`, its counterpart on the host.
+    """
 
     def __init__(self, op: str, total: int, what: str) -> None:
         self._op = op
@@ -79,6 +93,7 @@ class DeviceAccumulator:
             _apply(OPS[self._op].on_device, self._parts[0], *operands)
 
     def result(self) -> Any:
+        """Return the reduction, as a device array."""
         if self._op == "gather":
             import pygpu
 

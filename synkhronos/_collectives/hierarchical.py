@@ -1,12 +1,12 @@
-"""Collectives over several nodes: through shared memory within a node, by MPI between the node leaders.
+"""Hierarchical collectives over several nodes: shared memory within a node, MPI between the node leaders.
 
-1. The ranks of a node reduce, or gather, to their leader.
+1. The ranks of each node reduce or gather to their leader.
 2. The leaders combine their contributions.
 3. Each leader distributes the result to its ranks.
 
-Small arrays are sent with the leaders' votes. By these votes the leaders agree that all of their ranks have arrived,
-with arrays that belong together. Larger arrays follow in pieces: while one piece is between the nodes, the ranks of
-each node reduce the next one and fetch the result of the one before.
+Before step 2, the leaders vote: each confirms that all of its ranks have arrived, and sends the signature of their
+arrays. Small arrays are sent with the votes. Larger arrays follow in pieces, as a pipeline: while one piece is sent
+between the nodes, the ranks of each node reduce the next piece and fetch the result of the previous one.
 """
 
 from __future__ import annotations
@@ -39,23 +39,33 @@ if TYPE_CHECKING:
     from synkhronos._processes import ProcessGroup
 
 _AGREED, _REFUSED = 0, 1
-_UNDER_WAY = 2  # pieces between the nodes at a time
+_UNDER_WAY = 2  # pieces in flight between the nodes
 
 
 def make_transport(group: ProcessGroup, workspace: Workspace, regions: native.Heap) -> HostTransport:
-    """Return the transport of a rank: for one node, or for several."""
+    """Return the host transport of a rank, for a session on one node or on several.
+
+    Parameters
+    ----------
+    group : ProcessGroup
+        Process group of this rank's node.
+    workspace : Workspace
+    regions : Heap
+        Shared heap of this node.
+    """
     local = workspace, group.signals, regions, group.barrier, group.timeline
     return SharedMemoryTransport(*local) if len(group.world.sizes) == 1 else HierarchicalTransport(*local, group=group)
 
 
 class HierarchicalTransport(SharedMemoryTransport):
-    """One rank's end of the collectives of a session on several nodes.
+    """Transport of one rank, for collectives over several nodes.
 
     Parameters
     ----------
     *args
-        Those of `SharedMemoryTransport`, which serves the ranks of this node.
+        Arguments of `SharedMemoryTransport`, which connects the ranks of this node.
     group : ProcessGroup
+        Process group of this node.
     """
 
     def __init__(self, *args: Any, group: ProcessGroup) -> None:
@@ -79,15 +89,15 @@ class HierarchicalTransport(SharedMemoryTransport):
         self.run([], 0)
 
     def reduction_of(self, op: str, dtype: np.dtype, returned: np.dtype, weights: tuple[float, ...]) -> Algorithm:
-        """Return the description of a reduction over all ranks that `run` takes."""
+        """Return a reduction over all ranks, as `run` takes it."""
         return way_of(op, dtype, returned, weights, self._world.sizes)[self._world.node]
 
     def run(self, parts: list[Part], signature: int) -> bool | None:
-        """Execute a collective; arguments and result as for `SharedMemoryTransport.run`."""
-        small, large = divide(cast("list[Undivided]", parts))  # made by `reduction_of` of this class
+        """Run a collective; parameters and result as for `SharedMemoryTransport.run`."""
+        small, large = divide(cast("list[Undivided]", parts))  # `reduction_of` of this class has made the reductions
         there: list[Part] = [(part.array, self._small_memory(part), self._within(part)) for part in small]
         agreed = self._run_here(there, signature)
-        self._left.clear()  # all ranks are here, so they have read the previous results
+        self._left.clear()  # all ranks have arrived here, so they have read the previous results
         results: list[Any] | None = [None] * len(small)
         between = None
         try:
@@ -97,26 +107,28 @@ class HierarchicalTransport(SharedMemoryTransport):
                 results = self._vote(small, brought, None if agreed is None else signature, between.fill_in)
             if agreed is None:
                 return None
-            if results is None:  # the ranks of this node detect it: the signature differs from theirs
+            if results is None:  # make the collective of the ranks, which wait in `_move`, fail by another signature
                 self._run_here([], _REFUSED)
                 return None
             directly = self._move(large, between, [self._back(*both) for both in zip(small, results)])
         except BaseException:
             if self._leads:
-                self._comm.complete_exchange()  # the other leaders wait for the rest of the exchange
+                self._comm.complete_exchange()  # otherwise the other leaders would wait for this one
             raise
         return None if directly is None else directly or agreed
 
     def _within(self, part: Bucket) -> native.Reduction | list[int]:
-        """Return how the ranks of this node form their leader's contribution, as for `native.Collectives.run`."""
+        """Return the reduction, or the lengths of an all-gather, that forms this node's contribution."""
         if isinstance(part.how, list):
             return self._local(part.how)
         return [part.array.size] * self._n_local if part.how.within is None else part.how.within
 
     def _local(self, of_ranks: list[int]) -> list[int]:
+        """Return the entries of this node's ranks."""
         return of_ranks[self._world.first : self._world.first + self._n_local]
 
     def _small_memory(self, part: Bucket) -> np.ndarray | None:
+        """Return memory for this node's contribution to a small array, on its leader; ``None`` on other ranks."""
         if not self._leads:
             return None
         if isinstance(part.how, list):
@@ -124,7 +136,10 @@ class HierarchicalTransport(SharedMemoryTransport):
         return np.empty((self._n_local if part.how.within is None else 1) * part.array.size, part.how.dtype)
 
     def _back(self, part: Bucket, result: np.ndarray | None) -> Part:
-        """Return the part by which the ranks of this node fetch a result from their leader."""
+        """Return the collective that broadcasts a result from the leader to the ranks of this node.
+
+        It is an all-gather to which only the leader contributes elements. On other ranks, ``result`` is ``None``.
+        """
         length = sum(part.how) if isinstance(part.how, list) else part.array.size
         sizes = [length * (rank == self._leader) for rank in range(self._n_local)]
         if result is None:
@@ -134,19 +149,32 @@ class HierarchicalTransport(SharedMemoryTransport):
     def _vote(
         self, small: list[Bucket], brought: list[np.ndarray], signature: int | None, fill_in: Callable[[], None]
     ) -> list[np.ndarray] | None:
-        """Vote as a leader, and reduce the small arrays of all leaders.
+        """Vote, and reduce the small arrays of all leaders; called on leaders only.
 
-        Returns the results, or ``None`` if the ranks' arrays do not belong together.
+        Parameters
+        ----------
+        small : list of Bucket
+        brought : list of array
+            This node's contribution to each of ``small``.
+        signature : int or None
+            Signature of the collective; ``None`` if the signatures of this node's ranks differ.
+        fill_in : callable
+            Takes part in the exchange of the large arrays if this leader fails; see `LeaderComm.vote`.
+
+        Returns
+        -------
+        list of array, or None
+            Results; ``None`` if the signatures of the ranks differ.
         """
         before = self._timeline.switch(STRAGGLING)
         try:
             words = self._comm.vote(signature, [] if signature is None else brought, self._check_nodes, fill_in)
         except CollectiveAborted:
-            self._deadline.begin()  # the ranks of this node learn of it now
+            self._deadline.begin()  # the ranks of this node get the full time to abort, too
             raise
         self._timeline.switch(before)
         if self._world.node:
-            self._deadline.begin()  # the deadline is for the ranks of this node
+            self._deadline.begin()  # here the deadline limits only the ranks of this node, not the wait for others
         if signature is None or any(word != signature for word, _ in words):
             return None
         results = []
@@ -162,7 +190,7 @@ class HierarchicalTransport(SharedMemoryTransport):
         return results
 
     def _between(self, pieces: list[Piece]) -> Pieces:
-        """Return the exchange of pieces with the other leaders, who have the same pieces."""
+        """Return the exchange of the pieces with the other leaders, which have the same pieces."""
         ranks = [self._world.ranks_of(node) for node in range(len(self._world.sizes))]
         plans = []
         for piece in pieces:
@@ -176,15 +204,24 @@ class HierarchicalTransport(SharedMemoryTransport):
         return Pieces(self._comm, plans, self._deadline, check, self._world.wire_dtype or "")
 
     def _move(self, pieces: list[Piece], between: Pieces | None, now: list[Part]) -> bool | None:
-        """Move pieces through all nodes, and the results ``now`` to the ranks of this one.
+        """Run the pipeline of pieces, and distribute the results of the small arrays.
 
-        In each turn, one piece is reduced to the leader, and one that is complete between the nodes is distributed. The
-        a barrier precedes each turn: the work of the turn before is then complete, and its piece can be sent.
+        Each turn is one collective of this node. It reduces a piece to the leader, and distributes an earlier piece,
+        which the leaders have combined. The barrier in it shows that the work of the previous turn is complete. The
+        leader then begins to send the piece of the previous turn.
+
+        Parameters
+        ----------
+        pieces : list of Piece
+        between : Pieces or None
+            Exchange with the other leaders; ``None`` on ranks other than the leader.
+        now : list of Part
+            Collectives of this node for the first turn: they distribute the results of the small arrays.
 
         Returns
         -------
         bool or None
-            Whether any array was read directly, without lanes; ``None`` if the leader refuses the collective.
+            Whether any array was read directly, without staging buffers. ``None`` if the leader refused the collective.
         """
         memories: list[tuple[np.ndarray | None, np.ndarray | None]] = []
         directly = False
@@ -215,7 +252,10 @@ class HierarchicalTransport(SharedMemoryTransport):
         return directly
 
     def _memory_for(self, piece: Piece, turn: int) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """Return a leader's memory for its node's contribution to a piece and for the result; ``None`` elsewhere."""
+        """Return memory for this node's contribution to a piece, and for the result; ``None`` on non-leaders.
+
+        It is the memory of the arrays themselves where possible, to avoid copies. Both may be the same memory.
+        """
         if not self._leads:
             return None, None
         array, out, how = piece[0]
@@ -236,7 +276,7 @@ class HierarchicalTransport(SharedMemoryTransport):
         return (array if self._n_local == 1 else lend("rows", self._n_local * array.size, how.dtype)), result
 
     def _lend(self, turn: int, what: str, size: int, dtype: np.dtype) -> np.ndarray:
-        """Return memory for one of the pieces in flight; pieces of later turns use it again."""
+        """Return scratch memory for the piece of a turn; later turns reuse it when that piece is complete."""
         key, n_bytes = (what, turn % (_UNDER_WAY + 2)), size * np.dtype(dtype).itemsize
         memory = self._lent.get(key)
         if memory is None or len(memory) < n_bytes:

@@ -1,8 +1,8 @@
 """Collectives of device arrays over NCCL, through `pygpu.collectives`.
 
-NCCL checks little and cannot be interrupted. So the ranks first agree on shapes, at a barrier that also shows that all
-are alive. Each collective then runs in its own thread, while the calling thread watches the other ranks. If a rank
-dies, `ncclCommAbort` ends the collective, and the error of the watch is raised.
+NCCL checks little and cannot be interrupted. Therefore the ranks first compare shapes, at a barrier, which also shows
+that all ranks are alive. Each collective then runs in its own thread, while the calling thread checks the other ranks.
+If a rank dies, the calling thread ends the collective with ``ncclCommAbort`` and raises the error of its check.
 """
 
 from __future__ import annotations
@@ -27,27 +27,39 @@ if TYPE_CHECKING:
 
 
 def make_clique(context: Any) -> bytes:
-    """Return a new identifier of a communicator; one rank makes it for all."""
+    """Return the identifier of a new communicator; one rank calls this and sends the result to the others."""
     from pygpu import collectives
 
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # all ranks are on this node: do not listen elsewhere
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # all ranks are on this node, so NCCL need not listen elsewhere
     return bytes(collectives.GpuCommCliqueId(context=context).comm_id)
 
 
 def connect(context: Any, clique: bytes, n_ranks: int, rank: int) -> Any:
-    """Join the communicator, on every rank at the same time; return a `pygpu.collectives.GpuComm`."""
+    """Join a communicator. All ranks call this at the same time, because it waits for all of them.
+
+    Parameters
+    ----------
+    context : pygpu.gpuarray.GpuContext
+    clique : bytes
+        Identifier from `make_clique`.
+    n_ranks, rank : int
+
+    Returns
+    -------
+    pygpu.collectives.GpuComm
+    """
     from pygpu import collectives
 
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-    if "NCCL_HOSTID" in os.environ:  # set by the user to have several ranks on one GPU
+    if "NCCL_HOSTID" in os.environ:  # set by users who run several ranks on one GPU: NCCL needs different ids then
         os.environ["NCCL_HOSTID"] += f"-{rank}"
     return collectives.GpuComm(collectives.GpuCommCliqueId(context=context, comm_id=bytearray(clique)), n_ranks, rank)
 
 
 def abort(comm: Any) -> None:
-    """Call ``ncclCommAbort`` for a communicator of pygpu 0.7.6, which does not offer it.
+    """Call ``ncclCommAbort`` for a communicator of pygpu 0.7.6, which has no method for it.
 
-    Its layout: ``GpuComm {PyObject_HEAD; gpucomm *c}``, ``gpucomm {context; ncclComm_t}``.
+    The layout of its structures is ``GpuComm {PyObject_HEAD; gpucomm *c}`` and ``gpucomm {context; ncclComm_t}``.
     """
     pointer = ctypes.c_void_p
     library = ctypes.CDLL("libnccl.so")
@@ -60,15 +72,25 @@ def abort(comm: Any) -> None:
 
 _logger = logging.getLogger("synkhronos")
 
-#: Dtypes that NCCL moves, through pygpu.
+#: Dtypes that NCCL supports through pygpu.
 _DTYPES = frozenset(map(np.dtype, ("int8", "int32", "int64", "uint64", "float16", "float32", "float64")))
-_MAX_ELEMENTS = 2**31 - 1
-_POLL = 0.05
-_ABORT_SECONDS = 5.0
+_MAX_ELEMENTS = 2**31 - 1  # of one collective in pygpu
+_POLL = 0.05  # seconds between two checks of the other ranks
+_ABORT_SECONDS = 5.0  # time that an aborted collective may take to end
 
 
 def nccl_reduces(dtype: np.dtype, op: str, widen: bool) -> bool:
-    """Return whether NCCL can reduce arrays of ``dtype``; with ``widen``, to the dtype that NumPy would return."""
+    """Return whether NCCL can reduce arrays with the same result as the host.
+
+    Parameters
+    ----------
+    dtype : dtype
+        Dtype of the arrays.
+    op : str
+        Key of `OPS`.
+    widen : bool
+        Whether the result must have the dtype `result_dtype`, instead of ``dtype``.
+    """
     if dtype not in _DTYPES or OPS[op].nccl is None or (OPS[op].weighted and dtype.kind != "f"):
         return False
     if dtype == np.float16 and op not in ("max", "min"):  # NCCL rounds every partial sum
@@ -82,12 +104,14 @@ def nccl_moves(dtype: np.dtype) -> bool:
 
 
 class NcclTransport:
-    """One rank's end of NCCL; all arrays are device arrays of a dtype that NCCL supports.
+    """Transport of one rank over NCCL, for device arrays of the dtypes that NCCL supports.
 
     Parameters
     ----------
     comm : pygpu.collectives.GpuComm
+        Communicator of all ranks.
     workspace : Workspace
+        Shared memory of the session, in which ranks compare shapes.
     rank : int
     barrier : Barrier
     """
@@ -102,13 +126,14 @@ class NcclTransport:
         self._turn = 0
 
     def restart(self) -> None:
-        """Reset the signatures; every rank calls this at the start of a command, so that all are in step."""
+        """Bring the ranks in step. Every rank calls it at the start of a command."""
         self._turn = 0
 
     def agree(self, arrays: Sequence[Any]) -> None:
-        """Meet all ranks, and check that their arrays have the same shapes.
+        """Wait for all ranks, and check that their arrays have the same shapes.
 
-        Two rows of signatures take turns, so that no rank writes to a row before all others have read it.
+        Calls use two rows of signatures alternately. A rank that writes to a row again has passed the barrier of the
+        call in between, so all other ranks have read that row.
 
         Raises
         ------
@@ -127,7 +152,27 @@ class NcclTransport:
             raise ShapesDiffer("the shapes differ between ranks")
 
     def all_reduce(self, arrays: Sequence[Any], op: str, weights: Sequence[float] | None) -> bool:
-        """Reduce arrays over the ranks, in place; arguments and errors as for `SharedMemoryTransport.all_reduce`."""
+        """Reduce arrays over the ranks, in place.
+
+        Parameters
+        ----------
+        arrays : sequence of device array
+            Arrays with the same shapes and dtypes on every rank; those that are not C-contiguous are copied.
+        op : str
+            Key of `OPS`.
+        weights : sequence of float, or None
+            Weight of each rank, for a weighted op. ``None``: equal weights.
+
+        Returns
+        -------
+        bool
+            Whether all arrays were reduced without a copy.
+
+        Raises
+        ------
+        ShapesDiffer
+            On every rank, before any array changes, if shapes differ between ranks.
+        """
         works = [_contiguous(array) for array in arrays]
         self._begin(works, op, weights, arrays)
 
@@ -142,7 +187,7 @@ class NcclTransport:
         return all(done is array for array, done in zip(arrays, works))
 
     def reduce(self, arrays: Sequence[Any], op: str, weights: Sequence[float] | None, root: int) -> list[Any]:
-        """Reduce arrays to new ones on rank ``root``; return an empty list on the other ranks."""
+        """Reduce arrays over the ranks into new arrays on rank ``root``; return an empty list on other ranks."""
         works = [array.copy() for array in arrays]
         self._begin(works, op, weights, works)
 
@@ -156,7 +201,7 @@ class NcclTransport:
         return works
 
     def broadcast(self, arrays: Sequence[Any], root: int) -> None:
-        """Fill C-contiguous arrays, of the same shapes on every rank, with those of rank ``root``."""
+        """Copy C-contiguous arrays of rank ``root`` into those of all other ranks, which have the same shapes."""
         self.agree(arrays)
 
         def work() -> None:
@@ -166,7 +211,7 @@ class NcclTransport:
         self._run(work, arrays)
 
     def all_gather(self, arrays: Sequence[Any]) -> list[Any]:
-        """Return the concatenations, on axis 0, of all ranks' arrays, which have equal shapes."""
+        """Concatenate the arrays of all ranks along axis 0; shapes must be equal on all ranks."""
         works = [_contiguous(array) for array in arrays]
         self.agree(works)
         gathered = [_empty((self._n_ranks, array.size), array) for array in works]
@@ -186,7 +231,10 @@ class NcclTransport:
     # -- steps of a collective
 
     def _begin(self, works: Sequence[Any], op: str, weights: Sequence[float] | None, arrays: Sequence[Any]) -> None:
-        """Agree with the other ranks, then scale this rank's arrays, before the sum, so that it does not overflow."""
+        """Compare shapes with the other ranks; for an average, multiply this rank's arrays by its share of the weights.
+
+        The arrays are scaled before the sum, so that the sum does not overflow.
+        """
         self.agree(arrays)
         if OPS[op].weighted:
             factor = native.normalized(weights if weights is not None else (1.0,) * self._n_ranks)[self._rank]
@@ -194,13 +242,13 @@ class NcclTransport:
                 scale(array, factor)
 
     def _chunks(self, arrays: Sequence[Any], times: int = 1) -> list[Any]:
-        """Return flat views of arrays, no larger than NCCL accepts."""
+        """Return 1-d views of arrays, each of at most ``_MAX_ELEMENTS // times`` elements."""
         flat = [array.reshape((array.size,)) for array in arrays]
         step = _MAX_ELEMENTS // times
         return [one[start : start + step] for one in flat for start in range(0, one.size, step)]
 
     def _run(self, work: Callable[[], None], arrays: Sequence[Any]) -> None:
-        """Execute a collective in a thread of its own, and watch the other ranks meanwhile."""
+        """Run a collective in a separate thread until ``arrays`` are complete, and check the other ranks meanwhile."""
 
         def run() -> None:
             work()
@@ -223,14 +271,17 @@ class NcclTransport:
             raise
 
     def _abort(self, collective: Background) -> None:
-        """Abort the collective, so that the device can be used again; else make sure that this process can exit."""
+        """Abort the collective, so that the device is usable again.
+
+        If the collective hangs all the same, ensure that this process can exit.
+        """
         try:
             abort(self._comm)
         except (OSError, AttributeError) as error:
             _logger.warning("cannot abort NCCL: %s", error)
         if not collective.wait(_ABORT_SECONDS):
             _logger.error("a collective hangs on this process's GPU, which is unusable from now on")
-            atexit.register(os._exit, 1)  # exits before the interpreter frees memory of that GPU, which would hang
+            atexit.register(os._exit, 1)  # the interpreter would hang when it frees memory of that GPU
 
 
 def _contiguous(array: Any) -> Any:

@@ -1,19 +1,19 @@
-"""Exchange of pieces of arrays between node leaders, with several pieces in flight.
+"""Pipelined all-reduce and all-gather of array pieces between node leaders, with several pieces in flight.
 
-A piece is reduced in two steps, a reduce-scatter and an all-gather. First each leader receives its share of the
-elements from all others, and reduces it in the order of the nodes. Then all leaders receive all shares. So results are
-bitwise equal on all nodes.
+A piece is reduced in two steps, a reduce-scatter and an all-gather. In the first step, each leader receives its share
+of the elements from all others, and reduces it in node order. In the second step, all leaders exchange their shares.
+Results are therefore bitwise equal on all nodes.
 
-With the wire dtype float16 or bfloat16, float32 numbers are sent between nodes in half the bytes. Each leader adds the
-received numbers to its own in float32. It rounds its share of the result once, before it sends it to all leaders, and
-uses the rounded values itself.
+With the wire dtype float16 or bfloat16, float32 data takes half the bytes on the wire. Each leader reduces the received
+numbers with its own in float32. It rounds its share of the result once, before the second step, and keeps the rounded
+values itself, so that results are still equal on all nodes.
 
 Invariants
 ----------
-* All leaders begin the first steps of the pieces in the same order, and likewise the second steps, because MPI matches
-  its collectives by order. The two steps have communicators of their own.
-* A leader that has voted for a collective begins all of its pieces, with arbitrary data if its own ranks have failed,
-  because the others may wait for them.
+* All leaders begin the first steps of the pieces in the same order, because MPI matches collectives by their order. The
+  same holds for the second steps. Each step has its own communicator.
+* A leader that has voted for a collective begins all of its pieces, because the others may wait for them. If its own
+  ranks have failed, it sends arbitrary data.
 """
 
 from __future__ import annotations
@@ -30,27 +30,28 @@ from synkhronos._processes import Deadline, LeaderTransport, Transfer
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos._utils.rows import shares
 
-#: ``lend(what, size, dtype)``: return memory that nobody else uses until the piece is complete.
+#: ``lend(what, size, dtype)`` returns scratch memory for the purpose ``what``, reserved until the piece is complete.
 Lend = Callable[[str, int, np.dtype], np.ndarray]
 
 
 def _reducing(
     comm: LeaderTransport, way: Algorithm, given: np.ndarray, result: np.ndarray, lend: Lend, short: str
 ) -> Iterator[Transfer | None]:
-    """Run the steps of the reduction of a piece; each yields the transfer that must complete before the next.
+    """Reduce a piece step by step; yield the transfer of each step, which must complete before the next step begins.
 
     Parameters
     ----------
     comm : LeaderTransport
     way : Algorithm
     given : array
-        Contribution of this leader: its arrays, one after the other.
+        Contribution of this leader: its arrays, concatenated.
     result : array
-        Of ``way.returned``. May be the memory of ``given``, if that is one array of the same dtype.
+        Destination of the result, of dtype ``way.returned``. It may share the memory of ``given`` if that is a single
+        array of the same dtype.
     lend : callable
-        See `Lend`.
+        Returns scratch memory; see `Lend`.
     short : str
-        Wire dtype: ``"float16"`` or ``"bfloat16"``; empty: the numbers' own dtype.
+        Wire dtype, ``"float16"`` or ``"bfloat16"``. Empty: the dtype of ``given``.
     """
     n, node, length = len(way.rows), comm.node, len(result)
     cuts = shares(length, n)
@@ -70,7 +71,7 @@ def _reducing(
         rows = given.reshape(-1, length)
         parts = [rows[:, cut.start : cut.stop].reshape(-1) for cut in cuts]
         sent = np.concatenate([np.empty(0, dtype) if one == node else part for one, part in enumerate(parts)])
-    # a leader's own share is not sent
+    # a leader does not send its own share to itself: the counts for it are 0
     got = lend("got", sum(got_counts), dtype)
     places = None if len(mine) > 1 else [cut.start for cut in cuts]
     wide = lend("wide", len(got), given.dtype) if short else got
@@ -89,25 +90,31 @@ def _reducing(
 
 
 def _gathering(comm: LeaderTransport, whole: np.ndarray, sizes: Sequence[int]) -> Iterator[Transfer | None]:
-    """Run the steps of a gathering, like `_reducing`; the first step has no transfer.
+    """Gather a piece in steps, as `_reducing` does; the first step has no transfer.
 
-    ``whole`` contains this leader's part in its place; ``sizes`` are the numbers of elements of the nodes.
+    Parameters
+    ----------
+    comm : LeaderTransport
+    whole : array
+        Destination of the result. It already contains this leader's part in its place.
+    sizes : sequence of int
+        Number of elements of each node.
     """
     yield None
     yield comm.all_gather(whole, sizes)
 
 
 class Plan(NamedTuple):
-    """Description of the exchange of a piece.
+    """Plan of the exchange of one piece.
 
     Attributes
     ----------
     how : Algorithm or list of int
-        How it is reduced; for a gathering, the number of elements of each node.
+        Reduction, or, for an all-gather, the number of elements of each node.
     length : int
         Number of elements of the result.
     dtype : dtype
-        Of the leaders' contributions.
+        Dtype of the leaders' contributions.
     """
 
     how: Algorithm | list[int]
@@ -121,9 +128,9 @@ class _Piece:
     Attributes
     ----------
     transfer : Transfer or None
-        Transfer to complete; ``None``: none.
+        Transfer of the current step; ``None`` if the step has none.
     is_second : bool
-        Whether the transfer is that of the second step.
+        Whether the piece is in its second step.
     """
 
     def __init__(self, steps: Iterator[Transfer | None]) -> None:
@@ -132,23 +139,24 @@ class _Piece:
         self.is_second = False
 
     def is_through(self) -> bool:
+        """Return whether the transfer of the current step is complete."""
         return self.transfer is None or self.transfer.is_complete()
 
 
 class Pieces:
-    """The pieces of one collective, in order.
+    """Exchange of the pieces of one collective between node leaders.
 
     Parameters
     ----------
     comm : LeaderTransport
     plans : list of Plan
-        One for each piece.
+        Plan of each piece, in order.
     deadline : Deadline
-        Deadline, which starts again before and after each wait.
+        Restarted before and after each wait.
     check : callable
         Called regularly while this leader waits for the others; may raise.
     short : str
-        Wire dtype, as for `_reducing`.
+        Wire dtype, as for `_reducing`. It is used for pieces that are float32 throughout.
     """
 
     def __init__(
@@ -165,13 +173,14 @@ class Pieces:
         Parameters
         ----------
         given : array
-            Contribution of this leader, as for `_reducing`; for a gathering, it is in its place in ``result``.
+            Contribution of this leader, as for `_reducing`. Ignored in an all-gather, where ``result`` contains it.
         result : array
+            Destination of the result.
         lend : callable
-            See `Lend`.
+            Returns scratch memory; see `Lend`.
         """
         if self._n_begun == len(self._plans):
-            return  # a signal handler closed the session meanwhile, and called `fill_in`
+            return  # a signal handler has closed the session, and `fill_in` has begun all pieces
         how = self._plans[self._n_begun].how
         with deferred_interrupts():
             if isinstance(how, list):
@@ -180,7 +189,7 @@ class Pieces:
                 is_short = how.dtype == np.float32 == how.returned and max(how.rows) == 1
                 steps = _reducing(self._comm, how, given, result, lend, self._short if is_short else "")
             self._under_way.append(_Piece(steps))
-            self._n_begun += 1  # only now: if memory was too short, `fill_in` begins this piece
+            self._n_begun += 1  # not earlier: after a MemoryError, `fill_in` must begin this piece
             self._advance()
 
     def finish(self, n: int) -> None:
@@ -192,11 +201,11 @@ class Pieces:
                 self._deadline.begin()
 
     def _advance(self) -> int:
-        """Do everything that needs no waiting; return the number of complete pieces."""
+        """Advance all pieces as far as possible without waiting; return the number of complete pieces."""
         for piece in self._under_way:
             if not piece.is_second:
                 if not piece.is_through():
-                    break  # second steps begin in order on all leaders
+                    break  # all leaders must begin second steps in the same order
                 piece.transfer, piece.is_second = next(piece.steps), True
         while self._under_way and self._under_way[0].is_second and self._under_way[0].is_through():
             next(self._under_way[0].steps, None)
@@ -205,7 +214,7 @@ class Pieces:
         return self._n_complete
 
     def fill_in(self) -> None:
-        """Complete the exchange with zeros, because the ranks of this node have failed."""
+        """Complete the exchange after the ranks of this node have failed; zeros replace their data."""
 
         def lend(what: str, size: int, dtype: np.dtype) -> np.ndarray:
             return np.zeros(size, dtype)

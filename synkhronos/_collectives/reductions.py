@@ -1,13 +1,13 @@
 """Reductions of NumPy arrays over ranks and over slices, computed by the compiled core.
 
-The table `OPS` describes each op. All other code, except the compiled core, reads an op's properties there.
+The table `OPS` defines the properties of each op. All code except the compiled core reads them there.
 
-``avg`` is the weighted mean ``sum(w_k x_k) / sum(w_k)``, where ``w_k`` is the number of data points behind ``x_k``. If
-each ``x_k`` is a mean over data points, the result is the mean over all of them. Operands of weight 0 are ignored, even
-if they contain NaNs. If all weights are 0, they count as equal.
+``avg`` is the weighted mean ``sum(w_k x_k) / sum(w_k)``. The weight ``w_k`` is the number of data points from which
+``x_k`` was computed. If each ``x_k`` is a mean over data points, the result is therefore the mean over all data points.
+Operands of weight 0 are ignored, even if they contain NaNs. If all weights are 0, they count as equal.
 
 The mean is correct wherever its dtype can represent it: elements whose sum overflows are computed again, with weights
-that sum to one. Integers are averaged exactly. Sums, products and averages of half precision are computed in single
+that sum to one. Averages of integers are exact. Sums, products and averages of half precision are computed in single
 precision and rounded once.
 """
 
@@ -25,18 +25,18 @@ _Documented = TypeVar("_Documented", bound=Callable[..., Any])
 
 
 class ReduceOp(NamedTuple):
-    """How values of several ranks, or slices, are reduced: element by element, in the order of the ranks.
+    """Element-wise reduction of the values of several ranks or slices, in their order.
 
     Attributes
     ----------
     on_device : str
-        C expression for a GPU that combines an element ``b`` into ``a`` (``s`` is the weight of ``b``).
+        C expression for a GPU that combines an element ``b`` into ``a``; ``s`` is the weight of ``b``.
     nccl : str or None
         Name of the op in NCCL; ``None`` if NCCL does not support it.
     weighted : bool
         Whether values are first multiplied by weights, which sum to one.
     widens : bool
-        Whether returned results have NumPy's dtype for a sum, so that small integers do not overflow.
+        Whether a returned result has NumPy's dtype for sums, so that small integers do not overflow.
     """
 
     on_device: str
@@ -45,7 +45,7 @@ class ReduceOp(NamedTuple):
     widens: bool = False
 
 
-#: Ops by name. Comparisons keep NaN, as NumPy's do.
+#: Ops by name. The maximum and minimum of NaN and a number are NaN, as in NumPy.
 OPS: dict[str, ReduceOp] = {
     "avg": ReduceOp("a = a + b * s", "sum", weighted=True),
     "sum": ReduceOp("a = a + b", "sum", widens=True),
@@ -56,16 +56,21 @@ OPS: dict[str, ReduceOp] = {
 
 
 def check_op(what: str, op: Any, *others: Any) -> Any:
-    """Return the name of an op, or one of ``others``, without the prefix ``c_`` of 2017.
+    """Check an op that the user has passed, and return its name.
 
     Parameters
     ----------
     what : str
-        What the op is for, for the message.
+        Start of the error message: the argument or output to which the op belongs.
     op : object
-        The user's argument.
+        The user's argument. The prefix ``c_`` of the 2017 release is removed.
     *others
-        Accepted in addition to the keys of `OPS`; may include ``None``.
+        Values that are accepted in addition to the keys of `OPS`; may include ``None``.
+
+    Returns
+    -------
+    str or None
+        Key of `OPS`, or one of ``others``.
 
     Raises
     ------
@@ -80,7 +85,7 @@ def check_op(what: str, op: Any, *others: Any) -> Any:
 
 
 def lists_ops(function: _Documented) -> _Documented:
-    """Replace ``{ops}`` in a docstring by the names of all ops."""
+    """Replace ``{ops}`` in a function's docstring with the names of all ops."""
     if function.__doc__:
         names = [f'``"{name}"``' for name in OPS]
         function.__doc__ = function.__doc__.replace("{ops}", f"{', '.join(names[:-1])} or {names[-1]}")
@@ -88,7 +93,7 @@ def lists_ops(function: _Documented) -> _Documented:
 
 
 def result_dtype(dtype: np.dtype, op: str) -> np.dtype:
-    """Return the dtype of a returned reduction: NumPy's, so integers and booleans average to float64."""
+    """Return the dtype that NumPy's mean, sum, … would have; for example, integers average to float64."""
     if OPS[op].weighted:
         return np.dtype(np.float64) if dtype.kind in "iub" else dtype
     if OPS[op].widens and dtype.kind in "iub":
@@ -98,33 +103,33 @@ def result_dtype(dtype: np.dtype, op: str) -> np.dtype:
 
 @functools.lru_cache(maxsize=256)
 def reduction_of(op: str, dtype: np.dtype, returned: np.dtype, weights: tuple[float, ...]) -> native.Reduction:
-    """Return the (cached) reduction of as many flat arrays as there are weights."""
+    """Return the (cached) reduction of 1-d arrays, one for each weight."""
     return native.Reduction(op, dtype, returned, weights)
 
 
 def combine(arrays: Sequence[Any], op: str, weights: Sequence[float], what: str) -> np.ndarray:
-    """Reduce or gather arrays into a new one.
+    """Reduce or gather arrays into a new array.
 
     Parameters
     ----------
     arrays : sequence of array
-        One for each rank (or slice), in order.
+        Array of each rank or slice, in order.
     op : str
-        A key of `OPS`, or ``"gather"`` (concatenate on axis 0; 0-d arrays count as length 1).
+        Key of `OPS`, or ``"gather"``: concatenate along axis 0, with 0-d arrays as arrays of length 1.
     weights : sequence of float
-        One for each array; used by weighted ops only.
+        Weight of each array; only weighted ops use it.
     what : str
-        Name of the arrays, for messages.
+        Name of the arrays in error messages.
 
     Returns
     -------
     array
-        Of the dtype `result_dtype`; gathered arrays keep their dtype.
+        Result of dtype `result_dtype`; gathered arrays keep their dtype.
 
     Raises
     ------
     ValueError
-        If the shapes do not fit together.
+        If the shapes do not fit together: they must be equal, for ``"gather"`` except on axis 0.
     """
     first = np.asarray(arrays[0])
     if op == "gather":
@@ -152,7 +157,7 @@ def _way(op: str, dtype: np.dtype, weights: tuple[float, ...]) -> tuple[np.dtype
 
 
 def check_equal_shapes(shapes: Sequence[tuple[int, ...]], op: str, what: str) -> None:
-    """Raise `ValueError` if shapes are not equal."""
+    """Raise `ValueError` unless all shapes are equal."""
     if shapes.count(shapes[0]) < len(shapes):
         raise ValueError(
             f'{what}: got the shapes {shapes}; op "{op}" needs equal ones on all ranks and slices. '
@@ -161,20 +166,20 @@ def check_equal_shapes(shapes: Sequence[tuple[int, ...]], op: str, what: str) ->
 
 
 class Accumulator:
-    """Reduce the results of a rank's slices one after the other, and keep only the partial result.
+    """Reduce the results of a rank's slices, one slice at a time.
 
-    A gathering keeps all results.
+    Only the partial result is kept, except for ``"gather"``, which keeps all results.
 
     Parameters
     ----------
     op : str
-        A key of `OPS`, or ``"gather"``.
+        Key of `OPS`, or ``"gather"``.
     total : int
         Number of data points in all slices together.
     what : str
-        Name of the accumulated value, for messages.
-    dtype : numpy.dtype, optional
-        Of the result; default: `result_dtype`.
+        Name of the accumulated value in error messages.
+    dtype : dtype, optional
+        Dtype of the result; default: that of `result_dtype`.
     """
 
     def __init__(self, op: str, total: int, what: str, dtype: np.dtype | None = None) -> None:
@@ -212,7 +217,7 @@ class Accumulator:
         native.add_to_sums(self._sums, value, (count if self._total else 1) if whole else share)
 
     def result(self) -> np.ndarray:
-        """Return the reduction; for a weighted op, values are weighted by their counts."""
+        """Return the reduction; a weighted op weights each value by its number of data points."""
         if self._op == "gather":
             return combine(self._parts, "gather", (), self._what)
         assert self._dtype is not None
@@ -227,12 +232,12 @@ class Accumulator:
 
 
 def _accumulated(dtype: np.dtype) -> np.dtype:
-    """Return the dtype of partial results: single precision for half precision, which is rounded at the end."""
+    """Return the dtype of partial results: float32 for float16, so that the result is rounded only once."""
     return np.dtype(np.float32) if dtype == np.float16 else dtype
 
 
 def as_stored(value: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Convert a result to the dtype of the variable that will hold it; averages round to the nearest integer."""
+    """Convert a result to ``dtype``; floating-point values are rounded to the nearest integer for an integer dtype."""
     if value.dtype == dtype:
         return value
     if value.dtype.kind == "f" and dtype.kind in "iub":

@@ -1,7 +1,7 @@
-"""Collectives between the processes of one node, through shared memory.
+"""Collectives between the ranks of one node, through shared memory.
 
-The compiled core executes them; see ``_native/collectives.h``. Arrays in the shared heap are reduced in place; others
-are copied to the staging buffers of the ranks.
+The compiled core implements them: see ``_native/collectives.h``. It reads large arrays directly if they lie in the
+shared heap on every rank. It copies other arrays through staging buffers, one for each rank.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OUTBOX_BYTES = 64 * 1024
 
 
 class Workspace:
-    """Shared memory for the collectives of one session; the controller creates it before it forks.
+    """Shared memory for the collectives of a session, created before the workers are forked.
 
     Parameters
     ----------
@@ -32,9 +32,9 @@ class Workspace:
     Attributes
     ----------
     memory : uint8 array
-        Notes and lanes of `SharedMemoryTransport`.
+        Headers and staging buffers of `SharedMemoryTransport`.
     outboxes : uint8 array of shape (n_ranks, OUTBOX_BYTES)
-        Small results of workers for the controller.
+        Small results that workers return to the controller.
     nccl_signatures : int64 array of shape (2, n_ranks)
         Hashes of the shapes that ranks pass to `NcclTransport`.
     """
@@ -53,17 +53,22 @@ class ShapesDiffer(Exception):
 
 
 class SharedMemoryTransport:
-    """One rank's end of the collectives between the processes of one node.
+    """Transport of one rank, for collectives within its node.
 
     Parameters
     ----------
     workspace : Workspace
-    words : Words
-        This rank's words for signals between the ranks.
-    regions : Regions
-        The shared heap. Arrays in it are reduced in place; others are copied to lanes.
+    words : Sync
+        Counters by which the ranks of this node wait for each other.
+    regions : Heap
+        Shared heap. Large arrays in it are reduced directly, without staging buffers.
     barrier : Barrier
     timeline : Timeline
+
+    Attributes
+    ----------
+    restart : callable
+        Bring the ranks of this node in step. Every rank calls it at the start of a command.
     """
 
     def __init__(
@@ -73,7 +78,6 @@ class SharedMemoryTransport:
         self._core = native.Collectives(workspace.memory, words, regions)
         self._barrier = barrier
         self._timeline = timeline
-        #: Called by every rank at the start of a command, so that all are in step.
         self.restart = self._core.restart
 
     def barrier(self) -> None:
@@ -81,7 +85,7 @@ class SharedMemoryTransport:
         self._barrier()
 
     def reduction_of(self, op: str, dtype: np.dtype, returned: np.dtype, weights: tuple[float, ...]) -> Reduction:
-        """Return the description of a reduction over all ranks that `run` takes."""
+        """Return a reduction over all ranks, as `run` takes it."""
         return reduction_of(op, dtype, returned, weights)
 
     def all_reduce(
@@ -92,51 +96,51 @@ class SharedMemoryTransport:
         Parameters
         ----------
         arrays : sequence of array
-            C-contiguous and writable; of the same dtypes on every rank.
+            C-contiguous, writable arrays with the same shapes and dtypes on every rank.
         op : str
-            A key of `OPS`.
+            Key of `OPS`.
         weights : sequence of float, or None
-            For a weighted op: one for each rank; a rank of weight 0 is ignored.
+            Weight of each rank, for a weighted op; ranks of weight 0 are ignored. ``None``: equal weights.
         layout : hashable
-            Must be equal on all ranks, like the shapes, for the elements to belong together.
+            Any further description of how the elements lie in memory. It must be equal on all ranks.
 
         Returns
         -------
         bool
-            Whether large arrays were reduced in the shared heap, without lanes.
+            Whether any array was reduced directly, without staging buffers.
 
         Raises
         ------
         ShapesDiffer
-            On every rank, before anything is changed, if the shapes or the layouts differ between ranks.
+            On every rank, before any array changes, if shapes or layouts differ between ranks.
         """
         return self._reduce(arrays, arrays, op, weights, [array.dtype for array in arrays], layout)
 
     def reduce(
         self, arrays: Sequence[np.ndarray], op: str, outs: Sequence[np.ndarray] | None, dtypes: Sequence[np.dtype]
     ) -> bool:
-        """Reduce arrays over the ranks, with equal weights, into ``outs`` on the ranks that pass them.
+        """Reduce arrays over the ranks, with equal weights, into ``outs`` on the ranks that pass it.
 
         Parameters
         ----------
         arrays : sequence of array
-            C-contiguous; of the same dtypes on every rank.
+            C-contiguous arrays with the same shapes and dtypes on every rank.
         op : str
-            As for `all_reduce`.
+            Key of `OPS`.
         outs : sequence of array, or None
-            C-contiguous, with the shapes of ``arrays``; or ``arrays`` themselves.
+            C-contiguous arrays with the shapes of ``arrays``; may be ``arrays``. ``None``: this rank needs no result.
         dtypes : sequence of dtype
-            Of the results.
+            Dtypes of the results.
 
         Returns
         -------
         bool
-            Whether large arrays were reduced in the shared heap, without lanes.
+            Whether any array was reduced directly, without staging buffers.
 
         Raises
         ------
         ShapesDiffer
-            On every rank, before anything is changed, if the shapes differ between ranks.
+            On every rank, before any array changes, if shapes differ between ranks.
         """
         return self._reduce(arrays, [None] * len(arrays) if outs is None else outs, op, None, dtypes)
 
@@ -157,21 +161,21 @@ class SharedMemoryTransport:
         return self._run(parts, hash((tuple([array.shape for array in arrays]), layout)))
 
     def all_gather(self, arrays: Sequence[np.ndarray], sizes: Sequence[list[int]]) -> tuple[list[np.ndarray], bool]:
-        """Concatenate arrays of all ranks, in rank order.
+        """Concatenate the arrays of all ranks, in rank order.
 
         Parameters
         ----------
         arrays : sequence of array
-            C-contiguous; of the same dtypes on every rank.
+            C-contiguous arrays with the same dtypes on every rank.
         sizes : sequence of list of int
             For each array, the number of elements on each rank.
 
         Returns
         -------
         gathered : list of array
-            New arrays, flat.
+            New 1-d arrays.
         directly : bool
-            Whether large arrays were read in the shared heap, without lanes.
+            Whether any array was read directly, without staging buffers.
         """
         gathered = [np.empty(sum(size), array.dtype) for array, size in zip(arrays, sizes)]
         return gathered, self._run(list(zip(arrays, gathered, sizes)), 0)

@@ -1,4 +1,4 @@
-"""Interfaces of the transports: what code above this folder may expect of the ways to move arrays between ranks."""
+"""Protocols of the transports, which move and reduce arrays between ranks."""
 
 from __future__ import annotations
 
@@ -10,37 +10,42 @@ import numpy as np
 from synkhronos._collectives.buckets import Algorithm
 from synkhronos._native import native
 
-#: What `HostTransport.reduction_of` returns.
+#: Result of `HostTransport.reduction_of`.
 Reduction = Union[native.Reduction, Algorithm]
 
-#: A part of a collective: an array, the array for the result if the rank wants it, and how the ranks' arrays are
-#: reduced, or, to gather them, the number of elements of each rank.
+#: One array of a collective: this rank's operand, the destination of the result (``None`` if this rank does not need
+#: it), and the reduction. For an all-gather, the number of elements of each rank replaces the reduction.
 Part = tuple[np.ndarray, Optional[np.ndarray], Union[Reduction, list[int]]]
 
 
 class Transport(Protocol):
-    """One rank's end of the collectives of all ranks, of arrays in host memory or on devices.
+    """Transport of one rank, for arrays in host memory or on devices.
 
-    Every rank calls the same methods in the same order. A wait ends with an exception if another rank dies.
+    Every rank calls the same methods in the same order. If a rank dies, the waits of the others raise an exception.
     """
 
     def restart(self) -> None:
-        """Bring the ranks in step; each calls this at the start of a command."""
+        """Bring the ranks in step. Every rank calls it at the start of a command."""
 
     def all_reduce(self, arrays: Sequence[Any], op: str, weights: Sequence[float] | None, /) -> bool:
-        """Reduce arrays over the ranks, in place; return whether large ones were reduced without a copy.
+        """Reduce arrays over the ranks, in place.
+
+        Returns
+        -------
+        bool
+            Whether arrays were reduced directly, without a copy.
 
         Raises
         ------
         ShapesDiffer
-            On every rank, before anything is changed, if the shapes differ between ranks.
+            On every rank, before any array changes, if shapes differ between ranks.
         """
 
 
 class HostTransport(Transport, Protocol):
-    """The transport of arrays in host memory, which every session has.
+    """Transport for arrays in host memory, which every session has.
 
-    `SharedMemoryTransport` documents the arguments.
+    `SharedMemoryTransport` documents the parameters.
     """
 
     def barrier(self) -> None:
@@ -54,13 +59,13 @@ class HostTransport(Transport, Protocol):
     def reduce(
         self, arrays: Sequence[np.ndarray], op: str, outs: Sequence[np.ndarray] | None, dtypes: Sequence[np.dtype], /
     ) -> bool:
-        """Reduce arrays over the ranks, into ``outs`` on the ranks that pass them."""
+        """Reduce arrays over the ranks, into ``outs`` on the ranks that pass it."""
 
     def all_gather(self, arrays: Sequence[np.ndarray], sizes: Sequence[list[int]], /) -> tuple[list[np.ndarray], bool]:
-        """Concatenate arrays of all ranks, in rank order."""
+        """Concatenate the arrays of all ranks, in rank order."""
 
     def reduction_of(self, op: str, dtype: np.dtype, returned: np.dtype, weights: tuple[float, ...], /) -> Reduction:
-        """Return the description of a reduction over all ranks that `run` takes."""
+        """Return a reduction over all ranks, as `run` takes it."""
 
     def run(self, parts: list[Part], signature: int, /) -> bool | None:
-        """Execute a collective of several parts; arguments and result as for `native.Collectives.run`."""
+        """Run a collective of several arrays; parameters and result as for `native.Collectives.run`."""
