@@ -1,4 +1,4 @@
-"""Memory that the processes of a session share: make, map, pass on, grow and free it."""
+"""Memory shared by the processes of a session: allocate, map, send, grow and free it."""
 
 from synkhronos._memory.channels import FdChannel, Mailbox
 from synkhronos._memory.descriptors import Descriptor, OwnedSocket

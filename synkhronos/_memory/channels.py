@@ -1,8 +1,8 @@
-"""Messages between processes: boxes in shared memory, and channels for the descriptors of segments.
+"""Messages between processes: mailboxes in shared memory, and channels that send segments as file descriptors.
 
-The kernel passes a segment's descriptor over a pair of sockets (``SCM_RIGHTS``). A segment therefore needs no name, no
-``/proc``, and no permission to inspect another process, which the kernel refuses after ``setuid`` and for undumpable
-processes.
+The kernel passes a segment's descriptor over a pair of sockets (``SCM_RIGHTS``). So a segment needs no name. Opening it
+through ``/proc`` instead would require the permission to inspect another process, which the kernel refuses after
+``setuid`` and for undumpable processes.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ _HEADER_BYTES = 24
 
 
 class Mailbox:
-    """Message of any length in shared memory: a short message lies inline, a long one in a segment of its own.
+    """Mailbox in shared memory for one message of any length.
 
-    Messages are numbered. A message that is the same as the last one is neither written nor read again.
+    A short message is stored inline, a long one in a segment of its own. Messages are numbered: if `put` gets the same
+    bytes object as the last time, it writes nothing, and `get` returns the message that it has read already.
 
     Attributes
     ----------
     is_long : bool
-        Whether the last message that this process has read lay in a segment of its own.
+        Whether the last message that this process read was stored in a segment of its own.
     """
 
     def __init__(self) -> None:
@@ -48,7 +49,7 @@ class Mailbox:
         self.is_long = False
 
     def put(self, message: bytes, give: Callable[[Segment], None]) -> None:
-        """Write a message; ``give`` passes a segment to the processes that will read the message."""
+        """Write a message; ``give(segment)`` sends a segment to the processes that will read the message."""
         if message is self._written:
             return
         self._written = None
@@ -65,7 +66,7 @@ class Mailbox:
             self._written = message
 
     def get(self, channel: FdChannel) -> bytes:
-        """Return the message; ``channel`` maps the segment of a long one."""
+        """Read the message; ``channel`` maps the segment if the message is long."""
         number, length, inline = self._header
         if number == self._read[0]:
             return self._read[1]
@@ -86,7 +87,10 @@ _MOST_BYTES_OF_A_KEY = 128
 
 
 class FdChannel:
-    """One end of a channel for segments. A segment given at one end can be mapped once at the other, in any order."""
+    """One end of a channel that sends segments to another process.
+
+    A segment that is sent at one end can be mapped once at the other. Segments can be mapped in any order.
+    """
 
     def __init__(self, end: socket.socket) -> None:
         self._end = OwnedSocket(end)
@@ -94,17 +98,17 @@ class FdChannel:
 
     @classmethod
     def pair(cls) -> tuple[FdChannel, FdChannel]:
-        """Return both ends of a channel, made before a fork; afterwards each process closes the other's end."""
+        """Create a channel and return both ends. Call it before a fork; then each process closes the other's end."""
         one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return cls(one), cls(other)
 
     def give(self, segment: Segment) -> None:
-        """Pass a segment to the other end, unless this was done before; its descriptor may be closed afterwards.
+        """Send a segment to the other end, unless it was sent before; its descriptor may be closed afterwards.
 
         Raises
         ------
         SessionError
-            If the program has closed a descriptor that this needs.
+            If the program has closed the channel's or the segment's descriptor.
         """
         if self in segment.given_to:
             return
@@ -112,12 +116,12 @@ class FdChannel:
             descriptor = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [segment.fileno()]))
             with self._end.use() as end:
                 end.sendmsg([segment.ref.key.encode()], [descriptor], socket.MSG_NOSIGNAL)
-        except ConnectionError:  # the other process is dead: a wait for it detects this
+        except ConnectionError:  # the other process is dead; whoever waits for its reply reports that
             return
         segment.given_to.add(self)
 
     def map(self, ref: SegmentRef) -> np.ndarray:
-        """Map a segment that was given at the other end, as a uint8 array; a mapping that fails can be tried again.
+        """Map a segment that was sent at the other end, as a uint8 array; if this fails, it can be called again.
 
         Raises
         ------
@@ -126,9 +130,9 @@ class FdChannel:
         OSError
             If this process has too many open files.
         SessionError
-            If the program has closed a descriptor that this needs.
+            If the program has closed the channel's or the segment's descriptor.
         """
-        with deferred_interrupts():  # a lost descriptor would keep its memory allocated
+        with deferred_interrupts():  # if an interrupt lost the descriptor, its memory would stay allocated
             if ref.key not in self._arrived:
                 self._receive()
             content = map_shared(self._arrived[ref.key].fileno(), ref.size, ref.offset, ref.writable)
@@ -136,13 +140,13 @@ class FdChannel:
         return content
 
     def clear(self) -> None:
-        """Drop received segments that were not mapped."""
+        """Discard received segments that were not mapped."""
         with deferred_interrupts():
             self._receive()
             self._arrived.clear()
 
     def close(self) -> None:
-        """Close the descriptors, in this process."""
+        """Close the descriptors of this process; the other end stays open."""
         with deferred_interrupts():
             self._end.close()
             self._arrived.clear()
@@ -150,7 +154,7 @@ class FdChannel:
     def _receive(self) -> None:
         with self._end.use() as end:
             while True:
-                try:  # the kernel drops a descriptor that arrives when this process may not open another file
+                try:  # if this process may not open another file, the kernel discards the descriptor that arrives
                     os.close(os.dup(end.fileno()))
                 except OSError as error:
                     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from error
@@ -160,5 +164,5 @@ class FdChannel:
                     return
                 if not key:  # the other end is closed
                     return
-                for fd in fds:  # an interrupted `give` may send a descriptor twice: the second replaces the first
+                for fd in fds:  # after an interrupt, `give` may send a descriptor again; it replaces the first one
                     self._arrived[key.decode()] = Descriptor(fd)

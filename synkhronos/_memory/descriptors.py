@@ -1,9 +1,11 @@
-"""File descriptors that the library owns: kept off the standard streams, and compared before they are used or closed.
+"""File descriptors owned by the library, verified before each use.
 
-A program may close descriptors that it did not open (`os.closerange`, as daemons do), or put other files in their
-places (`os.dup2`). A descriptor that outlives the call that opened it therefore belongs to a `Descriptor` or an
-`OwnedSocket`, which know the device and the inode of its file. The comparison and the use are two system calls: a
-thread of the program that replaces the file between them is not detected.
+A program may close descriptors that it did not open (`os.closerange`, as daemons do), or replace their files
+(`os.dup2`). So each descriptor that outlives the call that opened it belongs to a `Descriptor` or an `OwnedSocket`.
+These record the device and the inode of the file, and compare them before they use or close the descriptor. The
+comparison and the use are two system calls: if another thread replaces the file in between, this is not detected.
+
+Descriptors never have the numbers of the standard streams, 0 to 2.
 """
 
 from __future__ import annotations
@@ -27,10 +29,10 @@ _CLOSED_BY_PROGRAM = (
 
 
 def clear_of_streams(fd: int) -> int:
-    """Return a descriptor of the same file whose number is not that of a standard stream.
+    """Duplicate a descriptor if its number is that of a standard stream; return the new descriptor.
 
-    In a program that was started without these streams, or has closed them, the kernel assigns their numbers to other
-    files, and text that a library prints would be written to those.
+    If a program was started without these streams, or has closed them, the kernel assigns their numbers to other files.
+    Text that a library prints would then be written to these files. The original descriptor is closed.
     """
     if fd >= _FIRST:
         return fd
@@ -41,7 +43,7 @@ def clear_of_streams(fd: int) -> int:
 
 
 class Descriptor(native.Descriptor):
-    """Owner of a file descriptor; closes it when it is deleted, unless the number belongs to another file by then.
+    """Owner of a file descriptor, which closes it on deletion unless the number belongs to another file by then.
 
     Parameters
     ----------
@@ -51,7 +53,7 @@ class Descriptor(native.Descriptor):
     __slots__ = ()
 
     def __new__(cls, fd: int) -> Descriptor:
-        """Own a descriptor; its number changes if it is that of a standard stream."""
+        """Take ownership of a descriptor; duplicate it if its number is that of a standard stream."""
         return super().__new__(cls, clear_of_streams(fd))
 
     def fileno(self) -> int:
@@ -62,7 +64,7 @@ class Descriptor(native.Descriptor):
         SessionError
             If the program has closed it.
         ValueError
-            If its owner has closed it.
+            If `close` was called.
         """
         fd = self.find()
         if fd < 0:
@@ -71,12 +73,12 @@ class Descriptor(native.Descriptor):
 
 
 class OwnedSocket:
-    """Socket whose descriptor is compared before each use; it never blocks.
+    """Non-blocking socket whose descriptor is verified before each use.
 
     Parameters
     ----------
     end : socket.socket
-        Its descriptor is detached and owned by this object.
+        The socket. Its descriptor is detached, and belongs to this object afterwards.
     """
 
     def __init__(self, end: socket.socket) -> None:
@@ -85,14 +87,14 @@ class OwnedSocket:
 
     @contextlib.contextmanager
     def use(self) -> Iterator[socket.socket]:
-        """Provide the socket for one block, in which signals are deferred.
+        """Return a context manager that provides the socket and defers signals.
 
         Raises
         ------
         SessionError
             If the program has closed it.
         """
-        with deferred_interrupts():  # a socket object that an interrupt drops would close the descriptor
+        with deferred_interrupts():  # if an interrupt dropped the socket object, it would close the descriptor
             one = socket.socket(*self._kind, self._descriptor.fileno())
             try:
                 one.setblocking(False)

@@ -1,10 +1,10 @@
-"""Memory for the data that ranks compute: the shared heap, and scratch memory for commands.
+"""The shared heap, which holds computed arrays, and scratch memory for commands.
 
 The shared heap has one region for each rank, and all ranks map all regions. While a rank executes a command, NumPy
-allocates in the rank's region (`native.Heap.call`). With a single rank the region is private memory; it is reused
-in the same way.
+allocates in the rank's own region (`native.Heap.call`). A session with a single rank has one region of private memory,
+which caches freed blocks in the same way.
 
-An `Arena` is scratch memory that one rank fills for each command; it grows as needed.
+An `Arena` is scratch memory: one rank fills it again for each command, and it grows as needed.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ _logger = logging.getLogger("synkhronos")
 _UNIT = 2 * 1024 * 1024
 _LEAST_BYTES = 64 * 1024 * 1024
 _MOST_ADDRESSES = 1 << 45  # for all ranks together; a process has 2^47
-_TIMES_MEMORY = 2  # spare addresses, because freed blocks of sizes that do not recur leave gaps
+_TIMES_MEMORY = 2  # addresses per free byte: freed blocks whose sizes do not recur leave gaps
 
 os.register_at_fork(before=native.before_fork, after_in_parent=native.after_fork)
 
 
 def make_regions(n_ranks: int, rank: int) -> native.Heap:
-    """Map the regions of all ranks, as large as memory and limits allow, and return them for the use of one rank.
+    """Map the regions of all ranks, as large as memory and limits allow; return them as the heap of ``rank``.
 
-    Where the kernel or a limit does not allow any, return `Regions` without memory: NumPy then allocates with malloc.
+    If the kernel or a limit does not allow any region, log a warning and return a `native.Heap` without memory. NumPy
+    then allocates by malloc.
     """
     shared = n_ranks > 1
-    with deferred_interrupts():  # handlers may raise exceptions of the types that are caught below
+    with deferred_interrupts():  # a signal handler may raise an exception of a type that is caught below
         free = min(free for free, _ in free_memory())
         size, limit = _size(n_ranks, shared, free)
         try:
@@ -55,7 +56,7 @@ def make_regions(n_ranks: int, rank: int) -> native.Heap:
 
 
 def look_at_free_memory(regions: native.Heap, n_ranks: int) -> None:
-    """Let the regions of ``n_ranks`` ranks grow into the memory that is free now."""
+    """Let this rank's region grow by its share, 1 / ``n_ranks``, of the memory that is free now."""
     with deferred_interrupts():
         regions.allow(min(free for free, _ in free_memory()) // n_ranks)
 
@@ -73,7 +74,7 @@ def _map(shared: bool, n_ranks: int, rank: int, size: int, keep: int) -> native.
 
 
 def _size(n_ranks: int, shared: bool, free: int) -> tuple[int, str]:
-    """Return the number of bytes of each region, and the reason for this limit."""
+    """Return the number of bytes of each region, and a message that says what limits it."""
     sizes = {_TIMES_MEMORY * free: "too little memory is free", _MOST_ADDRESSES // n_ranks: "there are too many ranks"}
     addresses = resource.getrlimit(resource.RLIMIT_AS)[0]
     if addresses != resource.RLIM_INFINITY:
@@ -92,19 +93,20 @@ def _size(n_ranks: int, shared: bool, free: int) -> tuple[int, str]:
 
 
 class Arena:
-    """Segment that one rank fills for each command, and that grows as needed.
+    """Scratch segment that one rank fills again for each command, and that grows as needed.
 
     Parameters
     ----------
     table : SegmentTable
         Segments of this rank.
     announce, retire : callable
-        ``announce(segment)`` is called with each new segment, ``retire(key)`` when it is freed.
+        ``announce(segment)`` is called with each new segment, and ``retire(key)`` when the segment is freed.
 
     Attributes
     ----------
     ref : SegmentRef or None
-        Segment that another rank must map before it can see placed arrays; ``None`` before the first `reserve`.
+        Reference to the segment, which another rank must map before it can read the arrays in it. ``None`` before the
+        first `reserve`, and after `free`.
     """
 
     def __init__(self, table: SegmentTable, announce: Callable[[Segment], None], retire: Callable[[str], None]) -> None:
@@ -119,7 +121,7 @@ class Arena:
         return self._segment.ref if self._segment is not None else None
 
     def reserve(self, n_bytes: int) -> None:
-        """Drop the placed arrays, and make room for ``n_bytes`` (the sum of `aligned` sizes)."""
+        """Discard all arrays in the arena, and make room for ``n_bytes`` (the sum of `aligned` sizes)."""
         self._used = 0
         if self._segment is None or self._segment.ref.size < n_bytes:
             self.free()
@@ -130,7 +132,7 @@ class Arena:
                 self._segment = segment
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> tuple[ArrayRef, np.ndarray]:
-        """Place an uninitialized array; return its location, and a view to fill.
+        """Allocate an uninitialized array in the arena; return its reference, and a view of it to fill.
 
         Raises
         ------
@@ -138,7 +140,7 @@ class Arena:
             If the dtype holds Python objects.
         """
         assert self._segment is not None
-        if dtype.hasobject:  # its elements are addresses, which mean nothing in other processes
+        if dtype.hasobject:  # elements are addresses, which are invalid in other processes
             raise TypeError(f"dtype {dtype} holds Python objects; expected numbers or bytes, which ranks can share")
         view = self._segment.array(shape, dtype, self._used)
         ref = ArrayRef(self._segment.ref.key, self._used, shape, dtype_spec(dtype))
@@ -146,19 +148,19 @@ class Arena:
         return ref, view
 
     def place(self, array: np.ndarray) -> ArrayRef:
-        """Place a copy of an array."""
+        """Copy an array into the arena; return its reference."""
         ref, view = self.empty(array.shape, array.dtype)
         view[...] = array
         return ref
 
     def place_rows(self, array: np.ndarray, rows: np.ndarray) -> ArrayRef:
-        """Place a copy of rows of an array, given by their numbers."""
+        """Copy the rows with the indices ``rows`` (not negative) into the arena; return the reference of the copy."""
         ref, view = self.empty((len(rows), *array.shape[1:]), array.dtype)
         np.take(array, rows, axis=0, out=view, mode="clip")  # mode="raise" would copy twice
         return ref
 
     def free(self) -> None:
-        """Free the memory; each rank that mapped it releases its own mapping."""
+        """Free the segment in this process; ``retire`` lets the other ranks release their mappings."""
         if self._segment is not None:
             with deferred_interrupts():
                 key = self._segment.ref.key
@@ -167,7 +169,7 @@ class Arena:
                 self._retire(key)
 
     def abandon(self) -> None:
-        """Drop a segment that this process has inherited by a fork; its mapping is released like any other."""
+        """Drop a segment that this process inherited by a fork; its mapping is released like any other."""
         if self._segment is not None:
             self._segment.abandon()
             self._segment = None

@@ -1,7 +1,7 @@
-"""Share `numpy.memmap` arrays: find the part of the file that an array maps, and map the same part in other ranks.
+"""Share `numpy.memmap` arrays: find the file range that an array maps, and map the same range in other ranks.
 
-On another node, a file of the same name counts as the same file if its size, its modification time (in nanoseconds) and
-a sample of its pages are equal.
+A file on another node counts as the same file if its path, its size, its modification time (in nanoseconds) and a
+sample of its pages are equal.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from synkhronos._memory.segments import Segment, SegmentRef, map_shared, new_key
 from synkhronos._utils.interrupts import deferred_interrupts
 
 _PAGE = 4096  # bytes
-_N_PAGES = 64  # number of pages that are compared
+_N_PAGES = 64  # number of pages in the sample
 
 
 def segment_of_file(array: Any) -> Segment | None:
-    """Return the part of a file that ``array`` maps, as a segment whose bytes are the existing mapping.
+    """Return the file range that ``array`` maps as a segment, which uses the existing mapping.
 
-    Return ``None`` if ``array`` is not a contiguous, aligned, shared mapping of a file that still exists. Mode ``"c"``
-    does not count as shared: only the writing process sees its changes.
+    Return ``None`` unless ``array`` is a C-contiguous, aligned and shared mapping of a file that still has its name.
+    A copy-on-write mapping (mode ``"c"``) is not shared: only the process that writes to it sees the changes.
     """
     if not isinstance(array, np.memmap) or not array.size:
         return None
@@ -35,20 +35,20 @@ def segment_of_file(array: Any) -> Segment | None:
     mapping, path = getattr(array, "_mmap", None), getattr(array, "filename", None)
     if not isinstance(mapping, mmap.mmap) or path is None or array.mode == "c":
         return None
-    # a slice of a memmap inherits the attribute `offset`, so its real start follows from the address
+    # a slice of a memmap inherits `offset` from its base, so compute its start from the address instead
     start = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
     base = np.frombuffer(mapping, dtype=np.uint8).ctypes.data
     within = array.ctypes.data - base
     if not 0 <= within <= len(mapping) - array.nbytes:
         return None
     writable = array.mode in ("r+", "w+")
-    with deferred_interrupts():  # handlers may raise exceptions of the types that are caught here
+    with deferred_interrupts():  # a signal handler may raise an exception of a type that is caught here
         try:
             flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC
             file = Descriptor(os.open(path, flags))
         except OSError:
             return None
-        if _mapped_inode(base) != os.fstat(file.fileno()).st_ino:  # another file has taken the name
+        if _mapped_inode(base) != os.fstat(file.fileno()).st_ino:  # the path names another file now
             file.close()
             return None
     content = array.view(np.ndarray).reshape(-1).view(np.uint8)
@@ -57,24 +57,27 @@ def segment_of_file(array: Any) -> Segment | None:
 
 
 class FilePart(NamedTuple):
-    """Part of a file, with the data that identifies the same file on another node."""
+    """Range of a file, with a fingerprint that identifies the same file on another node."""
 
     path: str
     offset: int
     n_bytes: int
     state: tuple[int, int]  # the file's size in bytes, and its modification time in nanoseconds
-    digest: bytes  # of a sample of the part's pages
+    digest: bytes  # hash of a sample of the range's pages
 
     @property
     def is_as_it_was(self) -> bool:
-        """Whether the file has not changed since."""
+        """Whether the file still has the recorded size and modification time."""
         with contextlib.suppress(OSError):
             return _state(os.stat(self.path)) == self.state
         return False
 
 
 def find_part(path: str, offset: int, content: np.ndarray) -> FilePart | None:
-    """Return the part of a file that is mapped as a uint8 array; ``None`` if the path now names another file."""
+    """Describe the file range that is mapped as the uint8 array ``content``.
+
+    Return ``None`` if ``path`` now names another file.
+    """
     with deferred_interrupts():
         try:
             found = os.stat(path)
@@ -86,7 +89,10 @@ def find_part(path: str, offset: int, content: np.ndarray) -> FilePart | None:
 
 
 def open_part(part: FilePart, key: str) -> Segment | None:
-    """Map a part, found on another node, of the file of the same name here; ``None`` if the file differs."""
+    """Map, read-only, the same range of the file with the same path on this node.
+
+    Return ``None`` if this node does not have the file, or if its fingerprint differs.
+    """
     with deferred_interrupts():
         try:
             file = Descriptor(os.open(part.path, os.O_RDONLY | os.O_CLOEXEC))

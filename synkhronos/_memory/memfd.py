@@ -1,8 +1,8 @@
-"""Anonymous files in memory, whose pages are reserved before use. They exist as long as a descriptor or a mapping does.
+"""Anonymous files in memory, whose pages are reserved before use.
 
-`memfd_create(2)` makes them. Where the kernel does not offer it, or a sandbox refuses it, `posix_ipc` makes an object
-in ``/dev/shm``, which the next system call unlinks; `remove_stale` removes objects of processes that were killed
-between the two calls.
+A file exists as long as a descriptor or a mapping of it. It is created by `memfd_create(2)`. Where the kernel does not
+offer this, or a sandbox refuses it, `posix_ipc` creates a shared memory object in ``/dev/shm``, which is unlinked at
+once. If a process is killed between these two calls, its object is left; `remove_stale` removes it later.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _FOLDER = "/dev/shm"
 _OURS = re.compile(r"synkhronos-\d+-[0-9a-f]{32}")
 _STALE_SECONDS = 60
 _CLOEXEC, _NOEXEC_SEAL = 1, 8
-_PIECE = 8 * 1024 * 1024  # bytes of one call: after a signal, the kernel starts the call again
-_SMALL = 1024 * 1024  # smaller requests are not checked, like other allocations of a program
-_BLOCK = 1024 * 1024
+_PIECE = 8 * 1024 * 1024  # bytes per call of posix_fallocate, which starts over after a signal
+_SMALL = 1024 * 1024  # smaller requests are not checked against the free memory
+_BLOCK = 1024 * 1024  # bytes of zeros per write, where posix_fallocate is refused
 _REFUSED = (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP)
 _FULL = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT)
 
@@ -38,12 +38,14 @@ if hasattr(_libc, "memfd_create"):  # `os.memfd_create` is not in every build of
 
 
 def anonymous_file(size: int) -> Descriptor:
-    """Make an unnamed file in memory, of mode 0600, with ``size`` zeros; its pages are reserved.
+    """Create an anonymous file in memory, of mode 0600 and ``size`` bytes, and reserve its pages.
+
+    All bytes are zero.
 
     Raises
     ------
     MemoryError
-        If there is no room, or a limit of this process forbids it.
+        If too little memory is free, or a limit of this process forbids the file.
     """
     check_room(size)
     with deferred_interrupts():
@@ -57,12 +59,12 @@ def anonymous_file(size: int) -> Descriptor:
 
 
 def sparse_file(size: int) -> Descriptor:
-    """Make such a file without reserving pages: `reserve` them before they are read or written.
+    """Create an anonymous file of ``size`` bytes without pages; call `reserve` before using a part of it.
 
     Raises
     ------
     MemoryError
-        If a limit of this process forbids files of that size.
+        If a limit of this process forbids files of this size.
     """
     with deferred_interrupts():
         file = Descriptor(new_descriptor())
@@ -77,12 +79,20 @@ def sparse_file(size: int) -> Descriptor:
 
 
 def reserve(fd: int, start: int, stop: int, size: int) -> None:
-    """Reserve the pages of the bytes ``start`` to ``stop`` (exclusive) of a file of ``size`` bytes.
+    """Reserve the pages of the bytes from ``start`` to ``stop`` (exclusive) of a file.
+
+    Parameters
+    ----------
+    fd : int
+    start, stop : int
+        In bytes.
+    size : int
+        Number of bytes that the error message reports.
 
     Raises
     ------
     MemoryError
-        If there is no room, or a limit of this process forbids it.
+        If too little memory is free, or a limit of this process forbids it.
     """
     for begin in range(start, stop, _PIECE):
         _reserve(fd, begin, min(_PIECE, stop - begin), size)
@@ -92,7 +102,7 @@ def check_room(size: int) -> None:
     """Raise `MemoryError` if ``size`` bytes exceed the free memory of this node, or of this process's cgroup."""
     if size < _SMALL:
         return
-    with deferred_interrupts():  # handlers may raise exceptions of the types that `free_memory` catches
+    with deferred_interrupts():  # a signal handler may raise an exception of a type that `free_memory` catches
         limits = list(free_memory())
     for free, where in limits:
         if size > free:
@@ -103,7 +113,7 @@ def check_room(size: int) -> None:
 
 
 def new_descriptor() -> int:
-    """Return a descriptor of a new, empty, unnamed file in memory, of mode 0600; the caller must close it.
+    """Create an empty anonymous file in memory, of mode 0600; return its descriptor, which the caller must close.
 
     Raises
     ------
@@ -117,7 +127,7 @@ def new_descriptor() -> int:
 
 def _descriptor() -> int:
     if hasattr(_libc, "memfd_create"):
-        for flags in (_CLOEXEC | _NOEXEC_SEAL, _CLOEXEC):  # older kernels do not know the seal
+        for flags in (_CLOEXEC | _NOEXEC_SEAL, _CLOEXEC):  # kernels before Linux 6.3 do not have the seal
             fd: int = _libc.memfd_create(b"synkhronos", flags)
             if fd >= 0:
                 return fd
@@ -133,7 +143,7 @@ def _descriptor() -> int:
 
 
 def _reserve(fd: int, start: int, n_bytes: int, size: int) -> None:
-    """Reserve the pages of ``n_bytes`` bytes, from byte ``start`` on, of a file of ``size`` bytes."""
+    """Reserve the pages of ``n_bytes`` bytes from byte ``start`` on; ``size`` is the number in the error message."""
     try:
         try:
             os.posix_fallocate(fd, start, n_bytes)
@@ -141,7 +151,7 @@ def _reserve(fd: int, start: int, n_bytes: int, size: int) -> None:
             if error.errno not in _REFUSED:
                 raise
             zeros, done = bytes(min(n_bytes, _BLOCK)), 0
-            while done < n_bytes:  # a sandbox that forbids `fallocate` allows writing
+            while done < n_bytes:  # a sandbox that forbids `fallocate` still allows writing
                 done += os.pwrite(fd, zeros[: n_bytes - done], start + done)
     except OSError as error:
         if error.errno not in (*_FULL, errno.EFBIG):
@@ -152,7 +162,7 @@ def _reserve(fd: int, start: int, n_bytes: int, size: int) -> None:
 
 
 def _refusal(error: OSError, size: int, where: str) -> MemoryError:
-    """Return the error for a file that the kernel has no room for; ``where`` says how much room there is."""
+    """Return the error for a refused allocation; ``where`` is text that says how many bytes are free."""
     if error.errno == errno.EFBIG:
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
         return MemoryError(
@@ -171,7 +181,7 @@ def _private_name() -> str:
 
 
 def remove_stale(folder: str = _FOLDER) -> int:
-    """Unlink objects that killed processes of this user could not unlink; return their number."""
+    """Unlink shared memory objects that killed processes of this user left; return their number."""
     removed = 0
     with contextlib.suppress(OSError):
         for entry in list(os.scandir(folder)):

@@ -1,15 +1,16 @@
-"""Segments: memory that the processes of a session share, and the arrays in it.
+"""Shared memory segments, and references to the arrays in them.
 
-A segment is mapped with ``mmap(2)`` directly, because `mmap.mmap` would keep a duplicate of the descriptor open for as
-long as the mapping exists. Only C code unmaps: Ctrl-C can interrupt a ``__del__`` in Python, and the memory would leak.
+A segment is mapped by ``mmap(2)`` directly, because `mmap.mmap` keeps a duplicate of the descriptor open for as long as
+the mapping exists. It is unmapped by C code only: Ctrl-C can interrupt a ``__del__`` in Python, and the memory would
+leak.
 
 Invariants
 ----------
-* A segment has no name, and mode 0600: no end of a process, at any moment, leaves anything behind. Other processes
-  receive it through a `FdChannel`, or inherit it.
-* Pages are reserved before they are used, mostly when the segment is made: lack of memory raises `MemoryError`, and
-  never ends in a SIGBUS later.
-* A mapping lives as long as any array that views it.
+* A segment has no name, and its mode is 0600. So nothing is left behind, whenever a process ends. Other processes
+  receive a segment through a `FdChannel`, or inherit it by a fork.
+* Pages are reserved before they are used, usually when the segment is created. So lack of memory raises `MemoryError`,
+  and never causes a SIGBUS later.
+* A mapping exists as long as any array that views it.
 """
 
 from __future__ import annotations
@@ -41,9 +42,10 @@ _PROT_NONE = 0
 
 
 class _Mapping:
-    """One ``mmap(2)`` with ``MAP_SHARED``; the end of the last array that views it unmaps it.
+    """Shared mapping of a file, which exists as long as any array that views it.
 
-    `mmap.mmap` reserves the addresses, without memory, and frees them; the file is mapped over them.
+    A private `mmap.mmap` object reserves the addresses, without memory; the file is mapped over them. When this object
+    is deleted, it unmaps the addresses, and with them the file.
     """
 
     def __init__(self, fd: int, size: int, offset: int, writable: bool) -> None:
@@ -67,13 +69,13 @@ def _refusal(size: int, reason: str) -> MemoryError:
 
 
 def map_shared(fd: int, size: int, offset: int = 0, writable: bool = True) -> np.ndarray:
-    """Map part of a file or shared memory object; the descriptor may be closed afterwards.
+    """Map a range of a file or shared memory object; the descriptor may be closed afterwards.
 
     Parameters
     ----------
     fd : int
     size, offset : int
-        In bytes; ``size`` is at least 1, ``offset`` need not be aligned.
+        In bytes. ``size`` is at least 1; ``offset`` need not be a multiple of the page size.
     writable : bool
 
     Returns
@@ -90,7 +92,7 @@ def map_shared(fd: int, size: int, offset: int = 0, writable: bool = True) -> np
     return np.asarray(_Mapping(fd, lead + size, offset - lead, writable))[lead:]
 
 
-#: Alignment of arrays in a segment, in bytes: a cache line, which also suffices for all vector instructions.
+#: Alignment of arrays in a segment, in bytes: one cache line, which is enough for all vector instructions, too.
 ALIGNMENT = 64
 
 _MOST_BYTES = 2**63 - 1
@@ -98,7 +100,7 @@ _counter = itertools.count()
 
 
 class SegmentRef(NamedTuple):
-    """Name of a segment in a message: its unique key, and the bytes of its file that it covers."""
+    """Reference to a segment in a message: its unique key, and the size and offset (in bytes) of its file range."""
 
     key: str
     size: int
@@ -107,7 +109,7 @@ class SegmentRef(NamedTuple):
 
 
 class ArrayRef(NamedTuple):
-    """Location of an array: key of the segment, offset in bytes, shape, and dtype (as `numpy.dtype.str` or descr)."""
+    """Reference to an array: the segment's key, the offset in bytes, the shape, and the dtype (see `dtype_spec`)."""
 
     key: str
     offset: int
@@ -121,21 +123,21 @@ def aligned(n_bytes: int) -> int:
 
 
 def new_key() -> str:
-    """Return a key that no other segment of any process has."""
+    """Return a key that is unique among the segments of all processes."""
     return f"{os.getpid()}-{next(_counter)}-{secrets.token_hex(4)}"
 
 
 class Segment:
-    """Memory that this process maps and other processes can map: memory made for that, or part of a file of the user's.
+    """Memory that several processes can map: an anonymous file, or a range of one of the user's files.
 
     Attributes
     ----------
     bytes : uint8 array of shape (size,)
         The memory; this array and every view of it keep the mapping alive.
     ref : SegmentRef
-        Name of the segment for other processes.
+        Reference to the segment for other processes.
     given_to : set
-        The `FdChannel` objects to which it was given.
+        The `FdChannel` objects through which it was sent.
     path : str or None
         Path of the user's file, if it is mapped read-only.
     """
@@ -149,14 +151,20 @@ class Segment:
 
     @classmethod
     def create(cls, size: int, key: str | None = None, reserved: bool = True) -> Segment:
-        """Make ``size`` bytes (at least one page), filled with zeros; without a key the segment gets a new one.
+        """Create a segment of ``size`` bytes (at least one page), filled with zeros.
 
-        All pages are reserved, unless ``reserved`` is false: then call `reserve` for parts before they are used.
+        Parameters
+        ----------
+        size : int
+        key : str, optional
+            Default: a new key.
+        reserved : bool
+            Whether to reserve all pages now. If false, call `reserve` for each part before it is used.
 
         Raises
         ------
         MemoryError
-            If shared memory has no room; the message gives bytes wanted and free.
+            If too little memory is free; the message says how many bytes were requested and are free.
         """
         size = max(int(size), mmap.PAGESIZE)
         if size > _MOST_BYTES:
@@ -169,12 +177,12 @@ class Segment:
             raise
 
     def reserve(self, parts: Sequence[tuple[int, int]]) -> None:
-        """Reserve the pages of parts, each a pair of first byte and end; needs the descriptor.
+        """Reserve the pages of several parts, each given as ``(start, stop)`` in bytes; not after `close_fd`.
 
         Raises
         ------
         MemoryError
-            If there is no room; some of the parts may be reserved then.
+            If too little memory is free. Some of the parts may be reserved by then.
         """
         wanted = sum(stop - start for start, stop in parts)
         check_room(wanted)
@@ -182,61 +190,64 @@ class Segment:
             reserve(self.fileno(), start, stop, wanted)
 
     def fileno(self) -> int:
-        """Return the descriptor; not after `close_fd`."""
+        """Return the descriptor; raises `ValueError` after `close_fd`."""
         return self._file.fileno()
 
     def close_fd(self) -> None:
-        """Close the descriptor, once every process that needs the segment has received it."""
+        """Close the descriptor; call this once every process that needs the segment has received it."""
         self._file.close()
 
     def abandon(self) -> None:
-        """Drop a segment that this process has inherited by a fork; its table keeps the mapping."""
+        """Drop a segment that this process inherited by a fork; its `SegmentTable` keeps the mapping."""
         self._file.close()
         self.bytes = np.empty(0, np.uint8)
 
     def array(self, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> np.ndarray:
-        """Return a view of the bytes from ``offset`` on as an array; it keeps the mapping alive."""
+        """Return a view, as an array, of the bytes from ``offset`` on; it keeps the mapping alive."""
         return np.ndarray(shape, dtype, self.bytes, offset)
 
 
 class SegmentTable:
-    """The segments that this process has mapped, by key; one table in each process, inherited by forked workers.
+    """Table of the segments that this process has mapped, by key.
+
+    Each process has one table; forked workers inherit it. The table owns the memory that `add` registers. It holds only
+    weak references to the memory that `lend` registers.
 
     Attributes
     ----------
     ended : FinalizerQueue
-        Key and size in bytes of lent memory that has been freed.
+        ``(key, size in bytes)`` of lent memory that has been freed.
     files : dict
-        For lent memory that is a read-only part of a file: the path and the first byte, by key.
+        For lent memory that is a read-only range of a file: ``(path, offset in bytes)`` by key.
     """
 
     def __init__(self) -> None:
         self._bytes: dict[str, np.ndarray] = {}
-        self._lent: dict[str, weakref.ref[np.ndarray]] = {}  # entries of freed memory stay until they are released
+        self._lent: dict[str, weakref.ref[np.ndarray]] = {}  # freed memory keeps its entry until `release`
         self.ended: FinalizerQueue[tuple[str, int]] = FinalizerQueue()
         self.files: dict[str, tuple[str, int]] = {}
 
     def add(self, key: str, content: np.ndarray) -> None:
-        """Add memory that this process has mapped, as a uint8 array."""
+        """Register memory that this process has mapped, as a uint8 array, and keep it until `release`."""
         self._bytes[key] = content
 
     def lend(self, key: str, content: np.ndarray) -> None:
-        """Add memory that lives as long as other code keeps this very array."""
+        """Register memory without keeping it alive: it is freed when no other code refers to the array ``content``."""
         self.ended.watch(content, (key, content.nbytes))
         self._lent[key] = weakref.ref(content)
 
     def lent(self) -> list[np.ndarray | None]:
-        """Return the arrays that are lent now; the list keeps their memory alive."""
+        """Return the arrays that are lent (``None`` for freed ones); the list keeps their memory alive."""
         return [one() for one in list(self._lent.values())]
 
     def release(self, key: str) -> None:
-        """Remove a segment; its memory is unmapped with the last array that views it."""
+        """Remove a segment; its memory is unmapped when the last array that views it is deleted."""
         self._bytes.pop(key, None)
         self._lent.pop(key, None)
         self.files.pop(key, None)
 
     def view(self, ref: ArrayRef) -> np.ndarray:
-        """Return the array that `ref` names, without a copy."""
+        """Return the array that ``ref`` refers to, as a view."""
         key, offset, shape, dtype = ref
         return np.ndarray(shape, dtype, self._content(key), offset)
 
@@ -260,5 +271,5 @@ class SegmentTable:
 
 
 def dtype_spec(dtype: np.dtype) -> Any:
-    """Return a description of ``dtype`` that is small and fast to pickle, and that `numpy.dtype` accepts."""
+    """Return ``dtype.str``, which is small and fast to pickle, or ``dtype`` itself if it has fields or a subarray."""
     return dtype.str if dtype.names is None and dtype.subdtype is None else dtype
