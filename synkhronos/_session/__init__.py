@@ -1,4 +1,4 @@
-"""Controller side of a session: issues commands to the ranks, tracks their state, and reports failures."""
+"""The controller's side of a session: sends commands to the ranks, tracks their state, and reports failures."""
 
 from synkhronos._session.context_manager import sequence, session
 from synkhronos._session.diagnostics import warn

@@ -1,4 +1,4 @@
-"""Warnings at the line of the user's program that causes them, and error messages for failed commands."""
+"""Warnings that point at the user's line of code, and error messages for failed commands."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from synkhronos._rank import Call, Command, Failure, InOrder, Load
 from synkhronos._utils.resources import count_cores
 from synkhronos.errors import WorkerError
 
-#: Packages of notebooks and debuggers, whose threads hold no lock that a worker needs.
+#: Packages of notebooks and debuggers. Their threads hold no lock that a worker needs, so `check_threads` ignores them.
 _HARMLESS = ("IPython", "ipykernel", "debugpy", "_pydevd_bundle", "pydevd")
 
-#: Packages whose frames are skipped to find the line of the user's program.
+#: Packages whose stack frames `warn` skips.
 _OWN = ("synkhronos", "contextlib")
 
 
@@ -31,7 +31,7 @@ def check_cores(n_ranks: int) -> None:
 
 
 def check_threads() -> None:
-    """Warn if other threads are running while this one forks."""
+    """Warn if other threads are running, because a fork copies their locks but not the threads."""
     names = sorted(_names_of_other_threads())
     if names:
         warn(
@@ -49,27 +49,35 @@ def _names_of_other_threads() -> Iterator[str]:
 
 
 def warn(message: str, category: type[Warning] = RuntimeWarning) -> None:
-    """Warn at the line of the program that called this package."""
+    """Issue a warning that points at the line of the user's program that called this package."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _OWN:
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level)
 
 
-#: How to continue after a session is broken.
+#: Message: how to continue after a session is broken.
 BROKEN = "the session is broken: call synkhronos.close(), then synkhronos.fork() again"
-#: The same if a node is lost: there can be no other session in this process.
+#: The same if a node is lost: this process cannot start another session.
 LOST = "the session is broken: a node does not answer; start the program again"
 
-#: Matches the first line of Theano's messages about shapes that do not fit.
+#: Matches the first line of the backend's messages about shape mismatches.
 _OF_SHAPES = re.compile("shape|dimension|size|align|broadcast|out of bounds|mis-?match", re.IGNORECASE)
 
 
 def first_failure(results: Sequence[Any], master_rank: int, ahead: Sequence[int]) -> int | None:
-    """Return the rank that failed first by the clock; ranks that gave up because another had failed come last.
+    """Return the rank that failed first by the clock, or ``None`` if no rank failed.
 
-    ``ahead`` has the nanoseconds by which each rank's clock is ahead. If all ranks failed alike, it is the controller,
-    whose exception is available.
+    Ranks that only gave up because another rank had failed come last. If all ranks failed with the same message, return
+    the controller, because its exception object is available.
+
+    Parameters
+    ----------
+    results : sequence
+        The result of each rank; a `Failure` if it failed.
+    master_rank : int
+    ahead : sequence of int
+        How far each rank's clock is ahead of the controller's, in nanoseconds.
     """
     failures = {rank: result for rank, result in enumerate(results) if isinstance(result, Failure)}
     if not failures:
@@ -87,7 +95,21 @@ def worker_error(
     results: Sequence[Any],
     own_error: Exception | None,
 ) -> WorkerError:
-    """Return the error for the failure of ``rank`` in a command; ``own_error`` is the controller's exception itself."""
+    """Return the error to raise for the failure of ``rank`` in a command.
+
+    Parameters
+    ----------
+    command : Command
+    describe : callable
+        ``describe(command)`` returns text for the message.
+    rank : int
+    device : str
+        The device of that rank.
+    results : sequence
+        The result of each rank; a `Failure` if it failed.
+    own_error : Exception or None
+        The exception object, if the rank is the controller.
+    """
     failure = results[rank]
     parts: tuple[Command, ...] = ()
     if isinstance(command, InOrder):
@@ -113,7 +135,7 @@ def worker_error(
 
 
 def _rows_of(command: Call, rank: int, summary: str) -> str:
-    """Describe the rank's data points: graphs with a fixed batch size fail on shards of another size."""
+    """Describe the rank's data points, because graphs with a built-in batch size fail on shards of another size."""
     n_points, n_all = command.counts[rank], sum(command.counts)
     if command.all_compute:
         return (

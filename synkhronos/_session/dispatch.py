@@ -1,4 +1,4 @@
-"""Dispatch of commands to all ranks, and recovery when one fails, dies, falls silent, or the user interrupts."""
+"""Send commands to all ranks, and recover if a rank fails, dies or does not reply, or if the user interrupts."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from synkhronos._session.ledger import Ledger
 from synkhronos._utils.interrupts import deferred_interrupts, interrupt_behind, let_interrupts_pass
 from synkhronos.errors import CLOSED_WITHIN, NodeLost, SessionError, WorkerDied, WorkerRestarted, WorkerTimeout
 
-_INTERRUPT_SECONDS = 0.7  # how long a rank may take to reply after the controller was interrupted
-_MAX_RESTARTS = 3
-_FRAMES = 150  # an upper limit of the frames that `Dispatcher.issue` needs, errors and logging included
+_INTERRUPT_SECONDS = 0.7  # time for the ranks to reply after the controller was interrupted
+_MAX_RESTARTS = 3  # in a row, without a successful one
+_FRAMES = 150  # upper limit of the stack frames that `Dispatcher.issue` needs, including errors and logging
 
-#: Error message for a signal handler or a finalizer that needs the ranks in the middle of a call.
+#: Error message for a signal handler or a finalizer that calls this package while a call is running.
 BUSY = (
     "this call interrupts another one that the ranks still execute (from a signal handler or a finalizer); set a flag "
     "in the handler and check it after the call, or raise an exception in it and act where that is caught"
 )
 
 
-_n_forks = 0  # number of forks, made by Python, between the first process and this one
+_n_forks = 0  # number of forks by Python between the process that imported this module and this process
 
 
 def _note_fork() -> None:
@@ -37,19 +37,19 @@ def _note_fork() -> None:
     _n_forks += 1
 
 
-os.register_at_fork(after_in_child=_note_fork)  # cheaper than `os.getpid`, which would take 0.3 µs in every call
+os.register_at_fork(after_in_child=_note_fork)  # cheaper than `os.getpid`, which takes 0.3 µs in each call
 
 
 class State(enum.Enum):
-    """Whether a session can execute commands; it never becomes usable again."""
+    """State of a session; a session that is broken or closed never becomes usable again."""
 
     USABLE = enum.auto()
-    BROKEN = enum.auto()  # a command could not be cleaned up
+    BROKEN = enum.auto()  # the clean-up after a command failed
     CLOSED = enum.auto()
 
 
 class RankSignals(Protocol):
-    """The flag that a rank has failed in the current command; see `Signals`."""
+    """Flag that is set when a rank has failed in the current command."""
 
     @property
     def aborted(self) -> bool: ...
@@ -58,14 +58,14 @@ class RankSignals(Protocol):
 
 
 class RankGroup(Protocol):
-    """All ranks of a session: a `ProcessGroup` on one node, a `MultiNodeGroup` on several.
+    """Interface of the group of all ranks: `ProcessGroup` on one node, `MultiNodeGroup` on several.
 
     Attributes
     ----------
     ahead : list of int
         How far each rank's clock was ahead of the controller's at the start of the session, in nanoseconds.
     is_lost : bool
-        Whether a node does not answer, so that this program can have no other session.
+        Whether a node does not reply, so that this program cannot start another session.
     n_shipped : int
         Bytes of the controller's memory that have been sent to other nodes.
     """
@@ -100,13 +100,13 @@ class Dispatcher:
     ----------
     group : RankGroup
     replica : Replica
-        The controller's.
+        The controller's replica.
     ledger : Ledger
     timeout : float or None
         Seconds that a rank may take for a command.
     restore : callable, optional
-        ``restore(ranks)`` gives new workers all that a rank must hold, and returns the shared variables of which rows
-        are lost; with it, workers that die are replaced.
+        ``restore(ranks)`` sends functions, variables and data to new workers, and returns the shared variables of which
+        rows are lost. Default: workers that die are not replaced, and the session breaks.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Dispatcher:
     ) -> None:
         self.lock = threading.RLock()
         self.state = State.USABLE
-        self._cause = ""  # why the session is broken
+        self._cause = ""  # message: why the session is broken
         self._n_forks = _n_forks
         self._group = group
         self._replica = replica
@@ -133,12 +133,12 @@ class Dispatcher:
             [],
             [],
         )  # the last replies without a failure, and their decoded results
-        self._is_waiting = False  # whether `issue` is between sending a command and its end, clean-up included
-        self._restarts = 0  # in a row, without a success
+        self._is_waiting = False  # whether a command was sent and is not yet complete and cleaned up
+        self._restarts = 0  # in a row, without a successful one
 
     def issue(self, command: Command) -> list[Any]:
-        """Have every rank execute a command; returns their results in rank order."""
-        native.require_frames(_FRAMES)  # so that no RecursionError comes after the command is sent
+        """Have every rank execute a command; return the results in rank order."""
+        native.require_frames(_FRAMES)  # raise RecursionError now rather than after the command is sent
         with self.lock, self._group.timeline.call(type(command).__name__):
             self.check_usable()
             if self._group.outstanding:
@@ -146,7 +146,7 @@ class Dispatcher:
             envelope, memory = self._ledger.envelope(command)
             message = self._encoder.dumps(envelope)
             own_error: Exception | None = None
-            if self._group.signals.aborted:  # an interrupt came before the flag of a failed command was reset
+            if self._group.signals.aborted:  # an earlier command failed, and an interrupt kept it from resetting this
                 self._group.signals.reset()
             was_waiting, self._is_waiting = self._is_waiting, True
             try:
@@ -191,13 +191,13 @@ class Dispatcher:
             return results
 
     def check_closed(self, error: BaseException) -> None:
-        """Raise `SessionError` if a call failed because a signal handler has closed the session."""
+        """Raise `SessionError` if a call failed because a signal handler closed the session during the call."""
         is_own = isinstance(error, Exception) and not isinstance(error, SessionError)
         if self.state is State.CLOSED and is_own and interrupt_behind(error) is None:
             raise SessionError(CLOSED_WITHIN) from error
 
     def _read(self, rank: int, result: Any, in_order: bool) -> Any:
-        """Return a rank's result, with arrays as views."""
+        """Return a rank's result, with arrays as views of shared memory."""
         if in_order:
             return [self._read_part(rank, part, one) for part, one in enumerate(result)]
         return self._read_part(rank, 0, result)
@@ -218,9 +218,9 @@ class Dispatcher:
 
     def _take_up(self) -> None:
         """Clean up after an unfinished command, before another one is sent."""
-        if self._is_waiting:  # this call comes from within that command
+        if self._is_waiting:  # a signal handler or finalizer made this call during that command
             raise SessionError(BUSY)
-        # the command was interrupted, and so was its clean-up
+        # both the command and its clean-up were interrupted
         self._is_waiting = True
         try:
             self._interrupted(SessionError("interrupted during the clean-up after an interrupt"), None)
@@ -229,7 +229,11 @@ class Dispatcher:
         self.check_usable()
 
     def _interrupted(self, error: BaseException, command: Command | None) -> None:
-        """Clean up after a command that ended early: a worker died or is silent, or a signal handler raised."""
+        """Clean up after a command that ended early.
+
+        A worker has died or does not reply, or a signal handler has raised an exception (``error``). Restart workers if
+        possible; otherwise, unless all ranks settle in time, break the session.
+        """
         if self.state is not State.USABLE:  # the signal handler has closed the session
             return
         lost = isinstance(error, (WorkerDied, WorkerTimeout))
@@ -250,7 +254,7 @@ class Dispatcher:
             if not lost and not self._group.outstanding:
                 raise
             second = another
-            unreplaced = self._cause or summarize(another)  # without the remedy, if a command of the restart broke it
+            unreplaced = self._cause or summarize(another)  # `_cause` does not repeat how to continue
         if isinstance(error, WorkerDied) and unreplaced:
             error.args = (f"{error}; it could not be replaced: {unreplaced}",)
             cause = summarize(error)
@@ -264,18 +268,18 @@ class Dispatcher:
             raise second
 
     def _settled(self) -> bool:
-        """Have the ranks give up or finish their command, if they soon can; returns whether all is in order again."""
+        """Wait shortly for the ranks to abort or finish their command; return whether the session is usable again."""
         with deferred_interrupts():
             if not self._group.settle(_INTERRUPT_SECONDS) or self._group.dead():
                 return False
             self._group.signals.reset()
-            self._replica.forget(*self._ledger.sent)  # in case the interrupt came before the controller did
+            self._replica.forget(*self._ledger.sent)  # the interrupt may have come before `issue` did this
             self._received(self._group.collect())
             log(logging.WARNING, "interrupted; the session is usable, but replicas may differ now")
         return True
 
     def _restart(self, error: WorkerDied) -> str:
-        """Replace dead workers and raise `WorkerRestarted`, or return the reason why that is not possible."""
+        """Replace dead workers and raise `WorkerRestarted`, or return the reason why this is not possible."""
         self._restarts += 1
         if self._restarts > _MAX_RESTARTS:
             return f"{_MAX_RESTARTS} replacements in a row died before they were ready"
@@ -283,7 +287,7 @@ class Dispatcher:
             return f"other workers did not answer within {self._timeout} seconds"
         ranks = tuple(self._group.dead())
         with deferred_interrupts():
-            inherited = self._replica.segments.lent()  # a reference in this frame, which the workers keep
+            inherited = self._replica.segments.lent()  # the new workers keep this frame, and so these arrays
             self._replica.regions.share(self._group.replace, ranks)
             del inherited
         assert self._restore is not None
@@ -311,11 +315,11 @@ class Dispatcher:
         return self._replica.describe(command) if isinstance(command, InOrder) else type(command).__name__
 
     def _remedy(self) -> str:
-        """Return the message that says how to continue after a session is broken."""
+        """Return the message that says how to continue after the session is broken."""
         return LOST if self._group.is_lost else BROKEN
 
     def check_usable(self) -> None:
-        """Raise `SessionError` if this session cannot execute commands any more."""
+        """Raise `SessionError` if this session cannot execute commands."""
         if self.state is State.CLOSED:  # by another thread, while this one waited for the lock
             raise SessionError("the session was closed")
         if self.state is State.BROKEN:

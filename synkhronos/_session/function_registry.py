@@ -1,4 +1,4 @@
-"""Registry of a session's compiled functions, and of those that are still to be replicated."""
+"""Registry of a session's compiled functions: which exist, and which are not on every rank yet."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _logger = logging.getLogger("synkhronos")
 
 
 class FunctionRegistry:
-    """Functions by key, in the controller.
+    """Registry of functions by key, in the controller.
 
     Parameters
     ----------
     replica : Replica
-        The controller's.
+        The controller's replica.
     ledger : Ledger
     load : callable
-        ``load(bundle, ranks)`` has ranks (``None``: all) load pickled functions.
+        ``load(bundle, ranks)`` has the given ranks (``None``: all) load pickled functions.
     definitions : Definitions
-        The definitions of the program (classes, globals) that the ranks have.
+        The program's definitions (classes, globals) that the ranks already have.
     """
 
     def __init__(
@@ -43,15 +43,18 @@ class FunctionRegistry:
         self._replica = replica
         self._ledger = ledger
         self._load = load
-        self._pending: dict[int, Any] = {}  # compiled, not yet distributed
-        self._failed: set[int] = set()  # the pending ones that could not be distributed
+        self._pending: dict[int, Any] = {}  # functions that are compiled and not yet distributed
+        self._failed: set[int] = set()  # keys of pending functions whose distribution failed
         self._definitions = definitions
         self._ended: FinalizerQueue[int] = FinalizerQueue()
         self._distributing = False
         self._next = 0
 
     def add(self, function: Any, owner: Any) -> int:
-        """Register a compiled function, to be distributed, and dropped when its owner ends; returns its key."""
+        """Register a compiled function for distribution; return its key.
+
+        All ranks drop the function after ``owner`` is garbage-collected.
+        """
         key = self._next
         self._next += 1
         self._ended.watch(owner, key)
@@ -60,8 +63,8 @@ class FunctionRegistry:
         return key
 
     def forget_ended(self) -> None:
-        """Have every rank drop ended functions, with the next command."""
-        if self._distributing or not self._ended.waiting:  # a function must not be sent after the entry that drops it
+        """Have every rank drop, with the next command, the functions whose owners are garbage-collected."""
+        if self._distributing or not self._ended.waiting:  # never send a function after the entry that drops it
             return
         for key in self._ended.take():
             self._settled(key)
@@ -70,22 +73,23 @@ class FunctionRegistry:
     def distribute(self, keys: Sequence[int] | None = None, variable: Any = None) -> None:
         """Replicate functions that are not yet on every rank.
 
-        If one fails, the others are replicated all the same. It is tried again when it is called, not whenever others
-        are replicated.
+        If a function fails, the others are still replicated. A failed function is tried again when it is called, but
+        not each time that others are replicated.
 
         Parameters
         ----------
         keys : sequence of int, optional
-            The functions; default: all that have not failed yet.
+            The functions. Default: all that have not failed yet.
         variable : shared variable, optional
-            Replicate the functions that use it. Failures are no error if one of them brings the variable to the ranks.
+            Replicate the functions that use this variable. Failures are ignored if any of the functions brings the
+            variable to the ranks.
 
         Raises
         ------
         TypeError
             If a function cannot be pickled.
         WorkerError
-            If a rank cannot load one.
+            If a rank cannot load a function.
         """
         is_explicit = keys is None and variable is None  # the program has called `distribute`
         if not self._pending and not is_explicit:
@@ -109,12 +113,12 @@ class FunctionRegistry:
             try:
                 raise failed
             finally:
-                del failed  # otherwise it and this frame keep each other, and the user's objects, alive
+                del failed  # break the reference cycle with this frame, which would keep the user's objects alive
         if is_explicit:
             self._refresh()
 
     def _refresh(self) -> None:
-        """Send definitions that functions of all ranks read, where they have changed."""
+        """Send the definitions that distributed functions read and that have changed since they were sent."""
         try:
             bundle = _graph.dump({}, self._replica.variables, definitions=self._definitions, refresh=True)
         except pickle.PicklingError as error:
@@ -123,11 +127,11 @@ class FunctionRegistry:
             self._send(bundle)
 
     def _replicate(self, key: int) -> Exception | None:
-        """Replicate one function; returns the error if that fails."""
+        """Replicate one function; return the error if this fails, otherwise ``None``."""
         function = self._pending[key]
         try:
             precompile(function)
-        except RecursionError:  # the program's own depth is the cause, and may differ in the next call
+        except RecursionError:  # caused by the depth of the program's stack, which may differ in the next call
             raise
         except Exception as error:
             let_interrupts_pass(error)
@@ -165,7 +169,7 @@ class FunctionRegistry:
         return None
 
     def distribute_variables(self, variables: Sequence[Any]) -> None:
-        """Give the ranks shared variables that no distributed function uses yet."""
+        """Replicate shared variables that no distributed function uses yet."""
         self._send(_graph.dump({}, self._replica.variables, also=variables, definitions=self._definitions))
 
     def _send(self, bundle: _graph.Bundle) -> None:
@@ -173,21 +177,21 @@ class FunctionRegistry:
         try:
             self._load(bundle, None)
         except BaseException:
-            self._ledger.variables.extend(bundle.new)  # some ranks may have them; the next attempt uses other keys
+            self._ledger.variables.extend(bundle.new)  # drop them where they arrived: the next attempt uses new keys
             raise
-        with deferred_interrupts():  # the records must match what the ranks have
+        with deferred_interrupts():  # these records must match the state of the ranks
             self._definitions.note(bundle.slots)
             for new, var in bundle.new.items():
                 self._replica.variables.put(new, var)
             self._replica.move_to_heap(list(bundle.new.values()))
 
     def _settled(self, key: int) -> None:
-        """Remove the function ``key`` from the pending ones."""
+        """Remove the function ``key`` from the pending functions."""
         self._pending.pop(key, None)
         self._failed.discard(key)
 
     def restore(self, ranks: tuple[int, ...]) -> None:
-        """Give new workers the functions that the others have, and the controller's values of all variables."""
+        """Send new workers the functions that the other ranks have, and the controller's values of all variables."""
         functions = {key: one for key, one in self._replica.functions.items() if key not in self._pending}
         known = self._definitions  # new workers on other nodes inherit no more than their node leader has
         self._load(_graph.dump(functions, self._replica.variables, everything=True, definitions=known), ranks)

@@ -1,7 +1,8 @@
-"""Execution of parts on the ranks, either one at once or all those recorded by a `sequence` in one message.
+"""Submit calls and collectives to the ranks, one at a time or several in one message (a `sequence`).
 
-A part is a call or a collective. It is prepared when it is submitted: its command is made, and its NumPy inputs are
-copied, each part's to a staging arena of its own. The controller processes the results when all ranks have replied.
+A call or a collective is a *part*. When it is submitted, its command is created and its NumPy inputs are copied to a
+staging arena; each part of a sequence has an arena of its own. The controller processes the results when all ranks have
+replied.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ class Submission(NamedTuple):
     ----------
     command : Command
     finish : callable
-        ``finish(results)`` returns the program's value, from the results in rank order.
+        ``finish(results)`` takes the results in rank order, and returns the value for the user's program.
     explain : callable, optional
-        Raises an error that says more than the `WorkerError` of this part, if there is one.
+        Called if this part fails with a `WorkerError`; may raise a more specific error instead.
     shared : callable, optional
         For a call: returns the function's shared variables.
     check : callable, optional
-        ``check(session)`` raises an error if the part cannot be executed when the sequence ends; then nothing is sent.
+        ``check(session)`` is called at the end of a sequence. It raises an error if the part cannot be executed any
+        more; then the sequence is not sent.
     """
 
     command: Command
@@ -41,7 +43,7 @@ class Submission(NamedTuple):
 
 
 class Future:
-    """The result of a call in a `sequence`, available after the block.
+    """Result of a call in a `sequence`, available after the block.
 
     Examples
     --------
@@ -63,17 +65,19 @@ class Future:
         return "<synkhronos.Future, pending>" if self._unknown else f"<synkhronos.Future: {self._value!r}>"
 
     def result(self) -> Any:
-        """Return the result of the call; it does not wait, since the end of the block does.
+        """Return the result of the call.
+
+        This never waits, because the end of the block has waited for all results.
 
         Returns
         -------
         array, list of array, or dict
-            As the call outside of a sequence.
+            The same as from the call outside of a sequence.
 
         Raises
         ------
         SessionError
-            In the block, and if the sequence failed.
+            If called within the block, or if the sequence failed.
 
         Examples
         --------
@@ -90,17 +94,17 @@ class Future:
         return self._value
 
     def through(self, make: Callable[[Any], Any]) -> Future:
-        """Pass the result through a function before it is returned.
+        """Apply a function to the result before `result` returns it.
 
         Parameters
         ----------
         make : callable
-            Takes the result, and returns what `result` returns instead.
+            ``make(result)`` returns the value that `result` returns instead.
 
         Returns
         -------
         Future
-            This one.
+            This object.
         """
         self._make = make
         return self
@@ -113,13 +117,13 @@ class Future:
 
 
 class Recorder:
-    """The parts of a sequence, in order.
+    """Recorded parts of a sequence, in order.
 
     Attributes
     ----------
-    parts : list of Part
+    parts : list of Submission
     thread : int
-        The thread whose calls are recorded.
+        Identifier of the thread whose calls are recorded.
     """
 
     def __init__(self) -> None:
@@ -136,11 +140,11 @@ class Recorder:
         return future
 
     def keep(self, things: Sequence[Any]) -> None:
-        """Keep objects alive that the parts need and the program may drop."""
+        """Keep objects alive that the parts need, even if the program drops them before the sequence is sent."""
         self._kept += things
 
     def send(self, session: Session) -> None:
-        """Execute all parts; raises the first error after all other parts have their results."""
+        """Execute all parts and set the results; then raise the first error, if any."""
         first: BaseException | None = None
         try:
             for part in self.parts:
@@ -160,16 +164,16 @@ class Recorder:
             try:
                 raise first
             finally:
-                del first  # otherwise it and this frame keep each other alive
+                del first  # break the reference cycle between the exception and this frame
 
     def drop(self, error: BaseException) -> None:
-        """Mark all results as failed, because of an error."""
+        """Mark all results as failed with an error."""
         for future in self._futures:
             future._fail(error)
 
 
 class Sequencer:
-    """Submit commands of a session: execute them at once, or record them in a sequence.
+    """Submits the commands of a session: executes them at once, or records them in a sequence.
 
     Parameters
     ----------
@@ -178,9 +182,10 @@ class Sequencer:
     Attributes
     ----------
     recorder : Recorder or None
-        That of the sequence in whose block a thread is.
+        Recorder of the open sequence, if any.
     one_at_a_time : threading.RLock
-        Held by that thread; reentrant, since a signal handler may interrupt it and take it again.
+        Held by the thread that records a sequence. Reentrant, because a signal handler in that thread may acquire it
+        again.
     """
 
     def __init__(self, session: Session) -> None:
@@ -190,24 +195,24 @@ class Sequencer:
 
     @property
     def recording(self) -> Recorder | None:
-        """The recorder, if this thread is in the block of the sequence; otherwise ``None``."""
+        """The recorder of the open sequence if this thread opened it; otherwise ``None``."""
         recorder = self.recorder
         return recorder if recorder is not None and recorder.thread == threading.get_ident() else None
 
     @property
     def place(self) -> int:
-        """The number of the part that is submitted now, from 1; 0 outside of a sequence."""
+        """Number, from 1, that the next part of the sequence gets; 0 outside of a sequence."""
         recorder = self.recorder and self.recording
         return 0 if recorder is None else 1 + len(recorder.parts)
 
     def keep(self, things: Sequence[Any]) -> None:
-        """Keep objects alive until the recorded sequence, if there is one, is sent."""
+        """Keep objects alive until the open sequence, if there is one, is sent."""
         recorder = self.recording
         if recorder is not None:
             recorder.keep(things)
 
     def check_first(self, what: str) -> None:
-        """Raise `SessionError` if the recorded sequence has parts already, which are not sent yet."""
+        """Raise `SessionError` if the open sequence already has parts, which are not sent yet."""
         if self.place > 1:
             raise SessionError(
                 f"{what} needs the ranks' current values, but earlier parts of this sequence are not sent yet; call it "
@@ -215,7 +220,7 @@ class Sequencer:
             )
 
     def run(self, command: Command) -> list[Any]:
-        """Execute a command as `Session.issue` does; refused after the first part of a sequence."""
+        """Execute a command by `Session.issue`; raise `SessionError` after the first part of a sequence."""
         self.check_first(type(command).__name__)
         return self._session.issue(command)
 
@@ -227,9 +232,14 @@ class Sequencer:
         shared: Callable[[], list[Any]] | None = None,
         check: Callable[[Session], None] | None = None,
     ) -> Any:
-        """Have every rank execute a command, at once or in the recorded sequence; parameters as of `Submission`.
+        """Have every rank execute a command, at once or as a part of the open sequence.
 
-        Returns the value of ``finish(results)``, or a `Future` of it.
+        The parameters are those of `Submission`.
+
+        Returns
+        -------
+        object or Future
+            The value of ``finish(results)``, or its `Future` in a sequence.
         """
         part = Submission(command, finish, explain, shared, check)
         recorder = self.recorder and self.recording
@@ -237,7 +247,7 @@ class Sequencer:
 
 
 def _execute(session: Session, parts: Sequence[Submission]) -> list[Sequence[Any]]:
-    """Have every rank execute the parts, sent as one message; returns the results of each part, in rank order."""
+    """Have every rank execute the parts, in one message; return for each part the results in rank order."""
     if session.replicas.every:
         session.replicas.see_calls([part.shared() for part in parts if part.shared is not None])
     if len(parts) == 1:
