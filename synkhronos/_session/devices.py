@@ -1,4 +1,4 @@
-"""Devices of the ranks: CPU cores, CUDA GPUs and OpenCL devices; giving each rank its GPU; connecting GPUs by NCCL.
+"""Select the ranks' devices (CPU cores, CUDA GPUs or OpenCL devices), bind GPUs, and connect them by NCCL.
 
 GPUs are listed in a subprocess, so that this process opens no GPU context and can still be forked.
 """
@@ -31,10 +31,10 @@ _logger = logging.getLogger("synkhronos")
 _NAME = re.compile(r"cpu|cuda\d+|opencl\d+:\d+")
 _HINT = "`python -m synkhronos info` shows what is available and what is missing"
 
-#: Names the devices for scripts that name none, separated by commas.
+#: Environment variable with device names, separated by commas, for scripts that name no devices.
 _ENVIRONMENT = "SYNKHRONOS_DEVICES"
 
-#: A program that prints the names of the GPUs that pygpu finds, by kind, or why there are none.
+#: Program that prints, as JSON by kind, the names of the GPUs that pygpu finds, or a message why it finds none.
 _LIST_GPUS = """
 import json, sys
 from pygpu import gpuarray
@@ -62,7 +62,7 @@ def count_gpus() -> int:
 
 
 def _list_gpus(wanted: str) -> list[str] | str:
-    """Return the names of the GPUs of a kind, ``"cuda"`` or ``"opencl"``, or a message why there are none."""
+    """Return the names of the GPUs of a kind, ``"cuda"`` or ``"opencl"``, or the reason why there are none."""
     if importlib.util.find_spec("pygpu") is None:
         return "pygpu is not installed"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -85,10 +85,11 @@ def _list_gpus(wanted: str) -> list[str] | str:
 
 
 def may_use_nccl(devices: Sequence[str]) -> bool:
-    """Return whether NCCL can connect these ranks.
+    """Return whether NCCL can connect ranks on these devices.
 
-    Each rank needs a CUDA GPU of its own. Ranks may share one only if NCCL is configured for it: by
-    ``NCCL_MULTI_RANK_GPU_ENABLE`` (NCCL 2.30 and later), or by ``NCCL_HOSTID``, of which each rank then gets a variant.
+    Each rank needs a CUDA GPU of its own. Ranks may share a GPU only if NCCL is configured for this: by
+    ``NCCL_MULTI_RANK_GPU_ENABLE`` (NCCL 2.30 and later), or by ``NCCL_HOSTID``, which then gets a different value on
+    each rank.
     """
     shared = len(set(devices)) < len(devices)
     can_share = "NCCL_HOSTID" in os.environ or os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
@@ -101,12 +102,12 @@ def find_devices(n_parallel: int | None, use_gpu: bool | None, devices: str | Se
     Parameters
     ----------
     n_parallel : int or None
-        Number of ranks; ``None``: one for each device.
+        Number of ranks; ``None``: one rank for each device.
     use_gpu : bool or None
         ``None``: CUDA GPUs if there are any, otherwise CPU cores.
     devices : str, list of str or None
-        Explicit names; with one name, ``n_parallel`` ranks share it. ``None``: the names in the environment variable
-        ``SYNKHRONOS_DEVICES``, unless ``use_gpu`` is ``False``.
+        Device names. A single name is the device of all ``n_parallel`` ranks. ``None``: the names in the environment
+        variable ``SYNKHRONOS_DEVICES``, unless ``use_gpu`` is ``False``.
 
     Raises
     ------
@@ -181,9 +182,9 @@ def _check_there(names: list[str], wanted: str) -> None:
 
 
 def check_unused() -> None:
-    """Raise `DeviceError` if this process has initialized CUDA, which does not survive a fork."""
+    """Raise `DeviceError` if this process has a CUDA context, because a CUDA context does not survive a fork."""
     for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed by now
+        with contextlib.suppress(OSError):  # `listdir` has closed its own descriptor by now
             if os.readlink(f"/proc/self/fd/{fd}").startswith("/dev/nvidia-uvm"):
                 raise DeviceError(
                     "this process has already used CUDA, and a CUDA context does not survive a fork; call "
@@ -192,11 +193,14 @@ def check_unused() -> None:
 
 
 def find_free_devices(n_parallel: int | None, use_gpu: bool | None, devices: str | Sequence[str] | None) -> list[str]:
-    """Return the devices as `find_devices` does; GPUs only if this process has used none, because it must fork.
+    """Return the devices as `find_devices` does, and check that this process can be forked for them.
 
     Raises
     ------
-    TypeError, ValueError, DeviceError
+    TypeError, ValueError
+        For invalid arguments.
+    DeviceError
+        If a device is not available, or if the devices are GPUs and this process has already used a GPU.
     """
     names = find_devices(n_parallel, use_gpu, devices)
     if kind_of(names[0]) != "cpu":
@@ -223,12 +227,12 @@ def take_gpus(devices: Sequence[str], run: Callable[[Command], Any]) -> None:
     devices : sequence of str
         One for each rank.
     run : callable
-        Has every rank execute a command.
+        ``run(command)`` has every rank execute a command.
 
     Raises
     ------
     DeviceError
-        Naming the rank, its device and the cause.
+        If a rank cannot bind its GPU; the message names the rank, its device and the cause.
     """
     try:
         with progress("taking GPUs"):
@@ -239,9 +243,9 @@ def take_gpus(devices: Sequence[str], run: Callable[[Command], Any]) -> None:
 
 
 def connect_gpus(devices: Sequence[str], context: Any, run: Callable[[Command], Any]) -> bool:
-    """Connect the ranks by NCCL; returns whether that succeeded.
+    """Connect the ranks by NCCL; return whether this succeeded.
 
-    If not, the log says why, and collectives go through host memory.
+    If not, log the reason; collectives then use host memory.
     """
     if not may_use_nccl(devices):
         _logger.info("NCCL does not connect %s; collectives go through host memory", ", ".join(devices))

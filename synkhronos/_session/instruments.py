@@ -1,4 +1,4 @@
-"""Instruments: `profile` and `trace` measure where the time goes, `memory` shows what the shared heaps hold."""
+"""Profile and trace the ranks (`profile`, `trace`), and report the contents of the shared heaps (`memory`)."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ _MEGABYTE = 10**6
 
 @dataclass(frozen=True)
 class Memory:
-    """Contents of each rank's shared heap, in bytes; made by `memory`. ``str()`` gives a table, in megabytes.
+    """Use of each rank's part of the shared heap, in bytes, as `memory` returns it.
+
+    ``str()`` returns a table in megabytes (10**6 bytes).
 
     Attributes
     ----------
     in_use : dict
-        ``in_use[rank]``: bytes of arrays that are still needed, such as the values of shared variables.
+        ``in_use[rank]``: bytes of existing arrays, such as the values of shared variables.
     kept : dict
-        ``kept[rank]``: bytes of freed arrays, whose memory is kept for the next ones.
+        ``kept[rank]``: bytes of freed arrays whose memory is cached for new arrays.
     largest : dict
-        ``largest[rank]``: the most bytes that were in use at the same time.
+        ``largest[rank]``: the largest number of bytes that were in use at the same time.
     """
 
     in_use: dict[int, int]
@@ -50,21 +52,21 @@ class Memory:
 
 
 def memory() -> Memory:
-    """Return what each rank's shared heap holds now.
+    """Return how many bytes of the shared heap each rank uses.
 
-    The shared heap holds arrays of 16 KiB and more that functions and collectives make; each is rounded up by a quarter
-    at most. `Data`, results, and memory that the program allocates itself are not included. The numbers are read from
-    shared memory: only the node leaders of other nodes are asked, and no other rank.
+    The shared heap holds arrays of 16 KiB and more that functions and collectives create. The size of each is rounded
+    up by at most a quarter. `Data`, results, and memory that the program allocates itself are not included. The numbers
+    are read from shared memory: they need a message to the other node leaders only, not to the other ranks.
 
     Returns
     -------
     Memory
-        Three dicts of bytes by rank. All zeros where the kernel, or a limit of this process, allowed no shared heap.
+        Three dicts of bytes by rank. All are 0 if the kernel, or a limit of this process, allowed no shared heap.
 
     Raises
     ------
     SessionError
-        Without a session.
+        If there is no session.
 
     Examples
     --------
@@ -79,27 +81,28 @@ def memory() -> Memory:
 
 @contextlib.contextmanager
 def profile(serial: Serial | None = None) -> Iterator[Profile]:
-    """Measure, in a ``with`` block, where the time of every rank goes.
+    """Measure how every rank spends its time in a ``with`` block.
 
-    At every moment each rank is in one category of `Profile`, so that its categories sum to the measured time.
+    At every moment each rank is in exactly one category of `Profile`, so a rank's categories sum to the measured time.
 
     Parameters
     ----------
     serial : Profile or dict, optional
-        The times of the same work in serial, for another column of the table: the profile of a session of one rank, or
-        seconds by category (and ``"total"``), such as ``{"total": 395.1, "function": 382.5}``.
+        Times of the same work in a serial program, for further columns of the table: the profile of a session of one
+        rank, or seconds by category (and ``"total"``), such as ``{"total": 395.1, "function": 382.5}``.
 
     Yields
     ------
     Profile
-        Filled when the block is left, also by an exception, or when the session is closed in it.
+        Empty within the block. It is filled when the block ends, even by an exception, or when the session is closed
+        within the block.
 
     Raises
     ------
     SessionError
-        Without a session, or if it is being profiled already.
+        If there is no session, or it is being profiled already.
     TypeError, ValueError
-        For a ``serial`` that is no profile of one rank and no dict of seconds.
+        If ``serial`` is neither the profile of one rank nor a dict of seconds by category.
 
     Examples
     --------
@@ -122,25 +125,27 @@ def profile(serial: Serial | None = None) -> Iterator[Profile]:
 
 @contextlib.contextmanager
 def trace(path: str | os.PathLike[str]) -> Iterator[Profile]:
-    """Record, in a ``with`` block, what every rank does and when, in a file for https://ui.perfetto.dev.
+    """Record a timeline of every rank in a ``with`` block, as a file for https://ui.perfetto.dev.
 
-    The file holds Chrome trace events in the JSON object format: a process for each rank, in it the commands and their
-    phases, all on the controller's clock. Each rank keeps its last million changes of phase, in 16 MB.
+    The file has the JSON object format of Chrome's trace events. It shows each rank as a process, with its commands and
+    their phases. All times are converted to the controller's clock. Each rank keeps the last million changes of phase,
+    in 16 MB.
 
     Parameters
     ----------
     path : str or path
-        The JSON file. It is opened when the block is entered, and written when it is left.
+        The JSON file. It is opened, and an existing file is emptied, when the block begins; it is written when the
+        block ends.
 
     Yields
     ------
     Profile
-        The same times as from `profile`.
+        The times that `profile` measures.
 
     Raises
     ------
     SessionError
-        Without a session, or if it is being profiled already.
+        If there is no session, or it is being profiled already.
     OSError
         If the file cannot be written.
 

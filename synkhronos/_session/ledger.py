@@ -1,7 +1,7 @@
-"""Ledger of shared memory and dropped objects, which the next command passes on to the workers.
+"""Ledger of new shared memory and dropped objects, which is sent to the workers with the next command.
 
-An entry is sent with every command until all workers have replied, so that a failed or interrupted command loses
-nothing.
+Each entry is sent with every command until all workers have applied it. So a failed or interrupted command loses no
+entry.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from synkhronos._memory import Arena, ArrayRef, Segment, SegmentTable, aligned
 from synkhronos._rank import Command, Envelope, Release
 from synkhronos._utils.interrupts import FinalizerQueue, deferred_interrupts
 
-#: Limits of the segments that wait to be mapped, and of the bytes that wait to be unmapped, with the next command.
+#: Limits for the next command: segments that workers have still to map, and bytes that they have still to unmap.
 _MAX_WAITING = 64
 _MAX_DROPPED_BYTES = 64 * 1024 * 1024
 _LARGE_BYTES = 4 * 1024 * 1024
@@ -31,25 +31,26 @@ Staged = Union[np.ndarray, "tuple[np.ndarray, np.ndarray]"]
 
 
 class Ledger:
-    """The shared memory of one session, seen from the controller.
+    """The controller's record of one session's shared memory.
 
     Parameters
     ----------
     table : SegmentTable
-        The controller's.
+        The controller's table.
     make_room : callable
-        Has every rank free the memory that it keeps and that was dropped; called when an allocation fails, before it is
-        tried again. Called with ``True`` the second time: collect garbage first, which copies pages that a fork shares.
+        ``make_room(collect)`` has every rank free dropped memory and cached blocks. It is called when an allocation
+        fails, before the allocation is tried again: first with ``False``, then with ``True``, which means to collect
+        garbage first. That comes second because it makes the kernel copy pages that forked processes share.
     n_workers : int
 
     Attributes
     ----------
     functions, variables : deque
-        Keys of dropped functions and variables.
+        Keys of functions and variables that the workers have still to drop.
     ended_variables : FinalizerQueue
         Keys of variables that the program has dropped.
     sent : Release
-        The dropped objects that the last envelope named.
+        The dropped objects that the last envelope listed.
     """
 
     def __init__(self, table: SegmentTable, make_room: Callable[[bool], None], n_workers: int) -> None:
@@ -57,7 +58,7 @@ class Ledger:
         self.functions: deque[int] = deque()
         self.variables: deque[int] = deque()
         self.ended_variables: FinalizerQueue[int] = FinalizerQueue()
-        # the kernel limits the descriptors in flight of all programs of a user to RLIMIT_NOFILE
+        # the kernel limits the descriptors that all programs of a user have in flight to RLIMIT_NOFILE
         open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._most_waiting = max(1, min(_MAX_WAITING, open_files // (8 * max(1, n_workers))))
         self._table = table
@@ -67,17 +68,17 @@ class Ledger:
         self._dropped_bytes = 0
         self.sent = _NOTHING
         self._n_sent = 0
-        self._bare = Envelope((), _NOTHING, None)  # the last envelope without entries
+        self._bare = Envelope((), _NOTHING, None)  # the last envelope without entries, reused for the same command
 
     def share(self, segment: Segment, content: np.ndarray) -> None:
-        """Register new memory, which is shared for the lifetime of ``content``."""
+        """Register new memory, which stays shared as long as the array ``content`` exists."""
         self._table.lend(segment.ref.key, content)
         if segment.path is not None:
             self._table.files[segment.ref.key] = segment.path, segment.ref.offset
         self._new.append(segment)
 
     def _drop_ended(self) -> None:
-        """Move ended objects to the queues of what to drop; the workers hold them until their next command."""
+        """Move the keys of garbage-collected objects to the queues that the next envelope sends."""
         if self._table.ended.waiting:
             for key, n_bytes in self._table.ended.take():
                 self._segments.append(key)
@@ -87,16 +88,16 @@ class Ledger:
 
     @property
     def is_full(self) -> bool:
-        """Whether so much has gathered that it should be sent without waiting for the next command."""
+        """Whether there are so many entries that they should be sent without waiting for the next command."""
         self._drop_ended()
         return len(self._new) >= self._most_waiting or self._dropped_bytes > _MAX_DROPPED_BYTES
 
     def allocate(self, n_bytes: int) -> Segment:
-        """Allocate shared memory that is not registered yet."""
+        """Allocate shared memory; `share` registers it."""
         return self._with_room(lambda: Segment.create(n_bytes))
 
     def stage(self, items: Sequence[Staged], place: int = 0) -> list[ArrayRef]:
-        """Copy arrays, or rows of arrays, to one of the staging arenas; its previous contents are overwritten."""
+        """Copy arrays, or rows of arrays, to the staging arena ``place``, whose previous contents are discarded."""
         while len(self._staging) <= place:
             self._staging.append(Arena(self._table, self._new.append, self._segments.append))
         arena = self._staging[place]
@@ -105,7 +106,7 @@ class Ledger:
         return [arena.place_rows(*item) if isinstance(item, tuple) else arena.place(item) for item in items]
 
     def restage(self, refs: Sequence[ArrayRef], arrays: Sequence[np.ndarray]) -> bool:
-        """Copy arrays to where arrays of the same form were staged; returns whether that memory still exists."""
+        """Overwrite staged arrays by arrays of the same shapes and dtypes; return whether their memory still exists."""
         for ref, array in zip(refs, arrays):
             try:
                 view = self._table.view(ref)
@@ -123,13 +124,13 @@ class Ledger:
         return allocate()
 
     def trim(self) -> None:
-        """Free the first staging arena if it is large, after an operation that is rare."""
+        """Free the first staging arena if it is large; called after rare operations."""
         arena = self._staging[0]
         if arena.ref is not None and arena.ref.size > _LARGE_BYTES:
             arena.free()
 
     def envelope(self, command: Command) -> tuple[Envelope, list[Segment]]:
-        """Return a command with all entries that are not yet `delivered`, and the segments to send along."""
+        """Return a command with all entries that are not yet `delivered`, and the segments to send with it."""
         self._drop_ended()
         if not (self._new or self._segments or self.functions or self.variables):
             self.sent, self._n_sent = _NOTHING, 0
@@ -143,7 +144,7 @@ class Ledger:
         return Envelope(tuple(segment.ref for segment in self._new), self.sent, command), self._new[:]
 
     def _let_go(self, dropped: set[str]) -> None:
-        """Remove new memory that was dropped before any command: no worker needs to map it."""
+        """Remove new memory that was dropped before it was delivered, because no worker needs to map it."""
         with deferred_interrupts():
             for segment in self._new:
                 if segment.ref.key in dropped:
@@ -167,14 +168,14 @@ class Ledger:
             self._n_sent = 0
 
     def close(self) -> None:
-        """Free what only the session needed."""
+        """Free the staging arenas, and close the descriptors of new segments."""
         for arena in self._staging:
             arena.free()
         for segment in self._new:
             segment.close_fd()
 
     def abandon(self) -> None:
-        """Release, in a worker that was forked late, what it inherited and only the controller needs."""
+        """Release, in a worker that replaces a dead one, inherited memory that only the controller needs."""
         for segment in self._new:
             segment.abandon()
         self._new.clear()

@@ -1,8 +1,9 @@
-"""`Session`: owner of all mutable state between `fork` and `close`; public functions delegate to it.
+"""`Session`: owner of all mutable state between `fork` and `close`. Public functions delegate to it.
 
-`Session.run` is the only way to execute something on the ranks: the workers get the command, the controller executes it
-on its own replica, and the results of all ranks are returned in rank order. Results of other ranks are views of shared
-memory and valid until the next command, so callers combine them while they hold `Session.lock`.
+`Session.run` and `Session.submit` are the only ways to execute something on the ranks. The workers receive a command,
+the controller executes it on its own replica, and the results of all ranks are returned in rank order. Results of other
+ranks are views of shared memory, which are valid until the next command. So callers combine them while they hold
+`Session.lock`.
 """
 
 from __future__ import annotations
@@ -29,21 +30,21 @@ from synkhronos._session.shards import ShapeCache, Shards
 from synkhronos._session.submission import Sequencer
 from synkhronos._utils.interrupts import collect_garbage, deferred_interrupts
 
-#: Segments of this process; they outlive a session, so that `Data` of one session can be used in the next.
+#: Segments of this process. They outlive a session, so that `Data` of one session can be used in the next one.
 segments = SegmentTable()
 
 
 class Session:
-    """The ranks, the state that they hold, and the commands that they execute.
+    """All ranks of a session and their state, as the controller sees them.
 
     Parameters
     ----------
     devices : list of str
-        The device of each rank.
+        The device of each rank of this node.
     master_rank : int
     options : Options
     nodes : Nodes, optional
-        The other nodes, if there are any; ``devices`` are those of this node.
+        All nodes, if the session spans several.
     """
 
     def __init__(self, devices: list[str], master_rank: int, options: Options, nodes: Nodes | None = None) -> None:
@@ -65,7 +66,7 @@ class Session:
         self.timeline = group.timeline
 
         def begin() -> None:
-            if hasattr(self, "_dispatcher"):  # in a worker that replaces a dead one
+            if hasattr(self, "_dispatcher"):  # only in a worker that replaces a dead one
                 self._ledger.abandon()
 
         definitions = _graph.Definitions() if nodes is None else nodes.definitions
@@ -86,7 +87,7 @@ class Session:
             self.lock = self._dispatcher.lock
             self.check_usable = self._dispatcher.check_usable
             self.in_a_call: Callable[[], bool] = self.lock._is_owned  # type: ignore[attr-defined]
-            self.settle()  # every worker has started, or this raises
+            self.settle()  # raises unless every worker has started
             if self.on_gpu:
                 names = devices if nodes is None else nodes.names
                 take_gpus(names, self.run)
@@ -108,16 +109,18 @@ class Session:
     # -- commands
 
     def issue(self, command: Command) -> list[Any]:
-        """Have every rank execute a command; returns their results in rank order, with arrays as NumPy views.
+        """Have every rank execute a command; return the results in rank order, with arrays as views of shared memory.
 
         Raises
         ------
         WorkerError
             If a rank raised an exception; the session stays usable.
         WorkerDied
-            If a worker died; the session is broken from then on. With ``restart_workers``: `WorkerRestarted`.
+            If a worker died; the session is broken from then on.
+        WorkerRestarted
+            If a worker died and was replaced (``restart_workers``); the session stays usable.
         WorkerTimeout
-            If a rank is silent for longer than the timeout; the session is broken from then on.
+            If a rank does not reply within the timeout; the session is broken from then on.
         """
         with self.lock:
             self._functions.forget_ended()
@@ -127,18 +130,21 @@ class Session:
     # -- shared variables
 
     def keys(self, variables: Sequence[Any]) -> tuple[int, ...]:
-        """Return the keys of shared variables, which must be replicated."""
+        """Return the keys of shared variables, which must have been distributed."""
         return self.replica.variables.keys_of(variables)
 
     # -- memory
 
     def private(self, value: Any) -> Any:
-        """Return a result of the controller for the program, copied if it lies in a shared heap."""
+        """Return a result of the controller, copied if it lies in the shared heap, so that the program can keep it."""
         is_in_region = isinstance(value, np.ndarray) and self.replica.regions.offset(value) is not None
         return value.copy() if is_in_region else value
 
     def stage(self, items: Sequence[Staged]) -> list[ArrayRef]:
-        """Copy arrays, or rows of arrays, to where every rank can read them until something else is staged."""
+        """Copy arrays, or rows of arrays, to staging memory that every rank can read; return their references.
+
+        The copies are valid until the next call; in a sequence, until the sequence was executed.
+        """
         place = self.sequencer.place
         if place and self._ledger.is_full:
             self.settle()
@@ -155,25 +161,28 @@ class Session:
             raise
 
     def allocate(self, n_bytes: int) -> Segment:
-        """Allocate memory that is not shared with the workers yet.
+        """Allocate shared memory; `share` registers it with the workers.
 
         Raises
         ------
         MemoryError
-            If there is too little memory, even after all ranks have freed what was dropped.
+            If too little memory is free, even after all ranks have freed dropped memory.
         """
         with self.lock:
             return self._ledger.allocate(n_bytes)
 
     def share(self, segment: Segment, content: np.ndarray) -> None:
-        """Register memory here now, and with every worker before its next command, until ``content`` ends."""
+        """Register memory, here at once and with every worker before its next command.
+
+        It stays registered as long as the array ``content`` exists.
+        """
         with self.lock:
             self._ledger.share(segment, content)
             if self._ledger.is_full:
                 self.settle()
 
     def report(self) -> tuple[list[int], list[tuple[int, int, int]]]:
-        """Return each rank's clock offset from the controller, in nanoseconds, and the contents of its shared heap."""
+        """Return, by rank, how far its clock is ahead of the controller's (ns), and its heap's `native.Heap.counts`."""
         with self.lock:
             self.check_usable()
             own = self.replica.regions.counts()
@@ -182,15 +191,15 @@ class Session:
 
     @property
     def n_shipped(self) -> int:
-        """Bytes of this memory that have been sent to other nodes."""
+        """Bytes of the controller's memory that have been sent to other nodes."""
         return self._group.n_shipped
 
     def settle(self) -> None:
-        """Update the workers' memory mappings now."""
+        """Send all entries of the ledger now: workers map new memory, and unmap dropped memory."""
         self.issue(Settle())
 
     def _make_room(self, collect: bool) -> None:
-        """Have every rank free memory, because it is short."""
+        """Have every rank free dropped memory and cached blocks, because memory is short."""
         if collect:
             collect_garbage()
         self.issue(Settle(trim=True))
@@ -198,23 +207,26 @@ class Session:
     # -- functions
 
     def add_function(self, function: Any, owner: Any) -> int:
-        """Register a compiled function, to be distributed, and dropped when its owner ends; returns its key."""
+        """Register a compiled function for distribution; return its key.
+
+        All ranks drop the function after ``owner`` is garbage-collected.
+        """
         return self._functions.add(function, owner)
 
     def distribute(self, keys: Sequence[int] | None = None, variable: Any = None) -> None:
-        """Replicate functions that are not yet on every rank: all, or those with these keys, or that use a variable.
+        """Replicate functions that are not yet on every rank: all, those with these keys, or those using a variable.
 
         Raises
         ------
         TypeError, WorkerError
-            If a function cannot be pickled or loaded; the others are replicated all the same.
+            If a function cannot be pickled or loaded. The others are still replicated.
         """
         with self.lock:
             self.check_usable()
             self._functions.distribute(keys, variable)
 
     def distribute_variables(self, variables: Sequence[Any]) -> None:
-        """Give the ranks shared variables that no distributed function uses yet."""
+        """Replicate shared variables that no distributed function uses yet."""
         with self.lock:
             self._functions.distribute_variables(variables)
 
@@ -224,7 +236,7 @@ class Session:
         self._ledger.trim()
 
     def _restore(self, ranks: tuple[int, ...]) -> list[Any]:
-        """Give new workers all that a rank must hold; returns the variables of which rows are lost."""
+        """Send functions, variables and data to new workers; return the variables of which rows are lost."""
         assert self.shards is not None
         self._functions.restore(ranks)
         self.shards.restore(ranks)
@@ -238,10 +250,10 @@ class Session:
         return self._dispatcher.state is not State.USABLE
 
     def stop(self) -> None:
-        """Stop and join the workers, and free the memory that only the session needed."""
+        """Stop and join the workers, and free the session's memory."""
         if os.getpid() != self.pid:
             return
-        within = self.in_a_call()  # called by a signal handler
+        within = self.in_a_call()  # whether a signal handler closes the session during a call
         with self.lock, deferred_interrupts():
             if within and not self.broken:
                 self._dispatcher.state = State.CLOSED
@@ -251,15 +263,22 @@ class Session:
                     self._group.send(Encoder().dumps(Envelope((), Release(), None)))
                     self._dispatcher.state = State.CLOSED
                     self._group.stop()
-            finally:  # also if a node is lost
+            finally:  # even if a node is lost
                 self._release(within)
 
     def _release(self, within: bool) -> None:
-        """Free what only the session needed; ``within``: a signal handler closes the session during a call."""
+        """Free the session's memory.
+
+        Parameters
+        ----------
+        within : bool
+            Whether a signal handler closes the session during a call. Then the shared heap is freed only when the call
+            has ended, because the call still reads results of the ranks.
+        """
         self.replica.thread_limits.restore()
         if self._group.is_lost:
             pass  # MPI may still write to the shared heaps
-        elif within:  # the interrupted call still reads the ranks' results
+        elif within:
             weakref.finalize(self, self.replica.regions.close).atexit = False
         else:
             self.replica.regions.close()
