@@ -1,4 +1,4 @@
-"""Context managers: `session`, which forks and closes, and `sequence`, which sends several commands in one message."""
+"""Context managers: `session` calls `fork` and `close`, and `sequence` sends several commands in one message."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _logger = logging.getLogger("synkhronos")
 
 
 class Block(contextlib.ContextDecorator, contextlib.AbstractContextManager[int]):
-    """Context manager and decorator that `session` returns; it may be entered again after its end."""
+    """Context manager and decorator that `session` returns; it can be entered again after it was left."""
 
     def __init__(self, args: Any, kwargs: Any) -> None:
         self._args, self._kwargs = args, kwargs
@@ -84,10 +84,11 @@ def _like_fork(
 
 @_like_fork(fork)
 def session(*args: Any, **kwargs: Any) -> Block:
-    """Open a session for a ``with`` block: call `fork` at its beginning, and `close` at its end, however it is left.
+    """Open a session for a ``with`` block: call `fork` at its beginning, and `close` at its end.
 
-    An exception in the block is raised unchanged, even if closing fails, too. Leaving the block with a broken session,
-    or with one that was closed in the block, is no error. The returned object may also decorate a function.
+    The session is closed even if an exception ends the block. The exception is raised unchanged, even if closing fails,
+    too. It is no error if the session is broken at the end of the block, or was closed within it. The returned object
+    can also decorate a function.
 
     Parameters
     ----------
@@ -97,12 +98,12 @@ def session(*args: Any, **kwargs: Any) -> Block:
     Returns
     -------
     context manager
-        Its value in ``with session(...) as n_ranks`` is the number of ranks.
+        ``with session(...) as n_ranks`` gives the number of ranks.
 
     Raises
     ------
     SessionError, DeviceError, NodeLost, TypeError, ValueError
-        As `fork`, when the block is entered. A `TypeError` for an unknown argument is raised at once.
+        As in `fork`, when the block is entered. A `TypeError` for an unknown argument is raised at once.
 
     Examples
     --------
@@ -120,16 +121,16 @@ def session(*args: Any, **kwargs: Any) -> Block:
 
 @contextlib.contextmanager
 def sequence() -> Iterator[None]:
-    """Record the calls and collectives of a ``with`` block, and send them to the ranks in one message at its end.
+    """Record the calls and collectives in a ``with`` block, and send them to the ranks in one message at its end.
 
-    In the block each part is checked and prepared, NumPy inputs are copied into shared memory, and a call returns a
-    `Future`. At the end of the block the ranks execute one part after the other, with a barrier in between, and reply
-    once.
+    Within the block each part (a call or a collective) is validated, NumPy inputs are copied into shared memory, and a
+    call returns a `Future`. At the end of the block the ranks execute the parts in order, with a barrier between them,
+    and reply once.
 
-    Anything that acts on the controller at once (writes to `Data`, a variable's own ``set_value`` and ``get_value``)
-    happens before all recorded parts. Anything that needs a reply of the ranks (reading a variable, `all_gather`,
-    `broadcast` of the controller's values) must be the first part of the block, or stand outside. If the block is left
-    by an exception, nothing of it is sent. Calls of other threads are not recorded.
+    Operations on the controller alone (writes to `Data`, a variable's own ``set_value`` and ``get_value``) take effect
+    at once, and so before all recorded parts. Operations that need a reply of the ranks (reading a variable,
+    `all_gather`, `broadcast` of the controller's values) must come first in the block, or outside of it. If an
+    exception ends the block, no part is sent. Calls of other threads are not recorded.
 
     Yields
     ------
@@ -138,10 +139,10 @@ def sequence() -> Iterator[None]:
     Raises
     ------
     SessionError
-        Without a session, or in another sequence.
+        If there is no session, or a sequence is already open.
     WorkerError
-        At the end, if a rank fails. The message names the part, and the parts that are complete on all ranks; the
-        remaining parts are not executed.
+        At the end of the block, if a rank fails. The message names the failed part, and the parts that are complete on
+        all ranks. Later parts are not executed.
 
     Examples
     --------
@@ -168,7 +169,7 @@ def sequence() -> Iterator[None]:
             except BaseException as error:
                 recorder.drop(error)
                 raise
-            with session.lock, session.timeline.call("sequence"):  # signal handlers cannot call from here on
+            with session.lock, session.timeline.call("sequence"):  # from here on, signal handlers cannot call
                 sequencer.recorder = None
                 recorder.send(session)
         finally:

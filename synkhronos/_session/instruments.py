@@ -36,7 +36,7 @@ class Memory:
     largest: dict[int, int]
 
     def _lines(self) -> list[list[str]]:
-        """Return the cells of the table, line by line."""
+        """Return the rows of the table, each a list of cells."""
         rows = {"In use": self.in_use, "Kept": self.kept, "Largest": self.largest}
         lines = [["Memory (MB)", *(f"rank {rank}" for rank in self.in_use)]]
         for name, row in rows.items():
@@ -44,7 +44,7 @@ class Memory:
         return lines
 
     def _repr_html_(self) -> str:
-        """Return the table, as notebooks show it."""
+        """Return the table as HTML, for notebooks."""
         return html_table(self._lines())
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Life cycle of the session: `fork`, `close`, and the functions that return the current session."""
+"""Start and end of the session (`fork`, `close`), and access to the current session."""
 
 from __future__ import annotations
 
@@ -30,18 +30,29 @@ from synkhronos.errors import SessionError
 
 _logger = logging.getLogger("synkhronos")
 _session: Session | None = None
-_measured: Profile | None = None  # the profile of the entire session, if `fork` was asked for it
-_ends = False  # whether Python shuts down and has closed the session; programs may call `close` after that (`__del__`)
+_measured: Profile | None = None  # the profile of the entire session, if requested by `fork(profile=)`
+_ends = False  # whether the session was closed at exit; `__del__` methods may still call `close` after that
 _lock = threading.RLock()
-_FRAMES = 220  # an upper limit of the frames that `fork` and `close` need; `Dispatcher.issue` needs most of them
+_FRAMES = 220  # upper limit of the stack frames that `fork` and `close` need, mostly in `Dispatcher.issue`
 _Callable = TypeVar("_Callable", bound=Callable[..., Any])
 
-#: All existing `Function` objects: a new session adopts those of earlier sessions.
+#: All existing `Function` objects; a new session takes over those of earlier sessions.
 functions: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def current(function: str = "this") -> Session:
-    """Return the session; a `SessionError` without one, which says to call ``fork`` first, and from within a call."""
+    """Return the current session.
+
+    Parameters
+    ----------
+    function : str
+        Name of the public function that needs it, for the error message.
+
+    Raises
+    ------
+    SessionError
+        If there is no session, or if a signal handler or finalizer asks for it during a call.
+    """
     if _session is None:
         raise SessionError(f"synkhronos.{function}: there is no session; call synkhronos.fork() first")
     if _session.in_a_call():
@@ -50,15 +61,15 @@ def current(function: str = "this") -> Session:
 
 
 def _one_at_a_time(function: _Callable) -> _Callable:
-    """Decorate functions of which only one may run at a time, in one thread.
+    """Decorate functions so that only one of them runs at a time, in one thread.
 
-    A call from within a call on the ranks does not wait, because the thread that holds the lock may wait for that
-    very call.
+    If a signal handler calls the function during a call on the ranks, it does not wait for the lock. The thread that
+    holds the lock may be waiting for the interrupted call.
     """
 
     @functools.wraps(function)
     def wait_and_call(*args: Any, **kwargs: Any) -> Any:
-        native.require_frames(_FRAMES)  # a RecursionError halfway would leave workers behind
+        native.require_frames(_FRAMES)  # a later RecursionError would leave workers running
         if _session is None or not _session.in_a_call():
             with _lock:
                 return function(*args, **kwargs)
@@ -74,7 +85,7 @@ def _one_at_a_time(function: _Callable) -> _Callable:
 
 
 def held() -> Session | None:
-    """Return the session of this process, or ``None``; a process forked by the user has none."""
+    """Return the session of this process, or ``None``; a process that the user's program forked has none."""
     return _session if _session is not None and _session.pid == os.getpid() else None
 
 
@@ -98,58 +109,60 @@ def fork(
     start_timeout: float | None = 300,
     exchange: Literal["bfloat16", "float16"] | None = None,
 ) -> int:
-    """Start a session: fork one worker process for each further device; this process becomes the controller.
+    """Start a session: fork the worker processes, and make this process the controller.
 
-    The controller is one of the ranks and runs the user's program. Workers inherit its memory as it is at this moment.
-    Under MPI the session spans all nodes, each of which calls `fork` and forks its own ranks; the program goes on in
-    the process of node 0 alone. Call `fork` before anything uses a GPU, and before starting threads.
+    The controller runs the user's program, and is also a rank. Workers inherit its memory as it is at this moment.
+    Under MPI the session spans all nodes: the process of each node calls `fork`, which forks the ranks of that node.
+    The program continues in the process of node 0 only. Call `fork` before anything uses a GPU, and before starting
+    threads.
 
     Parameters
     ----------
     n_parallel : int, optional
-        Number of ranks, this process included; on several nodes: of each node. Default: one for each device, which on
-        CPU means one for each core.
+        Number of ranks of each node, this process included. Default: one rank for each device; on CPUs, one for each
+        core.
     use_gpu : bool, optional
         ``None``: CUDA GPUs if pygpu finds any, otherwise CPU cores. ``True``: GPUs, or a `DeviceError` that says what
         is missing. ``False``: CPU cores.
     master_rank : int
         The rank of this process.
     profile_workers : bool
-        Print the backend's profiles of the workers when they stop (functions must be built with ``profile=True``, or
-        the backend's flag ``profile`` be set).
+        Print the backend's profiles of the workers when they stop. The functions must be built with ``profile=True``,
+        or the backend's flag ``profile`` must be set.
     max_n_var, max_dim : int
-        Accepted for scripts of 2017; they limit nothing.
+        No effect; accepted for scripts written for the 2017 release.
     devices : str or list of str, optional
-        The device of each rank: ``"cuda0"``, ``"opencl0:0"``, … or ``"cpu"``, all of one kind; several ranks may share
-        one. With one name, ``n_parallel`` ranks share it. Default: the names in the environment variable
-        ``SYNKHRONOS_DEVICES`` (``"cuda0,cuda2"``), unless ``use_gpu`` is ``False``.
+        The device of each rank: ``"cuda0"``, ``"opencl0:0"``, … or ``"cpu"``. All must be of one kind; several ranks
+        may share a device. A single name is the device of all ``n_parallel`` ranks. Default: the names in the
+        environment variable ``SYNKHRONOS_DEVICES`` (``"cuda0,cuda2"``), unless ``use_gpu`` is ``False``.
     replicate_rng : bool
-        ``False``: distributed random states get a stream of their own on each rank. ``True``: they stay equal.
+        ``False``: random states get a different stream on each rank when they are distributed. ``True``: they stay
+        equal on all ranks.
     timeout : float, optional
-        Seconds that the controller waits for the other ranks in one command; then `WorkerTimeout` names the rank that
-        keeps them waiting. Time during which the whole job is stopped does not count. Default: no limit.
+        Seconds that the controller waits for the other ranks in one command. After that, `WorkerTimeout` names the rank
+        that the others wait for. Time during which the entire job is stopped does not count. Default: no limit.
     restart_workers : bool
         Replace a worker that dies. The new worker gets the functions, the data, and the controller's values of the
-        shared variables; the interrupted call raises `WorkerRestarted`, and the next one works. On CPU cores only.
+        shared variables. The interrupted call raises `WorkerRestarted`; later calls work. On CPU cores only.
     profile : bool, Profile or dict
-        Measure from here to `close` where the time of every rank goes; `close` writes the table to standard error. The
-        times of a serial run, as for `synkhronos.profile`, add a column.
+        Measure how every rank spends its time from here to `close`, which writes the table to standard error. Times of
+        a serial program, as for `synkhronos.profile`, add columns to the table.
     check_replicas : int
-        Before every so many-th call of a function, compare the replicas of its shared variables, and warn once of each
-        variable that differs. 0: never.
+        Before every ``check_replicas``-th function call, compare the replicas of the function's shared variables, and
+        warn once for each variable that differs between ranks. 0: never.
     wire_dtype : str, optional
-        ``"bfloat16"`` or ``"float16"``: the wire dtype of large float32 arrays that are reduced between nodes. They are
-        rounded to it, which halves the bytes; they are summed in float32, and the sums are rounded once. Default:
-        float32. No effect on one node.
+        ``"bfloat16"`` or ``"float16"``: the wire dtype of large float32 arrays that are reduced between nodes. Values
+        are rounded to it, which halves the bytes sent; they are summed in float32, and the sums are rounded once.
+        Default: float32. No effect on one node.
     heartbeat : float
-        Seconds, more than 2, after which a node that sends no sign of life is lost: `NodeLost` names it. A warning is
-        printed after 2 seconds in any case. A node whose processes were killed is lost at once. The value on node 0
-        holds for all nodes. No effect on one node.
+        Seconds, more than 2, without a heartbeat after which a node is lost: `NodeLost` names it. A warning is printed
+        after 2 seconds in any case. A node whose processes were killed is lost at once. The value on node 0 holds for
+        all nodes. No effect on one node.
     start_timeout : float, optional
-        Seconds that the start of a session on several nodes may take, from this call on; then `NodeLost` names the
-        nodes that did not call `fork` or did not start their ranks. ``None``: no limit.
+        Seconds that the start of a session on several nodes may take, counted from this call. After that, `NodeLost`
+        names the nodes that did not call `fork` or did not start their ranks. ``None``: no limit.
     exchange : str, optional
-        The former name of ``wire_dtype``, deprecated since version 0.3.
+        Former name of ``wire_dtype``; deprecated since version 0.3.
 
     Returns
     -------
@@ -159,7 +172,7 @@ def fork(
     Raises
     ------
     SessionError
-        If there is a session already, or Python is shutting down.
+        If there is already a session, or Python is shutting down.
     TypeError, ValueError
         For invalid arguments.
     DeviceError
@@ -172,7 +185,7 @@ def fork(
     RuntimeWarning
         If there are more ranks than CPU cores, or other threads are running.
     DeprecationWarning
-        For ``exchange``.
+        If ``exchange`` is passed.
 
     Examples
     --------
@@ -238,7 +251,7 @@ def fork(
 
 
 def _check_options(timeout: Any, check_replicas: Any, wire_dtype: Any, heartbeat: Any) -> None:
-    """Raise `ValueError` for invalid arguments of `fork`."""
+    """Raise `ValueError` if an argument of `fork` is invalid."""
     if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0):
         raise ValueError(f"timeout is {timeout!r}; expected a positive number of seconds, or None")
     if isinstance(check_replicas, bool) or not hasattr(check_replicas, "__index__") or check_replicas < 0:
@@ -255,16 +268,16 @@ def _check_options(timeout: Any, check_replicas: Any, wire_dtype: Any, heartbeat
 
 @_one_at_a_time
 def close() -> None:
-    """Stop the workers, wait until they have ended, and free the session's memory.
+    """End the session: stop the workers, wait until they have ended, and free the session's memory.
 
-    Called in the controller; it ends the workers on all nodes. Python calls it at exit. `Data`, functions and the
-    controller's values of shared variables remain, and can be used in the next session. If `fork` was asked for a
-    profile, its table is written to standard error.
+    Call it in the controller; it ends the workers on all nodes. Python calls it at exit. `Data`, functions and the
+    controller's values of shared variables remain, and can be used in the next session. If the session was started by
+    ``fork(profile=...)``, the profile's table is written to standard error.
 
     Raises
     ------
     SessionError
-        If another thread closes the session and waits for the call that this one interrupts.
+        If it is called by a signal handler while another thread closes the session and waits for the interrupted call.
 
     Warns
     -----
@@ -292,7 +305,7 @@ def close() -> None:
             _session.stop()
     finally:
         _session = None
-        collect_garbage()  # a session's parts refer to each other; this frees their memory now
+        collect_garbage()  # the session's objects form reference cycles; this frees their memory now
 
 
 def _close_at_exit() -> None:
@@ -305,13 +318,13 @@ def _close_at_exit() -> None:
 def get_n_gpu() -> int:
     """Return the number of visible CUDA devices.
 
-    They are counted in a subprocess, so that this process opens no CUDA context and can still be forked. It needs no
-    session, and raises no error.
+    They are counted in a subprocess, so that this process opens no CUDA context and can still be forked. The function
+    needs no session, and raises no error.
 
     Returns
     -------
     int
-        0 without pygpu or without a driver.
+        The number of devices; 0 if pygpu or the driver is not installed.
 
     Examples
     --------
@@ -323,19 +336,19 @@ def get_n_gpu() -> int:
 def distribute() -> None:
     """Replicate all functions built so far, and their shared variables, on every rank.
 
-    Shared variables that several functions use in the controller are shared on every rank, too, even if the functions
-    are distributed at different times. New shared variables get copies of the controller's values. The first call of a
-    function that is not yet distributed distributes it. If all functions are distributed already, globals and class
-    attributes that the program's own Ops read are sent again where they have changed.
+    If functions use the same shared variable in the controller, they also do so on every rank, even if they are
+    distributed at different times. New shared variables get copies of the controller's values. If a function is not
+    distributed yet, its first call distributes it. Globals and class attributes that the program's own Ops read are
+    sent again if they have changed.
 
     Raises
     ------
     TypeError
         If a function, or a changed global that one reads, cannot be pickled.
     WorkerError
-        If a rank cannot load a function. The other functions are distributed all the same.
+        If a rank cannot load a function. The other functions are still distributed.
     SessionError
-        Without a session.
+        If there is no session.
 
     Examples
     --------
@@ -348,7 +361,7 @@ def distribute() -> None:
 
 
 def settle() -> None:
-    """Have every rank free at once what was dropped, if there is a usable session."""
+    """Have every rank free dropped memory now, if there is a usable session."""
     session = held()
     if session is not None and not session.broken:
         session.settle()

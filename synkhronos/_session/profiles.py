@@ -1,4 +1,7 @@
-"""Times of all ranks by category: a table like that of the paper (arXiv:1710.04162), and trace events for Perfetto."""
+"""Profiles of all ranks: times by category as a table, and trace events for Perfetto.
+
+The table has the form of the tables in the paper on Synkhronos (arXiv:1710.04162).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from synkhronos._session.state import Session
 from synkhronos._utils.display import html_table, public_names, text_table
 from synkhronos.errors import SessionError, SynkhronosError
 
-#: Marks that each rank keeps for a trace, of 16 bytes each; the oldest are overwritten.
+#: Number of phase changes that each rank keeps for a trace, of 16 bytes each; the oldest are overwritten.
 _ROOM = 1_000_000
 
 _NOTHING = "no times yet"
@@ -26,22 +29,23 @@ _ITEMS = dict(
 
 
 class Profile:
-    """Times of each rank by category, in seconds; made by `profile` and `trace`. ``str()`` gives a table.
+    """Times of each rank by category, in seconds, as `profile` and `trace` return them.
+
+    ``str()`` returns a table.
 
     Attributes
     ----------
     seconds : dict
-        ``seconds[rank][category]``, with the categories ``"function"`` (compiled functions), ``"shuffle"`` (copying
-        rows that an index list picks), ``"straggling"`` (waiting for the slowest rank), ``"collectives"``,
-        ``"transfers"`` (copying inputs and results), ``"control"`` (the rest of a call) and ``"outside"`` (outside of
-        calls). Empty until the block is left. Then it has every rank, or the controller alone if the session broke in
-        the block.
+        ``seconds[rank][category]``, with the categories ``"function"`` (compiled functions), ``"shuffle"`` (copying the
+        rows of an index list), ``"straggling"`` (waiting for the slowest rank), ``"collectives"``, ``"transfers"``
+        (copying inputs and results), ``"control"`` (the rest of a call) and ``"outside"`` (outside of calls). Empty
+        until the block ends. Then it has every rank, or only the controller if the session broke within the block.
     total : dict
         ``total[category]``: the sum over the ranks.
     elapsed : dict
         ``elapsed[rank]``: the measured time, which is the sum of the rank's categories.
     serial : dict or None
-        The given times of the same work in serial, by category; the key ``"total"`` holds the total time.
+        The times of the serial program by category, as they were passed; ``"total"`` is the total time.
     sent : int
         Bytes of inputs, and of values for shared variables, that were sent to other nodes.
 
@@ -64,7 +68,7 @@ class Profile:
         self._sent_before = 0
         self._notes: dict[int, Notes] = {}
         self._devices: list[str] = []
-        self._ahead: list[list[int]] = []  # for a trace: how far the ranks' clocks were ahead at its start and its end
+        self._ahead: list[list[int]] = []  # for a trace: how far each clock is ahead, at the start and at the end
 
     @property
     def total(self) -> dict[str, float]:
@@ -80,13 +84,13 @@ class Profile:
         return text_table(self._lines()) if self.seconds else _NOTHING
 
     def _repr_html_(self) -> str:
-        """Return the table, as notebooks show it."""
+        """Return the table as HTML, for notebooks."""
         if not self.seconds:
             return f"<p>{_NOTHING}</p>"
         return html_table(self._lines())
 
     def _lines(self) -> list[list[str]]:
-        """Return the cells of the table, line by line."""
+        """Return the rows of the table, each a list of cells."""
         n_ranks = len(self.seconds)
         mean = {"total": sum(self.elapsed.values()) / n_ranks}
         mean.update((name, seconds / n_ranks) for name, seconds in self.total.items())
@@ -111,12 +115,12 @@ class Profile:
             self.elapsed[rank] = (one.stop - one.start) / 1e9
 
 
-#: The times of a serial run: its profile, or seconds by category and ``"total"``.
+#: Times of a serial program: its profile, or seconds by category and ``"total"``.
 Serial = Union[Profile, Mapping[str, float]]
 
 
 def check_serial(serial: Any) -> dict[str, float] | None:
-    """Return the times of a serial run by category, in seconds; ``None`` if none are given."""
+    """Validate the times of a serial program; return seconds by category, or ``None`` for ``None``."""
     if serial is None:
         return None
     if isinstance(serial, Profile):
@@ -135,7 +139,7 @@ def check_serial(serial: Any) -> dict[str, float] | None:
 
 
 def begin(session: Session, profile: Profile, spans: bool = False) -> None:
-    """Have every rank measure its times from now on, for this profile; with ``spans`` also record each change."""
+    """Have every rank measure its times from now on; with ``spans``, also record each change of phase for a trace."""
     with session.lock:
         if session.profile is not None:
             raise SessionError("this session is already profiled; end that profile or trace first")
@@ -147,7 +151,7 @@ def begin(session: Session, profile: Profile, spans: bool = False) -> None:
 
 
 def finish(session: Session) -> None:
-    """End and fill the current profile, if there is one; with the controller's times alone if the session is broken."""
+    """End the current profile, if there is one, and fill it; only with the controller's times if the session broke."""
     with session.lock:
         profile, session.profile = session.profile, None
         if profile is None:
@@ -163,7 +167,7 @@ def finish(session: Session) -> None:
 
 
 def events(profile: Profile) -> dict[str, Any]:
-    """Return the spans of a profile in the JSON object format of Chrome's trace events."""
+    """Convert a profile to the JSON object format of Chrome's trace events, with times on the controller's clock."""
     found: list[dict[str, Any]] = []
     ahead = list(zip(profile._ahead[0], profile._ahead[-1]))
     every = {rank: convert_clock(notes, *ahead[rank]) for rank, notes in profile._notes.items()}

@@ -1,4 +1,4 @@
-"""Detect replicas that differ between ranks: compare digests first, then the values where digests differ."""
+"""Detect replicas that differ between ranks: compare digests, and then values where the digests differ."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from synkhronos._session.diagnostics import warn
 
 
 class ReplicaCheck:
-    """Registry of which shared variables should be equal on all ranks, and their comparison.
+    """Tracks which shared variables should be equal on all ranks, and compares them.
 
-    Variables that differ on purpose are left out: states of random streams, and parts of data (sliceable shared
-    variables, and variables that were scattered).
+    Variables that differ on purpose are left out: random states, sliceable shared variables, and variables that were
+    scattered.
 
     Parameters
     ----------
     table : VariableTable
-        The shared variables that are replicated.
+        The replicated shared variables.
     run : callable
-        Has every rank execute a command; returns the results in rank order.
+        ``run(command)`` has every rank execute a command, and returns the results in rank order.
     master_rank : int
     every : int
-        Compare the variables of a function before every so many-th call of functions; 0: never.
+        Compare a function's variables before every ``every``-th function call; 0: never.
 
     Attributes
     ----------
@@ -51,12 +51,12 @@ class ReplicaCheck:
         self._warned: Any = weakref.WeakSet()
 
     def note_data(self, variables: Sequence[Any]) -> None:
-        """Record that variables hold data, of which each rank has another part."""
+        """Record that variables hold data, of which each rank has its own rows."""
         for var in variables:
             self._data.add(var.container)
 
     def is_data(self, var: Any) -> bool:
-        """Return whether a variable holds data, of which each rank may have another part."""
+        """Return whether a variable holds data, of which each rank may have its own rows."""
         return var.container in self._data
 
     def note_parts(self, variables: Sequence[Any], are_parts: bool = True) -> None:
@@ -70,11 +70,11 @@ class ReplicaCheck:
                 self._data.discard(var.container)
 
     def scattered(self, variables: Sequence[Any]) -> list[Any]:
-        """Return the variables that were scattered last."""
+        """Return those of the variables that were scattered and not made equal since."""
         return [var for var in variables if var.container in self._parts]
 
     def all(self) -> list[Any]:
-        """Return the variables that should be equal."""
+        """Return all replicated variables that should be equal on all ranks."""
         return self._equal(list(self._table.items().values()))
 
     def _equal(self, variables: Sequence[Any]) -> list[Any]:
@@ -89,7 +89,10 @@ class ReplicaCheck:
         ]
 
     def compare(self, variables: Sequence[Any]) -> dict[Any, float]:
-        """Return the variables that differ from the controller's, and by how much; see `check_replicas`."""
+        """Return the variables that differ between ranks, each with its largest difference from the controller's value.
+
+        See `synkhronos.check_replicas`.
+        """
         if not variables:
             return {}
         keys = self._table.keys_of(variables)
@@ -100,12 +103,18 @@ class ReplicaCheck:
             values = [result[0] for result in self._run(Get((key,)))]
             own = values[self._master_rank]
             most = max(float(distances(own, value).max(initial=0)) for value in values)
-            if most > 0:  # digests differ for 0.0 and -0.0, and for different NaNs
+            if most > 0:  # 0.0 and -0.0, and different NaNs, have different digests but count as equal
                 differ[var] = most
         return differ
 
     def see_calls(self, variables: Sequence[list[Any]]) -> None:
-        """Compare the variables of functions before a call, if it is their turn, and warn of each variable once."""
+        """Compare the functions' variables before a call if a comparison is due; warn once for each variable.
+
+        Parameters
+        ----------
+        variables : sequence of list
+            The shared variables of each function that is called.
+        """
         n_before, self._n_calls = self._n_calls, self._n_calls + len(variables)
         if n_before // self.every == self._n_calls // self.every:
             return
@@ -120,9 +129,10 @@ class ReplicaCheck:
 
 
 def distances(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Return absolute differences, element by element: 0 where both are equal, NaN and infinity included.
+    """Return absolute differences element by element.
 
-    They are infinite where only one is NaN, or if the shapes differ.
+    Equal infinities, and two NaNs, have the difference 0. Where only one element is NaN the difference is infinite. If
+    the shapes differ, return an infinite scalar.
     """
     if one.shape != other.shape:
         return np.array(np.inf)

@@ -1,10 +1,10 @@
-"""Shapes of shared variables on the ranks, and the origins of the rows that ranks have of scattered variables.
+"""Shapes of shared variables on the ranks, and the origins of scattered rows.
 
-`ShapeCache` caches shapes. `Shards` is used by sessions with ``restart_workers``: it records where each rank's rows
-came from, to give them to a new worker or to report their loss. The scattered array is held weakly, with a digest of
-each rank's rows. They are restored if the array still exists and the rows are the same to the bit. Rows that only the
-dead worker had (of an array that is gone or has changed, or changed by an update since) are lost. Each use of the
-variable is then an error until the rows are set again.
+`ShapeCache` caches shapes. `Shards` is used by sessions with ``restart_workers``. It records where each rank's rows of
+a scattered variable came from, so that a new worker can get them again. To this end it holds a weak reference to the
+scattered array, and a digest of each rank's rows. Rows are restored if the array still exists and the rows are bitwise
+the same. Otherwise, or if an update has changed the rows, only the dead worker had them, and they are lost. Then each
+use of the variable raises an error until the rows are set again.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from synkhronos.errors import SessionError
 
 
 class ShapeCache:
-    """Cache of shapes, valid until a command may have changed them, or the controller's own shapes differ.
+    """Cache of the shapes of shared variables on all ranks.
 
-    Workers that replace dead ones are given functions, which is such a command.
+    An entry is valid until a command may have changed the shapes, or the controller's own shapes differ from it. When a
+    worker replaces a dead one, it loads functions, which is such a command.
 
     Parameters
     ----------
     sequencer : Sequencer
     replica : Replica
-        The controller's.
+        The controller's replica.
     master_rank : int
     """
 
@@ -39,7 +40,7 @@ class ShapeCache:
         self._known: dict[tuple[int, ...], list[list[tuple[int, ...]]]] = {}
 
     def of(self, variables: Sequence[Any]) -> list[list[tuple[int, ...]]]:
-        """Return for each rank the shapes of shared variables there."""
+        """Return, for each rank, the list of the variables' shapes on that rank."""
         self._sequencer.check_first(_rank.Shapes.__name__)
         keys = self._replica.variables.keys_of(variables)
         known = self._known.get(keys)
@@ -48,7 +49,7 @@ class ShapeCache:
         return known
 
     def see(self, command: _rank.Command) -> None:
-        """Drop the shapes that a command may change."""
+        """Remove the entries that a command may change."""
         for part in command.parts if isinstance(command, _rank.InOrder) else (command,):
             if not self._known:
                 return
@@ -71,11 +72,11 @@ class Origin(NamedTuple):
     Parameters
     ----------
     array : callable
-        Returns the program's array, or ``None`` if it is gone.
+        Returns the program's array, or ``None`` if it does not exist any more.
     rows : Rows, array or None
-        The rows of it; ``None``: the full array.
+        The rows of the array; ``None``: all.
     digest : bytes
-        Digest of the rows as the rank got them.
+        Digest of the rows that the rank received.
     """
 
     array: Callable[[], Any]
@@ -83,7 +84,7 @@ class Origin(NamedTuple):
     digest: bytes
 
     def read(self, dtype: Any) -> np.ndarray | None:
-        """Return the rows; ``None`` if the array is gone or they have changed."""
+        """Return the rows; ``None`` if the array does not exist any more, or the rows have changed."""
         array = self.array()
         if array is None:
             return None
@@ -98,21 +99,26 @@ class Origin(NamedTuple):
 
 
 def origin_of(given: Any, value: Any) -> Callable[[], Any]:
-    """Return a callable that returns an array of the program, without keeping the array alive.
+    """Return a callable that returns one of the program's arrays, but does not keep it alive.
 
     Parameters
     ----------
     given : object
         The value that the program passed.
     value : numpy.ndarray or Data
-        The converted value; the same object unless it was converted.
+        The converted value; the same object as ``given`` if no conversion was needed.
+
+    Returns
+    -------
+    callable
+        ``read()`` returns the array, or ``None`` if it does not exist any more.
     """
     if not isinstance(value, np.ndarray) and given is value:  # Data
         data: Callable[[], Any] = weakref.ref(value)
         return lambda: getattr(data(), "data", None)
     array = given if isinstance(given, np.ndarray) else value
     owner = array
-    while isinstance(owner.base, np.ndarray):  # a view such as X[:100] may end before the array X
+    while isinstance(owner.base, np.ndarray):  # refer to X, because a view such as X[:100] may be deleted before it
         owner = owner.base
     found, n_bytes = weakref.ref(owner), owner.nbytes
     offset = _address(array) - _address(owner)
@@ -132,7 +138,7 @@ def _address(array: np.ndarray) -> int:
 
 
 class _View:
-    """A view of an array's memory, by NumPy's array interface."""
+    """View of an array's memory, by NumPy's array interface."""
 
     def __init__(self, owner: Any, data: tuple[int, bool], shape: Any, strides: Any, dtype: str) -> None:
         self._owner = owner
@@ -140,17 +146,17 @@ class _View:
 
 
 class Shards:
-    """The rows that ranks have of scattered variables.
+    """Record of the origins of each rank's rows of scattered variables, which restores them in new workers.
 
     Parameters
     ----------
     replica : Replica
-        The controller's.
+        The controller's replica.
     n_ranks : int
     issue : callable
-        Has every rank execute a command.
+        ``issue(command)`` has every rank execute a command.
     stage : callable
-        ``stage(arrays)`` copies arrays to where every rank can read them.
+        ``stage(arrays)`` copies arrays to staging memory, and returns their references.
     """
 
     def __init__(
@@ -165,15 +171,15 @@ class Shards:
         # by container: the origin of each rank's rows (None: only the rank has them), and the ranks whose rows are lost
         self._origins: Any = weakref.WeakKeyDictionary()
         self._lost: Any = weakref.WeakKeyDictionary()
-        self._harmless: set[int] = set()  # functions that update no variable with an origin
+        self._harmless: set[int] = set()  # keys of functions that update no variable with an origin
         self._waiting: set[int] = set()  # ranks whose new workers still wait for their rows
 
     def tracks(self, var: Any) -> bool:
-        """Return whether ranks have rows of their own of a variable."""
+        """Return whether each rank has its own rows of a variable."""
         return var.container in self._origins
 
     def note(self, var: Any, rank: int, origin: Origin) -> None:
-        """Record the origin of the rows that a rank now has."""
+        """Record the origin of a rank's rows."""
         self._origins[var.container][rank] = origin
         self._harmless.clear()
 
@@ -202,7 +208,11 @@ class Shards:
         return results
 
     def _follow(self, command: _rank.Command, lost: dict[Any, set[int]], equal: list[Any]) -> None:
-        """Check the variables that a command uses, and drop the origins of those that it may change."""
+        """Check that a command uses no lost rows, and drop the origins of the variables that it may change.
+
+        Rows that the command sets are removed from ``lost``. Variables that it makes equal on all ranks are appended to
+        ``equal``.
+        """
         if isinstance(command, _rank.Call):
             if lost:
                 self._check(self._used(command, _graph.shared_variables_of), self._all, lost)
@@ -232,13 +242,13 @@ class Shards:
         return [self._replica.variables[key] for key in keys]
 
     def _used(self, call: _rank.Call, variables_of: Callable[[Any], list[Any]]) -> list[Any]:
-        """Return some variables of the functions of a call, and all those that it updates."""
+        """Return ``variables_of(function)`` for each function of a call, and the variables that the call updates."""
         keys = (call.function, *(() if call.follow is None else (call.follow.function,)))
         variables = [var for key in keys for var in variables_of(self._replica.functions[key])]
         return [*variables, *self._variables(call.updated)]
 
     def _change(self, var: Any, ranks: frozenset[int]) -> None:
-        """Record that these ranks may have other rows of a variable than those that were scattered."""
+        """Record that a variable's rows on these ranks may differ from the scattered ones."""
         if self.tracks(var):
             for rank in ranks:
                 self._origins[var.container][rank] = None
@@ -254,9 +264,9 @@ class Shards:
                 )
 
     def restore(self, ranks: Sequence[int]) -> None:
-        """Give new workers their rows again; record as lost what cannot be restored."""
+        """Send new workers their rows again; record the rows that cannot be restored as lost."""
         self._waiting.update(ranks)
-        while self._waiting:  # if another worker dies, a nested call serves all that wait before its error arrives here
+        while self._waiting:  # if another worker dies meanwhile, a nested call restores the rows of all that wait
             rank = min(self._waiting)
             for key, var in self._replica.variables.items().items():
                 if self.tracks(var):
