@@ -1,4 +1,4 @@
-"""Public interface: functions that all ranks compute, arrays in shared memory, and collectives on shared variables."""
+"""Public functions and classes: functions on all ranks, arrays in shared memory, collectives on shared variables."""
 
 from synkhronos._api.access import check_replicas, get_lengths, get_shapes, get_value, set_value
 from synkhronos._api.build import function

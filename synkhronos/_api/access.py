@@ -1,4 +1,4 @@
-"""Read, write and compare the replicas of shared variables on single ranks."""
+"""Read, write and compare the values that shared variables have on each rank."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from synkhronos.typing import Variables
 def check_replicas(shared_vars: Variables | None = None) -> dict[Any, float]:
     """Compare shared variables between ranks, and return those that differ; no variable changes.
 
-    Each rank computes a digest of each value (BLAKE2b of 128 bits, RFC 7693). Only where digests differ are the values
-    themselves sent to the controller and compared there.
+    Each rank computes a digest of each value (BLAKE2b of 128 bits, RFC 7693). If the digests of a variable differ, its
+    values are sent to the controller and compared there.
 
     Parameters
     ----------
     shared_vars : shared variable or list, optional
-        Tensor variables that a function of the session uses. Default: all that should be equal, which are the variables
-        that functions use, without the states of random streams, ``sliceable_shareds``, and variables that were
-        scattered and not made equal since, by `broadcast`, `all_reduce` or `all_gather`. Functions that are not yet
-        distributed are distributed first.
+        Tensor variables that a function of the session uses. Default: all variables that should be equal on all ranks.
+        These are the variables that functions use, except for states of random streams, ``sliceable_shareds``, and
+        variables that were scattered and that no `broadcast`, `all_reduce` or `all_gather` has made equal again.
+        Functions that are not yet distributed are distributed first.
 
     Returns
     -------
     dict
-        For each variable that differs, a float: the largest absolute difference of any element from the controller's
-        value, infinite where shapes differ or one of the two elements is NaN. Empty if all replicas are equal. 0.0
-        equals -0.0, and NaN equals NaN.
+        For each variable that differs, a float: the largest absolute difference of an element from the controller's
+        value. It is infinite if shapes differ, or if only one of the two elements is NaN. The dictionary is empty if
+        all replicas are equal. 0.0 equals -0.0, and NaN equals NaN.
 
     Raises
     ------
@@ -41,7 +41,7 @@ def check_replicas(shared_vars: Variables | None = None) -> dict[Any, float]:
     TypeError
         If an item is not a shared variable that holds an array.
     ValueError
-        If the list is empty or names a variable twice, or no function of the session uses a variable.
+        If the list is empty or has a variable twice, or if no function of the session uses a variable.
     WorkerError
         If a rank fails.
 
@@ -67,9 +67,9 @@ def check_replicas(shared_vars: Variables | None = None) -> dict[Any, float]:
 def set_value(rank: int, shared_vars: Variables, values: Any, batch: Any = None) -> None:
     """Set each variable on one rank; the other ranks keep their values.
 
-    A variable's own ``set_value`` acts on the controller alone; this function acts on any rank. A NumPy value is copied
-    into shared memory, and from there into the rank's variable. Variables that no function of the session uses yet are
-    given to the ranks first.
+    A variable's own ``set_value`` sets it on the controller only; this function sets it on any rank. A NumPy value is
+    copied into shared memory, and from there into the rank's variable. Variables that no function of the session uses
+    yet are distributed to the ranks first.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def set_value(rank: int, shared_vars: Variables, values: Any, batch: Any = None)
     shared_vars : shared variable or list
         Tensor variables of any dtype and shape.
     values : array_like or Data, or list
-        One for each variable, with the variable's number of dimensions; cast as by `broadcast`.
+        One value for each variable, with the variable's number of dimensions; cast as by `broadcast`.
     batch : int, slice, or list / 1-d array of integers or booleans, optional
         The rows of each value to use: the first ``batch`` rows, a range, or an index list. Default: all.
 
@@ -87,11 +87,11 @@ def set_value(rank: int, shared_vars: Variables, values: Any, batch: Any = None)
     SessionError
         Without a session.
     TypeError
-        If ``rank`` is not an int, an item is not a shared variable that holds an array, a value does not have its dtype
-        and dimensions, or ``batch`` is of another type.
+        If ``rank`` is not an int, an item is not a shared variable that holds an array, a value does not have the
+        variable's dtype or number of dimensions, or ``batch`` is of another type.
     ValueError
-        If there is no such rank, the number of values differs, ``batch`` is given for a 0-dimensional value, or a value
-        is not of length 1 along a broadcastable axis.
+        If there is no such rank, the number of values differs from the number of variables, ``batch`` is given for a
+        0-dimensional value, or a value does not have length 1 along a broadcastable axis.
     IndexError
         If ``batch`` is out of range.
     WorkerError
@@ -125,7 +125,7 @@ def get_value(rank: int, shared_vars: Variables) -> Any:
     Returns
     -------
     numpy.ndarray, or list of numpy.ndarray
-        A new array in the controller's memory, of the variable's dtype and of its shape on that rank.
+        A new array in the controller's memory, with the variable's dtype and its shape on that rank.
 
     Raises
     ------
@@ -196,7 +196,7 @@ def get_lengths(shared_vars: Variables) -> list[Any]:
     Parameters
     ----------
     shared_vars : shared variable or list
-        Tensor variables that a function of the session uses, with one dimension at least.
+        Tensor variables that a function of the session uses, with at least one dimension.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Arguments of a function call: match them to the inputs, and check them."""
+"""Match the arguments of a function call to the function's inputs, and check them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ CALL_OPTIONS = ("output_subset", "batch", "batch_s", "num_slices")
 def arrange(
     graph: Any, args: Sequence[Any], kwargs: dict[str, Any], options: Sequence[str] = CALL_OPTIONS
 ) -> list[Any]:
-    """Return the value for each input, in the order of the inputs; `TypeError` for missing and surplus ones.
+    """Return the value for each input, in the order of the inputs; raise `TypeError` for missing or surplus values.
 
-    ``graph`` has ``input_names`` and ``input_defaults``. ``options`` are the other arguments of the call, one of which
-    the user may have misspelled.
+    ``graph`` has the attributes ``input_names`` and ``input_defaults``. ``options`` are the names of the call's other
+    arguments: an error for an unknown keyword suggests similar ones.
     """
     names, defaults = graph.input_names, graph.input_defaults
     if len(args) == len(names) and not kwargs and all(value is not None for value in args):
@@ -46,7 +46,7 @@ def arrange(
 
 
 def check_subset(subset: Any, n_outputs: int) -> tuple[int, ...] | None:
-    """Return ``output_subset`` as a tuple of ints, or ``None``."""
+    """Check ``output_subset``, and return it as a tuple of ints, or ``None``."""
     if subset is None:
         return None
     if not isinstance(subset, (list, tuple)) or not all(isinstance(i, (int, np.integer)) for i in subset):
@@ -58,7 +58,7 @@ def check_subset(subset: Any, n_outputs: int) -> tuple[int, ...] | None:
 
 
 def check_num_slices(num_slices: Any) -> int:
-    """Return ``num_slices`` as an int."""
+    """Check ``num_slices``, and return it as an int."""
     if isinstance(num_slices, bool) or not isinstance(num_slices, (int, np.integer)):
         raise TypeError(f"num_slices is {num_slices!r}; expected an int")
     if num_slices < 1:
@@ -67,17 +67,17 @@ def check_num_slices(num_slices: Any) -> int:
 
 
 class Input(NamedTuple):
-    """Requirements of a function's input for `Data`."""
+    """Requirements that `Data` must meet to be passed as an input of a function."""
 
     name: str
     dtype: np.dtype
     ndim: int
-    lengths: dict[int, int]  # by axis, where the type determines it
-    axis: int  # the axis of its rows, if it is scattered
+    lengths: dict[int, int]  # by axis, for the axes whose length is part of the type
+    axis: int  # the axis along which it is scattered; 0 for broadcast inputs
 
 
 def inputs_of(graph: Graph) -> list[Input]:
-    """Return the inputs of a function."""
+    """Return the requirements of a function's inputs, in order."""
     axes = [*graph.axes, *[0] * (len(graph.input_variables) - graph.n_scattered)]
     return [
         Input(
@@ -92,7 +92,7 @@ def inputs_of(graph: Graph) -> list[Input]:
 
 
 def describe_inputs(graph: Graph) -> str:
-    """Return the names of the scattered inputs, and then of the broadcast ones."""
+    """Return the names of the inputs for ``repr``: scattered ones, a semicolon, broadcast ones."""
     names = [name or str(var) for name, var in zip(graph.input_names, graph.input_variables)]
     groups = names[: graph.n_scattered], names[graph.n_scattered :]
     return "; ".join([", ".join(groups[0]), *([", ".join(groups[1])] if groups[1] else [])])

@@ -1,4 +1,4 @@
-"""`synk.function`: read the arguments, and build a function for all ranks."""
+"""`synk.function`: check the arguments, and build a function that runs on all ranks."""
 
 from __future__ import annotations
 
@@ -44,53 +44,55 @@ def function(
 ) -> Function:
     """Build a function that runs on every rank, in place of ``theano.function`` or ``pytensor.function``.
 
-    It is called in the controller. In each call, every rank computes its shard of the scattered inputs, and the
-    controller combines the ranks' outputs. The function is compiled here, and replicated on the workers with its first
-    call or by `distribute`. Shared variables are copied to every rank; updates act on each rank's own copy.
+    Call it in the controller. The controller compiles the function; the workers get a copy with its first call, or by
+    `distribute`. In each call, every rank computes on its shard of the scattered inputs, and the controller combines
+    the ranks' outputs. Shared variables are copied to every rank; updates change each rank's own copy.
 
     Parameters
     ----------
     inputs : list of variables or ``In``
-        Scattered over the ranks along axis 0, as evenly as possible: each has shape ``(n, ...)`` in a call, and
-        ``(n_k, ...)`` on rank k. Inputs that are no dense arrays are given to every rank in full.
+        Inputs that are scattered over the ranks along axis 0, as evenly as possible. Each has shape ``(n, ...)`` in a
+        call, and ``(n_k, ...)`` on rank k. Every one must be a dense array with at least one dimension.
     outputs : variable, (variable, op), or a list of these, optional
-        ``op`` is how the ranks' values are combined: {ops}, element by element; ``"gather"``, concatenation along axis
-        0 in rank order; or ``None``, the controller's own value. ``"avg"``, the default, is
-        ``sum(n_k * x_k) / sum(n_k)``, with ``n_k`` the data points of rank k. The prefix ``c_``, as in ``"c_avg"``,
-        requests the CPU path.
-    bcast_inputs : list of variables, optional
-        Inputs that every rank gets in full.
+        ``op`` says how the ranks' values are combined: {ops}, element by element; ``"gather"``, concatenation along
+        axis 0 in rank order; or ``None``, the controller's own value. ``"avg"``, the default, is
+        ``sum(n_k * x_k) / sum(n_k)``, where ``n_k`` is the number of data points of rank k. The prefix ``c_``, as in
+        ``"c_avg"``, requests that the values are combined on the CPU.
+    bcast_inputs : list of variables or ``In``, optional
+        Inputs that every rank gets in full. They need not be dense arrays: sparse matrices and objects are allowed.
     updates : dict, or list of (shared, expression) or (shared, expression, op), optional
-        Computed on each rank from its own shard, for its own copy; `averaged` makes them equal. In a call with
-        ``num_slices``, ``op`` (default ``"avg"``) combines the new values of the slices.
+        New values of shared variables. Each rank computes them from its own shard, for its own copy; use `averaged` in
+        the expressions to make them equal. In a call with ``num_slices``, ``op`` (default ``"avg"``) combines the new
+        values of the slices.
     givens : dict or list of pairs, optional
-        As in Theano.
+        Replacements of variables in the graph, as in Theano.
     sliceable_shareds : list of shared variables, optional
-        Shared variables that hold data, each rank its own rows along axis 0; ``batch_s`` and ``num_slices`` pick rows
-        of them.
+        Shared variables that hold data, with different rows along axis 0 on each rank. In a call, ``batch_s`` and
+        ``num_slices`` select rows of them.
     exact : bool
-        Build an exact function: it computes what the serial program computes. Sharding is propagated through the graph,
-        and collectives are inserted where values of different rows are combined, as in GSPMD (Y. Xu et al. (2021),
-        GSPMD: general and scalable parallelization for ML computation graphs, arXiv:2105.04663); see docs/exact.md.
-        Outputs and updates take no ops. ``sliceable_shareds`` must have been scattered.
+        Build an exact function, which computes what the serial program computes. Sharding is propagated through the
+        graph, and collectives are inserted where values of different rows are combined, as in GSPMD (Y. Xu et al.
+        (2021), GSPMD: general and scalable parallelization for ML computation graphs, arXiv:2105.04663); see
+        docs/exact.md. Outputs and updates take no ops. ``sliceable_shareds`` must have been scattered.
     shard : dict or list of variables, optional
-        For exact functions: other variables that are sharded, with the axis of their rows (in a list: 0). These are
-        scattered inputs whose rows lie along another axis, and any variable of the graph, such as a minibatch that
-        `givens` takes from data that all ranks have.
+        For exact functions: further sharded variables, each with the axis of its rows (0 for a list). These may be
+        scattered inputs whose rows lie along another axis than 0, or any variables of the graph. An example is a
+        minibatch that ``givens`` takes from data that all ranks have.
     random : str
-        For exact functions. ``"serial"``: draws are those of the serial program. ``"own"``: where there is a draw for
-        each row, each rank draws its own; equal in distribution, and cheaper.
+        For exact functions. ``"serial"``: draw the random numbers of the serial program. ``"own"``: if numbers are
+        drawn for each row, each rank draws them for its own rows only. This is cheaper, and gives other numbers from
+        the same distribution.
     blocked : bool
-        For exact functions that combine rows by sums at the end only, such as a loss of much data and its gradient.
-        Each rank computes in a loop over blocks of its rows, of 1 MiB, which stay in its core's cache until all
-        operations are done. This is faster where memory bandwidth limits the computation.
+        For exact functions that combine rows only by sums at the end, such as the loss of a large data set and its
+        gradient. Each rank computes in a loop over blocks of its rows, of 1 MiB, which stay in its core's cache until
+        all operations are done. This is faster if memory bandwidth limits the computation.
     **kwargs
         Keyword arguments of the backend's function, such as ``name`` and ``mode``.
 
     Returns
     -------
     Function
-        Called with NumPy arrays or `Data`; see `Function.__call__`.
+        To be called with NumPy arrays or `Data`; see `Function.__call__`.
 
     Raises
     ------
@@ -114,7 +116,7 @@ def function(
     3.0 6.0 [ 2.  4. 12.] (2, 1)
     """
     if sys._getframe(1).f_globals.get("__name__", "").startswith(f"{_backends.engine}."):
-        # the program has replaced the backend's function by this one; Variable.eval and the like need the backend's
+        # the program has set the backend's `function` to this one, but Variable.eval etc. need the backend's own
         own = {"outputs": outputs, "updates": updates, "givens": givens, **kwargs}
         return _backends.compile_function(inputs, **{name: value for name, value in own.items() if value is not None})
     session = current("function")
@@ -164,7 +166,7 @@ def function(
             )
 
         def again(swap: Mapping[Any, Any], delete_updates: bool, **options: Any) -> Function:
-            """Build the function with other shared variables, or without updates."""
+            """Build the function again, with other shared variables or without updates."""
             updated = [] if delete_updates else [var for var, _ in graph.expressions[1]]
             new = {**{var: var.default_update for var in updated if var not in dict(pairs)}, **dict(pairs)}
             pairs_given = _graph.pairs_of(givens)
@@ -193,7 +195,7 @@ def function(
     if shard is not None or random != "serial" or blocked:
         raise ValueError("got shard, random or blocked without exact=True, which they need; pass exact=True")
     for variable in graph.input_variables[: graph.n_scattered]:
-        if not variable.broadcastable[0]:  # which may have one row
+        if not variable.broadcastable[0]:  # an input that is broadcastable along axis 0 has one row
             check_open(variable, 0)
     on_host = [_is_pair(item) and str(item[1]).startswith("c_") for item in items]
     results = Results(variables, output_modes, on_host, session.on_gpu, title or "the function")
@@ -212,7 +214,10 @@ def function(
 
 
 def _with_streams(function: Function, own: Sequence[Any] | None = None) -> Function:
-    """Record which random streams of a function differ between ranks: ``own``, by default all. Return the function."""
+    """Record which random streams of a function differ between ranks: those in ``own``, by default all.
+
+    Return the function.
+    """
     for var in filter(_backends.is_random_state, function.get_shared()):
         _graph.claim_stream(var, common=own is not None and var not in own)
     return function
@@ -224,7 +229,7 @@ def _is_pair(item: Any) -> bool:
 
 
 def _read_updates(updates: Any) -> tuple[list[tuple[Any, Any]], dict[Any, str], list[Any]]:
-    """Return the pairs of shared variable and new value, the op of each, and the variables whose op was named."""
+    """Return (shared variable, new value) pairs, the op of each update, and the variables whose op the user named."""
     pairs: list[tuple[Any, Any]] = []
     modes: dict[Any, str] = {}
     named: list[Any] = []

@@ -1,10 +1,12 @@
-"""Plan of a call: the rows that it computes, how the ranks share them, and the command for every rank.
+"""Plan of a function call: the rows to compute, their division among the ranks, and the command for every rank.
 
-`BatchRows` are the rows that ``batch=`` selects, determined once for each call. `Planner` makes the command from them.
+`BatchRows` holds the rows that ``batch=`` selects. They are computed once in each call, and `Planner` makes the command
+from them.
 
-A plan is kept for calls that differ only in the contents of arrays: those of `Data`, which each rank reads itself, and
-those of staged arrays (NumPy inputs, index lists, and the starts of slices). Anything that is staged later, by any
-thread, overwrites these, so they are staged again for each call, in the same places.
+A plan is cached. It is used again for calls with the same signature (`make_signature`), which differ only in the
+contents of arrays. Each rank reads the contents of `Data` itself. The other contents are staged: NumPy inputs, index
+lists, and the starts of slices. Later staging by any thread overwrites them, so each call stages them again, in the
+same places.
 """
 
 from __future__ import annotations
@@ -29,19 +31,19 @@ from synkhronos._utils.rows import Rows, Selection, select, select_per_rank, sha
 
 
 class BatchRows(NamedTuple):
-    """The rows that ``batch=`` selects of each scattered input, and whether it is a slice."""
+    """Rows that ``batch=`` selects of each scattered input, and whether ``batch=`` is a slice."""
 
     rows: tuple[Selection, ...]
     is_slice: bool
 
     @classmethod
     def of(cls, batch: Any, values: Sequence[Any], scattered: Sequence[Input]) -> BatchRows:
-        """Return the rows that a user's ``batch`` selects of the values, the first of which are scattered.
+        """Parse a user's ``batch``. ``values`` are the inputs of the call, the scattered ones first.
 
         Raises
         ------
         TypeError, ValueError, IndexError
-            If `batch` is invalid, or out of range.
+            If ``batch`` is invalid, or out of range.
         """
         if batch is not None and not scattered:
             raise ValueError("got batch for a function without scattered inputs; leave it out")
@@ -59,16 +61,16 @@ class BatchRows(NamedTuple):
 
 
 class CallSignature(NamedTuple):
-    """A call as far as it can be repeated.
+    """Key of a call in the cache of plans, and the parts of the call that are not in the key.
 
     Parameters
     ----------
     signature : tuple
-        All that the plan of the call depends on.
+        Everything that the plan depends on. Calls with equal signatures have the same plan.
     contents : sequence of array
-        The arrays to stage.
+        The arrays to stage, in the order in which `stage` stages them.
     batch : BatchRows, or None
-        The selected rows, if the signature does not determine them.
+        The selected rows; ``None`` if the signature determines them.
     """
 
     signature: tuple[Any, ...]
@@ -79,7 +81,7 @@ class CallSignature(NamedTuple):
 def make_signature(
     values: Sequence[Any], batch: Any, scattered: Sequence[Input], *options: Any
 ) -> CallSignature | None:
-    """Return the signature and the contents of a call; ``None`` if it must be planned.
+    """Return the signature and the contents of a call, or ``None`` if its plan cannot be cached.
 
     Parameters
     ----------
@@ -88,7 +90,7 @@ def make_signature(
     batch : Any
         As given by the user.
     scattered : sequence of Input
-        The scattered inputs, to which `batch` applies. They come first.
+        The scattered inputs, which come first. ``batch`` applies to them.
     *options : hashable
         The other arguments of the call.
     """
@@ -109,7 +111,7 @@ def make_signature(
         return CallSignature(tuple(signature), contents, None)
     try:
         chosen = BatchRows.of(batch, values, scattered)
-    except (TypeError, ValueError, IndexError) as error:  # planning the call raises it again
+    except (TypeError, ValueError, IndexError) as error:  # `check_inputs` raises it again
         let_interrupts_pass(error)
         return None
     lists: list[np.ndarray] = []
@@ -130,16 +132,16 @@ def make_signature(
 
 
 class Inputs(NamedTuple):
-    """The checked inputs of a call, and each rank's shard of the rows; ``None`` and empty without scattered inputs."""
+    """Checked inputs of a call, and the division of its rows among the ranks."""
 
     values: list[Any]
     batch: BatchRows
-    shares: tuple[Rows, ...] | None
-    counts: tuple[int, ...]
+    shares: tuple[Rows, ...] | None  # each rank's shard of the selected rows; None without scattered inputs
+    counts: tuple[int, ...]  # lengths of the shards; empty without scattered inputs
 
 
 def check_inputs(session: Session, graph: Graph, inputs: Sequence[Input], values: Sequence[Any], batch: Any) -> Inputs:
-    """Check and cast the inputs of a call, and share the rows that ``batch`` selects between the ranks.
+    """Check and cast the inputs of a call, and divide the rows that ``batch`` selects among the ranks.
 
     Parameters
     ----------
@@ -184,7 +186,7 @@ def _check(graph: Graph, position: int, one: Input, value: Any) -> Any:
             type_ = graph.input_variables[position].type
             raise TypeError(f"input {name}: got no array of {type_}: {error}") from None
     if value.dtype != dtype:
-        try:  # each rank casts its own rows, if Theano would cast an array of this dtype
+        try:  # allow each dtype that Theano would cast; each rank casts its own rows
             graph.filter_input(position, np.zeros((1,) * ndim, value.dtype))
         except Exception as error:
             let_interrupts_pass(error)
@@ -201,13 +203,13 @@ def _check(graph: Graph, position: int, one: Input, value: Any) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _split(n: int, n_ranks: int) -> tuple[tuple[Rows, ...], tuple[int, ...]]:
-    """Return the ranks' shards of ``n`` data points, and their lengths."""
+    """Return each rank's shard of ``n`` data points, and the lengths of the shards."""
     split = tuple(shares(n, n_ranks))
     return split, tuple(map(len, split))
 
 
 def _second_axes(shapes: Sequence[tuple[int, ...]]) -> str:
-    """Return a hint for inputs of unequal lengths whose data points seem to lie along axis 1 (time-major sequences)."""
+    """Return a hint for an error message if the data points seem to lie along axis 1, as in time-major sequences."""
     lengths = [set(shape[:2]) for shape in shapes]
     if not set.intersection(*lengths):
         return ""
@@ -219,7 +221,7 @@ def _second_axes(shapes: Sequence[tuple[int, ...]]) -> str:
 
 
 def chosen(inputs: Inputs, specs: Sequence[Input]) -> list[Any]:
-    """Return the arrays of all ranks together: the chosen rows of scattered inputs, the other inputs in full."""
+    """Return the arrays that a serial call gets: the selected rows of scattered inputs, other inputs in full."""
     arrays = [value.data if isinstance(value, Data) else value for value in inputs.values]
     n = len(inputs.batch.rows)
     return [*(array[_index(rows, one.axis)] for array, rows, one in zip(arrays, inputs.batch.rows, specs)), *arrays[n:]]
@@ -231,18 +233,19 @@ def _index(rows: Selection, axis: int) -> tuple[Any, ...]:
 
 
 class Staging(NamedTuple):
-    """Places in shared memory of a call's inputs, of the sliceable rows, and of the starts of ranges; all of them."""
+    """Places of a call's arrays in shared memory."""
 
-    sources: tuple[Source, ...]
-    rows: tuple[RowsRef, ...]
-    starts: ArrayRef | None
-    refs: list[ArrayRef]
+    sources: tuple[Source, ...]  # of the inputs
+    rows: tuple[RowsRef, ...]  # of the rows of sliceable shared variables, one for each rank
+    starts: ArrayRef | None  # of the starts of ranges, one for each scattered input
+    refs: list[ArrayRef]  # of all staged arrays, in the order of staging
 
 
 def stage(session: Session, inputs: Inputs, specs: Sequence[Input], sliceable: Sequence[Selection] | None) -> Staging:
-    """Copy to shared memory what is not there yet: NumPy inputs (only the chosen rows) and index arrays.
+    """Copy arrays that are not in shared memory to the staging arena: selected rows of NumPy inputs, and index arrays.
 
-    If the batch is a slice, its starts are staged, too, because the next slice may differ in them alone.
+    If ``batch=`` is a slice of `Data`, its starts are staged, too, so that the next slice of the same length can use
+    the same plan.
 
     Parameters
     ----------
@@ -251,7 +254,7 @@ def stage(session: Session, inputs: Inputs, specs: Sequence[Input], sliceable: S
     specs : list of Input
         The result of `inputs_of` for the graph.
     sliceable : list of selections, or None
-        The rows of the sliceable shared variables on each rank.
+        The rows of the sliceable shared variables on each rank; ``None``: all rows.
     """
     values, chosen = inputs.values, inputs.batch.rows
     triples = [(value, rows, one.axis) for value, rows, one in zip_longest(values, chosen, specs)]
@@ -288,7 +291,10 @@ def stage(session: Session, inputs: Inputs, specs: Sequence[Input], sliceable: S
 
 
 def sliceable_rows(session: Session, graph: Graph, batch_s: Any, num_slices: int) -> list[Selection] | None:
-    """Return the rows of the sliceable shared variables on each rank; ``None`` for all, as they are."""
+    """Return the selected rows of the sliceable shared variables on each rank; ``None`` for all rows, unsliced.
+
+    The result has either `Rows` or index arrays for all ranks, because the ranks run the same compiled variant.
+    """
     if not graph.sliceable_shareds:
         if batch_s is not None:
             raise ValueError(
@@ -304,9 +310,12 @@ def sliceable_rows(session: Session, graph: Graph, batch_s: Any, num_slices: int
 
 
 def rows_on_ranks(session: Session, graph: Graph) -> list[int]:
-    """Return each rank's number of rows of the sliceable shared variables; it must be the same for all of them."""
+    """Return the number of rows of the sliceable shared variables on each rank.
+
+    On one rank, it must be the same for all these variables.
+    """
     unknown = [var for var in graph.sliceable_shareds if session.replica.variables.key(var) is None]
-    if unknown:  # a function that uses only their lengths is distributed without them
+    if unknown:  # a compiled function that uses only the length of a variable is distributed without the variable
         session.distribute_variables(unknown)
     shapes = session.shapes(graph.sliceable_shareds)
     for rank, on_rank in enumerate(shapes):
@@ -321,7 +330,7 @@ def rows_on_ranks(session: Session, graph: Graph) -> list[int]:
 def count_points(
     session: Session, graph: Graph, inputs: Inputs, rows: list[Selection] | None, num_slices: int
 ) -> tuple[tuple[int, ...], bool]:
-    """Return each rank's number of data points, and whether ranks compute although none has any."""
+    """Return each rank's number of data points, and whether all ranks compute because no rank has data points."""
     if inputs.shares is not None:
         counts = inputs.counts
         if rows is not None and num_slices > 1 and counts != tuple(map(len, rows)):
@@ -340,7 +349,10 @@ def count_points(
 
 
 def pad_empty_ranks(session: Session, graph: Graph, rows: list[Selection], counts: tuple[int, ...]) -> list[Selection]:
-    """Return the rows; a rank without data points that picks none gets its first row, so that it can compute."""
+    """Return the selected rows, but the first row for a rank without data points and without selected rows.
+
+    Such a rank must compute, because the other ranks wait for it in collectives; its weight is 0.
+    """
     lent: list[Selection] = [Rows(0, min(1, length)) for length in rows_on_ranks(session, graph)]
     if not isinstance(rows[0], Rows):
         lent = [np.arange(len(one), dtype=np.int64) for one in lent]
@@ -348,7 +360,7 @@ def pad_empty_ranks(session: Session, graph: Graph, rows: list[Selection], count
 
 
 class Planner:
-    """Plans the calls of one function.
+    """Planner of the calls of one function.
 
     Parameters
     ----------
@@ -356,7 +368,7 @@ class Planner:
     results : Results
     collectives : GraphCollectives
     update_modes : dict
-        The op of each given update.
+        The op of each update, by shared variable.
     device : bool
         Whether the function computes on GPUs.
     """
@@ -377,16 +389,16 @@ class Planner:
         num_slices: int,
         subset: tuple[int, ...] | None,
     ) -> tuple[Call, Sequence[ArrayRef]]:
-        """Stage what is not in shared memory; returns the command for every rank, and the staged places.
+        """Stage the arrays of a call; return the command for every rank, and the places of the staged arrays.
 
         Parameters
         ----------
         session : Session
         distributed : callable
-            Distributes a variant of a graph if necessary, and returns its key.
+            ``distributed(variant, graph)`` distributes a variant of a graph if necessary, and returns its key.
         inputs : Inputs
         rows : list of selections, or None
-            The rows of the sliceable shared variables on each rank.
+            The rows of the sliceable shared variables on each rank; ``None``: all rows.
         num_slices : int
         subset : tuple of int, or None
             The outputs to compute; ``None``: all.
@@ -439,7 +451,11 @@ class Planner:
         before: Graph,
         after: Graph,
     ) -> tuple[Graph, tuple[int, ...], Follow]:
-        """Return the graph to compute slice by slice, its outputs that are needed, and the function that follows."""
+        """Plan a call in slices of a graph that was cut at its collectives.
+
+        Return the graph to compute slice by slice, the outputs of it that are needed, and the function to compute
+        after all slices.
+        """
         local = [i for i in wanted if i in cut.before]
         rest = [i for i in wanted if i in cut.after]
         n_local = len(before.outputs) - len(cut.ops)
@@ -457,5 +473,5 @@ class Planner:
 
 
 def _some(subset: tuple[int, ...], n: int) -> tuple[int, ...] | None:
-    """Return ``output_subset`` for a function of ``n`` outputs; ``None`` if it is all of them, in order."""
+    """Return a subset of a function's ``n`` outputs, or ``None`` if it consists of all outputs in order."""
     return None if subset == tuple(range(n)) else subset

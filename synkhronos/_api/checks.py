@@ -1,9 +1,9 @@
-"""Checks of a function: averages that would mix rows, work that nothing divides, and the comparison with one process.
+"""Check a function: averages that would mix rows, work that is not divided, and a comparison with one process.
 
-`Checks` follows one rule: an average without a named op is refused if the sharding rules of exact functions show that
-the value is sharded by the rows of the data. Values for which there is no sharding rule are averaged.
+`Checks` refuses to average a value if the user did not name the op and the value is sharded by the rows of the data.
+The sharding rules of exact functions decide that. Values for which there is no sharding rule are averaged.
 
-`Serial` computes the function in one process for ``check_against_theano``, which compares it with the ranks' results.
+`Serial` computes the function in one process, so that ``check_against_theano`` can compare the ranks' results with it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ _ENVIRONMENT = "SYNKHRONOS_CHECK"
 
 
 def environment_asks() -> bool:
-    """Return whether the environment requests a comparison with Theano; read when a function is built."""
+    """Return whether the environment requests a comparison of each call with Theano."""
     return os.environ.get(_ENVIRONMENT, "0") not in ("", "0")
 
 
 def is_asked(argument: Any, default: bool, place: int) -> bool:
-    """Return whether to compare a call with Theano: as its argument says, otherwise by default where possible.
+    """Return whether to compare a call with Theano: ``argument``, or ``default`` if ``argument`` is ``None``.
 
-    It is not possible after the first part of a sequence (``place`` > 1), since earlier parts may change variables.
+    A comparison is impossible after the first part of a sequence (``place`` > 1), because earlier parts may change
+    variables.
     """
     if argument is None:
         return default and place < 2
@@ -47,7 +48,7 @@ def is_asked(argument: Any, default: bool, place: int) -> bool:
 
 
 class Serial:
-    """Serial computation of a function, in the controller and without storing updates; compiled when first needed.
+    """Serial computation of a function in the controller, without storing updates; compiled when first needed.
 
     Parameters
     ----------
@@ -63,22 +64,22 @@ class Serial:
     def expected(
         self, session: Session, inputs: Sequence[Any], rows: list[Selection] | None, wanted: Sequence[int]
     ) -> list[np.ndarray]:
-        """Return the serial outputs for the rows of all ranks; call it before the call and its updates.
+        """Return the serial outputs for the rows of all ranks. It must run before the call, which may update variables.
 
         Parameters
         ----------
         session : Session
         inputs : list of array
-            All chosen rows.
+            The inputs, with all selected rows.
         rows : list of selections, or None
-            The rows of the sliceable shared variables on each rank.
+            The rows of the sliceable shared variables on each rank; ``None``: all rows.
         wanted : list of int
-            The outputs.
+            Positions of the outputs to compute.
 
         Raises
         ------
         ValueError
-            If the function draws random numbers, or Theano cannot compute these rows in one piece.
+            If the function draws random numbers, or Theano raises an exception on these rows.
         """
         if self._graph.is_random:
             raise ValueError("check_against_theano: the function draws random numbers, which differ between ranks")
@@ -99,9 +100,9 @@ class Serial:
             raise ValueError(f"check_against_theano: {TITLE} fails on all rows in one piece: {error}") from error
 
     def compare(self, outputs: Sequence[Any], expected: Sequence[np.ndarray], wanted: Sequence[int]) -> None:
-        """Raise `ValueError` for the output that differs most from the serial one, if any does.
+        """Raise `ValueError` if outputs differ from the serial ones; the message names the one that differs most.
 
-        Outputs with the op ``None``, and gathered scalars, are left out, because no serial call returns them.
+        Outputs with the op ``None`` and gathered scalars are not compared, because no serial call returns them.
         """
         worst = None
         for i, output, right in zip(wanted, outputs, expected):
@@ -133,7 +134,7 @@ def _picked(value: Any, rows: Selection) -> Any:
 
 
 def _largest_difference(got: np.ndarray, right: np.ndarray) -> tuple[float, float]:
-    """Return the largest difference and its tolerance: half the digits of the dtype, relative to the largest value."""
+    """Return the largest difference and the tolerance: half of the dtype's digits, relative to the largest value."""
     differences = distances(got, right)
     if not differences.size:
         return 0.0, 1.0
@@ -144,7 +145,7 @@ def _largest_difference(got: np.ndarray, right: np.ndarray) -> tuple[float, floa
 
 
 class Checks:
-    """Refuses averages over ranks or slices that would mix rows, and warns of work that is not divided well.
+    """Checks that refuse averages over ranks or slices that would mix rows, and warn of work that is not divided.
 
     Parameters
     ----------
@@ -177,10 +178,11 @@ class Checks:
         )
 
     def check_variables(self, session: Session, name: str | None, scattered: Sequence[Any]) -> None:
-        """Check which of the variables that the function reads are scattered; called when that has changed.
+        """Warn if scattered variables do not divide the work well. To be called when the scattered variables change.
 
-        Warn if no rank has rows of its own, although an input picks rows. Warn where the ranks have different numbers
-        of rows, and count the same in averages. Where an input picks the rows, the user is responsible for even shards.
+        Warn if an input selects rows of shared variables, but all ranks have the same rows. Warn if the ranks have
+        different numbers of rows, but equal weights in averages; if an input selects the rows, the user is responsible
+        for even shards.
 
         Parameters
         ----------
@@ -188,6 +190,7 @@ class Checks:
         name : str, optional
             The function's name.
         scattered : list of shared variables
+            The variables that the function reads and that are scattered.
         """
         if self._may_be_undivided and not scattered and session.n_ranks > 1:
             self._may_be_undivided = False  # warn once
@@ -219,12 +222,12 @@ class Checks:
         ----------
         call : Call
         wanted : list of int
-            The outputs to compute.
+            Positions of the outputs to compute.
 
         Raises
         ------
         ValueError
-            For an output or an update that has rows for the data points.
+            For an output or an update that has one row for each data point.
         """
         n_parts = sum(min(count, call.num_slices) for count in call.counts)
         is_sliced = min(call.counts[call.master], call.num_slices) > 1

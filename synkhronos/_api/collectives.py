@@ -1,9 +1,8 @@
-"""Collectives that move the values of shared variables between ranks.
+"""Collectives that move the values of shared variables between ranks: broadcast, scatter, gather, all-gather.
 
-Every function takes one shared variable or a list of them. Where it takes or returns values, it takes or returns one
-value for one variable, and a list of values for a list of variables. It is called in the controller and acts on all
-ranks of the session, those on other nodes included. Functions of the session that are not yet distributed and use a
-variable are distributed first.
+Each function takes one shared variable or a list of them. Values that it takes or returns have the same form: one value
+for one variable, a list of values for a list of variables. The controller calls it, and it acts on all ranks of the
+session, on all nodes. Functions of the session that use a variable and are not yet distributed are distributed first.
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ from synkhronos.typing import Variables
 def broadcast(shared_vars: Variables, values: Any = None, nccl: bool = True) -> None:
     """Set each variable to the same value on every rank: to ``values``, or to the controller's value.
 
-    Without ``values`` the controller's variables stay as they are, and all other ranks get a copy. With ``values``
-    every rank, the controller included, gets a copy. A NumPy value is copied once into shared memory; each rank then
-    copies it from there into its own variable. `Data` lies in shared memory already, so the first copy is left out.
+    Without ``values``, all other ranks get a copy of the controller's value, which does not change. With ``values``,
+    every rank gets a copy, the controller included. A NumPy value is copied once into shared memory; each rank then
+    copies it from there into its own variable. `Data` is in shared memory already, so the first copy is not made.
 
-    Variables that no function of the session uses yet are given to the ranks first.
+    Variables that no function of the session uses yet are distributed to the ranks first.
 
     Parameters
     ----------
     shared_vars : shared variable or list
         Tensor variables of any dtype and shape.
     values : array_like or Data, or list, optional
-        New values, one for each variable, with the variable's number of dimensions. Arrays are cast to the variable's
-        dtype where that is safe (`numpy.can_cast`), numbers and lists where no value changes; a Python float is cast to
-        any floating dtype. Default: the controller's values.
+        New values, one for each variable, with the variable's number of dimensions. An array is cast to the variable's
+        dtype if that is safe (`numpy.can_cast`). Numbers and lists are cast if no value changes; a Python float is cast
+        to any floating dtype. `Data` must have the variable's dtype. Default: the controller's values.
     nccl : bool
-        Use NCCL for variables on CUDA GPUs where the ranks are connected by it, and ``values`` is not given. No effect
+        Use NCCL for variables on CUDA GPUs, if the ranks are connected by NCCL and ``values`` is not given. No effect
         on CPU cores.
 
     Raises
@@ -47,10 +46,11 @@ def broadcast(shared_vars: Variables, values: Any = None, nccl: bool = True) -> 
     SessionError
         Without a session. Without ``values`` also in a `sequence`, unless it is the first part.
     TypeError
-        If an item is not a shared variable that holds an array, or a value does not have its dtype and dimensions.
+        If an item is not a shared variable that holds an array, or a value does not have the variable's dtype or number
+        of dimensions.
     ValueError
-        If there is no variable, one is named twice, the number of values differs, or a value is not of length 1 along a
-        broadcastable axis.
+        If the list is empty or has a variable twice, the number of values differs from the number of variables, or a
+        value does not have length 1 along a broadcastable axis.
     WorkerError
         If a rank fails.
 
@@ -90,19 +90,19 @@ def scatter(shared_vars: Variables, values: Any, batch: Any = None) -> None:
     """Split each value along axis 0, and set the variable on each rank to its shard.
 
     ``n`` rows are split as evenly as possible, in rank order: the first ``n % n_ranks`` ranks get one row more than the
-    others. Ranks get no rows where ``n`` is smaller than the number of ranks. A NumPy value (with an index list as
-    ``batch``: its chosen rows) is copied once into shared memory; each rank then copies its own rows. `Data` lies in
-    shared memory already, so the first copy is left out.
+    others. If ``n`` is smaller than the number of ranks, the last ranks get no rows. A NumPy value is copied once into
+    shared memory; each rank then copies its own rows from there. `Data` is in shared memory already, so the first copy
+    is not made.
 
-    Variables that no function of the session uses yet are given to the ranks first. Until a collective makes them
-    equal again, scattered variables are left out of `check_replicas` without arguments.
+    Variables that no function of the session uses yet are distributed to the ranks first. `check_replicas` without
+    arguments skips scattered variables until a collective makes them equal again.
 
     Parameters
     ----------
     shared_vars : shared variable or list
-        Tensor variables with one dimension at least, of any dtype.
+        Tensor variables with at least one dimension, of any dtype.
     values : array_like or Data, or list
-        One for each variable, of shape ``(n, ...)``. Cast as by `broadcast`.
+        One value for each variable, of shape ``(n, ...)``; cast as by `broadcast`.
     batch : int, slice, or list / 1-d array of integers or booleans, optional
         The rows of each value to use, as in a function call: the first ``batch`` rows, a range, or an index list.
         Default: all.
@@ -112,11 +112,10 @@ def scatter(shared_vars: Variables, values: Any, batch: Any = None) -> None:
     SessionError
         Without a session.
     TypeError
-        If an item is not a shared variable that holds an array, or a value does not have its dtype and dimensions, or
-        ``batch`` is of another type.
+        If an item is not a shared variable that holds an array, a value does not have the variable's dtype or number of
+        dimensions, or ``batch`` is of another type.
     ValueError
-        If a variable is 0-dimensional or its axis 0 is broadcastable and ranks would not have one row each; or as
-        `broadcast`.
+        If a variable is 0-dimensional or broadcastable along axis 0; or as `broadcast`.
     IndexError
         If ``batch`` is out of range.
     WorkerError
@@ -142,9 +141,10 @@ def scatter(shared_vars: Variables, values: Any, batch: Any = None) -> None:
 
 
 def gather(shared_vars: Variables, nd_up: int = 1, nccl: bool = True) -> Any:
-    """Return all ranks' values of each variable in the controller, in rank order; no variable changes.
+    """Return all ranks' values of each variable to the controller, in rank order; no variable changes.
 
-    Each rank's value is read where it lies, or copied to shared memory first; the result is a new array.
+    The controller reads each rank's value in shared memory. A value that is not there is copied to it first. The result
+    is a new array.
 
     Parameters
     ----------
@@ -159,8 +159,8 @@ def gather(shared_vars: Variables, nd_up: int = 1, nccl: bool = True) -> Any:
     Returns
     -------
     numpy.ndarray, or list of numpy.ndarray
-        For a variable of shape ``(n_k, ...)`` on rank k: with ``nd_up=1`` shape ``(n_ranks, n, ...)``, with ``nd_up=0``
-        shape ``(sum of n_k, ...)``. Of the variable's dtype.
+        Arrays of the variables' dtypes. For a variable of shape ``(n_k, ...)`` on rank k, the shape is
+        ``(n_ranks, n, ...)`` with ``nd_up=1`` (all ``n_k`` equal ``n``), and ``(sum of n_k, ...)`` with ``nd_up=0``.
 
     Raises
     ------
@@ -169,7 +169,8 @@ def gather(shared_vars: Variables, nd_up: int = 1, nccl: bool = True) -> Any:
     TypeError
         If an item is not a shared variable that holds an array.
     ValueError
-        If the shapes do not allow it, ``nd_up`` is neither 0 nor 1, or no function of the session uses a variable.
+        If the shapes on the ranks cannot be stacked or concatenated, ``nd_up`` is neither 0 nor 1, or no function of
+        the session uses a variable.
     WorkerError
         If a rank fails.
 
@@ -202,10 +203,10 @@ def all_gather(shared_vars: Variables, nccl: bool = True) -> None:
     Parameters
     ----------
     shared_vars : shared variable or list
-        Tensor variables that a function of the session uses, of shape ``(n_k, ...)`` on rank k; afterwards of shape
+        Tensor variables that a function of the session uses, of shape ``(n_k, ...)`` on rank k. Their new shape is
         ``(sum of n_k, ...)`` on every rank. The dtype does not change.
     nccl : bool
-        Use NCCL for variables on CUDA GPUs that have equal shapes on all ranks, where the ranks are connected by it. No
+        Use NCCL for variables on CUDA GPUs that have equal shapes on all ranks, if the ranks are connected by NCCL. No
         effect on CPU cores.
 
     Raises

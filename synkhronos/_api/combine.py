@@ -1,4 +1,4 @@
-"""Combining the ranks' outputs into one value each, and properties of functions with collectives in their graphs."""
+"""Combine the ranks' values of each output, and analyse functions with collectives in their graphs."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ if TYPE_CHECKING:
 
 
 class GraphCollectives:
-    """The collectives in a function's graph, and the values that they make equal on all ranks.
+    """Analysis of the collectives in a function's graph, and of the values that they make equal on all ranks.
 
     Parameters
     ----------
     graph : Graph
-    compiled : theano function
-        The plain one.
+    compiled : compiled function
+        The plain function, compiled from the user's arguments.
     results : Results
 
     Attributes
     ----------
     any : bool
-        Whether there are collectives, or constants of the rank from their gradients.
+        Whether the function has collectives, or rank constants (`RankConstant`) from gradients of collectives.
 
     Raises
     ------
     ValueError
-        For an output that is the same on all ranks, and that its op would count once for each rank.
+        For an output that is equal on all ranks and has the op ``"sum"`` or ``"prod"``, which would count it once for
+        each rank.
     """
 
     def __init__(self, graph: _graph.Graph, compiled: Any, results: Results) -> None:
@@ -54,23 +55,23 @@ class GraphCollectives:
                 )
 
     def is_replicated(self, i: int) -> bool:
-        """Return whether an output is equal on all ranks, since it depends on data only through collectives."""
+        """Return whether an output is equal on all ranks, because it depends on data only through collectives."""
         return self.any and not self._depends(i)
 
     def _depends(self, i: int) -> bool:
-        """Return whether an output, or a new value, depends on values that differ between ranks; cached."""
+        """Return whether an output or new value depends on values that differ between ranks; cached by position."""
         if i not in self._known:
             expressions = [*self._outputs, *(new for _, new in self._updates)]
             self._known[i] = depends_on(expressions[i], self._apart)
         return self._known[i]
 
     def kept(self, counts: Sequence[int]) -> list[Any]:
-        """Return the variables that a rank without data points must not update: those that depend on its own data.
+        """Return the variables that a rank without data points must not update, because they depend on its own data.
 
         Raises
         ------
         ValueError
-            If there is such a rank, and this cannot be determined.
+            If a rank has no data points, and the variables cannot be determined, because a collective is in a loop.
         """
         if not self.any or all(counts) or not any(counts):
             return []
@@ -83,9 +84,9 @@ class GraphCollectives:
         return [var for i, (var, _) in enumerate(self._updates, n) if not is_random_state(var) and self._depends(i)]
 
     def cut(self) -> tuple[Cut, _graph.Graph, _graph.Graph] | None:
-        """Return the parts of a call in slices: the graph before the collectives, and the graph from them on.
+        """Cut the graph for a call in slices: into the graph before the collectives, and the graph from them on.
 
-        ``None`` if there are no collectives, but only constants of the rank from gradients.
+        Return ``None`` if there are no collectives, but only rank constants from gradients.
 
         Raises
         ------
@@ -112,15 +113,15 @@ class GraphCollectives:
 
 
 class Results:
-    """How the ranks' values of a function's outputs are combined.
+    """Combination of the ranks' values of a function's outputs.
 
     Parameters
     ----------
-    outputs : list of Theano variables or theano.Out
+    outputs : list of the backend's variables or ``Out``
     modes : list of str or None
         The op of each output.
     on_host : list of bool
-        The outputs that must take the CPU path.
+        For each output, whether its values must be combined on the CPU.
     on_gpu : bool
         Whether the ranks compute on GPUs.
     name : str
@@ -154,7 +155,7 @@ class Results:
         return ", ".join(f"{output} ({mode})" for output, mode in zip(outputs, self.modes)) or "nothing"
 
     def over_nccl(self, wanted: Sequence[int]) -> tuple[int, ...]:
-        """Return the places, among the wanted outputs, of those that NCCL can reduce."""
+        """Return which of the wanted outputs NCCL can reduce, as positions in ``wanted``."""
         return tuple(place for place, i in enumerate(wanted) if i in self._reducible)
 
     def check_not_borrowed(self) -> None:
@@ -175,7 +176,7 @@ class Results:
         collectives: GraphCollectives,
         private: Callable[[Any], Any],
     ) -> list[Any]:
-        """Return the value of each wanted output, of its Theano type: a NumPy array, or an array on the GPU.
+        """Combine the ranks' values of each wanted output; return NumPy arrays, or GPU arrays if the output's type is.
 
         Parameters
         ----------
@@ -183,13 +184,13 @@ class Results:
             For each rank, its values of the wanted outputs; ``None`` for a rank without data points.
         call : Call
         wanted : sequence of int
-            Positions among all outputs.
+            Positions of the wanted outputs among all outputs.
         weights : sequence of float
-            One for each rank.
+            The weight of each rank.
         collectives : GraphCollectives
-            Determines which values a controller without data points has all the same.
+            Determines which outputs are valid on a controller without data points, because they are equal on all ranks.
         private : callable
-            Returns a value of the controller as the program gets it.
+            Copies a value of the controller for the program if it is in the shared heap.
         """
         present, present_weights = results, weights
         if not all(weights):
