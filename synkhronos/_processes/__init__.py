@@ -1,4 +1,4 @@
-"""Processes of a session: fork, synchronize, monitor and stop ranks. This package knows neither graphs nor commands."""
+"""Fork, synchronize, monitor and stop the processes of a session. This folder knows neither graphs nor commands."""
 
 from synkhronos._processes.monitor import SessionStatus
 from synkhronos._processes.process_group import (

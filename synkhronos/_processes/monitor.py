@@ -1,7 +1,7 @@
-"""Monitor of a running session: the ranks' processes and progress, in memory that other processes of the user can map.
+"""Status of a running session for ``python -m synkhronos top``: processes and progress of the ranks.
 
-The controller keeps a descriptor of the memory open, so that ``python -m synkhronos top`` finds it in ``/proc``. That
-program maps the memory read-only: it sends the session no request and does not slow it down.
+The status lies in shared memory. The controller keeps a file descriptor of it open, so that ``top`` finds it in
+``/proc``. That program maps the memory read-only. It sends the session no requests and does not slow it down.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from synkhronos._memory import Descriptor, Segment
 from synkhronos._native import native
 
 _MAGIC = int.from_bytes(b"synkrank", "little")
-_HEAD = 5  # int64 numbers before the pids: magic, n_ranks, master_rank, first, n_all
-_SEAT = 64  # bytes of each rank's words; 64 bytes of common words precede them: see _native/sync.h
-_PARKED = 7  # index of the "parked" word among a rank's words, counted in int32
+_HEAD = 5  # number of int64 before the pids: magic, n_ranks, master_rank, first, n_all
+_SEAT = 64  # bytes of each rank's slot in _native/sync.h; common data of the same size precedes the slots
+_PARKED = 7  # index of `parked` in a slot, in units of int32
 
 
 def _words_at(n_ranks: int) -> int:
+    """Return the offset in bytes of the counters, aligned to 64."""
     return -(-8 * (_HEAD + n_ranks) // 64) * 64
 
 
 class StatusBoard:
-    """Writable side of the monitor; the controller, or the leader of another node, makes it before it forks.
+    """Writable status of the ranks of one node; its node leader creates it before it forks workers.
 
     Parameters
     ----------
@@ -39,11 +40,12 @@ class StatusBoard:
     Attributes
     ----------
     words : uint8 array
-        Memory of the session's words, see `Signals`.
+        Memory for the counters of `Signals`.
     pids : int64 array of shape (n_ranks,)
         Process id of each rank.
     close : callable
-        Close the descriptor, so that other processes no longer find the session. Deleting the board does it, too.
+        Close the descriptor, so that other processes no longer find the session. It is also closed when the board is
+        deleted.
     """
 
     def __init__(self, n_ranks: int, master_rank: int, first: int, n_all: int) -> None:
@@ -58,19 +60,19 @@ class StatusBoard:
 
 
 class SessionStatus:
-    """Read-only view of another process's `StatusBoard`.
+    """Read-only view of the `StatusBoard` of another process.
 
     Parameters
     ----------
     path : str
-        Path of a descriptor in ``/proc``.
+        Path of a file descriptor in ``/proc``.
 
     Raises
     ------
     OSError
         If the file cannot be read.
     ValueError
-        If the file is not a board.
+        If the file is not a `StatusBoard`.
 
     Attributes
     ----------
@@ -99,7 +101,7 @@ class SessionStatus:
         return [int(pid) for pid in self._pids]
 
     def look(self) -> list[str]:
-        """Return what each rank does now; a text that begins with "waits" means that the rank does not compute."""
+        """Return the current activity of each rank, as text; it starts with "waits" if the rank does not compute."""
         sent = self._words[self.master_rank, 0]
         answered, parked = self._words[:, 1], self._small[:, _PARKED] != 0
         idle = answered == sent

@@ -1,20 +1,21 @@
-"""Process group of a session: start, message, watch and stop the worker processes of one node.
+"""Process group of one node: start, message, monitor and stop the worker processes.
 
-The controller and its workers share memory::
+The controller and its workers communicate through shared memory::
 
-    controller ──post SENT──────> worker   reads the mailbox, works, fills its own answer box
-    controller <──post ANSWERED── worker   one word per worker; the last worker wakes the controller
+    controller ──post SENT──────> worker   reads the mailbox, executes the command, fills its answer mailbox
+    controller <──post ANSWERED── worker   one counter per worker; the last worker wakes the controller
     all ranks wait for each other at `ProcessGroup.barrier`, in collectives
 
-With several nodes, the leader of each node has a `ProcessGroup` of its own, and `World` defines how the ranks of all
-nodes are numbered.
+In a session on several nodes, each node leader has its own `ProcessGroup`, in which it acts as the controller. `World`
+numbers the ranks of all nodes.
 
 Invariants
 ----------
-* At most one message is outstanding. Messages are numbered, and a worker's answer carries the number of its message.
-* A waiting process checks at least every `POLL` seconds whether its peers are alive: the controller checks its
-  workers, a worker checks the controller. In addition, the kernel kills workers when the controller ends.
-* Only the controller handles signals: workers ignore Ctrl-C, SIGTERM and the like.
+* At most one message is outstanding. Messages are numbered, and a worker posts the number of the message that it has
+  answered.
+* A waiting process checks at least every `POLL` seconds that the other processes are alive: the controller checks its
+  workers, and a worker checks the controller. In addition, workers are killed when the controller ends.
+* Only the controller handles signals. Workers ignore Ctrl-C, SIGTERM and similar signals.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from synkhronos.errors import CLOSED_WITHIN, CollectiveAborted, SessionError, Wo
 
 
 def kind_of(device: str) -> str:
-    """Return the kind of a device, by its name: ``"cpu"``, ``"cuda"`` or ``"opencl"``."""
+    """Return the kind of a device from its name: ``"cpu"``, ``"cuda"`` or ``"opencl"``."""
     return device.rstrip("0123456789:")
 
 
@@ -51,7 +52,7 @@ class Transfer(Protocol):
 
 
 class LeaderTransport(Protocol):
-    """What the connection of a node leader to the others offers to collectives; `LeaderComm` does it by MPI.
+    """Connection of a node leader to the other leaders, as collectives use it; `LeaderComm` implements it by MPI.
 
     Attributes
     ----------
@@ -65,7 +66,7 @@ class LeaderTransport(Protocol):
     hosts: list[str]
 
     def is_ordered_to_stop(self) -> bool:
-        """Return whether the controller has ordered the ranks to end."""
+        """Return whether the controller has ordered this leader to end its ranks."""
 
     def vote(
         self,
@@ -74,10 +75,10 @@ class LeaderTransport(Protocol):
         check: Callable[[list[int]], None],
         fill_in: Callable[[], None],
     ) -> list[tuple[int | None, list[np.ndarray]]]:
-        """Send the other leaders a word and small arrays; return those of all leaders, in the order of the nodes."""
+        """Exchange a number and small arrays with all leaders; return those of each leader, in node order."""
 
     def complete_exchange(self) -> None:
-        """Take part in the rest of an exchange that all leaders agreed on, because this one has to leave it."""
+        """Take part in the rest of an exchange that all leaders have agreed on, after this leader has failed."""
 
     def all_to_all(
         self,
@@ -87,13 +88,13 @@ class LeaderTransport(Protocol):
         got: np.ndarray,
         got_lengths: Sequence[int],
     ) -> Transfer:
-        """Begin to send a part of an array to each leader, and to receive a part from each."""
+        """Begin to send a part of an array to each leader, and to receive a part from each leader."""
 
     def all_gather(self, array: np.ndarray, lengths: Sequence[int]) -> Transfer:
-        """Begin to fill in an array of which each leader has a part."""
+        """Begin to gather an array in place; each leader has a part of it."""
 
     def complete(self, is_done: Callable[[], bool], check: Callable[[], None]) -> None:
-        """Wait until ``is_done()``; ``check`` may raise."""
+        """Wait until ``is_done()`` returns ``True``; ``check`` is called regularly, and may raise."""
 
 
 class World(NamedTuple):
@@ -107,10 +108,10 @@ class World(NamedTuple):
         Number of this node.
     master_rank : int
         Global rank of the controller.
-    comm : LeaderTransport, or None
-        In a node leader: connection to the other leaders.
-    wire_dtype : str, or None
-        Wire dtype of float32 data between nodes; ``None``: float32 itself.
+    comm : LeaderTransport or None
+        Connection to the other node leaders; ``None`` in a session on one node.
+    wire_dtype : str or None
+        Wire dtype of float32 data between nodes; ``None``: float32.
     """
 
     sizes: tuple[int, ...]
@@ -121,7 +122,7 @@ class World(NamedTuple):
 
     @property
     def leaders(self) -> LeaderTransport:
-        """Connection to the other leaders, in a session on several nodes."""
+        """Connection to the other node leaders; only in a session on several nodes."""
         assert self.comm is not None
         return self.comm
 
@@ -141,26 +142,33 @@ class World(NamedTuple):
         return range(first, first + self.sizes[node])
 
 
-#: Seconds after the timeout until a node leader itself counts as silent: before, it can report a rank of its node.
+#: Seconds after the timeout until a node leader counts as silent. Until then it can report a silent rank of its node.
 _MARGIN = 1.0
 
 
 def check_order(group: ProcessGroup) -> None:
-    """Raise, in the leader of another node, if the controller has ordered the ranks to end in the meantime."""
+    """Raise `WorkerTimeout` on another node than the controller's if the controller has ordered its ranks to end."""
     world = group.world
     if world.node and not group.stopped and world.leaders.is_ordered_to_stop():
         raise WorkerTimeout("node 0 has ordered the ranks to end", group.rank, 0)
 
 
 def check_nodes(group: ProcessGroup, silent: Sequence[int]) -> None:
-    """Raise if the ranks of this node cannot go on, or, in the controller, if another node does not answer in time.
+    """Raise if a node leader must no longer wait for other nodes.
+
+    That is the case if a rank of its own node is dead, if the session was closed, or, in the controller, if another
+    node does not answer in time.
 
     Parameters
     ----------
     group : ProcessGroup
-        Process group of this node; its ranks have arrived.
+        Process group of this node, whose own ranks have arrived or answered.
     silent : sequence of int
         Numbers of the nodes that have not answered.
+
+    Raises
+    ------
+    WorkerDied, WorkerTimeout, SessionError
     """
     deadline, world = group.deadline, group.world
     check_order(group)
@@ -174,7 +182,7 @@ def check_nodes(group: ProcessGroup, silent: Sequence[int]) -> None:
 
 
 def check_exchange(group: ProcessGroup) -> None:
-    """Raise, in the controller, if other node leaders do not continue an exchange of arrays in time."""
+    """Raise `WorkerTimeout` in the controller if other node leaders do not continue an exchange of arrays in time."""
     deadline, world = group.deadline, group.world
     if world.node or not deadline.is_over(_MARGIN):
         return
@@ -185,15 +193,17 @@ def check_exchange(group: ProcessGroup) -> None:
     raise WorkerTimeout(text, world.ranks_of(1)[0], 0)
 
 
-_SPIN_SECONDS = 1e-3  # a wait polls the words for this time before it parks
+_SPIN_SECONDS = 1e-3  # a wait polls the counters for this time before the process sleeps
 
 
 class ControllerDied(BaseException):
-    """Raised in a worker whose controller has ended."""
+    """Exception in a worker whose controller has ended."""
 
 
 class ProcessGroup:
     """Process group of one node: the process that creates it, and one forked worker for each other rank.
+
+    The creating process is the controller or, on other nodes, the node leader. Below, "controller" means either.
 
     Parameters
     ----------
@@ -204,18 +214,18 @@ class ProcessGroup:
     timeout : float or None
         Seconds that the controller waits for the answers to a message; see `Deadline`.
     world : World, optional
-        Numbering of the ranks of all nodes; default: this node has all ranks.
+        Numbering of the ranks of all nodes. Default: this node has all ranks.
 
     Attributes
     ----------
     barrier : Barrier
-        Barrier of all ranks of this node; it raises if a rank can no longer arrive.
+        Barrier of all ranks of this node. It raises if a rank can no longer arrive.
     deadline : Deadline
-        Time that the controller has waited for the answers to the last message.
+        Deadline for the answers to the last message.
     channel : FdChannel
-        In a worker: channel for memory to and from the controller.
+        Channel that passes memory to and from the controller; only in a worker.
     ahead, is_lost, n_shipped
-        Constants here; see `MultiNodeGroup`, which has the same interface for the controller.
+        Constants, for the interface that this class shares with `MultiNodeGroup`.
     """
 
     is_lost = False
@@ -236,7 +246,7 @@ class ProcessGroup:
         finished.close_fd()
         self.timeline = Timeline(finished.array((2, self.n_ranks), np.int64), master_rank)
         self.barrier = Barrier(self.signals, self.timeline, self.check)
-        self._number = 0  # of the last message
+        self._number = 0  # number of the last message
         self._collected = 0  # number of the last message whose answers were collected
         self.stopped = False
         self.deadline = Deadline(timeout)
@@ -263,11 +273,21 @@ class ProcessGroup:
             self._members[rank], self._board.pids[rank] = member, member.process.pid
 
     def _give(self, segment: Segment) -> None:
+        """Pass a segment to all workers."""
         for member in list(self._members.values()):
             member.channel.give(segment)
 
     def send(self, message: bytes, memory: Sequence[Segment] = ()) -> None:
-        """Send every worker the same message and the segments that it names; posting the word ``SENT`` completes it."""
+        """Send all workers a message.
+
+        The message counts as sent from the moment when the counter ``SENT`` is posted.
+
+        Parameters
+        ----------
+        message : bytes
+        memory : sequence of Segment
+            Segments that the message names; workers receive their file descriptors.
+        """
         for segment in memory:
             self._give(segment)
         self._mailbox.put(message, self._give)
@@ -278,7 +298,10 @@ class ProcessGroup:
 
     @property
     def number(self) -> int:
-        """Number of the last message sent or received by this process, in a new worker of the last before its fork."""
+        """Number of the last message that this process has sent or received.
+
+        In a new worker, it is the number of the last message before its fork.
+        """
         return self._number
 
     @property
@@ -287,9 +310,14 @@ class ProcessGroup:
         return self.signals.sent != self._collected
 
     def collect(self) -> list[bytes | None]:
-        """Wait for the answers of all workers, and return them by rank (``None`` at the controller's rank).
+        """Wait for the answers of all workers.
 
-        It may be called again after an interrupt.
+        After an interrupt, it may be called again.
+
+        Returns
+        -------
+        list of (bytes or None)
+            Answer of each rank; ``None`` for the controller.
 
         Raises
         ------
@@ -320,7 +348,18 @@ class ProcessGroup:
         return [rank for rank in self.workers if answered[rank] != self._number]
 
     def check_workers(self) -> None:
-        """Raise `WorkerDied` if any worker is dead, `WorkerTimeout` if the time is up."""
+        """Raise if the controller must no longer wait for its workers.
+
+        Raises
+        ------
+        WorkerDied
+            If a worker is dead.
+        WorkerTimeout
+            If the deadline is over. It names the rank that has passed the fewest barriers, because the others wait for
+            it.
+        SessionError
+            If the session was closed.
+        """
         if self.stopped:
             raise SessionError(CLOSED_WITHIN)
         check_order(self)
@@ -338,15 +377,29 @@ class ProcessGroup:
             raise WorkerTimeout(f"{name} did not answer within {self.deadline.seconds} seconds", rank, pid)
 
     def dead(self) -> list[int]:
-        """Return the workers whose processes have ended; none before `start` and after `stop`."""
+        """Return the ranks of workers whose processes have ended; empty before `start` and after `stop`."""
         return [rank for rank, member in list(self._members.items()) if member.process.exitcode is not None]
 
     def report(self) -> tuple[list[int], list[tuple[int, int, int]]]:
-        """Return how far each rank's clock is ahead, and counts of the shared heaps of other nodes, zeros here."""
+        """Return the offsets of the ranks' clocks and counts of other nodes' shared heaps, as `MultiNodeGroup.report`.
+
+        On one node, all are zeros.
+        """
         return self.ahead, [(0, 0, 0)] * self.n_ranks
 
     def settle(self, seconds: float | None = None) -> bool:
-        """Wait at most ``seconds`` until each worker has answered or is dead; return whether all have."""
+        """Wait until each worker has answered or is dead.
+
+        Parameters
+        ----------
+        seconds : float, optional
+            Longest wait; default: no limit.
+
+        Returns
+        -------
+        bool
+            ``False`` if the wait exceeded the limit.
+        """
         deadline = Deadline(seconds)
         while set(self.unanswered()) - set(self.dead()):
             if deadline.is_over():
@@ -355,7 +408,7 @@ class ProcessGroup:
         return True
 
     def replace(self, ranks: Sequence[int]) -> None:
-        """Fork new workers in place of dead ones, while all other workers are idle."""
+        """Fork new workers for the ranks of dead ones. All other workers must be idle."""
         self.signals.reset()
         for rank in ranks:
             self.signals.set_answered(rank, self._number)
@@ -363,7 +416,10 @@ class ProcessGroup:
         self._collected = self._number
 
     def stop(self, grace: float = 5.0) -> None:
-        """Wait until the workers, which were ordered to stop, have ended; kill the rest after ``grace`` seconds."""
+        """Wait until the workers have ended, and kill those that still run after ``grace`` seconds.
+
+        Unless ``grace`` is 0, the workers must have received the message to stop.
+        """
         if self.stopped:
             return
         self.stopped = True
@@ -390,7 +446,7 @@ class ProcessGroup:
             self._work(rank)
 
     def check_master(self) -> None:
-        """Raise `ControllerDied` if the controller of this process has ended."""
+        """Raise `ControllerDied` if the controller of this worker has ended."""
         if os.getppid() != self._master_pid:
             raise ControllerDied
 

@@ -1,18 +1,19 @@
-"""Processes of ranks: fork a child, tie its life to the controller's, and keep signals away from it.
+"""Worker processes: fork them, end them with the controller, and make them ignore signals.
 
-`Process` forks with `os.fork` and does not use `multiprocessing`: there, a process that the user forks from the
-controller would end the controller's children when it exits, and workers of `multiprocessing` pools could not have
+`Process` forks with `os.fork` instead of `multiprocessing`. With `multiprocessing`, a process that the user forks from
+the controller would end the controller's children when it exits, and workers of `multiprocessing` pools could not have
 children.
 
-Workers end with the controller, even if they compute and cannot check, and however the controller ended. A C thread of
-the worker waits for that (``pidfd_open``; where the kernel or a sandbox does not offer it, the thread checks every
-tenth of a second). The controller holds no descriptor for this, so a program that closes descriptors does not end its
+Workers end with the controller, however the controller ends, and even while they compute. A C thread in each worker
+waits for the end of the controller, by ``pidfd_open``. Where the kernel or a sandbox does not support that, the thread
+checks every 0.1 s. The controller holds no descriptor for this, so a program that closes descriptors does not end its
 workers. If the main thread has forked the worker, the kernel also kills the worker when that thread ends
-(``PR_SET_PDEATHSIG``), which works for a stopped process, too. Other threads may end before the controller does.
+(``PR_SET_PDEATHSIG``). This also works for a stopped worker. It is not used for other threads, because these may end
+before the controller does.
 
-Workers ignore nearly all signals, because the controller handles them. A terminal, ``timeout``, Slurm, or a machine
-that shuts down sends its signals to all processes of a program. The controller may have a handler that saves its
-results, and needs its workers for that; without a handler it ends, and its workers end with it.
+Workers ignore nearly all signals, because the controller handles them. Terminals, ``timeout``, Slurm and a shutdown
+send their signals to all processes of a program. The controller may have a signal handler that saves results, and that
+handler needs the workers. Without a handler the controller ends, and its workers end with it.
 """
 
 from __future__ import annotations
@@ -39,10 +40,9 @@ from synkhronos._utils.interrupts import deferred_interrupts
 
 
 def log(level: int, message: str, *args: object) -> None:
-    """Log a message where the work must go on even if logging fails.
+    """Log a message, and ignore failures of logging: the stream of a logging handler may be closed.
 
-    The stream of a logging handler may be closed already. Signals are deferred, because `logging` swallows the
-    exceptions that their handlers raise.
+    Signals are deferred, because `logging` swallows exceptions that signal handlers raise.
     """
     with deferred_interrupts(), contextlib.suppress(AttributeError, OSError, ValueError):
         logging.getLogger("synkhronos").log(level, message, *args, stacklevel=2)
@@ -50,7 +50,7 @@ def log(level: int, message: str, *args: object) -> None:
 
 # -- forked processes
 
-_UNKNOWN = 255  # exit code of a child for which other code has called waitpid
+_UNKNOWN = 255  # exit code of a child if other code has called waitpid for it
 
 
 class Process:
@@ -59,7 +59,7 @@ class Process:
     Parameters
     ----------
     work : callable
-        Runs in the child.
+        Function to run in the child.
 
     Attributes
     ----------
@@ -70,10 +70,10 @@ class Process:
     def __init__(self, work: Callable[[], None]) -> None:
         _flush_output()
         self._exitcode: int | None = None
-        # the child begins with the controller's handlers, so no signal may reach it before it has removed them
+        # the child inherits the controller's signal handlers: block all signals until it has removed them
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
-            with warnings.catch_warnings():  # Python >= 3.12 warns of any thread; the session checks which ones matter
+            with warnings.catch_warnings():  # Python >= 3.12 warns of any thread; `fork` has its own check
                 warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
                 self.pid = os.fork()
             if self.pid == 0:
@@ -83,7 +83,7 @@ class Process:
 
     @property
     def exitcode(self) -> int | None:
-        """Exit code (negative: minus the number of the signal that ended the child); ``None`` while the child runs."""
+        """Exit code, ``-n`` if signal ``n`` ended the child, or ``None`` while the child runs."""
         if self._exitcode is None:
             try:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -95,7 +95,7 @@ class Process:
         return self._exitcode
 
     def join(self, deadline: Deadline) -> bool:
-        """Wait until the child has ended; return whether it did so before ``deadline`` was over."""
+        """Wait until the child has ended; return ``False`` if ``deadline`` is over first."""
         pause = 0.0005
         while self.exitcode is None:
             if deadline.is_over():
@@ -130,7 +130,7 @@ def _live(work: Callable[[], None], mask: Iterable[int]) -> NoReturn:
 
 
 def _allow_frames() -> None:
-    """Raise the recursion limit by the current depth, because the stack of the fork's callers stays in place."""
+    """Raise the recursion limit by the current depth, because the frames that called the fork stay on the stack."""
     depth, frame = 1, sys._getframe().f_back
     while frame is not None:
         depth, frame = depth + 1, frame.f_back
@@ -138,14 +138,14 @@ def _allow_frames() -> None:
 
 
 def _flush_output() -> None:
-    """Flush stdout and stderr; a program may have closed these streams, or replaced them by other objects."""
+    """Flush stdout and stderr; ignore errors, because a program may have closed or replaced these streams."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
 
 
 def describe_exit(exitcode: int | None) -> str:
-    """Return an exit code in words: "was killed by SIGKILL …", "exited with code 3"."""
+    """Describe an exit code in words, such as "was killed by SIGKILL (out of memory?)" or "exited with code 3"."""
     if exitcode is None or exitcode == _UNKNOWN:
         return "ended"
     if exitcode >= 0:
@@ -166,12 +166,12 @@ _F_SETSIG = 10  # value on Linux; the `fcntl` module defines it only since Pytho
 
 
 def end_with(pid: int, by_main_thread: bool = False) -> None:
-    """Have the kernel kill this process when another process ends.
+    """Kill this process when another process ends; see the module's docstring.
 
     Parameters
     ----------
     pid : int
-        The other process.
+        Process id of the other process.
     by_main_thread : bool
         Whether the other process is the parent, and its main thread has forked this process.
     """
@@ -181,23 +181,25 @@ def end_with(pid: int, by_main_thread: bool = False) -> None:
 def start_detached(
     work: Callable[[], None], descriptors: Iterable[int], while_stopped: bool = False
 ) -> Descriptor | None:
-    """Start a process that ends with this one but is not its child: a program may wait for its children, or kill them.
+    """Start a process that ends with this one but is not its child.
+
+    A program that waits for its children, or kills them, therefore does not affect it.
 
     Parameters
     ----------
     work : callable
-        Runs in the new process.
+        Function to run in the new process.
     descriptors : iterable of int
-        Descriptors that the process keeps, in addition to standard error. A launcher waits until all its pipes are
-        closed; this process's end ends the new one, which closes the pipe of standard error.
+        Descriptors that the process keeps open, in addition to standard error. All others are closed, because a
+        launcher waits until all of its pipes are closed.
     while_stopped : bool
-        Have the kernel kill the process, and those that it forks, even while they are stopped (SIGSTOP). Do not use it
-        where the program could close the descriptor that this takes.
+        Have the kernel kill the process, and the processes that it forks, even while they are stopped (SIGSTOP). It
+        takes a descriptor in this process; do not use it where the program could close that descriptor.
 
     Returns
     -------
     Descriptor or None
-        With ``while_stopped``: keep it, because the process is killed when it is closed.
+        With ``while_stopped``, the descriptor to keep: the process is killed when it is closed.
     """
     leader, kept = os.getpid(), {_STDERR, *descriptors}
     reader, writer = map(Descriptor, os.pipe()) if while_stopped else (None, None)
@@ -207,7 +209,7 @@ def start_detached(
     def begin() -> None:
         if os.fork():
             return
-        gc.disable()  # do not run finalizers of objects that were inherited by the fork
+        gc.disable()  # so that no finalizers of inherited objects run
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setpgid(0, 0)
         numbers = sorted(kept)
@@ -223,8 +225,8 @@ def start_detached(
 
 
 def _kill_group_at_end_of(reader: int) -> None:
-    """Have the kernel send SIGKILL to this process's group when the last writer of a pipe is closed."""
-    with contextlib.suppress(OSError):  # a sandbox may refuse it
+    """Have the kernel send SIGKILL to this process group when the last write end of a pipe is closed."""
+    with contextlib.suppress(OSError):  # a sandbox may forbid it
         fcntl.fcntl(reader, fcntl.F_SETOWN, -os.getpgrp())
         fcntl.fcntl(reader, _F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(reader, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
@@ -232,7 +234,7 @@ def _kill_group_at_end_of(reader: int) -> None:
 
 # -- signals of workers
 
-#: Signals that are requests to a process; their default action ends it.
+#: Signals that request something of a process; their default action ends it.
 _REQUESTS = {
     signal.SIGHUP,
     signal.SIGINT,
@@ -248,7 +250,7 @@ _REQUESTS = {
     *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
 }
 
-#: Signals that a fault of the process itself causes.
+#: Signals that report a fault of the process itself.
 _FAULTS = {
     signal.SIGSEGV,
     signal.SIGBUS,
@@ -263,9 +265,9 @@ _UNCHANGEABLE = {signal.SIGKILL, signal.SIGSTOP}
 
 
 def leave_signals_to_master() -> None:
-    """In a worker: ignore requests, and all signals that the controller ignores or handles.
+    """Make this worker ignore requests, and all signals that the controller ignores or handles.
 
-    Faults, SIGCHLD, job control, and handlers that are not Python's (`faulthandler`) stay active.
+    Exceptions are faults, SIGCHLD, job control, and handlers in C, such as those of `faulthandler`: they stay active.
     """
     signal.set_wakeup_fd(-1)  # the inherited descriptor belongs to the controller's event loop
     is_set = ctypes.pythonapi.PyOS_getsig
@@ -281,18 +283,18 @@ def leave_signals_to_master() -> None:
             signal.signal(number, signal.SIG_IGN)
 
 
-# -- workers, as the controller sees them
+# -- workers, in the controller
 
 
 class RankProcess:
-    """Worker process, with the channel for memory to and from it; the controller's view.
+    """Worker process, and the controller's end of the channel that passes memory to and from it.
 
     Parameters
     ----------
     live : callable
         ``live(channel)`` runs in the worker, with the worker's end of the channel.
-    others : iterable of Member
-        Workers that were forked before; the new worker closes their channels.
+    others : iterable of RankProcess
+        Workers that were forked before; the new worker closes their channels, which it has inherited.
 
     Attributes
     ----------

@@ -1,7 +1,7 @@
-"""Synchronization of the ranks of one node: progress words, the barrier, and the controller's deadline.
+"""Synchronization of the ranks of one node: progress counters, the barrier, and the controller's deadline.
 
-Each rank writes numbers ("words") to shared memory and waits until others reach a value; the compiled core implements
-the words, see ``_native/sync.h``.
+Each rank raises its own counters in shared memory, and waits until those of other ranks reach a value. The compiled
+core implements this: see ``_native/sync.h``.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any, Callable
 from synkhronos._native import native
 from synkhronos._processes.timeline import STRAGGLING, Timeline
 
-#: Time between two looks at the clock, in seconds, from which on it does not count as waiting.
+#: Shortest gap between two readings of the clock, in seconds, that does not count as waiting.
 _PAUSE = 1.0
 
 
 class Deadline:
-    """Deadline for the answers to one message, which counts only the time that the controller really waits.
+    """Deadline that counts only the time during which this process really waits.
 
-    While it waits, the controller looks at the clock at least twenty times a second. A gap of a second or more does not
-    count: the controller computed, or the batch system had stopped the job.
+    A waiting process reads the clock at least twenty times a second. A gap of a second or more therefore does not
+    count: the process computed meanwhile, or the batch system had stopped the job.
 
     Parameters
     ----------
@@ -33,11 +33,11 @@ class Deadline:
         self.begin()
 
     def begin(self) -> None:
-        """Restart the count, when a message is sent."""
+        """Start to count again from 0, for example when a message is sent."""
         self._waited, self._looked = 0.0, time.monotonic()
 
     def is_over(self, margin: float = 0.0) -> bool:
-        """Look at the clock; return whether the wait has exceeded the limit by more than ``margin`` seconds."""
+        """Read the clock, and return whether the wait exceeds the limit by more than ``margin`` seconds."""
         now = time.monotonic()
         if now - self._looked < _PAUSE:
             self._waited += now - self._looked
@@ -45,51 +45,55 @@ class Deadline:
         return self.seconds is not None and self._waited > self.seconds + margin
 
 
-#: Longest time between two checks whether the peers are alive, in seconds.
+#: Longest time between two checks that the other processes are alive, in seconds.
 POLL = native.POLL
 
-#: Words: number of the controller's last message; for each worker, number of the last message that it has answered.
+#: Counters: the number of the controller's last message, and of the last message that each worker has answered.
 SENT, ANSWERED = native.SENT, native.ANSWERED
 
 
 class Signals(native.Sync):
-    """Words of one session; the controller makes them before it forks, and workers inherit them.
+    """Progress counters of the ranks of one node, created before the fork and inherited by the workers.
 
-    ``wait(board, value, check)`` and ``meet(check)`` never delay handlers of signals: they run them, and call
-    ``check``, before each sleep, and a sleep takes at most `POLL` seconds. An exception of these ends the wait.
+    ``wait(counter, value, check)`` waits until the counters of all ranks have reached a value, and ``meet(check)``
+    waits at the barrier. Both run pending signal handlers, and call ``check``, before each sleep of at most `POLL`
+    seconds. An exception from either ends the wait.
 
     Parameters
     ----------
     words : uint8 array
-        Memory, filled with zeros.
+        Shared memory, filled with zeros.
     n_ranks : int
+        Number of ranks on this node.
     rank : int
-        Rank of the controller.
+        Rank of this process, which is the controller or node leader.
     spin : float
-        Seconds to poll the words before parking.
+        Seconds to poll the counters before the process sleeps.
 
     Attributes
     ----------
     rank : int
-        Rank of this process; a worker sets it.
+        Rank of this process; a worker sets it after the fork.
     sent : int
         Number of the controller's last message.
     answered : list of int
-        For each rank, number of the last message that it has answered; the controller's entry has no meaning.
+        Number of the last message that each rank has answered; the controller's entry has no meaning.
     arrived : list of int
-        For each rank, the last step at which it arrived at a barrier.
+        Last barrier step at which each rank has arrived.
     aborted : bool
-        Whether a rank has failed in the current command. `abort` sets this flag, so that every rank that waits at the
-        barrier gives up; `reset` clears it when all ranks are idle again.
+        Whether a rank has failed in the current command. `abort` sets this flag, so that ranks that wait at the barrier
+        raise an exception. `reset` clears it when all ranks are idle again.
     """
 
     def __new__(cls, words: Any, n_ranks: int, rank: int, spin: float) -> Signals:
-        """Place the words in memory that is filled with zeros."""
+        """Create the counters in ``words``."""
         return super().__new__(cls, words, n_ranks, rank, spin)
 
 
 class Barrier:
-    """Barrier of the ranks of one node. A call arrives and waits; `arrive` and `wait` do the two steps one by one.
+    """Barrier of the ranks of one node.
+
+    To wait for all ranks, call the barrier. To do other work between arrival and wait, call `arrive` and then `wait`.
 
     Parameters
     ----------
@@ -102,9 +106,9 @@ class Barrier:
     Attributes
     ----------
     restart : callable
-        ``restart(number)``: each rank calls it when it begins with a message, so that all agree on the next steps.
+        ``restart(number)`` numbers the next steps after a message. Each rank calls it when it begins with that message.
     arrive : callable
-        Report that this rank has arrived; returns the step to `wait` for. Code between the two calls need not wait.
+        Report that this rank has arrived, without waiting, and return the step to `wait` for.
     """
 
     def __init__(self, signals: Signals, timeline: Timeline, check: Callable[[], None]) -> None:
@@ -115,9 +119,9 @@ class Barrier:
         self.arrive = signals.arrive
 
     def wait(self, step: int) -> None:
-        """Return once every rank has arrived at a step."""
+        """Wait until every rank has arrived at a step."""
         signals, timeline = self._signals, self._timeline
-        if not timeline.on or min(signals.arrived) >= step:  # no wait that would be worth recording
+        if not timeline.on or min(signals.arrived) >= step:  # nothing to record
             signals.wait(native.ARRIVED, step, self.check)
             return
         before = timeline.switch(STRAGGLING)

@@ -1,11 +1,11 @@
-"""Record how one rank spends its time.
+"""Record how a rank spends its time, by category, for profiles and traces.
 
-A rank is in exactly one category at any moment, so the times of all categories add up to the elapsed time. A
-`Timeline` is off until it is started; until then it costs one attribute test wherever the rank's work changes. While it
-is on, it adds up the nanoseconds of each category; on request it also keeps the moments of the last changes.
+A rank is in exactly one category at any moment, so the times of all categories add up to the elapsed time. A `Timeline`
+is off until it is started; until then each change of category costs one attribute test. While it is on, it adds up the
+nanoseconds of each category. On request it also keeps the times of the last changes, for a trace.
 
-Each rank writes to shared memory when it has finished a command. After its wait, a rank can therefore compute which
-part of it was waiting for the slowest rank: all the time until the last rank had finished.
+Each rank writes to shared memory the time at which it finished a command. When a rank waits for the next command, it
+can therefore split its wait: the part until the slowest rank had finished counts as straggling.
 """
 
 from __future__ import annotations
@@ -20,18 +20,32 @@ import numpy as np
 CATEGORIES = ("function", "shuffle", "straggling", "collectives", "transfers", "control", "outside")
 FUNCTION, SHUFFLE, STRAGGLING, COLLECTIVES, TRANSFERS, CONTROL, OUTSIDE = range(len(CATEGORIES))
 
-# Codes of marks other than categories: a command begins or ends; codes from _FIRST_NAME on are names of commands.
+# Codes of marks in a trace, in addition to the categories: a command begins or ends. Codes from _FIRST_NAME on name a
+# command.
 _BEGIN, _END, _FIRST_NAME = 100, 101, 102
 
 _NAMELESS = "command"
 
 
 class Notes(NamedTuple):
-    """Record of one rank between `Timeline.start` and `Timeline.stop`.
+    """Record of one rank from `Timeline.start` to `Timeline.stop`.
 
-    All times are nanoseconds of the monotonic clock, which all processes of a node share. ``totals`` has one entry for
-    each of `CATEGORIES` and sums to ``stop - start``. ``marks`` holds codes and times alternately, the last ``room`` of
-    them; ``lost`` counts the older ones that were overwritten.
+    All times are nanoseconds of the monotonic clock, which all processes of a node share.
+
+    Attributes
+    ----------
+    pid : int
+        Process id of the rank.
+    start, stop : int
+        Times at which the record starts and stops.
+    totals : tuple of int
+        Nanoseconds in each of `CATEGORIES`; the sum is ``stop - start``.
+    marks : int64 array of shape (2 * n_marks,)
+        Code and time of each change, alternately.
+    names : tuple of str
+        Names of commands, in the order of their codes.
+    lost : int
+        Number of older marks that were overwritten.
     """
 
     pid: int
@@ -44,7 +58,7 @@ class Notes(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Interval from ``start`` to ``stop``, in a category or in a command (``category`` is then `None`)."""
+    """Interval that a rank spent in a category, or in a command, for which ``category`` is ``None``."""
 
     name: str
     category: int | None
@@ -58,7 +72,8 @@ class Timeline:
     Parameters
     ----------
     finished : int64 array of shape (2, n_ranks)
-        In memory that all ranks share: when each rank had finished its last command of even, and of odd number.
+        Memory shared by all ranks of the node: the times at which each rank finished its last command with an even, and
+        with an odd number.
     rank : int
 
     Attributes
@@ -66,7 +81,7 @@ class Timeline:
     on : bool
         Whether time is recorded.
     tracing : bool
-        Whether the moments of changes are kept, too.
+        Whether the times of changes are kept, too.
     """
 
     def __init__(self, finished: np.ndarray, rank: int) -> None:
@@ -77,12 +92,12 @@ class Timeline:
         self.reset(rank)
 
     def reset(self, rank: int) -> None:
-        """Make this the timeline of this process and rank; drop the record that the fork has copied."""
+        """Clear the record, and use the timeline for ``rank``; a new worker calls this after the fork."""
         self._rank = rank
         self.start(self._room if self.tracing else 0, self.on)
 
     def start(self, room: int, on: bool = True) -> None:
-        """Clear the record and start; also keep the last ``room`` changes (0: only the totals)."""
+        """Clear the record, and start to record; keep the times of the last ``room`` changes (0: only the totals)."""
         self.tracing = room > 0
         self._room = room
         self._marks = np.zeros(2 * room, np.int64).data
@@ -109,7 +124,7 @@ class Timeline:
         return notes
 
     def switch(self, category: int) -> int:
-        """Enter a category; return the category before."""
+        """Enter a category, and return the previous one."""
         before = self._category
         if self.on:
             now = monotonic_ns()
@@ -121,7 +136,7 @@ class Timeline:
         return before
 
     def begin(self) -> None:
-        """Begin a command, or a call by the user that may send several commands."""
+        """Begin a command, or a user's call that may send several commands; it may be nested."""
         if self.on:
             self._outer.append(self._category)
             now = monotonic_ns()
@@ -138,7 +153,7 @@ class Timeline:
                 self._mark(_END, now)
 
     def call(self, name: str) -> Timeline:
-        """Begin a command of this name; the ``with`` block ends it."""
+        """Begin a command with a name; use it in a ``with`` statement, which ends the command."""
         if self.on:
             self.begin()
             self.name(name)
@@ -157,19 +172,25 @@ class Timeline:
             self._mark(self._names.setdefault(name, _FIRST_NAME + len(self._names)), monotonic_ns())
 
     def rest(self, number: int) -> None:
-        """Record that the rank has finished command ``number`` and waits."""
+        """Record that this rank has finished command ``number`` and now waits."""
         if self.on:
             self._enter(STRAGGLING, monotonic_ns())
             self._finished[number & 1][self._rank] = self._since
 
     def resume(self, number: int, otherwise: int) -> None:
-        """End the wait after command ``number``; its part after the slowest rank's end counts as ``otherwise``."""
+        """End the wait after command ``number``.
+
+        The wait counts as straggling until the slowest rank has finished, and from then on as ``otherwise``.
+        """
         if self.on:
             slowest = max(self._finished[number & 1])
             self._enter(otherwise, min(max(slowest, self._since), monotonic_ns()))
 
     def put_off(self, number: int, until: int) -> None:
-        """Have ranks of this node that wait after command ``number`` count the time to ``until`` as straggling."""
+        """Extend straggling after command ``number`` to the time ``until``, for all waiting ranks of this node.
+
+        Node leaders call this, because other nodes may finish later.
+        """
         self._finished[number & 1][self._rank] = until
 
     def _enter(self, category: int, now: int) -> None:
@@ -189,11 +210,14 @@ class Timeline:
 def convert_clock(notes: Notes, before: int, after: int) -> Notes:
     """Return a record with its times converted to another clock.
 
+    The offset of the clocks is interpolated linearly, because clocks of two nodes drift apart.
+
     Parameters
     ----------
     notes : Notes
     before, after : int
-        Nanoseconds by which this process's clock was ahead of the other clock, at ``notes.start`` and ``notes.stop``.
+        Nanoseconds by which the clock of the record was ahead of the other clock, at ``notes.start`` and
+        ``notes.stop``.
     """
     drift = (after - before) / max(1, notes.stop - notes.start)
 
@@ -206,9 +230,9 @@ def convert_clock(notes: Notes, before: int, after: int) -> Notes:
 
 
 def spans(notes: Notes) -> list[Span]:
-    """Return the spans of a record: categories follow each other without gaps, and lie within commands.
+    """Return the spans of a record, sorted by start: categories without gaps, and the commands that contain them.
 
-    Time outside of commands is left out, and so are commands whose begin or end was not recorded.
+    Time outside of commands is left out. Commands whose begin or end was not recorded are left out, too.
     """
     found: list[Span] = []
     begun: list[tuple[int, str]] = []
