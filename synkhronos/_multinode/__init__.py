@@ -1,4 +1,4 @@
-"""Sessions on several nodes: one process of each node, its leader, speaks MPI; workers never do."""
+"""Sessions on several nodes. One process of each node, the node leader, communicates over MPI; workers never do."""
 
 from synkhronos._multinode.heartbeat import WARNING_SECONDS
 from synkhronos._multinode.launch import StartLimit, own_part

@@ -1,24 +1,27 @@
-"""Heartbeats between nodes, to detect a node that is frozen or unreachable; TCP reports this only after minutes.
+"""Heartbeats between nodes, to detect frozen or unreachable nodes in seconds; TCP would take minutes.
 
-Next to each leader run two small processes, forked before the ranks. The *heartbeat process* sends datagrams to those
-of the other nodes, prints a warning about a silent node, and writes the number of a lost node to shared memory. The
-*guardian* is its parent, and restarts it if it is killed. If the guardian is killed, the heartbeat process becomes the
-guardian of a new one. They share no lock with the leader, so that it cannot delay them.
+Two small processes run next to each node leader; they are forked before the ranks. The *heartbeat process* exchanges
+UDP datagrams with the heartbeat processes of the other nodes. It prints a warning about a silent node, and writes the
+number of a lost node to shared memory. The *guardian* is its parent, and restarts it if it is killed. If the guardian
+is killed, the heartbeat process becomes the guardian of a new heartbeat process. Both share no lock with the leader, so
+that the leader cannot delay them.
 
-`FailureDetector` holds the conclusions that a node draws from received and missing heartbeats.
+`FailureDetector` decides from received and missing heartbeats which nodes are silent or lost.
 
 Invariants
 ----------
-* A node that was never heard from is not watched, because a firewall may drop its datagrams. Neither is one that left.
-* Time counts only while this process runs. A process that was frozen, or a node that was suspended, therefore does
-  not take its own absence for the silence of others.
-* A node that hears none of at least two nodes, or cannot send, is cut off itself: it blames no other node.
-* Both processes are killed when their leader ends (`end_with`). A leader whose node has lost node 0 is ended by its
-  heartbeat process, and its ranks end with it.
-* Neither is a child of the leader, so that a program that waits for its children, or kills them, does not affect them.
-* The socket is open in the leader and in these two processes, and nowhere else. If the kernel of another node refuses a
-  datagram, all three have ended there.
-* A datagram without this node's token is ignored. Datagrams that cannot be sent or received at once are skipped.
+* A node is watched from its first heartbeat on, because a firewall may drop its datagrams. A node that has left is not
+  watched any more.
+* Time counts only while the heartbeat process runs. After a process was frozen, or a node was suspended, it therefore
+  does not report that the others were silent in the meantime.
+* A node is cut off if it hears none of the nodes that it watches, and either watches at least two or cannot send. It
+  then reports itself, and no other node.
+* Both processes are killed when their leader ends (`end_with`). If a node has lost node 0, its heartbeat process ends
+  the leader, and the ranks end with the leader.
+* Neither process is a child of the leader. A program that waits for its children, or kills them, does not affect them.
+* Only the leader and these two processes hold the socket. If the kernel of a node refuses a datagram, all three have
+  ended.
+* Datagrams without the receiver's token are ignored. Datagrams that cannot be sent or received at once are skipped.
 """
 
 from __future__ import annotations
@@ -46,16 +49,16 @@ from synkhronos.errors import SessionError
 
 #: Seconds of silence after which a warning is printed.
 WARNING_SECONDS = 2.0
-#: Stands for no node in a message.
+#: Value of `Message.silent` that names no node.
 NOBODY = 0xFFFF
 
-_MOST_SECONDS = 0.5  # between two looks at the clock; if it is more, this process did not run
-_RECENT_SECONDS = 1.0
-_REFUSED_SECONDS = 0.5  # of silence after which a refused datagram means that the node ended, not a firewall
+_MOST_SECONDS = 0.5  # longer intervals between two readings of the clock count as this: the process was frozen
+_RECENT_SECONDS = 1.0  # a node that has heard another one within this time is not cut off
+_REFUSED_SECONDS = 0.5  # silence that must precede a refused datagram; otherwise a firewall has refused it
 
 
 class State(enum.IntEnum):
-    """Knowledge about a node."""
+    """State of a node, as this node knows it."""
 
     UNKNOWN = 0
     HEARD = 1
@@ -66,19 +69,20 @@ class Reason(enum.IntEnum):
     """Reason why a node is lost."""
 
     SILENT = 0
-    ENDED = 1  # none of its processes holds its socket
-    CUT_OFF = 2  # this node itself hears no other
+    ENDED = 1  # all of its processes that hold its socket have ended
+    CUT_OFF = 2  # the node that reports this is itself cut off
 
 
 class Loss(NamedTuple):
-    """A lost node.
+    """Loss of a node.
 
     Attributes
     ----------
     node : int
+        Number of the lost node.
     reason : Reason
     observer : int
-        The node that detected it.
+        Number of the node that has detected the loss.
     """
 
     node: int
@@ -87,18 +91,19 @@ class Loss(NamedTuple):
 
 
 class Message(NamedTuple):
-    """One heartbeat.
+    """Heartbeat.
 
     Attributes
     ----------
     sender : int
+        Number of the node that sends it.
     leaves : bool
         Whether this is the sender's last heartbeat, because its program ends.
     silent : int
-        The node that the sender has not heard from for the longest time, if that is long enough for a warning; else
-        `NOBODY`.
+        Node that the sender has not heard from for the longest time, if that time is long enough for a warning;
+        otherwise `NOBODY`.
     is_lost : bool
-        Whether that node has been silent for so long that it is lost.
+        Whether the node ``silent`` has been silent for so long that it counts as lost.
     """
 
     sender: int
@@ -108,31 +113,32 @@ class Message(NamedTuple):
 
 
 class FailureDetector:
-    """One node's knowledge about the silence of the others.
+    """Failure detector of one node: decide from heartbeats which other nodes are silent or lost.
 
     Parameters
     ----------
     own : int
-        The number of this node.
+        Number of this node.
     states : memoryview of bytes
-        The `State` of each node, in memory that outlives this process. A new process starts to count at 0.
+        `State` of each node, in shared memory that outlives this process. A new process keeps these states, and starts
+        to count seconds of silence at 0.
     """
 
     def __init__(self, own: int, states: memoryview) -> None:
         self._own, self._states = own, states
         self._seconds = {node: 0.0 for node, state in enumerate(states) if state == State.HEARD}
         self._ended: set[int] = set()
-        self._reports: dict[int, Message] = {}  # those that name a silent node, by sender
+        self._reports: dict[int, Message] = {}  # last heartbeat of each sender, if it names a silent node
         self._warned: set[int] = set()
         self._can_send = True
 
     def advance(self, seconds: float) -> None:
-        """Add the seconds that have passed since the last look at the clock."""
+        """Add the seconds since the last reading of the clock to the silence of each watched node."""
         for node in self._seconds:
             self._seconds[node] += min(seconds, _MOST_SECONDS)
 
     def receive(self, messages: Iterable[Message]) -> None:
-        """Process heartbeats."""
+        """Process received heartbeats."""
         for message in messages:
             sender = message.sender
             if sender >= len(self._states):
@@ -149,29 +155,29 @@ class FailureDetector:
                 self._reports[sender] = message
 
     def sent(self, refused: Iterable[int], can_send: bool) -> None:
-        """Record the result of sending.
+        """Record the result of sending heartbeats.
 
         Parameters
         ----------
         refused : iterable of int
-            Nodes that refused a datagram, because no process holds their sockets.
+            Nodes that have refused a datagram, because no process holds their socket.
         can_send : bool
-            Whether the network could be reached.
+            Whether the network is reachable.
         """
         self._ended.update(refused)
         self._can_send = can_send
 
     def report(self, limit: float) -> Message:
-        """Return the next heartbeat of this node."""
+        """Return the next heartbeat to send; silence of more than ``limit`` seconds is reported as a loss."""
         silent = max(self._quiet(), key=self._seconds.__getitem__, default=NOBODY)
         if silent == NOBODY or self._is_cut_off():
             return Message(self._own)
         return Message(self._own, silent=silent, is_lost=self._seconds[silent] > limit)
 
     def warnings(self) -> dict[int, int]:
-        """Return the nodes that fell silent since the last call, each with the node that noticed it.
+        """Return the nodes that have become silent since the last call, each with the node that has detected it.
 
-        Among nodes that hear each other only the first warns, so that a user reads one warning.
+        Among the nodes that hear each other, only the one with the lowest number warns, so that users see one warning.
         """
         observers: Mapping[int, int] = {}
         quiet = self._quiet()
@@ -187,12 +193,12 @@ class FailureDetector:
         return new
 
     def losses(self, limit: float) -> dict[int, Loss]:
-        """Return the lost nodes, by number; node 0 also counts those that other nodes have lost.
+        """Return the lost nodes, by number. Node 0 includes the nodes that other nodes report as lost.
 
         Parameters
         ----------
         limit : float
-            The seconds of silence after which a node is lost.
+            Seconds of silence after which a node is lost.
         """
         if any(seconds > limit for seconds in self._seconds.values()) and self._is_cut_off():
             return {node: Loss(self._own, Reason.CUT_OFF, self._own) for node in (0, self._own)}
@@ -215,69 +221,71 @@ class FailureDetector:
         return node in self._seconds
 
     def _is_cut_off(self) -> bool:
-        """Return whether this node is cut off, rather than the others being silent."""
+        """Return whether the link of this node is down, as opposed to single other nodes that are silent."""
         is_alone = len(self._seconds) > 1 or not self._can_send
         return is_alone and bool(self._quiet()) and min(self._seconds.values()) > _RECENT_SECONDS
 
 
-#: The signal that ends a leader with exit code 0, so that the exit code of the job is that of the script, and not 9.
+#: Signal that ends a leader with exit code 0, so that the job's exit code is that of the script instead of 9.
 LEAVE = signal.SIGRTMAX - 1
-_LEAVE_SECONDS = 1.0
+_LEAVE_SECONDS = 1.0  # time after `LEAVE` until the leader is killed, in case it is stopped
 
-#: Seconds of silence after which a node is lost, by default; `fork(heartbeat=)` changes it.
+#: Default number of seconds of silence after which a node is lost; `fork(heartbeat=)` changes it.
 DEFAULT_LIMIT = 10.0
 
-_BETWEEN_SECONDS = 0.25
+_BETWEEN_SECONDS = 0.25  # time between two heartbeats
 _TOKEN_BYTES = 16
-_FORM = struct.Struct(f"<{_TOKEN_BYTES}sH?H?")  # the receiver's token, and a `Message`
-_GOODBYES = 3  # one may be lost
-_MOST_STARTS = 20  # of heartbeat processes in one job
+_FORM = struct.Struct(f"<{_TOKEN_BYTES}sH?H?")  # the receiver's token, and the fields of a `Message`
+_GOODBYES = 3  # number of last heartbeats, because some of them may be lost
+_MOST_STARTS = 20  # limit on the number of heartbeat processes that are started for one node of a job
 
 _STDERR = 2
 _IP_RECVERR = 11  # from Linux's <linux/in.h>; Python has no name for it
-_ERROR = struct.Struct("=IB")  # the beginning of `struct sock_extended_err`: number and origin
-_BY_ICMP = 2
+_ERROR = struct.Struct("=IB")  # first fields of Linux's `struct sock_extended_err`: error number and origin
+_BY_ICMP = 2  # SO_EE_ORIGIN_ICMP
 
 _logger = logging.getLogger("synkhronos")
 
 
 class Endpoint(NamedTuple):
-    """A node's UDP port, and the token that it expects in datagrams."""
+    """UDP port of a node, and the token that the node expects in datagrams."""
 
     port: int
     token: bytes
 
 
 class _Shared(ctypes.Structure):
-    """Memory shared by a leader and its heartbeat processes; the `State` of each node follows it."""
+    """Memory that a leader shares with its heartbeat process and guardian; the `State` of each node follows it."""
 
     _fields_ = (
         ("limit", ctypes.c_double),
         ("is_leaving", ctypes.c_bool),
         ("is_over", ctypes.c_bool),
         ("n_starts", ctypes.c_int),
-        ("is_lost", ctypes.c_bool),  # whether `loss` is set: the three fields of a `Loss`
-        ("loss", ctypes.c_int * 3),
+        ("is_lost", ctypes.c_bool),  # whether `loss` is set
+        ("loss", ctypes.c_int * 3),  # the fields of a `Loss`
     )
 
 
 class Heartbeat:
-    """Heartbeat of one node; its socket is bound at once.
+    """Heartbeat of one node. Its socket is bound when the object is created; `start` starts the two processes.
 
     Parameters
     ----------
     node : int
+        Number of this node.
 
     Attributes
     ----------
     door : Endpoint
+        Address at which this node receives heartbeats.
     """
 
     def __init__(self, node: int) -> None:
         self._node = node
         listening = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         listening.bind(("", 0))
-        with contextlib.suppress(OSError):  # without it, a node whose processes ended counts as silent
+        with contextlib.suppress(OSError):  # without this option, a node whose processes ended only becomes silent
             listening.setsockopt(socket.IPPROTO_IP, _IP_RECVERR, 1)
         self.door = Endpoint(listening.getsockname()[1], secrets.token_bytes(_TOKEN_BYTES))
         self._socket = OwnedSocket(listening)
@@ -285,16 +293,24 @@ class Heartbeat:
         self._others: dict[tuple[str, int], tuple[int, bytes]] = {}
         self._shared: _Shared
         self._states: memoryview
-        self._alive: Descriptor | None = None  # a pipe's reading end: only the two processes hold the other
-        self._tie: Descriptor | None = None
+        self._alive: Descriptor | None = None  # read end of a pipe; only the two processes hold the write end
+        self._tie: Descriptor | None = None  # the two processes are killed when it is closed; see `start_detached`
         self._is_starting = False
         self._unprinted: list[bytes] = []
 
     def start(self, hosts: Sequence[str], doors: Sequence[Endpoint]) -> None:
-        """Start to watch the other nodes; ``hosts`` and ``doors`` are those of all nodes."""
+        """Start the two processes, and so begin to watch the other nodes.
+
+        Parameters
+        ----------
+        hosts : sequence of str
+            Host name of each node.
+        doors : sequence of Endpoint
+            Address of each node.
+        """
         self._names = [f"node {node} ({host})" for node, host in enumerate(hosts)]
         for node, (host, door) in enumerate(zip(hosts, doors)):
-            with contextlib.suppress(OSError):  # an unknown name: that node is not watched
+            with contextlib.suppress(OSError):  # a host whose name cannot be resolved is not watched
                 if node != self._node:
                     self._others[socket.gethostbyname(host), door.port] = node, door.token
         memory = mmap.mmap(-1, ctypes.sizeof(_Shared) + len(doors))
@@ -305,18 +321,18 @@ class Heartbeat:
 
     def set_limit(self, seconds: float) -> None:
         """Set the seconds of silence after which a node is lost."""
-        if not self._shared.is_lost:  # the message about a loss names the limit of its time
+        if not self._shared.is_lost:  # the message about a loss names the limit that was in force then
             self._shared.limit = seconds
 
     def loss(self) -> Loss | None:
-        """Return the lost node, or ``None``."""
+        """Return the first loss that was detected; ``None`` if there is none. Only node 0 records losses."""
         if not self._shared.is_lost:
             return None
         node, reason, observer = self._shared.loss
         return Loss(node, Reason(reason), observer)
 
     def describe(self, loss: Loss) -> str:
-        """Describe what happened to a lost node."""
+        """Return a description of a loss, for an error message."""
         name, seconds = self._names[loss.node], f"{self._shared.limit:g} seconds"
         if loss.reason == Reason.ENDED:
             return f"{name} has closed its connection: its processes were killed, or the machine was restarted"
@@ -328,11 +344,11 @@ class Heartbeat:
         return f"{heard} from {name} for {seconds}: it is down or frozen, or the link to it is cut"
 
     def leave(self) -> None:
-        """Have the leader killed if any node is lost from now on, because it no longer checks `loss`."""
+        """From now on, end the leader when any node is lost, because the leader no longer checks `loss`."""
         self._shared.is_leaving = True
 
     def stop(self) -> None:
-        """Notify the other nodes that this one leaves, so that they do not wait for it; close the socket."""
+        """Notify the other nodes that this node leaves, so that they stop watching it; close the socket."""
         self._shared.is_over = True
         for _ in range(_GOODBYES):
             self._send(Message(self._node, leaves=True))
@@ -340,9 +356,9 @@ class Heartbeat:
         self._alive = self._tie = None
 
     def look_after(self) -> None:
-        """Restart the two processes if both were killed; called in the leader."""
+        """Restart the two processes if both were killed; the leader calls this regularly."""
         alive = -1 if self._alive is None else self._alive.find()
-        if alive < 0:  # the program has closed it: their end can no longer be detected
+        if alive < 0:  # the program has closed the pipe, so the end of the processes can no longer be detected
             return
         ended = select.poll()
         ended.register(alive, 0)
@@ -357,23 +373,23 @@ class Heartbeat:
         leader, kept = os.getpid(), self._socket.fileno()
         self._alive, writer = map(Descriptor, os.pipe())
         self._is_starting = True
-        # on node 0 the program might close the descriptor that ties stopped processes to the leader
+        # not on node 0, where the program runs: it might close the descriptor, which would kill the processes
         self._tie = start_detached(lambda: self._guard(leader), [kept, writer.fileno()], while_stopped=self._node > 0)
         self._is_starting = False
         writer.close()
 
     def _let_go(self) -> None:
-        """Close the socket and pipes in a process forked from the leader, unless it is one of the two."""
+        """Close the socket and pipes in a process forked from the leader, unless it is one of the two processes."""
         if not self._is_starting:
             self._socket.close()
             self._alive = self._tie = None
 
     def _send(self, message: Message) -> bool:
-        """Send a message to all other nodes; return whether the network can be reached."""
+        """Send a heartbeat to all other nodes; return whether the network is reachable."""
         has_network = False
         with contextlib.suppress(SessionError), self._socket.use() as sending:  # the program may have closed it
             for address, (_, token) in self._others.items():
-                for _ in range(2):  # the first attempt may report an error of an earlier datagram
+                for _ in range(2):  # the first attempt may raise the error of an earlier datagram
                     try:
                         sending.sendto(_FORM.pack(token, *message), address)
                     except OSError as error:
@@ -386,14 +402,17 @@ class Heartbeat:
     # -- heartbeat process and guardian
 
     def _guard(self, leader: int) -> None:
-        """Run as guardian of heartbeat processes; a child runs as heartbeat process, and may become guardian."""
+        """Run as guardian: fork a heartbeat process, and again if it is killed.
+
+        The forked heartbeat process returns from `_watch` here if its guardian is killed, and then is the guardian.
+        """
         while self._shared.n_starts < _MOST_STARTS:
             self._shared.n_starts += 1
             guardian = os.getpid()
             process = os.fork()
             if process:
                 _, status = os.waitpid(process, 0)
-                if not status:  # the session on several nodes is over
+                if not status:  # it has ended normally, because the leader leaves
                     return
                 continue
             end_with(leader)
@@ -403,7 +422,13 @@ class Heartbeat:
         self._print(f"{text}, and is not started again: other nodes will take this one for lost")
 
     def _watch(self, leader: int, guardian: int) -> bool:
-        """Exchange heartbeats with other nodes to the end; return whether this process is to become the guardian."""
+        """Run as heartbeat process until the leader leaves.
+
+        Returns
+        -------
+        bool
+            ``True`` if the guardian has ended, so that this process becomes the guardian.
+        """
         silence = FailureDetector(self._node, self._states)
         looked = time.monotonic()
         while True:
@@ -424,14 +449,17 @@ class Heartbeat:
             self._judge(silence, leader)
 
     def _judge(self, silence: FailureDetector, leader: int) -> None:
-        """Report a loss to the leader, or end the leader."""
+        """Act on losses: report the first one to the controller, if this is node 0, and end the leader if necessary.
+
+        The leader ends if its node has lost node 0, or, while the leader is leaving, any node.
+        """
         losses = silence.losses(self._shared.limit)
         if losses and not self._node and not self._shared.is_lost:
             self._shared.loss = tuple(losses[min(losses)])
             self._shared.is_lost = True
         if losses and (self._shared.is_leaving or (self._node and 0 in losses)):
             loss = losses.get(0) or losses[min(losses)]
-            if loss.reason != Reason.ENDED:  # the launcher reports that itself
+            if loss.reason != Reason.ENDED:  # the launcher reports processes that have ended
                 self._print(f"{self.describe(loss)}; {self._names[self._node]} ends")
             self._send(silence.report(self._shared.limit))
             _end(leader)
@@ -445,7 +473,7 @@ class Heartbeat:
                     datagram = receiving.recv(_FORM.size + 1)
                 except BlockingIOError:
                     return found
-                except OSError:  # an error of an earlier datagram
+                except OSError:  # the error of an earlier datagram
                     continue
                 if len(datagram) == _FORM.size:
                     token, *message = _FORM.unpack(datagram)
@@ -453,7 +481,7 @@ class Heartbeat:
                         found.append(Message(*message))
 
     def _refused(self) -> list[int]:
-        """Return the nodes whose kernels refused a datagram since the last call, because no process listens there."""
+        """Return the nodes whose kernels have refused datagrams since the last call: no process holds their sockets."""
         found: list[int] = []
         with self._socket.use() as receiving:
             while True:
@@ -485,7 +513,7 @@ class Heartbeat:
         self._flush()
 
     def _flush(self) -> None:
-        """Print as much as possible without blocking: nobody may read the pipe while a node is frozen."""
+        """Print as much as possible without blocking, because nothing may read the pipe while a node is frozen."""
         with contextlib.suppress(OSError):
             writable = select.poll()
             writable.register(_STDERR, select.POLLOUT)
@@ -496,5 +524,5 @@ class Heartbeat:
 def _end(leader: int) -> None:
     """End the leader, and this process with it."""
     os.kill(leader, LEAVE)
-    time.sleep(_LEAVE_SECONDS)  # this process ends here, unless the leader was stopped
+    time.sleep(_LEAVE_SECONDS)  # this process is killed here, unless the leader is stopped
     os.kill(leader, signal.SIGKILL)

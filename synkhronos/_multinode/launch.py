@@ -1,13 +1,14 @@
-"""Connection of the processes that a launcher of MPI started together, and preparations on each host.
+"""Connect the processes of an MPI job at its start, and prepare each host.
 
-- Detection: the launcher's environment variables are compared with MPI's own view. If they do not fit together, MPI
-  takes each process for the only one, and each of them would execute the script.
-- Time limit of the start: most of the start can be left by an exception. Calls that cannot, such as ``MPI_Init`` behind
-  a firewall, end with this process: a small process next to it kills it some seconds after the limit, and the launcher
-  ends the job.
-- Cores: processes of a job on one host share its cores and its GPUs.
-- Cleaning: files that an MPI library left in ``/dev/shm``, because its program was killed, are removed. Invariant: only
-  files of this user, and only those that no process holds open or maps.
+- Detection: the environment variables of the launcher are compared with the number of processes that MPI reports. If
+  launcher and MPI library do not belong together, MPI takes each process for the only one. Each process would then
+  execute the script.
+- Time limit of the start: exceptions end most steps of the start. They cannot end some calls, such as ``MPI_Init``
+  behind a firewall. A small separate process therefore kills this process some seconds after the limit, and the
+  launcher ends the job.
+- Cores and GPUs: the processes of a job on one host divide its cores and GPUs among themselves.
+- Cleaning: files in ``/dev/shm`` that MPI libraries of killed programs have left are removed. Invariant: only files of
+  this user are removed, and only if no process holds them open or maps them.
 """
 
 from __future__ import annotations
@@ -31,19 +32,20 @@ from synkhronos._utils.rendezvous import rendezvous
 from synkhronos._utils.rows import shares
 from synkhronos.errors import DeviceError
 
-#: Names of the files of MPICH and UCX, of Open MPI (versions 5 and 4), and of Intel MPI.
+#: Names of files of MPICH and UCX, of Open MPI 5 and 4, and of Intel MPI.
 _NAMES = re.compile(r"(mpich_sh(m_|ar_tmp)|ucx_shm_posix_|sm_segment\.|vader_segment\.|Intel_MPI_).+")
 
+#: Namespaces of the host outside of containers, as Linux names them.
 _FIRST_NAMESPACES = {"pid": "pid:[4026531836]", "ipc": "ipc:[4026531839]"}
 
 
 def sweep(folder: Path = Path("/dev/shm")) -> None:
-    """Remove files of MPI libraries that nobody uses.
+    """Remove files of MPI libraries that no process uses.
 
     Parameters
     ----------
     folder : Path
-        Folder of named shared memory.
+        Folder of POSIX shared memory.
     """
     left = {}
     with contextlib.suppress(OSError):  # there is no such folder
@@ -54,7 +56,7 @@ def sweep(folder: Path = Path("/dev/shm")) -> None:
                     left[status.st_dev, status.st_ino] = folder / name
     if not left:
         return
-    with contextlib.suppress(OSError):  # a process whose files are hidden may use any of these
+    with contextlib.suppress(OSError):  # keep the files if a process whose files are hidden may use them
         for used in _used():
             left.pop(used, None)
         for path in left.values():
@@ -62,7 +64,7 @@ def sweep(folder: Path = Path("/dev/shm")) -> None:
 
 
 def _used() -> Iterator[tuple[int, int]]:
-    """Yield device and inode of all files that processes hold open or map: at least those of this user's processes.
+    """Yield device and inode of the files that processes hold open or map, for at least all processes of this user.
 
     Raises
     ------
@@ -77,9 +79,9 @@ def _used() -> Iterator[tuple[int, int]]:
             yield from _used_by(f"/proc/{process}")
         except PermissionError:
             with contextlib.suppress(FileNotFoundError):
-                if process != "1" and os.stat(f"/proc/{process}").st_uid == os.geteuid():  # 1: init of a container
+                if process != "1" and os.stat(f"/proc/{process}").st_uid == os.geteuid():  # 1: a container's init
                     raise
-        except (FileNotFoundError, ProcessLookupError):  # it has ended
+        except (FileNotFoundError, ProcessLookupError):  # the process has ended
             continue
 
 
@@ -95,19 +97,19 @@ def _used_by(process: str) -> Iterator[tuple[int, int]]:
             yield status.st_dev, status.st_ino
 
 
-_GRACE_SECONDS = 5.0  # of grace after the limit, for an exception to come first
-_LOOK_SECONDS = 0.2
-_ABORT_SECONDS = 1.0  # for the launcher to end the job, before this process is killed
+_GRACE_SECONDS = 5.0  # time after the limit until the process is killed, so that an exception can come first
+_LOOK_SECONDS = 0.2  # time between two checks whether the limit was removed
+_ABORT_SECONDS = 1.0  # time that the launcher has to end the job before this process is killed
 _STDERR = 2
 
 
 class StartLimit:
-    """Time limit of one start, which begins when this object is made.
+    """Time limit of one start. The time begins when this object is created.
 
     Parameters
     ----------
     seconds : float or None
-        ``None``: no limit.
+        Longest duration of the start, as the user passed it; ``None``: no limit.
 
     Raises
     ------
@@ -121,21 +123,21 @@ class StartLimit:
             raise ValueError(f"start_timeout is {seconds!r}; expected a positive number of seconds, or None")
         self.seconds: float | None = seconds
         self._began = time.monotonic()
-        self._disarmed: mmap.mmap | None = None  # a byte that the small process polls
+        self._disarmed: mmap.mmap | None = None  # byte of shared memory that the separate process polls
 
     def remaining(self) -> float | None:
-        """Return the seconds that are left; ``None``: no limit."""
+        """Return the remaining seconds; ``None``: no limit."""
         return None if self.seconds is None else max(0.0, self.seconds - (time.monotonic() - self._began))
 
     def arm(self, what: str, margin: float = 0.0) -> None:
-        """Have this process killed if it does not call `disarm` in time.
+        """Start a process that kills this one if it does not call `disarm` in time.
 
         Parameters
         ----------
         what : str
-            End of the message.
+            Last part of the message that is printed then.
         margin : float
-            Additional seconds, so that another process ends the job first.
+            Additional seconds, so that another process of the job reaches its limit first.
         """
         seconds, leader = self.remaining(), os.getpid()
         if seconds is None:
@@ -146,13 +148,14 @@ class StartLimit:
         start_detached(lambda: _end_late(leader, seconds, message.encode(), disarmed), rendezvous.descriptors())
 
     def disarm(self) -> None:
-        """Undo `arm`."""
+        """Cancel `arm`."""
         if self._disarmed is not None:
             self._disarmed[0] = 1
             self._disarmed = None
 
 
 def _end_late(leader: int, seconds: float, message: bytes, disarmed: mmap.mmap) -> None:
+    """Wait for the limit in the separate process, then end the job and kill the leader, unless it was disarmed."""
     deadline = Deadline(seconds)
     while not deadline.is_over():
         time.sleep(_LOOK_SECONDS)
@@ -165,21 +168,23 @@ def _end_late(leader: int, seconds: float, message: bytes, disarmed: mmap.mmap) 
 
 
 def share_cores(communicator: Any) -> tuple[int, int]:
-    """Restrict this process, and its future children, to a part of its host's cores; all processes of the job call it.
+    """Restrict this process, and its future children, to a part of its host's cores.
+
+    All processes of the job must call this.
 
     Parameters
     ----------
     communicator : mpi4py.MPI.Comm
-        Of all processes.
+        Communicator of all processes.
 
     Returns
     -------
-    tuple of int
-        Number of this process among those of its host, and how many these are.
+    number, n : int
+        Number of this process among the processes of the job on this host, and number of these processes.
     """
     try:
         own = tuple(sorted(os.sched_getaffinity(0)))
-    except OSError:  # the kernel refuses the call
+    except OSError:  # a sandbox forbids the call
         own = ()
     known = communicator.allgather((_host_key(), own))
     here = [rank for rank, (host, _) in enumerate(known) if host == _host_key()]
@@ -191,17 +196,17 @@ def share_cores(communicator: Any) -> tuple[int, int]:
 
 
 def part_of(cores: Sequence[Sequence[int]], number: int) -> Sequence[int]:
-    """Return the cores that one of the processes on a host takes; empty: it keeps its own.
+    """Return the cores to which one of the processes on a host is restricted.
 
-    Parts are disjoint, and their sizes differ by at most one core. Processes keep their cores if the launcher has
-    already given them different ones, or if there are fewer cores than processes.
+    Parts are disjoint, and their sizes differ by at most one core. The result is empty if the process keeps all of its
+    cores: if the launcher has already given the processes different cores, or if there are fewer cores than processes.
 
     Parameters
     ----------
     cores : sequence of sequences of int
-        Cores on which each process of the host may run, in order.
+        Cores on which each process of the host may run, in ascending order.
     number : int
-        Number of the process among these.
+        Number of the process on this host.
     """
     n, own = len(cores), cores[number]
     if n == 1 or len(own) < n or any(one != own for one in cores):
@@ -210,7 +215,7 @@ def part_of(cores: Sequence[Sequence[int]], number: int) -> Sequence[int]:
 
 
 def _host_key() -> tuple[str, str]:
-    """Return an identifier of this host: hosts may share a name, and containers a kernel."""
+    """Return an identifier of this host: name and boot id, because hosts may share a name, and containers a kernel."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return socket.gethostname(), file.read()
@@ -218,32 +223,37 @@ def _host_key() -> tuple[str, str]:
         return socket.gethostname(), ""
 
 
-#: Prefixes of the environment variables by which launchers describe the job to a process.
+#: Prefixes of the environment variables in which launchers describe the job to a process.
 _OF_LAUNCHERS = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "HYDI_", "HYDRA_", "MPIR_", "SLURM_STEP_NUM_TASKS")
 
-#: Bytes that UCX, the transport of MPICH's wheel, passes to TCP at a time: four times its default.
+#: Size of a TCP segment in UCX, the transport of MPICH's wheel: four times its default.
 _SEGMENT = "UCX_TCP_RX_SEG_SIZE", "256k"
-#: By default UCX drops a connection 16 seconds after its link went down, and the process crashes. Heartbeats decide.
+#: UCX's keep-alive is turned off, because it drops a connection 16 seconds after the link went down, and the process
+#: crashes. Heartbeats detect lost nodes instead.
 _KEEPALIVE = "UCX_TCP_KEEPIDLE", "inf"
 
-_LEADERS_SECONDS = 10.0  # of margin for other processes: the first one ends the job, and names the node
+_LEADERS_SECONDS = 10.0  # margin of the other processes, so that the first one ends the job and names the node
 
 _TOGETHER = "processes that were launched together"
 
 _comm: LeaderComm | None = None
-_place = 0, 1  # number of this process among those of the job on its host, and their count
+_place = 0, 1  # result of `share_cores`
 
 
 def find_comm(limit: StartLimit) -> LeaderComm | None:
-    """Return the connection to the other nodes, or ``None`` if this process was started alone. It is made once.
+    """Return the connection to the other nodes, which is made once; ``None`` if this process was started alone.
 
-    Each of several processes on a host is restricted to a part of its cores. Files that killed programs of MPI left
-    behind are removed.
+    It also restricts each of several processes on a host to a part of its cores, and removes files that MPI libraries
+    of killed programs have left.
+
+    Parameters
+    ----------
+    limit : StartLimit
 
     Raises
     ------
     DeviceError
-        If the launcher has started several processes, and MPI does not connect them.
+        If the launcher has started several processes, but MPI does not connect them.
     NodeLost
         If another process has ended, or does not reach `fork` in time.
     """
@@ -257,7 +267,7 @@ def find_comm(limit: StartLimit) -> LeaderComm | None:
     mpi = _import_mpi(launched)
     rendezvous.meet(limit.seconds)
     if rendezvous.rank:
-        limit = StartLimit(limit.seconds)  # that of the first process began earlier, and ends the job first
+        limit = StartLimit(limit.seconds)  # begins later than the limit of the first process, which must end the job
     names = [rendezvous.describe(rank) for rank in range(launched) if rank != rendezvous.rank]
     try:
         limit.arm(
@@ -265,22 +275,23 @@ def find_comm(limit: StartLimit) -> LeaderComm | None:
             "docs/machines.md, When it hangs",
             margin=_LEADERS_SECONDS if rendezvous.rank else 0.0,
         )
-        with deferred_interrupts():  # all processes join exactly once
+        with deferred_interrupts():  # each process must take part in these collectives exactly once
             _initialize(mpi, launched)
             _place = share_cores(mpi.COMM_WORLD)
             _comm = LeaderComm(mpi)
             rendezvous.joined()
             for name in [name for name in os.environ if name.startswith(_OF_LAUNCHERS)]:
-                del os.environ[name]  # programs that this one starts are not part of the job
+                del os.environ[name]  # so that programs that this one starts do not join the job
     finally:
         limit.disarm()
     return _comm
 
 
 def own_part(devices: list[str]) -> list[str]:
-    """Return this process's part of the host's devices.
+    """Return the devices of the host that this process uses.
 
-    That is all of them, if no other process of the job is on the host, or if there are fewer devices than processes.
+    The processes of the job on this host divide the devices among themselves. If there are fewer devices than
+    processes, each process uses all of them.
     """
     number, n = _place
     if len(devices) < n:
@@ -289,7 +300,7 @@ def own_part(devices: list[str]) -> list[str]:
 
 
 def _import_mpi(launched: int) -> Any:
-    """Import mpi4py, without initializing MPI."""
+    """Return ``mpi4py.MPI``, imported without initializing MPI."""
     try:
         import mpi4py
 
@@ -309,7 +320,7 @@ def _import_mpi(launched: int) -> Any:
 
 
 def _initialize(mpi: Any, launched: int) -> None:
-    """Initialize MPI, unless the program has done so."""
+    """Initialize MPI unless the program has done so, and check that it connects all processes."""
     is_ours = not mpi.Is_initialized()
     if is_ours:
         os.environ.setdefault(*_SEGMENT)
@@ -318,7 +329,7 @@ def _initialize(mpi: Any, launched: int) -> None:
     size = mpi.COMM_WORLD.Get_size()
     if launched != size:
         if is_ours:
-            atexit.register(mpi.Finalize)  # removes MPI's files
+            atexit.register(mpi.Finalize)  # so that MPI removes its files
         how = _how_to_launch(_library(mpi))
         raise DeviceError(f"this is one of {launched} {_TOGETHER}, and MPI knows {size}: {how}")
 
@@ -329,7 +340,7 @@ def _library(mpi: Any) -> str:
 
 
 def _how_to_launch(library: str) -> str:
-    """Explain why an MPI library does not know its launcher, and how to fix it."""
+    """Explain, for an error message, why an MPI library does not support its launcher, and how to fix it."""
     if "SLURM_STEP_NUM_TASKS" in os.environ:
         way = "pmix, or mpiexec in place of srun" if library.startswith("Open MPI") else "pmi2"
         return f"srun does not support the library ({library}) in this way; pass --mpi={way}"

@@ -1,4 +1,4 @@
-"""Messages between the controller and the leaders of the other nodes: orders out, answers back."""
+"""Messages between the controller and the leaders of other nodes: orders of the controller, and answers to them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ class Options(NamedTuple):
     Attributes
     ----------
     profile_workers : bool
-        Print the backend's profiles of the workers when they stop.
+        Whether workers print the backend's profiles when they stop.
     replicate_rng : bool
-        Give all ranks the same random streams.
+        Whether all ranks have the same random streams.
     timeout : float or None
-        Seconds that a rank may take for a command.
+        Seconds that a rank may take for a command; ``None``: no limit.
     restart_workers : bool
-        Replace workers that die.
+        Whether dead workers are replaced.
     check_replicas : int
-        Compare replicas at every so many-th call; 0: never.
+        Number of calls between two comparisons of the replicas; 0: they are not compared.
     wire_dtype : str or None
-        The wire dtype of float32 arrays between nodes; ``None``: float32.
+        Wire dtype of float32 arrays between nodes; ``None``: float32.
     seed : bytes or None
-        The seed of each rank's global random states; ``None``: all ranks keep the states that they inherit.
+        Seed from which each rank derives its global random states; ``None``: ranks keep the states that they inherit.
     heartbeat : float
         Seconds of silence after which a node is lost.
     """
@@ -42,14 +42,14 @@ class Options(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """Report the devices of the node; the arguments are those of `fork`."""
+    """Order to report the devices of the node, as selected by the ``arguments`` of `fork`."""
 
     number: int
     arguments: tuple[Any, ...]
 
 
 class Start(NamedTuple):
-    """Start a rank on each device; ``sizes`` are the numbers of ranks of all nodes."""
+    """Order to start a rank on each device; ``sizes`` has the number of ranks of each node."""
 
     number: int
     devices: list[str]
@@ -59,23 +59,23 @@ class Start(NamedTuple):
 
 
 class Bring(NamedTuple):
-    """Take in a part of the data for the next `Do`; the answer has an exception if that fails."""
+    """Order to store a part of the data for the next `Do`; the answer contains an exception if that fails."""
 
     number: int
     shipment: Shipment
 
 
 class Do(NamedTuple):
-    """Have the ranks execute a message of the controller, with the data that it needs.
+    """Order to execute a message of the controller on all ranks of the node.
 
     Attributes
     ----------
     message : bytes
-        A pickled `Envelope`.
+        Pickled `Envelope`.
     shipment : Shipment
-        The last part of the data.
+        Last part of the data that the command needs.
     refusal : Exception or None
-        The node's answer to an earlier `Bring` that failed: then the ranks do not begin.
+        Exception with which the node answered an earlier `Bring`; the ranks then do not execute the message.
     waited : int
         Nanoseconds from the node's last answer until all nodes had answered.
     """
@@ -88,41 +88,41 @@ class Do(NamedTuple):
 
 
 class Look(NamedTuple):
-    """Report which parts of files, by key, this node has, too; from then on they are the memory of their keys."""
+    """Order to open the parts of files, by key, that this node has, too, and use them as the memory of their keys."""
 
     number: int
     parts: dict[str, FilePart]
 
 
 class Report(NamedTuple):
-    """Report the time of the monotonic clock, in nanoseconds, and the counts of each rank's part of the shared heap."""
+    """Order to report the monotonic clock, in nanoseconds, and counts of each rank's part of the shared heap."""
 
     number: int
 
 
 class Stop(NamedTuple):
-    """End the ranks at once."""
+    """Order to end the ranks at once."""
 
     number: int
 
 
 class Leave(NamedTuple):
-    """End the leader, because the controller ends."""
+    """Order to end the leader, because the controller ends."""
 
     number: int
 
 
 class Answer(NamedTuple):
-    """Result of an order.
+    """Answer to an order.
 
     Attributes
     ----------
     replies : object
-        Requested data; for `Do`, the reply of each rank.
+        Data that the order asked for; for `Do`, the reply of each rank.
     took : int
-        For `Do`, the nanoseconds that the ranks took.
+        Nanoseconds that the ranks took; only for `Do`.
     lacks : bool
-        Whether some of the data that came with the order could not be taken in.
+        Whether a part of the data that came with the order could not be stored.
     """
 
     number: int
@@ -132,14 +132,19 @@ class Answer(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """Failure of a node: a rank is dead or silent, and the others have been ended; or the ranks could not be started.
+    """Answer of a node that has failed, because a rank is dead or silent or because ranks could not be started.
 
     Attributes
     ----------
+    text : str
+        Description of the failure; the full error message if ``rank`` is ``None``.
     rank : int or None
-        Rank on that node; ``None``: no particular rank, and ``text`` is the full message.
+        Number of the failed rank on its node; ``None`` if no particular rank has failed.
+    pid, exitcode, is_dead
+        Process id of the failed rank, its exit code, and whether it is dead instead of silent.
     replaced : tuple of int
-        Ranks on that node that were replaced by new processes, while all others are well; empty: the node has no ranks.
+        Ranks on that node that were replaced by new processes; the other ranks still run. Empty: all ranks of the node
+        have been ended.
     """
 
     number: int
