@@ -1,4 +1,4 @@
-"""The compiled core: synchronization, the shared heap, reductions, collectives and fast calls, in C."""
+"""The compiled core in C: synchronization, the shared heap, reductions, collectives and fast calls."""
 
 try:
     from synkhronos._native import native

@@ -1,4 +1,4 @@
-/* Allocation in an arena: size classes, cached blocks, unused addresses, and the pages behind them. See heap.h. */
+/* Allocation in an arena: size classes, cached blocks, unused addresses, and reservation of pages. See heap.h. */
 #include "heap_internal.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -22,8 +22,8 @@
 
 /* -- Pages of the heap's file */
 
-/* Request huge pages, which are faster to fault in and to access. For memory in files the kernel creates them only
- * where a page exists already, and on request like this, whatever the system-wide setting is. */
+/* Request huge pages, which are faster to fault in and to access. For files in memory, MADV_COLLAPSE creates them
+ * regardless of the system-wide setting, but only where a page exists already. */
 static void request_huge_pages(const struct heap *heap, int fd, char *first, size_t n_bytes)
 {
     size_t n_huge = n_bytes / HEAP_HUGE_PAGE;
@@ -35,8 +35,8 @@ static void request_huge_pages(const struct heap *heap, int fd, char *first, siz
     madvise(first, n_huge * HEAP_HUGE_PAGE, MADV_COLLAPSE);
 }
 
-/* Allocate the pages of a range. fallocate on the file works on every Linux. Where a sandbox refuses it, or the program
- * has closed the file, MADV_POPULATE_WRITE (Linux 5.14) works through the addresses, but page table by page table. */
+/* Allocate the pages of a range. fallocate on the file works on every Linux. If a sandbox refuses it, or the program
+ * has closed the file, fall back to MADV_POPULATE_WRITE (Linux 5.14), which needs no file but is slower. */
 int heap_reserve_pages(const struct heap *heap, char *first, size_t n_bytes)
 {
     if (!heap->is_shared)
@@ -63,7 +63,7 @@ static int release_pages(const struct heap *heap, size_t start, size_t n_bytes)
     return madvise(arena_base(heap) + start, n_bytes, heap->is_shared ? MADV_REMOVE : MADV_DONTNEED) == 0;
 }
 
-/* -- Unused addresses: first fit, merged with their neighbours when they are freed */
+/* -- Unused addresses: first fit; freed ranges are merged with their neighbours */
 
 void extents_free(struct extents *extents, size_t start, size_t n_pages)
 {
@@ -93,7 +93,7 @@ void extents_free(struct extents *extents, size_t start, size_t n_pages)
             size_t capacity = extents->capacity ? 2 * extents->capacity : 64;
             struct extent *list = realloc(extents->list, capacity * sizeof *list);
             if (list == NULL)
-                return; /* these addresses are lost, but they hold no memory */
+                return; /* these addresses are never used again, but they have no pages */
             extents->list = list;
             extents->capacity = capacity;
         }
@@ -103,8 +103,8 @@ void extents_free(struct extents *extents, size_t start, size_t n_pages)
     }
 }
 
-/* Find `n_pages` unused pages at a multiple of `alignment`; returns 0 if there are none. Low addresses come first,
- * which keeps used pages together. */
+/* Allocate addresses for `n_pages` pages, at a multiple of `alignment` pages. Returns 0 if there are none. The lowest
+ * addresses that fit are used, which keeps used pages together. */
 static int extents_allocate(struct extents *extents, size_t n_pages, size_t alignment, size_t *start)
 {
     for (size_t i = 0; i < extents->n; i++) {
@@ -132,7 +132,7 @@ static int extents_allocate(struct extents *extents, size_t n_pages, size_t alig
 
 /* -- Blocks */
 
-/* Pages of a block of a size class. */
+/* Number of pages of a block of a size class. */
 size_t class_pages(unsigned class)
 {
     return (size_t)(4 + (class & 3)) << (class >> 2);
@@ -155,7 +155,7 @@ static int is_in_own_arena(const struct heap *heap, const void *block)
     return at >= base && at - base < heap->arena_size;
 }
 
-/* Only the owner writes, under the lock: no atomic read-modify-write is needed. */
+/* Add to a counter. Only the owner writes it, under the lock, so no atomic read-modify-write is needed. */
 static void add_to(_Atomic uint64_t *total, uint64_t change)
 {
     atomic_store_explicit(total, atomic_load_explicit(total, memory_order_relaxed) + change, memory_order_relaxed);
@@ -169,7 +169,7 @@ static void release_block(struct heap *heap, size_t start, size_t n_pages)
     }
 }
 
-/* Release the `n` blocks of a size class that have been cached for longest. */
+/* Release the `n` blocks of a size class that were cached first. The caller holds the lock. */
 static void release_cached(struct heap *heap, unsigned class, size_t n)
 {
     struct free_list *list = &heap->free_lists[class];
@@ -190,7 +190,7 @@ static void release_all_cached(struct heap *heap)
     }
 }
 
-/* Get a block of zeros from the system, after releasing cached blocks of other classes if need be. */
+/* Get a block of zeros from the system. If memory is short, release all cached blocks and try again. */
 static int new_block(struct heap *heap, unsigned class, size_t *start)
 {
     size_t n_pages = class_pages(class), n_bytes = n_pages * HEAP_PAGE;
@@ -213,7 +213,7 @@ static int new_block(struct heap *heap, unsigned class, size_t *start)
     return 0;
 }
 
-/* Returns NULL where malloc has to serve the request. */
+/* Allocate a block in the arena. Returns NULL if malloc has to serve the request. */
 static void *allocate(struct heap *heap, size_t n_bytes, int *is_zero)
 {
     if (n_bytes < HEAP_SMALLEST_BLOCK || n_bytes > heap->arena_size || heap->is_closed || !is_owner(heap))
@@ -281,10 +281,10 @@ void heap_free(struct heap *heap, void *block)
         free(block);
         return;
     }
-    if (!is_in_own_arena(heap, block)) /* inherited by a worker from the process that forked it */
+    if (!is_in_own_arena(heap, block)) /* a worker inherited it from the process that forked it */
         return;
     size_t start = (size_t)((char *)block - arena_base(heap)) / HEAP_PAGE;
-    if (!is_owner(heap)) { /* free the pages of this child's private copy */
+    if (!is_owner(heap)) { /* a child that is not a rank: free the pages of its private copy */
         madvise(block, class_pages(heap->classes[start] - 1U) * HEAP_PAGE, MADV_DONTNEED);
         return;
     }
@@ -320,11 +320,11 @@ void heap_free(struct heap *heap, void *block)
 
 /* -- Release of cached blocks while no command runs */
 
-/* The thread exists only while this process caches blocks: the end of a command starts it, and it ends when none are
- * left. It handles no signals, and forked processes do not have it. */
+/* The thread exists only while this process caches blocks: the end of a command starts it, and it ends when no cached
+ * block is left. It handles no signals. Forked processes do not have it. */
 static _Atomic int is_thread_running;
 
-/* Release cached blocks if no command was run since the last call. Returns whether any blocks are still cached. */
+/* Release cached blocks if no command ran since the last call. Returns whether any blocks are still cached. */
 static int release_if_idle(struct heap *heap)
 {
     if (!is_owner(heap))
@@ -356,7 +356,7 @@ static void *idle_thread(void *nothing)
         if (release_idle_heaps())
             continue;
         atomic_store(&is_thread_running, 0);
-        if (!release_idle_heaps() || atomic_exchange(&is_thread_running, 1)) /* a command has just ended */
+        if (!release_idle_heaps() || atomic_exchange(&is_thread_running, 1)) /* the second means: a new thread runs */
             return nothing;
     }
 }
@@ -386,7 +386,7 @@ void heap_begin_command(struct heap *heap)
 
 void heap_end_command(struct heap *heap)
 {
-    if (!is_owner(heap)) /* a child process that was forked during the command */
+    if (!is_owner(heap)) /* in a child process that was forked during the command */
         return;
     pthread_mutex_lock(&heap->lock);
     heap->is_busy = 0;

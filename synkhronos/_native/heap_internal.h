@@ -11,7 +11,7 @@
 #include <stdatomic.h>
 #include <sys/types.h>
 
-/* Unused address ranges of an arena, which hold no memory. Sorted, never adjacent, in pages from the arena's start. */
+/* Unused address ranges of an arena, without memory. Sorted, never adjacent, in pages from the arena's start. */
 struct extent {
     size_t start, n_pages;
 };
@@ -24,7 +24,7 @@ struct extents {
 struct free_list {
     size_t *starts;
     size_t n, capacity;
-    size_t n_idle; /* smallest `n` since blocks were last released: so many blocks were not needed */
+    size_t n_idle; /* smallest `n` since blocks were last released: this many blocks were not needed */
 };
 
 /* Size classes lie at quarters between powers of two (4, 5, 6, 7, 8, 10, 12, … pages), so that rounding up wastes at
@@ -35,17 +35,17 @@ struct arena_usage {
     _Alignas(64) _Atomic uint64_t in_use, cached, peak;
 };
 
-/* Private copy of adjacent live blocks, for a child process. */
+/* Private copy of a run of adjacent live blocks, for a child process. */
 struct block_copy {
     char *original, *copy;
     size_t n_bytes;
 };
 
 struct heap {
-    char *base; /* the first arena; in front of it, in the same file, lies a page with the usage of all ranks */
+    char *base; /* the first arena; `usage`, the counters of all ranks, lies before it in the same file */
     _Atomic size_t arena_size; /* 0 once the arenas are unmapped */
     int n_ranks, rank;
-    struct descriptor file; /* none where memory is private */
+    struct descriptor file; /* closed if memory is private */
     int is_shared;
     int is_closed;
     int *owner_flag; /* 1 in the process that took the arena of `rank`; the kernel clears it in forked children */
@@ -55,12 +55,12 @@ struct heap {
     struct extents unused;
     struct free_list free_lists[N_CLASSES];
     uint8_t *classes; /* for each page of the own arena: 1 + the class of the live block that begins there, or 0 */
-    size_t top;       /* number of pages from the arena's start that were ever used */
+    size_t top;       /* number of pages, from the arena's start, up to the last one ever used */
     size_t cache_limit;
-    size_t budget, remaining; /* as last set; what is left of it */
-    unsigned commands;        /* since idle blocks were last released */
-    int is_busy;              /* a command is running */
-    uint64_t n_begun, n_seen; /* commands begun; the same number when the idle thread last ran */
+    size_t budget, remaining; /* bytes: as last set, and what is left of them */
+    unsigned commands;        /* number of commands since idle blocks were last released */
+    int is_busy;              /* whether a command is running */
+    uint64_t n_begun, n_seen; /* number of commands begun: now, and when the idle thread last ran */
 
     struct block_copy *copies; /* between heap_before_fork and heap_after_fork */
     size_t n_copies;
@@ -70,7 +70,7 @@ struct heap {
 size_t class_pages(unsigned class);
 int heap_reserve_pages(const struct heap *heap, char *first, size_t n_bytes);
 void extents_free(struct extents *extents, size_t start, size_t n_pages);
-void idle_thread_reset(void); /* in a forked child, which does not have the thread */
+void idle_thread_reset(void); /* call this in a forked child, which does not have the thread */
 
 void heap_unmap(struct heap *heap);
 struct heap *heaps_lock(void); /* the list of all heaps; none is unmapped until heaps_unlock */

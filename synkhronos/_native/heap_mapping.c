@@ -1,9 +1,9 @@
 /* Mapping of the heap, and its state in forked processes. See heap.h.
  *
- * A forked rank shares the heap. Any other child process gets private copies of the live blocks, made before the fork,
- * at their own addresses, and nothing else of the heap: neither process sees later writes of the other. Copies are made
- * where Python forks (`os.fork`, multiprocessing, `preexec_fn`). Where C code forks in order to execute a program, the
- * child gets no copies, and touching a block would end it by SIGSEGV. */
+ * A forked rank shares the heap. Any other child process gets private copies of the live blocks at the same addresses,
+ * and nothing else of the heap. So neither process sees later writes of the other. The copies are made before the fork,
+ * if Python forks (`os.fork`, multiprocessing, `preexec_fn`). If C code forks in order to execute a program, the child
+ * gets no copies, and would end by SIGSEGV if it accessed a block. */
 #include "heap_internal.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -30,7 +30,7 @@ static void lock_before_fork(void)
 {
     pthread_mutex_lock(&lock);
     for (struct heap *heap = heaps; heap != NULL; heap = heap->next)
-        pthread_mutex_lock(&heap->lock); /* a forked rank must find consistent lists */
+        pthread_mutex_lock(&heap->lock); /* so that the lists are consistent in a forked rank */
 }
 
 static void unlock_in_parent(void)
@@ -45,7 +45,7 @@ static size_t mapped_bytes(const struct heap *heap)
     return HEAP_HUGE_PAGE + heap->arena_size * (size_t)heap->n_ranks;
 }
 
-/* In a child that is no rank: unmap the heap, and put the copies of live blocks at their addresses. */
+/* In a child that is not a rank: unmap the heap, and move the copies of live blocks to the blocks' addresses. */
 static void replace_with_copies(struct heap *heap)
 {
     mmap(heap->usage, mapped_bytes(heap), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
@@ -54,7 +54,7 @@ static void replace_with_copies(struct heap *heap)
         mremap(one->copy, one->n_bytes, one->n_bytes, MREMAP_MAYMOVE | MREMAP_FIXED, one->original);
     }
     heap->n_copies = 0;
-    descriptor_close(&heap->file); /* otherwise the child would keep the memory of all ranks alive */
+    descriptor_close(&heap->file); /* otherwise the child would keep the memory of all ranks allocated */
     heap->is_shared = 0;
 }
 
@@ -65,7 +65,7 @@ static void reset_in_child(void)
         pthread_mutex_init(&heap->lock, NULL);
         if (!heap->is_shared || (is_rank && heap == rank_heap))
             continue;
-        if (is_rank) /* the heap of a closed session: read-only */
+        if (is_rank) /* the heap of an earlier session, which this rank may only read */
             mprotect(heap->usage, mapped_bytes(heap), PROT_READ);
         else
             replace_with_copies(heap);
@@ -202,7 +202,7 @@ void heap_after_fork(void)
 
 /* -- Mapping */
 
-/* Map the usage page, which occupies the addresses of a huge page, and the arenas behind it. */
+/* Map the usage counters, which occupy the addresses of one huge page, and the arenas after them. */
 static char *map_aligned(int fd, size_t n_bytes)
 {
     char *found = mmap(NULL, n_bytes + HEAP_HUGE_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -222,7 +222,7 @@ static char *map_aligned(int fd, size_t n_bytes)
     if (lead < HEAP_HUGE_PAGE)
         munmap(start + n_bytes, HEAP_HUGE_PAGE - lead);
     madvise(start + HEAP_HUGE_PAGE, n_bytes - HEAP_HUGE_PAGE, MADV_HUGEPAGE);
-    madvise(start, n_bytes, MADV_DONTDUMP); /* a core file would hold the memory of all ranks */
+    madvise(start, n_bytes, MADV_DONTDUMP); /* otherwise a core file would contain the memory of all ranks */
     return start;
 }
 
@@ -292,7 +292,7 @@ void heap_take_arena(struct heap *heap, int rank)
     free_bookkeeping(heap);
     madvise(heap->classes, heap->arena_size / HEAP_PAGE, MADV_DONTNEED);
     init_arena(heap, rank);
-    madvise(arena_base(heap), heap->arena_size, MADV_REMOVE); /* left by a worker that has ended */
+    madvise(arena_base(heap), heap->arena_size, MADV_REMOVE); /* pages left by a worker that has ended */
     atomic_store(&usage->in_use, 0);
     atomic_store(&usage->cached, 0);
     atomic_store(&usage->peak, 0);
@@ -313,7 +313,7 @@ void heap_close(struct heap *heap)
         heap_unmap(heap);
 }
 
-/* Only when no live blocks are left: their addresses become invalid. */
+/* Call this only when no live blocks are left, because their addresses become invalid. */
 void heap_unmap(struct heap *heap)
 {
     size_t n_bytes = mapped_bytes(heap), n_pages = heap->arena_size / HEAP_PAGE;

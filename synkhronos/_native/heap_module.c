@@ -3,7 +3,7 @@
 
 /* -- NumPy's memory handler (NEP 49) */
 
-/* Every array keeps the capsule of the handler that allocated it, so the heap lives as long as any of its arrays. */
+/* Every array keeps the capsule of the handler that allocated it, so the heap exists as long as any of its arrays. */
 struct numpy_handler {
     PyDataMem_Handler handler;
     struct heap *heap;
@@ -173,7 +173,7 @@ static PyObject *close_(Heap *self, PyObject *nothing)
     Py_RETURN_NONE;
 }
 
-/* The address of an array's lowest byte, and the number of bytes from there to its end. */
+/* The address of an array's first byte in memory, and the number of bytes from there to its end. */
 static char *span_of(PyArrayObject *array, size_t *n_bytes)
 {
     char *first = PyArray_BYTES(array), *last = first + PyArray_ITEMSIZE(array);
@@ -251,7 +251,7 @@ static PyGetSetDef attributes[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-/* The buffer of a `Heap`: all arenas. */
+/* The buffer of a `Heap` is the memory of all arenas. */
 static int get_buffer(PyObject *object, Py_buffer *view, int flags)
 {
     struct heap *heap = heap_of(object);

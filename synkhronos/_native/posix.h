@@ -12,9 +12,9 @@
  *
  * A program may close descriptors that it did not open (`os.closerange`, as daemons do), or replace their files
  * (`dup2`). So the device and inode are stored, and compared before each use. Memory files, sockets, pipes and files
- * on disk have an inode each. Anonymous inodes (of `eventfd`, `epoll`, and of `pidfd` before Linux 6.9) are one for
- * all, and cannot be distinguished in this way. Another thread may still replace the file between the comparison and
- * the use. */
+ * on disk each have an inode. All anonymous files (`eventfd`, `epoll`, and `pidfd` before Linux 6.9) share one inode,
+ * so they cannot be distinguished in this way. If another thread replaces the file between the comparison and the use,
+ * this is not detected. */
 struct descriptor {
     int fd; /* -1: closed */
     dev_t device;
@@ -31,7 +31,7 @@ static inline int descriptor_own(struct descriptor *self, int fd)
     return 1;
 }
 
-/* The descriptor; -1 if it is closed, or its number belongs to another file now. */
+/* The descriptor; -1 if it is closed, or if its number belongs to another file now. */
 static inline int descriptor_number(const struct descriptor *self)
 {
     struct stat file;
@@ -51,7 +51,7 @@ static inline void descriptor_close(struct descriptor *self)
 
 /* -- Threads */
 
-/* Start a detached thread with a small stack, which handles no signals. Returns 0 if the system refuses. */
+/* Start a detached thread with a small stack and all signals blocked. Returns 0 if the system refuses. */
 static inline int start_thread(void *(*work)(void *), void *argument)
 {
     pthread_t thread;

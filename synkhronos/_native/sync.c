@@ -1,4 +1,4 @@
-/* Synchronization of ranks: spin briefly, then park in a futex. See sync.h. */
+/* Synchronization of ranks: spin briefly, then park on a futex. See sync.h. */
 #define _GNU_SOURCE
 #include "sync.h"
 
@@ -9,15 +9,14 @@
 #include <unistd.h>
 
 enum {
-    READS_PER_CLOCK = 16, /* of the counters between two reads of the clock */
-    PREEMPTED_NS = 50000, /* a longer gap between two reads of the clock: another thread had the core */
-    IDLE_FACTOR = 5,      /* a worker spins this much longer for its next message: its core has nothing else to do */
+    READS_PER_CLOCK = 16, /* reads of the counters between two reads of the clock */
+    PREEMPTED_NS = 50000, /* a longer gap between two reads of the clock means that another thread had the core */
+    IDLE_FACTOR = 5,      /* a worker spins this many times longer for a message: its core has nothing else to do */
     STEPS_BITS = 24       /* low bits of an `ARRIVED` counter; the high bits hold the number of the message */
 };
 
-/* A futex shared between processes. Where a sandbox refuses futexes, no rank sleeps, and waiting is slow but
- * correct. That case gets no further support, because glibc aborts the process if one of its own locks is refused a
- * futex. */
+/* Futex system call on memory shared by processes. If a sandbox refuses futexes, no rank sleeps: waiting takes CPU
+ * time but is correct. There is no better fallback, because glibc itself aborts if a futex of its locks is refused. */
 static long futex(_Atomic uint32_t *word, int operation, uint32_t value, long nanoseconds)
 {
     struct { long seconds, nanoseconds; } limit = {0, nanoseconds};
@@ -46,7 +45,7 @@ size_t sync_bytes(int n_ranks)
     return sizeof(struct sync_shared) + (size_t)n_ranks * sizeof(struct sync_slot);
 }
 
-/* Whether other ranks wait for this rank's counter. */
+/* Whether other ranks wait for the counter of `rank`. */
 static bool matters(const struct sync *sync, enum counter counter, int rank)
 {
     return counter == ARRIVED || (counter == SENT) == (rank == sync->master);
@@ -97,7 +96,7 @@ int64_t sync_arrive(struct sync *sync)
     return sync->step;
 }
 
-/* Whether an awaited rank may have to wait until this rank leaves the core. */
+/* Whether an awaited rank may be waiting for this rank's core. */
 static bool shares_native(const struct sync *sync, enum counter counter, int64_t value)
 {
     int core = sched_getcpu();
