@@ -6,16 +6,16 @@
 
 #define CACHE_LINE 64
 
-/* The header of a rank: where its arrays lie. 0: in memory that other ranks cannot read. Addresses are the same in all
- * ranks. */
+/* The header of a rank: the addresses of its arrays, which are the same in all ranks. 0: other ranks cannot access the
+ * array. */
 struct header {
     int64_t signature;
     uintptr_t send[MAX_ARRAYS], recv[MAX_ARRAYS];
 };
 
-#define NONE ((uintptr_t)1) /* no result is wanted, or there are no elements */
+#define NONE ((uintptr_t)1) /* the rank wants no result, or the array has no elements */
 
-/* A range of elements of an array that is staged in one round. */
+/* A range of elements of an array that is staged in one round; `offset` is in bytes from the start of the buffer. */
 struct chunk {
     size_t array, start, stop, offset;
 };
@@ -136,14 +136,14 @@ static int is_mismatch(const struct collectives *self, unsigned round)
     return 0;
 }
 
-/* -- Staging: arrays that other ranks cannot read are copied, chunk by chunk, to memory that they can */
+/* -- Staging: arrays that other ranks cannot access are copied, chunk by chunk, to memory that they can access */
 
 static char *staging_of(const struct collectives *self, unsigned round, int rank)
 {
     return self->staging + ((round & 1) * (size_t)self->n_ranks + (size_t)rank) * STAGING_BYTES;
 }
 
-/* Copy the next chunks of the staged arrays, from the cursor on, until this rank's buffer is full. */
+/* Copy the next chunks of the staged arrays, from the cursor on, to this rank's buffer until it is full. */
 static void stage_next(struct collectives *self, const struct array *arrays, const char *is_staged, size_t n,
                        struct cursor *cursor)
 {
@@ -172,7 +172,8 @@ static void stage_next(struct collectives *self, const struct array *arrays, con
     }
 }
 
-/* Copy elements `start` to `stop` of each rank to their places in the result. The operands point to element `start`. */
+/* Copy the elements from `start` to `stop` (exclusive) of each rank to the result. The operands point to element
+ * `start`. */
 static void gather(const struct collectives *self, const struct array *array, size_t start, size_t stop)
 {
     size_t first = 0;
@@ -220,7 +221,8 @@ static int run_staged(struct collectives *self, const struct array *arrays, cons
     }
 }
 
-/* Reduce this rank's share of the elements, in whole cache lines, into the results of all ranks. */
+/* Reduce this rank's part of the elements into the results of all ranks. Parts consist of full cache lines, so that no
+ * two ranks write to the same line of an aligned array. */
 static void reduce_direct(struct collectives *self, unsigned round, const struct array *array, size_t i)
 {
     size_t unit = CACHE_LINE / array->itemsize, n_ranks = (size_t)self->n_ranks;
@@ -254,7 +256,7 @@ static enum outcome run(struct collectives *self, const struct array *arrays, si
         self->round++;
         return MISMATCH;
     }
-    /* Read the headers before the next round, after which a rank may overwrite them. */
+    /* Read the headers before the barrier of the next round, because a rank may overwrite them after it. */
     char direct[MAX_ARRAYS];
     for (size_t i = 0; i < n; i++) {
         direct[i] = (char)(!is_staged[i] && is_direct(self, first, i));

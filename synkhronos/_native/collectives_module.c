@@ -1,4 +1,4 @@
-/* The type `Collectives`, for one process of a session; see native.pyi. */
+/* The type `Collectives`: one process's access to collectives. See native.pyi. */
 #include "module.h"
 
 #include "collectives.h"
@@ -56,7 +56,7 @@ static PyObject *collectives_new(PyTypeObject *type, PyObject *args, PyObject *k
     return (PyObject *)self;
 }
 
-/* The Python side of a running collective, which holds the GIL only while it calls Python. */
+/* Context of a running collective, which holds the GIL only while it calls Python. */
 struct call {
     PyObject *sync, *check, *wait;
     struct heap *heap;
@@ -105,7 +105,7 @@ static char *data_of(PyObject *object, int is_written, size_t *length, size_t *i
     return PyArray_BYTES(array);
 }
 
-/* The number of elements of each rank, as new memory; NULL with an exception set. */
+/* The numbers of elements of all ranks, in memory that the caller frees; NULL with an exception set. */
 static size_t *parse_counts(PyObject *counts, int n_ranks)
 {
     size_t *numbers = PyMem_Calloc((size_t)n_ranks, sizeof *numbers);
@@ -123,7 +123,7 @@ static size_t *parse_counts(PyObject *counts, int n_ranks)
     return NULL;
 }
 
-/* Parse (array, out or None, Reduction or lengths); -1 with an exception set. */
+/* Parse a tuple (array, out or None, Reduction or lengths); -1 with an exception set. */
 static int parse_array(struct array *array, PyObject *item, int n_ranks, int rank)
 {
     PyObject *send, *recv, *how;

@@ -1,7 +1,8 @@
-/* The type `FastCall`: calls a compiled function whose arguments lie in cells (lists of one item). See native.pyi. */
+/* The type `FastCall`: calls a compiled function that takes its arguments from cells (lists of one item). See
+ * native.pyi. */
 #include "module.h"
 
-/* The arrays that an argument accepts as they are. */
+/* An argument of the function: its cell, and the arrays that it accepts without conversion. */
 struct argument {
     PyObject *cell;
     PyArray_Descr *dtype;
@@ -37,7 +38,7 @@ static int are_cells(PyObject *cells)
     return 1;
 }
 
-/* Parse (cell, dtype, whether each axis has length 1); -1 with an exception set. */
+/* Parse a tuple (cell, dtype, whether each axis must have length 1); -1 with an exception set. */
 static int read_input(struct argument *input, PyObject *item)
 {
     PyObject *axes;
@@ -85,7 +86,7 @@ static PyObject *fast_call_new(PyTypeObject *type, PyObject *args, PyObject *key
     return NULL;
 }
 
-/* Whether a value may be stored in the argument's cell as it is. */
+/* Whether a value can be stored in the argument's cell without conversion. */
 static int is_accepted(const struct argument *input, PyObject *value)
 {
     if (!PyArray_CheckExact(value))

@@ -1,13 +1,13 @@
-/* The module `synkhronos._native.native`, and its functions on plain memory: conversion to 16-bit floats, and hashes. See
- * native.pyi. Each *_module.c file adds its own functions and types. */
+/* The module `synkhronos._native.native`, and functions on plain memory: conversion of float32 to and from 16 bits, and
+ * hashes. See native.pyi. Each *_module.c file adds its own functions and types. */
 #define SYNKHRONOS_MODULE_MAIN
 #include "module.h"
 #include "reductions_kernels.h"
 
 #include <string.h>
 
-/* -- Conversion of float32 arrays from and to float16, or bfloat16, which is the upper half of a float32. Rounds to
- * nearest, ties to even. */
+/* -- Conversion of float32 arrays to and from float16 or bfloat16, rounding to nearest, ties to even. A bfloat16 number
+ * is the upper half of a float32 number. */
 
 /* Compiled for several instruction sets; the dynamic linker picks the best one. */
 #if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__)
@@ -44,7 +44,7 @@ static void widen_all(const uint16_t *restrict from, float *restrict to, npy_int
             to[i] = half_to_float(from[i]);
 }
 
-/* Parse (from, to, is_bfloat16): arrays of these types and of equal size; 0 with an exception set. */
+/* Parse the arguments (from, to, is_bfloat16), and check the arrays' types and sizes; 0 with an exception set. */
 static int read_arguments(PyObject *args, int type, int type_of_result, PyArrayObject **from, PyArrayObject **to,
                           int *is_bfloat16)
 {
@@ -81,12 +81,11 @@ static PyObject *widen_array(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* -- Hashes of blocks of memory, which detect blocks that have changed.
+/* -- Hashes of blocks of memory, which detect changed blocks.
  *
  * The hash is NH with a Toeplitz extension, as in UMAC: J. Black, S. Halevi, H. Krawczyk, T. Krovetz, P. Rogaway,
  * "UMAC: Fast and Secure Message Authentication", CRYPTO 1999; here with 64-bit words and two passes. For a random
- * key, two different blocks of the same length have equal hashes with a probability of at most 2^-128, whatever they
- * hold. */
+ * key, any two different blocks of the same length have equal hashes with a probability of at most 2^-128. */
 
 enum { PASSES = 2 };
 enum { PAIR = 16, HASH_BYTES = PASSES * 16, CACHE_LINE = 64, PREFETCH = 2048 }; /* in bytes */
@@ -98,7 +97,7 @@ static inline uint64_t load_word(const unsigned char *at)
     return value;
 }
 
-/* Add a pair of words to the sums of both passes. The second pass uses the key from two words further on. */
+/* Add a pair of words to the sums of both passes. The second pass uses the key shifted by two words. */
 static inline void add(u128 *sums, const unsigned char *words, const unsigned char *key)
 {
     uint64_t a = load_word(words), b = load_word(words + 8);

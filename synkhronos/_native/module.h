@@ -18,7 +18,7 @@
 #include "reductions.h"
 #include "sync.h"
 
-/* Add the functions and types of one *_module.c file; not 0, with an exception set, on failure. */
+/* Add the functions and types of one *_module.c file; nonzero with an exception set on failure. */
 int synkhronos_add_collectives(PyObject *module);
 int synkhronos_add_fast_call(PyObject *module);
 int synkhronos_add_heap(PyObject *module);
@@ -32,22 +32,22 @@ extern PyTypeObject SyncType;
 
 struct sync *sync_of(PyObject *object);
 
-/* Wait as `Sync.wait` does; -1 with an exception set if `check` or a signal handler raises. */
+/* Implements `Sync.wait`; -1 with an exception set if `check` or a signal handler raises. */
 int sync_wait(PyObject *object, enum counter counter, int64_t value, PyObject *check);
 
 /* -- heap_module.c */
 
 extern PyTypeObject HeapType;
 
-/* The heap of an object of that type; NULL if it has none. */
+/* The heap of a `Heap` object; NULL if it has no memory. */
 struct heap *heap_of(PyObject *object);
 
 /* -- reductions_module.c */
 
 extern PyTypeObject ReductionType;
 
-/* The reduction of an object of that type. NULL with an exception set if it is not for `n` arrays of these dtypes;
- * `returned` may be NULL. */
+/* The reduction of a `Reduction` object; NULL with an exception set if it is not for `n` arrays of these dtypes.
+ * `returned` may be NULL, which matches any dtype. */
 const reduction *reduction_for(PyObject *object, Py_ssize_t n, PyArray_Descr *dtype, PyArray_Descr *returned);
 
 #endif

@@ -22,45 +22,55 @@ class Heap:
     Parameters
     ----------
     fd : int
-        File to map, which the heap owns from now on; -1 for private memory.
+        File to map; -1 for private memory. The heap owns it, unless the constructor raises.
     n_ranks, rank : int
-        The number of arenas, and the one that this process takes.
+        The number of arenas, and the index of this process's own arena.
     size : int
-        Bytes of an arena, a multiple of 2 MiB; 0: no heap, and NumPy allocates as ever.
+        Bytes of an arena, a multiple of 2 MiB; 0: no memory, and NumPy's default handler allocates.
     keep : int
-        Most bytes of freed blocks that this rank caches for reuse.
+        Largest number of bytes in freed blocks that this rank caches for reuse.
 
     Attributes
     ----------
     base : int or None
         Address of the first arena; ``None`` if ranks share no memory.
     short : bool
-        Whether more than half of what `allow` permitted is used up.
+        Whether more than half of the bytes that `allow` permitted are used.
+
+    Raises
+    ------
+    OSError
+        If the kernel refuses.
+    ValueError
+        If ``rank``, ``size`` or ``keep`` is invalid.
     """
 
     base: int | None
     short: bool
     def __init__(self, fd: int, n_ranks: int, rank: int, size: int, keep: int) -> None: ...
     def call(self, function: Callable[[_Argument], _Result], argument: _Argument, /) -> _Result:
-        """Call ``function(argument)`` as a command: NumPy allocates arrays in the heap."""
+        """Call ``function(argument)`` as a command; during the call, NumPy allocates arrays in the heap."""
 
     def share(self, function: Callable[[_Argument], _Result], argument: _Argument, /) -> _Result:
-        """Call ``function(argument)``; processes that this thread forks meanwhile are ranks."""
+        """Call ``function(argument)``; processes that this thread forks during the call share the heap as ranks."""
 
     def take(self, rank: int, /) -> None:
         """Take the arena of ``rank``, in a worker that was just forked. The arena is empty afterwards."""
 
     def allow(self, n_bytes: int, /) -> None:
-        """Set how many bytes this rank may still take from the system, in addition to those that are cached."""
+        """Set how many more bytes this rank may take from the system, in addition to its cached blocks."""
 
     def trim(self) -> None:
         """Release all cached blocks."""
 
     def close(self) -> None:
-        """Release the memory of the other ranks, which have ended, and stop allocating in the heap."""
+        """Release the memory of the other ranks, which must have ended, and stop allocating in the heap.
+
+        Memory of this rank's existing arrays is released when they are deleted.
+        """
 
     def offset(self, array: NDArray[Any], /) -> int | None:
-        """Return the position of an array relative to `base`; ``None`` if it is not in memory that ranks share."""
+        """Return an array's offset from `base` in bytes; ``None`` if it is not in memory that ranks share."""
 
     def counts(self) -> list[tuple[int, int, int]]:
         """Return, for each rank, the bytes in use, the bytes cached, and the peak of the bytes in use."""
@@ -68,14 +78,17 @@ class Heap:
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 def before_fork() -> None:
-    """Copy the live blocks before a fork that is not of a rank; warns if memory is too short for it."""
+    """Copy the live blocks before a fork of a process that is not a rank; warn if too little memory is free.
+
+    The child gets these private copies instead of the shared blocks.
+    """
 
 def after_fork() -> None:
     """Free the copies after that fork, in the parent."""
 
 # -- sync_module.c
 
-#: Longest time between two checks whether the other ranks are alive, in seconds.
+#: Longest time between two checks that the other ranks are alive, in seconds.
 POLL: float
 
 # Kinds of counters; see sync.h.
@@ -84,7 +97,7 @@ ANSWERED: int
 ARRIVED: int
 
 class Sync:
-    """One process's view of the counters by which the ranks of a session wait for each other; see ``sync.h``.
+    """One process's view of the counters by which the ranks of a session synchronize; see ``sync.h``.
 
     Parameters
     ----------
@@ -92,19 +105,19 @@ class Sync:
         Shared by all ranks, aligned to 64 bytes, initially all zero.
     n_ranks : int
     rank : int
-        The rank of this process, which is the master.
+        The rank of this process, which becomes the master.
     spin : float
-        Seconds to spin before parking; 0 where ranks share cores.
+        Seconds to spin before parking; 0 if ranks share cores.
 
     Attributes
     ----------
     rank : int
-        A worker sets it after it was forked.
+        The rank of this process. A forked worker sets it.
     n_ranks : int
     sent : int
-        Number of the master's last message.
+        Number of the last message that the master sent.
     answered, arrived : list of int
-        For each rank, the last message answered, and the last barrier step at which it arrived.
+        For each rank, the number of the last message that it answered, and the last barrier step at which it arrived.
     aborted : bool
         Whether the abort flag is set.
     """
@@ -121,13 +134,13 @@ class Sync:
         """Return the size of the shared memory in bytes."""
 
     def post(self, counter: int, value: int) -> None:
-        """Set this rank's counter and wake the ranks that may wait for it."""
+        """Set this rank's counter, and wake the ranks that may wait for it."""
 
     def wait(self, counter: int, value: int, check: Callable[[], None]) -> None:
         """Wait until all counters are at least ``value``.
 
-        Signal handlers and ``check`` run before each sleep, which takes at most `POLL` seconds; an exception from
-        either ends the wait.
+        The rank sleeps for at most `POLL` seconds at a time. Before each sleep, signal handlers and ``check()`` run; if
+        either raises an exception, the wait ends.
         """
 
     def park(self, counter: int, value: int) -> None:
@@ -140,7 +153,7 @@ class Sync:
         """Reset the barrier steps at the start of message ``number``; all ranks call this."""
 
     def arrive(self) -> int:
-        """Arrive at the barrier without waiting; return the step to wait for."""
+        """Arrive at the barrier without waiting; return the barrier step to wait for."""
 
     def meet(self, check: Callable[[], None]) -> None:
         """Arrive at the barrier and wait for all ranks, as `wait` does."""
@@ -160,61 +173,64 @@ class Reduction:
     ----------
     op : {"sum", "prod", "max", "min", "avg"}
     dtype, returned : dtype
-        Of the operands and of the outs. They are equal, except that sums and products of integers and booleans may
-        return int64 (uint64 for unsigned integers), and their averages float64.
+        The dtypes of the operands and of the outs. They are equal, except that sums and products of integers and
+        booleans may return int64 (uint64 for unsigned integers), and their averages may return float64.
     weights : sequence of float
-        Finite and not negative. An operand of weight 0 is left out, including its NaNs. The size of a weight matters
-        only for averages. If all weights are 0 they count as equal.
+        Finite and not negative. An operand of weight 0 is left out, including its NaNs. Otherwise weights matter only
+        for averages. If all weights are 0, they count as equal.
 
     Raises
     ------
     TypeError
-        If there is no such reduction.
+        If there is no such reduction for these dtypes.
     ValueError
         If a weight is negative or not finite.
     """
 
     def __init__(self, op: str, dtype: DTypeLike, returned: DTypeLike, weights: Sequence[float]) -> None: ...
     def __call__(self, operands: Sequence[NDArray[Any]], outs: Sequence[NDArray[Any]]) -> None:
-        """Write the result to each of the outs.
+        """Reduce the operands, and write the result to each of the outs.
 
-        All arrays are C-contiguous, in native byte order, and of the same size. An out may be an operand if the
+        All arrays must be C-contiguous, in native byte order, and of the same size. An out may be an operand if the
         dtypes are equal, but must not overlap one otherwise. The GIL is released while large arrays are reduced.
         """
 
 def normalized(weights: Sequence[float]) -> list[float]:
     """Scale weights so that they sum to one.
 
-    All shares are equal if all weights are 0. Only a weight of 0 gets a share of 0.
+    If all weights are 0, the shares are equal. Otherwise only a weight of 0 gets a share of 0.
     """
 
 def add_to_sums(sums: NDArray[Any], values: NDArray[Any], weight: float) -> None:
     """Add weighted values to the sums of a running mean.
 
-    Sums of integers and booleans are pairs of int64, initially 0; the weights are integers whose total is less than
-    2**62. Other sums have the dtype of the values (float32 for float16), initially -0.0; the weights are shares of
-    one. If the sum of two finite terms overflows, it does so only by rounding, and becomes the largest number.
+    For integers and booleans, the sums are pairs of int64, initially 0. The weights are integers, and their total is
+    less than 2**62.
+
+    For other dtypes, the sums have the dtype of the values (float32 for float16), initially -0.0. The weights of all
+    arrays sum to one. If the sum of two finite terms overflows, rounding is the cause; then it becomes the largest
+    finite number, with its sign.
     """
 
 def mean_of_sums(sums: NDArray[Any], total: int, out: NDArray[Any]) -> None:
-    """Write the mean of integers to ``out``, rounded to nearest with ties to even, or as float64."""
+    """Divide sums of integers by ``total``; write the means, rounded to nearest with ties to even, or as float64."""
 
 # -- collectives_module.c
 
-#: Bytes of a rank's staging buffer.
+#: Number of bytes of a rank's staging buffer.
 STAGING_BYTES: int
 
 class Collectives:
-    """Collectives of arrays in the ranks' memory; see ``collectives.h``.
+    """Collectives of the ranks of one node, over shared memory; see ``collectives.h``.
 
     Parameters
     ----------
     memory : buffer of at least ``bytes_for(n_ranks)`` bytes
         Shared by all ranks, aligned to 64 bytes, initially all zero.
     sync : Sync
-        For the barriers.
+        Provides the barriers.
     heap : Heap
-        Arrays in it are reduced where they lie; others are staged.
+        Large arrays in it are reduced in place; other arrays are staged.
     """
 
     def __init__(self, memory: Any, sync: Sync, heap: Heap) -> None: ...
@@ -239,38 +255,39 @@ class Collectives:
         Parameters
         ----------
         arrays : list of (array, out, how)
-            C-contiguous arrays. ``out`` receives the result; ``None``: it is not wanted. ``how`` is a `Reduction`, or
-            the numbers of elements of all ranks if the arrays are gathered.
+            C-contiguous arrays. ``out`` receives the result; ``None`` if this rank does not want it. ``how`` is a
+            `Reduction`; to gather the array, it is a sequence with each rank's number of elements.
         signature : int
             Must be the same on all ranks.
         check : callable
-            Raises if a barrier cannot complete any more.
+            ``check()`` raises if a barrier cannot complete any more.
         wait : callable or None
-            ``wait(step)`` replaces the built-in wait for all ranks at a step of the barrier.
+            ``wait(step)`` replaces the built-in wait for all ranks at a barrier step.
         skip_last_barrier : bool
-            Return when this rank's own share is done. Results are complete, and arrays no longer accessed by other
-            ranks, when the next collective has passed a barrier.
+            Return as soon as this rank has done its own part. The results are complete, and other ranks no longer
+            access this rank's arrays, when the next collective has passed a barrier.
 
         Returns
         -------
         bool or None
-            Whether any array was reduced or gathered where it lies. ``None`` if the signatures differ, in which case
-            no result is written.
+            Whether any array was reduced or gathered in place. ``None`` if the signatures differ; then no result is
+            written.
         """
 
 # -- fast_call_module.c
 
 class FastCall:
-    """Call a compiled function whose arguments lie in cells (lists of one item).
+    """Callable that calls a compiled function, which takes its arguments from cells (lists of one item).
 
     Parameters
     ----------
     function : callable
         Takes no arguments; returns a list.
     inputs : tuple of (cell, dtype, tuple of bool)
-        For each argument: its cell, the dtype of the array that it must be, and which of its axes must have length 1.
+        For each argument: its cell, the dtype that its array must have, and for each axis whether it must have length
+        1.
     n_outputs : int
-        How many items of the returned list are wanted.
+        The number of items, from the start of the returned list, to return.
     cleared : tuple of cells
         Cells that are set to ``None`` after the call.
     """
@@ -283,19 +300,22 @@ class FastCall:
         cleared: tuple[list[Any], ...],
     ) -> Self: ...
     def __call__(self, values: list[Any], /) -> list[Any] | None:
-        """Call the function; return ``None``, without calling it, if the values are not such arrays."""
+        """Store the values in the cells and call the function.
+
+        Return ``None``, without calling it, if the number of values or one of their types does not match.
+        """
 
 # -- process_module.c
 
 def die_with(pid: int, by_main_thread: bool, /) -> bool:
-    """Have this process killed when another one ends.
+    """Have this process killed when another process ends.
 
     Parameters
     ----------
     pid : int
         The other process, which may be the parent.
     by_main_thread : bool
-        Have this process killed with the thread that forked it, too.
+        Also have this process killed when the thread that forked it ends.
 
     Returns
     -------
@@ -309,32 +329,32 @@ def exit_on_signal(number: int, /) -> None:
     Parameters
     ----------
     number : int
-        Of the signal.
+        The signal's number.
     """
 
 def set_handlers(set: Callable[[int, Any], Any], handlers: dict[int, Any], /) -> list[BaseException]:
-    """Set the Python handlers of several signals, even if handlers raise in the meantime.
+    """Set the Python handlers of several signals, even if pending handlers raise exceptions meanwhile.
 
-    C handlers that replaced Python's own, as faulthandler's do, stay in place.
+    C-level handlers stay in place, because other code may have replaced Python's own, as faulthandler does.
 
     Parameters
     ----------
     set : callable
         ``signal.signal``.
     handlers : dict
-        By signal number.
+        The handlers by signal number.
 
     Returns
     -------
     list
-        The exceptions that were raised.
+        The exceptions that pending handlers raised.
     """
 
 def require_frames(n: int, /) -> None:
     """Raise `RecursionError` if fewer than ``n`` frames are left within this thread's recursion limit."""
 
 class Descriptor:
-    """A file descriptor with the identity of its file: the device and the inode.
+    """Owner of a file descriptor, with the identity of its file: the device and the inode.
 
     Parameters
     ----------
@@ -343,12 +363,12 @@ class Descriptor:
     Raises
     ------
     OSError
-        If it is not open.
+        If the descriptor is not open.
     """
 
     def __new__(cls, fd: int) -> Self: ...
     def find(self) -> int:
-        """Return the descriptor, or -1 if its number belongs to another file, or none.
+        """Return the descriptor, or -1 if its number now belongs to another file or to none.
 
         Raises
         ------
@@ -362,24 +382,25 @@ class Descriptor:
 # -- module.c
 
 def narrow(values: NDArray[Any], out: NDArray[Any], is_bfloat16: bool, /) -> None:
-    """Convert float32 to the bits of bfloat16 or float16, in a uint16 array, rounding to nearest with ties to even."""
+    """Convert float32 to bfloat16 or float16, as bits in a uint16 array; round to nearest, ties to even."""
 
 def widen(values: NDArray[Any], out: NDArray[Any], is_bfloat16: bool, /) -> None:
-    """Convert the bits of bfloat16 or float16, in a uint16 array, to float32."""
+    """Convert bfloat16 or float16, as bits in a uint16 array, to float32."""
 
 def hash_blocks(content: Any, numbers: NDArray[Any], key: bytes, out: NDArray[Any], /) -> None:
-    """Write hashes of blocks of memory. Releases the GIL.
+    """Compute hashes of blocks of memory, with the GIL released.
 
     Parameters
     ----------
     content : bytes-like
-        C-contiguous; its last block may be shorter than the others.
+        C-contiguous memory. The last block may be shorter than the others.
     numbers : int64 array
-        Of the blocks to hash.
+        The numbers, from 0, of the blocks to hash.
     key : bytes
-        Random. Its length is the block size plus 16; the block size is a multiple of 16.
+        Random bytes. The block size is their number minus 16, and must be a multiple of 16.
     out : uint64 array of shape (len(numbers), 4)
-        Two different blocks of one length have equal hashes with a probability of at most 2^-128.
+        Receives the hashes. Two different blocks of the same length have equal hashes with a probability of at most
+        2^-128.
 
     Raises
     ------

@@ -1,5 +1,5 @@
-/* The state of this process: its end with another process, signal handlers, stack frames left, owned file descriptors.
- * See native.pyi. */
+/* Functions on the state of this process: end with another process, set signal handlers, check the stack frames left,
+ * own file descriptors. See native.pyi. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -13,19 +13,19 @@
 #include <sys/syscall.h>
 #include <time.h>
 
-/* -- End with another process: a thread waits for the end of that process, without Python. The other process keeps no
- * descriptor for it, so that nothing that it closes can end this one. */
+/* -- End with another process: a thread that runs no Python code waits for the end of that process. The other process
+ * needs no open descriptor for this, so closing descriptors there cannot end this process. */
 
 #ifndef SYS_pidfd_open
 #define SYS_pidfd_open 434 /* Linux 5.3 */
 #endif
 
-static const struct timespec PERIOD = {0, 100000000}; /* between two checks, where the kernel offers no pidfd */
+static const struct timespec PERIOD = {0, 100000000}; /* between two checks without a pidfd */
 
 struct watched {
     pid_t pid;
     int is_parent;
-    int pidfd; /* -1: neither kernel nor sandbox offers it */
+    int pidfd; /* -1: the kernel or a sandbox refuses it */
 };
 
 static int has_ended(const struct watched *one)
@@ -42,9 +42,9 @@ static void *watch(void *argument)
         struct pollfd ended = {one.pidfd, POLLIN, 0};
         while (poll(&ended, 1, -1) < 0 && errno == EINTR)
             ;
-        /* Another file may have replaced the descriptor, which a stopped process looks up again when it continues. So
-         * for a parent, getppid decides. The end of another process, which may remain as a zombie, shows only in the
-         * pidfd. */
+        /* The program may have replaced the descriptor by another file: if this process was stopped, the kernel looks
+         * up the descriptor again. So for a parent, confirm by getppid. For another process, only the pidfd is
+         * reliable, because the process may remain as a zombie. */
         if (ended.revents == POLLIN && !one.is_parent)
             kill(getpid(), SIGKILL);
     }
@@ -59,7 +59,7 @@ static int open_pid(pid_t pid)
     int fd = (int)syscall(SYS_pidfd_open, pid, 0);
     if (fd < 0 || fd > STDERR_FILENO)
         return fd;
-    int moved = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1); /* lower numbers are those of standard streams */
+    int moved = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1); /* lower numbers belong to the standard streams */
     close(fd);
     return moved;
 }
@@ -86,9 +86,9 @@ static PyObject *die_with(PyObject *Py_UNUSED(self), PyObject *args)
 
 /* -- Signal handlers */
 
-enum { MAX_TRIES = 1000 }; /* for one signal; each exception from a handler uses one */
+enum { MAX_TRIES = 1000 }; /* per signal; each exception that a handler raises costs one */
 
-/* Take the current exception as an object with its traceback. */
+/* Clear the current exception, and return it as an object with its traceback. */
 static PyObject *fetch_exception(void)
 {
     PyObject *type, *value, *trace;
@@ -101,8 +101,8 @@ static PyObject *fetch_exception(void)
     return value;
 }
 
-/* Set one Python handler, but leave C handlers that replaced Python's own, as faulthandler's do, in place. Append
- * exceptions to `raised`. */
+/* Set one Python handler. Keep the C-level handler, which may have replaced Python's own, as faulthandler's do. Append
+ * exceptions that pending handlers raise to `raised`. */
 static int set_one(PyObject *set, PyObject *number, PyObject *handler, PyObject *raised)
 {
     long which = PyLong_AsLong(number);
@@ -155,7 +155,7 @@ static PyObject *exit_on_signal(PyObject *Py_UNUSED(self), PyObject *number)
     Py_RETURN_NONE;
 }
 
-/* -- Stack frames left within Python's recursion limit */
+/* -- Number of stack frames left within Python's recursion limit */
 
 static long frames_left(void)
 {

@@ -1,7 +1,7 @@
-/* Reductions: the plan for an operation, dtypes and weights, and its application block by block. See reductions.h.
+/* Reductions: plan the kernels for an operation, dtypes and weights, and apply them block by block. See reductions.h.
  *
- * Results are computed in a block that stays in the first-level cache, and copied from there to the outs. So an operand
- * that is also an output is read before it is written. */
+ * Each block of the result is computed in a buffer that stays in the first-level cache, and then copied to the outs. So
+ * an operand that is also an out is read before it is written. */
 #include <float.h>
 #include <limits.h>
 #include <math.h>
@@ -12,21 +12,22 @@
 
 enum { BLOCK_BYTES = 4096 };
 
-/* Smaller factors would underflow: only the sign, infinity or NaN of a float16 element survives this one. */
+/* Lower bound of the factors of float16 elements, because smaller ones underflow in float32. A product with this factor
+ * is below the resolution of float16; only its sign, or an infinity or NaN, has an effect. */
 #define SMALLEST_HALF_FACTOR 0x1p-60
-/* Bound of the sum of integer weights: products with 64-bit integers, and their sums, fit in 127 bits. */
+/* Upper bound of the sum of integer weights, so that sums of products with 64-bit integers fit in 127 bits. */
 #define MAX_TOTAL ((uint64_t)1 << 62)
 #define SMALLEST_SHARE 0x1p-1074 /* the smallest subnormal double */
 #define EXACT_IN_DOUBLE ((int64_t)1 << 53)
 #define INT128_PER_BLOCK (BLOCK_BYTES / sizeof(i128))
-/* Half the bits of a fixed-point share. */
+/* A fixed-point share has two parts of this many bits. */
 #define SHARE_BITS 52
 
 /* An operand with a weight above 0. */
 struct term {
     size_t rank;
-    double share;           /* of all terms, they sum to one */
-    double factor;          /* the mean is the sum of operands times factors, times or over `scale` */
+    double share;           /* the shares of all terms sum to one */
+    double factor;          /* the mean is the sum of operands times factors, multiplied or divided by `scale` */
     uint64_t multiplicity;  /* for integers: the weight as an integer, ... */
     uint64_t high, low;     /* ... or the share in units of 2^-52, and its remainder in units of 2^-104 */
 };
@@ -36,13 +37,13 @@ struct reduction {
     void (*apply)(const reduction *, const void *const *, void *const *, size_t, size_t, size_t);
     const struct kernels *kernels;
     enum type type, work, returned;
-    size_t n_reals;          /* real numbers per element, where they are reduced separately */
+    size_t n_reals;          /* 2 if the parts of complex numbers are reduced separately, otherwise 1 */
     convert_function *load;  /* from `type` to `work`; NULL if they are equal */
     convert_function *store; /* from `work` to `returned`; NULL if they are equal */
     step_function *step;
     finish_function *finish;
     double scale;
-    uint64_t total;          /* of all multiplicities; 0 if fixed-point shares are used instead */
+    uint64_t total;          /* sum of all multiplicities; 0 if fixed-point shares are used instead */
     size_t n;
     struct term terms[];
 };
@@ -75,9 +76,9 @@ const struct kernels *reduction_kernels(void)
     return &reductions_plain;
 }
 
-/* -- Application: sums, products, extremes and means by kernels */
+/* -- Application: sums, products, maxima, minima and means by kernels */
 
-/* Elements of the operand of term `k` in the type `work`: in place, or converted to `spare`. */
+/* The elements of the operand of term `k` in the type `work`: in place, or converted into `spare`. */
 static const void *load_operand(const reduction *self, const void *const *operands, size_t k, size_t start, size_t n,
                                 void *spare)
 {
@@ -88,7 +89,7 @@ static const void *load_operand(const reduction *self, const void *const *operan
     return spare;
 }
 
-/* Copy a result to the outs; it may lie in the first of them already. */
+/* Copy a result to the outs, except where it already is. */
 static void store_result(const reduction *self, const void *result, void *const *outs, size_t n_outs, size_t start,
                          size_t n)
 {
@@ -100,7 +101,7 @@ static void store_result(const reduction *self, const void *result, void *const 
     }
 }
 
-/* Sums, products, extremes and copies: operand by operand. */
+/* Compute sums, products, maxima, minima and copies, operand by operand. */
 static void apply_steps(const reduction *self, const void *const *operands, void *const *outs, size_t n_outs,
                         size_t start, size_t n)
 {
@@ -119,14 +120,15 @@ static void apply_steps(const reduction *self, const void *const *operands, void
     store_result(self, result, outs, n_outs, start, n);
 }
 
-/* Recompute means that are not finite, as sums of shares, which overflow only if the mean does. */
+/* Recompute means that are not finite: multiply each operand by its share first. These sums overflow only if the mean
+ * does. */
 static void fix_nonfinite(const reduction *self, void *means, const void *const *operands, size_t start, size_t n)
 {
     char sums[BLOCK_BYTES];
     const struct floats *floats = &self->kernels->floats[self->work == F64];
     for (size_t i = 0; i < n; i++)
         if (self->work == F64)
-            ((f64 *)sums)[i] = -0.0; /* the neutral element of addition: -0.0 + -0.0 is -0.0 */
+            ((f64 *)sums)[i] = -0.0; /* the neutral element of addition, because -0.0 + -0.0 is -0.0 */
         else
             ((f32 *)sums)[i] = -0.0f;
     for (size_t k = 0; k < self->n; k++)
@@ -134,7 +136,7 @@ static void fix_nonfinite(const reduction *self, void *means, const void *const 
     floats->fix_nonfinite(means, sums, n);
 }
 
-/* Means in floating point. */
+/* Compute means in floating point. */
 static void apply_weights(const reduction *self, const void *const *operands, void *const *outs, size_t n_outs,
                           size_t start, size_t n)
 {
@@ -151,7 +153,7 @@ static void apply_weights(const reduction *self, const void *const *operands, vo
     }
     const void *other = load_operand(self, operands, last, start, n, spare);
     int any_nonfinite = self->finish(block, sum, factor, other, terms[last].factor, self->scale, n);
-    if (any_nonfinite && self->load == NULL) /* if operands are converted to a wider type, no sum overflows */
+    if (any_nonfinite && self->load == NULL) /* after a conversion to a wider type, no sum overflows */
         fix_nonfinite(self, block, operands, start, n);
     if (self->store != NULL)
         self->store(spare, block, n);
@@ -170,13 +172,13 @@ static void add_multiple(i128 *sums, enum type type, const void *values, uint64_
             sums[i] += (i128)((const i64 *)values)[i] * multiplicity;
 }
 
-/* Store the integer nearest to quotient + rest / total, ties to even, or the floating-point number. */
+/* Store quotient + rest / total: rounded to the nearest integer, ties to even, or as a floating-point number. */
 static void store_mean(void *out, enum type returned, size_t i, i128 quotient, u128 rest, u128 total)
 {
     int up = 2 * rest > total || (2 * rest == total && quotient % 2 != 0);
     i128 nearest = quotient + up;
     uint64_t whole = (uint64_t)nearest;
-    if (returned == F64) /* adding a remainder of at most 1/2 to the nearest integer keeps its digits */
+    if (returned == F64) /* add a remainder of at most 1/2 to the nearest integer, to lose no digits */
         ((f64 *)out)[i] = (double)nearest + (up ? -(double)(total - rest) : (double)rest) / (double)total;
     else if (type_size(returned) == 8)
         ((u64 *)out)[i] = whole;
@@ -197,7 +199,7 @@ void mean_of_sums(void *out, enum type returned, const void *sums, int64_t total
             ((f64 *)out)[i] = (double)(int64_t)sum / (double)total;
             continue;
         }
-        if (sum == (int64_t)sum) { /* 64-bit division takes a tenth of the time */
+        if (sum == (int64_t)sum) { /* 64-bit division takes a tenth of the time of 128-bit division */
             quotient = (int64_t)sum / total;
             rest = (int64_t)sum % total;
         } else {
@@ -222,8 +224,9 @@ static void mean_of_fixed_point(void *out, enum type returned, const i128 *high,
     }
 }
 
-/* Sum by integer weights in 128 bits, over the sum of the weights. Weights that are too long for it become fixed-point
- * shares of 104 bits, whose upper and lower halves are summed separately. */
+/* Compute exact means of integers: sums by integer weights, in 128 bits, divided by the sum of the weights. If the
+ * weights are too large for this, use fixed-point shares of 104 bits, whose upper and lower halves are summed
+ * separately. */
 static void apply_integer_mean(const reduction *self, const void *const *operands, void *const *outs, size_t n_outs,
                                size_t start, size_t n)
 {
@@ -294,7 +297,7 @@ void normalize_weights(const double *weights, double *shares, size_t n)
         double relative = largest > 0 ? weights[i] / largest : 1;
         shares[i] = relative == 0 && weights[i] > 0 ? SMALLEST_SHARE : relative;
         double sum = total + shares[i], added = sum - total;
-        lost += (total - (sum - added)) + (shares[i] - added); /* the rounding error of the sum */
+        lost += (total - (sum - added)) + (shares[i] - added); /* the rounding error of the sum (Knuth's TwoSum) */
         total = sum;
     }
     total += lost;
@@ -304,7 +307,7 @@ void normalize_weights(const double *weights, double *shares, size_t n)
     }
 }
 
-/* Split a number into an odd integer below 2^53 (or 0) and the exponent of a power of two. */
+/* Split a number into an odd integer below 2^53 (or 0), and the exponent of a power of two. */
 static uint64_t odd_integer(double weight, int *exponent)
 {
     uint64_t whole = (uint64_t)(frexp(weight, exponent) * 0x1p53);
@@ -350,7 +353,7 @@ static uint64_t integer_weights(struct term *terms, const double *weights, size_
     return total;
 }
 
-/* A weight in units of 2^-113, relative to weights with the greatest exponent. */
+/* A weight in units of 2^-113 of the power of two with the exponent `greatest`. */
 static u128 fixed_point_weight(double weight, int greatest)
 {
     int exponent;
@@ -358,7 +361,7 @@ static u128 fixed_point_weight(double weight, int greatest)
     return greatest - exponent > 113 ? 0 : (u128)(fraction * 0x1p53) << 60 >> (greatest - exponent);
 }
 
-/* Shares as fixed-point numbers of 104 bits, by long division. */
+/* Compute the shares as fixed-point numbers of 104 bits, by long division. */
 static void fixed_point_shares(struct term *terms, const double *weights, size_t n)
 {
     int greatest = INT_MIN, exponent;
@@ -440,8 +443,9 @@ static void plan_steps(reduction *self, enum operation operation)
         self->step = kernels->steps[operation][self->work];
 }
 
-/* If all weights are equal, the mean is the sum times a number. If integer weights give exact products, it is the
- * weighted sum over their total. Otherwise it is the sum by weights of which the largest is 1, times a number. */
+/* If all weights are equal, the mean is the sum times a number. If integer weights have a small total, the mean is the
+ * weighted sum divided by this total. Otherwise it is a weighted sum, with weights scaled so that the largest is 1,
+ * times a number. */
 static void plan_floats(reduction *self)
 {
     double largest = 0, least = DBL_MAX;
@@ -470,8 +474,8 @@ static void plan_floats(reduction *self)
     self->scale = whole && least < largest ? (double)self->total : largest;
 }
 
-/* Short integers by small integer weights have sums below 2^52. Their quotient in double precision is exact enough to
- * be rounded. */
+/* Integers of at most 32 bits with small integer weights have weighted sums below 2^52. Division in double precision is
+ * then accurate enough to round the mean correctly. */
 static void plan_integers(reduction *self)
 {
     if (type_size(self->type) <= 4 && self->total && self->total <= (uint64_t)1 << (52 - 8 * type_size(self->type))) {
@@ -528,7 +532,7 @@ reduction *reduction_create(const struct kernels *kernels, enum operation operat
     return self;
 }
 
-/* -- The kernels for every processor of an architecture; on aarch64 that includes its vector instructions */
+/* -- The kernels for the baseline of the architecture, which on aarch64 includes vector instructions */
 
 #define KERNELS reductions_plain
 #include "reductions_loops.h"

@@ -1,7 +1,7 @@
-/* Reductions of the arrays of several ranks: element by element, in the order of the ranks. Independent of Python.
+/* Element-wise reductions of the arrays of several ranks, in rank order. Independent of Python.
  *
  * A reduction is created once for an operation, a dtype and weights, and then applied to arrays of any length, by any
- * thread. It needs no memory but a few blocks on the stack. Its results are bitwise the same on all processors.
+ * thread. Apart from a few blocks on the stack, it needs no memory. Results are bitwise the same on all processors.
  */
 #ifndef SYNKHRONOS_REDUCTIONS_H
 #define SYNKHRONOS_REDUCTIONS_H
@@ -17,36 +17,39 @@ struct kernels;
 
 /* Create a reduction of `n` operands.
  *
- * kernels: the compute kernels; `reduction_kernels()` returns the best that this processor supports.
+ * kernels: the compute kernels; `reduction_kernels()` returns the fastest ones that this processor supports.
  * type, returned: the types of operands and outs. They are equal, except that sums and products of integers and
- *   booleans may return I64 or U64, and their averages F64.
- * weights: `n` of them, finite and not negative. An operand of weight 0 is left out. The size of a weight matters
- *   only for AVG. If all are 0 they count as equal; so they do, except for AVG, if `weights` is NULL.
+ *   booleans may return I64 or U64, and their averages may return F64.
+ * weights: `n` weights, finite and not negative. An operand of weight 0 is left out. Otherwise weights matter only for
+ *   AVG. If all weights are 0, they count as equal. NULL means equal weights, and is not allowed for AVG.
  *
  * Returns NULL if memory is short or there is no such reduction; see `reduction_exists`. */
 reduction *reduction_create(const struct kernels *kernels, enum operation operation, enum type type,
                             enum type returned, size_t n, const double *weights);
 int reduction_exists(enum operation operation, enum type type, enum type returned);
 void reduction_free(reduction *self);
-/* Bytes of an element of the outs. */
+/* Number of bytes of an element of the outs. */
 size_t reduction_result_itemsize(const reduction *self);
 
-/* Reduce the operands, of `length` elements each, and write the result to each of the outs, of which there is at least
- * one. Outs may be operands, but must not overlap them otherwise. Addresses need not be aligned. */
+/* Reduce the operands, of `length` elements each, and write the result to each of the outs (at least one). An out may
+ * be an operand, but must not overlap one otherwise. Addresses need not be aligned. */
 void reduction_apply(const reduction *self, const void *const *operands, void *const *outs, size_t n_outs,
                      size_t length);
 
 const struct kernels *reduction_kernels(void);
 size_t type_size(enum type type);
 
-/* Scale weights so that they sum to one; equal shares if all weights are 0. Only a weight of 0 gets a share of 0. */
+/* Scale weights to shares that sum to one. If all weights are 0, the shares are equal; otherwise only a weight of 0
+ * gets a share of 0. */
 void normalize_weights(const double *weights, double *shares, size_t n);
 
 /* Running means of arrays that arrive one after the other.
  *
- * `sums` has 16 bytes per element for integers; otherwise it has the type of the values (F32 for F16), initially
- * -0.0. An array counts `multiplicity` times for integers, where all multiplicities sum to `total` < 2^62, and with
- * a `share` of 1 for other types. `mean_of_sums` is for integers. */
+ * For integers, `sums` has 16 bytes per element, initially 0. An array counts `multiplicity` times, and the sum of all
+ * multiplicities is `total` < 2^62. `mean_of_sums` divides the sums by `total`.
+ *
+ * For other types, `sums` has the type of the values (F32 for F16), initially -0.0. An array is multiplied by `share`,
+ * and all shares sum to 1. */
 void add_to_sums(const struct kernels *kernels, void *sums, enum type type, const void *values, int64_t multiplicity,
                  double share, size_t length);
 void mean_of_sums(void *out, enum type returned, const void *sums, int64_t total, size_t length);

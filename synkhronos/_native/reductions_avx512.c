@@ -1,4 +1,4 @@
-/* The kernels for x86-64 processors with AVX-512 F, BW, DQ and VL, as all since Skylake-X. */
+/* The kernels for x86-64 processors with AVX-512 F, BW, DQ and VL (Skylake-X and later). */
 #include "reductions_kernels.h"
 
 #ifdef SYNKHRONOS_X86

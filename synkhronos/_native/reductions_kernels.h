@@ -1,11 +1,11 @@
-/* Kernels: loops over the elements of a block, compiled for several instruction sets. */
+/* Kernels: loops over the elements of a block of an array, compiled for several instruction sets. */
 #ifndef SYNKHRONOS_REDUCTIONS_KERNELS_H
 #define SYNKHRONOS_REDUCTIONS_KERNELS_H
 
 #include "reductions.h"
 #include <string.h>
 
-/* Elements at any address, of arrays of any declared type. */
+/* Types of elements that may lie at any address (unaligned), in memory of any declared type (aliasing). */
 #define IN_MEMORY __attribute__((may_alias, aligned(1)))
 typedef int8_t i8 IN_MEMORY;
 typedef uint8_t u8 IN_MEMORY;
@@ -28,8 +28,8 @@ typedef void weighted_sum_function(void *out, const void *a, double weight_a, co
 /* out = (a * weight_a + b * weight_b) * scale, or / scale; returns whether any result is not finite */
 typedef int finish_function(void *out, const void *a, double weight_a, const void *b, double weight_b, double scale,
                             size_t n);
-/* sums += x * share. If a sum of two finite terms overflows, it does so only by rounding, and becomes the largest
- * number. */
+/* sums += x * share. If the sum of two finite terms overflows, rounding is the cause; then it becomes the largest
+ * finite number, with its sign. */
 typedef void add_bounded_function(void *sums, const void *x, double share, size_t n);
 /* Replace means that are not finite by the elements of `others`. */
 typedef void fix_function(void *means, const void *others, size_t n);
@@ -42,10 +42,10 @@ struct floats {
 };
 
 struct kernels {
-    step_function *steps[AVG][N_TYPES];             /* NULL where another type or `narrower` has the kernel */
+    step_function *steps[AVG][N_TYPES];             /* NULL: reduced in another type, or the kernel is in `narrower` */
     convert_function *conversions[N_TYPES][N_TYPES]; /* [from][to]; averages of integers are converted from F64 */
     struct floats floats[2];                        /* for F32 and for F64 */
-    const struct kernels *narrower;                 /* the table that has the kernels missing here */
+    const struct kernels *narrower;                 /* table of a narrower instruction set, for missing kernels */
 };
 
 extern const struct kernels reductions_plain;
@@ -87,7 +87,7 @@ static inline float half_to_float(uint32_t half)
     return float_of(select_bits(rest >= 0x7c00, special, bits) | sign);
 }
 
-/* Rounds to nearest, ties to even. Adding a subnormal result to 0.5 rounds it to the bits that it keeps. */
+/* Round to nearest, ties to even. For a subnormal result, adding 0.5 rounds to the bits that float16 keeps. */
 static inline uint32_t float_to_half(float x)
 {
     uint32_t bits = bits_of(x), sign = (bits >> 16) & 0x8000, rest = bits & 0x7fffffff;

@@ -1,12 +1,12 @@
 /* The kernels, in plain C that compilers vectorize. Included once for each instruction set; KERNELS is the name of the
- * table. No multiplication may be fused with an addition, or results would depend on the processor. */
+ * table. Multiplications must not be fused with additions, because then results would depend on the processor. */
 #include <float.h>
 #include <math.h>
 #include <string.h>
 
 #include "reductions_kernels.h"
 
-/* An output either is an operand or overlaps none, so iterations are independent. */
+/* An output is an operand or does not overlap any, so iterations are independent. */
 #ifdef __clang__
 #define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -25,11 +25,11 @@
         }                                                              \
     }
 
-/* Comparisons keep the first NaN, and the first of equal elements. */
+/* Maximum and minimum: of two NaNs or two equal elements, the first is the result. */
 #define LARGER(T, Work) STEP(larger_##T, T, Work, ((a >= b) | (a != a)) ? a : b)
 #define SMALLER(T, Work) STEP(smaller_##T, T, Work, ((a <= b) | (a != a)) ? a : b)
 
-/* Signed sums and products use unsigned arithmetic, whose overflow is defined and gives the same bits. */
+/* Sums and products of signed integers use unsigned arithmetic: its overflow is defined, and the bits are the same. */
 #define INTEGERS(U, UnsignedWork, S, SignedWork) \
     STEP(sum_##U, U, UnsignedWork, a + b)        \
     STEP(prod_##U, U, UnsignedWork, a * b)       \
@@ -59,7 +59,8 @@ STEP(and, u8, int, (a != 0) & (b != 0))
         }                                                              \
     }
 
-/* Complex numbers are ordered by real, then imaginary part, as in NumPy; one with a NaN in either counts as NaN. */
+/* Complex numbers are ordered by real part, then imaginary part, as in NumPy. A number with a NaN in either part counts
+ * as NaN. KEPT is whether the first operand is the result. */
 #define KEPT(order) \
     ((a != a) | (a_i != a_i) | ((a order b) & (b_i == b_i)) | ((a == b) & ((a_i order b_i) | (a_i == b_i))))
 
@@ -130,7 +131,7 @@ STEP(and, u8, int, (a != 0) & (b != 0))
 FLOATS(f32, float, int32_t, FLT_MAX, fabsf, copysignf)
 FLOATS(f64, double, int64_t, DBL_MAX, fabs, copysign)
 
-#ifdef NARROWER /* GCC 12 fuses these where the processor has such instructions, despite -ffp-contract=off */
+#ifdef NARROWER /* for AVX-512, GCC 12 fuses multiplications and additions here despite -ffp-contract=off */
 #define COMPLEX_PRODUCTS
 #else
 #define NARROWER NULL
@@ -163,7 +164,7 @@ CONVERSION(bool_to_i64, u8, i64, in[i] != 0)
 CONVERSION(f32_to_f64, f32, f64, in[i])
 CONVERSION(f64_to_f32, f64, f32, in[i])
 
-/* Rounds a number below 2^51 to the nearest integer, ties to even: the low bits of its sum with 1.5 * 2^52. */
+/* Round a number below 2^51 to the nearest integer, ties to even: the low bits of its sum with 1.5 * 2^52. */
 static inline uint64_t nearest(double x)
 {
     double sum = x + 0x1.8p52;

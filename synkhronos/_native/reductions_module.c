@@ -3,14 +3,14 @@
 
 #include <float.h>
 
-/* Smaller reductions take less time than releasing and acquiring the GIL. */
+/* Smaller reductions take less time than releasing and reacquiring the GIL. */
 #define RELEASE_GIL_BYTES ((size_t)64 * 1024)
 
 static const char *const operations[N_OPERATIONS] = {"sum", "prod", "max", "min", "avg"};
 
 /* -- Arguments */
 
-/* The type of an array's elements; N_TYPES if it cannot be reduced. */
+/* The type of the elements of a dtype; N_TYPES if arrays of this dtype cannot be reduced. */
 static enum type type_of_dtype(PyArray_Descr *dtype)
 {
     switch (PyArray_ISNBO(dtype->byteorder) ? dtype->type_num : NPY_NOTYPE) {
@@ -34,7 +34,7 @@ static enum type type_of_dtype(PyArray_Descr *dtype)
     }
 }
 
-/* The weights as new memory; NULL with an exception set. */
+/* Parse the weights into memory that the caller frees; NULL with an exception set. */
 static double *parse_weights(PyObject *sequence, Py_ssize_t *n)
 {
     PyObject *items = PySequence_Fast(sequence, "weights must be a sequence of numbers");
@@ -58,7 +58,8 @@ static double *parse_weights(PyObject *sequence, Py_ssize_t *n)
     return numbers;
 }
 
-/* The data of an array of a type and size; NULL with an exception set. A size of -1 becomes the array's. */
+/* The data of an array, after checking its type and size; NULL with an exception set. A size of -1 is set to that of
+ * the array. */
 static char *array_data(PyObject *array, enum type type, Py_ssize_t *size, int written)
 {
     if (type == N_TYPES || !PyArray_Check(array) || type_of_dtype(PyArray_DESCR((PyArrayObject *)array)) != type ||
@@ -149,7 +150,7 @@ static PyObject *reduction_call(PyObject *object, PyObject *args, PyObject *keyw
     PyObject *given, *wanted, *result = NULL;
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "OO", names, &given, &wanted))
         return NULL;
-    /* tuples, because other threads could change lists meanwhile */
+    /* convert to tuples, because other threads may change lists while the GIL is released */
     PyObject *operands = PySequence_Tuple(given), *outs = operands == NULL ? NULL : PySequence_Tuple(wanted);
     Py_ssize_t n = self->n, n_outs = outs == NULL ? 0 : PyTuple_GET_SIZE(outs), size = -1;
     char **addresses = NULL;
@@ -224,7 +225,7 @@ static PyObject *normalized(PyObject *module, PyObject *weights)
     return shares;
 }
 
-/* The type of the sums of values of a type, and how many elements they have per value. */
+/* The type of the sums for values of a type, and the number of elements of the sums per value. */
 static enum type type_of_sums(enum type type, Py_ssize_t *per_value)
 {
     *per_value = type < F16 ? 2 : 1;

@@ -1,4 +1,4 @@
-/* The type `Sync`: one process's view of the counters of `sync.h`. */
+/* The type `Sync`: one process's view of the counters of a session. See sync.h and native.pyi. */
 #include "module.h"
 
 #include <structmember.h>
@@ -73,7 +73,8 @@ int sync_wait(PyObject *object, enum counter counter, int64_t value, PyObject *c
     return 0;
 }
 
-/* Parse an index below `limit` and a number, out of `wanted` arguments; -1 with an exception set. */
+/* Check that there are `wanted` arguments, and parse the first two: an index below `limit`, and a number. Returns -1
+ * with an exception set. */
 static int parse_index_and_number(PyObject *const *args, Py_ssize_t given, Py_ssize_t wanted, int limit, int *index,
                                   int64_t *number)
 {
