@@ -11,10 +11,13 @@ os.environ.setdefault("SYNKHRONOS_RAISE_ANALYSIS_ERRORS", "1")
 #: ``"gw0"``, ``"gw1"``, …; empty where one process runs them all.
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
 
-if WORKER not in ("", "gw0"):  # an engine lets one process at a time compile into a folder, so each has its own
+#: The flag that chooses the folder of compiled code, for programs that must have no other flags. An engine lets one
+#: process at a time compile into a folder, so each process that runs tests has its own.
+FOLDER = "" if WORKER in ("", "gw0") else f"compiledir_format=compiledir_{WORKER}"
+
+if FOLDER:
     for _name in ("THEANO_FLAGS", "PYTENSOR_FLAGS"):
-        _flags = filter(None, [os.environ.get(_name), f"compiledir_format=compiledir_{WORKER}"])
-        os.environ[_name] = ",".join(_flags)
+        os.environ[_name] = ",".join(filter(None, [os.environ.get(_name), FOLDER]))
 
 #: Nothing is optimised: that takes a third of the time from a first run, and data of tests are small.
 UNOPTIMIZED = "-O0 -g0"

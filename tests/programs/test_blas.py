@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from backend import theano_only
+from backend_flags import FOLDER
 from scripts import python
 
 from synkhronos._theano_compat import blas
@@ -251,7 +252,7 @@ class TestChoice:
         numbered = tmp_path / "libmine.so.3"
         numbered.symlink_to(bundled[0])
         named = {"scipy": "scipy", "path": bundled[0], "numbered path": str(numbered)}[choice]
-        out, err = python(LINKED, THEANO_FLAGS=None, SYNKHRONOS_BLAS=named, directory=tmp_path)
+        out, err = python(LINKED, THEANO_FLAGS=FOLDER, SYNKHRONOS_BLAS=named, directory=tmp_path)
         assert (out.split()[0], err) == ("Dot22", "")
 
     @pytest.mark.parametrize(

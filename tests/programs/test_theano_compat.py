@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from backend import theano_only
+from backend_flags import FOLDER
 from scripts import ROOT, python
 
 from synkhronos._theano_compat import log_filter as complaints
@@ -39,7 +40,7 @@ def test_any_order_of_imports_works_in_silence(order, tmp_path):
         "-W",
         "default::DeprecationWarning",
         directory=tmp_path,
-        THEANO_FLAGS=None,
+        THEANO_FLAGS=FOLDER,
         THEANORC="/dev/null",
     )
     assert "-l" in out
@@ -83,7 +84,7 @@ def test_theano_imported_without_the_hook_is_patched_afterwards():
         from theano.scan_module import scan_perform_ext
         print(scan_perform_ext.perform)
         """,
-        THEANO_FLAGS=None,
+        THEANO_FLAGS=FOLDER,
         THEANORC="/dev/null",
     )
     assert out.startswith(("-l", "-L"))
