@@ -1,18 +1,22 @@
-"""Communication between node leaders by MPI: messages, votes, exchanges of arrays, and aborts.
+"""Communication between node leaders over MPI: messages, votes, exchanges of arrays, and aborts.
 
-Leaders vote before each exchange of arrays: each sends all others a word, and all enter the exchange or none does.
-Before a session, they also compare the versions of what must be the same on all nodes.
+Leaders vote before each exchange of arrays. Each sends a number, its word, to all others; they start the exchange only
+if all words are equal. At their first connection, leaders also compare the versions of the software that must be the
+same on all nodes.
 
 Invariants
 ----------
-* Only the leader's main thread, or on the controller the holder of the session's lock, calls MPI.
-* A leader never blocks in a call of MPI. It polls for messages and checks its own process group, with naps in between
-  that grow.
-* Messages with large arrays and those without use separate communicators, and may overtake each other. Orders are
-  numbered: one that arrives after a later one is dropped, because the controller has given it up.
-* Commands are numbered, and votes are identified by command and vote. Messages about earlier commands are dropped. *
-All leaders enter a collective of MPI, or none: each enters only after the votes of all others. A leader that has voted
-  and fails before it has all votes takes part later, with arbitrary data, which nobody uses.
+* Only one thread calls MPI: the main thread of a leader, or, on the controller, the holder of the session's lock.
+* A leader never blocks in an MPI call. It polls for messages and checks its own process group, and sleeps in between
+  for
+  increasing times.
+* Messages with large arrays use another communicator than those without, so that one may overtake the other. Orders are
+  numbered. An order that arrives after a later one is dropped, because the controller no longer waits for it.
+* Commands are numbered, and a vote is identified by the number of its command and its own number. Votes and aborts of
+  earlier commands are dropped.
+* Either all leaders enter an MPI collective, or none: each enters only after it has the votes of all others. A leader
+  may fail after it has voted and before it has all votes. It then takes part later, with arbitrary data, and the other
+  leaders do not use the result.
 """
 
 from __future__ import annotations
@@ -38,13 +42,13 @@ from synkhronos.errors import CLOSED_WITHIN, CollectiveAborted, NodeLost, Sessio
 
 
 class Transfer(NamedTuple):
-    """A non-blocking collective of MPI in flight: one step of an exchange.
+    """Non-blocking MPI collective in flight; it is one step of an exchange.
 
     Attributes
     ----------
     request : mpi4py.MPI.Request
     arrays : tuple of array
-        Memory that it reads and writes.
+        Arrays that MPI reads and writes, kept alive until the collective is complete.
     """
 
     request: Any
@@ -56,7 +60,7 @@ class Transfer(NamedTuple):
 
 
 class Wire:
-    """One leader's MPI communicators; the controller is leader of node 0. Subclasses override `take`.
+    """Messages and collectives of one node leader over MPI. Subclasses override `take`.
 
     Parameters
     ----------
@@ -68,7 +72,7 @@ class Wire:
     node, n_nodes : int
         Number of this node, and number of nodes.
     others : list of int
-        The other nodes.
+        Numbers of the other nodes.
     """
 
     def __init__(self, mpi: Any) -> None:
@@ -82,7 +86,19 @@ class Wire:
         self._sending: list[Any] = []
 
     def send(self, node: int, kind: int, message: Any, has_rows: bool = False) -> None:
-        """Send a message, which nobody changes until it has arrived; ``has_rows``: it contains large arrays."""
+        """Begin to send a message.
+
+        Parameters
+        ----------
+        node : int
+            Receiver.
+        kind : int
+            Tag of the message.
+        message : object
+            Message to pickle. It must not change until it has arrived.
+        has_rows : bool
+            Whether the message contains large arrays, which are then sent without a copy.
+        """
         self._sending = [request for request in self._sending if not request.test()[0]]
         way = self._rows if has_rows else self._messages
         self._sending.append(way.isend(message, node, kind))
@@ -91,7 +107,7 @@ class Wire:
         """Receive the messages that have arrived, and pass them to `take`."""
         for way in (self._messages, self._rows):
             while way.iprobe():
-                with deferred_interrupts():  # a half received message would be lost
+                with deferred_interrupts():  # an interrupt during the receive would lose the message
                     self._receive(way)
 
     def _receive(self, way: Any) -> None:
@@ -101,7 +117,7 @@ class Wire:
             self.take(status.Get_tag(), status.Get_source(), found.recv())
 
     def take(self, kind: int, node: int, message: Any) -> None:
-        """Process a message of some kind from a node."""
+        """Process a message with tag ``kind`` from a node."""
         raise NotImplementedError
 
     def has_arrived(self) -> bool:
@@ -116,19 +132,20 @@ class Wire:
         got: np.ndarray,
         got_lengths: Sequence[int],
     ) -> Transfer:
-        """Send a part of an array to each leader, and receive a part from each.
+        """Begin to send a part of an array to each leader, and to receive a part from each leader.
 
         Parameters
         ----------
         given : array
+            Array to send.
         lengths : sequence of int
-            Number of elements of the part for each leader.
+            Number of elements to send to each leader.
         starts : sequence of int, or None
-            First element of each part in ``given``; ``None``: the parts follow each other.
+            Index of the first element for each leader; ``None``: the parts follow each other.
         got : array
-            Receives the parts, one after the other.
+            Destination of the received parts, which are concatenated.
         got_lengths : sequence of int
-            Number of elements of the part from each leader.
+            Number of elements to receive from each leader.
         """
         byte = self._mpi.BYTE
         sent = [_bytes(given), _layout(lengths, given.itemsize, starts), byte]
@@ -136,7 +153,15 @@ class Wire:
         return Transfer(self._parts.Ialltoallv(sent, received), (given, got))
 
     def all_gather(self, array: np.ndarray, lengths: Sequence[int]) -> Transfer:
-        """Fill in, in place, an array of which each leader has a part, in the order of the nodes."""
+        """Begin to gather an array in place.
+
+        Parameters
+        ----------
+        array : array
+            Parts of all leaders, in node order. It already contains this leader's part.
+        lengths : sequence of int
+            Number of elements of each leader's part.
+        """
         received = [_bytes(array), _layout(lengths, array.itemsize), self._mpi.BYTE]
         return Transfer(self._wholes.Iallgatherv(self._mpi.IN_PLACE, received), (array,))
 
@@ -146,7 +171,7 @@ def _bytes(array: np.ndarray) -> np.ndarray:
 
 
 def _layout(lengths: Sequence[int], itemsize: int, starts: Sequence[int] | None = None) -> tuple[list[int], list[int]]:
-    """Return the number of bytes of each part, and its first byte."""
+    """Return the size and the offset of each part, in bytes."""
     counts = [length * itemsize for length in lengths]
     if starts is None:
         return counts, [sum(counts[:i]) for i in range(len(counts))]
@@ -154,7 +179,7 @@ def _layout(lengths: Sequence[int], itemsize: int, starts: Sequence[int] | None 
 
 
 def describe() -> dict[str, str]:
-    """Return the versions on this node, and the default floating-point dtype."""
+    """Return the software versions and the default floating-point dtype of this node, by name."""
     return {
         "Python": platform.python_version(),
         "Synkhronos": _version_of("synkhronos"),
@@ -167,19 +192,19 @@ def describe() -> dict[str, str]:
 def _version_of(package: str) -> str:
     try:
         return version(package)
-    except PackageNotFoundError:  # not installed: its folder is on the path
+    except PackageNotFoundError:  # the package is not installed, but its folder is on the path
         return "of unknown version"
 
 
 def describe_differences(nodes: Sequence[dict[str, str]], hosts: Sequence[str]) -> str:
-    """Describe in one line what differs between the nodes; return an empty string if nothing does.
+    """Describe in one line how the versions of the nodes differ; return an empty string if they are equal.
 
     Parameters
     ----------
     nodes : list of dict
         Result of `describe` on each node.
     hosts : list of str
-        Their host names.
+        Host name of each node.
     """
     differences = []
     for node, (found, host) in enumerate(zip(nodes, hosts)):
@@ -191,7 +216,7 @@ def describe_differences(nodes: Sequence[dict[str, str]], hosts: Sequence[str]) 
 
 
 class MultiNodeSignals:
-    """The signals that the dispatcher needs, for all nodes."""
+    """The part of `Signals` that the dispatcher uses, for all nodes."""
 
     def __init__(self, group: ProcessGroup, comm: LeaderComm) -> None:
         self._signals, self._comm = group.signals, comm
@@ -213,7 +238,7 @@ _Fill = Callable[[], None]
 
 
 class Voting(Wire):
-    """Votes of one leader. Subclasses override `wait`.
+    """Votes of one node leader on exchanges of arrays. Subclasses override `wait`.
 
     Parameters
     ----------
@@ -225,7 +250,8 @@ class Voting(Wire):
     number : int
         Number of the current command.
     is_lost : bool
-        Whether a leader is silent, or did not answer an order to stop.
+        Whether another leader is lost, or has not answered an order in time. This program can then have no other
+        session on several nodes.
     """
 
     def __init__(self, mpi: Any) -> None:
@@ -235,12 +261,13 @@ class Voting(Wire):
         self._meeting = 0
         self._votes: dict[tuple[int, int], dict[int, Any]] = {}
         self._aborted = -1
+        # identifier of the vote that this leader waits for, and of one that it has left; each with its `fill_in`
         self._voting: tuple[tuple[int, int], _Fill] | None = None
         self._owed: tuple[tuple[int, int], _Fill] | None = None
-        self._due: _Fill | None = None
+        self._due: _Fill | None = None  # `fill_in` of the exchange that follows a successful vote
 
     def wait(self, found: Callable[[], Any], check: Callable[[], None] | None = None) -> Any:
-        """Wait until ``found()`` returns something true, and return it; ``check`` may raise."""
+        """Wait until ``found()`` returns a true value, and return it; ``check`` is called regularly, and may raise."""
         raise NotImplementedError
 
     def take_vote(self, node: int, number: int, vote: int, word: Any) -> None:
@@ -248,17 +275,17 @@ class Voting(Wire):
         self._votes.setdefault((number, vote), {})[node] = word
 
     def take_abort(self, number: int) -> None:
-        """Record that another leader takes part in no further vote of a command."""
+        """Record that another leader has aborted a command: it takes part in no further vote of that command."""
         self._aborted = max(self._aborted, number)
 
     def begin(self, number: int) -> None:
-        """Begin a command."""
+        """Begin a command, and drop the votes of earlier ones."""
         self.number, self._meeting = number, 0
         owed = self._owed and self._owed[0]
         self._votes = {key: votes for key, votes in self._votes.items() if key[0] >= number or key == owed}
 
     def abort(self) -> None:
-        """Notify the other leaders that this one takes part in no further vote of this command."""
+        """Notify the other leaders that this leader takes part in no further vote of the current command."""
         if self._aborted < self.number:
             with deferred_interrupts():
                 self._aborted = self.number
@@ -268,30 +295,31 @@ class Voting(Wire):
     def vote(
         self, word: int | None, arrays: Sequence[np.ndarray], check: Callable[[list[int]], None], fill_in: _Fill
     ) -> list[tuple[int | None, list[np.ndarray]]]:
-        """Send the other leaders a word and small arrays, and wait for theirs.
+        """Vote on an exchange of arrays: send a word and small arrays to all leaders, and wait for theirs.
 
         Parameters
         ----------
-        word : int, or None
-            All leaders continue with the exchange if all words are equal and not ``None``.
+        word : int or None
+            The exchange takes place if the words of all leaders are equal and not ``None``.
         arrays : sequence of array
+            Small arrays to send with the vote.
         check : callable
-            Called with the nodes that have not voted; may raise.
+            Called regularly with the numbers of the nodes that have not voted; may raise.
         fill_in : callable
-            Takes part in the rest of the exchange that follows if all words are equal. It is called by
-            `complete_exchange`, or, if this method raises, later, once the votes turn out to be equal.
+            Takes part in the exchange on behalf of this leader, if this leader fails. If it fails after the vote,
+            `complete_exchange` calls it. If this method raises, it is called later, provided that all words are equal.
 
         Returns
         -------
         list of tuple
-            The word and the arrays of each leader, in the order of the nodes.
+            Word and arrays of each leader, in node order.
 
         Raises
         ------
         CollectiveAborted
             If a leader has failed in this command.
         """
-        self.take_in()  # after another's failure this leader does not vote, so nobody enters the exchange
+        self.take_in()  # if another leader has failed, this one must not vote, so that no leader enters the exchange
         self._check_aborted()
         place = self.number, self._meeting
         votes = self._votes.setdefault(place, {})
@@ -307,7 +335,7 @@ class Voting(Wire):
 
         self._owed = self._due = None
         try:
-            with deferred_interrupts():  # all of them receive it, or none
+            with deferred_interrupts():  # either all leaders receive the vote, or none
                 self._meeting += 1
                 self._voting = place, fill_in
                 for node in self.others:
@@ -324,7 +352,7 @@ class Voting(Wire):
         return [votes[node] for node in range(self.n_nodes)]
 
     def complete_owed_exchange(self) -> None:
-        """Take part in an exchange that this leader has voted for and left, if all others have voted for it, too."""
+        """Take part in an exchange that this leader has voted for and then left, if all others have voted for it."""
         if self._owed is None or self.is_lost:
             return
         place, fill_in = self._owed
@@ -337,14 +365,14 @@ class Voting(Wire):
                     fill_in()
 
     def complete_exchange(self) -> None:
-        """Take part in the rest of the exchange that all leaders agreed on, because this one has to leave it."""
+        """Take part in the rest of an exchange that all leaders have agreed on, after this leader has failed."""
         with deferred_interrupts():
             fill_in, self._due = self._due, None
             if fill_in is not None and not self.is_lost:
                 fill_in()
 
     def leave(self) -> None:
-        """Leave a vote or an exchange for good, from a signal handler that runs within it."""
+        """Abort the current command, and leave its vote or exchange, which a signal handler may have interrupted."""
         with deferred_interrupts():
             self.abort()
             if self._voting is not None:
@@ -357,7 +385,7 @@ class Voting(Wire):
 
 
 def _agree(votes: dict[int, Any]) -> bool:
-    """Return whether all leaders continue: their words are equal, and not ``None``."""
+    """Return whether the exchange takes place: all words are equal and not ``None``."""
     words = {word for word, _ in votes.values()}
     return len(words) == 1 and None not in words
 
@@ -365,15 +393,15 @@ def _agree(votes: dict[int, Any]) -> bool:
 #: Tags of messages.
 ORDER, ANSWER = 1, 2
 
-_SPIN_SECONDS = 2e-4
-_YIELD_SECONDS = 2e-2  # of waiting during which the core is yielded, before naps begin
-_LONGEST_NAP = 4e-3
-_LOOK_SECONDS = 0.05
-_DEFERRED_SECONDS = 2.0  # for which an exchange may delay Ctrl-C
+_SPIN_SECONDS = 2e-4  # duration of a wait until the process begins to yield its core
+_YIELD_SECONDS = 2e-2  # duration of a wait until the process begins to sleep
+_LONGEST_NAP = 4e-3  # longest sleep
+_LOOK_SECONDS = 0.05  # time between two checks
+_DEFERRED_SECONDS = 2.0  # longest time for which an exchange delays Ctrl-C
 
 
 class LeaderComm(Voting):
-    """One leader's end of the communication; the controller is leader of node 0.
+    """Communication of one node leader with the others; the controller is the leader of node 0.
 
     Parameters
     ----------
@@ -387,11 +415,11 @@ class LeaderComm(Voting):
     hosts : list of str
         Host names of all nodes.
     differences : str
-        What differs between the nodes; see `describe_differences`.
+        Differences of versions between the nodes; see `describe_differences`.
     orders : deque
         Orders of the controller that this leader has not executed yet.
     answers : dict of int to object
-        Last answer of each other leader, by node.
+        Last answer of each other leader, by node; only on the controller.
     """
 
     def __init__(self, mpi: Any) -> None:
@@ -404,7 +432,7 @@ class LeaderComm(Voting):
         self.orders: deque[Any] = deque()
         self._ordered = 0  # number of the last order
         self.answers: dict[int, Any] = {}
-        self._abandoned: list[Any] = []  # keeps memory alive that MPI may still write to
+        self._abandoned: list[Any] = []  # keeps arrays alive to which MPI may still write
         self._pid = os.getpid()
         self._looked_after = 0.0  # time of the last check of the heartbeat process
         self._heartbeat.start(self.hosts, [door for _, _, door in known])
@@ -412,7 +440,7 @@ class LeaderComm(Voting):
     # -- messages
 
     def send(self, node: int, kind: int, message: Any, has_rows: bool = False) -> None:
-        """Send as `Wire.send` does; send nothing once the processes of a node have ended, because MPI would crash."""
+        """Send as `Wire.send`, unless the processes of a node have ended: MPICH would crash then."""
         loss = self._heartbeat.loss()
         if loss is None or loss.reason != Reason.ENDED:
             super().send(node, kind, message, has_rows)
@@ -431,7 +459,20 @@ class LeaderComm(Voting):
             self.take_abort(message)
 
     def wait(self, found: Callable[[], Any], check: Callable[[], None] | None = None) -> Any:
-        """Wait until ``found()`` returns something true, and return it; ``check`` may raise."""
+        """Wait until ``found()`` returns a true value, and return it.
+
+        Parameters
+        ----------
+        found : callable
+            Called after each receipt of messages.
+        check : callable, optional
+            Called every `_LOOK_SECONDS`; may raise.
+
+        Raises
+        ------
+        NodeLost
+            On the controller, when a node is lost.
+        """
         start = looked = time.perf_counter()
         while True:
             self.take_in()
@@ -451,7 +492,7 @@ class LeaderComm(Voting):
                 os.sched_yield()
 
     def wait_outside_calls(self, found: Callable[[], Any]) -> Any:
-        """Wait as `wait` does, in `fork` and `close`; complete the message of a `NodeLost`, as calls do."""
+        """Wait as `wait`, outside of calls: in `fork` and `close`. Add to the message of a `NodeLost` what to do."""
         try:
             return self.wait(found)
         except NodeLost as error:
@@ -459,6 +500,7 @@ class LeaderComm(Voting):
             raise
 
     def _check_heartbeat(self, now: float) -> None:
+        """Restart heartbeat processes that were killed; on the controller, raise `NodeLost` once if a node is lost."""
         if now - self._looked_after > _LOOK_SECONDS:
             self._looked_after = now
             self._heartbeat.look_after()
@@ -475,16 +517,24 @@ class LeaderComm(Voting):
         self._heartbeat.set_limit(seconds)
 
     def is_ordered_to_stop(self) -> bool:
-        """Return whether the controller has ordered the ranks to end, and this leader has not done so yet."""
+        """Return whether there is an order of the controller to end the ranks that this leader has not executed yet."""
         self.take_in()
         return any(isinstance(order, Stop) for order in self.orders)
 
     # -- exchange of arrays
 
     def complete(self, is_done: Callable[[], bool], check: Callable[[], None]) -> None:
-        """Wait for transfers.
+        """Wait until transfers are complete.
 
-        If the wait is given up, this program can have no other session, because MPI may still write to the arrays.
+        If an exception ends the wait, this program can have no other session, because MPI may still write to the
+        arrays.
+
+        Parameters
+        ----------
+        is_done : callable
+            Returns whether the transfers are complete.
+        check : callable
+            Called regularly; may raise.
         """
         start = time.perf_counter()
 
@@ -503,11 +553,11 @@ class LeaderComm(Voting):
     # -- shutdown
 
     def is_own_process(self) -> bool:
-        """Return whether this process is the leader itself, not one forked from it."""
+        """Return whether this process is the leader itself, not a process forked from it."""
         return os.getpid() == self._pid
 
     def close(self) -> None:
-        """Leave MPI, once all sent messages have arrived; all leaders call this."""
+        """Finalize MPI when all sent messages have arrived. All leaders call this."""
         if self.is_own_process() and not self._mpi.Is_finalized():
             self.wait(self.has_arrived)
             self._heartbeat.leave()

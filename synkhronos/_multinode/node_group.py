@@ -1,7 +1,7 @@
-"""Process group of all nodes, for the dispatcher: the methods of a `ProcessGroup`, with global rank numbers.
+"""Process group of all nodes, for the dispatcher. It has the methods of `ProcessGroup`, with global rank numbers.
 
-The controller's own process group receives each message as in a session on one node. The leaders of the other nodes
-receive the same message with the data that their nodes need for it, and return the answers of their ranks.
+The process group of the controller's node receives each message as in a session on one node. The leaders of the other
+nodes receive the same message with the data that their nodes need for it. They return the answers of their ranks.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from synkhronos._rank import Decoder, Envelope
 from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos.errors import CLOSED_WITHIN, SessionError, WorkerDied, WorkerTimeout
 
-_QUESTIONS = 8
-_STOP_SECONDS = 5.0  # that a leader may take to stop its ranks, and then to answer
+_QUESTIONS = 8  # number of clock readings to request from each node
+_STOP_SECONDS = 5.0  # time that a leader may take to stop its ranks, and the same again to answer
 
 
 class MultiNodeGroup:
-    """All ranks of all nodes.
+    """Process group of all ranks of all nodes.
 
     Parameters
     ----------
@@ -32,14 +32,14 @@ class MultiNodeGroup:
     devices : list of str
         Devices of all ranks.
     segments : SegmentTable
-        The controller's.
+        Shared memory of the controller.
 
     Attributes
     ----------
     signals : MultiNodeSignals
-        Signals that reach all nodes.
+        Abort flag of all nodes.
     ahead : list of int
-        How far each rank's clock was ahead of the controller's when this object was made, in nanoseconds.
+        Nanoseconds by which each rank's clock was ahead of the controller's when this object was created.
     """
 
     def __init__(self, group: ProcessGroup, devices: list[str], segments: SegmentTable) -> None:
@@ -53,21 +53,21 @@ class MultiNodeGroup:
         self._shipping = Shipping(segments, world)
         self._decoder = Decoder()
         self._own: list[bytes | None] | None = None  # answers of the controller's node
-        self._waiting = False  # for other nodes
+        self._waiting = False  # whether answers of other nodes are outstanding
         self._sent = 0  # time of the last message
         self._last_order: dict[int, int] = {}  # number of the last order to each node
         self._waited: dict[int, int] = {}  # nanoseconds that each node waited for others after its last answer
         self.ahead = self.report()[0]
 
     def send(self, message: bytes, memory: Sequence[Segment] = ()) -> None:
-        """Send a message, as `ProcessGroup.send`."""
+        """Send a message to all ranks, as `ProcessGroup.send`."""
         envelope: Envelope = self._decoder.loads(message)
         self._assume_missing()
         self._last_order.clear()
         self._look_for_files(envelope)
         self._shipping.forget(envelope.release.segments)
         loads = [self._bring(envelope, node) for node in self._comm.others]
-        with deferred_interrupts():  # all nodes receive it, or none
+        with deferred_interrupts():  # either all nodes receive the message, or none
             self._own, self._waiting, self._sent = None, True, monotonic_ns()
             self._comm.begin(self._comm.number + 1)
             for node, (shipment, refusal) in zip(self._comm.others, loads):
@@ -77,21 +77,21 @@ class MultiNodeGroup:
             self._group.send(message, memory)
 
     def _assume_missing(self) -> None:
-        """Assume nothing about the memory of nodes that have not confirmed the data of the last command."""
+        """Assume that nodes which have not confirmed the data of the last command have no data at all."""
         for node in self._comm.others:
             answer = self._comm.answers.get(node)
             if not isinstance(answer, Answer) or answer.number != self._last_order.get(node) or answer.lacks:
                 self._shipping.assume_missing(node)
 
     def _bring(self, envelope: Envelope, node: int) -> tuple[Shipment, Exception | None]:
-        """Send a node the data for a command, except for the last piece.
+        """Send a node the data for a command, except for the last piece, which is to be sent with the command.
 
         Returns
         -------
         last : Shipment
-            The last piece, empty if the node refused an earlier one.
+            Last piece; empty if the node could not store an earlier one.
         refusal : Exception or None
-            Why the node could not take in the data.
+            Exception with which the node could not store an earlier piece.
         """
         pieces = self._shipping.load(envelope.command, node)
         last = next(pieces)
@@ -106,7 +106,7 @@ class MultiNodeGroup:
         return last, None
 
     def _wait_for(self, nodes: list[int]) -> None:
-        """Wait until nodes have answered the last order."""
+        """Wait until some nodes have answered the last order; raise if a node has failed."""
 
         def silent() -> list[int]:
             return [node for node in self._silent() if node in nodes]
@@ -120,7 +120,7 @@ class MultiNodeGroup:
         self._raise_losses()
 
     def _look_for_files(self, envelope: Envelope) -> None:
-        """Order other nodes to look for files that a command needs and that they have not looked for."""
+        """Order the other nodes to look for the files that a command needs, unless they have done so before."""
         wanted = self._shipping.files(envelope.command)
         if not wanted:
             return
@@ -133,10 +133,10 @@ class MultiNodeGroup:
             self._shipping.found(node, wanted, self._comm.answers[node].replies)
 
     def report(self) -> tuple[list[int], list[tuple[int, int, int]]]:
-        """Compare the clocks of all ranks with the controller's, and count what the other nodes' shared heaps hold.
+        """Measure the offsets of the nodes' clocks, and get counts of the other nodes' shared heaps.
 
-        The clocks of two nodes are compared by the quickest of several questions, to within half of its round trip.
-        Leaders answer, so that their ranks are not disturbed.
+        Of several requests to a node, the one with the shortest round trip gives the offset, to within half of that
+        round trip. Node leaders answer, so that workers are not disturbed.
 
         Returns
         -------
@@ -155,6 +155,7 @@ class MultiNodeGroup:
         return ahead, counts
 
     def _ask(self, node: int) -> tuple[int, int, list[tuple[int, int, int]]]:
+        """Request a report of a node; return the round trip and the clock's offset, in nanoseconds, and the counts."""
         comm, asked = self._comm, monotonic_ns()
         with deferred_interrupts():
             comm.begin(comm.number + 1)
@@ -166,12 +167,12 @@ class MultiNodeGroup:
 
     @property
     def n_shipped(self) -> int:
-        """Bytes of the controller's memory that have been sent to other nodes."""
+        """Number of bytes of the controller's memory that have been sent to other nodes."""
         return self._shipping.n_bytes
 
     @property
     def is_lost(self) -> bool:
-        """Whether a node does not answer, so that this program can have no other session."""
+        """Whether a node is lost or silent, so that this program can have no other session."""
         return self._comm.is_lost
 
     @property
@@ -180,7 +181,10 @@ class MultiNodeGroup:
         return self._waiting or self._group.outstanding
 
     def collect(self) -> list[bytes | None]:
-        """Collect answers, as `ProcessGroup.collect`; a lost rank of another node raises what its leader has found."""
+        """Collect the answers of all ranks, as `ProcessGroup.collect`.
+
+        If a rank of another node is dead or silent, raise the error that its leader has reported.
+        """
         if self._own is None:
             self._own = self._group.collect()
         before = self.timeline.switch(STRAGGLING)
@@ -223,7 +227,7 @@ class MultiNodeGroup:
     def dead(self) -> list[int]:
         """Return the workers that have ended, even if they were replaced.
 
-        For a node that has no ranks left, all of its ranks.
+        If all ranks of a node were ended, this includes all of them.
         """
         ranks = [self._world.first + rank for rank in self._group.dead()]
         for node, loss in self._losses().items():
@@ -235,7 +239,7 @@ class MultiNodeGroup:
         return {node: one for node, one in self._comm.answers.items() if isinstance(one, Lost)}
 
     def settle(self, seconds: float | None = None) -> bool:
-        """Wait as `ProcessGroup.settle` does; return ``False`` if a node has no ranks left."""
+        """Wait as `ProcessGroup.settle`; also return ``False`` if all ranks of a node were ended."""
         deadline = Deadline(seconds)
         if not self._group.settle(seconds):
             return False
@@ -243,7 +247,7 @@ class MultiNodeGroup:
         return not self._silent() and all(loss.replaced for loss in self._losses().values())
 
     def replace(self, ranks: Sequence[int]) -> None:
-        """Fork new workers in place of dead ones of this node; other nodes have already replaced theirs."""
+        """Fork new workers for dead ones of this node; other nodes have already replaced theirs."""
         for node in self._losses():
             del self._comm.answers[node]
         self._waiting = False
@@ -251,7 +255,14 @@ class MultiNodeGroup:
         self._group.replace([own.index(rank) for rank in ranks if rank in own])
 
     def stop(self, grace: float = _STOP_SECONDS) -> None:
-        """Wait for the ranks, which have received the message to stop; without grace, order all nodes to end theirs."""
+        """Stop the ranks of all nodes.
+
+        Parameters
+        ----------
+        grace : float
+            Seconds that ranks may take to end, after they have received the message to stop. With 0, the leaders are
+            ordered to end their ranks at once.
+        """
         if not grace:
             self._comm.leave()
             self._comm.begin(self._comm.number + 1)

@@ -1,4 +1,4 @@
-"""Main loop of a node leader: it passes the controller's orders to the ranks of its node, and is one of them."""
+"""Main loop of a node leader: execute the controller's orders with the ranks of the node; the leader is one of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from synkhronos.errors import WorkerDied, WorkerTimeout
 
 
 def lead(comm: LeaderComm, find_devices: Callable[..., list[str]]) -> NoReturn:
-    """Serve the controller until it ends; never return.
+    """Serve the controller until it ends, then exit; never return.
 
     Parameters
     ----------
@@ -33,8 +33,8 @@ def lead(comm: LeaderComm, find_devices: Callable[..., list[str]]) -> NoReturn:
     find_devices : callable
         Takes arguments of `fork`, and returns the device of each rank of this node.
     """
-    # C's `exit` runs MPICH's exit handler; without it, as after `os._exit`, the launcher would end the whole job.
-    # Python's exit would also run the exit handlers of the program.
+    # C's `exit` runs MPICH's exit handler. Without that, as with `os._exit`, the launcher would end the whole job.
+    # Python's exit is unsuitable, because it would also run the exit handlers of the program.
     leave: Callable[[int], NoReturn] = ctypes.CDLL(None).exit
     try:
         _ignore_signals()
@@ -52,19 +52,20 @@ def lead(comm: LeaderComm, find_devices: Callable[..., list[str]]) -> NoReturn:
 
 
 def _ignore_signals() -> None:
-    """Ignore the signals that end a program and those that the script handles.
+    """Ignore signals that end a program and those that the script handles.
 
-    They are the controller's, as in a session on one node.
+    As in a session on one node, only the controller handles them.
     """
     if threading.current_thread() is threading.main_thread():
         for number in signal.valid_signals():
             ends = number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
             if ends or callable(signal.getsignal(number)):
-                is_of_children = number == signal.SIGCHLD  # if it were ignored, exit codes of children would be lost
+                is_of_children = number == signal.SIGCHLD  # ignoring it would lose the exit codes of children
                 signal.signal(number, signal.SIG_DFL if is_of_children else signal.SIG_IGN)
 
 
 def _serve(comm: LeaderComm, find_devices: Callable[..., list[str]]) -> None:
+    """Execute orders, and answer them, until the controller orders this leader to leave."""
     ranks: NodeRanks | None = None
     while True:
         comm.wait(lambda: comm.orders)
@@ -103,12 +104,13 @@ def _serve(comm: LeaderComm, find_devices: Callable[..., list[str]]) -> None:
 
 
 class NodeRanks:
-    """The ranks of this node.
+    """Ranks of this node, in one session.
 
     Parameters
     ----------
     comm : LeaderComm
     start : Start
+        Order that starts the ranks.
     """
 
     def __init__(self, comm: LeaderComm, start: Start) -> None:
@@ -132,7 +134,7 @@ class NodeRanks:
             self._lost = Lost(0, f"node {comm.node} ({comm.hosts[comm.node]}): {summarize(error)}")
 
     def look(self, order: Look) -> Answer | Lost:
-        """Open those of the controller's files that this node has, too."""
+        """Open the files of the controller that this node has, too; answer which ones these are."""
         if self._lost is not None:
             return self._lost._replace(number=order.number)
         return Answer(order.number, [self._cache.open(key, part) for key, part in order.parts.items()])
@@ -142,11 +144,11 @@ class NodeRanks:
         return [] if self._replica is None else self._replica.regions.counts()
 
     def _begin(self) -> None:
-        """In a worker that replaces a dead one: release what it inherited and only the leader needs."""
+        """Release what only the leader needs; called in a worker that replaces a dead one and has inherited it."""
         self._cache.abandon()
 
     def bring(self, order: Bring) -> Answer | Lost:
-        """Take in a part of the data for a command."""
+        """Store a part of the data for a command."""
         if self._lost is not None:
             return self._lost._replace(number=order.number)
         try:
@@ -156,7 +158,13 @@ class NodeRanks:
         return Answer(order.number, None)
 
     def do(self, order: Do) -> Answer | Lost | None:
-        """Have all ranks execute a message of the controller; return ``None`` if it is a stop."""
+        """Execute a message of the controller on all ranks.
+
+        Returns
+        -------
+        Answer, Lost or None
+            Replies of the ranks; ``Lost`` if a rank is dead or silent; ``None`` if the message was to stop.
+        """
         envelope: Envelope = self._decoder.loads(order.message)
         if self._lost is not None:
             return None if envelope.command is None else self._lost._replace(number=order.number)
@@ -182,22 +190,26 @@ class NodeRanks:
             return lost
 
     def _replace_dead(self) -> tuple[int, ...]:
-        """Fork new workers in place of dead ones, and return their ranks.
+        """Fork new workers for dead ones.
 
-        Returns an empty tuple if the other ranks do not become idle in time.
+        Returns
+        -------
+        tuple of int
+            Ranks of the new workers; empty if the other ranks do not become idle in time.
         """
         assert self._replica is not None
         self._group.signals.abort()
         if not self._group.settle(self._options.timeout):
             return ()
         ranks = tuple(self._group.dead())
-        inherited = self._segments.lent()  # this frame stays alive in the workers, and so do these arrays
+        inherited = self._segments.lent()  # the fork copies this frame, which keeps these arrays alive in the workers
         self._replica.regions.share(self._group.replace, ranks)
         del inherited
         self._group.timeline.end()
         return ranks
 
     def _execute(self, envelope: Envelope, order: Do) -> list[bytes]:
+        """Store the data of an order, execute its message on all ranks, and return their replies."""
         timeline, before = self._group.timeline, self._group.signals.sent
         timeline.put_off(before, self._answered + order.waited)
         timeline.resume(before, OUTSIDE)
@@ -229,7 +241,7 @@ class NodeRanks:
         return replies  # type: ignore[return-value]
 
     def _carry_out(self, envelope: Envelope) -> bytes:
-        """Execute the command on this rank itself, and return its reply."""
+        """Execute a command on this rank, the leader, and return its reply."""
         assert self._replica is not None and envelope.command is not None
         try:
             self._replica.forget(*envelope.release)
@@ -260,5 +272,6 @@ class NodeRanks:
 
 
 def _is_unprepared(reply: bytes | None) -> bool:
+    """Return whether a rank could not map the memory that came with a message, and did not begin to execute it."""
     said = None if reply is None else Decoder().loads(reply)
     return isinstance(said, Failure) and said.unprepared

@@ -1,4 +1,4 @@
-"""Start of a session on several nodes, on the controller."""
+"""Start a session on several nodes, on the controller."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from synkhronos._utils.interrupts import deferred_interrupts
 from synkhronos._utils.rendezvous import RESTART, rendezvous
 from synkhronos.errors import DeviceError, NodeLost, SessionError
 
-_STOP_SECONDS = 5.0  # that a leader may take to stop its ranks
+_STOP_SECONDS = 5.0  # time that a leader may take to stop its ranks
 
 
 class Nodes:
-    """All nodes; the controller's is number 0.
+    """All nodes of the job; the controller is on node 0.
 
     Parameters
     ----------
@@ -30,13 +30,14 @@ class Nodes:
     ----------
     comm : LeaderComm
     names : list of str
-        Names of all ranks' devices.
+        Device name of each rank.
     devices : list of str
-        The same, with the names of their nodes.
+        The same names, each with the node and host of the rank.
     world : World
+        Numbering of the ranks.
     definitions : Definitions
-        Definitions of the program that the processes of other nodes have. Shared by all sessions, because leaders stay
-        in their first `fork`.
+        Definitions of the program that the processes of other nodes have. All sessions share them, because leaders
+        never return from their first `fork`.
     """
 
     def __init__(self, comm: LeaderComm) -> None:
@@ -49,22 +50,23 @@ class Nodes:
     def start(
         self, own: list[str], master_rank: int, asked: tuple[Any, ...], options: Options, limit: StartLimit
     ) -> None:
-        """Have all leaders find their devices, and start a rank on each.
+        """Order all leaders to find their devices, and to start a rank on each.
 
         Parameters
         ----------
         own : list of str
             Devices of this node.
         master_rank : int
+            Rank of the controller.
         asked : tuple
-            The arguments of `fork` that select devices.
+            Arguments of `fork` that select devices.
         options : Options
         limit : StartLimit
 
         Raises
         ------
         DeviceError
-            If the nodes differ in versions or in the kind of devices.
+            If the nodes have different versions or different kinds of devices.
         NodeLost
             If another node does not answer in time.
         SessionError
@@ -99,7 +101,7 @@ class Nodes:
         ]
 
     def _ask(self, orders: list[Any], limit: StartLimit) -> None:
-        """Send each leader its order, and wait until all have answered."""
+        """Send each leader its order, and wait until all have answered; raise `NodeLost` at the limit."""
         silent = self._send_orders(orders, limit.remaining())
         if silent:
             self.comm.is_lost = True
@@ -110,9 +112,9 @@ class Nodes:
             )
 
     def _send_orders(self, orders: list[Any], seconds: float | None) -> list[int]:
-        """Send each leader its order, wait at most ``seconds`` for the answers, and return the nodes without one."""
+        """Send each leader its order, and wait for the answers; return the nodes that are silent after ``seconds``."""
         number, deadline = orders[0].number, Deadline(seconds)
-        with deferred_interrupts():  # all of them receive it, or none
+        with deferred_interrupts():  # either all leaders receive their orders, or none
             self.comm.begin(number)
             for node in self.comm.others:
                 self.comm.send(node, ORDER, orders[node])
@@ -125,7 +127,7 @@ class Nodes:
         return silent()
 
     def stop(self) -> None:
-        """Have all leaders end the ranks that they may have, because the start of the session failed."""
+        """Order all leaders to end any ranks that they have started, after the start of the session has failed."""
         if not self.comm.is_lost:
             self._send_orders([Stop(self.comm.number + 1)] * self.comm.n_nodes, _STOP_SECONDS)
 
@@ -136,7 +138,9 @@ def _definitions() -> Definitions:
 
 
 def find_nodes(find_devices: Callable[..., list[str]], limit: StartLimit) -> Nodes | None:
-    """Return the nodes of this job, or ``None`` if it is a single process. On the leaders of other nodes, never return.
+    """Connect the nodes of this job, and return them; ``None`` if it is a single process.
+
+    On nodes other than the controller's, serve the controller until it ends, then exit; never return.
 
     Parameters
     ----------
@@ -145,7 +149,7 @@ def find_nodes(find_devices: Callable[..., list[str]], limit: StartLimit) -> Nod
     limit : StartLimit
     """
     comm = find_comm(limit)
-    if comm is None or not comm.is_own_process():  # a process that the program forked runs alone
+    if comm is None or not comm.is_own_process():  # a process that the program has forked is not part of the job
         return None
     if comm.node:
         lead(comm, find_devices)
@@ -155,7 +159,7 @@ def find_nodes(find_devices: Callable[..., list[str]], limit: StartLimit) -> Nod
 
 
 def _leave(comm: LeaderComm) -> None:
-    """Order all leaders to leave; called when the controller exits."""
+    """Order all leaders to end; called when the controller exits."""
     if not comm.is_own_process():
         return
     rendezvous.farewell()

@@ -1,15 +1,15 @@
-"""Transfer of the controller's shared memory to the other nodes.
+"""Transfer the controller's shared memory to other nodes, and only the blocks that have changed.
 
-Each node has memory of the same keys and sizes. Before a command runs on a node, `Shipping` finds the blocks that its
-ranks will read, and sends those whose digests differ from the last sent ones. So a program may write to the memory
-without notice. `SegmentCache` on the node takes them in.
+Other nodes have copies of the controller's segments, with the same keys and sizes. Before a command is executed on a
+node, `Shipping` finds the blocks that its ranks will read. It sends those whose digests differ from the last sent ones,
+because a program may write to its memory at any time and without a call. `SegmentCache` on the node stores them.
 
-A part of a file that the other node has, too, is neither sent nor read here. Before each command, both nodes check that
-the file has not changed.
+If a node has the same file as the controller, it maps its own file, and the file's content is not sent. Before each
+command, both nodes check that the file has not changed.
 
-Invariant: before a command runs on a node, the rows of every array that its ranks will read are equal to those on the
-controller. Other rows of that memory have arbitrary content. Large memory occupies no more of the node than the blocks
-that have been sent.
+Invariant: when a command is executed on a node, all array rows that its ranks read are equal to those on the
+controller. Other rows have arbitrary content. A large segment occupies no more memory on the node than the blocks that
+were sent.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ BLOCK = 4096  # bytes
 
 
 class Digests:
-    """Digests of the last sent content of each block; at first zeros, which match no content.
+    """Digests of the last sent content of each block. They are initially zeros, which match no content.
 
-    Two different blocks have the same digest with a probability of at most 2^-128, since the key is random and secret.
+    Two different blocks have the same digest with a probability of at most 2^-128, because the hash is universal and
+    its key random and secret.
 
     Parameters
     ----------
@@ -49,12 +50,12 @@ class Digests:
         self._noted = np.zeros((-(-n_bytes // BLOCK), 4), np.uint64)  # unwritten pages occupy no memory
 
     def changed(self, content: np.ndarray, blocks: np.ndarray) -> np.ndarray:
-        """Return those of some blocks whose content differs from the recorded one."""
+        """Return the numbers of those ``blocks`` whose content differs from the recorded content."""
         fresh = self._of(content, blocks)
         return np.asarray(blocks[(fresh != self._noted[blocks]).any(axis=1)])
 
     def note(self, blocks: np.ndarray, values: np.ndarray) -> None:
-        """Record the content of blocks, as copied by `take`."""
+        """Record the content of blocks; ``values`` is the copy that `take` has made."""
         self._noted[blocks] = self._of(values, np.arange(len(blocks)))
 
     def _of(self, content: np.ndarray, blocks: np.ndarray) -> np.ndarray:
@@ -64,7 +65,7 @@ class Digests:
 
 
 def take(content: np.ndarray, blocks: np.ndarray) -> np.ndarray:
-    """Copy blocks, given in ascending order, into one uint8 array."""
+    """Copy blocks, whose numbers are in ascending order, into one uint8 array."""
     first, last = int(blocks[0]), int(blocks[-1])
     if last - first == len(blocks) - 1:
         return content[BLOCK * first : BLOCK * (last + 1)].copy()
@@ -89,7 +90,7 @@ def put(content: np.ndarray, blocks: np.ndarray, values: np.ndarray) -> None:
 
 
 def blocks_of(ref: ArrayRef, axis: int = 0, chosen: Rows | np.ndarray | None = None) -> np.ndarray:
-    """Return the blocks, in ascending order, that contain chosen rows of an array.
+    """Return the numbers, in ascending order, of the blocks that contain some rows of an array.
 
     Parameters
     ----------
@@ -97,7 +98,7 @@ def blocks_of(ref: ArrayRef, axis: int = 0, chosen: Rows | np.ndarray | None = N
     axis : int
         Axis of the rows.
     chosen : Rows or int64 array, optional
-        Default: the full array.
+        Numbers of the rows, in ascending order; default: all rows.
     """
     if chosen is None:
         axis, chosen, shape = 0, Rows(0, 1), (1, *ref.shape)
@@ -120,31 +121,31 @@ def blocks_of(ref: ArrayRef, axis: int = 0, chosen: Rows | np.ndarray | None = N
 
 
 def runs(numbers: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Yield ascending numbers as ranges: the first of each, and the one after its last."""
+    """Yield ascending numbers as ranges ``(start, stop)`` of consecutive numbers."""
     if len(numbers):
         cuts = np.flatnonzero(np.diff(numbers) != 1) + 1
         firsts, lasts = numbers[np.concatenate([[0], cuts])], numbers[np.concatenate([cuts - 1, [-1]])]
         yield from zip(firsts.tolist(), (lasts + 1).tolist())
 
 
-#: A piece has fewer than twice as many blocks: this limits the memory for its copy.
+#: Number of blocks after which a piece of data is complete. A piece has fewer than twice as many, so copies stay small.
 PIECE = 2048
 
-#: An array that is read, the axis of its rows, and the rows (``None``: the full array).
+#: Array that ranks read, axis of its rows, and rows that they read (``None``: the full array).
 _Part = tuple[ArrayRef, int, Union[Rows, np.ndarray, None]]
 
 
 class Shipment(NamedTuple):
-    """Data that a leader takes in before its ranks execute a command.
+    """Data that a leader stores before its ranks execute a command.
 
     Attributes
     ----------
     make : list of (str, int)
-        Memory to create: key, bytes.
+        Segments to create: key and size in bytes.
     fill : list of (str, int64 array, uint8 array)
-        Blocks to write: key, block numbers, and their contents, one after the other.
+        Blocks to write: key, block numbers, and the concatenated contents.
     files : list of FilePart
-        Parts of files that must not have changed.
+        Parts of files that ranks read, and which must not have changed.
     """
 
     make: list[tuple[str, int]]
@@ -153,30 +154,30 @@ class Shipment(NamedTuple):
 
 
 class Shipping:
-    """Memory that has been sent to each node.
+    """Record of the memory that each node has, on the controller; it finds the data to send.
 
     Parameters
     ----------
     segments : SegmentTable
-        The controller's.
+        Shared memory of the controller.
     world : World
 
     Attributes
     ----------
     n_bytes : int
-        Bytes that have been sent, to all nodes together.
+        Number of bytes sent to all nodes together.
     """
 
     def __init__(self, segments: SegmentTable, world: World) -> None:
         self._segments = segments
         self._world = world
-        self._there: list[dict[str, Digests]] = [{} for _ in world.sizes]  # of the sent memory, by node and key
-        self._parts: dict[str, FilePart] = {}  # that nodes have looked for, by key
-        self._opened: list[set[str]] = [set() for _ in world.sizes]  # keys whose files were found, by node
+        self._there: list[dict[str, Digests]] = [{} for _ in world.sizes]  # digests of sent memory, by node and key
+        self._parts: dict[str, FilePart] = {}  # parts of files that nodes have looked for, by key
+        self._opened: list[set[str]] = [set() for _ in world.sizes]  # keys of files that were found, by node
         self.n_bytes = 0
 
     def forget(self, keys: Sequence[str]) -> None:
-        """Forget memory that the controller has dropped."""
+        """Remove the records of segments that the controller has released."""
         for key in keys:
             self._parts.pop(key, None)
             for there, opened in zip(self._there, self._opened):
@@ -184,12 +185,12 @@ class Shipping:
                 opened.discard(key)
 
     def assume_missing(self, node: int) -> None:
-        """Assume that nothing is on a node, because the last data may not have arrived."""
+        """Assume that a node has no data, because the last data may not have arrived."""
         self._there[node].clear()
         self._parts.clear()  # look for files again
 
     def files(self, command: Command | None) -> dict[str, FilePart]:
-        """Return the parts of files, by key, that a command needs and other nodes must look for first."""
+        """Return the parts of files, by key, that a command needs and that other nodes have yet to look for."""
         if not self._segments.files:
             return {}
         wanted = {}
@@ -206,17 +207,18 @@ class Shipping:
         return wanted
 
     def found(self, node: int, wanted: dict[str, FilePart], found: Sequence[bool]) -> None:
-        """Record a node's answer to an order to look for files."""
+        """Record a node's answer to `Look`: whether it has found each of the ``wanted`` files."""
         self._parts.update(wanted)
         self._opened[node].update(key for key, is_there in zip(wanted, found) if is_there)
 
     def _content(self, key: str) -> np.ndarray:
+        """Return the full memory of a key as bytes."""
         return self._segments.view(ArrayRef(key, 0, (self._segments.n_bytes(key),), "|u1"))
 
     def load(self, command: Command | None, node: int) -> Iterator[Shipment]:
-        """Yield the data that a node needs for a command, in pieces; the last one may be empty.
+        """Yield the data that a node needs for a command, in pieces of limited size; the last piece may be empty.
 
-        Each piece counts as sent from the moment it is made.
+        A piece is recorded as sent before it is yielded.
         """
         shipment, there, n_bytes = Shipment([], [], []), self._there[node], 0
         for ref, axis, chosen in self._needed(command, self._world.ranks_of(node)):
@@ -231,7 +233,7 @@ class Shipping:
             for start in range(0, len(blocks), PIECE):
                 changed = there[ref.key].changed(content, blocks[start : start + PIECE])
                 if len(changed):
-                    values = take(content, changed)  # digests are of this copy: the program may write meanwhile
+                    values = take(content, changed)  # digest this copy, because the program may write to the original
                     there[ref.key].note(changed, values)
                     shipment.fill.append((ref.key, changed, values))
                     self.n_bytes += values.nbytes
@@ -242,7 +244,7 @@ class Shipping:
         yield shipment
 
     def _needed(self, command: Command | None, ranks: range) -> Iterator[_Part]:
-        """Yield the arrays that ranks read, with axis and rows (``None``: the full array)."""
+        """Yield the arrays and rows that some ranks read when they execute a command."""
         if isinstance(command, InOrder):
             for part in command.parts:
                 yield from self._needed(part, ranks)
@@ -275,7 +277,16 @@ class Shipping:
                 yield rows, 0, None
 
     def _rows(self, source: Source, part: Rows | None, first: int) -> Iterator[_Part]:
-        """Yield the arrays that a source reads for a part of its selected rows; ``None``: for all of them."""
+        """Yield the arrays and rows that a source reads.
+
+        Parameters
+        ----------
+        source : Source
+        part : Rows or None
+            Part of the source's selected rows; ``None``: all of them.
+        first : int
+            Number to add to the row numbers of a range.
+        """
         array, rows, axis = source
         if rows is None:
             yield array, 0, None
@@ -290,13 +301,13 @@ class Shipping:
 
 
 def _span(shares: Sequence[Rows], which: Sequence[int]) -> Rows:
-    """Return the range from the first to the last row of some shards."""
+    """Return the smallest range of rows that contains the shards of some ranks."""
     some = [shares[i] for i in which if len(shares[i])]
     return Rows(min(one.start for one in some), max(one.stop for one in some)) if some else Rows(0, 0)
 
 
 def _blocks_of(ref: ArrayRef, axis: int, chosen: Rows | np.ndarray | None) -> np.ndarray:
-    """Return `blocks_of`, from a cache for rows that are needed again."""
+    """Return `blocks_of`, with a cache for full arrays and ranges of rows."""
     if isinstance(chosen, np.ndarray) or not isinstance(ref.dtype, str):
         return blocks_of(ref, axis, chosen)
     return _remembered(ref._replace(key=""), axis, chosen)
@@ -305,25 +316,25 @@ def _blocks_of(ref: ArrayRef, axis: int, chosen: Rows | np.ndarray | None) -> np
 _remembered = functools.lru_cache(maxsize=64)(blocks_of)
 
 
-_LARGE = 4 * 1024 * 1024  # bytes; memory of this size or more keeps a file descriptor
+_LARGE = 4 * 1024 * 1024  # bytes; pages of larger segments are reserved on demand, by a file descriptor that stays open
 
 
 class SegmentCache:
-    """A node's copy of the controller's memory.
+    """Copy of the controller's memory on another node, kept by the node leader.
 
     Parameters
     ----------
     segments : SegmentTable
-        The leader's.
+        Shared memory of the leader.
 
     Attributes
     ----------
     new : list of Segment
-        Memory that workers have yet to map.
+        Segments that workers have yet to map.
     replaced : set of str
-        Keys whose memory was replaced: workers must unmap the old memory first.
+        Keys whose memory was replaced; workers must unmap the old memory first.
     lacks : bool
-        Whether some of the last data could not be taken in.
+        Whether a part of the last data could not be stored.
     """
 
     def __init__(self, segments: SegmentTable) -> None:
@@ -335,7 +346,7 @@ class SegmentCache:
         self._files: set[str] = set()
 
     def open(self, key: str, part: FilePart) -> bool:
-        """Use part of a file as the memory of a key, if this node has that file; return whether it has."""
+        """Map a part of a file as the memory of a key; return ``False`` if this node does not have the same file."""
         segment = open_part(part, key)
         if segment is not None:
             with deferred_interrupts():
@@ -344,16 +355,22 @@ class SegmentCache:
         return segment is not None
 
     def take(self, shipment: Shipment, dropped: Sequence[str]) -> None:
-        """Take in data, after the controller's dropped memory is released; this empties the shipment.
+        """Store data. It empties the shipment, to free memory as soon as possible.
 
-        Memory that exists already is not created again, so a failed attempt can be repeated.
+        A failed attempt can be repeated, because segments that exist already are not created again.
+
+        Parameters
+        ----------
+        shipment : Shipment
+        dropped : sequence of str
+            Keys of segments that the controller has released; these are released first.
 
         Raises
         ------
         MemoryError
             If the node has too little memory.
         OSError
-            If this process has too many open files, or a file was changed.
+            If this process has too many open files, or if a file has changed.
         """
         self.lacks = True
         self._drop(dropped)
@@ -368,7 +385,7 @@ class SegmentCache:
                 self._make(key, n_bytes)
         shipment.fill.reverse()
         while shipment.fill:
-            key, blocks, values = shipment.fill.pop()  # frees each piece once it is written
+            key, blocks, values = shipment.fill.pop()  # so that each piece is freed when it is written
             if key in self._sparse:
                 self._sparse[key].reserve(blocks)
             put(self._segments.view(ArrayRef(key, 0, (self._segments.n_bytes(key),), "|u1")), blocks, values)
@@ -383,7 +400,7 @@ class SegmentCache:
                 self._sparse[key] = _Sparse(segment)
 
     def _put_in_place(self, segment: Segment, content: np.ndarray) -> None:
-        """Use new memory for a key in place of the old, if there was any."""
+        """Use a new segment for a key; it replaces the old one, if there is one."""
         key = segment.ref.key
         if key in self._segments:
             self._drop([key])
@@ -392,6 +409,7 @@ class SegmentCache:
         self.new.append(segment)
 
     def _drop(self, keys: Sequence[str]) -> None:
+        """Close the file descriptors of some keys, and remove what is recorded about them."""
         for key in keys:
             self._files.discard(key)
             if key in self._sparse:
@@ -402,14 +420,14 @@ class SegmentCache:
         self.new = [segment for segment in self.new if segment.ref.key not in keys]
 
     def delivered(self) -> None:
-        """Record that all workers have mapped the new memory."""
+        """Record that all workers have mapped the new segments."""
         for segment in self.new:
             segment.close_fd()
         self.new = []
         self.replaced.clear()
 
     def abandon(self) -> None:
-        """In a worker that was forked later: release what it inherited and only the leader needs."""
+        """Release what only the leader needs; called in a worker that was forked later and has inherited it."""
         for segment in (*self.new, *(one.segment for one in self._sparse.values())):
             segment.abandon()
         self.new = []
@@ -421,7 +439,7 @@ class SegmentCache:
 
 
 class _Sparse:
-    """Memory of which only the received blocks are reserved, with its own file descriptor."""
+    """Segment of which only the received blocks are reserved, by its own file descriptor."""
 
     def __init__(self, segment: Segment) -> None:
         file = Descriptor(os.dup(segment.fileno()))
@@ -429,6 +447,7 @@ class _Sparse:
         self._reserved = np.zeros(-(-segment.ref.size // BLOCK), bool)
 
     def reserve(self, blocks: np.ndarray) -> None:
+        """Reserve the memory of blocks that were not reserved before, so that writing to them cannot fail."""
         missing = blocks[~self._reserved[blocks]]
         size = self.segment.ref.size
         self.segment.reserve([(BLOCK * first, min(BLOCK * end, size)) for first, end in runs(missing)])
