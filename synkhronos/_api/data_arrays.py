@@ -1,7 +1,7 @@
-"""`data` and `Data`: function inputs in shared memory, written once and read by every rank where they lie.
+"""`data` and `Data`: function inputs in shared memory, written once, and read in place by every rank.
 
-`DataMemory` is the shared memory of one `Data`, or of several after unpickling. The functions at the top convert and
-check the values, shapes and sizes that users give.
+`DataMemory` is the shared memory of one `Data`; unpickled `Data` share it with the original. The functions at the top
+convert and check values, shapes and sizes that users pass.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from synkhronos.typing import Input
 def condition(value: Any, dtype: np.dtype, ndim: int, force_cast: bool) -> np.ndarray:
     """Return ``value`` as an array of the given dtype and ndim, by Theano's rules for implicit casts.
 
-    An array is cast if ``dtype`` can hold all values of its dtype; other values (numbers, lists) if they compare equal
-    after the cast; a Python float can be cast to any floating dtype.
+    An array is cast if ``dtype`` can hold all values of the array's dtype. Numbers and lists are cast if they compare
+    equal after the cast. A Python float is cast to any floating dtype. ``force_cast`` allows all casts.
     """
     array = np.asanyarray(value) if isinstance(value, np.memmap) else np.asarray(value)
     if array.ndim != ndim:
@@ -64,7 +64,10 @@ def size_in_bytes(shape: tuple[int, ...], dtype: np.dtype) -> int:
 
 
 def check_shape(shape: Any, ndim: int | None) -> tuple[int, ...]:
-    """Return ``shape`` (an int counts as one dimension) as a tuple, of ``ndim`` dimensions if that is not ``None``."""
+    """Check a shape, and return it as a tuple of ``ndim`` lengths (of any number if ``ndim`` is ``None``).
+
+    An int stands for a shape of one dimension.
+    """
     if isinstance(shape, (int, np.integer)):
         shape = (shape,)
     try:
@@ -85,20 +88,21 @@ def check_oversize(oversize: Any) -> None:
         raise ValueError(f"oversize is {oversize}; expected a number from 1 to 2")
 
 
-#: By key: the memory that this process made or inherited.
+#: The memory that this process allocated or inherited, by key.
 _known: Any = weakref.WeakValueDictionary()
 
 
 class DataMemory:
-    """Memory that is freed with the last `Data` that uses it.
+    """Shared memory that is freed with the last `Data` that uses it.
 
     Parameters
     ----------
     key : str
+        Key of the segment, the same on all ranks.
     content : uint8 array
         All bytes of the memory.
     is_file : bool
-        Whether it is a file of the user's.
+        Whether the memory is a mapped file of the user's.
     """
 
     def __init__(self, key: str, content: np.ndarray, is_file: bool) -> None:
@@ -114,7 +118,7 @@ class DataMemory:
 
     @classmethod
     def share(cls, segment: Segment, n_bytes: int, is_file: bool) -> DataMemory:
-        """Make memory that is mapped already known to all ranks."""
+        """Share memory that this process has mapped with all ranks."""
         session = current("Data")
         made = cls(segment.ref.key, segment.bytes[:n_bytes], is_file)
         session.share(segment, made.bytes)
@@ -122,32 +126,32 @@ class DataMemory:
 
     @classmethod
     def find(cls, key: str) -> DataMemory | None:
-        """Return the memory of this key, or ``None`` if this process does not have it."""
+        """Return the memory with this key, or ``None`` if this process does not have it."""
         found: DataMemory | None = _known.get(key)
         return found
 
 
-#: The largest number of dimensions of an array, which NumPy 2 does not export.
+#: The largest number of dimensions of an array; NumPy 2 has no public constant for it.
 _MAX_DIMENSIONS = getattr(np, "MAXDIMS", 64)
 
 
 class Data:
-    """An array in shared memory; made by `data`. Reads and writes like a NumPy array.
+    """An array in shared memory, made by `data`. It is read and written like a NumPy array.
 
-    ``copy.copy`` and ``copy.deepcopy`` copy the memory. Unpickled `Data` shares the memory of the original, in the
-    process that made it and in those forked from it later. In other processes unpickling is a `TypeError`: pickle
-    ``numpy.asarray(data)`` instead.
+    ``copy.copy`` and ``copy.deepcopy`` copy the memory. Unpickled `Data` shares the memory of the original. It can be
+    unpickled in the process that made the original, and in processes forked from it later. In other processes,
+    unpickling raises `TypeError`: pickle ``numpy.asarray(data)`` instead.
 
     Attributes
     ----------
     data : numpy.ndarray
-        A view of the memory. Processes forked later read and write the same memory through it.
+        View of the memory. Processes that are forked later read and write the same memory through it.
     dtype, ndim, shape, size
-        As NumPy's.
+        Those of the array, as in NumPy.
     alloc_size : int
         Number of elements that the allocated memory can hold.
     minibatch : bool
-        Whether it holds just the current batch; see `data`.
+        Whether the array holds only the rows of the current batch; see `data`.
     name : str or None
 
     Examples
@@ -190,7 +194,7 @@ class Data:
 
     @property
     def memory(self) -> Any:
-        """Object that keeps the array's memory alive, independently of this one."""
+        """Object that keeps the array's memory alive even if this `Data` is dropped or takes other memory."""
         return None if self._held is None else self._held.bytes
 
     def __len__(self) -> int:
@@ -211,7 +215,7 @@ class Data:
         return f"<synkhronos.Data {name}shape {self.shape}, {self.dtype}, {self.data.nbytes:,} bytes{minibatch}>"
 
     def _repr_html_(self) -> str:
-        """Return a table of the attributes, as notebooks show it."""
+        """Return a table of the attributes, for notebooks."""
         head = ("Data", "shape", "dtype", "bytes", "minibatch")
         line = (self.name or "", self.shape, self.dtype, f"{self.data.nbytes:,}", self.minibatch)
         return html_table([head, line])
@@ -220,24 +224,24 @@ class Data:
         return public_names(self, "memory", "ref")
 
     def condition_data(self, value: Any, force_cast: bool = False) -> np.ndarray:
-        """Return ``value`` as `set_value` would store it: as an array of this dtype and ndim.
+        """Return ``value`` as `set_value` would store it: as an array with the dtype and ndim of this `Data`.
 
         Parameters
         ----------
         value : array_like or Data
-            Of any shape with this ndim.
+            A value of any shape with the same number of dimensions.
         force_cast : bool
             Convert the value even if that loses precision.
 
         Returns
         -------
         numpy.ndarray
-            ``value`` itself if it is such an array already, otherwise a new array.
+            ``value`` itself if it is an array of this dtype already, otherwise a new array.
 
         Raises
         ------
         TypeError
-            If the ndim differs, or this dtype cannot hold every value of ``value``'s dtype and ``force_cast`` is false.
+            If the number of dimensions differs, or the value cannot be cast without loss and ``force_cast`` is false.
 
         Examples
         --------
@@ -249,25 +253,26 @@ class Data:
         return condition(value.data if isinstance(value, Data) else value, self.dtype, self.ndim, force_cast)
 
     def set_value(self, value: Any, force_cast: bool = False, oversize: float = 1) -> None:
-        """Store a value of any shape; new memory is allocated only if the value does not fit.
+        """Store a value of any shape. New memory is allocated only if the present memory is too small.
 
         Parameters
         ----------
         value : array_like or Data
-            Of any shape with this ndim; copied. A `numpy.memmap` is shared as the file that it is, as by `data`.
+            A value of any shape with the same number of dimensions, which is copied. The file of a `numpy.memmap` is
+            shared instead, as by `data`.
         force_cast : bool
             Convert the value even if that loses precision.
         oversize : float
-            From 1 to 2: allocate this many times the memory needed, if new memory is allocated.
+            If new memory is allocated, allocate this many times the memory needed, from 1 to 2.
 
         Raises
         ------
         SessionError
-            If memory is needed, and there is no session.
+            If new memory is needed, and there is no session.
         TypeError, ValueError
-            If the value does not fit dtype and ndim, or ``oversize`` is out of range.
+            If the value does not match the dtype or ndim, or ``oversize`` is out of range.
         MemoryError
-            If there is too little shared memory; the old contents stay.
+            If there is too little shared memory. The old contents are kept.
 
         Examples
         --------
@@ -290,21 +295,21 @@ class Data:
         self._array = fresh
 
     def set_shape(self, shape: Sequence[int], oversize: float = 1) -> None:
-        """Change the shape: elements inside both the old and the new shape stay, the others become zeros.
+        """Change the shape. Elements inside both the old and the new shape are kept, new elements are zeros.
 
-        Rows that were cut off data of a file have the file's contents when they come back.
+        If the memory is a mapped file, rows that are removed and added again have the file's contents.
 
         Parameters
         ----------
         shape : tuple of int, or int
-            The new shape, of this ndim.
+            The new shape, with the same number of dimensions.
         oversize : float
-            From 1 to 2: allocate this many times the memory needed, if new memory is allocated.
+            If new memory is allocated, allocate this many times the memory needed, from 1 to 2.
 
         Raises
         ------
         SessionError
-            If memory is needed, and there is no session.
+            If new memory is needed, and there is no session.
         TypeError, ValueError
             For an invalid shape or ``oversize``.
         MemoryError
@@ -339,14 +344,14 @@ class Data:
         self._array = fresh
 
     def set_length(self, length: int, oversize: float = 1) -> None:
-        """Change the length of axis 0; rows that remain are kept, new rows are zeros. Shrinking never allocates memory.
+        """Change the length of axis 0. Remaining rows are kept, new rows are zeros. Shrinking allocates no memory.
 
         Parameters
         ----------
         length : int
             The new length.
         oversize : float
-            From 1 to 2: allocate this many times the memory needed, if new memory is allocated.
+            If new memory is allocated, allocate this many times the memory needed, from 1 to 2.
 
         Raises
         ------
@@ -368,9 +373,9 @@ class Data:
         self.set_shape((length, *self.shape[1:]), oversize)
 
     def free_memory(self) -> None:
-        """Free the memory on all ranks, now; all lengths of the shape become 0.
+        """Free the memory on all ranks immediately. All lengths of the shape become 0.
 
-        Other `Data` that share the memory after unpickling keep it.
+        The memory is not freed while other, unpickled `Data` share it.
 
         Raises
         ------
@@ -413,7 +418,7 @@ class Data:
         return self._view(shape)
 
     def _hold(self, memory: DataMemory | None) -> None:
-        """Replace the current memory by this one."""
+        """Replace the current memory; the array becomes empty."""
         self._array = np.zeros((0,) * self.ndim, self.dtype)
         self._held = memory
 
@@ -464,43 +469,43 @@ def data(
 ) -> Data:
     """Make an array in shared memory, which functions take as input without copying it in each call.
 
-    It is called in the controller. Every rank of this node maps the memory and reads its own rows where they lie; other
-    nodes are sent the rows that they need.
+    Call it in the controller. Every rank of the controller's node maps the memory and reads its own rows in place.
+    Other nodes are sent the rows that they need.
 
     Parameters
     ----------
     value : array_like, optional
-        Initial contents, copied. A `numpy.memmap` of a file or a part of it (C-contiguous, not of mode ``"c"``) is
-        shared as the file that it is, and not copied.
+        Initial contents, which are copied. A `numpy.memmap` is not copied: its file is shared. It must be C-contiguous,
+        and its mode must not be ``"c"``; it may be a part of the file.
     var : variable, optional
-        The input that this is for: determines dtype and ndim, and the default of ``name``.
+        The input that the data is for. It determines dtype and ndim, and the default of ``name``.
     dtype : dtype, optional
-        Default: that of ``var``, or else of ``value``. It never changes later.
+        The dtype, which is fixed. Default: that of ``var``, or else of ``value``.
     ndim : int, optional
-        Number of dimensions. Default: that of ``var``, or else of ``value`` or ``shape``. It never changes later.
+        Number of dimensions, which is fixed. Default: that of ``var``, or else of ``value`` or ``shape``.
     shape : tuple of int, optional
-        Shape to allocate, filled with zeros, if there is no value.
+        Shape to allocate, filled with zeros, if no value is given.
     minibatch : bool
-        Whether this will hold just the current batch. Then row 0 is the lowest row of a range in ``batch``, and row i
-        belongs to the i-th index of an index list.
+        Whether the array will hold only the rows of the current batch. Then row 0 is the lowest row of a range in
+        ``batch``, and row i belongs to the i-th index of an index list.
     force_cast : bool
         Convert the value even if that loses precision.
     oversize : float
-        From 1 to 2: allocate this many times the memory needed, so that the array can grow in place.
+        Allocate this many times the memory needed, from 1 to 2, so that the array can grow in place.
     name : str, optional
-        Shown in messages and by ``repr``. Default: that of ``var``.
+        Name in messages and in ``repr``. Default: that of ``var``.
 
     Returns
     -------
     Data
-        Of shape ``(0, ...)`` and without memory, if neither ``value`` nor ``shape`` is given.
+        If neither ``value`` nor ``shape`` is given, its shape is ``(0, ...)``, and no memory is allocated.
 
     Raises
     ------
     SessionError
         Without a session.
     TypeError, ValueError
-        If dtype or ndim stay unknown, or the value does not fit them.
+        If dtype or ndim are not known, or the value does not match them.
     MemoryError
         If there is too little shared memory.
 

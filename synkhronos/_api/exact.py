@@ -1,4 +1,4 @@
-"""`ExactFunction`: a function whose results and updates on all ranks are those of the serial program."""
+"""`ExactFunction`: a sharded function with the results and updates of the serial program."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class ExactFunction(Function):
     user : Graph
         The user's graph.
     divided : ShardedGraph
-        The part of it that each rank computes.
+        The graph that each rank computes on its shard.
     single : bool
         Whether a call returns one array rather than a list.
     name : str or None
     again : callable
-        ``again(swap, delete_updates, **keywords)`` builds the function with other shared variables, without updates,
-        and with other keywords of the backend's ``function``.
+        ``again(swap, delete_updates, **keywords)`` builds the function again, with some shared variables replaced,
+        optionally without updates, and with other keyword arguments of the backend's ``function``.
     """
 
     _graph: ShardedGraph
@@ -58,18 +58,22 @@ class ExactFunction(Function):
         self._serial = Serial(user, Results(user.outputs, ["exact"] * n_outputs, [False] * n_outputs, False, title))
         self._collectives = _ExactGraphCollectives(divided, self._theano, results)
         self._checks = _ExactChecks(divided, results, named, named_updates=[])
-        alike = dict.fromkeys((var for var, _ in divided.updates), "max")  # the new values of all slices are equal
+        # the new values are equal in all slices, and "max" keeps them exact
+        alike = dict.fromkeys((var for var, _ in divided.updates), "max")
         self._planner = _ExactPlanner(divided, results, self._collectives, alike, session.on_gpu)
         self._common = [var for var in self.get_shared() if var not in divided.own_states]
         self._syncs = [_graph.sync_of(var.container) for var in self._common]
 
     @property
     def partition(self) -> Any:
-        """The collectives in it, as a table: a list, with a method ``picture(path)``."""
+        """Table of the function's collectives: a list with a method ``picture(path)``, which draws the graph."""
         return self._graph.partition(self._theano)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute on all ranks, with the values that the program has set shared variables to; see `Function`."""
+        """Compute on all ranks; see `Function.__call__`.
+
+        Values of shared variables that the program has set on the controller are sent to the other ranks first.
+        """
         for sync in self._syncs:
             if sync.sent is not sync.storage[0]:
                 self._send_what_was_set(current("Function"))
@@ -89,13 +93,14 @@ class ExactFunction(Function):
         Parameters
         ----------
         share_memory : bool
-            No effect: a copy without other arguments is the same compiled function, others are compiled again.
+            No effect. The copy shares the compiled function unless ``swap``, ``delete_updates`` or ``profile`` is
+            given; with one of these, it is compiled again.
         swap : dict, optional
-            Shared variables of the function, with the shared variables of the same type that replace them.
+            Replacements: shared variables of the function as keys, shared variables of the same type as values.
         delete_updates : bool
             Whether the copy has no updates.
         name : str, optional
-            Default: that of this function, with ``" copy"``.
+            Name of the copy. Default: that of this function, with ``" copy"``.
         profile : optional
             As for the backend's ``function``.
 
@@ -110,7 +115,7 @@ class ExactFunction(Function):
         ValueError
             For a variable in ``swap`` that the function does not use.
         TypeError
-            For a replacement that is no shared variable of the same type.
+            For a replacement that is not a shared variable of the same type.
         """
         session, swap = current("copy"), dict(swap or {})
         own = self.get_shared()
@@ -135,14 +140,20 @@ class ExactFunction(Function):
             _graph.note_sent(self._common)
 
     def _not_sent(self, session: Session) -> list[Any]:
-        """Return variables that were set here since the ranks got them; ranks get missing ones with the function."""
+        """Return variables that the program has set on the controller since the other ranks got their values.
+
+        Variables that the ranks do not have yet are left out: their values are sent with the function.
+        """
         pairs = zip(self._common, self._syncs)
         found = {var.container: var for var, sync in pairs if sync.sent is not sync.storage[0]}
         parts, key = session.replicas.scattered(list(found.values())), session.replica.variables.key
         return [var for var in found.values() if var not in parts and key(var) is not None]
 
     def _check_values(self, session: Session) -> None:
-        """Refuse new values that the controller alone would use before the recorded call."""
+        """Refuse a recorded sequence if the program has set a variable since the call was recorded.
+
+        Otherwise the controller alone would use the new value in the recorded call.
+        """
         there = self._not_sent(session)
         if there:
             raise SessionError(
@@ -152,10 +163,10 @@ class ExactFunction(Function):
 
 
 class _ExactGraphCollectives(GraphCollectives):
-    """`GraphCollectives` of exact functions, in which no rank is without data points."""
+    """`GraphCollectives` of exact functions."""
 
     def kept(self, counts: Sequence[int]) -> list[Any]:
-        """Return no variables."""
+        """Return no variables: every rank computes on data points, so every rank updates all variables."""
         return []
 
 
@@ -163,7 +174,7 @@ class _ExactChecks(Checks):
     """`Checks` of exact functions: nothing is averaged, and only sliceable variables may be scattered."""
 
     def check_variables(self, session: Session, name: str | None, scattered: Sequence[Any]) -> None:
-        """Refuse other scattered variables."""
+        """Raise `ValueError` for a scattered variable that is not sliceable."""
         unknown = [var for var in scattered if var not in self._graph.sliceable_shareds]
         if unknown:
             raise ValueError(
@@ -187,9 +198,9 @@ class _ExactPlanner(Planner):
         num_slices: int,
         subset: tuple[int, ...] | None,
     ) -> tuple[Call, Sequence[ArrayRef]]:
-        """Plan a call as for other functions, but have all ranks compute, and give them their rows."""
+        """Plan a call as for other functions, but make all ranks compute, and pass each rank its range of rows."""
         if num_slices > 1 and self._graph.checks_shapes:
-            num_slices = 1  # which computes the same; checks gather inputs first
+            num_slices = 1  # same results; the checks gather inputs first, so the graph cannot be cut for slices
         if num_slices > 1:
             self._graph.check_slices()
         if self._graph.sliceable_shareds:
@@ -200,14 +211,14 @@ class _ExactPlanner(Planner):
         call = call._replace(exact=True)
         if all(call.counts):
             return call, refs
-        # fewer rows than ranks, or none: each rank computes all rows, and collectives take the controller's value
+        # with fewer rows than ranks, each rank computes all rows, and collectives use the controller's values only
         n_rows = sum(call.counts)
         counts = tuple(n_rows * (rank == call.master) for rank in range(session.n_ranks))
         shares = (Rows(0, n_rows),) * session.n_ranks
         return call._replace(shares=shares, counts=counts, all_compute=n_rows == 0), refs
 
     def _follow_rows(self, session: Session, inputs: Inputs, rows: list[Selection] | None) -> Inputs:
-        """Return the inputs, sharded as the scattered variables are."""
+        """Return the inputs with the ranks' shards changed to those of the sliceable shared variables."""
         variables = self._graph.sliceable_shareds
         for var in variables:
             if not session.replicas.scattered([var]):

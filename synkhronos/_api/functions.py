@@ -1,4 +1,4 @@
-"""`Function`: a compiled function that every rank computes on its shard of the data."""
+"""`Function`: a compiled function that every rank executes on its shard of the data."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from synkhronos._session import Session, current, functions
 from synkhronos._utils.display import html_table, public_names
 from synkhronos.errors import SessionError
 
-_MOST_PLANS = 16  # that a function keeps
+_MOST_PLANS = 16  # number of plans that a function caches
 _NO_PLAN = (None, ())
 
 
-_NEVER = -1  # no count of changes: the scattered variables were not checked in this session
+_NEVER = -1  # count of changes for a function whose scattered variables were not checked in this session
 
 
 class Appearance:
-    """Representation of a `Function`: as text, in notebooks, and for `dir`."""
+    """Mixin of `Function` with its representations: ``repr``, a table for notebooks, and `dir`."""
 
     name: str | None
     _graph: Any
@@ -43,7 +43,7 @@ class Appearance:
         return f"<synkhronos.Function {self.name or ''}({describe_inputs(self._graph)}) -> {self._results}; {ranks}>"
 
     def _repr_html_(self) -> str:
-        """Return inputs and outputs as a table, as notebooks show it."""
+        """Return a table of the inputs and outputs, for notebooks."""
         return html_table(
             [("Function", self.name or ""), ("inputs", describe_inputs(self._graph)), ("outputs", self._results)]
         )
@@ -59,7 +59,7 @@ class Appearance:
 
 
 class Function(Appearance):
-    """A function on all ranks; made by `function`, and called like one of Theano or PyTensor.
+    """A compiled function on all ranks, made by `function` and called like a function of Theano or PyTensor.
 
     Attributes
     ----------
@@ -69,11 +69,11 @@ class Function(Appearance):
     update_modes : list of str
         The op of each given update.
     counts : tuple of int, or None
-        The number of data points that each rank computed in the last call, which are the weights of ``"avg"``. All 1
-        for a function without data; ``None`` before the first call. In a `sequence` they are known at once.
+        The number of data points of each rank in the last call. These are the weights of ``"avg"``. They are all 1 for
+        a function without data, and ``None`` before the first call. In a `sequence` they are available immediately.
     maker, fn, vm, profile
-        Those of the controller's compiled function: its maker, what it runs (``vm`` is PyTensor's name), and the
-        backend's profile of it.
+        Attributes of the controller's compiled function: its maker, the object that executes it (``fn`` in Theano,
+        ``vm`` in PyTensor), and the backend's profile.
 
     Examples
     --------
@@ -132,7 +132,7 @@ class Function(Appearance):
         Returns
         -------
         list of shared variables
-            Each one once, states of random streams included.
+            Each variable once. States of random streams are included.
 
         Examples
         --------
@@ -144,22 +144,22 @@ class Function(Appearance):
         return _graph.shared_variables_of(self._theano)
 
     def as_theano(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the plain function of Theano or PyTensor, in the controller only, on the full arguments.
+        """Call the plain function of Theano or PyTensor, in the controller only, on the unsharded inputs.
 
         Parameters
         ----------
         *args, **kwargs : Data or array_like
-            The inputs, in order or by name. ``output_subset``: a list of the outputs to compute.
+            The inputs, in order or by name. The keyword ``output_subset`` is a list of the outputs to compute.
 
         Returns
         -------
         array, list of array
-            As in Theano. Updates change the controller's variables only.
+            The outputs, as in Theano. Updates change the controller's variables only.
 
         Raises
         ------
         TypeError
-            For missing and surplus inputs, and any error of the backend.
+            For missing or surplus inputs. Errors of the backend are raised, too.
 
         Examples
         --------
@@ -180,7 +180,7 @@ class Function(Appearance):
     def build_inputs(
         self, *args: Any, force_cast: bool = False, oversize: float = 1, minibatch: bool = False, **kwargs: Any
     ) -> Any:
-        """Make `Data` for the inputs, from one value for each, given in order or by name.
+        """Make `Data` from a value for each input, given in order or by name.
 
         Parameters
         ----------
@@ -189,22 +189,22 @@ class Function(Appearance):
         force_cast : bool
             Convert a value to the input's dtype even if that loses precision.
         oversize : float
-            From 1 to 2: allocate this many times the memory needed, so that the data can grow in place.
+            Allocate this many times the memory needed, from 1 to 2, so that the data can grow in place.
         minibatch : bool
-            Whether the data will hold just the current batch; see `data`.
+            Whether the data will hold only the rows of the current batch; see `data`.
         **kwargs : array_like
             The values of inputs given by name.
 
         Returns
         -------
         Data, or list of Data
-            A list unless the function has one input. A value that is no dense array, such as a sparse matrix, is
-            returned as it is.
+            One `Data` if the function has one input, otherwise a list. A value that is not a dense array, such as a
+            sparse matrix, is returned unchanged.
 
         Raises
         ------
         SessionError, TypeError, ValueError, MemoryError
-            As `data`; also a `TypeError` for missing and surplus inputs.
+            As `data`; also a `TypeError` for missing or surplus inputs.
 
         Examples
         --------
@@ -233,47 +233,47 @@ class Function(Appearance):
         check_against_theano: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Compute on all ranks: each rank computes its shard of the chosen rows, and the outputs are combined.
+        """Compute on all ranks: each rank computes on its shard of the selected rows, and the outputs are combined.
 
-        NumPy inputs are copied into shared memory in each call (with an index list as ``batch``: their chosen rows).
-        `Data` is read by each rank where it lies. Shared variables are updated on every rank.
+        The selected rows of NumPy inputs are copied into shared memory in each call. `Data` is read in place by each
+        rank. Shared variables are updated on every rank.
 
         Parameters
         ----------
         *args, **kwargs : Data or array_like
-            The scattered inputs, of shape ``(n, ...)`` with the same ``n``, then the broadcast ones, in order or by
-            name. Cast to an input's dtype as in Theano.
+            The inputs, in order or by name: first the scattered inputs, of shape ``(n, ...)`` with the same ``n``, then
+            the broadcast inputs. Values are cast to an input's dtype as in Theano.
         output_subset : list of int, optional
             The outputs to compute, as in Theano.
         batch : int, slice, or list / 1-d array of integers or booleans, optional
-            The rows of the scattered inputs to use, picked before the rows are split: the first ``batch`` rows, a
-            range, or an index list. Default: all.
+            The rows of the scattered inputs to use: the first ``batch`` rows, a range, or an index list. They are
+            selected first, and then divided among the ranks. Default: all rows.
         batch_s : the same, or a list with one slice or list for each rank, optional
-            The rows of the sliceable shared variables that each rank uses.
+            The rows of the sliceable shared variables that each rank uses. Default: all rows.
         num_slices : int
-            Each rank computes its shard in this many pieces, which saves memory. Updates are computed from the values
-            before the call, and applied once.
+            Each rank computes its shard in this many slices, one after the other, which saves memory. Updates are
+            computed from the values before the call, and applied once.
         check_against_theano : bool, optional
-            Compare the outputs with the result of one process for the same rows, computed in the controller. Default:
-            the value of the environment variable ``SYNKHRONOS_CHECK`` (``1`` or ``0``) when the function was built, and
-            ``False`` for functions that draw random numbers.
+            Compare the outputs with those that the controller computes alone from the same rows. Default: the value of
+            the environment variable ``SYNKHRONOS_CHECK`` (``1`` or ``0``) when the function was built, and ``False``
+            for functions that draw random numbers.
 
         Returns
         -------
         array, list of array
-            As in Theano; a list where the function was built with one. New arrays in the controller, except for outputs
-            built with ``borrow=True``. In a `sequence`: a `Future` of that.
+            The outputs, as in Theano: a list if the function was built with a list. They are new arrays in the
+            controller, except for outputs built with ``borrow=True``. In a `sequence`, a `Future` of the outputs.
 
         Raises
         ------
         SessionError
             Without a session.
         TypeError, ValueError, IndexError
-            For invalid arguments, and for an output that is averaged without a named op and has a row for each data
-            point, before anything is sent.
+            For invalid arguments; also for an output that has a row for each data point and would be averaged because
+            no op was named. Nothing is sent to the ranks in these cases.
         ValueError
-            After the call and its updates: for outputs that differ from the serial result. The message has the largest
-            difference.
+            With ``check_against_theano``, if outputs differ from the serial result. The message has the largest
+            difference. The call and its updates are complete then.
         WorkerError
             If a rank fails.
 
@@ -342,10 +342,10 @@ class Function(Appearance):
             return session.submit(call, finish, shared=self.get_shared, check=self._check_values)
 
     def _check_values(self, session: Session) -> None:
-        """Accept the program's changes of shared variables: the controller's values are its own."""
+        """Accept values of shared variables that the program has set: replicas may differ."""
 
     def _combined(self, session: Session, results: Sequence[Any], call: Call, wanted: Sequence[int]) -> list[Any]:
-        """Combine the ranks' outputs."""
+        """Return the combined outputs, and record the counts of the call."""
         session.timeline.switch(COLLECTIVES)
         self.counts = call.counts
         weights = (1,) * session.n_ranks if call.all_compute else call.counts
@@ -354,13 +354,13 @@ class Function(Appearance):
         )
 
     def _distributed(self, session: Session, variant: Variant, graph: _graph.Graph) -> int:
-        """Return the key of a variant, after distributing it and the plain function."""
+        """Distribute a variant and the plain function if necessary, and return the variant's key."""
         key = self._key(session, variant, graph)
         session.distribute((self._keys[self._graph, self._plain], key))
         return key
 
     def join(self, session: Session) -> bool:
-        """Join a session, so that the function is distributed there.
+        """Register the function with a session, so that the session distributes it.
 
         Parameters
         ----------
@@ -370,7 +370,7 @@ class Function(Appearance):
         Returns
         -------
         bool
-            Whether that is possible: a function that was built on GPUs cannot join a session on CPU cores.
+            Whether this is possible. A function that was built on GPUs cannot join a session on CPU cores.
         """
         if self._session is None or self._session() is not session:
             if self._plain.device and not session.on_gpu:

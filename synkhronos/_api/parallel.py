@@ -1,4 +1,4 @@
-"""`synk.parallelize`: have `theano.function` build exact functions, for programs that do not know about ranks."""
+"""`synk.parallelize`: make `theano.function` build exact functions, to parallelize programs without changing them."""
 
 from __future__ import annotations
 
@@ -20,28 +20,29 @@ def parallelize(
     shard: Mapping[Any, int] | Sequence[Variable | str] = (),
     random: Literal["serial", "own"] = "serial",
 ) -> contextlib.ExitStack:
-    """Have ``theano.function`` build exact functions from now on, which all ranks compute.
+    """Make ``theano.function`` build exact functions, which run on all ranks, from now on.
 
     This parallelizes programs that call ``theano.function`` (``pytensor.function``) themselves or through a library.
-    Inputs with one dimension or more are scattered along axis 0, unless it is broadcastable; scalars are broadcast. A
-    function without such inputs is computed in full on every rank, or by the controller alone if it updates nothing.
-    Functions that were compiled before stay serial, and so do those that the backend compiles itself
+    Inputs with one dimension or more are scattered along axis 0, unless that axis is broadcastable. Scalars are
+    broadcast. A function without scattered inputs is computed in full on every rank, or by the controller alone if it
+    updates nothing. Functions that were compiled before stay serial, as do those that the backend compiles for itself
     (``Variable.eval``).
 
     Parameters
     ----------
     bcast_inputs : list of variables or of str
-        Inputs with dimensions, or their names, that every rank gets in full.
+        Inputs (variables or their names) with dimensions that every rank gets in full.
     shard : dict or list of variables or of str
-        Other variables that are sharded in the functions that use them, as in `function`: inputs whose rows lie along
-        another axis than 0, and variables of graphs, such as a minibatch that is given by its number.
+        Further sharded variables (or their names), each with the axis of its rows (0 for a list), as in `function`.
+        These are inputs whose rows lie along another axis than 0, and variables of graphs, such as a minibatch that is
+        selected by its number. Each applies to the functions that use it.
     random : str
         As in `function`.
 
     Returns
     -------
     contextlib.ExitStack
-        A context manager that restores ``theano.function`` at its end; its method ``close`` does so, too.
+        Context manager that restores ``theano.function`` at the end of the block. Its method ``close`` does the same.
 
     Raises
     ------
@@ -70,7 +71,7 @@ def parallelize(
 
 
 class _Builder:
-    """Builds the functions that a program requests from `theano.function`."""
+    """Builder of the functions that a program requests from `theano.function`."""
 
     def __init__(self, bcast_inputs: list[Any], axes: dict[Any, int], random: Literal["serial", "own"]) -> None:
         self._whole, self._axes, self._random = bcast_inputs, axes, random
@@ -92,7 +93,7 @@ class _Builder:
         shard = self._sharded(asked) if self._axes else {}
         if not (n_scattered or shard or asked["updates"] or any(_graph.minibatches(_graph.variables_used(asked)))):
             made = plain(**asked)
-            if not _graph.updated_variables(made):  # drawing random numbers updates their states
+            if not _graph.updated_variables(made):  # a function that draws random numbers updates their states
                 return made
         divided = [inputs[position] for position in order]
         own = ("inputs", "output_keys", "accept_inplace")
@@ -125,13 +126,13 @@ class _Builder:
 
 
 def _refers_to(one: Any, item: Any) -> bool:
-    """Return whether ``one`` is an input or a variable, or the name of it."""
+    """Return whether ``one`` is a given input (an ``In`` or a variable), its variable, or its name."""
     variable = getattr(item, "variable", item)
     return one is variable or one is item or (isinstance(one, str) and one in (item.name, variable.name))
 
 
 class _Inputs(NamedTuple):
-    """The inputs of a function, in the program's order."""
+    """Names and default values of a function's inputs, in the program's order."""
 
     input_names: list[Any]
     input_defaults: list[Any]
@@ -140,14 +141,15 @@ class _Inputs(NamedTuple):
 class ParallelFunction:
     """Exact function with the interface of the backend's functions; made by `theano.function` under `parallelize`.
 
-    Of the attributes of Theano's functions, it has those that are listed here.
+    It has only the attributes of Theano's functions that are listed here.
 
     Attributes
     ----------
     exact : Function
-        The function that it calls, whose scattered inputs come first; it takes `Data`, ``batch`` and so on.
+        The exact function that it calls. It takes the scattered inputs first, and also `Data`, ``batch`` and the other
+        arguments of `Function.__call__`.
     name, maker, fn, vm, profile, partition
-        Those of ``exact``.
+        Attributes of ``exact``.
     output_keys : list of str, or None
     trust_input : bool
         May be set, but has no effect: inputs are always checked.
@@ -174,7 +176,7 @@ class ParallelFunction:
         Returns
         -------
         array, list of array, or dict
-            As in Theano. In a `sequence`: a `Future` of that.
+            The outputs, as in Theano. In a `sequence`, a `Future` of the outputs.
         """
         values = arrange(self._inputs, args, kwargs, ("output_subset",))
         keys = self.output_keys

@@ -1,4 +1,4 @@
-"""Collectives that reduce the values of shared variables over ranks."""
+"""Collectives that reduce the values of shared variables over ranks: reduce and all-reduce."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from synkhronos.typing import Reduction, Variables
 def reduce(shared_vars: Variables, op: Reduction = "avg", in_place: bool = True, nccl: bool = True) -> Any:
     """Reduce all ranks' values of each variable to the controller, element by element.
 
-    Values are reduced in rank order; over several nodes, those of each node first, and then the nodes' results in node
-    order. ``"avg"`` is ``sum(x_k) / n_ranks``: every rank counts the same. Averages, sums and products of half
-    precision are computed in single precision and rounded once. No rank but the controller changes.
+    Values are reduced in rank order. On several nodes, each node reduces its values first, and then the nodes' results
+    are reduced in node order. ``"avg"`` is ``sum(x_k) / n_ranks``: all ranks have the same weight. Averages, sums and
+    products of half precision are computed in single precision and rounded once. Variables on ranks other than the
+    controller do not change.
 
-    Large arrays are reduced where they lie in shared memory, each rank a part of the elements. Other arrays pass
-    through buffers in shared memory.
+    Large arrays in shared memory are reduced in place, each rank reducing a part of the elements. Other arrays are
+    copied through buffers in shared memory.
 
     Parameters
     ----------
@@ -34,17 +35,18 @@ def reduce(shared_vars: Variables, op: Reduction = "avg", in_place: bool = True,
     op : str
         {ops}.
     in_place : bool
-        ``True``: set the controller's variable to the result, in its own dtype; averages of integers round to the
-        nearest. ``False``: return the result, and change no variable.
+        ``True``: set the controller's variable to the result, in the variable's dtype; averages of integers are rounded
+        to the nearest integer. ``False``: return the result, and change no variable.
     nccl : bool
-        Use NCCL for variables on CUDA GPUs where the ranks are connected by it and it supports the dtype and ``op``.
-        Its order of summation is its own. No effect on CPU cores.
+        Use NCCL for variables on CUDA GPUs, if the ranks are connected by NCCL and it supports the dtype and ``op``.
+        NCCL sums in its own order. No effect on CPU cores.
 
     Returns
     -------
     None, numpy.ndarray, or list of numpy.ndarray
-        ``None`` if ``in_place``. Otherwise new arrays of the variables' shapes, in NumPy's dtype for such a reduction:
-        averages of integers and booleans are float64, their sums and products as of `numpy.sum`; other dtypes are kept.
+        ``None`` if ``in_place``. Otherwise new arrays of the variables' shapes, with the dtypes of NumPy's reductions:
+        float64 for averages of integers and booleans, that of `numpy.sum` for their sums and products, and the
+        variable's dtype in all other cases.
 
     Raises
     ------
@@ -53,8 +55,8 @@ def reduce(shared_vars: Variables, op: Reduction = "avg", in_place: bool = True,
     TypeError
         If an item is not a shared variable that holds an array.
     ValueError
-        If the op is unknown, the shapes differ between ranks, or no function of the session uses a variable. Then
-        nothing changes.
+        If the op is unknown, the shapes differ between ranks, or no function of the session uses a variable. No
+        variable changes then.
     WorkerError
         If a rank fails.
 
@@ -97,28 +99,28 @@ def all_reduce(
 ) -> None:
     """Reduce all ranks' values of each variable, and set the variable to the result on every rank.
 
-    The result is the same to the bit on every rank. Values are reduced element by element in rank order; over several
-    nodes, those of each node first, and then the nodes' results in node order.
+    The result is bitwise equal on all ranks. Values are reduced element by element in rank order. On several nodes,
+    each node reduces its values first, and then the nodes' results are reduced in node order.
 
-    Large arrays are reduced where they lie in shared memory: each rank reduces a part of the elements and writes the
-    result to all ranks, which is a reduce-scatter followed by an all-gather (R. Thakur, R. Rabenseifner, W. Gropp
-    (2005), Optimization of collective communication operations in MPICH, IJHPCA 19(1)). Other arrays pass through
-    buffers in shared memory, from which each rank reduces all elements itself.
+    Large arrays in shared memory are reduced in place: each rank reduces a part of the elements and writes the result
+    to all ranks. This is a reduce-scatter followed by an all-gather (R. Thakur, R. Rabenseifner, W. Gropp (2005),
+    Optimization of collective communication operations in MPICH, IJHPCA 19(1)). Other arrays are copied to buffers in
+    shared memory, from which each rank reduces all elements.
 
     Parameters
     ----------
     shared_vars : shared variable or list
         Tensor variables that a function of the session uses, of the same shape on all ranks.
     op : str
-        {ops}. Integers keep their dtype: averages round to the nearest. Averages, sums and products of half precision
-        are computed in single precision and rounded once.
+        {ops}. The dtype does not change: averages of integers are rounded to the nearest integer. Averages, sums and
+        products of half precision are computed in single precision and rounded once.
     nccl : bool
-        Use NCCL for variables on CUDA GPUs where the ranks are connected by it and it supports the dtype and ``op``.
-        Its order of summation is its own. No effect on CPU cores.
+        Use NCCL for variables on CUDA GPUs, if the ranks are connected by NCCL and it supports the dtype and ``op``.
+        NCCL sums in its own order. No effect on CPU cores.
     weights : sequence of float, optional
-        For ``"avg"``: one weight ``w_k`` for each rank, so that the result is ``sum(w_k * x_k) / sum(w_k)``. A rank of
-        weight 0 is left out altogether, NaNs included. With ``f.counts`` the average over ranks of a mean over data
-        points is the mean over all data points. Default: all ranks count the same.
+        For ``"avg"``: one weight ``w_k`` for each rank, so that the result is ``sum(w_k * x_k) / sum(w_k)``. A rank
+        with weight 0 is left out, so that its NaNs have no effect. With ``weights=f.counts``, averaging the ranks'
+        means over data points gives the mean over all data points. Default: equal weights.
 
     Raises
     ------
@@ -127,9 +129,9 @@ def all_reduce(
     TypeError
         If an item is not a shared variable that holds an array.
     ValueError
-        If a variable's shape is not the same on all ranks, no function of the session uses it, the op is unknown, or
-        the weights are not one for each rank, not finite, negative, all 0, or given with another op. Then nothing
-        changes.
+        If a variable's shape is not the same on all ranks, no function of the session uses it, or the op is unknown.
+        Also if ``weights`` is given with another op, does not have one number for each rank, or has numbers that are
+        negative, not finite, or all 0. No variable changes then.
     WorkerError
         If a rank fails.
 
@@ -152,7 +154,7 @@ def all_reduce(
 
 
 def _run(session: Session, function: str, variables: Sequence[Any], command: Command) -> list[Any]:
-    """Run a command that needs equal shapes on all ranks; if it fails because they differ, name the variable."""
+    """Run a command that needs equal shapes on all ranks; if they differ, raise an error that names the variable."""
     try:
         return session.run(command)
     except WorkerError:
@@ -161,7 +163,7 @@ def _run(session: Session, function: str, variables: Sequence[Any], command: Com
 
 
 def _submit(session: Session, function: str, variables: Sequence[Any], command: Command) -> None:
-    """Run or record a command that returns nothing, and explain its failure as `_run` does."""
+    """Run a command that returns nothing, or record it in a sequence; explain failures as `_run` does."""
     session.sequencer.keep(variables)
     session.submit(command, no_value, functools.partial(_explain, session, function, variables))
 

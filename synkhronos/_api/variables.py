@@ -1,4 +1,4 @@
-"""Helpers of the collectives: find replicated variables, match values to them, check both, and write them."""
+"""Helpers of the collectives on shared variables: find the variables, match and check values, and set variables."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from synkhronos._utils.rows import Rows, Selection, select, shares, take
 
 
 def start(function: str, shared_vars: Any, to_set: bool = False) -> tuple[Session, list[Any]]:
-    """Return the session and the variables as a list, all of which the ranks have.
+    """Return the session and a list of the variables, after distributing them to the ranks if necessary.
 
-    With ``to_set``, variables that no function uses yet are given to the ranks; otherwise they are a `ValueError`.
+    With ``to_set``, variables that no function uses are distributed, too; otherwise they raise `ValueError`.
     """
     session = current(function)
     variables = list(shared_vars) if isinstance(shared_vars, (list, tuple)) else [shared_vars]
@@ -46,7 +46,10 @@ def start(function: str, shared_vars: Any, to_set: bool = False) -> tuple[Sessio
 
 
 def over_nccl(session: Session, variables: Sequence[Any], nccl: bool, allowed: Callable[[Any], bool]) -> list[Any]:
-    """Return the variables that NCCL is to move: those on GPUs with an allowed dtype, if it is wanted and connected."""
+    """Return the variables to move by NCCL: those on GPUs with an allowed dtype.
+
+    Return none if the user does not want NCCL, or the ranks are not connected by it.
+    """
     if not (nccl and session.nccl):
         return []
     return [var for var in variables if is_device_array(_graph.get_array(var)) and allowed(np.dtype(var.dtype))]
@@ -62,7 +65,7 @@ def as_list(shared_vars: Any, values: Any) -> list[Any]:
 
 
 def match(shared_vars: Any, variables: Sequence[Any], values: Any) -> list[Any]:
-    """Return one value for each variable, as `Data` or as an array of the variable's dtype."""
+    """Return a list with one value for each variable: `Data`, or an array cast to the variable's dtype."""
     if not isinstance(shared_vars, (list, tuple)):
         values = [values]
     elif not isinstance(values, (list, tuple)) or len(values) != len(variables):
@@ -88,10 +91,11 @@ def put(
     split: bool = False,
     given: Sequence[Any] | None = None,
 ) -> None:
-    """Set variables on some ranks to (rows of) values, now or in the recorded sequence.
+    """Set variables on some ranks to values or rows of values, now or in the recorded sequence.
 
-    With ``split`` each rank gets its shard of the rows. ``given`` are the values as the program passed them, and is
-    needed where ranks get different rows; ``None`` means that all ranks get the same values.
+    ``ranks`` are the ranks to set; ``None`` means all. With ``split``, each rank gets its shard of the rows. ``given``
+    are the values as the program passed them. They are needed if ranks get different values, so that a restarted worker
+    can get its value again; ``None`` means that all ranks get the same values.
     """
     if batch is not None and any(value.ndim == 0 for value in values):
         raise ValueError("got batch for a 0-dimensional value, which has no rows; leave batch out")

@@ -1,4 +1,4 @@
-"""Graphs, compiled functions and shared variables, independent of the backend."""
+"""Graphs, compiled functions and shared variables, independent of the backend, and their pickling."""
 
 from synkhronos._graph.definitions import Definitions
 from synkhronos._graph.fast_call import run_function, variables_used

@@ -1,8 +1,8 @@
-"""Track which of the program's own functions, classes and their state other processes have, and which must be sent.
+"""Track which of the program's own functions and classes, and their state, must be sent to other processes.
 
-Workers inherit them when they are forked. Leaders of other nodes have run the program up to their first `fork`, so in
-all sessions they have what the controller had then. Digests detect later changes, which are sent with the next
-functions.
+Workers inherit functions, classes and state when they are forked. Leaders of other nodes have run the program up to
+their first `fork`, so in all sessions they have what the controller had at that time. Digests detect later changes of
+state, which are sent with the next functions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FIXED = (type, types.FunctionType, *namespaces.WRAPPERS, int, float, complex, s
 
 
 class Change(NamedTuple):
-    """A slot whose value in other processes is different or unknown.
+    """A slot whose value in other processes is different or unknown, so that it must be sent.
 
     Attributes
     ----------
@@ -47,16 +47,16 @@ class Change(NamedTuple):
 
 
 class Definitions:
-    """Functions and classes that exist now, and that processes forked now inherit, with the state that these read.
+    """Record of the functions and classes that processes forked now inherit, and of the state that these read.
 
-    Other processes cannot find definitions by name if the main program (a notebook, say) makes them later, or again:
-    such definitions are sent by value. An Op of a reloaded module cannot be sent, because it belongs with the rest of
-    that module. Each process imports for itself a module that is imported later.
+    If the main program (for example a notebook) defines a function or class later, or redefines it, other processes
+    cannot find it by name, and it is sent by value. An Op of a reloaded module cannot be sent, because other parts of
+    the module may have changed, too. A module that is imported later is imported by each process itself.
 
     Parameters
     ----------
     lasting : bool
-        Whether the processes stay the same in all sessions, as leaders of other nodes do.
+        Whether the other processes are the same in all sessions, as leaders of other nodes are.
     """
 
     def __init__(self, lasting: bool = False) -> None:
@@ -74,37 +74,37 @@ class Definitions:
                 if isinstance(value, PureOp):
                     roots.append(namespaces.function_of(value) if isinstance(value, FromFunctionOp) else type(value))
         self._known = {id(obj): weakref.ref(obj) for obj in inherited}
-        self._used: weakref.WeakSet[Any] = weakref.WeakSet()  # functions and classes that functions of all ranks use
+        self._used: weakref.WeakSet[Any] = weakref.WeakSet()  # functions and classes that the ranks' functions use
         self._pickled: list[Any] = []  # functions and classes pickled since `begin`
         self._held: dict[namespaces.Slot, bytes] = {}
         for slot, value, digest, _ in namespaces.walk(roots, self._digest):
             self._held[slot], self._inherited[slot] = digest, self._digester.number(value)
 
     def begin(self, all_in_use: bool) -> None:
-        """Start to collect the functions and classes whose state `changes` checks.
+        """Start collecting the functions and classes whose state `changes` checks: those pickled from now on.
 
         Parameters
         ----------
         all_in_use : bool
-            Include those that functions of the ranks already use, in addition to those pickled from now on.
+            Include the functions and classes that the ranks' compiled functions already use.
         """
         self._pickled = list(self._used) if all_in_use else []
 
     def reach(self, obj: Any) -> bool:
-        """Return whether other processes find an object under its name, or it is not pickled by name.
+        """Return false if an object must be pickled by value, because other processes cannot find it by its name.
 
         Parameters
         ----------
         obj : Any
-            An object to be pickled. If it is a function or a class of the program, `changes` includes the state that it
-            reads.
+            An object to be pickled. If it is a function or a class of the program, it is also recorded, so that
+            `changes` checks the state that it reads.
 
         Raises
         ------
         pickle.PicklingError
             For an Op of a module that was reloaded.
         """
-        if isinstance(obj, namespaces.WRAPPERS):  # pickled by the names of their functions
+        if isinstance(obj, namespaces.WRAPPERS):  # these are pickled by the names of the functions that they decorate
             named = namespaces.function_of(obj)
         elif isinstance(obj, (type, types.FunctionType)):
             named = obj
@@ -122,7 +122,7 @@ class Definitions:
         return self._is_found(obj, named)
 
     def _is_found(self, obj: Any, named: Any) -> bool:
-        """Return whether other processes find an object under the name of a function or a class."""
+        """Return whether other processes find ``obj`` under the name of ``named``, a function or a class."""
         module = namespaces.module_of(named)
         if namespaces.find(module, named.__qualname__) is not obj:
             return False
@@ -137,7 +137,7 @@ class Definitions:
         return self._digester.digest(value, lambda named: self._is_found(named, named))
 
     def changes(self, already: Container[namespaces.Slot] = ()) -> Iterator[Change]:
-        """Yield the slots to be sent: changed state that functions and classes pickled since `begin` read.
+        """Yield the slots to be sent: those that functions and classes pickled since `begin` read, if they changed.
 
         Parameters
         ----------
@@ -159,7 +159,7 @@ class Definitions:
             if slot in already or self._held.get(slot) == digest:
                 continue
             if slot.owner and not self._is_found(*[namespaces.find(slot.module, slot.owner)] * 2):
-                continue  # sent with its owner
+                continue  # the slot is sent with its owner, which is pickled by value
             inherited = self._inherited.get(slot)
             is_same = inherited is None or inherited == self._digester.number(value)
             if slot not in self._held and self._is_fixed(slot, value, inherited):
@@ -167,7 +167,10 @@ class Definitions:
             yield Change(slot, value, digest, f"{reader.__qualname__}", is_same)
 
     def _is_fixed(self, slot: namespaces.Slot, value: Any, inherited: int | None) -> bool:
-        """Return whether other processes have this value of a slot, although no digest of it is recorded."""
+        """Return whether other processes are known to have a slot's value although no digest is recorded for it.
+
+        This is so for the definition of the slot's name, and for inherited objects whose state cannot have changed.
+        """
         is_definition = isinstance(value, (type, types.FunctionType)) and self._is_found(value, value)
         if is_definition and (value.__module__, value.__qualname__) == (slot.module, slot.name):
             return True
@@ -175,7 +178,7 @@ class Definitions:
         return is_same and (isinstance(value, _FIXED) or namespaces.is_opaque(value))
 
     def assume_missing(self, slots: Iterable[namespaces.Slot]) -> None:
-        """Forget the digests of slots that are about to be set in other processes, which may fail."""
+        """Forget the digests of slots that are about to be set in other processes, because setting them may fail."""
         for slot in slots:
             self._held.pop(slot, None)
 
@@ -211,7 +214,7 @@ def _cached(function: Any, parameters: dict[str, Any]) -> Any:
 
 @contextlib.contextmanager
 def _by_value(module: str | None) -> Iterator[None]:
-    """Have cloudpickle pickle functions and classes of a module by value."""
+    """Make cloudpickle pickle functions and classes of a module by value, within a block."""
     if (
         module in (None, namespaces.MAIN)
         or module not in sys.modules

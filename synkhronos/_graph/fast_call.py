@@ -1,10 +1,10 @@
-"""Fast calls of compiled functions, deep stacks for recursion, and the variables of a diverted ``function`` call.
+"""Fast calls of compiled functions, large stacks for deep recursion, and the variables of a ``function`` call.
 
-The compiled core does what the backend's own ``Function.__call__`` does in Python in 4 to 12 µs, more than a small
-function itself takes. It checks the arguments, too. All other cases are left to the backend: arguments to be cast,
-arguments that the function may write to, inputs with default values, profiles.
+The backend's own ``Function.__call__`` takes 4 to 12 µs in Python, more than a small function itself. Here the compiled
+core does its work, and also checks the arguments. It leaves other cases to the backend: arguments to be cast, arguments
+that the function may write to, inputs with default values, profiles.
 
-Theano and pickle traverse graphs recursively, and graphs are deep: `with_deep_stack` gives them room.
+Theano and pickle traverse graphs recursively. Graphs are deep, so `with_deep_stack` runs this with a large stack.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from synkhronos._utils.background import Background
 from synkhronos._utils.interrupts import deferred_interrupts, handle_interrupts
 
 _Result = TypeVar("_Result")
-_STACK_BYTES = 512 * 1024 * 1024  # address space only; pages are used as the recursion needs them
+_STACK_BYTES = 512 * 1024 * 1024  # address space; memory is used only as the recursion needs it
 _RECURSION_LIMIT = 1_000_000
 _SECONDS = 0.05  # interval of checks for signals
 
@@ -33,10 +33,10 @@ _limits: list[int] = []
 
 
 def with_deep_stack(work: Callable[[], _Result]) -> _Result:
-    """Run ``work`` in a thread where deep recursion overflows neither Python's limit nor the C stack.
+    """Run ``work`` in a thread with a large stack and a high recursion limit; return its result.
 
-    Signal handlers run meanwhile. An exception from a handler stops the work. The work has ended when this function
-    returns or raises.
+    The calling thread waits, and still runs signal handlers. An exception from a handler stops the work. The work has
+    always ended when this function returns or raises.
     """
     with deferred_interrupts():
         deep = Background(work, "synkhronos-deep-stack")
@@ -65,12 +65,12 @@ def with_deep_stack(work: Callable[[], _Result]) -> _Result:
 
 
 def variables_used(arguments: dict[str, Any]) -> list[Any]:
-    """Return the variables that a function will use, in an order that depends on the program alone.
+    """Return the variables of the graph that a function will compute, in an order that is the same in every run.
 
     Parameters
     ----------
     arguments : dict
-        Arguments of the backend's ``function``, as `synkhronos._backends.divert` passes them.
+        Keyword arguments of the backend's ``function``, as `synkhronos._backends.divert` passes them.
     """
     asked = (arguments[name] for name in ("outputs", "givens", "updates"))
     outputs, givens, updates = ([] if one is None else one for one in asked)  # an expression has no truth value
@@ -84,12 +84,13 @@ def variables_used(arguments: dict[str, Any]) -> list[Any]:
 def run_function(function: Any, subset: Sequence[int] | None = None) -> Callable[[list[Any]], list[Any]]:
     """Return a callable that takes a list of arrays, calls a compiled function, and returns its outputs.
 
-    All ranks make such a call, so that all of them have the values of the updates afterwards.
+    It is for calls that all ranks make. Its updates therefore do not count as values that the program has set: see
+    `SentValue`.
 
     Parameters
     ----------
     function : compiled function
-        All its inputs are tensors.
+        A function whose inputs are all dense arrays.
     subset : sequence of int, optional
         Positions of the outputs to compute.
     """

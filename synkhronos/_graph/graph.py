@@ -1,11 +1,13 @@
-"""Graph of one `synk.function`: its checked arguments, and the variants compiled from it, each when first needed.
+"""Graph of one `synk.function`: its checked arguments, and the functions compiled from it.
 
-Invariants
-----------
-* The backend compiles the plain function from the user's own arguments, unchanged (but its outputs may stay on a GPU).
-* A variant computes the same expressions. "Accumulating" ones return the new values of the updated variables instead of
-  storing them, except for random states, which advance at every call. "Range" and "index" ones use only the given rows
-  of the sliceable shared variables wherever these appear in the graph, in givens and default updates too.
+Each variant is compiled when it is first needed:
+
+* The plain function is compiled by the backend from the user's arguments, unchanged. Only its outputs may stay on a
+  GPU.
+* All other variants compute the same expressions. An "accumulating" variant returns the new values of the updated
+  variables instead of storing them; random states are the exception, and advance in every call. A "range" or "index"
+  variant uses only given rows of the sliceable shared variables, wherever these occur in the graph, in givens and
+  default updates too.
 """
 
 from __future__ import annotations
@@ -55,9 +57,10 @@ def as_in(item: Any, allow_downcast: bool | None) -> Any:
 
 
 def with_leaves(ins: Sequence[Any]) -> tuple[list[Any], list[tuple[Any, Any]], dict[int, Any]]:
-    """Replace inputs that a function cannot take as they are by new variables.
+    """Replace inputs that a compiled function cannot take by new variables.
 
-    These inputs are results in the middle of a graph, and values that are not dense arrays, which arrive as bytes.
+    These inputs are results in the middle of a graph, and values that are not dense arrays. The new variables for the
+    latter are vectors of bytes, which are unpickled in the graph.
 
     Parameters
     ----------
@@ -68,9 +71,9 @@ def with_leaves(ins: Sequence[Any]) -> tuple[list[Any], list[tuple[Any, Any]], d
     list of In
         The inputs in the same order.
     list of (variable, expression)
-        The replaced inputs with their replacements: givens of the function.
+        The replaced inputs with their replacements, which are used as givens of the function.
     dict
-        The types of the inputs that arrive as bytes, by position.
+        The types of the inputs that are passed as bytes, by position.
     """
     found, replaced, packed = [], [], {}
     for position, spec in enumerate(ins):
@@ -89,9 +92,9 @@ def with_leaves(ins: Sequence[Any]) -> tuple[list[Any], list[tuple[Any, Any]], d
 
 
 def copy_of(spec: Any, variable: Any = None) -> Any:
-    """Copy an ``In``, for another variable if one is given, because functions write into the ``In`` they get.
+    """Copy an ``In``, for another variable if one is given; the backend's ``function`` modifies the ``In`` it gets.
 
-    The copy is not mutable: a function must never destroy a value that the program passed.
+    The copy is never mutable, so that a function cannot overwrite a value that the program passed.
     """
     variable = spec.variable if variable is None else variable
     return In(variable, name=spec.name, value=spec.value, strict=spec.strict, allow_downcast=spec.allow_downcast)
@@ -114,7 +117,7 @@ def check_givens(ins: Sequence[Any], givens: Sequence[tuple[Any, Any]]) -> None:
 
 
 def check_arguments(ins: Sequence[Any], n_scattered: int, sliceable_shareds: Sequence[Any]) -> None:
-    """Raise `TypeError` for unsupported inputs, the first of them scattered, and sliceable shared variables."""
+    """Raise `TypeError` for unsupported inputs or sliceable shared variables; the first inputs are scattered."""
     for position, spec in enumerate(ins):
         if is_device_type(spec.variable.type) or (position < n_scattered and not is_host_variable(spec.variable)):
             raise TypeError(
@@ -138,7 +141,7 @@ def check_arguments(ins: Sequence[Any], n_scattered: int, sliceable_shareds: Seq
 
 
 class Variant(NamedTuple):
-    """Selects one of the functions compiled from a graph."""
+    """Key of one of the functions compiled from a graph."""
 
     accumulate: bool = False  # return the new values of updated variables instead of storing them
     rows: str = "all"  # of the sliceable shared variables: "all", "range" (start, stop), or "index" (a vector)
@@ -146,11 +149,11 @@ class Variant(NamedTuple):
     outputs: tuple[int, ...] | None = None  # positions of the outputs to compute; None: all
 
     def for_subset(self, subset: tuple[int, ...] | None) -> tuple[Variant, tuple[int, ...] | None]:
-        """Return the variant for a subset of the outputs, and the subset that a call of it must request."""
+        """Return the variant that computes a subset of the outputs, and the ``output_subset`` for its calls."""
         return (self, subset) if TAKES_SUBSETS else (self._replace(outputs=subset), None)
 
 
-#: The function as the user asked for it.
+#: The function compiled from the user's arguments, unchanged.
 PLAIN = Variant()
 
 
@@ -158,7 +161,7 @@ _logger = logging.getLogger("synkhronos")
 
 
 class Graph:
-    """Checked inputs, outputs, updates and givens of one function.
+    """Checked inputs, outputs, updates and givens of one function, and their compilation.
 
     Parameters
     ----------
@@ -174,12 +177,14 @@ class Graph:
     ----------
     input_variables, input_names, input_defaults : list
         One entry for each input, the scattered ones first; ``None`` for a missing name or default value. A new variable
-        replaces an input that is a result in the middle of the graph, or not a dense array.
+        replaces an input that is a result in the middle of the graph or not a dense array.
     packed : dict
-        The types of the inputs that are not dense arrays, such as sparse matrices, by position.
+        The types of the inputs that are not dense arrays, such as sparse matrices, by position. They are passed as
+        pickled bytes.
     packed_names : list of str
         The names of these inputs, which every rank gets in full.
     n_scattered : int
+        Number of scattered inputs.
     axes : list of int
         The axes along which the scattered inputs are scattered.
     """
@@ -217,7 +222,11 @@ class Graph:
         self.input_defaults = [getattr(spec.value, "data", spec.value) for spec in ins]
 
     def compile(self, variant: Variant = PLAIN) -> Any:
-        """Compile one variant; its inputs are the graph's, then ``start, stop`` or ``index`` if it takes rows."""
+        """Compile one variant.
+
+        Its inputs are those of the graph. A "range" variant has the further inputs ``start`` and ``stop``, an "index"
+        variant the further input ``index``.
+        """
         if variant in self._plain:
             return self._plain[variant]
         start = time.perf_counter()
@@ -231,7 +240,7 @@ class Graph:
         return function
 
     def compute(self, variant: Variant, inputs: Sequence[Any], subset: Sequence[int] | None) -> Any:
-        """Call a variant through the backend's own ``Function.__call__``; return all outputs, or the subset."""
+        """Call a variant through the backend's own ``Function.__call__``; return its outputs, or a subset of them."""
         variant, asked = variant.for_subset(None if subset is None else tuple(subset))
         inputs = [self.filter_input(i, value) if i in self.packed else value for i, value in enumerate(inputs)]
         return self.compile(variant)(*inputs, **({} if asked is None else {"output_subset": list(asked)}))
@@ -260,7 +269,7 @@ class Graph:
     def compile_serial(self, wanted: Sequence[int]) -> Any:
         """Compile a function that computes some outputs, without updates.
 
-        Its inputs are the graph's, followed by values for the sliceable shared variables.
+        Its inputs are those of the graph, followed by values for the sliceable shared variables.
         """
         return with_deep_stack(lambda: self._compile_serial(wanted))
 
@@ -272,7 +281,11 @@ class Graph:
         return compile_function([*self._copied_ins(), *values], clone(outputs, replace=replace), **kwargs)
 
     def part(self, outputs: Sequence[Any], updates: list[tuple[Any, Any]], inputs: Any = None) -> Graph:
-        """Return a graph of other expressions on the same inputs, or with ``inputs`` instead of the scattered ones."""
+        """Return a graph with other outputs and updates.
+
+        Its inputs are those of this graph. If ``inputs`` are given, they replace the scattered inputs, and every rank
+        gets them in full.
+        """
         ins = self._copied_ins()
         return Graph(
             ins[: self.n_scattered] if inputs is None else (),
@@ -302,7 +315,7 @@ class Graph:
         return list(map(copy_of, self._ins))
 
     def _rebuilt(self) -> tuple[list[Any], list[tuple[Any, Any]]]:
-        """Return the outputs and all updates, default ones too, with the givens substituted as the backend does."""
+        """Return the outputs and all updates (default updates too), with givens substituted as by the backend."""
         if self._cloned is None:
             outputs, updates, self._clones = rebuilt(
                 [getattr(output, "variable", output) for output in self.outputs],
@@ -320,26 +333,26 @@ class Graph:
         return self._cloned or with_deep_stack(self._rebuilt)
 
     def leaf_of(self, variable: Any) -> Any:
-        """Return the variable that takes the values of an input, and any other variable unchanged."""
+        """Return the variable that replaces an input of the user's, or the variable itself if it is not replaced."""
         return self._leaves.get(variable, variable)
 
     def expression_of(self, variable: Any) -> Any:
-        """Return the counterpart of a user's variable in `expressions`; ``None`` if there is none."""
+        """Return the variable that corresponds to a user's variable in `expressions`; ``None`` if there is none."""
         return self._clones.get(variable) if self.expressions else None
 
     @property
     def apart(self) -> list[Any]:
-        """The inputs and variables that differ between ranks or slices."""
+        """Variables that differ between ranks or slices: scattered inputs and sliceable shared variables."""
         return [*self.input_variables[: self.n_scattered], *self.sliceable_shareds]
 
     @property
     def common(self) -> list[Any]:
-        """Variables that are the same on all ranks and in all slices, though computed from those of `apart`."""
+        """Variables that are computed from those of `apart`, but are equal on all ranks and in all slices: none."""
         return []
 
     @property
     def accumulated(self) -> list[Any]:
-        """The shared variables whose new values an accumulating variant returns, in its order."""
+        """The shared variables whose new values an accumulating variant returns, in the order of its outputs."""
         return [var for var, _ in self.expressions[1] if not is_random_state(var)]
 
     @property

@@ -1,4 +1,4 @@
-"""Detect minibatches of shared variables in a graph, as in tutorials: ``data[index * n : (index + 1) * n]``."""
+"""Detect minibatches of shared variables in a graph, such as ``data[index * n : (index + 1) * n]`` of tutorials."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PICK = (ops.Subtensor, ops.AdvancedSubtensor1, ops.AdvancedSubtensor)
 
 
 def picks_rows_of_shared(expressions: Sequence[Any], inputs: Sequence[Any]) -> bool:
-    """Return whether some of the inputs select rows of a shared variable."""
+    """Return whether one of the inputs selects rows of a shared variable, in the graph of the expressions."""
     wanted = set(inputs)
     for var in ancestors(list(expressions)):
         node = var.owner
@@ -35,10 +35,10 @@ def minibatches(variables: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     Returns
     -------
     list of variables
-        Slices along axis 0, with the same bounds, of shared variables that now have the same number of rows. If there
-        are several such groups, the one whose shared variables have the most bytes.
+        Slices along axis 0 that have equal bounds, of shared variables that now have equal numbers of rows. If there
+        are several such groups, the group whose shared variables have the most bytes.
     list of variables
-        Slices with computed bounds along other axes, or with a step, or of static length.
+        Slices whose bounds are computed, but that are along another axis, have a step, or have a static length.
     """
     groups: list[tuple[Any, int, list[Any], int]] = []  # bounds, number of rows, slices, bytes
     others = []
@@ -62,7 +62,7 @@ def minibatches(variables: Sequence[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def _sliced(var: Any) -> Any:
-    """Return the shared variable of which a variable is a slice, possibly cast to another dtype; else ``None``."""
+    """Return the shared variable of which a variable is a slice, possibly after a cast; ``None`` if there is none."""
     node = var.owner
     if node is None or not isinstance(node.op, ops.Subtensor):
         return None
@@ -75,14 +75,14 @@ def _sliced(var: Any) -> Any:
 
 
 def _is_computed(entry: Any) -> bool:
-    """Return whether an entry of an index is a slice with a bound that depends on anything but constants."""
+    """Return whether an entry of an index is a slice with a bound that depends on variables, not only on constants."""
     bounds = (entry.start, entry.stop) if isinstance(entry, slice) else ()
     found = ancestors([one for one in bounds if hasattr(one, "owner")])
     return any(one.owner is None and not isinstance(one, Constant) for one in found)
 
 
 def _equal(ones: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Return whether expressions are the same operations on the same variables and constants."""
+    """Return whether two lists of expressions apply the same operations to the same variables and constants."""
     return len(ones) == len(others) and all(map(_equal_pair, ones, others))
 
 

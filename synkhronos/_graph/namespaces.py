@@ -1,7 +1,7 @@
 """State that the program's own functions and classes read: globals, class attributes, defaults, closures.
 
-A pickle that names a function or a class does not contain this state. The state is divided into *slots*. Each is a name
-in a module, a class or a function, whose value can be compared by a digest, sent to another process, and set there.
+A pickle that names a function or a class does not contain this state. The state is divided into *slots*. A slot is a
+name in a module, a class or a function. Its value can be compared by a digest, sent to another process, and set there.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from synkhronos._utils.interrupts import let_interrupts_pass
 
 MAIN = "__main__"
 
-#: Packages whose state is not the program's, even if they are installed from a working tree.
+#: Packages that do not belong to the program, even if they are installed from a working tree.
 _LIBRARIES = frozenset(["cloudpickle", "pygpu", "pymc", "pytensor", "synkhronos", "theano"])
-_LIBRARY_FOLDERS = frozenset(["dist-packages", "site-packages"])  # of any Python installation
+_LIBRARY_FOLDERS = frozenset(["dist-packages", "site-packages"])  # names of folders in every Python installation
 _HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8  # flags of classes (CPython's object.h); 3.9 lacks the second
 
 _BLOCK = 4096
@@ -58,8 +58,8 @@ class Slot(NamedTuple):
     owner : str
         The qualified name of a class or a function; empty for the module itself.
     name : str
-        An attribute's name; a number for a cell of the closure; "#" and a number for the class itself, which
-        processes have if they have unpickled it before.
+        The name of an attribute or global; or a number, for a cell of a closure; or "#" and a number, for a class that
+        is sent by value.
     """
 
     module: str
@@ -68,11 +68,11 @@ class Slot(NamedTuple):
 
     @classmethod
     def of_class(cls, definition: type, number: int) -> Slot:
-        """Return the slot of a class that is sent by value. cloudpickle updates one that has arrived before."""
+        """Return the slot of a class that is sent by value. cloudpickle updates a class that was received before."""
         return cls(definition.__module__, definition.__qualname__, f"#{number}")
 
     def __str__(self) -> str:
-        """Return the name as the program writes it."""
+        """Return the name as it would appear in the program."""
         return ".".join(part for part in (self.module.replace(MAIN, ""), self.owner, self.name) if part)
 
 
@@ -100,7 +100,7 @@ def is_of_program(module: str | None) -> bool:
 
 
 def is_opaque(value: Any) -> bool:
-    """Return whether a value is compared by identity: modules, built-in functions, memory maps, library objects."""
+    """Return whether a value is compared by identity: a module, built-in function, memory map or library object."""
     of_library = type(value).__module__.partition(".")[0] in _LIBRARIES
     return of_library or isinstance(value, (types.ModuleType, types.BuiltinFunctionType, np.memmap))
 
@@ -117,7 +117,7 @@ def function_of(wrapper: Any) -> Any:
 
 
 def find(module: str | None, qualname: str) -> Any:
-    """Return the object that this process has under a name; ``None`` if there is none."""
+    """Return the object with a qualified name in a module of this process; ``None`` if there is none."""
     outermost, *inner = qualname.split(".")
     found = vars(sys.modules[module]).get(outermost) if module in sys.modules else None
     return reduce(lambda obj, name: getattr(obj, name, None), inner, found)
@@ -134,9 +134,10 @@ def assign(slot: Slot, value: Any) -> None:
 
 
 def slots_of(definition: Any) -> Iterator[tuple[Slot, Any]]:
-    """Yield the slots that a function or a class reads, with their values.
+    """Yield the slots that a function or a class reads itself, with their values.
 
-    Its own slots are among them if it is found under its name. Slots that functions in these slots read are not.
+    Its own attributes, defaults and closure are included only if it is found under its name; otherwise it is pickled by
+    value, with its state. `walk` also yields slots that are read indirectly, through other functions and classes.
     """
     module, qualname = module_of(definition), definition.__qualname__
     assert module is not None
@@ -151,7 +152,7 @@ def slots_of(definition: Any) -> Iterator[tuple[Slot, Any]]:
 
 
 def _read(module: types.ModuleType, names: set[str], seen: set[str]) -> Iterator[tuple[Slot, Any]]:
-    """Yield the slots that code with these names may read, in a module and in the program's modules that it names."""
+    """Yield the slots that code with these names may read: in a module, and in modules of the program that it names."""
     seen.add(module.__name__)
     for name in sorted(names & vars(module).keys()):
         value = vars(module)[name]
@@ -161,7 +162,7 @@ def _read(module: types.ModuleType, names: set[str], seen: set[str]) -> Iterator
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """Return the names of globals and attributes that code refers to."""
+    """Return the names of all globals and attributes to which code refers, inner functions included."""
     inner = (_names(one) for one in code.co_consts if isinstance(one, types.CodeType))
     return set(code.co_names).union(*inner)
 
@@ -190,8 +191,8 @@ def _is_made_by_python(name: str, value: Any) -> bool:
 def reduced_function(function: Any) -> Any:
     """Return the reduction that pickles a function by value; ``NotImplemented`` if its globals are not a module's.
 
-    The unpickled function uses the globals of that module in its process; their values are sent as slots. cloudpickle
-    would give each separately pickled function its own copy of the globals that it reads.
+    The unpickled function uses the globals of the same module in the receiving process. Their values are sent as slots.
+    cloudpickle would instead give each separately pickled function its own copy of the globals that it reads.
     """
     module = function.__globals__.get("__name__", "")
     if module not in sys.modules or vars(sys.modules[module]) is not function.__globals__:
@@ -218,7 +219,7 @@ def _set(owner: Any, name: str, value: Any) -> None:
         vars(owner)[name] = value
     elif isinstance(owner, type):
         try:
-            type.__setattr__(owner, name, value)  # the metaclass's own may refuse, as an enum's does
+            type.__setattr__(owner, name, value)  # the metaclass's own method may refuse, as that of enums does
         except TypeError:  # a metaclass in C, such as that of ctypes.Structure
             with contextlib.suppress(AttributeError, TypeError):  # the program cannot have changed such an attribute
                 setattr(owner, name, value)
@@ -227,20 +228,23 @@ def _set(owner: Any, name: str, value: Any) -> None:
 
 
 class Digester:
-    """Digests of values that stay equal while a value is unchanged. Values that cannot be pickled count by identity."""
+    """Compute digests of values: equal digests mean an unchanged value.
+
+    A value that cannot be pickled is identified by the object instead of its contents.
+    """
 
     def __init__(self) -> None:
         self._numbers: dict[int, tuple[Any, int]] = {}
         self._last = 0
 
     def number(self, obj: Any) -> int:
-        """Return a number that identifies an object among all that live at the same time."""
+        """Return a number that identifies an object among all objects that are alive at the same time."""
         known, number = self._numbers.get(id(obj), (None, 0))
         if not number or (known is not None and known() is not obj):
             self._last = number = self._last + 1
             reference: Any = None
             if isinstance(obj, _SCALARS):
-                reference = functools.partial(_itself, obj)  # keeps it alive, or another object may take its address
+                reference = functools.partial(_itself, obj)  # keeps it alive, so that no other object gets its address
             else:
                 with contextlib.suppress(TypeError):
                     reference = weakref.ref(obj)
@@ -254,8 +258,8 @@ class Digester:
         ----------
         value : Any
         is_known : callable
-            Returns whether other processes find a function or a class under its name. If so, it counts by identity,
-            else with its state.
+            Returns whether other processes find a function or a class under its name. If so, only its identity enters
+            the digest, otherwise also its state.
         """
         pickler = _DigestPickler(self.number, is_known)
         try:
@@ -317,20 +321,21 @@ class _DigestPickler(pickle.Pickler):
         except Exception as error:  # cannot be pickled
             let_interrupts_pass(error)
             return self._by_identity(obj)
-        return self._by_identity(obj) if isinstance(reduced, str) else reduced  # the name may have another object now
+        # a string is a global name, which may refer to another object now
+        return self._by_identity(obj) if isinstance(reduced, str) else reduced
 
     def _by_identity(self, obj: Any) -> Any:
         return _Named, (self._number(obj),)
 
 
 class _Named:
-    """Placeholder of an object in digests, which are never unpickled."""
+    """Placeholder of an object in pickles that are only digested, never unpickled."""
 
 
 def walk(
     roots: Iterable[Any], digest: Callable[[Any], tuple[bytes, list[Any]]]
 ) -> Iterator[tuple[Slot, Any, bytes, Any]]:
-    """Yield all slots that functions and classes read, and those read by functions and classes in these slots.
+    """Yield all slots that functions and classes read, directly or through functions and classes in other slots.
 
     Parameters
     ----------

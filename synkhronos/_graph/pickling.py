@@ -1,23 +1,24 @@
-"""Pickling of compiled functions, so that every rank gets a replica, and of values that are not dense arrays.
+"""Pickle compiled functions, so that every rank gets a replica, and values that are not dense arrays.
 
-Functions. The backend decides which parts of a function are pickled. A shared variable consists of three objects: the
-variable, its container, and the container's storage list. Each is replaced by a persistent id, so that functions that
-arrive one after the other share what they share on the controller. A variable that is new to the ranks is sent as type,
-name and value. Buffers are sent out of band, without a copy. Pickling recurses deeply and runs in a thread with a large
-stack. Classes and functions are sent by name, or by value if the ranks do not have them under their name. The state
-that they read (globals, class attributes, defaults, closures) is sent with them if it has changed: see `Definitions`.
+**Functions.** The backend decides which parts of a function are pickled. A shared variable consists of three objects:
+the variable, its container, and the container's storage list. Each is replaced by a persistent id. Functions that are
+sent at different times therefore share the same variables as on the controller. A variable that is new to the ranks is
+sent as type, name and value. Buffers are sent out of band, without a copy. Pickling recurses deeply, so it runs in a
+thread with a large stack. Classes and functions are sent by name, or by value if the ranks cannot find them by name.
+The state that they read (globals, class attributes, defaults, closures) is sent with them if it has changed: see
+`Definitions`.
 
-Ops. They keep objects that they create when they first run: ufuncs, compiled inner functions, handles of libraries.
-Attributes known to be created by the backend itself are never sent. If a function cannot be pickled, it is pickled a
-second time; each attribute of its Ops that cannot be pickled is then sent as it was when the Op was first pickled,
-provided that it was missing, ``None`` or an empty container then. For an Op without such a record, another Op is built
-from its ``__props__``, and the attribute is taken from that.
+**Ops.** Ops store objects that they create when they first run: ufuncs, compiled inner functions, handles of libraries.
+Attributes that the backend itself is known to create are never sent. If a function cannot be pickled, it is pickled
+again without the attributes of its Ops that cannot be pickled. Each of these is sent with its value at the time when
+the Op was first pickled, if it was missing, ``None`` or an empty container at that time. For an Op without such a
+record, another Op is constructed from its ``__props__``, and the attribute's value is taken from that.
 
-Random states. Each rank gets a stream of its own, so that replicated dropout draws different masks, unless
+**Random states.** Each rank gets its own random stream, so that replicated dropout draws different masks, unless
 `claim_stream` has made the stream common to all ranks.
 
-Values. An input that is not a dense array, such as a sparse matrix, enters a function as bytes, which `Unpacked`
-unpickles on each rank.
+**Values.** An input that is not a dense array, such as a sparse matrix, is passed to a function as bytes, which
+`Unpacked` unpickles on each rank.
 """
 
 from __future__ import annotations
@@ -42,24 +43,24 @@ from synkhronos._utils.interrupts import FinalizerQueue, let_interrupts_pass
 
 # -- random states
 
-#: Whether all ranks draw the same numbers from a random state, by the state's container.
+#: For the container of each random state: whether all ranks draw the same numbers from it.
 _is_common: Any = weakref.WeakKeyDictionary()
 
 
 def claim_stream(var: Any, common: bool) -> None:
-    """Record whether a function draws from a random state the same numbers on all ranks.
+    """Record whether a function requires that all ranks draw the same numbers from a random state.
 
     Parameters
     ----------
     var : shared variable
         The random state.
     common : bool
-        Whether the stream is common to all ranks, instead of different on each.
+        Whether the stream is the same on all ranks, instead of different on each rank.
 
     Raises
     ------
     ValueError
-        If a function that was built before needs the other kind of stream.
+        If a function that was built earlier requires the other kind of stream.
     """
     if _is_common.setdefault(var.container, common) != common:
         raise ValueError(
@@ -78,13 +79,14 @@ def has_common_stream(var: Any) -> bool:
 _BLANK = (type(None), dict, list, set)
 _MISSING, _OTHER = object(), object()
 
-#: By the id of an Op: a reference to it, and by attribute the class of its value if that was blank, else `_OTHER`.
+#: By the id of an Op: a weak reference to the Op, and its attributes when it was first pickled. For each attribute, the
+#: class of its value if that was ``None`` or an empty container, otherwise `_OTHER`.
 _first: dict[int, tuple[weakref.ref[Any], dict[str, Any]]] = {}
 _ended: FinalizerQueue[int] = FinalizerQueue()
 
 
 def note_ops(ops: Iterable[Any]) -> None:
-    """Record the attributes of Ops when they are first pickled as they are."""
+    """Record the attributes of Ops when they are pickled for the first time."""
     for key in _ended.take():
         _first.pop(key, None)
     for op in ops:
@@ -101,7 +103,7 @@ def reduced_op(op: Any, as_built: bool) -> Any:
     ----------
     op : Op
     as_built : bool
-        Replace attributes that cannot be pickled by their values when the Op was built, if these are known.
+        For attributes that cannot be pickled, use their values when the Op was built, if these are known.
     """
     how = op.__reduce_ex__(5)
     if not (isinstance(how, tuple) and len(how) > 2 and isinstance(how[2], dict)):
@@ -155,7 +157,7 @@ def pack_values(values: Sequence[Any]) -> np.ndarray:
 
 
 def bytes_variable(name: str | None = None) -> Any:
-    """Return a variable for the result of `pack_values`."""
+    """Return a graph variable for results of `pack_values`: a vector of uint8."""
     return T.vector(name, dtype="uint8")
 
 
@@ -190,12 +192,12 @@ class Unpacked(_backends.Op):
 
 
 class Bundle(NamedTuple):
-    """Pickled functions."""
+    """Pickled functions, with the variables and the state that the ranks do not have."""
 
     pickled: bytes
-    buffers: list[np.ndarray]  # the out-of-band buffers of the pickle, each as flat bytes
-    new: dict[int, Any]  # the shared variables that the ranks do not have yet, by their future keys
-    slots: dict[Slot, bytes]  # the digests of the state to be set in the ranks' modules and classes
+    buffers: list[np.ndarray]  # out-of-band buffers of the pickle, as flat arrays of bytes
+    new: dict[int, Any]  # shared variables that the ranks do not have yet, by the keys that they get
+    slots: dict[Slot, bytes]  # digests of the state that loading sets in modules and classes
 
 
 class _Pickler(cloudpickle.Pickler):
@@ -252,21 +254,22 @@ def dump(
 ) -> Bundle:
     """Pickle compiled functions, with the shared variables that are not yet in ``variables``.
 
-    ``variables`` is not changed: add `Bundle.new` to it when the ranks have loaded the bundle.
+    ``variables`` does not change. Add `Bundle.new` to it after the ranks have loaded the bundle.
 
     Parameters
     ----------
     functions : dict
         Compiled functions by key.
     variables : VariableTable
+        The variables that the ranks have.
     also : sequence of shared variables
         Further variables to send.
     everything : bool
-        Send all variables, for a rank that has none.
+        Send all variables, for a new rank that has none.
     definitions : Definitions, optional
-        The definitions that the ranks have; by default, all are taken to be there.
+        The functions and classes that the ranks have. Default: assume that they have all.
     refresh : bool
-        Send changed state that functions already on the ranks read, too.
+        Also send changed state that functions already on the ranks read.
 
     Returns
     -------
@@ -284,9 +287,9 @@ def dump(
         if variables.key(var) is None and id(var.container) not in new_keys:
             new_keys[id(var.container)] = key = variables.new_key()
             new[key] = var
-    known = {**variables.items(), **new}  # held until the end: an id is valid only while its object lives
+    known = {**variables.items(), **new}  # keeps the objects alive, so that their ids stay valid
     ids: dict[int, tuple[str, int]] = {}
-    for var in used:  # includes aliases: variables with the same container arrive as one
+    for var in used:  # includes aliases: variables with the same container are one variable on the ranks
         known_key = variables.key(var)
         ids[id(var)] = ("variable", new_keys[id(var.container)] if known_key is None else known_key)
     for key, var in known.items():
@@ -309,7 +312,7 @@ def dump(
         first.dump(described, {})
         ops = last.dump(parts, ids, as_built)
         more = definitions is not None
-        while more:  # values to be set may contain functions that read further slots
+        while more:  # repeat, because values to be set may contain functions that read further slots
             more = False
             assert definitions is not None
             for change in definitions.changes(slots):
@@ -320,7 +323,7 @@ def dump(
                     part.dump((change.slot, change.value), ids)
                 except Exception as error:
                     let_interrupts_pass(error)
-                    if change.is_same or everything:  # the ranks have inherited it
+                    if change.is_same or everything:  # the ranks have inherited the value
                         continue
                     raise pickle.PicklingError(
                         f"{change.slot}, which {change.reader} reads, was set after synkhronos.fork(), and cannot be "
@@ -374,10 +377,12 @@ def load(bundle: Bundle, variables: VariableTable, stream: int) -> dict[int, Any
     Parameters
     ----------
     bundle : Bundle
-        Its arrays are copied.
+        The pickled functions; arrays in them are copied.
     variables : VariableTable
+        The rank's variables.
     stream : int
-        Number of the rank's own random stream, to which states that are not common are moved; 0 leaves them unchanged.
+        Number of the rank's own random stream. Random states that are not common to all ranks are moved to it; 0 leaves
+        them unchanged.
 
     Returns
     -------
@@ -386,9 +391,10 @@ def load(bundle: Bundle, variables: VariableTable, stream: int) -> dict[int, Any
     """
     _backends.find_compiled()
     file = io.BytesIO(bundle.pickled)
-    buffers = iter([np.array(buffer) for buffer in bundle.buffers])  # aligned, and in huge pages, unlike a bytearray
+    # copies to NumPy arrays, because these are aligned and in huge pages, unlike a bytearray
+    buffers = iter([np.array(buffer) for buffer in bundle.buffers])
     path = _Unpickler(file, variables, buffers).load()
-    sys.path[:] = [*path, *(folder for folder in sys.path if folder not in path)]  # for later imports of the workers
+    sys.path[:] = [*path, *(folder for folder in sys.path if folder not in path)]  # so that imports find new folders
     for key, (cls, type_, name, is_random, value) in _Unpickler(file, variables, buffers).load().items():
         if is_random and stream:
             value = _backends.other_stream(value, stream)

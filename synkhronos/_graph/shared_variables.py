@@ -1,10 +1,11 @@
-"""Shared variables: access to their arrays, keys across ranks, and tracking of the values that other ranks have.
+"""Shared variables: access to their arrays, keys that identify them on all ranks, and tracking of changed values.
 
-A program changes the controller's value of a variable by `set_value` or another setter of its container, by
-``f[var] = value``, by writing to the container's storage, or by a plain function of the backend that updates it, also
-in place. All ranks change it together by functions and collectives: `follow` records these values.
+A program can set the controller's value of a variable without the other ranks: by `set_value` or another setter of its
+container, by ``f[var] = value``, by writing to the container's storage, or by a plain function of the backend that
+updates it, also in place. `SentValue` detects this. Functions and collectives instead change a variable on all ranks;
+`follow` records these values.
 
-Not detected: changes of an array in place (``get_value(borrow=True)``), and direct calls of a function's virtual
+Not detected are changes of an array in place (``get_value(borrow=True)``), and direct calls of a function's virtual
 machine (``f.fn()``, ``f.vm()``) that update in place.
 """
 
@@ -64,38 +65,39 @@ def updated_variables(function: Any) -> list[Any]:
 
 
 def uses(function: Any, var: Any) -> bool:
-    """Return whether a compiled function reads or updates a shared variable, or another one with its container."""
+    """Return whether a compiled function reads or updates a shared variable, or another variable with its container."""
     return any(other.container is var.container for other in shared_variables_of(function))
 
 
 def describe(function: Any) -> str:
     """Describe a compiled function, for messages."""
     inputs = ", ".join(str(spec.variable) for spec in function.maker.inputs if not (spec.implicit or spec.shared))
-    named_by_engine = (function.name or "").startswith(_PACKAGE)  # after the line that compiles it
+    # without a name of the user's, the backend names a function after the line that compiles it, in this package
+    named_by_engine = (function.name or "").startswith(_PACKAGE)
     return f"the function {'' if named_by_engine else function.name or ''}({inputs})"
 
 
 def get_array(var: Any) -> Any:
-    """Return a shared variable's NumPy or device array without a copy: writing to it changes the variable."""
+    """Return a shared variable's NumPy or device array, not a copy: writing to it changes the variable."""
     return var.container.storage[0]
 
 
 def host_array(var: Any, any_order: bool = False) -> np.ndarray:
     """Return the value of a shared variable as a C-contiguous, writable NumPy array.
 
-    This is the variable's own array if it is one, else a copy. A value that is not a dense array (a `RandomState`, a
-    sparse matrix, any object) is pickled.
+    The variable's own array is returned if possible, otherwise a copy. A value that is not a dense array (a
+    `RandomState`, a sparse matrix, any object) is pickled.
 
     Parameters
     ----------
     var : shared variable
     any_order : bool
-        Also return an array that is contiguous in another order, its `memory_order`, without a copy.
+        Also accept an array that is contiguous in another order than C's (see `memory_order`), instead of copying it.
 
     Returns
     -------
     ndarray
-        The value; a pickled one is a read-only vector of uint8.
+        The value. For a pickled value, a read-only vector of uint8.
     """
     if not is_tensor_variable(var):
         return np.frombuffer(pickle.dumps(get_array(var)), np.uint8)
@@ -105,7 +107,7 @@ def host_array(var: Any, any_order: bool = False) -> np.ndarray:
 
 
 def memory_order(array: np.ndarray) -> tuple[int, ...]:
-    """Return the axes in memory order if the array is contiguous in another order than C's, else ``()``."""
+    """Return the axes, slowest first, of an array that is contiguous in another order than C's; else ``()``."""
     if array.flags.c_contiguous:
         return ()
     order = tuple(sorted(range(array.ndim), key=lambda axis: -array.strides[axis]))
@@ -113,7 +115,7 @@ def memory_order(array: np.ndarray) -> tuple[int, ...]:
 
 
 def set_array(var: Any, value: Any) -> None:
-    """Set a variable to ``value``, an array without other users; it is copied only to move it to a device."""
+    """Set a variable to an array, which becomes the variable's own. It is copied only to move it to a device."""
     if is_device_type(var.type):
         value = to_device(value)
     var.container.storage[0] = var.type.filter(value, strict=True)
@@ -121,7 +123,7 @@ def set_array(var: Any, value: Any) -> None:
 
 
 def copy_array(var: Any, value: np.ndarray) -> None:
-    """Copy a `host_array` into a shared variable, into its existing array if the shape fits."""
+    """Set a variable to a copy of a `host_array`; the variable's existing array is overwritten if the shapes match."""
     old = get_array(var)
     if not is_tensor_variable(var):
         var.container.storage[0] = pickle.loads(value.tobytes())
@@ -151,12 +153,12 @@ def start_worker(profiles: bool, rank: int) -> Callable[[], None]:
 class VariableTable:
     """Shared variables by key: a key identifies the replicas of one variable on all ranks.
 
-    Variables with the same container (``theano.clone(var, share_inputs=False)`` makes such an alias, and Lasagne's
-    batch normalization uses it) have one key: they are one variable on the other ranks.
+    Variables with the same container have one key: they are one variable on the other ranks.
+    ``theano.clone(var, share_inputs=False)`` makes such an alias, which Lasagne's batch normalization uses.
 
-    The controller's table holds containers weakly. When the program has dropped the last variable with a container, the
-    key is added to ``ended``; until then, the table detects when the program sets the variable. A worker's table
-    holds its variables until `drop` removes them.
+    The controller's table holds weak references. When the program has dropped the last variable with a container, the
+    key is added to ``ended``. Until then, values that the program sets are detected (`SentValue`). A worker's table
+    keeps its variables until `drop` removes them.
 
     Parameters
     ----------
@@ -194,7 +196,7 @@ class VariableTable:
             self._key_of.pop(var.container, None)
 
     def key(self, var: Any) -> int | None:
-        """Return the key of a variable, ``None`` if it is not in the table."""
+        """Return the key of a variable, or ``None`` if it is not in the table."""
         return self._key_of.get(var.container)
 
     def keys_of(self, variables: Iterable[Any]) -> tuple[int, ...]:
@@ -203,7 +205,7 @@ class VariableTable:
 
     def __getitem__(self, key: int) -> Any:
         var = self._by_key.get(key)
-        if var is None:  # the program has dropped the added variable, but not an alias of it
+        if var is None:  # the program has dropped the variable that was added, but not an alias with its container
             (cls, name), container = self._like[key], self._containers[key]
             var = cls(name=name, type=container.type, value=None, strict=None, container=container)
             self._by_key[key] = var
@@ -217,15 +219,15 @@ class VariableTable:
 
 
 class SentValue:
-    """Record of the value of one shared variable that the other ranks have.
+    """Record of the value that the other ranks have of one shared variable.
 
     Attributes
     ----------
     storage : list
-        The container's storage: one item, the controller's value.
+        The container's storage, a list whose only item is the controller's value.
     sent : object
-        The value that the other ranks have; ``None`` if the program has set the variable since. If this is not the
-        object in ``storage``, the program has set the variable.
+        The controller's value at the time when the other ranks got it. If ``storage`` has another object, the program
+        has set the variable since. ``None`` also means that the program has set it.
     """
 
     __slots__ = ("__weakref__", "sent", "storage")
@@ -236,7 +238,7 @@ class SentValue:
 
 
 _by_container: weakref.WeakKeyDictionary[Any, SentValue] = weakref.WeakKeyDictionary()
-_by_storage: Any = weakref.WeakValueDictionary()  # functions have containers of their own, with the same storage
+_by_storage: Any = weakref.WeakValueDictionary()  # by id; functions have their own containers with the same storage
 _references: dict[int, Any] = _by_storage.data  # a lookup in the weak dictionary itself takes 0.3 µs
 
 
@@ -249,24 +251,24 @@ def sync_of(container: Any) -> SentValue:
 
 
 def syncs_of(function: Any) -> list[SentValue]:
-    """Return the existing records of the variables that a compiled function updates."""
+    """Return the records of the variables that a compiled function updates, as far as they exist."""
     found = [_by_storage.get(id(storage)) for storage in updated_storage(function)]
     return [sync for sync in found if sync is not None]
 
 
 def watch(container: Any) -> None:
-    """Record that the other ranks have the value of the variable with this container."""
+    """Record that the other ranks have the present value of the variable with this container."""
     sync_of(container).sent = container.storage[0]
 
 
 def note_sent(variables: Iterable[Any]) -> None:
-    """Record that the other ranks have the values of these variables."""
+    """Record that the other ranks have the present values of these variables."""
     for var in variables:
         watch(var.container)
 
 
 def follow(container: Any) -> None:
-    """Record that a command of all ranks has set a variable, unless the program has set it before."""
+    """Record a value that a command has set on all ranks, unless an earlier value was set by the program alone."""
     sync = _by_storage.get(id(container.storage))
     if sync is not None and sync.sent is not None:
         sync.sent = sync.storage[0]
@@ -279,7 +281,7 @@ def _note_set(storage: list[Any]) -> None:
 
 
 _set: Any = Container.value.fset
-call_on_rank: Any = Function.__call__  # for calls that all ranks make
+call_on_rank: Any = Function.__call__  # for calls that all ranks make: their updates are not the program's
 
 
 def _set_and_note(self: Any, value: Any) -> None:
@@ -289,7 +291,7 @@ def _set_and_note(self: Any, value: Any) -> None:
 
 def _set_data(self: Any, value: Any) -> None:
     _set(self, value)
-    if self in _by_container:  # not a function's container: some linkers store updates through that one's property data
+    if self in _by_container:  # skips containers of functions: some linkers store updates through their property `data`
         _note_set(self.storage)
 
 
