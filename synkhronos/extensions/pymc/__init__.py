@@ -1,8 +1,8 @@
-"""PyMC models: log-probability and gradient on all ranks, sharded by the rows of the model's data.
+"""Evaluate PyMC models on all ranks, sharded by the rows of the model's data.
 
-`parallel` is a context in which the functions that PyMC builds for a model are exact functions. Each rank holds its
-rows of observed values and covariates; parameters are sent to all ranks with each evaluation. PyMC's samplers call
-these functions as they call their own.
+In a `parallel` block, the functions that PyMC builds for a model are exact functions. Each rank holds its rows of the
+observed values and covariates. Each evaluation sends the parameters to all ranks. PyMC's samplers call these functions
+as they call functions of PyTensor.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ __all__ = ["parallel"]
 def parallel(model: Any, rows: int | None = None) -> Iterator[Any]:
     """Have all ranks evaluate a model in a ``with`` block, for `pm.sample`, `pm.find_MAP`, `pm.fit` and the like.
 
-    Functions that PyMC builds in the block, and that use the model's data, are sharded by the rows of the data:
-    observed values, `pm.Data`, and constants of 65 numbers or more. Their values are those of PyMC's own functions, up
+    If PyMC builds a function in the block that uses the model's data, the function is sharded by the rows of the data:
+    observed values, `pm.Data`, and constants of 65 numbers or more. Its results are those of PyMC's own functions, up
     to rounding. Data are sent to the ranks once, and again after ``set_data``. Functions that only draw random numbers
-    are PyMC's own, on the controller. The block is also a context of the model.
+    are PyMC's own, and run on the controller. The block is also a context of the model, like ``with model:``.
 
     Parameters
     ----------
     model : pymc.Model
-        Not frozen: its functions are compiled in the block.
+        Must not be frozen, because its functions are compiled in the block.
     rows : int, optional
-        The number of rows of the data: arrays with an axis of this length are sharded along the first such axis.
-        Default: the length of the observed variable with most values, along its first axis of 65 entries or more, or
-        else along its longest axis. It changes speed, not results.
+        The number of rows of the data. Arrays with an axis of this length are sharded along the first such axis.
+        Default: the length of the observed variable with the most values, along its first axis of 65 entries or more,
+        or else along its longest axis. This affects speed, not results.
 
     Yields
     ------
@@ -46,11 +46,11 @@ def parallel(model: Any, rows: int | None = None) -> Iterator[Any]:
     Raises
     ------
     SessionError
-        Without a session.
+        If there is no session.
     TypeError
-        If ``model`` is not a model, or a frozen one, whose functions are compiled already.
+        If ``model`` is not a model, or is frozen, so that its functions are compiled already.
     ValueError
-        If ``rows`` is given and no array of the data has that many.
+        If ``rows`` is given and no array of the data has this many rows.
 
     Warns
     -----
@@ -64,7 +64,7 @@ def parallel(model: Any, rows: int | None = None) -> Iterator[Any]:
         with synkhronos.extensions.pymc.parallel(model):
             pm.sample(cores=1, chains=1)
     """
-    synkhronos.distribute()  # raises where there is no session
+    synkhronos.distribute()  # raises if there is no session
     builder = Builder(ModelData(model, rows))
     with contextlib.ExitStack() as ending:
         ending.callback(_backends.divert(builder))

@@ -1,4 +1,4 @@
-"""Functions that PyMC requests from PyTensor, built as exact functions where they use a model's data."""
+"""Build exact functions in place of the functions that PyMC requests from PyTensor, if they use a model's data."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from synkhronos.extensions.pymc.rows import ModelData, Scattered
 
 __all__ = ["ONE_CORE", "Builder", "ModelFunction"]
 
-#: The arguments of `pytensor.function` that are passed in another way, or that exact functions do not use.
+#: Arguments of `pytensor.function` that are passed in another way, or that exact functions do not use.
 _OWN = ("inputs", "outputs", "updates", "givens", "accept_inplace", "rebuild_strict")
 
-#: Error message for several chains at a time.
+#: Error message if PyMC samples several chains at the same time.
 ONE_CORE = (
     "under synkhronos.extensions.pymc.parallel all ranks together evaluate the model, so that chains cannot be sampled "
     "in processes or threads of their own: give pm.sample the argument cores=1, and chains follow each other. Where "
@@ -37,7 +37,15 @@ class Builder:
         self._data = data
 
     def __call__(self, plain: Callable[..., Any], asked: dict[str, Any]) -> Any:
-        """Build an exact function if it uses the data; otherwise, and if it only draws random numbers, PyMC's own."""
+        """Build an exact function, or PyMC's own if it does not use the data or only draws random numbers.
+
+        Parameters
+        ----------
+        plain : callable
+            ``pytensor.function``.
+        asked : dict
+            The arguments of PyMC's request, by name.
+        """
         outputs, inputs = asked["outputs"], [getattr(one, "variable", one) for one in asked["inputs"]]
         updates, givens = dict(asked["updates"] or ()), dict(asked["givens"] or ())
         many = isinstance(outputs, (list, tuple))
@@ -66,31 +74,31 @@ class Builder:
         )
         try:
             exact = divided(blocked=True)
-        except ValueError:  # it combines rows otherwise than by sums at the end
+        except ValueError:  # `blocked` allows only sums over rows, at the end of the graph
             exact = divided()
         return ModelFunction(exact, scattered, functools.partial(build, givens=givens))
 
 
 class ModelFunction:
-    """A function of a model that all ranks compute, and that PyMC calls as it calls PyTensor's.
+    """Function of a model that all ranks compute, and that PyMC calls like a function of PyTensor.
 
-    Data with fewer rows than ranks, and data with different numbers of rows, cannot be sharded. With these every rank
-    computes the function in full.
+    Data cannot be sharded if there are fewer rows than ranks, or if arrays have different numbers of rows. In these
+    cases every rank computes the function with all rows.
 
     Parameters
     ----------
     exact : synkhronos.Function
     data : list of Scattered
-        The data that it uses.
+        The data that the function uses.
     build_undivided : callable
-        Builds the function for unsharded data.
+        ``build_undivided()`` builds the function for unsharded data.
 
     Attributes
     ----------
     exact : synkhronos.Function
-        Its attributes are those of this function, too.
+        The exact function. Other attributes are looked up there.
     trust_input : bool
-        May be set, but has no effect: inputs are always checked.
+        Can be set, but has no effect: inputs are always checked.
     """
 
     trust_input = False
@@ -105,9 +113,9 @@ class ModelFunction:
         Raises
         ------
         ValueError
-            If PyMC cannot compute it because ``set_data`` gave data of different lengths; the message names them.
+            If the computation fails because ``set_data`` set data of different lengths; the message names the lengths.
         SessionError
-            In another process than that of the program.
+            If this process is not the program's own.
         """
         if os.getpid() != self._pid:
             raise synkhronos.SessionError(ONE_CORE)

@@ -1,8 +1,8 @@
-"""nutpie, a sampler in Rust: a model's functions for it, and failures that end the sampling.
+"""Support for nutpie, a sampler written in Rust: build a model's functions for it, and raise their exceptions.
 
-nutpie takes compiled code, in which an exception becomes a divergent draw, or Python functions, which it gets here and
-calls from a thread of its own. An exception in them, and Ctrl-C, is raised where the program waits for draws; the draws
-made until then are no result.
+nutpie accepts compiled code or Python functions. This module gives it Python functions, which nutpie calls in a thread
+of its own. In compiled code an exception becomes a divergent draw. Here an exception, or Ctrl-C, is raised where the
+program waits for draws, and the draws made so far are discarded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["diverted"]
 
 @contextlib.contextmanager
 def diverted() -> Iterator[None]:
-    """Replace ``nutpie.compile_pymc_model``, which `pm.sample` calls, by that of this module, in a ``with`` block."""
+    """Replace ``nutpie.compile_pymc_model``, which `pm.sample` calls, by this module's version in a ``with`` block."""
     import nutpie
 
     plain = nutpie.compile_pymc_model
@@ -42,16 +42,26 @@ def compile_pymc_model(
     var_names: Any = None,
     **others: Any,
 ) -> Any:
-    """Make a model for nutpie, as ``nutpie.compile_pymc_model`` does, of functions that are called in Python.
+    """Make a model for nutpie like ``nutpie.compile_pymc_model``, but with Python functions.
 
     Parameters
     ----------
     model, initial_points, jitter_rvs, default_initialization_strategy, var_names
         As in nutpie.
     backend : str
-        ``"numba"``, which is nutpie's default, and means PyTensor's default mode here.
+        Must be ``"numba"``, nutpie's default. Here it means PyTensor's default mode.
     **others
-        Refused unless they are ``None``.
+        Must be ``None``.
+
+    Returns
+    -------
+    nutpie's model
+        Its samplers raise the exceptions of the model's functions.
+
+    Raises
+    ------
+    ValueError
+        For another backend, or other arguments.
     """
     unknown = {name: value for name, value in others.items() if value is not None}
     if backend.lower() != "numba" or unknown:
@@ -86,7 +96,7 @@ def compile_pymc_model(
     failures = Failures()
 
     def evaluated(point: Any) -> tuple[float, Any]:
-        value, gradient = density(np.array(point))  # a copy, since nutpie reuses the memory
+        value, gradient = density(np.array(point))  # a copy, because nutpie reuses the memory of the point
         return float(value), np.asarray(gradient, "float64", order="C")
 
     def expanded(point: Any) -> dict[str, Any]:
@@ -109,17 +119,20 @@ def compile_pymc_model(
 
 
 class Failures:
-    """Failures of functions that nutpie calls, however nutpie handles them."""
+    """Record of the first exception in a function that nutpie calls.
+
+    nutpie may handle the exception itself; the record makes it available to the program.
+    """
 
     def __init__(self) -> None:
         self.first: BaseException | None = None
 
     def note(self, failure: BaseException) -> None:
-        """Record a failure if it is the first one."""
+        """Record an exception if it is the first one."""
         self.first = self.first or failure
 
     def noted(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that records its failures, and that computes nothing after a failure."""
+        """Wrap a function so that it records its exceptions, and after the first one only raises that again."""
 
         def call(*args: Any) -> Any:
             self.check()
@@ -132,13 +145,13 @@ class Failures:
         return call
 
     def check(self) -> None:
-        """Raise the failure, if there was one."""
+        """Raise the recorded exception, if there is one."""
         if self.first is not None:
             raise self.first
 
 
 class Sampler:
-    """nutpie's sampler, without results after a failure.
+    """Wrapper of nutpie's sampler that raises recorded exceptions instead of returning results.
 
     Parameters
     ----------
@@ -150,25 +163,25 @@ class Sampler:
         self._sampler, self._failures = sampler, failures
 
     def wait(self, *args: Any) -> None:
-        """Wait for the draws."""
+        """Wait for the draws; raise the first exception of the model's functions."""
         try:
             self._sampler.wait(*args)
-        except BaseException as failure:  # also Ctrl-C, after which nutpie would return the draws made so far
+        except BaseException as failure:  # including Ctrl-C, after which nutpie would return the draws made so far
             with contextlib.suppress(BaseException):  # nutpie panics if its thread has ended
                 self._sampler.abort()
             self._failures.note(failure)
             self._failures.check()
 
     def abort(self) -> None:
-        """End the sampling, unless a failure has ended it."""
+        """Abort the sampling, unless an exception has ended it."""
         if self._failures.first is None:
             self._sampler.abort()
 
     def take_results(self) -> Any:
-        """Return the draws of a sampling without failures."""
+        """Return the draws; raise the recorded exception instead, if there is one."""
         self._failures.check()
         results = self._sampler.take_results()
-        self._failures.check()  # a draw may have failed in the meantime
+        self._failures.check()  # a draw may have failed meanwhile
         return results
 
     def __getattr__(self, name: str) -> Any:
@@ -176,7 +189,7 @@ class Sampler:
 
 
 def _watched(model: Any, failures: Failures) -> Any:
-    """Return a model of nutpie's whose samplers are watched."""
+    """Return a copy of a nutpie model whose samplers are wrapped in `Sampler`."""
 
     class Watched(type(model)):  # type: ignore[misc]
         def _make_sampler(self, settings: Any, init_mean: Any, cores: int, *others: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Data of a model: the arrays that have rows, and the shared variables that hold each rank's rows of them."""
+"""Find the data of a PyMC model that can be sharded by rows, and scatter them over the ranks."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from synkhronos._backends import (
 
 __all__ = ["ModelData", "Scattered"]
 
-#: A constant of this many numbers is data. NumPy's arrays have at most 64 dimensions, so it cannot be a shape.
+#: Constants of at least this many numbers count as data. They are no shapes: NumPy arrays have at most 64 dimensions.
 _LARGE = 65
 
 
 class Scattered:
-    """An array of a model's data, as a shared variable of which each rank has its rows.
+    """An array of a model's data, as a shared variable of which each rank has its own rows.
 
     Parameters
     ----------
@@ -40,13 +40,13 @@ class Scattered:
     Attributes
     ----------
     expression : variable
-        Replaces the source in a sharded graph.
+        Replaces ``source`` in a sharded graph.
     variable : shared variable
-        Has the rows along axis 0.
+        Holds the rows along axis 0.
     n_rows : int
         The number of rows of the value that was sent last.
     is_divided : bool
-        Whether every rank has a row of it.
+        Whether every rank has at least one row.
     """
 
     def __init__(self, source: Any, axis: int) -> None:
@@ -61,10 +61,10 @@ class Scattered:
         self._sent: Any = None
 
     def send(self) -> None:
-        """Scatter the value, unless the ranks have it already."""
+        """Scatter the current value, unless the ranks have it already."""
         value = _value_of(self.source)
         if value is not self._sent:
-            synkhronos.scatter(self.variable, np.moveaxis(value, self._axis, 0))  # a view, so that it can be restored
+            synkhronos.scatter(self.variable, np.moveaxis(value, self._axis, 0))  # a view, for restart_workers
             on_ranks = synkhronos.get_lengths(self.variable)
             self.n_rows, self.is_divided = int(sum(on_ranks)), all(on_ranks)
             self._sent = value
@@ -77,11 +77,11 @@ class Scattered:
 
 
 class ModelData:
-    """The arrays of a model that are sharded, and their shared variables, made and sent once for all functions.
+    """The arrays of a model that are sharded, and their shared variables, which all functions share.
 
     These arrays are observed values, `pm.Data`, and constants of 65 numbers or more. An array is sharded along its
-    first axis of ``n_rows`` entries. For each `pm.Data` the axis is determined once, so that it holds when ``set_data``
-    changes lengths.
+    first axis of ``n_rows`` entries. For each `pm.Data` the axis is determined once, and stays the same when
+    ``set_data`` changes lengths.
 
     Parameters
     ----------
@@ -91,6 +91,7 @@ class ModelData:
     Attributes
     ----------
     n_rows : int
+        The number of rows of the data.
 
     Raises
     ------
@@ -130,7 +131,15 @@ class ModelData:
     def used_by(
         self, expressions: Sequence[Any], inputs: Iterable[Any] = (), givens: Mapping[Any, Any] | None = None
     ) -> list[tuple[Any, Scattered]]:
-        """Find the data that expressions need, where some variables are inputs, and others are replaced by ``givens``.
+        """Find the data that expressions use.
+
+        Parameters
+        ----------
+        expressions : sequence of variables
+        inputs : iterable of variables
+            Inputs of the function, which do not count as data.
+        givens : mapping, optional
+            Replacements of variables in the expressions.
 
         Returns
         -------
@@ -152,7 +161,7 @@ class ModelData:
         return found
 
     def _axis(self, one: Any) -> int | None:
-        """Return the axis of a variable's rows; ``None`` if it is no data."""
+        """Return the axis of a variable's rows; ``None`` if the variable is not data."""
         if not isinstance(one.type, TensorType):
             return None
         if isinstance(one, TensorConstant):
@@ -165,7 +174,7 @@ class ModelData:
         return self._axes[one]
 
     def _first_axis(self, one: Any) -> int | None:
-        """Return the first axis with as many entries as there are rows; axes of fixed length 1 are broadcast."""
+        """Return the first axis of ``n_rows`` entries, except for axes of fixed length 1, which are broadcast."""
         lengths = zip(_value_of(one).shape, known_lengths(one))
         return next((axis for axis, (n, known) in enumerate(lengths) if n == self.n_rows and known != 1), None)
 
@@ -173,12 +182,12 @@ class ModelData:
         return constant.data.size >= _LARGE or any(constant.data is one for one in self._observed())
 
     def _observed(self) -> list[np.ndarray]:
-        """Return the arrays of observed values that are constants."""
+        """Return the arrays of the observed values that are constants."""
         values = [self._model.rvs_to_values[one] for one in self._model.observed_RVs]
         return [one.data for one in values if isinstance(one, TensorConstant)]
 
     def _most(self, density: list[Any]) -> int:
-        """Return the length of most observed values, or else of most of the data; 1 if none has more than one row."""
+        """Return the number of rows that most observed values have, or else most of the data; 1 if all have one row."""
         for expressions in ([self._model.rvs_to_values[one] for one in self._model.observed_RVs], density):
             sizes: collections.Counter[int] = collections.Counter()
             for one in ancestors(expressions):
@@ -193,7 +202,7 @@ class ModelData:
 
     def _scattered(self, source: Any, axis: int) -> Scattered | None:
         is_constant = isinstance(source, TensorConstant)
-        key = id(source.data) if is_constant else source  # a constant has copies in other graphs
+        key = id(source.data) if is_constant else source  # other graphs have copies of a constant, with the same data
         if key not in self._made:
             made = Scattered(source, axis)
             if is_constant:
