@@ -1,17 +1,21 @@
-"""Update rules of gradient descent, split into two functions with an all-reduce of the gradients in between.
+"""Update rules of gradient descent, for two functions with an all-reduce of the gradients between them.
 
-Each rule returns ``(grad_updates, param_updates, grad_shared)``. A first function with ``grad_updates`` writes each
-rank's gradients to ``grad_shared``. ``synk.all_reduce(grad_shared, weights=f.counts)`` makes them the gradient of the
-full minibatch, on every rank. A second function with ``param_updates`` changes the parameters. Ranks that start from
-equal parameters stay equal, including the state that a rule keeps between steps. ``grad_shared`` is one flat vector
-(`sgd_nonflat`: a list).
+Each rule returns ``(grad_updates, param_updates, grad_shared)``:
 
-Names, order and defaults of the arguments, and the numbers, are Lasagne's; Lasagne itself is not needed. In the
-formulas p is a parameter and g its gradient, all operations are elementwise, and ``:=`` is an update, whose result
-later updates use.
+1. A function with the updates ``grad_updates`` writes each rank's gradients to ``grad_shared``, which is one flat
+   vector (`sgd_nonflat`: a list).
+2. ``synk.all_reduce(grad_shared, weights=f.counts)`` makes them the gradient of the full minibatch, on every rank.
+3. A function with the updates ``param_updates`` changes the parameters.
+
+If the parameters are equal on all ranks at the start, they stay equal, and so does the state that a rule keeps between
+steps.
+
+Names, order and defaults of the arguments, and the numbers, are those of Lasagne. Lasagne need not be installed. In the
+formulas p is a parameter and g its gradient. All operations are elementwise. ``:=`` is an update, and later updates use
+its result.
 """
 
-# Star imports, so that each rule is listed only in the ``__all__`` of its own module.
+# Star imports list each rule only once, in the ``__all__`` of its own module.
 from synkhronos.extensions.updates import adaptive, added, descent
 from synkhronos.extensions.updates.adaptive import *  # noqa: F403
 from synkhronos.extensions.updates.added import *  # noqa: F403

@@ -12,7 +12,7 @@ __all__ = ["adadelta", "adagrad", "adam", "adamax", "rmsprop"]
 
 
 def adagrad(loss_or_grads: Any, params: Any, learning_rate: Any = 1.0, epsilon: Any = 1e-6) -> Divided:
-    """Adagrad: steps divided by the root of the sum of all squared gradients.
+    """Return the updates of Adagrad: divide steps by the root of the sum of all squared gradients.
 
     ``a := a + g**2``, ``p := p - learning_rate * g / sqrt(a + epsilon)``
 
@@ -23,7 +23,7 @@ def adagrad(loss_or_grads: Any, params: Any, learning_rate: Any = 1.0, epsilon: 
     params : iterable of shared variables
         The parameters to train; all of one floating-point dtype.
     learning_rate : float or symbolic scalar
-        The step size. A shared variable must be changed on every rank: ``synk.broadcast(learning_rate, value)``.
+        The step size. If it is a shared variable, change it on every rank: ``synk.broadcast(learning_rate, value)``.
     epsilon : float or symbolic scalar
         A small number that keeps the quotient finite.
 
@@ -42,7 +42,7 @@ def adagrad(loss_or_grads: Any, params: Any, learning_rate: Any = 1.0, epsilon: 
         If the parameters differ in dtype, a gradient's dtype differs from its parameter's, or a parameter is not a
         shared variable.
     ValueError
-        If there is no parameter, or the number of gradients differs from that of the parameters.
+        If ``params`` is empty, or the number of gradients differs from the number of parameters.
 
     References
     ----------
@@ -71,7 +71,7 @@ def rmsprop(
     rho: Any = 0.9,
     epsilon: Any = 1e-6,
 ) -> Divided:
-    """RMSProp: steps divided by a moving root mean square of the gradients.
+    """Return the updates of RMSProp: divide steps by a moving root mean square of the gradients.
 
     ``a := rho * a + (1 - rho) * g**2``, ``p := p - learning_rate * g / sqrt(a + epsilon)``
 
@@ -82,7 +82,7 @@ def rmsprop(
     params : iterable of shared variables
         The parameters to train; all of one floating-point dtype.
     learning_rate : float or symbolic scalar
-        The step size. A shared variable must be changed on every rank: ``synk.broadcast(learning_rate, value)``.
+        The step size. If it is a shared variable, change it on every rank: ``synk.broadcast(learning_rate, value)``.
     rho : float or symbolic scalar
         The fraction of the mean square a that is kept, from 0 to 1.
     epsilon : float or symbolic scalar
@@ -103,7 +103,7 @@ def rmsprop(
         If the parameters differ in dtype, a gradient's dtype differs from its parameter's, or a parameter is not a
         shared variable.
     ValueError
-        If there is no parameter, or the number of gradients differs from that of the parameters.
+        If ``params`` is empty, or the number of gradients differs from the number of parameters.
 
     References
     ----------
@@ -131,7 +131,7 @@ def adadelta(
     rho: Any = 0.95,
     epsilon: Any = 1e-6,
 ) -> Divided:
-    """Adadelta: steps in the ratio of moving root mean squares of steps and of gradients.
+    """Return the updates of Adadelta: scale steps by the ratio of moving root mean squares of steps and gradients.
 
     ``a := rho * a + (1 - rho) * g**2``, ``s := g * sqrt(d + epsilon) / sqrt(a + epsilon)``,
     ``d := rho * d + (1 - rho) * s**2``, ``p := p - learning_rate * s``
@@ -143,7 +143,7 @@ def adadelta(
     params : iterable of shared variables
         The parameters to train; all of one floating-point dtype.
     learning_rate : float or symbolic scalar
-        The factor of all steps; 1 in the source. A shared variable must be changed on every rank:
+        The factor of all steps; 1 in the paper. If it is a shared variable, change it on every rank:
         ``synk.broadcast(learning_rate, value)``.
     rho : float or symbolic scalar
         The fraction of the mean squares a and d that is kept, from 0 to 1.
@@ -165,7 +165,7 @@ def adadelta(
         If the parameters differ in dtype, a gradient's dtype differs from its parameter's, or a parameter is not a
         shared variable.
     ValueError
-        If there is no parameter, or the number of gradients differs from that of the parameters.
+        If ``params`` is empty, or the number of gradients differs from the number of parameters.
 
     References
     ----------
@@ -196,7 +196,7 @@ def adam(
     beta2: Any = 0.999,
     epsilon: Any = 1e-8,
 ) -> Divided:
-    """Adam: moving first and second moments of the gradients, corrected for their start at 0.
+    """Return the updates of Adam: use moving first and second moments of the gradients, corrected for their start at 0.
 
     ``t := t + 1``, ``m := beta1 * m + (1 - beta1) * g``, ``v := beta2 * v + (1 - beta2) * g**2``,
     ``p := p - learning_rate * sqrt(1 - beta2**t) / (1 - beta1**t) * m / (sqrt(v) + epsilon)``
@@ -208,7 +208,7 @@ def adam(
     params : iterable of shared variables
         The parameters to train; all of one floating-point dtype.
     learning_rate : float or symbolic scalar
-        The step size. A shared variable must be changed on every rank: ``synk.broadcast(learning_rate, value)``.
+        The step size. If it is a shared variable, change it on every rank: ``synk.broadcast(learning_rate, value)``.
     beta1 : float or symbolic scalar
         The fraction of the first moment m that is kept, from 0 to 1.
     beta2 : float or symbolic scalar
@@ -232,7 +232,7 @@ def adam(
         If the parameters differ in dtype, a gradient's dtype differs from its parameter's, or a parameter is not a
         shared variable.
     ValueError
-        If there is no parameter, or the number of gradients differs from that of the parameters.
+        If ``params`` is empty, or the number of gradients differs from the number of parameters.
 
     References
     ----------
@@ -264,7 +264,7 @@ def adamax(
     beta2: Any = 0.999,
     epsilon: Any = 1e-8,
 ) -> Divided:
-    """Adamax: Adam with the infinity norm in place of the second moment.
+    """Return the updates of Adamax: Adam with the infinity norm in place of the second moment.
 
     ``t := t + 1``, ``m := beta1 * m + (1 - beta1) * g``, ``u := max(beta2 * u, abs(g))``,
     ``p := p - learning_rate / (1 - beta1**t) * m / (u + epsilon)``
@@ -276,7 +276,7 @@ def adamax(
     params : iterable of shared variables
         The parameters to train; all of one floating-point dtype.
     learning_rate : float or symbolic scalar
-        The step size. A shared variable must be changed on every rank: ``synk.broadcast(learning_rate, value)``.
+        The step size. If it is a shared variable, change it on every rank: ``synk.broadcast(learning_rate, value)``.
     beta1 : float or symbolic scalar
         The fraction of the first moment m that is kept, from 0 to 1.
     beta2 : float or symbolic scalar
@@ -300,7 +300,7 @@ def adamax(
         If the parameters differ in dtype, a gradient's dtype differs from its parameter's, or a parameter is not a
         shared variable.
     ValueError
-        If there is no parameter, or the number of gradients differs from that of the parameters.
+        If ``params`` is empty, or the number of gradients differs from the number of parameters.
 
     References
     ----------
@@ -323,7 +323,7 @@ def adamax(
 
 
 def _first_moment(flat: FlatGradient, beta1: Any) -> tuple[Updates, Any, Any]:
-    """Return the first updates of Adam and Adamax, the new step number and the new first moment."""
+    """Return the updates of step number and first moment for Adam and Adamax, and the new values of both."""
     steps = shared(np.asarray(0, config.floatX), name="steps")
     moment = flat.zeros("first_moment")
     keep, add = flat.numbers(beta1, 1 - beta1)

@@ -1,7 +1,7 @@
-"""Momentum that is added to the updates of any rule.
+"""Add momentum to the updates of any rule.
 
-Formulas and order of operations are Lasagne's: the velocity is computed from the value u that the rule gives to a
-parameter p. `momentum` gives the same from the gradient, in fewer operations.
+Formulas and order of operations are those of Lasagne. The velocity is computed from the value u that the rule assigns
+to a parameter p. For gradient descent, `momentum` computes the same from the gradient, in fewer operations.
 """
 
 from collections import OrderedDict
@@ -37,7 +37,7 @@ def apply_momentum(updates: Updates, params: Optional[Any] = None, momentum: Any
     TypeError
         If one of ``params`` is not a shared variable.
     ValueError
-        If one of ``params`` is not in ``updates``, or there is none.
+        If ``params`` is empty, or one of them is not in ``updates``.
 
     References
     ----------
@@ -82,7 +82,7 @@ def apply_nesterov_momentum(updates: Updates, params: Optional[Any] = None, mome
     TypeError
         If one of ``params`` is not a shared variable.
     ValueError
-        If one of ``params`` is not in ``updates``, or there is none.
+        If ``params`` is empty, or one of them is not in ``updates``.
 
     References
     ----------

@@ -10,7 +10,7 @@ __all__ = ["momentum", "nesterov_momentum", "sgd", "sgd_nonflat"]
 
 
 def sgd(loss_or_grads: Any, params: Any, learning_rate: Any) -> Divided:
-    """Stochastic gradient descent.
+    """Return the updates of stochastic gradient descent.
 
     ``p := p - learning_rate * g``
 
@@ -21,7 +21,7 @@ def sgd(loss_or_grads: Any, params: Any, learning_rate: Any) -> Divided:
     params : iterable of shared variables
         The parameters to train; all of one floating-point dtype.
     learning_rate : float or symbolic scalar
-        The step size. A shared variable must be changed on every rank: ``synk.broadcast(learning_rate, value)``.
+        The step size. If it is a shared variable, change it on every rank: ``synk.broadcast(learning_rate, value)``.
 
     Returns
     -------
@@ -38,7 +38,7 @@ def sgd(loss_or_grads: Any, params: Any, learning_rate: Any) -> Divided:
         If the parameters differ in dtype, a gradient's dtype differs from its parameter's, or a parameter is not a
         shared variable.
     ValueError
-        If there is no parameter, or the number of gradients differs from that of the parameters.
+        If ``params`` is empty, or the number of gradients differs from the number of parameters.
 
     Examples
     --------
@@ -55,11 +55,11 @@ def sgd(loss_or_grads: Any, params: Any, learning_rate: Any) -> Divided:
 
 
 def sgd_nonflat(loss_or_grads: Any, params: Any, learning_rate: Any) -> Divided:
-    """Stochastic gradient descent with a gradient variable for each parameter.
+    """Return the updates of stochastic gradient descent, with a gradient variable for each parameter.
 
     ``p := p - learning_rate * g``
 
-    For parameters of several dtypes, and to measure the gain of the flat vector of `sgd`.
+    Use it for parameters of several dtypes, or to measure what the flat vector of `sgd` saves.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def sgd_nonflat(loss_or_grads: Any, params: Any, learning_rate: Any) -> Divided:
     params : iterable of shared variables
         The parameters to train; the dtypes may differ.
     learning_rate : float or symbolic scalar
-        The step size. A shared variable must be changed on every rank: ``synk.broadcast(learning_rate, value)``.
+        The step size. If it is a shared variable, change it on every rank: ``synk.broadcast(learning_rate, value)``.
 
     Returns
     -------
@@ -84,7 +84,7 @@ def sgd_nonflat(loss_or_grads: Any, params: Any, learning_rate: Any) -> Divided:
     TypeError
         If a parameter is not a shared variable.
     ValueError
-        If there is no parameter, or the number of gradients differs from that of the parameters.
+        If ``params`` is empty, or the number of gradients differs from the number of parameters.
 
     Examples
     --------
@@ -102,7 +102,7 @@ def sgd_nonflat(loss_or_grads: Any, params: Any, learning_rate: Any) -> Divided:
 
 
 def momentum(loss_or_grads: Any, params: Any, learning_rate: Any, momentum: Any = 0.9) -> Divided:
-    """Gradient descent with momentum.
+    """Return the updates of gradient descent with momentum.
 
     ``v := momentum * v - learning_rate * g``, ``p := p + v``
 
@@ -113,7 +113,7 @@ def momentum(loss_or_grads: Any, params: Any, learning_rate: Any, momentum: Any 
     params : iterable of shared variables
         The parameters to train; all of one floating-point dtype.
     learning_rate : float or symbolic scalar
-        The step size. A shared variable must be changed on every rank: ``synk.broadcast(learning_rate, value)``.
+        The step size. If it is a shared variable, change it on every rank: ``synk.broadcast(learning_rate, value)``.
     momentum : float or symbolic scalar
         The fraction of the velocity v that is kept, from 0 to 1.
 
@@ -132,7 +132,7 @@ def momentum(loss_or_grads: Any, params: Any, learning_rate: Any, momentum: Any 
         If the parameters differ in dtype, a gradient's dtype differs from its parameter's, or a parameter is not a
         shared variable.
     ValueError
-        If there is no parameter, or the number of gradients differs from that of the parameters.
+        If ``params`` is empty, or the number of gradients differs from the number of parameters.
 
     References
     ----------
@@ -154,9 +154,11 @@ def momentum(loss_or_grads: Any, params: Any, learning_rate: Any, momentum: Any 
 
 
 def nesterov_momentum(loss_or_grads: Any, params: Any, learning_rate: Any, momentum: Any = 0.9) -> Divided:
-    """Gradient descent with Nesterov's momentum, evaluated at the present parameters.
+    """Return the updates of gradient descent with Nesterov's momentum.
 
     ``v := momentum * v - learning_rate * g``, ``p := p + momentum * v - learning_rate * g``
+
+    In this form the gradient is that at the present parameters.
 
     Parameters
     ----------
@@ -165,7 +167,7 @@ def nesterov_momentum(loss_or_grads: Any, params: Any, learning_rate: Any, momen
     params : iterable of shared variables
         The parameters to train; all of one floating-point dtype.
     learning_rate : float or symbolic scalar
-        The step size. A shared variable must be changed on every rank: ``synk.broadcast(learning_rate, value)``.
+        The step size. If it is a shared variable, change it on every rank: ``synk.broadcast(learning_rate, value)``.
     momentum : float or symbolic scalar
         The fraction of the velocity v that is kept, from 0 to 1.
 
@@ -184,7 +186,7 @@ def nesterov_momentum(loss_or_grads: Any, params: Any, learning_rate: Any, momen
         If the parameters differ in dtype, a gradient's dtype differs from its parameter's, or a parameter is not a
         shared variable.
     ValueError
-        If there is no parameter, or the number of gradients differs from that of the parameters.
+        If ``params`` is empty, or the number of gradients differs from the number of parameters.
 
     References
     ----------
@@ -206,8 +208,8 @@ def nesterov_momentum(loss_or_grads: Any, params: Any, learning_rate: Any, momen
     new = keep * velocity - rate * flat.vector
     updates = OrderedDict([(velocity, new)])
     for param, shape, g, v in zip(flat.params, flat.shapes, flat.pieces(flat.vector), flat.pieces(new)):
-        # The compiler vectorizes a loop over three arrays, but not one over five: the two reshapes keep Theano from
-        # fusing both loops.
+        # The two reshapes keep Theano from fusing both loops: the compiler vectorizes a loop over three arrays, but not
+        # one over five.
         descended = reshaped_like((param - rate * g).flatten(), shape, param)
         updates[param] = descended + keep * v
     return flat.updates, updates, flat.vector

@@ -1,8 +1,9 @@
-"""Division of any update rule in two parts, with an all-reduce of the gradients between them.
+"""Split any update rule into two parts, for an all-reduce of the gradients between them.
 
-A rule that was not written for this gets stand-in variables instead of the gradients. In its result they are replaced
-by the variables that hold the reduced gradients. Rules take a list of gradients, or a loss that they differentiate: for
-these the loss is the sum of the products of stand-ins and parameters, whose gradients are the stand-ins.
+If a rule was not written for this package, it is applied to stand-in variables instead of the gradients. In the
+resulting updates, the stand-ins are replaced by the variables that hold the reduced gradients. A rule takes a list of
+gradients, or a loss that it differentiates. For the latter, the stand-in loss is the sum of the products of stand-ins
+and parameters, so that its gradients are the stand-ins.
 """
 
 import contextlib
@@ -19,17 +20,19 @@ from synkhronos.extensions.updates.flat import Divided, FlatGradient, gradients,
 
 
 def divide(rule: Union[str, Callable[..., Any]], loss: Any, params: Any, *args: Any, **kwargs: Any) -> Divided:
-    """Apply a rule, and return the updates of the gradients and those of the parameters.
+    """Apply an update rule, and split its updates into those of the gradients and those of the parameters.
 
     Parameters
     ----------
     rule : str or callable
         The name of a rule of `synkhronos.extensions.updates`, or a callable that takes
-        ``(loss or gradients, params, *args, **kwargs)`` and returns updates: a dict or pairs of shared variable and
-        expression, as Lasagne's rules and most others do, or what the rules of `synkhronos.extensions.updates` return.
-        It may use a loss for its gradients only.
+        ``(loss or gradients, params, *args, **kwargs)``. It returns updates as a dict, or as pairs of shared variable
+        and expression, like Lasagne's rules and most others. Or it returns the same three values as the rules of
+        `synkhronos.extensions.updates`. It may use a loss only to differentiate it.
     loss : scalar expression, or list of gradients
     params : iterable of shared variables
+    *args, **kwargs
+        Further arguments of the rule.
 
     Returns
     -------
@@ -40,15 +43,15 @@ def divide(rule: Union[str, Callable[..., Any]], loss: Any, params: Any, *args: 
     Raises
     ------
     TypeError
-        If the rule returns something else, does not take these arguments, or uses the value of the loss.
+        If the rule returns anything else, does not take these arguments, or uses the value of the loss.
     ValueError
-        If there is no rule of that name.
+        If there is no rule of this name.
     """
     rule = _found(rule)
     _check_arguments(rule, loss, params, args, kwargs)
     params = shared_list(params)
     stand_ins = [param.type() for param in params]
-    # NaN, so that a use of its value that the check below misses shows in the results
+    # add NaN: if a rule uses the value, and the check below misses that, the results show it
     stand_in_loss = sum((param * grad).sum() for param, grad in zip(params, stand_ins)) + np.nan
     try:
         result = rule(stand_in_loss, params, *args, **kwargs)
@@ -100,7 +103,7 @@ def _is_pair(item: Sequence[Any]) -> bool:
 
 
 def _uses_value(expressions: Sequence[Any], loss: Any) -> bool:
-    """Return whether more than the shape of a loss is used; gradients start with ones of its shape."""
+    """Return whether expressions use the value of a loss. Its shape may be used, because gradients start with ones."""
     seen, waiting = set(), list(expressions)
     while waiting:
         var = waiting.pop()
@@ -120,7 +123,7 @@ def _uses_value(expressions: Sequence[Any], loss: Any) -> bool:
 
 
 def _found(rule: Any) -> Callable[..., Any]:
-    """Return the rule of this name, or the rule itself."""
+    """Return the rule with the given name; if ``rule`` is a callable, return it."""
     from synkhronos.extensions import updates
 
     rules = [name for name in updates.__all__ if not name.startswith("apply_")]
