@@ -1,7 +1,7 @@
-"""Checkpoints: save every rank's values of shared variables to a file, and load them.
+"""Save every rank's values of shared variables to a checkpoint file, and load them.
 
-The file is a NumPy ``.npz`` archive with one array for each variable and rank, named ``<position>/<rank>``; nothing in
-it is pickled. It is written under another name, flushed to the disk, and then renamed. So whatever ends the process,
+The file is a NumPy ``.npz`` archive with one array for each variable and rank, named ``<position>/<rank>``. Nothing in
+it is pickled. It is written under another name, flushed to the disk, and then renamed. So whenever the process ends,
 the path holds either the complete old checkpoint or the complete new one.
 """
 
@@ -36,10 +36,11 @@ def save(path: Path, shared_vars: Any) -> None:
     Parameters
     ----------
     path : str or path
-        An existing file is replaced, atomically. While saving, there is also ``<path>.partial`` next to it. An older
-        file of that name is removed, and no symbolic link is followed.
+        The file. An existing file is replaced atomically. The data are first written to ``<path>.partial``; an older
+        file or symbolic link of this name is removed.
     shared_vars : shared variable or list
-        Used by functions of the session; of any dtype and shape. Shapes may differ between ranks.
+        The variables, which functions of the session must use. They may have any dtype and shape, and shapes may differ
+        between ranks.
 
     Raises
     ------
@@ -47,7 +48,7 @@ def save(path: Path, shared_vars: Any) -> None:
         If the file cannot be written, for example because the disk is full. An older checkpoint stays, and no partial
         file is left. The message names the file and the reason.
     TypeError, ValueError, SessionError
-        As `synkhronos.get_value`.
+        As in `synkhronos.get_value`.
 
     Examples
     --------
@@ -64,7 +65,7 @@ def save(path: Path, shared_vars: Any) -> None:
     target = os.fsdecode(path)
     partial = f"{target}.partial"
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(partial)  # a file that a killed process left, or a link, which would be followed
+        os.unlink(partial)  # a file that a killed process left, or a symbolic link
     made: list[Any] = []
     try:
         with deferred_interrupts():
@@ -101,7 +102,7 @@ def save(path: Path, shared_vars: Any) -> None:
 def load(path: Path, shared_vars: Any) -> None:
     """Set shared variables on every rank to the values in a file that `save` wrote.
 
-    A session may have another number of ranks than the saved one if the values were equal on all ranks.
+    If the saved values were equal on all ranks, the session may have another number of ranks.
 
     Parameters
     ----------
@@ -113,12 +114,12 @@ def load(path: Path, shared_vars: Any) -> None:
     Raises
     ------
     SessionError
-        Without a session.
+        If there is no session.
     OSError
         If the file does not exist or cannot be read.
     ValueError
-        If the file is damaged or not a checkpoint, or holds other variables, or the number of ranks differs and the
-        values differ between ranks. Nothing is changed. The message names the file and the reason.
+        If the file is damaged, is not a checkpoint, or holds other variables. Also if the number of ranks differs and
+        the saved values differ between ranks. No variable is changed. The message names the file and the reason.
 
     Examples
     --------
@@ -165,11 +166,11 @@ def load(path: Path, shared_vars: Any) -> None:
 
 
 def _read(path: Path) -> tuple[dict[tuple[int, int], np.ndarray], int]:
-    """Return every array of a checkpoint, by position and rank, and the number of ranks."""
+    """Return all arrays of a checkpoint, by (position, rank), and the number of ranks."""
     path = os.fsdecode(path)
-    with deferred_interrupts():  # an interrupt when the opener returns would leak the descriptor
+    with deferred_interrupts():  # an interrupt between the opener and `open` would leak the descriptor
         opened = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
-    with opened as file:  # it may be a pipe
+    with opened as file:  # may be a pipe, which O_NONBLOCK opens without waiting for a writer
         try:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise ValueError("it is not a regular file")
@@ -183,7 +184,7 @@ def _read(path: Path) -> tuple[dict[tuple[int, int], np.ndarray], int]:
                 raise ValueError(f"it holds {n_entries} arrays of {n_variables} variables; another number was saved")
         except MemoryError:
             raise
-        except Exception as error:  # zipfile, zlib and NumPy raise a dozen classes for damaged files
+        except Exception as error:  # for damaged files, zipfile, zlib and NumPy raise a dozen classes of exceptions
             let_interrupts_pass(error)
             if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
                 raise
@@ -193,12 +194,12 @@ def _read(path: Path) -> tuple[dict[tuple[int, int], np.ndarray], int]:
 
 
 def _comment(n_variables: int, n_arrays: int) -> bytes:
-    """Return the archive's comment, with the number of entries: zipfile does not notice entries that are missing."""
+    """Return the archive's comment, which has the number of entries, because zipfile does not detect missing ones."""
     return f"synkhronos: {n_variables} variables, {n_arrays} arrays".encode()
 
 
 def _place(name: str) -> tuple[int, int]:
-    """Return the position and the rank of an array, by its name."""
+    """Return the position and the rank of an array from its name in the archive."""
     position, _, rank = name[: -len(".npy")].partition("/")
     if not (position.isdecimal() and rank.isdecimal() and name == f"{int(position)}/{int(rank)}.npy"):
         raise ValueError(f"it holds {name!r}")
@@ -206,7 +207,7 @@ def _place(name: str) -> tuple[int, int]:
 
 
 def _array(contents: bytes) -> np.ndarray:
-    """Return a view of the array in a ``.npy`` file, whose bytes zipfile has checked."""
+    """Return the array in the bytes of a ``.npy`` file, as a view of them; zipfile has verified their checksum."""
     file = io.BytesIO(contents)
     if npy.read_magic(file) != (1, 0):
         raise ValueError("it holds an array that is not in NumPy's format for numbers")

@@ -1,7 +1,7 @@
-"""Learning rate schedules as shared scalars: linear scaling and warm-up, for minibatches that grow with the ranks.
+"""Learning rate schedules: linear scaling and warm-up, for minibatches that grow with the number of ranks.
 
-With k times the rows in a minibatch, the learning rate is multiplied by k; in the first steps it rises to that value
-from the original one (P. Goyal et al. (2017), Accurate, large minibatch SGD: training ImageNet in 1 hour,
+If a minibatch has k times as many rows, the learning rate is multiplied by k. In the first steps it rises from the
+original value to the new one (P. Goyal et al. (2017), Accurate, large minibatch SGD: training ImageNet in 1 hour,
 arXiv:1706.02677).
 """
 
@@ -16,7 +16,7 @@ __all__ = ["Schedule", "linear_scaling", "warm_up"]
 
 
 def linear_scaling(rate: float, factor: float) -> float:
-    """Scale a learning rate for a minibatch that is ``factor`` times as large: ``rate * factor``.
+    """Return the learning rate for a minibatch that is ``factor`` times as large: ``rate * factor``.
 
     Parameters
     ----------
@@ -51,17 +51,17 @@ def linear_scaling(rate: float, factor: float) -> float:
 
 
 def warm_up(rate: float, factor: float, n_steps: int) -> Callable[[int], float]:
-    """Let a learning rate rise to ``rate * factor``, by the same amount in each of the first ``n_steps`` steps.
+    """Make a schedule that raises a learning rate linearly to ``rate * factor`` in the first ``n_steps`` steps.
 
     Parameters
     ----------
     rate : float
         The learning rate of the first step, which is that of the original minibatch.
     factor : float
-        The new number of rows divided by the original one: the number of ranks, if each has as many rows as the serial
-        program.
+        The new number of rows divided by the original one. If each rank has as many rows as the serial program, this is
+        the number of ranks.
     n_steps : int
-        The number of steps of the rise. Goyal et al. use those of five epochs.
+        The number of steps in which the rate rises. Goyal et al. use the number of steps in five epochs.
 
     Returns
     -------
@@ -90,16 +90,16 @@ def warm_up(rate: float, factor: float, n_steps: int) -> Callable[[int], float]:
 
 
 class Schedule:
-    """A learning rate that changes from step to step, the same on every rank.
+    """Learning rate in a shared variable, which changes from step to step and is the same on every rank.
 
     Parameters
     ----------
     rate : callable
-        ``rate(step)`` is the learning rate of a step, as `warm_up` returns it.
+        ``rate(step)`` returns the learning rate of a step, as the result of `warm_up` does.
     step : int
-        The first step: more than 0 if a training is continued.
+        The number of the first step; more than 0 if a training is continued.
     dtype : str
-        That of the parameters.
+        The dtype of the parameters.
 
     Attributes
     ----------
@@ -130,12 +130,12 @@ class Schedule:
         return f"<synkhronos Schedule: {self._rate(self.step):g} in step {self.step}>"
 
     def advance(self) -> None:
-        """Go to the next step, and set the learning rate on every rank if it changes.
+        """Advance to the next step, and set the learning rate on every rank if it changes.
 
         Raises
         ------
         SessionError
-            Without a session, if the learning rate changes; then the step does not change.
+            If the learning rate changes and there is no session; then the step stays the same.
         WorkerError
             If a rank fails.
 

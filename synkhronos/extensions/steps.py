@@ -1,11 +1,10 @@
 """Training steps as callables, and helpers for their inputs and for weighted losses.
 
-Inputs are single arrays or lists, and hyperparameters by name. In a weighted loss such as ``(m * l).sum() / m.sum()``,
-the weight of a rank is its sum of weights. Loss and gradients are multiplied by the mean weight of a data point on the
-rank, or slice, so that averages by numbers of data points add up. The mean weight is averaged, too, and divides the
-results in the end. Where the weight is 0, values are replaced by 0 rather than multiplied, because 0 · NaN is NaN.
-Where the weight is invalid, the update function leaves everything unchanged; it runs before the controller sees the
-weights.
+In a weighted loss such as ``(m * l).sum() / m.sum()``, the weight of a rank is its sum of weights, but averages weight
+ranks by their numbers of data points. So loss and gradients are multiplied by the mean weight of a data point on the
+rank, or in the slice. This mean weight is averaged, too, and divides the results in the end. Where it is 0, values are
+replaced by 0 instead of multiplied, because 0 · NaN is NaN. Where it is invalid, the update function leaves everything
+unchanged, because it runs before the controller can check the weights.
 """
 
 from collections import OrderedDict
@@ -20,7 +19,13 @@ from synkhronos._backends import Constant, SharedVariable, T, leaves_of
 
 
 def free(expressions: Any, inputs: Sequence[Any], givens: Any) -> list[Any]:
-    """Return the symbolic variables in expressions that have no value yet, each with a unique name."""
+    """Return the symbolic variables in expressions that are neither inputs nor replaced; each must have a unique name.
+
+    Raises
+    ------
+    TypeError
+        If a variable has no name, or a name is not unique or that of a parameter of the call.
+    """
     replaced = dict(givens or ())
     found = [var for var in leaves_of([*expressions, *replaced.values()], list(replaced)) if var.owner is None]
     known = {*inputs, *replaced}
@@ -36,7 +41,7 @@ def free(expressions: Any, inputs: Sequence[Any], givens: Any) -> list[Any]:
 
 
 def check_names(given: dict[str, Any], names: Any) -> None:
-    """Raise `TypeError` unless there is a value for each hyperparameter, and for nothing else."""
+    """Raise `TypeError` unless the given names are those of the hyperparameters."""
     if set(given) != set(names):
         raise TypeError(
             f"got the keyword arguments {sorted(given)}; expected {sorted(names)}, the names of the symbolic "
@@ -50,12 +55,12 @@ def listed(one_or_more: Any) -> list[Any]:
 
 
 def rows(batch: Any) -> Any:
-    """Return the index of a batch: an int counts rows, everything else is an index already."""
+    """Return the index of a batch: for an int, a slice of the first rows; anything else is an index already."""
     return slice(batch) if isinstance(batch, Integral) else batch
 
 
 def flatten(pair: Any, structure: Any) -> list[Any]:
-    """Return the inputs in `pair` as a list; where `structure` has a list, `pair` must have one of that length."""
+    """Return the inputs in ``pair`` as a flat list; where ``structure`` has a list, ``pair`` must have one as long."""
     inputs: list[Any] = []
     for item, pattern, name in zip(pair, structure, ("x_data", "y_data")):
         if not isinstance(pattern, (list, tuple)):
@@ -71,7 +76,7 @@ def flatten(pair: Any, structure: Any) -> list[Any]:
 
 
 def per_point(weights: Any, data: Any) -> Any:
-    """Return the mean weight of a data point of a rank or slice."""
+    """Return the mean weight of a data point on a rank or in a slice."""
     weights = T.as_tensor_variable(weights)
     if weights.ndim:
         raise TypeError(f"weights has {weights.ndim} dimensions; expected a scalar expression, such as mask.sum()")
@@ -79,12 +84,12 @@ def per_point(weights: Any, data: Any) -> Any:
 
 
 def times(weight: Any, value: Any, dtype: str) -> Any:
-    """Multiply a value by a weight; the result is 0 where the weight is 0, whatever the value."""
+    """Multiply a value by a weight; the result is 0 where the weight is 0, even if the value is NaN or infinite."""
     return T.switch(T.eq(weight, 0), np.zeros((), dtype), weight.astype(dtype) * value)
 
 
 def not_negative(weight: Any) -> Any:
-    """Return a weight, or NaN where it is negative, which no average hides."""
+    """Return a weight, or NaN where it is negative, because an average of NaN is always NaN."""
     return T.switch(T.lt(weight, 0), np.nan, weight)
 
 
@@ -94,7 +99,13 @@ def where_valid(weight: Any, new: Any, old: Any) -> Any:
 
 
 def weighted(loss: Any, weight: Any, lowest: Any) -> Any:
-    """Divide the loss by the mean weight of a data point, after checking it."""
+    """Divide the loss by the mean weight of a data point.
+
+    Raises
+    ------
+    ValueError
+        If the mean weight is not positive and finite, or the lowest weight is negative or NaN.
+    """
     if not np.isfinite(weight) or not lowest >= 0 or not weight > 0:
         raise ValueError(
             f"weights have the mean {weight:g} for each data point, and the lowest is {lowest:g}; expected finite "
@@ -107,12 +118,12 @@ def weighted(loss: Any, weight: Any, lowest: Any) -> Any:
 
 
 class ExactTrainFunction:
-    """A training step on all ranks as one exact function; made by `make_train_function`.
+    """Training step on all ranks as one exact function, as `make_train_function` returns it.
 
     Attributes
     ----------
     function : Function
-        Computes the loss and changes the parameters. Symbolic hyperparameters are inputs of it, too.
+        Computes the loss and changes the parameters. Symbolic hyperparameters are further inputs of it.
 
     Examples
     --------
@@ -144,9 +155,9 @@ class ExactTrainFunction:
         Parameters
         ----------
         x_data, y_data : Data or array_like, of shape ``(n, ...)``
-            Scattered over the ranks along axis 0. Lists where the variables were lists.
+            The data, scattered over the ranks along axis 0. Lists if the variables were lists.
         batch : int, slice, or list / 1-d array of integers or booleans, optional
-            The rows of the minibatch: the first ones, a range, or an index list. Default: all.
+            The rows of the minibatch: the number of first rows, a range, or an index list. Default: all rows.
         num_slices : int
             The number of slices in which each rank computes its shard, to save memory.
         **hyperparameters
@@ -160,9 +171,9 @@ class ExactTrainFunction:
         Raises
         ------
         SessionError
-            Without a session.
+            If there is no session.
         TypeError
-            If a hyperparameter is missing, or there is none of that name.
+            If a hyperparameter is missing, or a keyword argument is not the name of one.
         ValueError
             If there are no data points; the parameters are not changed.
         WorkerError
@@ -186,16 +197,16 @@ class ExactTrainFunction:
 
 
 class TrainFunction:
-    """A step of synchronous gradient descent on all ranks; made by `make_train_function`.
+    """Step of synchronous gradient descent on all ranks, as `make_train_function` returns it.
 
     Attributes
     ----------
     gradient : Function
         Computes the loss, and writes each rank's gradients to `grad_shared`.
     update : Function
-        Changes the parameters on every rank. Symbolic hyperparameters are inputs of it; it has no outputs.
+        Changes the parameters on every rank. Its inputs are the rule's symbolic hyperparameters; it has no outputs.
     grad_shared : shared variable, or list of them
-        After a call: the gradient of the full minibatch, on every rank.
+        After a call, the gradient of the full minibatch on every rank.
 
     Examples
     --------
@@ -235,9 +246,9 @@ class TrainFunction:
         Parameters
         ----------
         x_data, y_data : Data or array_like, of shape ``(n, ...)``
-            Scattered over the ranks along axis 0. Lists where the variables were lists.
+            The data, scattered over the ranks along axis 0. Lists if the variables were lists.
         batch : int, slice, or list / 1-d array of integers or booleans, optional
-            The rows of the minibatch: the first ones, a range, or an index list. Default: all.
+            The rows of the minibatch: the number of first rows, a range, or an index list. Default: all rows.
         num_slices : int
             The number of slices in which each rank computes its shard, to save memory.
         **hyperparameters
@@ -252,9 +263,9 @@ class TrainFunction:
         Raises
         ------
         SessionError
-            Without a session.
+            If there is no session.
         TypeError
-            If a hyperparameter is missing, or there is none of that name.
+            If a hyperparameter is missing, or a keyword argument is not the name of one.
         ValueError
             If there are no data points, or the weights are not finite, negative, or all 0; the parameters are not
             changed.

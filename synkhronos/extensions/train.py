@@ -1,8 +1,8 @@
-"""Training steps in one call, on all ranks or in plain Theano.
+"""Make training steps: on all ranks, or in this process alone as a plain function of Theano or PyTensor.
 
-A step on all ranks consists of three commands, which are sent in one message: the gradient function on scattered data,
-an all-reduce of the gradients, and the update function. The all-reduce is weighted by the number of data points that
-each rank computed, so the step is equal to the serial one for any split of the data.
+A step on all ranks consists of three commands in one message: the gradient function on scattered data, an all-reduce of
+the gradients, and the update function. The all-reduce weights each rank by its number of data points. So the step is
+the same as in the serial program, however the data are divided.
 """
 
 from collections import OrderedDict
@@ -33,17 +33,17 @@ def make_train_function(
     exact: bool = False,
     **kwargs: Any,
 ) -> Union[TrainFunction, ExactTrainFunction]:
-    """Make a function that trains on all ranks as one process would train on the full minibatch.
+    """Make a training step on all ranks, equal to a step of one process on the full minibatch.
 
-    The step is synchronous data-parallel gradient descent: each rank computes the gradients of its shard, an all-reduce
-    averages them by ``sum(n_k * g_k) / sum(n_k)``, with ``n_k`` the data points of rank k, and every rank makes the
-    same update of its copy of the parameters. It is called in the controller and acts on all ranks.
+    The step is synchronous data-parallel gradient descent. Each rank computes the gradients of its shard. An all-reduce
+    averages them by ``sum(n_k * g_k) / sum(n_k)``, where ``n_k`` is the number of data points of rank k. Then every
+    rank makes the same update of its copy of the parameters. Call the step in the controller; it runs on all ranks.
 
     Parameters
     ----------
     loss : scalar expression
-        A mean over the data points, plus terms of the parameters alone if any. It must not be a sum, because the ranks'
-        losses and gradients are averaged.
+        A mean over the data points, plus terms that depend only on the parameters. It must not be a sum, because the
+        ranks' losses and gradients are averaged.
     params : list of shared variables
         The parameters to train. They must be equal on all ranks at the start, as they are after
         `synkhronos.distribute`.
@@ -52,20 +52,20 @@ def make_train_function(
     update_rule : str or callable
         A rule of `synkhronos.extensions.updates`, or its name, or a rule of Lasagne, or another callable that takes
         ``(loss or gradients, params, *args, **kwargs)`` and returns updates. Its symbolic variables, such as a learning
-        rate, become inputs of the step, by their names.
+        rate, become keyword arguments of the step, by their names.
     *args
         Further arguments of the rule.
     givens : dict or list of pairs, optional
-        As for `theano.function`: replacements in the loss and the gradients.
+        Replacements in the loss and the gradients, as for `theano.function`.
     mode : str or Mode, optional
         As for `theano.function`.
     weights : scalar expression, optional
-        The divisor of the loss, if that is not the number of data points: ``m.sum()`` for ``(m * l).sum() / m.sum()``.
-        Where it is 0, neither loss nor gradients count, NaNs included.
+        The divisor of the loss, if it is not the number of data points: ``m.sum()`` for ``(m * l).sum() / m.sum()``.
+        If it is 0 on a rank or in a slice, loss and gradients from there are ignored, even if they are NaN.
     exact : bool
-        Make the step one exact function (docs/exact.md): the serial step for any loss, such as one with batch
-        normalization over the full minibatch, sums, or masks. It takes no `weights`, and draws random numbers as the
-        serial program does.
+        Make the step one exact function (docs/exact.md). It equals the serial step for any loss, such as one with batch
+        normalization over the full minibatch, sums, or masks. It takes no `weights`, and draws the random numbers of
+        the serial program.
     **kwargs
         Further keyword arguments of the rule.
 
@@ -77,10 +77,10 @@ def make_train_function(
     Raises
     ------
     SessionError
-        Without a session.
+        If there is no session.
     TypeError, ValueError
-        If there is no such rule, it does not take these arguments or cannot be divided, a symbolic variable has no
-        name, or `weights` are given with ``exact``.
+        If there is no such rule, it does not take these arguments or cannot be split into two parts, a symbolic
+        variable has no name, or `weights` are given with ``exact``.
 
     Examples
     --------
@@ -99,7 +99,7 @@ def make_train_function(
     if exact:
         if weights is not None:
             raise ValueError("exact=True: the step is the serial one by itself; leave out weights")
-        # The gradients need no variable between two functions: the rule reads the expressions.
+        # Replace the variables between two functions by the gradients themselves, because there is only one function.
         replaced = [*dict(givens or ()).items(), *grad_updates.items()]
         return ExactTrainFunction(loss, param_updates, inputs, (x, y), givens=replaced, mode=mode)
     outputs, weight = loss, None
@@ -136,9 +136,9 @@ def make_train_function_theano(
     weights: Optional[Any] = None,
     **kwargs: Any,
 ) -> Callable[..., Any]:
-    """Make the same training step for this process alone, as one plain function of Theano or PyTensor.
+    """Make a training step for this process alone, as a plain function of Theano or PyTensor.
 
-    It needs no session.
+    The step is that of `make_train_function`, and needs no session.
 
     Parameters
     ----------
@@ -153,11 +153,11 @@ def make_train_function_theano(
     *args
         Further arguments of the rule.
     givens : dict or list of pairs, optional
-        As for `theano.function`: replacements in the loss and the gradients.
+        Replacements in the loss and the gradients, as for `theano.function`.
     mode : str or Mode, optional
         As for `theano.function`.
     weights : scalar expression, optional
-        No effect: the loss is divided by them already.
+        No effect, because the loss is already divided by them.
     **kwargs
         Further keyword arguments of the rule.
 
@@ -170,8 +170,8 @@ def make_train_function_theano(
     Raises
     ------
     TypeError, ValueError
-        If there is no such rule, it does not take these arguments or cannot be divided, or a symbolic variable has no
-        name.
+        If there is no such rule, it does not take these arguments or cannot be split into two parts, or a symbolic
+        variable has no name.
 
     Examples
     --------
@@ -184,7 +184,7 @@ def make_train_function_theano(
     2.00 0.32
     """
     grad_updates, param_updates, _ = divide(update_rule, loss, params, *args, **kwargs)
-    # The gradients need no variable between two functions here: the rule reads the expressions.
+    # Replace the variables between two functions by the gradients themselves, because there is only one function.
     replaced = [*dict(givens or ()).items(), *grad_updates.items()]
     inputs = flatten((x, y), (x, y))
     others = free([loss, *grad_updates.values(), *param_updates.values()], inputs, givens)
