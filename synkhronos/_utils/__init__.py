@@ -1,1 +1,1 @@
-"""Helpers that know nothing of sessions: interrupts, threads, progress, row arithmetic, display, rendezvous."""
+"""Helpers that do not depend on a session: interrupts, threads, progress bars, row arithmetic, display, rendezvous."""

@@ -1,4 +1,4 @@
-"""Run a function in a thread that its starter can wait for and stop, and be interrupted at any instant."""
+"""Run a function in a background thread that can be waited for and stopped, safely under signal handlers."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ from typing import Any, Callable
 
 from synkhronos._utils.interrupts import deferred_interrupts
 
-_SECONDS = 1.0  # between two exceptions that are sent to stop a thread
+_SECONDS = 1.0  # time between two exceptions that are sent to stop a thread
 
 
 class Background:
     """Function that runs once, in another thread.
 
-    `threading.Event`, `Thread.start` and `Thread.join` are not safe when the handler of a signal raises in the thread
-    that waits in them: a lock may stay taken, or a running thread may count as ended.
+    Unlike `threading.Event`, `Thread.start` and `Thread.join`, its methods are safe when a signal handler raises in the
+    thread that calls them. With those of `threading`, a lock may stay locked, or a running thread may count as ended.
+
+    Only one thread may wait at a time.
 
     Parameters
     ----------
     work : callable
+        Function to run.
     name : str
         Name of the thread.
     daemon : bool
@@ -36,29 +39,33 @@ class Background:
         self._thread = threading.Thread(target=self._run, name=name, daemon=daemon)
 
     def start(self) -> None:
+        """Start the thread."""
         with deferred_interrupts():
             self._thread.start()
 
     def _run(self) -> None:
         try:
             try:
-                self._begun = True  # from here on an exception is caught
+                self._begun = True  # from here on, `stop` may send exceptions: they are caught
                 if self._cancelled:
                     raise KeyboardInterrupt
                 self._result = self._work()
             except BaseException as error:
                 self._error = error
             with self._state_lock:
-                self._over = True  # no exception is sent from here on
-        except BaseException as error:  # an exception that was sent just before
+                self._over = True  # from here on, `stop` sends no exceptions
+        except BaseException as error:  # an exception that `stop` sent just before
             self._error = error
         finally:
             self._over = True
             self._ended.release()
 
     def wait(self, seconds: float = -1) -> bool:
-        """Wait at most ``seconds`` (-1: no limit) until the work is over; return whether it is."""
-        if self._thread.ident is None:  # it has not started
+        """Wait at most ``seconds`` (-1: no limit) until the function has ended; return whether it has.
+
+        The result is also ``True`` if the thread was not started.
+        """
+        if self._thread.ident is None:
             return True
         if not self._over:
             self._ended.acquire(timeout=seconds)
@@ -68,10 +75,10 @@ class Background:
         return self._over
 
     def stop(self) -> None:
-        """Raise `KeyboardInterrupt` in the thread, and wait until it has ended; meanwhile signals are deferred.
+        """Raise `KeyboardInterrupt` in the thread, and wait until the thread has ended. Signals are deferred meanwhile.
 
-        The exception is sent repeatedly, because Python drops exceptions in finalizers. A thread that has not begun its
-        work raises the exception itself: a sent one would end the thread without any report.
+        The exception is sent repeatedly, because Python drops exceptions that occur in finalizers. A thread that has
+        not begun to run the function raises the exception itself, because a sent one would not be caught.
         """
         with deferred_interrupts():
             self._cancelled = True
@@ -86,11 +93,11 @@ class Background:
                     return
 
     def outcome(self) -> Any:
-        """Return the result of the work, once it is over; raise the exception that it raised."""
+        """Return the result of the function after it has ended, or raise the exception that it raised."""
         if self._error is None:
             return self._result
         error, self._error = self._error, None
         try:
             raise error
         finally:
-            del error  # it refers to this frame
+            del error  # its traceback refers to this frame

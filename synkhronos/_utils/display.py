@@ -1,4 +1,4 @@
-"""Help for interactive users: errors for unknown arguments, tables for notebooks, names for `dir`."""
+"""Display for interactive users: errors for unknown arguments, text and HTML tables, names for `dir`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from html import escape
 
 
 def unknown_keyword(function: str, name: str, known: Sequence[str]) -> TypeError:
-    """Return the error for an argument that a function does not have.
+    """Return the error for an unknown keyword argument; it suggests arguments with similar names.
 
     Parameters
     ----------
     function : str
-        Name of the function that the user called.
+        Name of the function that the user has called.
     name : str
-        Name of the argument that was given.
+        Name of the unknown argument.
     known : sequence of str
         Names of the function's arguments.
     """
@@ -25,13 +25,13 @@ def unknown_keyword(function: str, name: str, known: Sequence[str]) -> TypeError
 
 
 def text_table(lines: Sequence[Sequence[str]]) -> str:
-    """Return a table as text. The first column is left-aligned, the others right-aligned."""
+    """Format a table as text. The first column is left-aligned, the others are right-aligned."""
     widths = [max(map(len, column)) for column in zip(*lines)]
     return "\n".join("  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines)
 
 
 def html_table(lines: Iterable[Sequence[object]], title: str = "") -> str:
-    """Return an HTML table; the first line is the head. The first column is left-aligned, the others right-aligned."""
+    """Format a table as HTML; the first line is the head. Columns are aligned as in `text_table`."""
     head, *body = (
         "".join(
             f'<{tag} style="text-align: {"right" if column else "left"}">{escape(str(cell))}</{tag}>'
@@ -51,5 +51,5 @@ def _tags() -> Iterable[str]:
 
 
 def public_names(one: object, *internal: str) -> list[str]:
-    """Return the attributes of an object that are for users: no leading underscore, and not among ``internal``."""
+    """Return the public attributes of an object: no leading underscore, and not among ``internal``."""
     return [name for name in object.__dir__(one) if not name.startswith("_") and name not in internal]

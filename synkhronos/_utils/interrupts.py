@@ -1,18 +1,18 @@
-"""Defer signals whose Python handlers may raise, around the few instructions that must not be interrupted.
+"""Defer signal handlers around code that must not be interrupted, and detect the exceptions that handlers raise.
 
-Python runs the handlers of signals in its main thread, between any two instructions, and their exceptions appear
+Python runs signal handlers in its main thread, between any two bytecode instructions. Their exceptions are raised
 there: `KeyboardInterrupt` for Ctrl-C, and those of a program's own handlers of SIGALRM, SIGTERM, … Nearly all code of
-this package may be left at any point. The rest runs in a block of `deferred_interrupts`.
+this package may be interrupted at any point. The rest runs in a block of `deferred_interrupts`.
 
-`FinalizerQueue` reports which objects have ended, and cannot be interrupted either. An object may end at any moment,
-and a handler may raise at any moment: Python prints and drops the exception of a finalizer, so the memory that the
-finalizer was to free would leak. Therefore no Python code runs when an object ends: C code appends a weak reference,
-which carries a key, to a queue, and the code that acts on it reads the queue when it has time.
+`FinalizerQueue` records which objects have been finalized, and signal handlers cannot interrupt that. An ordinary
+finalizer is not safe: Python prints and drops an exception that a signal handler raises in it, and the memory that it
+should free leaks. Therefore no Python code runs when an object is finalized. C code appends a weak reference, which has
+a key as an attribute, to a queue. Other code reads the queue later, and frees the memory.
 """
 
 from __future__ import annotations
 
-import _signal  # without the conversions to enums of `signal`, which take longer than everything else here
+import _signal  # `signal` converts numbers to enums, which would take longer than all else here
 import functools
 import gc
 import sys
@@ -26,16 +26,17 @@ from synkhronos._native import native
 
 _NUMBERS = range(1, _signal.NSIG)
 
-_FRAMES = 50  # more than the calls in any such block nest
+_FRAMES = 50  # more than the depth of nested calls in any block
 
-# State of the main thread: depth of nested blocks, the handlers that `_note` replaces or has replaced, pending signals.
+# State of the main thread: depth of nested blocks, the program's handlers that `_note` replaces, and pending signals.
 _depth = 0
 _handlers: dict[int, Any] = {}
 _came: list[int] = []
 
 
 def _note(number: int, frame: Any) -> None:
-    if not _depth:  # the block has not begun yet, or has ended
+    """Record a pending signal; the handler of all signals inside a block."""
+    if not _depth:  # the block has not begun yet, or has ended: run the program's handler now
         if number in _handlers:
             _handlers[number](number, frame)
     elif number not in _came:  # pending signals of one number merge, as in the kernel
@@ -43,16 +44,17 @@ def _note(number: int, frame: Any) -> None:
 
 
 def _python_handlers() -> dict[int, Any]:
-    """Return the program's own handlers, by number of the signal."""
+    """Return the program's own handlers, by signal number."""
     found = {number: handler for number in _NUMBERS if callable(handler := _signal.getsignal(number))}
     own = {number: _handlers.get(number) if handler is _note else handler for number, handler in found.items()}
     return {number: handler for number, handler in own.items() if handler is not None}
 
 
 class deferred_interrupts:
-    """Defer the handlers of signals that arrive inside the block until the block ends.
+    """Context manager that defers signal handlers until the end of its block.
 
-    In threads other than the main one there is nothing to defer. A block takes about 10 µs, too much for every call.
+    It has no effect in threads other than the main one, where no handlers run. It takes about 10 µs, too much for each
+    call of a function.
     """
 
     def __enter__(self) -> None:
@@ -64,11 +66,11 @@ class deferred_interrupts:
                 self._replaced = _python_handlers()
                 _handlers.update(self._replaced)
                 notes = dict.fromkeys(self._replaced, _note)
-            _depth += 1  # from here on, handlers can only interrupt the call that replaces them
+            _depth += 1  # from here on, handlers can only interrupt the call of `set_handlers`
             if _depth == 1:
                 try:
                     raised = native.set_handlers(_signal.signal, notes)
-                    if raised:  # exceptions of handlers that were not replaced yet
+                    if raised:  # exceptions of handlers that ran before they were replaced
                         raise raised[-1]
                 except BaseException:
                     self.__exit__()
@@ -79,7 +81,7 @@ class deferred_interrupts:
         if self._deferring:
             raised: list[BaseException] = []
             try:
-                if _depth == 1:  # keep it at 1 while handlers are restored, so that `_note` still defers
+                if _depth == 1:  # stays 1 while handlers are restored, so that `_note` still defers
                     raised = native.set_handlers(_signal.signal, self._replaced)
             finally:
                 _depth -= 1
@@ -90,7 +92,7 @@ class deferred_interrupts:
 
 
 def _handle(frame: Any) -> None:
-    """Handle all pending signals, even if some handlers raise."""
+    """Run the handlers of all pending signals, even if some of them raise."""
     if _came:
         try:
             number = _came.pop(0)
@@ -100,16 +102,17 @@ def _handle(frame: Any) -> None:
 
 
 def handle_interrupts() -> None:
-    """Run the handlers of the signals that are pending inside a block; signals that arrive meanwhile stay deferred."""
+    """Run the handlers of pending signals inside a block; signals that arrive meanwhile are still deferred."""
     if threading.get_ident() == threading.main_thread().ident:
         _handle(sys._getframe(1))
 
 
 def interrupt_behind(error: BaseException) -> BaseException | None:
-    """Return the exception of a signal's handler that ``error`` is, or that caused it; ``None`` if there is none.
+    """Return the exception of a signal handler that is, or has caused, ``error``; ``None`` if there is none.
 
-    The traceback shows it: code that an interrupt leaves may raise another exception on its way out, or the same one
-    again. An exception that a caller of the catching frame is handling is older, and did not cause ``error``.
+    Code that is interrupted may raise another exception while it cleans up, or raise the same one again. The function
+    therefore follows ``__context__``, and looks for the frames of handlers in the tracebacks. It stops at an exception
+    that a caller of the catching frame is handling, because that one is older and has not caused ``error``.
     """
     codes = {_code_of(handler) for handler in _python_handlers().values()} - {None}
     callers = _callers_of(error)
@@ -122,7 +125,7 @@ def interrupt_behind(error: BaseException) -> BaseException | None:
             if trace.tb_frame.f_code in codes:
                 return found
             trace = trace.tb_next
-        if isinstance(found, KeyboardInterrupt):  # Python's own handler is in C, without a frame in the traceback
+        if isinstance(found, KeyboardInterrupt):  # Python's own handler is in C, so it has no frame in the traceback
             return found
         found = found.__context__
     return None
@@ -139,9 +142,9 @@ def _callers_of(error: BaseException) -> list[Any]:
 
 
 def let_interrupts_pass(error: BaseException) -> None:
-    """Raise the exception of a signal's handler again if ``error`` is that, or was caused by it.
+    """Raise the exception of a signal handler again if it is, or has caused, ``error``; otherwise do nothing.
 
-    Call it where code catches every exception and turns it into another one.
+    Call this where code catches all exceptions and converts them to something else.
     """
     interrupt = interrupt_behind(error)
     try:
@@ -152,7 +155,7 @@ def let_interrupts_pass(error: BaseException) -> None:
 
 
 def _code_of(handler: Any) -> Any:
-    """Return the code of a handler written in Python (function, method, callable object, partial), else ``None``."""
+    """Return the code object of a Python handler (function, method, callable object or partial); else ``None``."""
     while isinstance(handler, functools.partial):
         handler = handler.func
     if not hasattr(handler, "__code__") and not hasattr(handler, "__func__"):
@@ -161,7 +164,7 @@ def _code_of(handler: Any) -> Any:
 
 
 def collect_garbage() -> None:
-    """Run the garbage collector with signals deferred: Python drops exceptions that occur in finalizers."""
+    """Run the garbage collector with signals deferred, because Python drops exceptions that occur in finalizers."""
     with deferred_interrupts():
         gc.collect()
 
@@ -175,12 +178,12 @@ class _Ending(weakref.ref):
 
 
 class FinalizerQueue(Generic[_Key]):
-    """Queue of the keys of objects that have ended.
+    """Queue of the keys of objects that have been finalized.
 
     Attributes
     ----------
     waiting : deque
-        Not empty if objects have ended whose keys were not taken yet.
+        Weak references to finalized objects whose keys were not taken yet.
     """
 
     def __init__(self) -> None:
@@ -188,13 +191,16 @@ class FinalizerQueue(Generic[_Key]):
         self.waiting: deque[_Ending] = deque()
 
     def watch(self, thing: Any, key: _Key) -> None:
-        """Record the key when the object ends."""
+        """Append ``key`` to the queue when an object is finalized."""
         ending = _Ending(thing, self.waiting.append)
         ending.key = key
         self._watched[id(ending)] = ending
 
     def take(self) -> Iterator[_Key]:
-        """Yield the keys of objects that have ended; if acting on a key is interrupted, it is yielded again."""
+        """Yield the keys of finalized objects, and remove each from the queue when the next one is requested.
+
+        If an exception interrupts the processing of a key, the next call yields that key again.
+        """
         while self.waiting:
             ending = self.waiting[0]
             yield ending.key

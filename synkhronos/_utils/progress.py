@@ -1,11 +1,11 @@
 """Show a tqdm progress bar for long work, on a terminal or in a notebook; logs and pipes get no output.
 
-A bar appears after `DELAY` seconds and is removed at the end, so short work shows nothing. `progress` updates the
-bar from a thread, because the work may be compiled code that does not return to Python. `counted` is for work that
-forks: it needs no thread, and updates the bar after each part.
+A bar appears after `DELAY` seconds and is removed at the end, so short work shows nothing. `progress` updates the bar
+from a thread, because the work may be compiled code that does not return to Python. `counted` is for work that forks:
+it has no thread, and updates the bar after each part of the work.
 
-Invariant: only the process that made a bar writes it. A process that was forked meanwhile uses neither the bar nor
-tqdm's lock.
+Invariant: only the process that has created a bar writes it. A process that is forked meanwhile uses neither the bar
+nor tqdm's lock.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 DELAY = 2.0  # seconds
 _STEP = 0.5  # seconds between two updates of the bar
 
-_working = threading.local()  # work inside other work shows no bar of its own
+_working = threading.local()  # `is_shown` is set while a bar is shown, so that nested work shows no other bar
 
 
 class Progress:
@@ -38,35 +38,40 @@ class Progress:
     title : str
         Name of the work.
     total : int
-        Number of its parts; 0: unknown.
+        Number of parts of the work; 0: unknown.
+
+    Attributes
+    ----------
+    done : int
+        Number of finished parts. The code that does the work updates it.
     """
 
     def __init__(self, title: str, total: int = 0) -> None:
-        self.done = 0  # number of finished parts, which the worker code updates
+        self.done = 0
         self._title, self._total = title, total
-        self._over = threading.Lock()  # taken until the work is over
+        self._over = threading.Lock()  # locked until the work has ended
         self._over.acquire()
 
     def show(self) -> None:
-        """After `DELAY` seconds show a bar, and remove it when the work is over."""
+        """Show a bar after `DELAY` seconds, update it, and remove it when the work has ended; runs in a thread."""
         with _bar(self._title, self._total, delay=DELAY, mininterval=_STEP, miniters=0) as bar:
             while not self._over.acquire(timeout=_STEP):
                 bar.update(self.done - bar.n)
 
     def end(self) -> None:
-        """End the work."""
+        """Report that the work has ended, which ends `show`."""
         self._over.release()
 
 
 @contextlib.contextmanager
 def progress(title: str, total: int = 0) -> Iterator[Progress]:
-    """Show a bar if the block takes longer than `DELAY`; the block may count finished parts in ``done``."""
+    """Show a bar while the block runs, if it takes longer than `DELAY`; the block may update `Progress.done`."""
     work = Progress(title, total)
     if getattr(_working, "is_shown", False) or not _is_watched():
         yield work
         return
     _working.is_shown = True
-    _kind_of_bar()  # import tqdm here: a process forked in the middle of an import could not import it any more
+    _kind_of_bar()  # import tqdm in this thread: a process that is forked during an import could not import it again
     writer = Background(work.show, "synkhronos progress", daemon=True)
     writer.start()
     try:
@@ -79,7 +84,7 @@ def progress(title: str, total: int = 0) -> Iterator[Progress]:
 
 @contextlib.contextmanager
 def counted(title: str, parts: Sequence[T]) -> Iterator[Iterator[T]]:
-    """Show a bar, without a thread, if the block takes longer than `DELAY` to iterate over the parts."""
+    """Show a bar, without a thread, while the block iterates over parts, if that takes longer than `DELAY`."""
     if not _is_watched():
         yield iter(parts)
         return
@@ -99,7 +104,7 @@ def counted(title: str, parts: Sequence[T]) -> Iterator[Iterator[T]]:
 
 def _bar(title: str, total: int, **options: Any) -> Any:
     form = "{l_bar}{bar}| {n_fmt} of {total_fmt} [{elapsed}<{remaining}]" if total > 1 else "{desc}: {elapsed}"
-    width = shutil.get_terminal_size().columns  # tqdm shows nothing where the terminal's width is unknown
+    width = shutil.get_terminal_size().columns  # tqdm would show nothing where the terminal's width is unknown
     return _kind_of_bar()(
         desc=f"synkhronos: {title}", total=total or None, leave=False, bar_format=form, ncols=width, **options
     )
@@ -107,25 +112,25 @@ def _bar(title: str, total: int, **options: Any) -> Any:
 
 @functools.cache
 def _kind_of_bar() -> Any:
-    from tqdm import tqdm  # imported only if a person watches, because the import takes time
+    from tqdm import tqdm  # imported only if a bar can be shown, because the import takes time
 
     class Bar(tqdm):
-        monitor_interval = 0  # no monitor thread, because processes may be forked
-        _instances: ClassVar[WeakSet[Any]] = WeakSet()  # not shared with tqdm's class, which has another lock
+        monitor_interval = 0  # no monitor thread, because the process may fork
+        _instances: ClassVar[WeakSet[Any]] = WeakSet()  # not those of tqdm's own class, which another lock protects
 
         def __del__(self) -> None:
-            """Do nothing: the code that made the bar closes it."""
+            """Do nothing, because the code that has created the bar closes it."""
 
-    Bar.set_lock(threading.RLock())  # tqdm's own lock includes a system-wide semaphore
+    Bar.set_lock(threading.RLock())  # tqdm's own lock includes a semaphore that forked processes would share
     return Bar
 
 
 def _is_watched() -> bool:
-    """Return whether a person sees the text that is written to standard error."""
+    """Return whether standard error is shown on a terminal or in a notebook."""
     shell: Any = sys.modules.get("IPython")
     if shell is not None and type(shell.get_ipython()).__name__ == "ZMQInteractiveShell":  # a notebook
         return True
     try:
         return sys.stderr.isatty()
-    except (AttributeError, ValueError):  # standard error is missing, or closed
+    except (AttributeError, ValueError):  # standard error is missing or closed
         return False

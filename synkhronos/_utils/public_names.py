@@ -1,4 +1,4 @@
-"""Read the public names of a package from its stub, where type checkers find them, too."""
+"""Read the public names of a package from its stub, so that the package and type checkers use one list."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ import textwrap
 
 
 def listed(package: str, path: str) -> tuple[dict[str, tuple[str, str | None]], str]:
-    """Read the public names of a package from its stub: groups of imports, each below a string with its title.
+    """Read the public names of a package from its stub.
+
+    The stub consists of groups of imports, each below a string that is the title of the group.
 
     Parameters
     ----------
     package : str
+        Name of the package.
     path : str
         Path of the stub.
 
     Returns
     -------
     homes : dict of str to (str, str or None)
-        For each name the module that defines it, and its name there; ``None`` if the name is that of the module.
+        Module that defines each public name, and the name in that module; ``None`` if the public name is the module.
     text : str
-        The titles, with the names of each group.
+        Titles of the groups, each followed by its names, for a docstring.
     """
     with open(path, encoding="utf-8") as file:
         body = ast.parse(file.read()).body[1:]

@@ -1,20 +1,20 @@
-"""Rendezvous of the node leaders of an MPI job, before MPI connects them.
+"""Rendezvous of the processes of an MPI job, before MPI connects them.
 
-``MPI_Init`` returns when all processes of the job have called it: if one of them never does, the others wait for ever.
-Therefore each process reports its state, and looks at what the others report, before it calls ``MPI_Init``::
+``MPI_Init`` returns when all processes of the job have called it. If one process never calls it, the others wait
+forever. Therefore each process reports its state, and reads the reports of the others, before it calls ``MPI_Init``::
 
-    import synkhronos     an exit hook is registered
-    fork()                reports WAITS; `meet` waits until all processes have done so, or one has ended
-    end without fork()    the exit hook reports ENDED, and the exception
-    MPI connects          the process reports JOINED
+    import synkhronos     registers an exit hook
+    fork()                reports WAITS; `meet` waits until all processes have reported it, or one has ended
+    exit without fork()   the exit hook reports ENDED, and the exception if there is one
+    MPI is connected      the process reports JOINED
 
-Reports go through each available channel:
+Reports are sent through each available channel:
 
-* the name service of the launcher of MPICH and Intel MPI (Hydra), by the protocol PMI 1;
-* the connection to ``python -m synkhronos run --hosts``, which also reports processes that ended without a report.
+* the name service of Hydra, which is the launcher of MPICH and Intel MPI, by the protocol PMI 1;
+* the connection to ``python -m synkhronos run --hosts``, which also reports processes that have ended without a report.
 
-Without a channel (Open MPI's ``mpiexec``, ``srun``) `meet` returns at once: these launchers end the job themselves when
-a process ends without having called ``MPI_Init`` and others have called it.
+Without a channel (Open MPI's ``mpiexec``, ``srun``), `meet` returns at once. These launchers themselves end the job if
+a process ends without ``MPI_Init`` after others have called it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from synkhronos.errors import NodeLost
 
 
 class State(str, enum.Enum):
-    """State that a process reports, in the word that is sent."""
+    """State that a process reports; the value is the word on the wire."""
 
     STARTED = "started"
     WAITS = "waits"
@@ -44,27 +44,28 @@ class State(str, enum.Enum):
 
 STARTED, WAITS, JOINED, ENDED = State
 
-#: Environment variable that names the connection to the supervisor: its descriptor, its inode, and the process id,
-#: because programs that this process starts may inherit the variable and the descriptor.
+#: Environment variable that names the connection to the supervisor (``python -m synkhronos run``), by its descriptor,
+#: its inode and the process id. A program that this process starts may inherit the variable and the descriptor; the
+#: process id shows that they are not its own.
 SUPERVISOR = "SYNKHRONOS_SUPERVISOR"
 
-#: What to do when a node is lost.
+#: Advice in messages about lost nodes.
 RESTART = "start the program again"
 
-#: Variables in which launchers give the number of processes, and the number of this one. Those of ``srun`` count if it
-#: does not use PMI and has not started a launcher that does.
+#: Environment variables in which launchers pass the number of processes, and the number of this process. Those of
+#: ``srun`` come last, because they apply only if neither ``srun`` nor a launcher that it has started uses PMI.
 _SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 _RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
-_MOST_BYTES = 600  # of a report: a line of PMI has at most 1,024 characters
-_ANSWER_SECONDS = 30.0  # long enough for a launcher that was stopped: MPI would take a late answer for one to itself
-_UCRED_BYTES = 12  # of `struct ucred`, which begins with the process id
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25  # seconds between two looks
-_DRAIN_SECONDS, _FORWARD_SECONDS = 1.0, 0.1  # for the launcher to read what was printed, and to pass it on
+_MOST_BYTES = 600  # longest report, before it is encoded: a line of PMI has at most 1,024 characters
+_ANSWER_SECONDS = 30.0  # even a launcher that was stopped answers in time: MPI would read a late answer as its own
+_UCRED_BYTES = 12  # size of `struct ucred`, which begins with the process id
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25  # seconds between two reads of the reports
+_DRAIN_SECONDS, _FORWARD_SECONDS = 1.0, 0.1  # time that the launcher has to read the output, and to forward it
 
 
 class _StartLost(NodeLost, SystemExit):
-    """`NodeLost` that, unless the program catches it, ends the program with the message alone and exit code 1.
+    """`NodeLost` without a traceback: unless the program catches it, Python prints the message and exits with code 1.
 
     A traceback would lead to the call of `fork`, which is not the cause.
     """
@@ -81,9 +82,9 @@ class Report(NamedTuple):
     ----------
     state : State
     host : str
-        Name of its host.
+        Host name of the process.
     reason : str
-        The exception that ended it; may be empty.
+        Exception that has ended the process; may be empty.
     """
 
     state: State
@@ -91,13 +92,13 @@ class Report(NamedTuple):
     reason: str = ""
 
     def encode(self) -> str:
-        """Return the report as one word."""
+        """Return the report as one word, in base 64."""
         text = " ".join(self).encode()[:_MOST_BYTES]
         return base64.urlsafe_b64encode(text).decode().rstrip("=")
 
     @staticmethod
     def decode(word: str) -> Report | None:
-        """Return the report that a word encodes; ``None`` if it encodes none."""
+        """Return the report that a word encodes; ``None`` if the word is not a report."""
         with contextlib.suppress(ValueError):
             text = base64.urlsafe_b64decode(word + "=" * (-len(word) % 4)).decode(errors="ignore")
             state, host, reason = text.split(" ", 2)
@@ -106,26 +107,28 @@ class Report(NamedTuple):
 
 
 class Channel(Protocol):
-    """A way to report to the other processes of the job."""
+    """Channel through which the processes of a job exchange reports."""
 
     @property
     def is_open(self) -> bool:
-        """Whether the channel can report and look."""
+        """Whether the channel can send and read reports."""
 
     def report(self, rank: int, word: str) -> None:
-        """Report a word as process ``rank``."""
+        """Publish a word as the report of process ``rank``."""
 
     def look(self, rank: int) -> str:
-        """Return the last word that process ``rank`` has reported; empty if none."""
+        """Return the last word that process ``rank`` has published; empty if there is none."""
 
 
 class _Lines:
-    """Requests and answers of one line each, on a socket that others use, too: its flags are not changed.
+    """Requests and answers of one line each, on a socket.
+
+    Other code uses the socket, too, so its flags are not changed.
 
     Parameters
     ----------
     fd : int
-        Nothing is sent if this is not a socket, or is another one later.
+        Descriptor of the socket. Nothing is sent if it is not a socket, or later becomes another one.
     """
 
     def __init__(self, fd: int) -> None:
@@ -145,7 +148,7 @@ class _Lines:
         """Send a line, and return the answer; empty if there is none in time."""
         from synkhronos._utils.interrupts import deferred_interrupts  # imported late, because it loads the C core
 
-        with deferred_interrupts():  # an answer left unread would count as the answer to the next question
+        with deferred_interrupts():  # the next request would read an answer that an interrupt leaves unread
             self.send(line)
             return self._receive()
 
@@ -166,7 +169,7 @@ class _Lines:
         return answer.decode(errors="replace").rstrip("\n")
 
     def close(self) -> None:
-        """Close the descriptor, if it still belongs to the same socket."""
+        """Close the descriptor if it still belongs to the same socket."""
         if self.is_open:
             os.close(self._fd)
         self._identity = None
@@ -175,14 +178,15 @@ class _Lines:
 class _Launcher:
     """Channel through the name service of Hydra, the launcher of MPICH and Intel MPI.
 
-    A process that has sent anything must `leave`, or call ``MPI_Finalize``; otherwise Hydra ends the other processes
-    when this one ends.
+    After a process has sent anything, it must call `leave` or ``MPI_Finalize``. Otherwise Hydra ends the other
+    processes when this one ends.
 
     Attributes
     ----------
     is_parent : bool
-        Whether the launcher itself started this process. Several programs of one script inherit one connection; a
-        program that ends without calling `fork` must not send anything, because a later one may call it.
+        Whether the launcher itself has started this process. If it has started a shell script, all programs of the
+        script inherit one connection. A program that ends without `fork` must then send nothing, because a later
+        program of the script may call `fork`.
     """
 
     def __init__(self, fd: int) -> None:
@@ -200,7 +204,7 @@ class _Launcher:
         return self._ask(f"lookup_name service={self._name(rank)}").get("port", "")
 
     def leave(self) -> None:
-        """Sign off, so that this process may end while others go on."""
+        """Sign off, so that this process may end while others continue."""
         self._ask("finalize")
 
     def abort(self) -> None:
@@ -208,7 +212,7 @@ class _Launcher:
         self._lines.send("cmd=abort exitcode=1")
 
     def _name(self, rank: int) -> str:
-        if not hasattr(self, "_job"):  # the service may be shared with other jobs
+        if not hasattr(self, "_job"):  # name of the job, because other jobs may use the same service
             self._job = self._ask("get_my_kvsname").get("kvsname", "")
         return f"synkhronos-{self._job}-{rank}"
 
@@ -218,7 +222,7 @@ class _Launcher:
 
 
 class _Supervisor:
-    """Channel through the connection to ``python -m synkhronos run --hosts``, made before the program was executed."""
+    """Channel to ``python -m synkhronos run --hosts``, over a connection that was opened before the program started."""
 
     def __init__(self, fd: int) -> None:
         self._fd, self._lines = fd, _Lines(fd)
@@ -236,27 +240,27 @@ class _Supervisor:
         return self._lines.ask(f"look {rank}")
 
     def farewell(self) -> None:
-        """Report that the job ends, and not by an error."""
+        """Report that the job ends without an error."""
         self._lines.send("farewell")
 
     def pass_on(self) -> str:
-        """Keep the connection when this process executes another program; return the value of `SUPERVISOR` for that."""
+        """Keep the connection open when this process executes another program; return `SUPERVISOR` for that program."""
         os.set_inheritable(self._fd, True)
         return f"{self._fd}:{_identity(self._fd)}:{os.getpid()}"
 
 
 class Rendezvous:
-    """Rendezvous of this process with the others of the job.
+    """Rendezvous of this process with the other processes of the job.
 
     Parameters
     ----------
     environment : mapping
-        The environment variables, of which `SUPERVISOR` is removed.
+        Environment variables; `SUPERVISOR` is removed.
 
     Attributes
     ----------
     size, rank : int
-        Number of processes in the job, and number of this one.
+        Number of processes in the job, and number of this process.
     """
 
     def __init__(self, environment: MutableMapping[str, str]) -> None:
@@ -281,20 +285,20 @@ class Rendezvous:
         Parameters
         ----------
         seconds : float or None
-            Longest wait, as given by the user; ``None``: no limit.
+            Longest wait, as passed by the user; ``None``: no limit.
 
         Raises
         ------
         NodeLost
-            In the first process, if another one has ended, or has not come in time. Another process ends the job if the
-            first one is not there to do so.
+            In the first process, if another process has ended or has not called `fork` in time. If the first process
+            itself has not called `fork`, another process ends the job instead.
         """
         self._report(WAITS)
         began, pause = time.monotonic(), _SHORTEST_PAUSE
         missing = [rank for rank in range(self.size) if rank != self.rank]
         while self._channels():
             missing = [rank for rank in missing if not self._is_there(rank)]
-            # the first process watches all others; these watch each other only until it has come
+            # the first process watches all others; these watch each other only until the first has called `fork`
             if not missing or (self.rank and 0 not in missing):
                 return
             for rank in missing:
@@ -309,21 +313,24 @@ class Rendezvous:
             pause = min(1.5 * pause, _LONGEST_PAUSE)
 
     def joined(self) -> None:
-        """Report that MPI connects this process with the others."""
+        """Report that MPI has connected this process with the others."""
         self._report(JOINED)
 
     def farewell(self) -> None:
-        """Report that the job ends, and not by an error."""
+        """Report that the job ends without an error."""
         if self._supervisor is not None:
             self._supervisor.farewell()
 
     def pass_on(self, environment: MutableMapping[str, str]) -> None:
-        """Leave the connection to the supervisor to the program that this process executes next."""
+        """Pass the connection to the supervisor on to the program that this process executes next."""
         if self._supervisor is not None:
             environment[SUPERVISOR] = self._supervisor.pass_on()
 
     def abort(self) -> None:
-        """Have the launcher end all processes of the job, this one too; Open MPI does so when this process ends."""
+        """Have the launcher end all processes of the job, including this one.
+
+        Without Hydra, do nothing: Open MPI's launcher ends the job when this process ends.
+        """
         drain_output()
         if self._launcher is not None:
             self._launcher.abort()
@@ -333,7 +340,7 @@ class Rendezvous:
         return [self._launcher.fd] if self._launcher is not None and self._launcher.is_open else []
 
     def describe(self, rank: int) -> str:
-        """Return the name of the node that a process leads, with its host if that is known."""
+        """Return the name of a process's node, with its host if that is known."""
         return f"node {rank} ({self._seen[rank].host})" if rank in self._seen else f"node {rank} of {self.size}"
 
     def _channels(self) -> list[Channel]:
@@ -360,11 +367,11 @@ class Rendezvous:
         before, self._state = self._state, state
         word = Report(state, os.uname().nodename, reason).encode()
         for channel in self._channels():
-            if channel is not self._launcher or before is STARTED:  # a published name cannot be changed
+            if channel is not self._launcher or before is STARTED:  # Hydra cannot change a published name
                 channel.report(self.rank, word)
 
     def _give_up(self, rank: int, message: str) -> None:
-        """End the job, or leave that to the first process if it has called `fork`."""
+        """End the job, unless a process with a lower number has called `fork` and will do that."""
         message = f"{message}; {RESTART}"
         if not self.rank:
             raise _StartLost(message, rank)
@@ -375,7 +382,7 @@ class Rendezvous:
             os._exit(1)
 
     def _end(self) -> None:
-        """At exit: report that this process ends without a session; end the job if others still wait for one."""
+        """Report at exit that this process ends without a session; end the job if others still wait for it."""
         if os.getpid() != self._pid or self._state is JOINED:
             return
         _flush()
@@ -397,7 +404,7 @@ class Rendezvous:
 
 
 def count_launched(environment: Mapping[str, str]) -> int:
-    """Return how many processes were launched together, according to the environment of one of them."""
+    """Return the number of processes that were launched together, according to the environment of one of them."""
     return next((int(environment[name]) for name in _SIZES if environment.get(name, "").isdigit()), 1)
 
 
@@ -411,7 +418,7 @@ def _identity(fd: int) -> int | None:
 
 
 def _peer(fd: int) -> int:
-    """Return the process that made the other end of a socket; 0 if that is unknown."""
+    """Return the id of the process that has created the other end of a socket; 0 if it is unknown."""
     import socket
 
     with contextlib.suppress(OSError), socket.fromfd(fd, socket.AF_UNIX, socket.SOCK_STREAM) as end:
@@ -420,7 +427,7 @@ def _peer(fd: int) -> int:
 
 
 def _mpi_state() -> str:
-    """Return the state of MPI in this process: empty (not initialized), "initialized", "finalized" or "unknown"."""
+    """Return the state of MPI in this process: "" (not initialized), "initialized", "finalized" or "unknown"."""
     mpi: Any = sys.modules.get("mpi4py.MPI")
     if mpi is not None:
         return "finalized" if mpi.Is_finalized() else "initialized" if mpi.Is_initialized() else ""
@@ -436,7 +443,10 @@ def _flush() -> None:
 
 
 def drain_output() -> None:
-    """Wait until the launcher has read the output of this process; it drops the rest when the job is aborted."""
+    """Wait until the launcher has read the output of this process, for at most `_DRAIN_SECONDS`.
+
+    The launcher drops unread output when the job is aborted.
+    """
     _flush()
     end = time.monotonic() + _DRAIN_SECONDS
     for fd in (1, 2):

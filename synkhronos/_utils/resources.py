@@ -1,7 +1,7 @@
-"""Resources that this process may use: CPU cores and free memory.
+"""Detect the resources that this process may use: CPU cores and free memory.
 
-A file in memory has no limit of its own: when the node, or the memory cgroup of a container or batch job, runs out of
-memory, the kernel kills a process. Sizes are therefore compared with the free memory before they are requested.
+Shared memory has no limit of its own. If the host, or the memory cgroup of a container or batch job, runs out of
+memory, the kernel kills a process. Callers therefore compare a size with the free memory before they allocate it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _NO_LIMIT = 1 << 60  # version 1 cgroups without a limit report a number near 2^
 
 
 def count_cores() -> int:
-    """Return the number of CPU cores that this process may run on; of the node, where the kernel refuses to answer."""
+    """Return the number of CPU cores on which this process may run; if that is unknown, the cores of the host."""
     try:
         return len(os.sched_getaffinity(0))
     except OSError:
@@ -23,7 +23,20 @@ def count_cores() -> int:
 
 
 def free_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Iterator[tuple[int, str]]:
-    """Yield the limits that the kernel reports: the bytes that this process may still take, and the limit's scope."""
+    """Yield the kernel's memory limits that apply to this process.
+
+    Parameters
+    ----------
+    proc, cgroups : Path
+        Mount points of procfs and of the cgroups.
+
+    Yields
+    ------
+    free : int
+        Number of bytes, including swap, that this process may still use under one limit.
+    scope : str
+        Scope of that limit, for error messages.
+    """
     swap = 0
     try:
         fields = _fields(proc / "meminfo")
@@ -39,7 +52,7 @@ def free_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup
                 continue
             top = cgroups if unified else cgroups / "memory"
             folder = Path(os.path.normpath(f"{top}/{path}"))
-            # in a container, the path is often the host's, while the mounted cgroup is the container's own
+            # a container often has the cgroup path of its host, but the mount point of its own cgroup: try all parents
             for each in {top, folder, *(parent for parent in folder.parents if top in parent.parents)}:
                 free = _free_in_cgroup(each, unified, swap)
                 if free is not None:
@@ -47,7 +60,17 @@ def free_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup
 
 
 def _free_in_cgroup(folder: Path, unified: bool, swap: int) -> int | None:
-    """Return the bytes of memory, and of the node's free ``swap``, that a cgroup may still take; ``None``: no limit."""
+    """Return the number of bytes that a cgroup may still use; ``None`` if it has no limit.
+
+    Parameters
+    ----------
+    folder : Path
+        Folder of the cgroup.
+    unified : bool
+        Whether it is a cgroup of version 2.
+    swap : int
+        Free swap of the host, in bytes.
+    """
     limit, usage, reclaimable = (
         ("memory.max", "memory.current", ("inactive_file", "active_file"))
         if unified
@@ -64,7 +87,7 @@ def _free_in_cgroup(folder: Path, unified: bool, swap: int) -> int | None:
 
 
 def _swap_of_cgroup(folder: Path, unified: bool, most: int, used: int) -> int:
-    """Return the bytes of swap that a cgroup may still take."""
+    """Return the bytes of swap that a cgroup may still use."""
     limit, usage = (
         ("memory.swap.max", "memory.swap.current")
         if unified
@@ -72,11 +95,11 @@ def _swap_of_cgroup(folder: Path, unified: bool, most: int, used: int) -> int:
     )
     try:
         free = int((folder / limit).read_text()) - int((folder / usage).read_text())
-    except (OSError, ValueError):  # "max", or not accounted for
+    except (OSError, ValueError):  # the limit is "max", or swap is not accounted
         return _NO_LIMIT
     return max(0, free if unified else free - (most - used))
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """Read a file of lines with a name, a number, and perhaps a unit."""
+    """Read a file whose lines have a name, a number, and possibly a unit."""
     return {words[0]: int(words[1]) for words in map(str.split, path.read_text().splitlines())}

@@ -1,7 +1,8 @@
-"""Index arithmetic: the rows of a data set that each rank computes on.
+"""Index arithmetic: which rows of a data set each rank computes on.
 
-Pure functions of integers and arrays, independent of the backend and of processes. They alone define the meaning of
-`batch`, `batch_s`, `num_slices` and of scattering. They run in the controller, so that all ranks receive the same rows.
+These are pure functions of integers and arrays, independent of the backend and of processes. They define the meaning of
+`batch`, `batch_s` and `num_slices`, and how data is scattered. They run in the controller, which sends the result to
+all ranks.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ import numpy as np
 
 
 class Rows(NamedTuple):
-    """The rows ``start, start + 1, …, stop - 1`` of an array.
+    """Range of rows ``start, start + 1, …, stop - 1`` of an array.
 
-    It is not a sequence: Python asks for the length first when it makes a tuple of a sequence, so that would take as
-    much memory as there are rows.
+    Iteration is an error. Otherwise ``tuple(rows)`` would allocate memory for ``len(rows)`` elements, because Python
+    takes the length as a hint.
     """
 
     start: int
@@ -35,37 +36,40 @@ class Rows(NamedTuple):
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Return ``start`` and ``stop``."""
+        """Tuple of ``start`` and ``stop``."""
         return self.start, self.stop
 
 
-#: Rows of a data set: a contiguous range, or a 1-d int64 array of non-negative row numbers.
+#: Rows of a data set: a contiguous range, or a 1-d int64 array of non-negative row indices.
 Selection = Union[Rows, np.ndarray]
 
 
 def shares(n: int, n_ranks: int) -> list[Rows]:
-    """Split ``n`` data points as evenly as possible: the first ``n % n_ranks`` ranks get one more."""
+    """Split ``n`` data points into ``n_ranks`` shards, as evenly as possible.
+
+    The first ``n % n_ranks`` shards have one more data point than the others.
+    """
     quotient, rest = divmod(n, n_ranks)
     bounds = [rank * quotient + min(rank, rest) for rank in range(n_ranks + 1)]
     return [Rows(bounds[rank], bounds[rank + 1]) for rank in range(n_ranks)]
 
 
 def pieces(n: int, num_slices: int) -> list[Rows]:
-    """Split ``n`` data points into at most ``num_slices`` pieces, none of them empty (one, if ``n`` is 0)."""
+    """Split ``n`` data points into at most ``num_slices`` slices, none of them empty unless ``n`` is 0."""
     return shares(n, max(1, min(n, num_slices)))
 
 
 def select(batch: Any, length: int, name: str = "batch") -> Selection:
-    """Turn a user's ``batch`` into rows of a data set of ``length`` rows.
+    """Return the rows of a data set that a user's ``batch`` selects.
 
     Parameters
     ----------
     batch : None, int, slice, or list / 1-d array of integers or booleans
-        ``None`` takes all rows, an int ``n`` the first ``n``.
+        ``None`` selects all rows, an int ``n`` the first ``n`` rows, and a boolean mask the rows where it is true.
     length : int
         Number of rows of the data set.
     name : str
-        Name of the argument in messages.
+        Name of the argument in error messages.
 
     Returns
     -------
@@ -73,8 +77,12 @@ def select(batch: Any, length: int, name: str = "batch") -> Selection:
 
     Raises
     ------
-    TypeError, ValueError, IndexError
-        If `batch` is of another kind, of another shape, or out of range.
+    TypeError
+        If ``batch`` has another type or dtype.
+    ValueError
+        If ``batch`` has another shape, or is an int out of range.
+    IndexError
+        If a bound, an index or the length of a mask is out of range.
     """
     if batch is None:
         return Rows(0, length)
@@ -97,7 +105,7 @@ def select(batch: Any, length: int, name: str = "batch") -> Selection:
 def _select_slice(batch: slice, length: int, name: str) -> Selection:
     start, stop, step = batch.start, batch.stop, batch.step
     if step is None and type(start) is int and type(stop) is int and 0 <= start <= stop <= length:
-        return Rows(start, stop)  # fast path for the usual case
+        return Rows(start, stop)  # fast path for the most frequent case
     try:
         start, stop, step = batch.indices(length)
     except (TypeError, ValueError) as error:
@@ -113,7 +121,7 @@ def _select_slice(batch: slice, length: int, name: str) -> Selection:
 def _select_indexes(batch: Any, length: int, name: str) -> np.ndarray:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # NumPy before 1.24 only warns of ragged lists
+            warnings.simplefilter("error")  # NumPy before 1.24 only warns about ragged lists
             indexes = np.asarray(batch)
     except (ValueError, Warning) as error:
         raise ValueError(f"{name} has lists of different lengths; expected one flat list of indexes") from error
@@ -146,14 +154,29 @@ def _select_indexes(batch: Any, length: int, name: str) -> np.ndarray:
 
 
 def shift(batch: Any, length: int, name: str = "batch") -> Selection:
-    """Turn a user's ``batch`` into rows of data of ``length`` rows that already is the minibatch.
+    """Return the rows that a user's ``batch`` selects from data that is already the minibatch.
 
-    For a range, the lowest selected row is row 0. For a list of indexes or a mask, row i belongs to the i-th index.
+    For a slice, row 0 of the data is the lowest selected row. For a list of indices or a mask, row ``i`` of the data
+    belongs to the ``i``-th selected index.
+
+    Parameters
+    ----------
+    batch : int, slice, or list / 1-d array of integers or booleans
+        Rows of the full data set, as for `select`. Bounds of a slice must not be negative.
+    length : int
+        Number of rows of the minibatch.
+    name : str
+        Name of the argument in error messages.
+
+    Returns
+    -------
+    Rows, or int64 array of shape (n,)
 
     Raises
     ------
     TypeError, ValueError, IndexError
-        As `select`; `IndexError` also if there are fewer rows than a range spans, or not as many as a list has indexes.
+        As for `select`. Also, `IndexError` if the minibatch has fewer rows than a slice spans, or another number of
+        rows than a list has indices.
     """
     if isinstance(batch, slice):
         start, stop, step = _minibatch_bounds(batch, name)
@@ -187,15 +210,24 @@ def _check_span(span: int, length: int, name: str) -> None:
 
 
 def select_per_rank(batch_s: Any, lengths: Sequence[int]) -> list[Selection]:
-    """Turn a user's ``batch_s`` into one selection for each rank.
+    """Return the rows that a user's ``batch_s`` selects on each rank.
 
     Parameters
     ----------
     batch_s : selection, or list of selections
-        One selection for all ranks (slice, list of ints, index array, boolean mask), or a list with one slice or one
-        list of ints for each rank.
+        One selection for all ranks (``None``, slice, list of ints, index array or boolean mask), or a list with one
+        selection for each rank.
     lengths : sequence of int
         Number of rows on each rank.
+
+    Returns
+    -------
+    list of (Rows, or int64 array of shape (n,))
+
+    Raises
+    ------
+    TypeError, ValueError, IndexError
+        As for `select`. Also, `ValueError` if the list does not have one selection for each rank.
     """
     n_ranks = len(lengths)
     if isinstance(batch_s, (list, tuple)) and any(
@@ -217,7 +249,7 @@ def select_per_rank(batch_s: Any, lengths: Sequence[int]) -> list[Selection]:
 
 
 def take(selection: Selection, rows: Rows) -> Selection:
-    """Return rows ``rows`` of a selection, as a selection."""
+    """Return the part of a selection at the positions ``rows``."""
     if isinstance(selection, Rows):
         return Rows(selection.start + rows.start, selection.start + rows.stop)
     return selection[rows.start : rows.stop]
