@@ -81,6 +81,7 @@ class HierarchicalTransport(SharedMemoryTransport):
         self._restart_local, self.restart = self.restart, self._restart
 
     def _restart(self) -> None:
+        """Bring the ranks in step, and release arrays of the previous command."""
         self._left.clear()
         self._restart_local()
 

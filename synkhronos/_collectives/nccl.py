@@ -289,6 +289,7 @@ def _contiguous(array: Any) -> Any:
 
 
 def _empty(shape: tuple[int, ...], like: Any) -> Any:
+    """Return a new device array with the dtype and context of another one."""
     import pygpu
 
     return pygpu.empty(shape, dtype=like.dtype, context=like.context)

@@ -209,6 +209,7 @@ class Accumulator:
             self._parts = [combine([*self._parts, value], self._op, (), self._what) if self._parts else value]
 
     def _add_to_sums(self, value: np.ndarray, count: int) -> None:
+        """Add a weighted value to the sums of a running mean; see `native.add_to_sums`."""
         whole = value.dtype.kind in "iub"
         if self._sums is None:
             wider = _accumulated(value.dtype)

@@ -153,6 +153,7 @@ class SharedMemoryTransport:
         dtypes: Sequence[np.dtype],
         layout: Hashable = (),
     ) -> bool:
+        """Reduce arrays into ``outs``; the parameters are those of `all_reduce` and `reduce`."""
         numbers = (1,) * self._n_ranks if weights is None or not OPS[op].weighted else tuple(weights)
         parts: list[Part] = [
             (array, out, self.reduction_of(op, array.dtype, dtype, numbers))
@@ -181,6 +182,7 @@ class SharedMemoryTransport:
         return gathered, self._run(list(zip(arrays, gathered, sizes)), 0)
 
     def _run(self, parts: list[Part], signature: int) -> bool:
+        """Run a collective, and return whether any array was read directly; raise `ShapesDiffer` on a mismatch."""
         directly = self.run(parts, signature)
         if directly is None:
             raise ShapesDiffer("the shapes differ between ranks")
@@ -191,5 +193,6 @@ class SharedMemoryTransport:
         return self._run_here(parts, signature)
 
     def _run_here(self, parts: list[Part], signature: int, is_open: bool = False) -> bool | None:
+        """Run a collective within this node; with ``is_open``, skip its last barrier (see `native.Collectives.run`)."""
         wait = self._barrier.wait if self._timeline.on else None
         return self._core.run(parts, signature, self._barrier.check, wait, is_open)

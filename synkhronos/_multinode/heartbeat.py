@@ -215,6 +215,7 @@ class FailureDetector:
         return found
 
     def _quiet(self) -> list[int]:
+        """Return the watched nodes that have been silent long enough for a warning."""
         return [node for node, seconds in self._seconds.items() if seconds > WARNING_SECONDS]
 
     def _is_watched(self, node: int) -> bool:
@@ -367,6 +368,7 @@ class Heartbeat:
                 self._launch()
 
     def _launch(self) -> None:
+        """Start the guardian, which starts the heartbeat process; do nothing if they were started too often."""
         self._alive = None
         if self._shared.n_starts >= _MOST_STARTS:
             return
@@ -498,6 +500,7 @@ class Heartbeat:
     # -- warnings
 
     def _warn(self, node: int, observer: int) -> None:
+        """Print a warning about a silent node."""
         seconds, limit = f"{WARNING_SECONDS:g} seconds", f"{self._shared.limit:g} seconds"
         if node == self._node:
             text = f"{self._names[node]} has heard from no other node for {seconds}: its own link may be down"
@@ -508,6 +511,7 @@ class Heartbeat:
         self._print(f"{text}; after {limit} of silence a node is lost (fork's heartbeat=)")
 
     def _print(self, text: str) -> None:
+        """Print a line on standard error, if the log level of synkhronos permits warnings."""
         if _logger.isEnabledFor(logging.WARNING):
             self._unprinted.append(f"synkhronos: {text}\n".encode())
         self._flush()

@@ -86,6 +86,7 @@ def _used() -> Iterator[tuple[int, int]]:
 
 
 def _used_by(process: str) -> Iterator[tuple[int, int]]:
+    """Yield device and inode of the files that one process maps or holds open."""
     with open(f"{process}/maps") as maps:
         for line in maps:
             device, inode = line.split(maxsplit=5)[3:5]

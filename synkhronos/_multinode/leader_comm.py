@@ -111,6 +111,7 @@ class Wire:
                     self._receive(way)
 
     def _receive(self, way: Any) -> None:
+        """Receive one message, if one has arrived, and pass it to `take`."""
         status = self._mpi.Status()
         found = way.improbe(status=status)
         if found is not None:
@@ -380,6 +381,7 @@ class Voting(Wire):
             self.complete_exchange()
 
     def _check_aborted(self) -> None:
+        """Raise `CollectiveAborted` if a leader has aborted the current command."""
         if self._aborted >= self.number:
             raise CollectiveAborted("a rank of another node failed")
 

@@ -211,6 +211,7 @@ class MultiNodeGroup:
         return node not in answers or answers[node].number < self._comm.number
 
     def _raise_losses(self) -> None:
+        """Raise the error that another leader has reported about its ranks, if there is one."""
         for node, loss in self._losses().items():
             if loss.rank is None:
                 raise SessionError(loss.text)
@@ -221,6 +222,7 @@ class MultiNodeGroup:
             raise WorkerTimeout(text, rank, loss.pid)
 
     def _check(self) -> None:
+        """Raise if a rank or a node has failed, while `collect` waits."""
         self._raise_losses()
         check_nodes(self._group, self._silent())
 

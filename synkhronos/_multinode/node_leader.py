@@ -261,6 +261,7 @@ class NodeRanks:
             self._close(grace=0.0)
 
     def _close(self, grace: float) -> None:
+        """End the ranks, and release the memory and the device of the session."""
         assert self._replica is not None
         self._group.stop(grace)
         self._replica.thread_limits.restore()

@@ -261,6 +261,7 @@ class Shipping:
                 )
 
     def _of_call(self, call: Call, ranks: range) -> Iterator[_Part]:
+        """Yield the arrays and rows that some ranks read in a call of a function."""
         firsts = [0] * call.n_scattered
         if call.starts is not None:
             yield call.starts, 0, None
@@ -392,6 +393,7 @@ class SegmentCache:
         self.lacks = False
 
     def _make(self, key: str, n_bytes: int) -> None:
+        """Create the segment for a key; a large one is sparse."""
         is_large = n_bytes >= _LARGE
         segment = Segment.create(n_bytes, key, reserved=not is_large)
         with deferred_interrupts():

@@ -266,6 +266,7 @@ class ProcessGroup:
                 self._fork(rank)
 
     def _fork(self, rank: int) -> None:
+        """Fork the worker of a rank, or a new one in place of a dead one."""
         with deferred_interrupts():
             if rank in self._members:
                 self._members[rank].close_channel()
@@ -438,6 +439,7 @@ class ProcessGroup:
     # -- worker
 
     def _run(self, rank: int, channel: FdChannel) -> None:
+        """Run in a new worker until its work or its controller ends."""
         self._board.close()
         self.signals.rank = rank
         self.channel = channel

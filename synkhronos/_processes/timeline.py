@@ -194,6 +194,7 @@ class Timeline:
         self._finished[number & 1][self._rank] = until
 
     def _enter(self, category: int, now: int) -> None:
+        """Enter a category at the time ``now``."""
         self._totals[self._category] += now - self._since
         self._since = now
         self._category = category
@@ -201,6 +202,7 @@ class Timeline:
             self._mark(category, now)
 
     def _mark(self, code: int, when: int) -> None:
+        """Store a mark in the ring buffer; it overwrites the oldest one if the buffer is full."""
         place = 2 * (self._n_marks % self._room)
         self._marks[place] = code
         self._marks[place + 1] = when

@@ -45,6 +45,7 @@ def html_table(lines: Iterable[Sequence[object]], title: str = "") -> str:
 
 
 def _tags() -> Iterable[str]:
+    """Yield the tag for the cells of each line: the first line is the head."""
     yield "th"
     while True:
         yield "td"

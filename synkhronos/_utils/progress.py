@@ -103,6 +103,7 @@ def counted(title: str, parts: Sequence[T]) -> Iterator[Iterator[T]]:
 
 
 def _bar(title: str, total: int, **options: Any) -> Any:
+    """Return a new progress bar."""
     form = "{l_bar}{bar}| {n_fmt} of {total_fmt} [{elapsed}<{remaining}]" if total > 1 else "{desc}: {elapsed}"
     width = shutil.get_terminal_size().columns  # tqdm would show nothing where the terminal's width is unknown
     return _kind_of_bar()(
@@ -112,6 +113,7 @@ def _bar(title: str, total: int, **options: Any) -> Any:
 
 @functools.cache
 def _kind_of_bar() -> Any:
+    """Return the class of the bars: tqdm without its threads, and without locks that processes share."""
     from tqdm import tqdm  # imported only if a bar can be shown, because the import takes time
 
     class Bar(tqdm):

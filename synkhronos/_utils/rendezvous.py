@@ -153,6 +153,7 @@ class _Lines:
             return self._receive()
 
     def _receive(self) -> str:
+        """Receive one line; close the channel if it does not arrive in time."""
         import select
 
         ready, answer, end = select.poll(), b"", time.monotonic() + _ANSWER_SECONDS
@@ -212,11 +213,13 @@ class _Launcher:
         self._lines.send("cmd=abort exitcode=1")
 
     def _name(self, rank: int) -> str:
+        """Return the name under which a process publishes its report."""
         if not hasattr(self, "_job"):  # name of the job, because other jobs may use the same service
             self._job = self._ask("get_my_kvsname").get("kvsname", "")
         return f"synkhronos-{self._job}-{rank}"
 
     def _ask(self, command: str) -> dict[str, str]:
+        """Send a PMI command, and return the fields of the answer."""
         answer = self._lines.ask(f"cmd={command}")
         return dict(word.split("=", 1) for word in answer.split() if "=" in word)
 
@@ -364,6 +367,7 @@ class Rendezvous:
         return self._seen[rank].state if rank in self._seen else None
 
     def _report(self, state: State, reason: str = "") -> None:
+        """Publish the state of this process through all channels."""
         before, self._state = self._state, state
         word = Report(state, os.uname().nodename, reason).encode()
         for channel in self._channels():

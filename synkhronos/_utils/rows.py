@@ -103,6 +103,7 @@ def select(batch: Any, length: int, name: str = "batch") -> Selection:
 
 
 def _select_slice(batch: slice, length: int, name: str) -> Selection:
+    """Return `select` for a slice."""
     start, stop, step = batch.start, batch.stop, batch.step
     if step is None and type(start) is int and type(stop) is int and 0 <= start <= stop <= length:
         return Rows(start, stop)  # fast path for the most frequent case
@@ -119,6 +120,7 @@ def _select_slice(batch: slice, length: int, name: str) -> Selection:
 
 
 def _select_indexes(batch: Any, length: int, name: str) -> np.ndarray:
+    """Return `select` for a list or an array of indices, or for a boolean mask."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # NumPy before 1.24 only warns about ragged lists
@@ -196,6 +198,7 @@ def shift(batch: Any, length: int, name: str = "batch") -> Selection:
 
 
 def _minibatch_bounds(batch: slice, name: str) -> tuple[int, int, int]:
+    """Return start, stop and step of a slice of a minibatch, which must be absolute."""
     start, stop, step = batch.start or 0, batch.stop, 1 if batch.step is None else batch.step
     if not all(isinstance(bound, (int, np.integer)) for bound in (start, stop, step)):
         raise TypeError(f"{name} is {batch}; expected integer bounds and a stop, which minibatch data needs")
@@ -205,6 +208,7 @@ def _minibatch_bounds(batch: slice, name: str) -> tuple[int, int, int]:
 
 
 def _check_span(span: int, length: int, name: str) -> None:
+    """Raise `IndexError` if a minibatch has fewer rows than the selection spans."""
     if length < span:
         raise IndexError(f"{name} spans {span} rows; the minibatch data has only {length}")
 
