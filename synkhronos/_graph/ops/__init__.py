@@ -1,4 +1,4 @@
-"""Collectives inside a compiled function: operations, their state at run time, gradients and graph rewrites."""
+"""Collectives inside compiled functions: operations, their state at run time, gradients and graph rewrites."""
 
 from synkhronos._graph.ops.analysis import (
     Cut,

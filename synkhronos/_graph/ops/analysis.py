@@ -1,10 +1,10 @@
 """Find the collectives of a graph, and cut a graph in two at its collectives for calls in slices.
 
-If no data point is needed after a collective, the first part is computed slice by slice. The values that enter the
-collectives are accumulated by the collectives' own ops: a weighted average of averages is the average of all. The
-second part, with the collectives and all that depends on them, is then computed once, so ranks may have different
-numbers of slices. A value that enters a collective and does not depend on data points is computed in the second part,
-too, because slices do not divide it.
+A graph can be cut if no data points are needed after a collective. The first part is computed slice by slice, and the
+values that enter collectives are accumulated over slices by the collectives' own ops. This is exact: for example, a
+weighted average of averages is the average of all. The second part contains the collectives and everything that depends
+on them. It is computed once, so ranks may have different numbers of slices. It also computes values that enter a
+collective but do not depend on data points, because slicing does not divide these.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from synkhronos._graph.ops.row_counts import RankConstant
 
 
 def compiled_has_collectives(function: Any) -> bool:
-    """Return whether a compiled function has collectives or numbers that depend on the rank, in inner graphs too.
+    """Return whether a compiled function has collectives or rank constants, in inner graphs too.
 
-    The gradient of a collective may have only such numbers.
+    A gradient of a collective may have rank constants, but no collectives.
     """
     return any(_needs_context(node.op) or _has_inner_collectives(node.op) for node in function.maker.fgraph.apply_nodes)
 
 
 def collectives_of(function: Any) -> list[Collective]:
-    """Return the collectives in a compiled function, in their order of execution, without those of inner graphs."""
+    """Return the collectives of a compiled function in their order of execution, except for those in inner graphs."""
     ops = [node.op for node in function.maker.fgraph.toposort() if _is_collective(node.op)]
     return sorted(ops, key=lambda op: op.number)
 
 
 def after_collectives(expressions: Iterable[Any]) -> set[Any]:
-    """Return the variables that depend on collectives, among all from which expressions are computed."""
+    """Return all variables in the graph of some expressions that depend on collectives."""
     found: set[Any] = set()
     for node in io_toposort([], list(expressions)):
         if _is_collective(node.op) or _has_inner_collectives(node.op) or not found.isdisjoint(node.inputs):
@@ -45,7 +45,7 @@ def after_collectives(expressions: Iterable[Any]) -> set[Any]:
 
 
 def has_collectives_in_loop(expressions: Iterable[Any]) -> bool:
-    """Return whether expressions have collectives in inner graphs: of a Scan, or of an operation to be inlined."""
+    """Return whether expressions have collectives in inner graphs, of a Scan or an `OpFromGraph`."""
     return any(var.owner is not None and _has_inner_collectives(var.owner.op) for var in ancestors(list(expressions)))
 
 
@@ -57,9 +57,9 @@ def depends_on(expression: Any, variables: Iterable[Any], *, or_rank: bool = Tru
     expression : variable
     variables : iterable of variables
     or_rank : bool
-        Whether numbers that depend on the rank count.
+        Whether to count a dependency on rank constants.
     but_for : iterable of variables
-        Dependencies through these variables do not count.
+        Variables through which dependencies do not count.
     """
     sought, seen = set(variables), set(but_for)
     waiting = [expression]
@@ -83,12 +83,12 @@ def _needs_context(op: Any) -> bool:
 
 
 def _has_inner_collectives(op: Any) -> bool:
-    """Return whether the inner graph of an operation, such as a Scan, has collectives or depends on the rank."""
+    """Return whether the inner graph of an operation, such as a Scan, has collectives or rank constants."""
     return has_collectives(ops.inner_outputs(op))
 
 
 def has_collectives(expressions: Iterable[Any]) -> bool:
-    """Return whether expressions have collectives or numbers that depend on the rank, in inner graphs too."""
+    """Return whether expressions have collectives or rank constants, in inner graphs too."""
     waiting, seen = list(expressions), set()
     while waiting:
         var = waiting.pop()
@@ -102,13 +102,13 @@ def has_collectives(expressions: Iterable[Any]) -> bool:
 
 
 class Cut(NamedTuple):
-    """Result of `cut`."""
+    """Result of `cut`: the two parts of a graph."""
 
-    before: list[int]  # positions of the expressions that are computed slice by slice
-    entering: list[Any]  # the values that enter the collectives
-    ops: list[str]  # the ops of their collectives
-    inputs: list[Any]  # variables for the accumulated values
-    after: dict[int, Any]  # the other expressions by position, computed from these variables
+    before: list[int]  # positions of the expressions that the first part computes, slice by slice
+    entering: list[Any]  # values that enter collectives, which the first part computes, too
+    ops: list[str]  # op of the collective of each of these
+    inputs: list[Any]  # inputs of the second part: the accumulated values of `entering`
+    after: dict[int, Any]  # the other expressions by position, computed from `inputs` by the second part
 
 
 def cut(
@@ -124,7 +124,7 @@ def cut(
     apart : list of variables
         Variables that differ between ranks or slices.
     common : list of variables
-        Variables that are the same on all ranks and in all slices, though computed from those.
+        Variables that are computed from those of ``apart``, but are equal on all ranks and in all slices.
 
     Returns
     -------

@@ -1,6 +1,6 @@
-"""Operation for a collective in a graph.
+"""`Collective`: an operation that runs a collective in a graph.
 
-It is never executed while a function is compiled, because only one process compiles it.
+The backend never executes it while it compiles a function (constant folding), because only one process compiles.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from synkhronos._graph.ops.rank_context import BROADCAST, GATHER, current
 
 UNNUMBERED = -1
 
-#: The ops that move rows without arithmetic.
+#: The ops that move rows, without arithmetic.
 _OF_ROWS = (GATHER, BROADCAST)
 
 _contiguous = functools.partial(np.asarray, order="C")
@@ -27,25 +27,26 @@ _contiguous = functools.partial(np.asarray, order="C")
 class Collective(Op):
     """Reduce, gather or broadcast several arrays over the ranks in one collective.
 
-    Output i has the ranks' values of input i, combined by ``ops[i]``.
+    Output i is the combination of the ranks' values of input i by ``ops[i]``.
 
     Parameters
     ----------
     ops : tuple of str
-        For each input a key of `OPS`, ``"gather"`` (concatenation along axis 0, in rank order), or ``"broadcast"`` (the
-        controller's rows).
+        For each input, a key of `OPS`, ``"gather"`` (concatenation along axis 0, in rank order), or ``"broadcast"``
+        (the controller's rows).
     inplace : tuple of int
-        The inputs whose memory takes the results.
+        Positions of the inputs that are overwritten by their results.
     number : int
-        Number by which ranks check that they are in the same collective. It is set after optimization, because it would
-        keep equal collectives from being merged.
+        Number by which ranks check that they are in the same collective. It is set after optimization, because equal
+        collectives with different numbers could not be merged.
     labels : tuple of int
-        Labels that identify collectives in a compiled function, except for those merged into equal ones.
+        Labels that identify collectives in a compiled function. A collective that was merged into an equal one has lost
+        its labels.
 
     Attributes
     ----------
     n_bytes : tuple of int
-        Sizes of the results on this rank in bytes at the first execution; empty before.
+        Sizes in bytes of this rank's results in the first execution; empty before.
     """
 
     __props__ = ("ops", "inplace", "number")
@@ -76,9 +77,9 @@ class Collective(Op):
         return Apply(self, inputs, [_type_of(x, op)() for x, op in zip(inputs, self.ops)])
 
     def perform(self, node: Any, inputs: Sequence[np.ndarray], output_storage: Sequence[list[Any]]) -> None:
-        """Run the collective; outside a call it is that of a single rank."""
+        """Run the collective; outside a call, as for a single rank."""
         context = current()
-        arrays = list(map(_contiguous, inputs))  # copies those that are not
+        arrays = list(map(_contiguous, inputs))  # copies arrays that are not contiguous
         if context is None or context.n_ranks == 1:
             triples = zip(arrays, self._own, self.ops)
             results = [array if is_own else array.astype(_dtype_of(array, op)) for array, is_own, op in triples]
@@ -90,11 +91,11 @@ class Collective(Op):
             storage[0] = result
 
     def do_constant_folding(self, *_: Any) -> bool:
-        """Return false: the controller compiles alone, and would have no partners."""
+        """Return false: only the controller compiles, and no other rank would take part in the collective."""
         return False
 
     def infer_shape(self, node: Any, shapes: Sequence[Any]) -> list[Any]:
-        """Return the shapes: reductions keep them, and gathered arrays have a length that is known at run time only."""
+        """Return the shapes. Reductions keep them; the length of gathered arrays is known only at run time."""
         found = []
         for op, shape, output in zip(self.ops, shapes, node.outputs):
             gathered = (length_along(output, 0),) if op in _OF_ROWS else ()
@@ -102,7 +103,7 @@ class Collective(Op):
         return found
 
     def connection_pattern(self, node: Any) -> list[list[bool]]:
-        """Connect each output with its own input only."""
+        """Return a pattern that connects output i with input i only."""
         n = len(self.ops)
         return [[i == k for k in range(n)] for i in range(n)]
 
@@ -116,7 +117,7 @@ class Collective(Op):
         return [gradient(op, x, y, g, collective) for op, x, y, g in of_each]
 
     def R_op(self, inputs: Sequence[Any], eval_points: Sequence[Any]) -> list[Any]:
-        """Return the same collectives of the tangents; raise `NotImplementedError` for a nonlinear op."""
+        """Return the same collectives of the tangents; raise `NotImplementedError` for an op that is not linear."""
         nonlinear = [op for op in self.ops if op in ("prod", "max", "min")]
         if nonlinear:
             raise NotImplementedError(f"there is no R-operator of the op {nonlinear[0]!r}")

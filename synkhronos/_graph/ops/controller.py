@@ -1,8 +1,8 @@
 """Run operations on the controller alone, and broadcast the results to all ranks.
 
-A user's operation in Python may draw from ``np.random``, count its calls or read a file, with another result on each
-rank. In the graph of an exact function three operations replace it: `OnController` runs it on the controller and
-returns its results as bytes, a collective broadcasts these, and `Unpacked` returns the results on all ranks.
+A user's operation in Python may draw from ``np.random``, count its calls or read a file, and then gives different
+results on each rank. In the graph of an exact function, three operations replace it: `OnController` runs it on the
+controller and returns its results as bytes, a collective broadcasts these, and `Unpacked` unpickles them on all ranks.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from synkhronos._graph.ops.rank_context import BROADCAST, current
 
 
 def broadcast_outputs(node: Any, inputs: Sequence[Any]) -> list[Any]:
-    """Return expressions for the outputs of an Apply node that only the controller computes.
+    """Return expressions for the outputs of an Apply node, which the controller computes and broadcasts.
 
     Parameters
     ----------
     node : Apply
     inputs : list of variables
-        Variables that replace the node's inputs, with equal values on the controller.
+        Variables that replace the node's inputs. On the controller they have the inputs' values.
 
     Returns
     -------
@@ -34,12 +34,12 @@ def broadcast_outputs(node: Any, inputs: Sequence[Any]) -> list[Any]:
     """
     types_in, types_out = ([one.type for one in variables] for variables in (node.inputs, node.outputs))
     sent = OnController(node.op, tuple(types_in), tuple(types_out))(*inputs)
-    sent.tag.trace = getattr(node.outputs[0].tag, "trace", [])  # the program's line, for messages
+    sent.tag.trace = getattr(node.outputs[0].tag, "trace", [])  # the line in the program, for error messages
     return list(Unpacked(tuple(types_out))(Collective((BROADCAST,))(sent), return_list=True))
 
 
 class OnController(Op):
-    """Run an operation on the controller alone: its results as bytes, and no bytes on other ranks.
+    """Run an operation on the controller alone; return its results as bytes, and no bytes on other ranks.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class OnController(Op):
     """
 
     __props__ = ("op", "types_in", "types_out")
-    is_kept = False  # numba must not cache it on disk: it is the program's
+    is_kept = False  # numba must not cache it on disk, because it refers to an Op of this program
 
     def __init__(self, op: Any, types_in: tuple[Any, ...], types_out: tuple[Any, ...]) -> None:
         self.op, self.types_in, self.types_out = op, types_in, types_out
@@ -64,7 +64,7 @@ class OnController(Op):
         return Apply(self, list(inputs), [bytes_variable()])
 
     def perform(self, node: Any, inputs: Sequence[Any], output_storage: Sequence[list[Any]]) -> None:
-        """Run the user's operation on the controller, and outside a call; do nothing on other ranks."""
+        """Run the user's operation, on the controller or outside a call; return no bytes on other ranks."""
         context = current()
         if context is not None and context.rank != context.controller:
             output_storage[0][0] = np.empty(0, np.uint8)
@@ -79,5 +79,5 @@ class OnController(Op):
         output_storage[0][0] = pack([type_.filter(value) for type_, (value,) in zip(self.types_out, storage)])
 
     def do_constant_folding(self, *arguments: Any) -> bool:
-        """Return the operation's own answer: the serial program computes it during compilation, too."""
+        """Return the operation's own answer, because the serial program also computes it during compilation."""
         return bool(self.op.do_constant_folding(*arguments))

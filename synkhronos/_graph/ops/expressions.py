@@ -1,4 +1,4 @@
-"""Collectives as symbolic expressions: `averaged`, `summed`, `reduced` and `gathered`."""
+"""Symbolic expressions for collectives: `averaged`, `summed`, `reduced` and `gathered`."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ def averaged(x: Any) -> Any:
 
     The value is ``sum(n_k * x_k) / sum(n_k)``, where ``x_k`` is the value on rank k and ``n_k`` the number of data
     points that rank k has in the call. Ranks without data points are left out. In a function built by
-    `synkhronos.function`, all ranks wait for each other at this expression, and all get the same value, to the bit.
+    `synkhronos.function`, the expression is an all-reduce: the ranks wait for each other, and all get bitwise equal
+    values.
 
-    The average of the gradients of a mean over data points is the gradient of the mean over all of them, which any
-    optimizer accepts. The expression has a gradient itself, which is the average of the gradient. In a plain function
-    of Theano or PyTensor, and in ``f.as_theano``, it is the identity, as for one rank.
+    If the cost is a mean over data points, averaging the ranks' gradients gives the gradient of the mean over all data
+    points. Any optimizer can use it. The expression itself has a gradient: the average of the gradient with respect to
+    its value. In a plain function of Theano or PyTensor, and in ``f.as_theano``, the expression is the identity, as for
+    one rank.
 
     Parameters
     ----------
     x : tensor variable or array_like
-        Of any dtype, and of the same shape on every rank that has data points.
+        A value of any dtype, with the same shape on every rank that has data points.
 
     Returns
     -------
     tensor variable
-        Of the same type, but float64 for integers and booleans. Each rank gets its own copy of the value.
+        The average, of the same type as ``x``, but float64 for integers and booleans. Each rank gets its own copy.
 
     Raises
     ------
@@ -58,12 +60,14 @@ def summed(x: Any) -> Any:
     Parameters
     ----------
     x : tensor variable or array_like
-        Of any dtype, and of the same shape on every rank that has data points. Ranks without data points are left out.
+        A value of any dtype, with the same shape on every rank that has data points. Ranks without data points are left
+        out.
 
     Returns
     -------
     tensor variable
-        Of the same type, but int64 for small signed integers and booleans, and uint64 for small unsigned integers.
+        The sum, of the same type as ``x``, but int64 for booleans and smaller signed integers, and uint64 for smaller
+        unsigned integers.
 
     Raises
     ------
@@ -90,15 +94,16 @@ def reduced(x: Any, op: Reduction = "avg") -> Any:
     Parameters
     ----------
     x : tensor variable or array_like
-        Of any dtype, and of the same shape on every rank that has data points. Ranks without data points are left out.
+        A value of any dtype, with the same shape on every rank that has data points. Ranks without data points are left
+        out.
     op : str
         {ops}.
 
     Returns
     -------
     tensor variable
-        Of the dtype that an output with this op has: float64 for averages of integers and booleans, that of `numpy.sum`
-        for their sums and products, otherwise that of ``x``.
+        The result. Its dtype is float64 for averages of integers and booleans, that of `numpy.sum` for their sums and
+        products, and otherwise that of ``x``.
 
     Raises
     ------
@@ -121,18 +126,21 @@ def reduced(x: Any, op: Reduction = "avg") -> Any:
 
 
 def gathered(x: Any) -> Any:
-    """Concatenate a variable of all ranks along axis 0, in rank order, as a symbolic expression; see `averaged`.
+    """Concatenate the ranks' values of a variable along axis 0, as a symbolic expression; see `averaged`.
+
+    The values are in rank order.
 
     Parameters
     ----------
     x : tensor variable or array_like
-        Of any dtype, and of shape ``(n_k, ...)`` on rank k; shapes may differ along axis 0. A scalar counts as one row.
+        A value of any dtype, with shape ``(n_k, ...)`` on rank k; the ``n_k`` may differ. A scalar counts as one row.
         Ranks without data points are left out.
 
     Returns
     -------
     tensor variable
-        Of the same dtype and of shape ``(sum of n_k, ...)``. Its length along axis 0 is known when it is computed.
+        The concatenation, of the same dtype and of shape ``(sum of n_k, ...)``. Its length along axis 0 is known only
+        at run time.
 
     Raises
     ------

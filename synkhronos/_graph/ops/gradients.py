@@ -1,17 +1,17 @@
 """Gradients of the collectives.
 
 The differentiated cost is the weighted mean of the ranks' costs, sum_k w_k C_k, where w_k is rank k's fraction of the
-data points. A cost that is the same on all ranks counts once, since the w_k sum to one. Rank k holds a gradient g_k
-such that sum_k w_k g_k (`averaged`) is the full gradient. So the gradient of a collective y = F(x_1, x_2, …) is its
-adjoint in the inner product <u, v> = sum_k w_k u_k · v_k:
+data points. A cost that is equal on all ranks counts once, because the w_k sum to one. Rank k computes a gradient g_k
+such that sum_k w_k g_k (`averaged`) is the full gradient. The gradient of a collective y = F(x_1, x_2, …) is therefore
+its adjoint in the inner product <u, v> = sum_k w_k u_k · v_k. On rank j, the gradients are:
 
-* averaged, y = sum_j w_j x_j:  <g, y> = (sum_k w_k g_k) · sum_j w_j x_j, so it is averaged(g).
-* summed, y = sum_j x_j:  <g, y> = sum_j w_j (averaged(g) / w_j) · x_j, so it is averaged(g) / w_j on rank j.
-* gathered:  likewise, it is the rows of rank j in averaged(g), divided by w_j.
-* max, min:  it is averaged(g) / w_j where x_j is the extreme, ties included, as in Theano's own gradients; else 0.
-* prod:  it is averaged(g) / w_j times the product of the other ranks' values.
+* averaged, y = sum_j w_j x_j:  averaged(g), because <g, y> = (sum_k w_k g_k) · sum_j w_j x_j.
+* summed, y = sum_j x_j:  averaged(g) / w_j, because <g, y> = sum_j w_j (averaged(g) / w_j) · x_j.
+* gathered:  the rows of rank j in averaged(g), divided by w_j.
+* max, min:  averaged(g) / w_j where x_j is the extreme value (with ties, on each such rank, as in Theano), else 0.
+* prod:  averaged(g) / w_j times the product of the other ranks' values.
 
-On a rank that is left out (w_k = 0), the gradient is arbitrary.
+On a rank that is left out (w_j = 0), the gradient is arbitrary.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def gradient(op: str, x: Any, y: Any, g: Any, collective: Callable[[str, Any], A
     g : variable
         The gradient with respect to the output.
     collective : callable
-        ``collective(op, x)`` returns a collective for use in the gradient.
+        ``collective(op, x)`` returns a collective of ``x`` for use in the gradient.
 
     Raises
     ------
@@ -72,7 +72,7 @@ def gradient(op: str, x: Any, y: Any, g: Any, collective: Callable[[str, Any], A
 
 
 def _constant(g: Any) -> Any:
-    """Return the constant that all elements of a gradient equal on all ranks; ``None`` if there is none."""
+    """Return the constant to which all elements of a gradient are equal; ``None`` if it is not such a constant."""
     try:
         return get_scalar_constant_value(g)
     except NotScalarConstantError:
@@ -80,7 +80,7 @@ def _constant(g: Any) -> Any:
 
 
 def _inverse_weight(x: Any) -> Any:
-    """Return one over this rank's fraction of the total weight."""
+    """Return the reciprocal of this rank's fraction of the total weight."""
     return T.cast(RankConstant("inverse_weight")(), x.dtype)
 
 
@@ -89,11 +89,11 @@ def _own_rows(x: Any, all_rows: Any, collective: Callable[[str, Any], Any]) -> A
     rank, n_ranks = RankConstant("rank")(), RankConstant("n_ranks")()
     lengths = collective("sum", T.set_subtensor(T.zeros((n_ranks,), "int64")[rank], x.shape[0]))
     rows = lengths[:rank].sum() + T.arange(x.shape[0])
-    return all_rows[T.minimum(rows, all_rows.shape[0] - 1)]  # a rank that is left out has no rows there
+    return all_rows[T.minimum(rows, all_rows.shape[0] - 1)]  # keeps the index valid on a rank that is left out
 
 
 def _product_of_others(x: Any, collective: Callable[[str, Any], Any]) -> Any:
-    """Return the product of the other ranks' values, some of which may be 0."""
+    """Return the product of the other ranks' values, without dividing by values that are 0."""
     is_zero = T.eq(x, 0)
     n_zeros = collective("sum", is_zero)
     of_others = collective("prod", T.switch(is_zero, 1, x))  # the product of the nonzero values

@@ -1,12 +1,12 @@
-"""Graph rewrites that join collectives, number them, and let them work in place.
+"""Graph rewrites that join collectives, number them, and make them work in place.
 
-The depth of a collective is one more than the greatest depth of the collectives that it depends on. Collectives of
-equal depth do not depend on each other and are joined into one. Each joined collective then depends on that of the
-depth before, so there is only one order of execution. Numbers are set in the same step, after equal collectives have
-been merged.
+The depth of a collective is one more than the greatest depth of the collectives on which it depends. Collectives of
+equal depth do not depend on each other, and are joined into one. Each joined collective depends on the one of the
+previous depth, so there is only one order of execution. The same rewrite sets the numbers. It runs after equal
+collectives have been merged.
 
-A collective that only one branch of an `IfElse` needs is not joined, because it would be computed whatever the
-condition is.
+A collective that only one branch of an `IfElse` needs is not joined, because the joined one would be computed for both
+values of the condition.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__: list[str] = []
 
 
 class _Join(Rewriter):
-    """Join the collectives of each depth, and number them."""
+    """Rewrite that joins the collectives of each depth, and numbers them."""
 
     def add_requirements(self, fgraph: Any) -> None:
         fgraph.attach_feature(ReplaceValidate())
@@ -65,7 +65,7 @@ class _Join(Rewriter):
 
 
 def _always_computed(fgraph: Any) -> set[Any]:
-    """Return the Apply nodes that are computed whichever branches are taken."""
+    """Return the Apply nodes that are computed for all values of the conditions of `IfElse`."""
     waiting = [var.owner for var in fgraph.outputs]
     found: set[Any] = set()
     while waiting:
@@ -78,7 +78,7 @@ def _always_computed(fgraph: Any) -> set[Any]:
 
 
 class _WorkInPlace(Rewriter):
-    """Reduce in place if no other Apply node needs the input."""
+    """Rewrite that makes collectives reduce in place if no other Apply node needs the input."""
 
     def add_requirements(self, fgraph: Any) -> None:
         fgraph.attach_feature(ReplaceValidate())

@@ -1,4 +1,4 @@
-"""Operations for numbers that depend on the rank: its weight and index, and its range of the rows of a call."""
+"""Operations for numbers that depend on the rank: its number and weight, and its range of the rows of a call."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from synkhronos._utils.rows import Rows, shares
 
 
 class RankConstant(Op):
-    """A scalar that may have another value on each rank.
+    """A scalar that may have a different value on each rank.
 
     Parameters
     ----------
     what : str
-        ``"rank"`` or ``"n_ranks"`` (int64), or ``"inverse_weight"`` (float64): the total weight of all ranks divided by
-        this rank's weight, 0 on a rank that is left out. Outside a call they are 0, 1 and 1.
+        The value: ``"rank"`` or ``"n_ranks"`` (int64), or ``"inverse_weight"`` (float64). The latter is the total
+        weight of all ranks divided by this rank's weight, and 0 on a rank with weight 0. Outside a call, the three
+        values are 0, 1 and 1.
     """
 
     __props__: tuple[str, ...] = ("what",)
@@ -44,7 +45,7 @@ class RankConstant(Op):
             output_storage[0][0] = np.asarray(getattr(context, self.what))
 
     def do_constant_folding(self, *_: Any) -> bool:
-        """Return false: other ranks have another number."""
+        """Return false, because the value differs between ranks."""
         return False
 
     def infer_shape(self, node: Any, shapes: Sequence[Any]) -> list[Any]:
@@ -53,18 +54,18 @@ class RankConstant(Op):
 
 
 class Counted(RankConstant):
-    """Number of rows of a call, index of this rank's first row, and number of its rows: three int64 scalars.
+    """Three int64 scalars: number of rows of a call, index of this rank's first row, and number of this rank's rows.
 
-    The inputs are these three numbers if the call passes them, followed by lengths, all of which must equal the number
-    of rows. If the call passes none, the rows are divided among the ranks here. If there are fewer rows than ranks,
-    each rank has all of them, and only rank 0 counts in collectives.
+    If the call passes these three numbers, they are the first inputs; otherwise the operation divides the rows among
+    the ranks. The other inputs are lengths, which must all be equal to the number of rows. If there are fewer rows than
+    ranks, each rank has all rows, and only rank 0 has a weight in collectives.
 
     Parameters
     ----------
     names : tuple of str
-        Names of the variables that have the lengths.
+        Names of the variables to which the lengths belong, for messages.
     given : str
-        Names of the variables that have the rows passed by the call; empty if it passes none.
+        Names of the variables whose rows the call passes, for messages; empty if the call passes no numbers.
     """
 
     __props__ = ("names", "given")
@@ -73,7 +74,7 @@ class Counted(RankConstant):
         self.names, self.given = names, given
 
     def make_node(self, *numbers: Any) -> Any:
-        """Apply the operation to the three numbers, if the call passes them, and to the lengths."""
+        """Apply the operation to the three numbers (if the call passes them) and the lengths."""
         return Apply(self, list(map(T.as_tensor_variable, numbers)), [T.lscalar() for _ in range(3)])
 
     def perform(self, node: Any, inputs: Sequence[Any], output_storage: Sequence[list[Any]]) -> None:
