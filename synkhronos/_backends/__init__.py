@@ -1,9 +1,9 @@
 """The graph backend of this process: Theano 1.0.5, or its successor PyTensor.
 
 Each backend is a package that defines the names in `INTERFACE`: `T` (functions that make expressions), variables, Apply
-nodes and graph traversal, compiled functions, and `ops` (the classes of operations, and functions that read them). They
-are available here, as are the functions of `generic`, which are the same for all backends. Code above this package
-imports no backend, and does not ask which one is in use.
+nodes and graph traversal, compiled functions, and `ops` (classes of operations, and functions that read their Apply
+nodes). These names can be imported from here, as can the functions of `generic`, which are the same for all backends.
+Code in other folders imports no backend, and does not test which one is in use.
 """
 
 from __future__ import annotations
@@ -22,14 +22,17 @@ _VARIABLE = "SYNKHRONOS_ENGINE"
 
 
 def choose() -> str:
-    """Return ``"theano"`` or ``"pytensor"``: the one the environment names, else the imported, else the installed one.
+    """Choose ``"theano"`` or ``"pytensor"``.
+
+    The environment variable ``SYNKHRONOS_ENGINE`` decides; without it, the imported backend is chosen, or else an
+    installed one. If both are installed, Theano is chosen.
 
     Raises
     ------
     RuntimeError
-        If both are imported, or the environment names something else.
+        If both are imported and the environment variable is not set, or if it has another value.
     ImportError
-        If none is installed, or the one that the environment names is not.
+        If neither is installed, or the one that the environment variable names is not.
     """
     asked = os.environ.get(_VARIABLE, "")
     if asked:
@@ -47,10 +50,10 @@ def choose() -> str:
 
 
 def _is_there(name: str) -> bool:
-    """Return whether a package exists; a folder of that name, which Python would import as well, has no origin."""
+    """Return whether a package is installed. A mere folder of that name, which Python would import too, is not."""
     try:
         spec = find_spec(name)
-    except ValueError:  # `sys.modules` holds a module without a spec
+    except ValueError:  # `sys.modules` has a module without a spec
         return False
     return spec is not None and spec.origin is not None
 
@@ -60,8 +63,8 @@ engine = choose()
 #: The backend's name in messages.
 TITLE = ENGINES[engine]
 
-#: The names that each backend defines, by the module of its package. In `ops`, the class of an operation that a backend
-#: does not have is `common.Absent`.
+#: The names that each backend must define, by module of its package. In `ops`, an operation that a backend does not
+#: have is `common.Absent`.
 INTERFACE = {
     "graph": (
         "AFTER_MERGES", "BEFORE_ELEMENTWISE", "NO_TENSORS", "Apply", "Constant", "DenseType", "DisconnectedType",
@@ -109,7 +112,7 @@ if TYPE_CHECKING:
 else:
     for _part, _wanted in INTERFACE.items():
         _module = import_module(f"synkhronos._backends.{engine}.{_part}")
-        _found = {_one: getattr(_module, _one) for _one in _wanted}  # a missing name is an error at once
+        _found = {_one: getattr(_module, _one) for _one in _wanted}  # a missing name is an error here
         globals().update({"ops": _module} if _part == "ops" else _found)
 
     from synkhronos._backends.generic import *  # noqa: F403 (by the names above)

@@ -1,4 +1,4 @@
-"""Description of a Scan, and placeholders for operations and steps that a backend does not have."""
+"""Description of a Scan, and placeholders for operations and functions that a backend does not have."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ __all__ = ["Absent", "Loop", "read_loop", "skip"]
 
 
 class Loop(NamedTuple):
-    """Description of a Scan of a graph.
+    """Description of a Scan: the graph of one step, and the inputs of the Scan in the outer graph.
 
-    Its inputs are the number of steps, sequences, states, shared variables, lengths of results, and all others; its
-    outputs are states, results and shared variables. Pairs are (variable of a step, variable of the graph).
+    The inputs of a Scan are the number of steps, sequences, states, shared variables, lengths of results, and others.
+    Its outputs are states, results and shared variables. Pairs are (variable in the step, variable in the outer graph).
     """
 
     inputs: list[Any]  # of a step
     outputs: list[Any]  # of a step: new entries of states, results, new values of shared variables, maybe a condition
     n_steps: Any
     sequences: list[tuple[Any, Any]]
-    states: list[tuple[list[Any], Any]]  # each with the entries that a step reads
-    n_new: list[int]  # number of entries of each state that a step makes
+    states: list[tuple[list[Any], Any]]  # (entries of the state that a step reads, initial state in the outer graph)
+    n_new: list[int]  # number of new entries of each state in a step
     shared: list[tuple[Any, Any]]
     lengths: list[Any]  # lengths of the results
     others: list[tuple[Any, Any]]
     is_while: bool
-    like: Callable[[Sequence[Any], Sequence[Any]], Any]  # makes an Op with the same structure and another step graph
+    like: Callable[[Sequence[Any], Sequence[Any]], Any]  # makes a Scan Op of the same structure from another step graph
 
     def new_states(self, outputs: Sequence[Any]) -> list[list[Any]]:
-        """Return the new entries of each state, of the outputs of a step."""
+        """Select the new entries of each state from the outputs of a step."""
         rest = list(outputs)
         return [[rest.pop(0) for _ in range(n)] for n in self.n_new]
 
     def results(self, outputs: Sequence[Any]) -> list[Any]:
-        """Return the results, of the outputs of a step."""
+        """Select the results from the outputs of a step."""
         return list(outputs)[sum(self.n_new) :][: len(self.lengths)]
 
 
@@ -49,7 +49,7 @@ def read_loop(
     inputs, outputs : list of variables
         Inputs and outputs of a step.
     settings : object
-        Has the numbers of states of each kind, and their taps, as attributes.
+        Object with the Scan's numbers of states of each kind, and their taps, as attributes.
     shared, like
         See `Loop`.
     """
@@ -72,8 +72,11 @@ def read_loop(
 
 
 class Absent:
-    """Class of an operation that a backend does not have: no instances, so all backends share one table of rules."""
+    """Stand-in for the class of an operation that a backend does not have, so that one table of rules serves all.
+
+    It has no instances.
+    """
 
 
 def skip(*_: Any) -> None:
-    """Do nothing: step that a backend does not need."""
+    """Do nothing. Stand-in for a function that a backend does not need."""

@@ -1,4 +1,4 @@
-"""Functions that are the same for all backends, in terms of the names that each backend defines."""
+"""Functions that are the same for all backends, written with the names that each backend defines."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ __all__ = [
 ]
 
 _OWN = f"{_backends.engine}."
-#: Folder of the backend's package.
+#: Folder in which the backend is installed.
 FOLDER = os.path.dirname(str(sys.modules[_backends.engine].__file__))
 INTEGERS = tuple([kind.dtype for kind in _backends.scalar.integer_types])
-#: The dtypes that have gradients.
+#: The dtypes of values that have gradients.
 CONTINUOUS = tuple([kind.dtype for kind in _backends.scalar.continuous_types])
 
 
@@ -40,21 +40,21 @@ CONTINUOUS = tuple([kind.dtype for kind in _backends.scalar.continuous_types])
 
 
 def length_along(variable: Any, axis: int) -> Any:
-    """Return the length of a variable along one axis, a symbolic int64 scalar."""
+    """Return the length of a variable along one axis, as a symbolic int64 scalar."""
     return ops.Shape_i(axis)(variable)
 
 
 def accumulated(
     step: Callable[..., list[Any]], initial: Sequence[Any], n_steps: Any, others: Sequence[Any]
 ) -> list[Any]:
-    """Return the values of some variables after a loop.
+    """Return expressions for the values of some variables after a loop.
 
     Parameters
     ----------
     step : callable
-        ``step(number, *variables, *others)`` returns the variables after a step.
+        ``step(number, *values, *others)`` returns the new values of the variables.
     initial : list of variables
-        The variables before the first step.
+        Values of the variables before the first step.
     n_steps : variable
         Number of steps, at least one.
     others : list of variables
@@ -77,9 +77,9 @@ def accumulated(
 def rebuilt(
     outputs: Sequence[Any], inputs: Sequence[Any], givens: Any, updates: Any, kwargs: dict[str, Any]
 ) -> tuple[list[Any], list[tuple[Any, Any]], dict[Any, Any]]:
-    """Return outputs and all updates (default ones, too) as the backend itself sees them, with the givens applied.
+    """Return the outputs and all updates (default updates too) that the backend would compile, with givens substituted.
 
-    The third part maps each of the user's variables to the variable that replaces it.
+    Also return a dictionary from the user's variables to the variables that replace them.
     """
     _, cloned, (clones, update_of, _, _) = _backends.rebuild_collect_shared(
         list(outputs),
@@ -94,17 +94,17 @@ def rebuilt(
 
 
 class Running(NamedTuple):
-    """The parts of a compiled function that are needed to call it without its own `__call__`."""
+    """Parts of a compiled function that are needed to call it without its own `__call__`."""
 
-    function: Callable[[], Any]  # computes from the storage cells of the inputs; the outputs come first in its result
+    function: Callable[[], Any]  # computes from the inputs' storage cells; its result begins with the outputs
     inputs: list[tuple[Any, list[Any]]]  # type and storage cell of each input
     n_outputs: int
-    emptied: list[list[Any]]  # storage cells to clear afterwards
+    emptied: list[list[Any]]  # storage cells to clear after the call
     explain: Callable[[], None]  # raises the current exception again, with the backend's explanation
 
 
 def running_parts(function: Any) -> Running | None:
-    """Return how to call a compiled function; ``None`` if only its own `__call__` will do."""
+    """Return the parts needed to call a compiled function, or ``None`` if its own `__call__` is needed."""
     found = _backends.execution(function)
     if found is None:
         return None
@@ -114,7 +114,7 @@ def running_parts(function: Any) -> Running | None:
     taken = [(spec.variable.type, container.storage) for spec, container in pairs if container.required]
 
     def explain() -> None:
-        if hasattr(vm, "position_of_error"):  # the same report as by the backend's own `__call__`
+        if hasattr(vm, "position_of_error"):  # report the error as the backend's own `__call__` does
             where = vm.position_of_error
             thunk = vm.thunks[where] if hasattr(vm, "thunks") else None
             _backends.raise_at(function, vm.nodes[where], thunk, getattr(vm, "storage_map", None))
@@ -126,15 +126,15 @@ _builders: list[Callable[..., Any]] = []
 
 
 def divert(build: Callable[..., Any]) -> Callable[[], None]:
-    """Have functions that programs request of the backend built by ``build``; return a callable that ends this.
+    """Make the backend's ``function`` call ``build`` to build a program's functions; return a callable that ends this.
 
-    Functions that the backend itself and this package compile stay unchanged.
+    Functions that the backend itself or this package compiles are not affected.
 
     Parameters
     ----------
     build : callable
-        ``build(plain, arguments)``: ``plain`` is the backend's own builder, ``arguments`` are the keyword arguments of
-        ``function`` for it.
+        ``build(plain, arguments)`` returns the function. ``plain`` is the backend's own builder, ``arguments`` are its
+        keyword arguments.
     """
     _builders.append(build)
     _backends.redirect(_built)
@@ -148,7 +148,8 @@ def divert(build: Callable[..., Any]) -> Callable[[], None]:
 
 
 def _built(asked: dict[str, Any]) -> Any:
-    caller = sys._getframe(3).f_globals.get("__name__", "")  # above `redirect`'s function and the backend's `function`
+    # frame 1 is the function that `redirect` sets, frame 2 the backend's `function`, frame 3 its caller
+    caller = sys._getframe(3).f_globals.get("__name__", "")
     is_ours = caller.startswith((_OWN, "synkhronos."))
     return _backends.plain_function(**asked) if is_ours else _builders[-1](_backends.plain_function, asked)
 
@@ -157,12 +158,12 @@ def _built(asked: dict[str, Any]) -> Any:
 
 
 def make_printable(*classes: type) -> None:
-    """Have the backend's printing functions accept objects of these classes, which have a function's ``maker``."""
+    """Make the backend's printing functions accept objects of these classes, which have the ``maker`` of a function."""
     _backends.printing.Function = (_backends.Function, *classes)
 
 
 def label_prints(rank: int) -> None:
-    """Have the operation ``Print`` begin each line with the rank of this process, and write all its lines at once."""
+    """Make the operation ``Print`` begin each line with this process's rank, and write all its lines at once."""
     plain: Any = _backends.printing._print_fn
 
     def print_labelled(op: Any, value: Any) -> None:
@@ -178,7 +179,8 @@ def label_prints(rank: int) -> None:
 
 # -- pickling
 
-#: NanGuardMode's functions, which are closures and do not pickle: attribute of its linker, by qualified name.
+#: Functions of NanGuardMode, which are closures and cannot be pickled, by qualified name. The values are the attributes
+#: of its linker that hold them.
 _GUARDS = {
     "NanGuardMode.__init__.<locals>.nan_check": "callback",
     "NanGuardMode.__init__.<locals>.nan_check_input": "callback_input",
@@ -186,12 +188,13 @@ _GUARDS = {
 
 
 def reduced(obj: Any, frames: dict[Any, Any]) -> Any:
-    """Return the pickle reduction of an object of the backend's; ``NotImplemented`` for other objects.
+    """Return the pickle reduction of an object of the backend; ``NotImplemented`` for other objects.
 
-    ``frames`` collects the frames of traces, so that equal frames are one object and are pickled once.
+    ``frames`` collects the frames of traces, so that frames that are equal become one object and are pickled once.
     """
     if isinstance(obj, (_backends.Variable, _backends.Apply)):
-        # a user's own class may need all its attributes; parts of PyTensor's frozen graphs define their own reduction
+        # only for the backend's own classes: a user's class may need all attributes, and parts of PyTensor's frozen
+        # graphs define their own reduction
         has_own_way = type(obj).__reduce__ is not object.__reduce__ or "__reduce_ex__" in obj.__dict__
         if type(obj).__module__.startswith(_OWN) and not has_own_way:
             known = _backends.OF_NODES if isinstance(obj, _backends.Apply) else _backends.OF_VARIABLES
@@ -212,14 +215,14 @@ def _new(cls: type, state: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _once(trace: Any, frames: dict[Any, Any]) -> Any:
-    """Return an equal trace whose frames are the same objects wherever they occur again."""
+    """Return an equal trace in which each frame is the one object of its value in ``frames``."""
     if isinstance(trace, list):
         return [_once(part, frames) for part in trace]
     return frames.setdefault(trace, trace)
 
 
 def _errors_of(guard: Any) -> tuple[bool, ...]:
-    """Return what a function of NanGuardMode reports as an error: NaN, infinity, large values."""
+    """Return whether a function of NanGuardMode reports NaN, infinity and large values as errors."""
     check = inspect.getclosurevars(guard).nonlocals["do_check_on"]
     found = inspect.getclosurevars(check).nonlocals
     return tuple(bool(found[f"{kind}_is_error"]) for kind in ("nan", "inf", "big"))

@@ -1,8 +1,7 @@
-"""Batch normalization as expressions with few passes over the large arrays.
+"""Expressions for batch normalization with few passes over the large arrays.
 
-Differences from the mean are not stored: each operation that needs the difference subtracts again, which costs less
-than writing an array of differences and reading it. For types other than those that networks use, Theano's own
-expressions are returned.
+Differences from the mean are not stored. Each operation that needs them subtracts again, which costs less than to write
+and read an array of differences. For types that networks do not use, Theano's own expressions are returned.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ __all__ = ["gradients", "outputs"]
 
 
 def outputs(node: Any) -> Any:
-    """Express the outputs of an AbstractBatchNormTrain by two sums over rows: the mean, and the variance around it."""
+    """Express the outputs of an AbstractBatchNormTrain by two sums over rows, for the mean and the variance."""
     if not _is_usual(node):
         return bn.local_abstract_batch_norm_train.transform(node)
     x, scale, bias, epsilon, factor, *running = node.inputs
@@ -37,13 +36,13 @@ def outputs(node: Any) -> Any:
 
 
 def gradients(node: Any) -> Any:
-    """Express the outputs of an AbstractBatchNormTrainGrad by two sums over rows, which need only one barrier.
+    """Express the outputs of an AbstractBatchNormTrainGrad by two sums over rows, which one collective can reduce.
 
-    With d = x - mean, s = 1 / std and means over n places, Theano's expression is
+    With d = x - mean, s = 1 / std and means over the normalized axes, Theano's expression is
 
         dx = scale * (c - mean(c)),  c = dy * s - d * s^3 * mean(dy * d)
 
-    The mean of d is 0, so that mean(c) = s * mean(dy): no sum is needed for it.
+    The mean of d is 0, so mean(c) = s * mean(dy), which needs no sum of its own.
     """
     if not _is_usual(node) or not _is_mean(node):
         return bn.local_abstract_batch_norm_train_grad.transform(node)
@@ -73,13 +72,13 @@ def _gradient(x: Any, mean: Any, dy: Any, scale: Any, mean_dy: Any, slope: Any) 
 
 
 def _in_one_pass(expression: Callable[..., Any], *arrays: Any) -> Any:
-    """Make one elementwise operation, which Theano's rewrites leave unchanged."""
+    """Apply a scalar expression to arrays as one elementwise operation, which Theano's rewrites do not change."""
     inputs = [scalar.get_scalar_type(one.dtype)() for one in arrays]
     return Elemwise(scalar.Composite(inputs, [expression(*inputs)]))(*arrays)
 
 
 def _per_place(sum_: Any, x: Any, axes: Sequence[int]) -> Any:
-    """Divide a sum by the lengths of its axes, one after the other, as Theano computes means."""
+    """Divide a sum by the lengths of the summed axes, one after the other, as Theano computes means."""
     lengths = T.cast(x.shape, x.dtype)
     for axis in axes:
         sum_ = T.true_div(sum_, lengths[axis])
@@ -87,9 +86,9 @@ def _per_place(sum_: Any, x: Any, axes: Sequence[int]) -> Any:
 
 
 def _is_usual(node: Any) -> bool:
-    """Return whether this module's expressions apply: CPU arrays of one float dtype, non-negative axes, and g++.
+    """Return whether this module's expressions can be used: for CPU arrays of one float dtype and non-negative axes.
 
-    Without g++, Theano computes fused operations element by element in Python.
+    They also need g++, because without it Theano computes fused operations element by element in Python.
     """
     dtypes = {one.dtype for one in node.inputs if one.ndim}
     return (
@@ -101,7 +100,7 @@ def _is_usual(node: Any) -> bool:
 
 
 def _is_mean(node: Any) -> bool:
-    """Return whether the mean given to a gradient is that of its ``x``, as in all gradients that Theano derives."""
+    """Return whether the mean passed to a gradient is the mean of its ``x``, as in gradients that Theano derives."""
     x, _, _, mean, *_ = node.inputs
     forward = mean.owner
     return (
@@ -114,5 +113,5 @@ def _is_mean(node: Any) -> bool:
 
 
 def _typed(found: Sequence[Any], node: Any) -> list[Any]:
-    """Return the expressions with the broadcastable axes of an Apply node's outputs."""
+    """Return the expressions with the broadcast patterns of an Apply node's outputs."""
     return [T.patternbroadcast(one, output.broadcastable) for one, output in zip(found, node.outputs)]

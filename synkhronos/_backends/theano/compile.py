@@ -1,7 +1,7 @@
 """Compile Theano functions, read their parts, and redirect `theano.function`.
 
-`redirect` replaces the inner function to which `theano.function` passes its arguments, so it also reaches programs that
-hold `theano.function` by another name.
+`redirect` replaces the inner function to which `theano.function` passes its arguments. It therefore also works for
+programs that have imported `theano.function` under another name.
 """
 
 # ruff: noqa: F401 (the imported names are used through this module)
@@ -22,18 +22,19 @@ from theano.gof.link import Container, raise_with_op
 
 #: The arguments of `theano.function`.
 KEYWORDS = tuple(inspect.signature(compile_function).parameters)
-#: Whether each call of a compiled function can select the outputs to compute.
+#: Whether a call of a compiled function can select the outputs to compute.
 TAKES_SUBSETS = True
 
 
-#: Function that returns the object that executes a compiled function.
+#: Function that returns the object (virtual machine) that executes a compiled function.
 machine = operator.attrgetter("fn")
 
 
 def execution(function: Any) -> tuple[Any, int, list[list[Any]]] | None:
-    """Return what a call executes, its number of outputs, and the cells to clear; ``None`` if only `__call__` will do.
+    """Return what a call executes, its number of outputs, and the storage cells to clear afterwards.
 
-    That is so for arguments with default values, or that the function may write to, and for profiles.
+    Return ``None`` if the function's own `__call__` is needed: for inputs with default values, inputs that the function
+    may write to, outputs with keys, and profiles.
     """
     fn = function.fn
     refilled = any(refeed for _, refeed, _ in function.defaults)
@@ -66,14 +67,14 @@ _pfunc = _module.pfunc
 
 
 def plain_function(inputs: Any, **arguments: Any) -> Any:
-    """Call Theano's own builder."""
+    """Build a function as Theano does."""
     return _pfunc(params=inputs, **arguments)
 
 
 def redirect(build: Callable[[dict[str, Any]], Any] | None) -> None:
-    """Have `theano.function` pass its arguments to ``build``, whose caller's caller's caller is the program.
+    """Make `theano.function` pass its arguments to ``build``; ``None`` ends this.
 
-    ``None`` ends this.
+    The caller of `theano.function` is the third frame above ``build``.
     """
     _module.pfunc = _pfunc
     if build is not None:

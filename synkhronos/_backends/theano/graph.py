@@ -1,4 +1,4 @@
-"""Variables, Apply nodes and graph traversal of Theano, and expressions that are like another variable."""
+"""Variables, Apply nodes and graph traversal of Theano, and new variables with the type of another variable."""
 
 # ruff: noqa: F401 (the imported names are used through this module)
 
@@ -32,12 +32,12 @@ AFTER_MERGES, BEFORE_ELEMENTWISE = 49.4, 74
 
 
 def copied(node: Any, inputs: Sequence[Any], is_serial: bool = False) -> list[Any]:
-    """Return the outputs of an Apply node like this one, with other inputs of the same types."""
+    """Apply the operation of an Apply node to other inputs of the same types; return the outputs."""
     return list(node.clone_with_new_inputs(list(inputs)).outputs)
 
 
 def known_lengths(variable: Any) -> tuple[int | None, ...]:
-    """Return the length along each axis where the type states it, else ``None``."""
+    """Return the length along each axis, as far as the type states it, else ``None``."""
     return tuple(1 if fixed else None for fixed in variable.broadcastable)
 
 
@@ -48,7 +48,7 @@ def substituted(inputs: Sequence[Any], outputs: Sequence[Any], given: Mapping[An
 
 
 def retyped(variable: Any, dtype: Any = None, free: Sequence[int] = ()) -> Any:
-    """Return the type of a variable, with another dtype, and with any length along the axes ``free``."""
+    """Return the type of a variable, with another dtype, and without static lengths along the axes ``free``."""
     fixed = tuple(one and axis not in free for axis, one in enumerate(variable.broadcastable))
     return TensorType(str(dtype or variable.dtype), fixed)
 
@@ -59,7 +59,7 @@ def scan(step: Callable[..., list[Any]], **arguments: Any) -> Any:
 
 
 def register(name: str, rewriter: Any, position: float, *tags: str) -> None:
-    """Register a rewrite of functions, for modes with one of the tags."""
+    """Register a rewrite of function graphs, for modes with one of the tags."""
     optdb.register(name, rewriter, position, *tags)
 
 
@@ -69,7 +69,7 @@ def input_like(var: Any) -> Any:
 
 
 def as_type_of(var: Any, value: Any) -> Any:
-    """Convert an expression of some rows of a variable so that it can replace the variable."""
+    """Convert an expression for some rows of a variable to the variable's type, so that it can replace the variable."""
     if value.broadcastable != var.broadcastable:
         value = T.patternbroadcast(value, var.broadcastable)
     return var.type.filter_variable(value)  # moves it to the GPU if the variable is there

@@ -73,45 +73,45 @@ Argmax = Max = Min = Absent
 Blockwise = CheckAndRaise = Absent
 SpecifyShape = Absent  # Theano's own class differs from PyTensor's
 
-#: Operations that can be expressed by others: by class, a function from the Apply node to its outputs' expressions.
+#: Operations that can be expressed by others, by class. The functions return expressions for an Apply node's outputs.
 EXPRESSED: dict[type, Callable[[Any], Any]] = {
     bn.AbstractBatchNormTrain: normalization.outputs,
     bn.AbstractBatchNormTrainGrad: normalization.gradients,
     bn.AbstractBatchNormInference: bn.local_abstract_batch_norm_inference.transform,
 }
 
-#: Random draws: from a state, a size and parameters they make a new state and the drawn numbers.
+#: Operations that draw random numbers. From a state, a size and parameters, they compute a new state and the numbers.
 DRAWS: tuple[type, ...] = (RandomFunction, MrgUniform)
 
 
 def basic_index(inputs: Sequence[Any], op: Any) -> list[Any]:
-    """Return the slices and integers of basic indexing; ``inputs`` are the indexed array and the index's numbers."""
+    """Return the slices and integers of basic indexing; ``inputs`` are those of the Apply node, the array first."""
     return list(get_idx_list(inputs, op.idx_list))
 
 
 def adds(op: Any) -> bool:
-    """Return whether an indexed update adds to the selected elements, once for each occurrence of an index."""
+    """Return whether an indexed update adds to the selected elements, repeatedly for repeated indexes."""
     return not op.set_instead_of_inc
 
 
 def advanced_index(inputs: Sequence[Any], op: Any) -> list[Any]:
-    """Return the parts of advanced indexing, as `basic_index`; they may be arrays, and slices are variables."""
+    """Return the parts of an advanced index, as `basic_index`; they may be arrays, and slices are variables."""
     return list(inputs[1:])
 
 
 def axis_of(node: Any) -> Any:
-    """Return the axis along which a node joins, splits, sorts, accumulates or repeats: an integer or a variable."""
+    """Return the axis along which an Apply node joins, splits, sorts, accumulates or repeats: an int or a variable."""
     place = {Join: 0, Split: 1, SortOp: 1, ArgSortOp: 1}.get(type(node.op))
     return node.op.axis if place is None else node.inputs[place]
 
 
 def parts_of(node: Any) -> list[Any]:
-    """Return the variables that a node joins."""
+    """Return the variables that an Apply node joins."""
     return list(node.inputs[1:])
 
 
 def draws_each(op: Any) -> bool:
-    """Return whether each number is drawn independently, with the parameters at its position."""
+    """Return whether each number is drawn independently, with the parameters at its own position."""
     return True
 
 
@@ -121,7 +121,7 @@ def inner_outputs(op: Any) -> list[Any]:
 
 
 def inlined(node: Any) -> list[Any]:
-    """Return the outputs of a node with an inner graph, as expressions of the node's inputs."""
+    """Return the outputs of an Apply node with an inner graph, as expressions of the Apply node's inputs."""
     op = node.op
     given = {inner: inner.type.filter_variable(outer) for inner, outer in zip(op.local_inputs, node.inputs)}
     return substituted(op.local_inputs, op.local_outputs, given)

@@ -1,14 +1,14 @@
 """Pickle compiled functions and graphs of Theano for other processes, and derive random streams for ranks.
 
-A pickled function consists of its maker (the optimized graph, which is not optimized again) and of the assignment of
-storage cells to inputs. Of the attributes of variables and their tags, only those that Theano itself sets are pickled:
-other libraries attach entire layers (Keras its ``_keras_history``, Blocks its annotations), which ranks may be unable
-to load.
+A pickled function consists of its maker, which has the optimized graph, and of the assignment of storage cells to
+inputs. The graph is not optimized again. Variables and tags are pickled with only those attributes that Theano itself
+sets. Other libraries attach entire layers (Keras its ``_keras_history``, Blocks its annotations), which ranks may be
+unable to load.
 
 MRG31k3p (L'Ecuyer and Touzin, "Fast combined multiple recursive generators with multipliers of the form a = ±2^q ±
 2^r", 2000) has a period of about 2^185. `MRG_RandomStreams` spaces its variables 2^134 and its substreams 2^72 steps
-apart; rank ``k`` jumps ahead by k · 2^160 steps, so the streams of different ranks do not overlap.
-`RandomStreams` holds Mersenne twisters, which jump by k · 2^128 steps of a period of 2^19937 - 1.
+apart. Rank ``k`` jumps ahead by k · 2^160 steps, so the streams of different ranks do not overlap. `RandomStreams`
+holds Mersenne twisters, whose period is 2^19937 - 1; rank ``k`` jumps ahead by k · 2^128 steps.
 """
 
 # ruff: noqa: F401 (the imported names are used through this module)
@@ -30,9 +30,9 @@ from theano.tensor.raw_random import RandomStateType
 OF_VARIABLES = frozenset(
     ["auto_name", "clients", "container", "data", "fgraph", "index", "name", "owner", "tag", "type"]
 )
-#: Attributes of shared variables that other processes do not need, and their values there.
+#: Attributes of shared variables that other processes do not need, and the values that they get there.
 RESET: dict[str, Any] = {}
-#: Attributes that Ops make when they first run: none here, because ``__getstate__`` of Theano's Ops leaves them out.
+#: Attributes that Ops create when they first run. None here: ``__getstate__`` of Theano's Ops leaves them out.
 MADE_AT_RUN_TIME: tuple[tuple[type, str, bool], ...] = ()
 OF_NODES = frozenset(["deps", "fgraph", "inputs", "op", "outputs", "tag"])
 OF_TAGS = frozenset(
@@ -50,13 +50,13 @@ OF_TAGS = frozenset(
 
 
 def reduced_otherwise(obj: Any) -> Any:
-    """Return ``NotImplemented``: no other objects of Theano's need a reduction of their own."""
+    """Return ``NotImplemented``: no other objects of Theano need a special reduction."""
     return NotImplemented
 
 
 def pack(function: Any) -> Any:
     """Return the picklable parts of a compiled function."""
-    # a container means "use this storage"; other inputs start with their default value, or empty
+    # a container means "use this storage"; other inputs start with their default value, or ``None``
     cells = [
         container if spec.shared or spec.implicit else default
         for spec, container, (_, _, default) in zip(function.maker.inputs, function.input_storage, function.defaults)
@@ -65,7 +65,7 @@ def pack(function: Any) -> Any:
 
 
 def unpack(packed: Any) -> Any:
-    """Make the compiled function of which `pack` returned the parts."""
+    """Make a compiled function from the parts that `pack` returned."""
     maker, cells, trust_input = packed
     function = maker.create(cells, trustme=True)
     function.trust_input = trust_input
@@ -87,7 +87,7 @@ def _is_mrg_state(var: Any) -> bool:
 
 
 def other_stream(state: Any, stream: int) -> Any:
-    """Return the random state ``stream`` (> 0) streams ahead.
+    """Return a random state moved ahead by ``stream`` (> 0) streams.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ def other_stream(state: Any, stream: int) -> Any:
 
 
 def _power(matrix: np.ndarray, exponent: int, modulus: int) -> np.ndarray:
-    """Return a 3×3 integer matrix to a power modulo ``modulus``, by repeated squaring with Python's exact integers."""
+    """Return a power of a 3×3 integer matrix modulo ``modulus``, by repeated squaring with Python's exact integers."""
     result = np.eye(3, dtype=object)
     while exponent:
         if exponent & 1:

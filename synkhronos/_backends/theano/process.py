@@ -1,7 +1,7 @@
-"""Prepare a process for Theano: checks before the fork, and GPUs through gpuarray, with arrays moved to and from them.
+"""Prepare a process for Theano: checks before the fork, binding to a GPU, and copies of arrays to and from the GPU.
 
-A process binds to one GPU, once, under the context name ``None``. A graph compiled on one rank therefore refers to the
-own GPU of each rank that loads it. pygpu is imported only if a GPU is requested.
+A process binds to one GPU, once, under the context name ``None``. A graph that one rank has compiled therefore uses, on
+each rank that loads it, that rank's own GPU. pygpu is imported only if a GPU is requested.
 """
 
 from __future__ import annotations
@@ -25,18 +25,20 @@ from theano.gof import compilelock
 from synkhronos._backends.common import skip
 from synkhronos.errors import DeviceError
 
-precompile = skip  # Theano compiles functions when they are made
-limit_threads = skip  # all of Theano's threads are those of BLAS and OpenMP
+precompile = skip  # not needed: Theano compiles functions when they are made
+limit_threads = skip  # not needed: Theano has no threads other than those of BLAS and OpenMP
 print_profiles = profiling._atexit_print_fn
 
 
 def prepare_fork() -> None:
-    """Have Theano perform now the checks that every process would otherwise perform on its first compilation.
+    """Make Theano perform the checks that every process would otherwise perform in its first compilation.
 
-    These are the compiler's flags for this processor and a quirk of the BLAS (both run the compiler), and the contents
-    of the cache of compiled modules. Forked workers inherit the answers. In addition, ranks try to take Theano's
-    compile lock every few milliseconds, because several may want it at once, each for a moment; Theano itself sleeps
-    for five to ten seconds.
+    Theano detects the compiler's flags for this processor, and whether the BLAS library's gemv needs initialized
+    memory; it runs the compiler for both. It also reads the contents of its cache of compiled modules. Forked workers
+    inherit the results.
+
+    In addition, Theano's compile lock is changed: a rank that waits for it tries again every 10 to 50 ms, instead of
+    every five to ten seconds, because several ranks may want it at once, each for a short time.
     """
     if not isinstance(compilelock.lock, functools.partial):
         compilelock.lock = functools.partial(compilelock.lock, min_wait=0.01, max_wait=0.05)
@@ -47,9 +49,9 @@ def prepare_fork() -> None:
 
 
 def find_compiled() -> None:
-    """Have Theano load the index of modules that the controller has compiled since the last call.
+    """Make Theano load the index of the modules that the controller has compiled since the last call.
 
-    Theano would find them one by one, each under the compile lock.
+    Otherwise Theano would find them one by one, and take the compile lock for each.
     """
     if theano.config.cxx:
         theano.gof.cc.get_module_cache().refresh(cleanup=False)
@@ -61,14 +63,14 @@ _OPTIMIZERS = (("gpuarray_opt", ("fast_run", "fast_compile")), ("gpua_scanOp_mak
 
 
 def bound() -> str | None:
-    """Return the name of the GPU that this process holds, ``None`` if it holds none; imports nothing."""
+    """Return the name of the GPU to which this process is bound, or ``None``; nothing is imported."""
     gpuarray = sys.modules.get("theano.gpuarray")
     devices = gpuarray.init_dev.devmap if gpuarray is not None else {}
     return next(iter(devices), None)
 
 
 def bind(device: str, rank: int, quiet: bool) -> Any:
-    """Make ``device`` this process's GPU: from now on shared variables live there and functions compute there.
+    """Bind this process to a GPU: new shared variables are stored there, and new functions compute there.
 
     Parameters
     ----------
@@ -119,9 +121,9 @@ def bind(device: str, rank: int, quiet: bool) -> Any:
 
 
 def _zero_new_memory() -> None:
-    """Have Theano fill with zeros the memory that BLAS is to overwrite.
+    """Make Theano fill new memory on the GPU with zeros.
 
-    CLBlast's gemv multiplies the old contents by 0, so a NaN there would remain.
+    CLBlast's gemv multiplies the old contents by 0 instead of overwriting them, so a NaN there would remain.
     """
     from theano.gpuarray.basic_ops import GpuAllocEmpty
 
@@ -135,9 +137,9 @@ def _zero_new_memory() -> None:
 
 
 def _separate_pocl_cache(rank: int) -> None:
-    """Give each rank its own folder for the kernels that PoCL compiles, initialized with rank 0's kernels.
+    """Set a separate folder for the kernels that PoCL compiles on this rank, initialized with rank 0's kernels.
 
-    All ranks need the same new kernel at the same moment. In a shared folder this failed now and then, with
+    All ranks need the same new kernel at the same time. With a shared folder, this sometimes failed with
     "clBuildProgram: Unknown error".
     """
     default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pocl"
@@ -165,7 +167,7 @@ def _reduce_context(context: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def unbind() -> None:
-    """Have Theano make shared variables and functions for the CPU again; existing GPU arrays stay usable."""
+    """Make Theano create shared variables and functions on the CPU again; existing GPU arrays stay valid."""
     from theano.gpuarray import gpuarray_shared_constructor
 
     if gpuarray_shared_constructor in shared.constructors:
@@ -187,7 +189,7 @@ def is_device_type(type_: Any) -> bool:
 
 
 def stay_on_device(var: Any) -> Any:
-    """Return the expression, or `theano.Out`, with its value left on the GPU if the GPU supports its dtype."""
+    """Return an expression, or `theano.Out`, whose value stays on the GPU, if the GPU supports its dtype."""
     from theano.gpuarray.type import gpu_supported
 
     if isinstance(var, theano.Out):
@@ -197,12 +199,12 @@ def stay_on_device(var: Any) -> Any:
 
 
 def to_host(value: Any) -> np.ndarray:
-    """Return a value as a NumPy array: a copy of a GPU array, a CPU array itself."""
+    """Return a value as a NumPy array: a copy of a GPU array, or a NumPy array itself."""
     return np.asarray(value)
 
 
 def to_device(value: Any) -> Any:
-    """Return a NumPy array as a new array on this process's GPU; return a device array itself."""
+    """Copy a NumPy array to this process's GPU; return a device array unchanged."""
     if is_device_array(value):
         return value
     import pygpu
@@ -212,7 +214,7 @@ def to_device(value: Any) -> Any:
 
 
 def as_asked(value: Any, output: Any) -> Any:
-    """Return the value of an output in host memory or on the GPU, according to the output's Theano type."""
+    """Return an output's value as a NumPy array, or as a GPU array if the output's type is that of GPU arrays."""
     if is_device_type(getattr(getattr(output, "variable", output), "type", None)):
         return None if value is None else to_device(value)
     return to_host(value) if is_device_array(value) else value
